@@ -1,0 +1,94 @@
+# Everything is installed inside the tree (.venv), nothing on the machine. `make` alone lists the targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup run demo test lint bench lock system-deps test-cluster clean
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+#: The modules that decide what is deleted: not one branch of theirs may go untested.
+LAW := tms_core/rowkey.py,janitor/policy.py,janitor/ranges.py,janitor/references.py,janitor/boundary.py
+WORKERS ?= 2
+PYTEST_ARGS ?=
+BENCH ?=
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# --- setting up ------------------------------------------------------------------------------------------------------
+
+setup: $(STAMP) ## install the locked versions into .venv (every other target does it by itself)
+
+# A Python with a ready-made plyvel is preferred; on the others pip compiles it.
+$(STAMP): requirements.lock pyproject.toml
+	@if [ ! -x $(PY) ]; then \
+	  for candidate in "$${PYTHON:-}" python3.12 python3.11 python3 python3.13; do \
+	    [ -n "$$candidate" ] && "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	    echo "setting up $(VENV) with $$("$$candidate" --version)"; \
+	    "$$candidate" -m venv $(VENV) || { rm -rf $(VENV); \
+	      echo "the venv module is missing; install it: apt-get install python3-venv" >&2; exit 1; }; \
+	    break; \
+	  done; \
+	  [ -x $(PY) ] || { echo "Python 3.11 or newer is missing; install it: apt-get install python3 python3-venv" >&2; exit 1; }; \
+	fi
+	@$(PY) -m pip install --quiet --require-hashes -r requirements.lock || { \
+	  echo "the locked packages could not be installed; if plyvel failed to compile: apt-get install g++ python3-dev libleveldb-dev," \
+	    "or set PYTHON to a Python 3.11 or 3.12" >&2; exit 1; }
+	@$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+lock: $(STAMP) ## resolve the dependencies of pyproject.toml anew into requirements.lock
+	$(VENV)/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade \
+	  --generate-hashes --no-annotate --custom-compile-command 'make lock' --quiet --output-file requirements.lock
+
+# RUNLEVEL=1 keeps the packages from starting their services.
+system-deps: ## install the Debian packages that some tests use when present (needs root)
+	@if command -v chromium >/dev/null && command -v prometheus >/dev/null; then echo "system-deps: nothing to do"; exit 0; fi; \
+	[ "$$(id -u)" = 0 ] || { echo "system-deps needs root: sudo make system-deps" >&2; exit 1; }; \
+	command -v apt-get >/dev/null || { echo "system-deps needs Debian's apt-get; install chromium and prometheus your own way" >&2; exit 1; }; \
+	apt-get update -qq || { echo "system-deps failed at: apt-get update" >&2; exit 1; }; \
+	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium prometheus || { \
+	  echo "system-deps failed at: apt-get install chromium prometheus" >&2; exit 1; }
+
+# --- using it --------------------------------------------------------------------------------------------------------
+
+run: $(STAMP) ## set up and run the janitor on the embedded default
+	@$(PY) -m janitor.demo
+
+demo: $(STAMP) ## show the janitor at work on a sample store, in a minute
+	@$(PY) -m janitor.demo
+
+bench: $(STAMP) ## measure every figure, or those named: make bench BENCH="p1 p8"
+	@$(PY) -m benchmarks.run $(BENCH)
+
+# --- proving it ------------------------------------------------------------------------------------------------------
+
+lint: $(STAMP) ## ruff, mypy --strict, the layers
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+# Coverage is judged on whole runs only: not when PYTEST_ARGS picks some of the tests.
+test: lint ## lint, then every test, then coverage: make test PYTEST_ARGS="-k ranges"
+	@for tool in java mvn; do command -v $$tool >/dev/null || \
+	  echo "$$tool is missing, so the tests with CDAP's own classes cannot run; install it: apt-get install openjdk-17-jdk-headless maven" >&2; done
+ifeq ($(strip $(PYTEST_ARGS)),)
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=
+	@$(VENV)/bin/coverage report --skip-covered --fail-under=95 --format=total >/dev/null || { \
+	  $(VENV)/bin/coverage report --skip-covered --show-missing; echo "branch coverage is below 95 %" >&2; exit 1; }
+	@$(VENV)/bin/coverage report --include=$(LAW) --fail-under=100 --format=total >/dev/null || { \
+	  $(VENV)/bin/coverage report --include=$(LAW) --show-missing; echo "the modules of the law are not covered whole" >&2; exit 1; }
+	@echo "branch coverage: $$($(VENV)/bin/coverage report --format=total) % of all, 100 % of the law"
+else
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+endif
+
+test-cluster: ## what needs a cluster or a container engine, apart from `make test`
+	@echo "test-cluster: skipped, nothing here needs a cluster or a container engine"
+
+clean: ## remove what building and testing left; never a store, never .venv
+	rm -rf build dist htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache tests/interop/target
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +

@@ -1,0 +1,75 @@
+"""``make bench``: every figure in a process of its own, so that memory and caches of one do not flatter the next.
+
+Standard output carries the JSON lines alone, as they come; the table and what goes wrong go to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+
+
+def scripts(ids: Iterable[str]) -> list[Path]:
+    """The benchmarks named (``p1``, ``P8``), or all of them, in the order of their numbers.
+
+    Raises:
+        SystemExit: one of them does not exist.
+    """
+    found = {path.stem.partition("_")[0]: path for path in HERE.glob("p[0-9]*.py")}
+    wanted = [name.lower() for name in ids] or list(found)
+    if unknown := [name for name in wanted if name not in found]:
+        sys.exit(f"no benchmark {', '.join(unknown)}; there are {', '.join(sorted(found, key=_number))}")
+    return [found[name] for name in sorted(wanted, key=_number)]
+
+
+def measure(script: Path) -> Iterator[dict[str, Any]]:
+    """Run one benchmark and yield its figures, each printed as it comes.
+
+    Raises:
+        CalledProcessError: it failed.
+    """
+    command = [sys.executable, "-m", f"benchmarks.{script.stem}"]
+    with subprocess.Popen(command, cwd=HERE.parent, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            yield json.loads(line)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+
+
+def main(ids: list[str]) -> int:
+    """Measure, then show the table; 0 when every script ran and every bar was met."""
+    table = Table("id", "figure", "value", "bar", "met")
+    failed = False
+    for script in scripts(ids):
+        try:
+            for figure in measure(script):
+                table.add_row(figure["id"], figure["figure"], f"{figure['value']:,.3g}", figure["bar"], _met(figure))
+                failed = failed or not figure["met"]
+        except subprocess.CalledProcessError as error:
+            table.add_row(script.stem.partition("_")[0].upper(), "did not finish", "", "", f"exit {error.returncode}")
+            failed = True
+    Console(stderr=True).print(table)
+    return int(failed)
+
+
+def _number(name: str) -> int:
+    return int(name[1:])
+
+
+def _met(figure: dict[str, Any]) -> str:
+    return "yes" if figure["met"] else "NO"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

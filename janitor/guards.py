@@ -1,0 +1,91 @@
+"""What stops a run before its first write: a clock that jumped, or a store that is not the one we know.
+
+A janitor judges by the clock and by its memory. If either belongs to another world, everything looks old. Wall clocks
+are checked against something that does not step: this machine's running time, remembered between runs (rule S7). The
+timestamps in rows and snapshots are no clock, since their writers choose them; a snapshot's can only show that ours
+is *behind*, and then less is deleted, not more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from janitor.report import GuardNote
+from janitor.state.base import ClockAnchor, StoreRecord
+from tms_core.clock import Clock
+from tms_core.transaction.model import VisibilityState
+
+#: Across a reboot only wall time is left; a machine that was off for longer than this has a jumped clock until
+#: somebody says otherwise.
+REBOOT_ALLOWANCE_MS = 7 * 24 * 3600 * 1000
+
+
+def read_clocks(clock: Clock) -> ClockAnchor:
+    """This moment by all clocks of the machine."""
+    return ClockAnchor(clock.now_ms(), clock.running_ms(), clock.boot_id())
+
+
+def check_clock(anchor: ClockAnchor | None, now: ClockAnchor, allowance_ms: int) -> GuardNote | None:
+    """Whether wall time is ahead of, or behind, what the remembered clocks make of it (rule S7)."""
+    if anchor is None:
+        return None
+    if not _same_boot(anchor, now):
+        away_ms = now.wall_ms - anchor.wall_ms
+        if away_ms <= REBOOT_ALLOWANCE_MS:
+            return None
+        message = f"the last run was {_days(away_ms)} days ago by this machine's clock, in another boot"
+        return GuardNote("clock", True, f"{message}; if that is right, say so with: janitor approve")
+    ahead_ms = now.wall_ms - _expected_ms(anchor, now)
+    if ahead_ms > allowance_ms:
+        message = f"the clock is {ahead_ms / 1000:.0f} s ahead of the time this machine has been running since the last run"
+        return GuardNote("clock", True, f"{message}; set it right, or if it is right now, say so with: janitor approve")
+    if ahead_ms < -allowance_ms:
+        message = f"the clock is {-ahead_ms / 1000:.0f} s behind the time this machine has been running since the last run"
+        return GuardNote("clock", False, f"{message}; less is deleted than is due")
+    return None
+
+
+def next_anchor(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
+    """What to remember of the clocks after a run.
+
+    Within a boot the remembered wall time moves with running time alone, so that many small steps cannot add up to a
+    jump unnoticed.
+    """
+    if anchor is None or not _same_boot(anchor, now):
+        return now
+    return replace(now, wall_ms=_expected_ms(anchor, now))
+
+
+def check_store(record: StoreRecord, identity: str) -> GuardNote | None:
+    """Whether the store is the one this state is about (rule S13)."""
+    if record.identity == identity:
+        return None
+    message = f"the state is about {record.identity}, this store is {identity}: a copy, a restored or another store"
+    return GuardNote("identity", True, f"{message}; look at janitor plan, then: janitor adopt")
+
+
+def successor_mark(mark: str, identity: str) -> str:
+    """The mark of a store found where another was known; the same each time, until it is adopted."""
+    return hashlib.sha256(f"{mark} {identity}".encode()).hexdigest()[: len(mark)]
+
+
+def check_transaction_system(record: StoreRecord, snapshot: VisibilityState | None) -> GuardNote | None:
+    """Whether the snapshot is of the transaction system seen before (rule S13): its pointers only grow."""
+    known = record.snapshot_write_pointer
+    if snapshot is None or known is None or snapshot.write_pointer >= known:
+        return None
+    message = f"the snapshot's write pointer {snapshot.write_pointer} is below {known}, seen before: another transaction system's"
+    return GuardNote("identity", True, f"{message}; set transactions.directory right, or if it is: janitor adopt")
+
+
+def _same_boot(anchor: ClockAnchor, now: ClockAnchor) -> bool:
+    return bool(now.boot_id) and anchor.boot_id == now.boot_id and anchor.running_ms <= now.running_ms
+
+
+def _expected_ms(anchor: ClockAnchor, now: ClockAnchor) -> int:
+    return anchor.wall_ms + now.running_ms - anchor.running_ms
+
+
+def _days(milliseconds: int) -> str:
+    return f"{milliseconds / 86_400_000:.1f}"

@@ -1,0 +1,39 @@
+"""How fast rows may be deleted.
+
+A plain account of rows against time: each batch is paid for after it was written, with nothing open (rule S11), and
+the wait is as long as the batch was worth. No burst is saved up while idle, so a store that sat still for an hour is
+not hit by an hour's worth of deletes.
+"""
+
+from __future__ import annotations
+
+from tms_core.clock import Clock
+
+
+class Pacer:
+    """Keeps the rate at or under a limit.
+
+    Args:
+        rows_per_second: the limit; None for no limit.
+        clock: what time is measured and waited by.
+    """
+
+    def __init__(self, rows_per_second: float | None, clock: Clock) -> None:
+        self._rate = rows_per_second
+        self._clock = clock
+        self._free_at_ms = 0.0
+
+    def pay(self, rows: int) -> float:
+        """Wait until ``rows`` more are within the limit.
+
+        Returns:
+            Seconds waited.
+        """
+        if not self._rate:
+            return 0.0
+        now_ms = float(self._clock.running_ms())
+        self._free_at_ms = max(self._free_at_ms, now_ms) + rows * 1000 / self._rate
+        seconds = max(0.0, (self._free_at_ms - now_ms) / 1000)
+        if seconds:
+            self._clock.sleep(seconds)
+        return seconds

@@ -1,0 +1,172 @@
+"""Plan files: a preview that can be looked at, kept, and carried out as it is or not at all.
+
+``apply`` must do at most what the file shows. So the file carries the ranges and pointers themselves, what they rest
+on (store, generation, ttl, settings) and a checksum; whatever of it has moved since makes ``apply`` refuse and name
+it. A what-if plan, made for another moment than the present, is for looking only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from janitor.policy import Hold, Rule
+from janitor.ranges import Range, Span, intersect, message_spans, payload_spans
+from janitor.report import DataTable, EntryKey, Report, Tally
+from janitor.world import Limits, Terms, TopicWork, World
+from tms_core.errors import ConfigurationError, PlanRefused
+from tms_core.rowkey import generation_prefix
+from tms_core.topic import TopicId
+
+FORMAT = 1
+
+#: What ``apply`` may carry out; rows that are held for other reasons are in the file to be seen.
+APPLICABLE = (None, str(Hold.FIRST_CONTACT))
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFile:
+    """A plan that was read back and whose checksum is right.
+
+    Attributes:
+        effective_now_ms: the moment it was made for.
+        limits: the only ranges ``apply`` may delete in.
+        pointers: the only write pointers ``apply`` may invert.
+    """
+
+    id: str
+    store_id: str
+    effective_now_ms: int
+    terms: Mapping[str, Any]
+    topics: Mapping[TopicId, tuple[int, int]]
+    limits: Limits
+    pointers: frozenset[int]
+
+    def check(self, store_id: str, terms: Terms, world: World) -> None:
+        """Compare with the present.
+
+        Raises:
+            PlanRefused: the store, a setting, or a topic's generation, ttl or protection has moved.
+        """
+        if store_id != self.store_id:
+            raise _refused("it was made for another store, or for this one before it was copied or restored")
+        present = describe_terms(terms)
+        moved = sorted(name for name in present if self.terms.get(name) != present[name])
+        if moved:
+            raise _refused(f"the settings it rests on have moved: {', '.join(moved)}")
+        for topic, (generation, ttl_seconds) in self.topics.items():
+            self._check_topic(topic, generation, ttl_seconds, world)
+
+    def _check_topic(self, topic: TopicId, generation: int, ttl_seconds: int, world: World) -> None:
+        work = world.topics.get(topic.prefix)
+        if work is None:
+            raise _refused(f"topic {topic} has no readable metadata any more")
+        if work.topic.generation != generation:
+            raise _refused(f"topic {topic} is at generation {work.topic.generation}, the plan at {generation}")
+        if work.topic.ttl_seconds != ttl_seconds:
+            raise _refused(f"topic {topic} has a ttl of {work.topic.ttl_seconds} s, the plan says {ttl_seconds} s")
+
+
+def write(path: Path, report: Report, tally: Tally, world: World, *, store_id: str, digest: str, what_if: bool) -> None:
+    """Write a plan file.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    document = report.to_json()
+    for item, (key, _) in zip(document["topics"], report.sorted_entries(), strict=True):
+        work = world.topics.get(key.topic.prefix)
+        item["metadata"] = work and {"generation": work.topic.generation, "ttl_seconds": work.topic.ttl_seconds}
+        item["ranges"] = [{"start": r.start.hex(), "stop": r.stop.hex()} for r in _ranges(key, work)]
+        inverted = key.rule is Rule.INVALID_TRANSACTION
+        item["pointers"] = [str(p) for p in sorted(tally.pointers.get(key.topic, ()))] if inverted else []
+    document["format"] = FORMAT
+    document["store_id"] = store_id
+    document["config_digest"] = digest
+    document["terms"] = describe_terms(world.terms)
+    document["what_if"] = what_if
+    document["sha256"] = checksum(document)
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> PlanFile:
+    """Read a plan file that ``apply`` may carry out.
+
+    Raises:
+        ConfigurationError: not a plan file, damaged, or a what-if plan.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["sha256"] != checksum(document):
+            raise ConfigurationError(f"{path} was changed after it was made.", "Make a new one: janitor plan --out")
+        if document["what_if"]:
+            raise ConfigurationError(
+                f"{path} is a what-if plan, made for another moment than the present.",
+                "Make one without --at: janitor plan --out FILE",
+            )
+        return _parse(document)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"{path} is not a plan file.", "Make one with: janitor plan --out FILE") from error
+
+
+def describe_terms(terms: Terms) -> dict[str, Any]:
+    """The settings a plan rests on, by name, as JSON values."""
+    return {**asdict(terms), "protect": list(terms.protect), "lifetime": list(terms.lifetime)}
+
+
+def checksum(document: Mapping[str, Any]) -> str:
+    """SHA-256 over the document's canonical JSON, without the checksum itself."""
+    rest = {name: value for name, value in document.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode("utf-8")).hexdigest()
+
+
+def _parse(document: Mapping[str, Any]) -> PlanFile:
+    if document["format"] != FORMAT:
+        raise ValueError("format")
+    ranges: dict[tuple[DataTable, TopicId], set[Range]] = {}
+    topics: dict[TopicId, tuple[int, int]] = {}
+    pointers: set[int] = set()
+    for item in document["topics"]:
+        if item["held"] not in APPLICABLE:
+            continue
+        topic = TopicId(item["tms_namespace"], item["topic"])
+        if item["metadata"] is not None:
+            topics[topic] = (item["metadata"]["generation"], item["metadata"]["ttl_seconds"])
+        found = {Range(bytes.fromhex(r["start"]), bytes.fromhex(r["stop"])) for r in item["ranges"]}
+        ranges.setdefault((item["table"], topic), set()).update(found)
+        pointers.update(int(pointer) for pointer in item["pointers"])
+    return PlanFile(
+        id=document["id"],
+        store_id=document["store_id"],
+        effective_now_ms=document["effective_now_ms"],
+        terms=document["terms"],
+        topics=topics,
+        limits=Limits({key: tuple(sorted(found)) for key, found in ranges.items()}),
+        pointers=frozenset(pointers),
+    )
+
+
+def _ranges(key: EntryKey, work: TopicWork | None) -> list[Range]:
+    """What of one generation the entry's rule takes; the generation's part of the topic's spans."""
+    if work is None or key.rule is Rule.INVALID_TRANSACTION:
+        return []
+    prefix = key.topic.prefix
+    own = Range(generation_prefix(prefix, key.generation), generation_prefix(prefix, key.generation + 1))
+    spans: list[Span]
+    if key.table == "message":
+        spans = message_spans(work.topic, work.frontier)
+    else:
+        spans = payload_spans(work.topic, work.frontier, None)
+    held = key.held not in (None, Hold.FIRST_CONTACT)
+    wanted = [span for span in spans if span.rule is key.rule and (span.held == held or span.by_row)]
+    return [Range(span.start, span.stop) for span in intersect(wanted, [own])]
+
+
+def _refused(reason: str) -> PlanRefused:
+    return PlanRefused(f"the plan was not applied: {reason}.", "Make a new one: janitor plan --out FILE")

@@ -1,0 +1,92 @@
+"""Which payloads a message row still refers to (rule L5).
+
+A message published with an empty body in a transaction takes its payload from all payload rows of that transaction.
+Its own time is the publish time, theirs is when they were stored, so in a long transaction the payloads grow old
+first. CDAP deletes them then, before anyone could read the message; we look for the message first.
+
+Such a message can only have been published while its transaction could still write: after the cut-off (or it goes
+itself) and before the transaction's begin + lifetime + grace. Looking costs reading the message rows of that window,
+once for many payload rows. A payload row whose own write time does not fit its pointer shows a pointer that was not
+made from the time, which tells nothing about when its message may come; then the window has no end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from janitor.ranges import Range
+from tms_core.rowkey import LONG_MAX, PayloadKey, generation_prefix, java_abs, time_prefix
+from tms_core.tables.base import MessageTable
+from tms_core.topic import TopicId
+from tms_core.transaction.model import TX_PER_MS
+
+
+class Lifetime(NamedTuple):
+    """How long a transaction may write, and how far clocks and late writes may be off.
+
+    Attributes:
+        max_ms: the longest time from a transaction's begin to its last write.
+        grace_ms: how much later such a write may still arrive.
+        allowance_ms: how far the clocks of two machines may differ.
+    """
+
+    max_ms: int
+    grace_ms: int
+    allowance_ms: int
+
+    def window_end_ms(self, pointer: int) -> int:
+        """The first moment at which nothing of the transaction can be published any more."""
+        return pointer // TX_PER_MS + self.max_ms + self.grace_ms
+
+    def window_start_ms(self, pointer: int) -> int:
+        """The first moment at which something of the transaction can have been published."""
+        return pointer // TX_PER_MS - self.allowance_ms
+
+
+class Progress(Protocol):
+    """Called between pages of a long read."""
+
+    def __call__(self) -> None: ...
+
+
+def search_range(
+    topic: TopicId, generation: int, since_ms: int, payloads: Iterable[PayloadKey], lifetime: Lifetime
+) -> Range:
+    """Where messages that refer to any of ``payloads`` can lie.
+
+    Args:
+        since_ms: messages published before this moment go in this run (the applied cut-off).
+    """
+    end_ms = 0
+    for payload in payloads:
+        honest = lifetime.window_start_ms(payload.write_pointer) <= payload.write_ms
+        honest = honest and payload.write_ms < lifetime.window_end_ms(payload.write_pointer)
+        end_ms = max(end_ms, lifetime.window_end_ms(payload.write_pointer) if honest else LONG_MAX)
+    start = time_prefix(topic.prefix, generation, since_ms)
+    if end_ms >= LONG_MAX:
+        return Range(start, generation_prefix(topic.prefix, generation + 1))
+    return Range(start, max(start, time_prefix(topic.prefix, generation, end_ms)))
+
+
+def find_referenced(
+    table: MessageTable, window: Range, pointers: set[int], page_rows: int, progress: Progress
+) -> set[int]:
+    """Which of ``pointers`` are referred to by a message row in ``window``.
+
+    Pointers are compared as CDAP reads them: by Java's absolute value, since a reader without a transaction sees
+    rolled-back messages too. Memory is bounded by ``pointers``.
+
+    Raises:
+        StoreError: the table could not be read.
+    """
+    found: set[int] = set()
+    start: bytes | None = window.start
+    while start is not None and start < window.stop and len(found) < len(pointers):
+        page = table.cells(start, window.stop, page_rows)
+        for cell in page.items:
+            if cell.refers and (pointer := java_abs(cell.pointer)) in pointers:
+                found.add(pointer)
+        progress()
+        start = page.resume
+    return found

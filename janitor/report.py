@@ -1,0 +1,197 @@
+"""What a plan would do or a run has done, as one frozen value.
+
+The report is the only place figures come from: the table a person reads, the JSON a program reads, the stored history
+and the metrics are all drawn from it (rule S15). Counting happens in ``Tally`` while a pass runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from janitor.policy import Hold, Reason, Rule
+from tms_core.topic import TopicId
+
+Mode = Literal["plan", "apply"]
+DataTable = Literal["message", "payload"]
+
+#: How many keys of an entry are shown.
+SAMPLE_KEYS = 3
+
+#: Reasons that are counted; live rows are not visited, so there is no count of them.
+COUNTED_REASONS = (
+    Reason.UNKNOWN_TOPIC,
+    Reason.NEWER_GENERATION,
+    Reason.FOREIGN,
+    Reason.UNDECIDED,
+    Reason.REFERENCED,
+    Reason.HELD,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EntryKey:
+    """What an entry of the report is about."""
+
+    topic: TopicId
+    generation: int
+    table: DataTable
+    rule: Rule
+    held: Hold | None
+
+
+@dataclass(slots=True)
+class Entry:
+    """Rows of one topic, generation and table under one rule.
+
+    Attributes:
+        size_bytes: key bytes exactly, value bytes as the store estimates them.
+        oldest_ms: time of the oldest row, by the row's own time; None while there is none.
+    """
+
+    rows: int = 0
+    size_bytes: int = 0
+    oldest_ms: int | None = None
+    newest_ms: int | None = None
+    sample_keys: list[bytes] = field(default_factory=list)
+
+    def add(self, keys: Sequence[bytes], size_bytes: int, oldest_ms: int, newest_ms: int) -> None:
+        self.rows += len(keys)
+        self.size_bytes += size_bytes
+        self.oldest_ms = oldest_ms if self.oldest_ms is None else min(self.oldest_ms, oldest_ms)
+        self.newest_ms = newest_ms if self.newest_ms is None else max(self.newest_ms, newest_ms)
+        self.sample_keys += keys[: SAMPLE_KEYS - len(self.sample_keys)]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a pass counts while it goes."""
+
+    entries: dict[EntryKey, Entry] = field(default_factory=dict)
+    kept: Counter[Reason] = field(default_factory=Counter)
+    errors: list[str] = field(default_factory=list)
+    pointers: dict[TopicId, set[int]] = field(default_factory=dict)
+    phase_seconds: dict[str, float] = field(default_factory=dict)
+
+    def entry(self, key: EntryKey) -> Entry:
+        return self.entries.setdefault(key, Entry())
+
+    def forget_kept(self, kept: Counter[Reason], topic: TopicId, table: DataTable) -> None:
+        """Take back what was counted as staying in a topic that is walked again; what was deleted stays counted."""
+        self.kept = kept.copy()
+        for key in [key for key in self.entries if key.topic == topic and key.table == table and key.held]:
+            del self.entries[key]
+
+    def keep(self, reason: Reason, rows: int = 1) -> None:
+        if rows and reason is not Reason.LIVE:
+            self.kept[reason] += rows
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotUsed:
+    """The transaction snapshot a run judged by."""
+
+    timestamp_ms: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class GuardNote:
+    """A guard's finding.
+
+    Attributes:
+        tripped: True when the run was stopped by it; False for a warning.
+    """
+
+    guard: str
+    tripped: bool
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The outcome of a plan or a run; see ``docs/formats.md``, "Report"."""
+
+    id: str
+    mode: Mode
+    started_ms: int
+    effective_now_ms: int
+    snapshot: SnapshotUsed | None
+    entries: Mapping[EntryKey, Entry]
+    kept: Mapping[Reason, int]
+    boundary: int | None
+    guards: Sequence[GuardNote]
+    errors: Sequence[str]
+    store_calls: int
+    duration_seconds: float
+    phase_seconds: Mapping[str, float]
+    thorough: bool
+
+    @property
+    def tripped(self) -> bool:
+        return any(note.tripped for note in self.guards)
+
+    def counts_as_done(self, held: Hold | None) -> bool:
+        """Whether rows under this hold are in the totals: a plan's first contact is what ``apply --adopt`` will do."""
+        return held is None or (self.mode == "plan" and held is Hold.FIRST_CONTACT)
+
+    def total(self, rule: Rule) -> int:
+        return sum(
+            entry.rows for key, entry in self.entries.items() if key.rule is rule and self.counts_as_done(key.held)
+        )
+
+    def held_rows(self) -> int:
+        return sum(entry.rows for key, entry in self.entries.items() if not self.counts_as_done(key.held))
+
+    def held_topics(self) -> dict[TopicId, Hold]:
+        return {key.topic: key.held for key in self.entries if key.held is not None}
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON values; 64-bit ids are decimal strings."""
+        kept = {str(reason): self.kept.get(reason, 0) for reason in COUNTED_REASONS}
+        kept[str(Reason.HELD)] = self.held_rows()
+        snapshot = self.snapshot
+        return {
+            "id": self.id,
+            "mode": self.mode,
+            "started_ms": self.started_ms,
+            "effective_now_ms": self.effective_now_ms,
+            "snapshot": snapshot and {"timestamp_ms": snapshot.timestamp_ms, "source": snapshot.source},
+            "topics": [_entry_json(key, entry) for key, entry in self.sorted_entries()],
+            "totals": {**{str(rule): self.total(rule) for rule in Rule}, "kept": kept},
+            "boundary": None if self.boundary is None else str(self.boundary),
+            "guards": [{"guard": g.guard, "tripped": g.tripped, "message": g.message} for g in self.guards],
+            "errors": list(self.errors),
+            "store_calls": self.store_calls,
+            "duration_seconds": round(self.duration_seconds, 6),
+            "phase_seconds": {name: round(seconds, 6) for name, seconds in self.phase_seconds.items()},
+            "thorough": self.thorough,
+        }
+
+    def sorted_entries(self) -> list[tuple[EntryKey, Entry]]:
+        """Entries that hold rows, by topic, table, generation and rule."""
+        filled = [(key, entry) for key, entry in self.entries.items() if entry.rows]
+        return sorted(filled, key=lambda item: _order(item[0]))
+
+
+def _order(key: EntryKey) -> tuple[str, str, int, str, str]:
+    return (str(key.topic), key.table, key.generation, key.rule, key.held or "")
+
+
+def _entry_json(key: EntryKey, entry: Entry) -> dict[str, Any]:
+    return {
+        "tms_namespace": key.topic.namespace,
+        "topic": key.topic.topic,
+        "generation": key.generation,
+        "table": key.table,
+        "rule": str(key.rule),
+        "rows": entry.rows,
+        "bytes": entry.size_bytes,
+        "bytes_exact": False,
+        "oldest_ms": entry.oldest_ms,
+        "newest_ms": entry.newest_ms,
+        "sample_keys": [sample.hex() for sample in entry.sample_keys],
+        "held": key.held and str(key.held),
+    }

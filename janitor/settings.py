@@ -1,0 +1,253 @@
+"""The janitor's own settings, each with its meaning, unit, default and the reason for it.
+
+``docs/configuration.md`` is made from the models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from tms_core import settings as core
+from tms_core.layered import Entry, Flags, Loaded, Section, load_as, setting, wrong
+from tms_core.settings import Count, CountOrZero, Host, Port, Switch, TopicPattern
+
+__all__ = [
+    "ArchiveSettings",
+    "BoundarySettings",
+    "CanarySettings",
+    "Entry",
+    "HttpSettings",
+    "JanitorSettings",
+    "LeaseSettings",
+    "Loaded",
+    "MetricsSettings",
+    "Settings",
+    "config_digest",
+    "load",
+]
+
+_MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()
+_WEEKDAYS = "sun mon tue wed thu fri sat".split()
+#: Name, least and greatest number of a crontab's five fields; Sunday is both 0 and 7.
+_CRON_FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12), ("weekday", 0, 7))
+_CRON_ITEM = re.compile(r"(?:\*|(?P<first>\d+)(?:-(?P<last>\d+))?)(?:/(?P<step>\d+))?")
+
+
+def _cron(text: str) -> str:
+    parts = text.lower().split()
+    if len(parts) != len(_CRON_FIELDS):
+        raise ValueError("write five fields: minute hour day month weekday")
+    for part, (name, least, greatest) in zip(parts, _CRON_FIELDS, strict=True):
+        numbers = _numbered(part, name)
+        if not all(_is_cron_item(item, least, greatest) for item in numbers.split(",")):
+            raise ValueError(f"{part} is not a {name}, {least} to {greatest}")
+    return text
+
+
+def _numbered(part: str, field: str) -> str:
+    names = {
+        "month": dict(zip(_MONTHS, range(1, 13), strict=True)),
+        "weekday": dict(zip(_WEEKDAYS, range(7), strict=True)),
+    }
+    for name, number in names.get(field, {}).items():
+        part = re.sub(rf"\b{name}\b", str(number), part)
+    return part
+
+
+def _is_cron_item(item: str, least: int, greatest: int) -> bool:
+    match = _CRON_ITEM.fullmatch(item)
+    if match is None:
+        return False
+    first = int(match["first"] or least)
+    last = int(match["last"] or (greatest if match["first"] is None or match["step"] else first))
+    return least <= first <= last <= greatest and 1 <= int(match["step"] or 1) <= greatest
+
+
+Cron = Annotated[str, AfterValidator(_cron)]
+
+
+class LeaseSettings(Section):
+    kind: Literal["store", "kubernetes", "none"] = setting(
+        "store", "where the lease is that only one janitor holds", reason="the store is where two would collide"
+    )
+    seconds: Count = setting(
+        60, "how long a lease lasts that is not renewed", unit="seconds", reason="longer than any one batch takes"
+    )
+
+
+class BoundarySettings(Section):
+    feedback: Switch = setting(
+        False,
+        "whether transactions proven clean are handed to the manager, to be taken off its invalid list",
+        reason="the list is shared with every table that uses the same transactions",
+    )
+    participants: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)] = setting(
+        ("messaging",),
+        "everything that takes part in these transactions; the smallest of their boundaries counts",
+        reason="messaging is the one we know of",
+    )
+
+
+class ArchiveSettings(Section):
+    enabled: Switch = setting(False, "whether rows are archived before they are deleted", reason="it costs their space")
+    path: str = setting(
+        "data/archive", "where archived rows are: a path or a URL", reason="beside the store", place=True
+    )
+    keep_days: Count = setting(7, "how long archived rows are kept", unit="days", reason="a week to notice a mistake")
+
+
+class CanarySettings(Section):
+    enabled: Switch = setting(
+        False,
+        "whether the janitor publishes messages of its own and watches them expire",
+        reason="it writes to the store",
+    )
+
+
+class MetricsSettings(Section):
+    per_topic: Literal["none", "top", "all"] = setting(
+        "top", "which topics have metrics of their own; the others are summed", reason="series cost memory everywhere"
+    )
+    top: Count = setting(
+        200, "how many topics, by size, `per_topic: top` means", unit="topics", reason="a page of a dashboard"
+    )
+
+
+class HttpSettings(Section):
+    host: Host = setting(
+        "127.0.0.1",
+        "the address of metrics, health and status page",
+        reason="they need no password, so nobody else may",
+    )
+    port: Port = setting(9847, "their port; 0: a free one, printed", reason="free in Prometheus' list of exporters")
+
+
+class JanitorSettings(Section):
+    apply: Switch = setting(
+        True, "whether to delete; false only plans", reason="on one's own machine; the Helm chart sets false"
+    )
+    every_seconds: Count | None = setting(
+        60,
+        "how often to sweep; never together with cron",
+        unit="seconds",
+        reason="a sweep costs what is due, not the table",
+    )
+    cron: Cron | None = setting(
+        None,
+        "when to sweep, as in a crontab (minute hour day month weekday, Sunday is 0), instead of every_seconds",
+        reason="an interval fits most",
+    )
+    rate_rows_per_second: Count | None = setting(
+        None, "how fast to delete; null: unlimited", unit="rows per second", reason="small sweeps often need no brake"
+    )
+    batch_rows: Annotated[int, Field(strict=True, ge=1, le=100_000)] = setting(
+        2000,
+        "rows deleted at once; generation, ttl and lease are read again before each batch",
+        unit="rows",
+        reason="large enough to be fast, small enough to stop soon",
+    )
+    workers: Annotated[int, Field(strict=True, ge=1, le=256)] = setting(
+        4, "parts of an HBase table worked on at once", unit="threads", reason="as many as storage.hbase.connections"
+    )
+    hold_seconds: CountOrZero = setting(
+        3600,
+        "how long a frontier that jumps (a ttl shortened, a topic deleted) is held; 0: never",
+        unit="seconds",
+        reason="an hour to undo a mistake",
+    )
+    clock_allowance_seconds: CountOrZero = setting(
+        300, "how far clocks may disagree before nothing is deleted", unit="seconds", reason="far beyond any NTP offset"
+    )
+    protect: tuple[TopicPattern, ...] = setting(
+        (),
+        "patterns of topics whose rows are never deleted; invalid transactions are still inverted",
+        reason="no topic is",
+    )
+    lease: LeaseSettings = LeaseSettings()
+    boundary: BoundarySettings = BoundarySettings()
+    archive: ArchiveSettings = ArchiveSettings()
+    canary: CanarySettings = CanarySettings()
+    stats_rows_per_second: Count = setting(
+        50000, "how fast the background count of queues reads", unit="rows per second", reason="a fraction of one core"
+    )
+    history_days: Count = setting(30, "how long past runs are remembered", unit="days", reason="a month to look back")
+    metrics: MetricsSettings = MetricsSettings()
+    http: HttpSettings = HttpSettings()
+    state: Path = setting(
+        Path("data/janitor"),
+        "the folder of what the janitor remembers, beside the store and never inside it",
+        reason="beside the store; --leveldb DIR makes it DIR.janitor",
+        place=True,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _cron_alone(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("cron") is not None and "every_seconds" not in given:
+            return {**given, "every_seconds": None}
+        return given
+
+    @model_validator(mode="after")
+    def _one_schedule(self) -> Self:
+        if self.cron is not None and self.every_seconds is not None:
+            raise wrong("cron", "every_seconds is set as well; write one of the two, and null for the other")
+        if self.cron is None and self.every_seconds is None:
+            raise wrong("every_seconds", "neither it nor cron is set; write one of the two")
+        return self
+
+
+class Settings(core.Settings):
+    """What ``janitor`` reads: everything."""
+
+    left_alone: ClassVar[frozenset[str]] = frozenset()
+
+    janitor: JanitorSettings = JanitorSettings()
+
+    @model_validator(mode="after")
+    def _memory_beside_the_store(self) -> Self:
+        self.require_beside_store("janitor.state", self.janitor.state)
+        self.require_beside_store("janitor.archive.path", self.janitor.archive.path)
+        return self
+
+
+#: What the flags that every command has set; here the state moves with the store.
+FLAGS: Flags = {
+    **core.FLAGS,
+    "leveldb": lambda folder: {**core.FLAGS["leveldb"](folder), "janitor.state": f"{folder.rstrip('/')}.janitor"},
+}
+
+
+def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Loaded[Settings]:
+    """The settings of ``janitor``; like :func:`tms_core.settings.load`, which reads all but its own section.
+
+    Raises:
+        ConfigurationError: names the setting, where it came from and what to write.
+    """
+    return load_as(Settings, file, environ, flags, FLAGS)
+
+
+def config_digest(settings: Settings) -> str:
+    """A SHA-256, in hex, over what decides which rows may go; a plan fits only where it is the same.
+
+    Which store it is, is not part of it: a plan names its store apart.
+    """
+    transactions, janitor = settings.transactions, settings.janitor
+    places = {"manager": transactions.directory, "directory": transactions.directory, "thrift": transactions.thrift}
+    deciding = {
+        "source": transactions.source,
+        "source_place": places.get(transactions.source),
+        "snapshot_interval_seconds": transactions.snapshot_interval_seconds,
+        "max_lifetime_seconds": transactions.max_lifetime_seconds,
+        "grace_seconds": transactions.grace_seconds,
+        "hold_seconds": janitor.hold_seconds,
+        "clock_allowance_seconds": janitor.clock_allowance_seconds,
+        "protect": sorted(janitor.protect),
+    }
+    return hashlib.sha256(json.dumps(deciding, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

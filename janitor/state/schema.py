@@ -1,0 +1,84 @@
+"""The tables of the state file, and whether a file is one of ours.
+
+The layout carries a version number, so that a janitor never guesses at a newer one's file: it says so and stops.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+from tms_core.errors import StoreError
+
+#: What ``PRAGMA user_version`` says of a file of this layout.
+SCHEMA_VERSION = 1
+#: What ``PRAGMA application_id`` says of a file of ours ("tmsj").
+APPLICATION_ID = 0x746D736A
+
+#: What it means to do without a state file.
+LOSS = (
+    "this loses which store was adopted, which jumps are held, the proven boundary and the history, but no message: "
+    "the store is then a first contact and nothing is deleted until `janitor adopt`."
+)
+
+_SCHEMA = (
+    """CREATE TABLE store (
+        only_row INTEGER PRIMARY KEY CHECK (only_row = 1), mark TEXT NOT NULL, identity TEXT NOT NULL,
+        adopted_ms INTEGER, snapshot_timestamp_ms INTEGER, snapshot_write_pointer INTEGER)""",
+    """CREATE TABLE anchor (
+        only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
+        wall_ms INTEGER NOT NULL, running_ms INTEGER NOT NULL, boot_id TEXT NOT NULL)""",
+    """CREATE TABLE frontiers (
+        namespace TEXT NOT NULL, topic TEXT NOT NULL, generation INTEGER NOT NULL, cutoff_ms INTEGER NOT NULL,
+        at_wall_ms INTEGER NOT NULL, at_running_ms INTEGER NOT NULL, at_boot_id TEXT NOT NULL,
+        first_seen_ms INTEGER NOT NULL,
+        pending_generation INTEGER, pending_ttl_seconds INTEGER,
+        pending_wall_ms INTEGER, pending_running_ms INTEGER, pending_boot_id TEXT,
+        approved_generation INTEGER, approved_ttl_seconds INTEGER,
+        PRIMARY KEY (namespace, topic)) WITHOUT ROWID""",
+    """CREATE TABLE open_ids (
+        pointer INTEGER PRIMARY KEY, first_seen_ms INTEGER NOT NULL, scanned_ms INTEGER, closed_ms INTEGER)""",
+    """CREATE TABLE runs (
+        id TEXT PRIMARY KEY, mode TEXT NOT NULL, started_ms INTEGER NOT NULL, finished_ms INTEGER,
+        result TEXT NOT NULL, report TEXT NOT NULL)""",
+    "CREATE INDEX runs_by_start ON runs (started_ms)",
+    """CREATE TABLE evidence (
+        start BLOB PRIMARY KEY, stop BLOB, snapshot_timestamp_ms INTEGER NOT NULL, bound INTEGER NOT NULL,
+        started_ms INTEGER NOT NULL, run_id TEXT NOT NULL) WITHOUT ROWID""",
+    """CREATE TABLE claim (
+        only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
+        bound INTEGER NOT NULL, made_ms INTEGER NOT NULL, run_id TEXT NOT NULL)""",
+    """CREATE TABLE thorough (
+        only_row INTEGER PRIMARY KEY CHECK (only_row = 1), completed_ms INTEGER NOT NULL)""",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
+)
+
+
+def version(connection: sqlite3.Connection, where: str) -> int:
+    """The layout of the open file; 0 of an empty one.
+
+    Args:
+        where: the file, for messages.
+
+    Raises:
+        StoreError: another program's database, or a newer janitor's.
+    """
+    # In this order another process that makes the tables between two of the readings is no stranger.
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    (number,) = connection.execute("PRAGMA user_version").fetchone()
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    if application != APPLICATION_ID and (number or tables):
+        raise StoreError(f"{where} is another program's database.", "Name another folder in janitor.state.")
+    if number > SCHEMA_VERSION:
+        raise StoreError(
+            f"{where} was written by a newer janitor (layout {number}; this one knows {SCHEMA_VERSION}).",
+            f"Use that version, or move the folder away: {LOSS}",
+        )
+    return int(number)
+
+
+def create(connection: sqlite3.Connection, where: str) -> None:
+    """Make the tables in an empty file, unless another process did meanwhile; call it inside a transaction."""
+    if version(connection, where) == 0:
+        for statement in _SCHEMA:
+            connection.execute(statement)

@@ -1,0 +1,168 @@
+"""What a run knows about transactions: the snapshot it may use, and which invalid ones may still write.
+
+Two questions are asked of transactions while rows are judged: is this pointer invalid (then its rows are inverted), and
+may this transaction still commit (then its payloads stay). Both need a snapshot that is whole, of this transaction
+system and fresh (rule S14); without one the first answer is always no and the second is decided by age alone.
+
+An invalid transaction's client may not know yet that it is invalid and may go on publishing until its lifetime ends.
+So a pointer stays *open* from when it is first seen in an invalid list until a pass that began after that moment has
+covered all the time in which it can have published. Only then do its rows count as clean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from janitor.references import Lifetime
+from janitor.report import SnapshotUsed
+from janitor.state.base import OpenIdRecord
+from tms_core.errors import NoSnapshot, SnapshotError
+from tms_core.transaction.model import VisibilityState, transaction_ms
+from tms_core.transaction.source import SnapshotSource
+
+
+class Problem(StrEnum):
+    """Why there is no usable snapshot."""
+
+    NOT_CONFIGURED = "not_configured"
+    MISSING = "missing"
+    UNREADABLE = "unreadable"
+    FUTURE = "future"
+    STALE = "stale"
+
+
+@dataclass(frozen=True, slots=True)
+class TxState:
+    """The transaction snapshot of a run.
+
+    Attributes:
+        snapshot: what was read, None without one.
+        name: where it was read from, for people.
+        problem: why it is not used; None when it is.
+        message: the problem in a sentence, with the next step; empty without one.
+        rejected: newer snapshots that were passed over, each in a few words.
+    """
+
+    snapshot: VisibilityState | None
+    name: str = ""
+    problem: Problem | None = None
+    message: str = ""
+    rejected: tuple[str, ...] = ()
+
+    @property
+    def usable(self) -> VisibilityState | None:
+        """The snapshot, if it may be judged by."""
+        return self.snapshot if self.problem is None else None
+
+    @property
+    def used(self) -> SnapshotUsed | None:
+        """The usable snapshot as a report shows it."""
+        usable = self.usable
+        return None if usable is None else SnapshotUsed(usable.timestamp_ms, self.name)
+
+
+def refresh(source: SnapshotSource | None, now_ms: int, *, interval_seconds: int, allowance_ms: int) -> TxState:
+    """Read the newest valid snapshot and say whether it may be used (rule S14).
+
+    Args:
+        source: where snapshots come from; None when none is configured.
+        now_ms: the moment its age is measured at.
+        interval_seconds: how often the transaction service writes one; twice that old is stale (Tephra's
+            TransactionStateCache has the same bound).
+        allowance_ms: how far its clock may be ahead of ours.
+    """
+    if source is None:
+        message = "no snapshots are configured: set transactions.directory or give --snapshots"
+        return TxState(None, problem=Problem.NOT_CONFIGURED, message=message)
+    try:
+        loaded = source.latest()
+    except NoSnapshot as error:
+        return TxState(None, problem=Problem.MISSING, message=str(error))
+    except (SnapshotError, OSError) as error:
+        return TxState(None, problem=Problem.UNREADABLE, message=str(error))
+    rejected = tuple(f"{item.name}: {item.detail}" for item in loaded.rejected)
+    state = TxState(loaded.snapshot, loaded.name, rejected=rejected)
+    age_ms = now_ms - loaded.snapshot.timestamp_ms
+    if age_ms < -allowance_ms:
+        message = f"{loaded.name} is {-age_ms / 1000:.0f} s ahead of this machine's clock; check the clocks of both"
+        return replace(state, problem=Problem.FUTURE, message=message)
+    if age_ms > 2 * interval_seconds * 1000:
+        message = (
+            f"{loaded.name} is {age_ms / 1000:.0f} s old, more than twice transactions.snapshot_interval_seconds "
+            f"({interval_seconds}); is the transaction service running?"
+        )
+        return replace(state, problem=Problem.STALE, message=message)
+    return state
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionView:
+    """Answers the law's two questions (``janitor.policy.Transactions``).
+
+    Attributes:
+        snapshot: the usable snapshot, None without one.
+        now_ms: the moment the run judges by.
+        max_lifetime_ms: how long a transaction may write; what undecided means without a snapshot.
+        only: pointers that may be inverted at all, None for no such limit (``apply`` of a plan).
+    """
+
+    snapshot: VisibilityState | None
+    now_ms: int
+    max_lifetime_ms: int
+    only: Collection[int] | None = None
+
+    def is_invalid(self, pointer: int) -> bool:
+        if self.snapshot is None or not self.snapshot.is_invalid(pointer):
+            return False
+        return self.only is None or pointer in self.only
+
+    def is_undecided(self, pointer: int) -> bool:
+        if self.snapshot is not None:
+            return self.snapshot.is_undecided(pointer)
+        return transaction_ms(pointer) + self.max_lifetime_ms > self.now_ms
+
+
+def observe(
+    known: Mapping[int, OpenIdRecord], invalid: Iterable[int], now_ms: int
+) -> tuple[list[OpenIdRecord], list[int]]:
+    """Compare an invalid list with the pointers known so far.
+
+    Returns:
+        Records of all pointers that are open and listed, new ones among them, and the open pointers that left the
+        list: their transactions were aborted by their clients, or truncated by an operator.
+    """
+    listed = set(invalid)
+    new = [OpenIdRecord(pointer, now_ms) for pointer in listed if pointer not in known]
+    still = [record for pointer, record in known.items() if record.closed_ms is None and pointer in listed]
+    gone = [pointer for pointer, record in known.items() if record.closed_ms is None and pointer not in listed]
+    return sorted(still + new, key=lambda record: record.pointer), gone
+
+
+def search_since_ms(open_ids: Iterable[OpenIdRecord], lifetime: Lifetime) -> int | None:
+    """From which publish time on message rows must be searched for open pointers; None when none is open.
+
+    A pointer never searched for may have rows from its own begin on, one that was only newer ones.
+    """
+    return min((_since_ms(record, lifetime) for record in open_ids), default=None)
+
+
+def covered(
+    open_ids: Iterable[OpenIdRecord], started_ms: int, finished_ms: int, lifetime: Lifetime
+) -> list[OpenIdRecord]:
+    """The records after a complete pass: searched up to its start, and closed if nothing can be published any more."""
+    return [
+        replace(
+            record,
+            scanned_ms=started_ms,
+            closed_ms=finished_ms if started_ms >= lifetime.window_end_ms(record.pointer) else None,
+        )
+        for record in open_ids
+    ]
+
+
+def _since_ms(record: OpenIdRecord, lifetime: Lifetime) -> int:
+    if record.scanned_ms is None:
+        return lifetime.window_start_ms(record.pointer)
+    return record.scanned_ms - lifetime.allowance_ms

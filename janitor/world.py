@@ -1,0 +1,142 @@
+"""What a pass knows before it begins: the moment, the transactions, every topic and how far it may go.
+
+All of it is gathered once and then only read, with one exception: a topic whose metadata moved is read again (rule
+S2). A plan and a run are given the same world and so come to the same verdicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from janitor.frontier import admit, advance, stand_still
+from janitor.policy import Frontier, Hold
+from janitor.ranges import Range
+from janitor.references import Lifetime
+from janitor.report import DataTable
+from janitor.state.base import ClockAnchor, FrontierRecord
+from janitor.txstate import TransactionView
+from tms_core.errors import MetadataError
+from tms_core.tables.base import MetadataTable
+from tms_core.topic import TopicId, TopicMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The settings a verdict rests on.
+
+    Attributes:
+        hold_seconds: how long a frontier that jumps is held.
+        protect: shell patterns of topics whose rows are never deleted.
+        lifetime: how long transactions may write, and how far clocks may differ.
+        lifetime_known: whether that lifetime is configured; without it nothing is claimed.
+        snapshot_interval_seconds: how often the transaction service writes a snapshot.
+    """
+
+    hold_seconds: int
+    protect: tuple[str, ...]
+    lifetime: Lifetime
+    lifetime_known: bool
+    snapshot_interval_seconds: int
+
+    def protects(self, topic: TopicId) -> bool:
+        return matches(topic, self.protect)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicWork:
+    """One topic as a pass sees it.
+
+    Attributes:
+        raw: the metadata row's value when it was read; what S2 compares with.
+        record: what to remember of the frontier once the pass has applied it.
+    """
+
+    topic: TopicMetadata
+    raw: bytes
+    frontier: Frontier
+    record: FrontierRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a plan file allows: nothing outside its ranges."""
+
+    by_topic: Mapping[tuple[DataTable, TopicId], tuple[Range, ...]]
+
+    def ranges(self, table: DataTable, topic: TopicId) -> tuple[Range, ...]:
+        return self.by_topic.get((table, topic), ())
+
+
+@dataclass(slots=True)
+class World:
+    """Everything a pass judges by.
+
+    Attributes:
+        now: the clocks when the pass began; ``now.wall_ms`` is the effective now.
+        records: frontiers as remembered (rule S8).
+        topics: by metadata row key; topics whose metadata does not parse are not in it.
+        unparsed: why, for those.
+        transactions: what is known of transactions.
+        search_since_ms: from which publish time on message rows are searched for invalid pointers; None: not at all.
+        thorough: look also at what no rule speaks of, and at payloads of any pointer.
+        label: set on what an act would do if the store were adopted; None once it is.
+        patterns: topics in scope; empty for all.
+        limits: ranges a plan file allows; None without one.
+    """
+
+    now: ClockAnchor
+    metadata: MetadataTable
+    terms: Terms
+    transactions: TransactionView
+    records: Mapping[TopicId, FrontierRecord]
+    search_since_ms: int | None = None
+    thorough: bool = True
+    label: Hold | None = None
+    patterns: tuple[str, ...] = ()
+    limits: Limits | None = None
+    topics: dict[bytes, TopicWork] = field(default_factory=dict)
+    unparsed: dict[bytes, str] = field(default_factory=dict)
+
+    def load_topics(self) -> None:
+        """Read the whole metadata table."""
+        for key, value in self.metadata.rows():
+            self._set(key, value)
+
+    def reread(self, key: bytes) -> None:
+        """Read one topic's metadata again and plan it anew."""
+        self.topics.pop(key, None)
+        value = self.metadata.get(key)
+        if value is not None:
+            self._set(key, value)
+
+    def in_scope(self, prefix: bytes) -> bool:
+        if not self.patterns:
+            return True
+        topic = TopicId.from_prefix(prefix)
+        return topic is not None and matches(topic, self.patterns)
+
+    def _set(self, key: bytes, value: bytes) -> None:
+        try:
+            topic = TopicMetadata.parse(key, value)
+        except MetadataError as error:
+            self.unparsed[key] = str(error)
+            return
+        self.topics[key] = TopicWork(topic, value, *self._frontier(topic))
+
+    def _frontier(self, topic: TopicMetadata) -> tuple[Frontier, FrontierRecord]:
+        record = self.records.get(topic.topic)
+        if self.terms.protects(topic.topic):
+            return Frontier.closed(self.now.wall_ms, topic, Hold.PROTECTED), stand_still(record, self.now)
+        if self.label is Hold.FIRST_CONTACT:
+            return Frontier.open(self.now.wall_ms, topic), admit(topic, self.now)
+        terms = self.terms
+        return advance(
+            record, topic, self.now, hold_seconds=terms.hold_seconds, allowance_ms=terms.lifetime.allowance_ms
+        )
+
+
+def matches(topic: TopicId, patterns: tuple[str, ...]) -> bool:
+    """Whether a topic's name fits one of the shell patterns."""
+    return any(fnmatchcase(str(topic), pattern) for pattern in patterns)

@@ -1,0 +1,60 @@
+"""The Java side of a test, and the stores it is asked about."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.java import Interop
+from tests.support import require_or_skip
+
+VECTORS = Path(__file__).parents[1] / "vectors" / "cdap-leveldb"
+
+
+@pytest.fixture(scope="session")
+def java() -> Interop:
+    """CDAP's own classes, ready to be called."""
+    interop = Interop()
+    if reason := interop.available():
+        require_or_skip(reason)
+    interop.build()
+    return interop
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A store that CDAP wrote, unpacked, and what is known about each of its rows."""
+
+    directory: Path
+    snapshot: Path
+    now_ms: int
+    rows: list[dict[str, Any]]
+
+    def table(self, name: str) -> list[dict[str, Any]]:
+        """The rows of ``meta``, ``message`` or ``payload``."""
+        return [row for row in self.rows if row["table"] == name]
+
+
+@pytest.fixture(params=["sample", "edge"])
+def vector(request: pytest.FixtureRequest, tmp_path: Path) -> Vector:
+    """Each of the two stores, in a folder of the test's own."""
+    return unpack(request.param, tmp_path)
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Vector:
+    """The ordinary one alone."""
+    return unpack("sample", tmp_path)
+
+
+def unpack(name: str, into: Path) -> Vector:
+    """Unpack ``name.tar.xz`` and read its manifest."""
+    with tarfile.open(VECTORS / f"{name}.tar.xz") as archive:
+        archive.extractall(into, filter="data")
+    head, *rows = [json.loads(line) for line in (into / "manifest.jsonl").read_text().splitlines()]
+    return Vector(into / "messaging", into / "tx.snapshot" / head["snapshot"], head["now"], rows)

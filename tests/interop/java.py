@@ -1,0 +1,135 @@
+"""CDAP's and Tephra's own Java classes, called from Python.
+
+The proof that a store is still CDAP's is that CDAP reads it. ``src/`` holds a small Java program around the classes
+of CDAP 5.1.2; Maven builds it once per checkout (about half a minute with an empty local repository, seconds
+afterwards) and every call is a JVM of its own, half a second long, which holds the store only while it lives. A server
+that stays up would be faster, but then two sides would share a store that only one may open.
+
+``DIR`` is the folder of the three ``system.tms.*`` databases. Every command opens it in place, which rewrites log and
+manifest as any start of CDAP does: hand over a copy where bytes matter.
+
+========================================  =============================================================================
+``dump DIR``                              metadata of all topics, then every entry of the live ones, without ttl
+``raw DIR meta|message|payload``          every row of a table: key in hex, SHA-256 of the value
+``read-service DIR``                      what consumers get, by the system clock; ``--snapshot FILE`` adds what they
+                                          get in a transaction, ``--messages`` lists the messages
+``write DIR SEED``                        a random store and, beside it, ``tx.snapshot/``; ``--now MS``, ``--rows N``,
+                                          ``--topics N``, ``--payload-bytes N``, ``--snapshots DIR``, ``--kill``
+``fill DIR``                              plain messages, half of them past their ttl; ``--now MS``, ``--rows N``,
+                                          ``--topics N``, ``--payload-bytes N``, ``--kill``
+``prune DIR``                             one round of CDAP's own cleaning, timed; ``--now MS``
+``snapshot FILE``                         a transaction snapshot of any version, decoded
+``write-snapshot FILE``                   the same line from standard input, encoded as V4
+========================================  =============================================================================
+
+``--kill`` halts the JVM without closing the databases, as a crash would.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+TARGET = HERE / "target"
+
+#: Java 17 locks its own insides; CDAP's libraries of 2018 reach into these. The serial collector starts fastest.
+JVM_FLAGS = [
+    "-XX:+UseSerialGC",
+    *(
+        f"--add-opens=java.base/{package}=ALL-UNNAMED"
+        for package in ("java.lang", "java.nio", "sun.nio.ch", "java.net")
+    ),
+]
+
+_TOOLS = {
+    "java": "apt-get install openjdk-17-jdk-headless",
+    "javac": "apt-get install openjdk-17-jdk-headless",
+    "mvn": "apt-get install maven",
+}
+
+
+class JavaFailed(Exception):
+    """Maven or the Java program ended with an error; the text carries the end of what it said."""
+
+    def __init__(self, command: list[str], status: int, said: str) -> None:
+        super().__init__(f"{' '.join(command)} ended with {status}:\n{said[-4000:]}")
+
+
+class Interop:
+    """The Java program: built where needed, then called."""
+
+    @staticmethod
+    def available() -> str | None:
+        """Why it cannot run here, with the command that helps; None when it can."""
+        for tool, install in _TOOLS.items():
+            if shutil.which(tool) is None:
+                return f"{tool} is missing, so CDAP's own classes cannot be asked; install it: {install}"
+        return None
+
+    def build(self) -> None:
+        """Compile the program unless that is done; safe to call from several processes at once.
+
+        Raises:
+            JavaFailed: Maven could not (no network with an empty local repository, or a mistake in ``src/``).
+        """
+        TARGET.mkdir(exist_ok=True)
+        with (TARGET / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            stamp, digest = TARGET / "stamp", _digest_of_sources()
+            if stamp.exists() and stamp.read_text() == digest and all(map(Path.exists, _class_path())):
+                return
+            stamp.unlink(missing_ok=True)
+            shutil.rmtree(TARGET / "classes", ignore_errors=True)
+            _call(["mvn", "-q", "-B", "-f", str(HERE / "pom.xml"), "compile"])
+            stamp.write_text(digest)
+
+    def run(self, command: str, *args: str | int | Path, stdin: str = "") -> list[dict[str, Any]]:
+        """Call one command of the program; :meth:`build` comes first.
+
+        Args:
+            command: one of the table above.
+            args: its words and options.
+            stdin: what it reads from standard input.
+
+        Returns:
+            The JSON lines it printed. 64-bit numbers are exact.
+
+        Raises:
+            JavaFailed: it ended with an error.
+        """
+        class_path = ":".join(map(str, _class_path()))
+        call = ["java", *JVM_FLAGS, "-cp", class_path, "interop.Main", command, *map(str, args)]
+        return [json.loads(line) for line in _call(call, stdin).splitlines()]
+
+    def raw(self, directory: Path, table: str) -> dict[bytes, str]:
+        """Every row of ``meta``, ``message`` or ``payload`` as CDAP's LevelDB library reads it, foreign ones too.
+
+        Returns:
+            The SHA-256 of each value, in hex, by key and in key order.
+        """
+        return {bytes.fromhex(row["key"]): row["value_sha256"] for row in self.run("raw", directory, table)}
+
+
+def _class_path() -> list[Path]:
+    return [TARGET / "classes", *map(Path, (TARGET / "classpath").read_text().split(":"))]
+
+
+def _digest_of_sources() -> str:
+    digest = hashlib.sha256()
+    for path in [HERE / "pom.xml", *sorted(HERE.glob("src/**/*.*"))]:
+        digest.update(str(path.relative_to(HERE)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def _call(command: list[str], stdin: str = "") -> str:
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    if done.returncode:
+        # Maven complains on standard output, the program on standard error
+        raise JavaFailed([word for word in command if len(word) < 200], done.returncode, done.stdout + done.stderr)
+    return done.stdout

@@ -1,0 +1,102 @@
+package co.cask.cdap.messaging.store.leveldb;
+
+import co.cask.cdap.api.dataset.lib.CloseableIterator;
+import co.cask.cdap.common.conf.CConfiguration;
+import co.cask.cdap.common.conf.Constants.MessagingSystem;
+import co.cask.cdap.messaging.TopicMetadata;
+import co.cask.cdap.messaging.store.MessageTable;
+import co.cask.cdap.messaging.store.MetadataTable;
+import co.cask.cdap.messaging.store.PayloadTable;
+import co.cask.cdap.messaging.store.TableFactory;
+import java.io.Closeable;
+import java.io.IOException;
+import java.util.ArrayList;
+import java.util.List;
+import org.iq80.leveldb.DB;
+
+/**
+ * A TMS data directory, opened by CDAP's own factory. It stands in CDAP's package because the table classes, and
+ * with them the pruning, are not public.
+ */
+public final class LevelDbStore implements TableFactory, Closeable {
+  private final LevelDBMetadataTable metadata;
+  private final LevelDBMessageTable messages;
+  private final LevelDBPayloadTable payloads;
+
+  /**
+   * Takes one factory per table: every factory runs a cleanup thread which prunes by the system clock as soon as that
+   * factory has opened all three, and a reader must not delete what it came to read.
+   */
+  public LevelDbStore(CConfiguration conf) throws IOException {
+    metadata = (LevelDBMetadataTable) new LevelDBTableFactory(conf)
+        .createMetadataTable(conf.get(MessagingSystem.METADATA_TABLE_NAME));
+    messages = (LevelDBMessageTable) new LevelDBTableFactory(conf)
+        .createMessageTable(conf.get(MessagingSystem.MESSAGE_TABLE_NAME));
+    payloads = (LevelDBPayloadTable) new LevelDBTableFactory(conf)
+        .createPayloadTable(conf.get(MessagingSystem.PAYLOAD_TABLE_NAME));
+  }
+
+  /** Every topic of the metadata table, deleted ones (negative generation) too. */
+  public List<TopicMetadata> topics() throws IOException {
+    List<TopicMetadata> topics = new ArrayList<>();
+    try (CloseableIterator<TopicMetadata> rows = metadata.scanTopics()) {
+      rows.forEachRemaining(topics::add);
+    }
+    return topics;
+  }
+
+  /** One round of CDAP's cleanup thread, in its order, at the given time. */
+  public void prune(long nowMs) throws IOException {
+    try (CloseableIterator<TopicMetadata> rows = metadata.scanTopics()) {
+      while (rows.hasNext()) {
+        TopicMetadata topic = rows.next();
+        messages.pruneMessages(topic, nowMs);
+        payloads.pruneMessages(topic, nowMs);
+      }
+    }
+  }
+
+  /** The LevelDB handle under a table: {@code meta}, {@code message} or {@code payload}. */
+  public DB database(String table) {
+    return switch (table) {
+      case "meta" -> handle(metadata);
+      case "message" -> handle(messages);
+      case "payload" -> handle(payloads);
+      default -> throw new IllegalArgumentException("no table '" + table + "': meta, message or payload");
+    };
+  }
+
+  /** CDAP itself never closes its handles; we do, so that another process finds finished files. */
+  @Override
+  public void close() throws IOException {
+    database("meta").close();
+    database("message").close();
+    database("payload").close();
+  }
+
+  @Override
+  public MetadataTable createMetadataTable(String tableName) {
+    return metadata;
+  }
+
+  @Override
+  public MessageTable createMessageTable(String tableName) {
+    return messages;
+  }
+
+  @Override
+  public PayloadTable createPayloadTable(String tableName) {
+    return payloads;
+  }
+
+  /** The tables keep their handle private, yet only through it can rows be read raw, with CDAP's own options. */
+  private static DB handle(Object table) {
+    try {
+      var field = table.getClass().getDeclaredField("levelDB");
+      field.setAccessible(true);
+      return (DB) field.get(table);
+    } catch (ReflectiveOperationException e) {
+      throw new IllegalStateException("not the table class of CDAP 5.1.2: " + table.getClass(), e);
+    }
+  }
+}

@@ -1,0 +1,37 @@
+"""The helper itself: what it says when something is missing or goes wrong, and that it builds once only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.interop import java as module
+from tests.interop.java import Interop, JavaFailed
+
+
+def test_given_a_machine_without_maven_when_asked_then_the_reason_names_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for tool in ("java", "javac"):
+        (tmp_path / tool).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "apt-get install maven" in (Interop.available() or "")
+
+
+def test_given_a_failing_command_when_run_then_the_error_carries_what_java_said(java: Interop, tmp_path: Path) -> None:
+    with pytest.raises(JavaFailed, match="no table 'nope': meta, message or payload"):
+        java.run("raw", tmp_path, "nope")
+
+
+@pytest.mark.parametrize("arguments", [["bogus"], ["prune"], ["prune", "somewhere", "--rows", "1"], ["fill", "--now"]])
+def test_given_a_wrong_command_line_when_run_then_it_is_refused(java: Interop, arguments: list[str]) -> None:
+    with pytest.raises(JavaFailed, match="IllegalArgumentException"):
+        java.run(*arguments)
+
+
+def test_given_a_finished_build_when_built_again_then_maven_is_not_called(
+    java: Interop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_call", pytest.fail)
+    java.build()

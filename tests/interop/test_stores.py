@@ -1,0 +1,112 @@
+"""Stores that CDAP's classes write for our tests: the same every time, complete, and as awkward as the real ones."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import plyvel
+import pytest
+
+from tests.interop.java import Interop
+
+NOW_MS = 1_700_000_000_000
+TABLES = ("meta", "message", "payload")
+
+
+def test_given_a_written_store_when_dumped_then_every_live_message_is_read_back(java: Interop, tmp_path: Path) -> None:
+    directory = tmp_path / "messaging"
+    written = _generations(java.run("write", directory, 1, "--now", NOW_MS))
+    entries: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+    for line in java.run("dump", directory):
+        if line["kind"] == "topic" and line["generation"] > 0:
+            entries[line["topic"], line["generation"]] = []
+        elif line["kind"] == "message":
+            entries[line["topic"], line["generation"]].append(line)
+    assert entries
+    for name, lines in entries.items():
+        inline = [line["payload_sha256"] for line in lines if line["payloads"] is None]
+        assert len(inline) == written[name]["messages"]
+        assert _checksum(inline) == written[name]["messages_checksum"]
+        assert len(lines) - len(inline) == written[name]["references"]
+
+
+def test_given_a_written_store_when_read_raw_then_rows_and_payloads_of_all_generations_are_there(
+    java: Interop, tmp_path: Path
+) -> None:
+    directory = tmp_path / "messaging"
+    written = _generations(java.run("write", directory, 2, "--now", NOW_MS)).values()
+    assert len(java.raw(directory, "message")) == sum(line["messages"] + line["references"] for line in written)
+    payloads = java.raw(directory, "payload").values()
+    assert len(payloads) == sum(line["payloads"] for line in written)
+    assert int(_checksum(payloads), 16) == sum(int(line["payloads_checksum"], 16) for line in written) % 2**64
+
+
+def test_given_one_seed_when_written_twice_then_rows_and_snapshot_are_the_same(java: Interop, tmp_path: Path) -> None:
+    first, again, other = (tmp_path / name / "messaging" for name in ("first", "again", "other"))
+    for directory, seed in ((first, 3), (again, 3), (other, 4)):
+        java.run("write", directory, seed, "--now", NOW_MS)
+    assert [java.raw(first, table) for table in TABLES] == [java.raw(again, table) for table in TABLES]
+    assert java.raw(first, "message") != java.raw(other, "message")
+    [snapshot] = (first.parent / "tx.snapshot").iterdir()
+    assert snapshot.read_bytes() == (again.parent / "tx.snapshot" / snapshot.name).read_bytes()
+    [decoded] = java.run("snapshot", snapshot)
+    assert decoded["invalid"]
+    assert {tx["type"] for tx in decoded["inProgress"]} == {"LONG", "CHECKPOINT"}
+
+
+def test_given_a_writer_that_was_killed_when_read_then_nothing_is_missing(java: Interop, tmp_path: Path) -> None:
+    killed, closed = tmp_path / "killed" / "messaging", tmp_path / "closed" / "messaging"
+    java.run("write", killed, 5, "--now", NOW_MS, "--kill")
+    java.run("write", closed, 5, "--now", NOW_MS)
+    # the mark of the Java library's crash: a log that still has its zero padding
+    assert (killed / "system.tms.message" / "000003.log").stat().st_size % 2**20 == 0
+    assert [java.raw(killed, table) for table in TABLES] == [java.raw(closed, table) for table in TABLES]
+
+
+def test_given_enough_rows_when_written_then_compaction_has_recorded_the_wrong_sizes(
+    java: Interop, tmp_path: Path
+) -> None:
+    java.run("write", tmp_path / "messaging", 7, "--now", NOW_MS, "--rows", 40_000, "--payload-bytes", 1000)
+    database = plyvel.DB(str(tmp_path / "messaging" / "system.tms.message"))
+    with closing(database), pytest.raises(plyvel.IOError, match=r"\.sst: Invalid argument"):
+        list(database)
+
+
+def test_given_a_filled_store_when_cdap_prunes_then_half_of_it_is_gone(java: Interop, tmp_path: Path) -> None:
+    java.run("fill", tmp_path, "--now", NOW_MS, "--rows", 8_000, "--topics", 2)
+    [result] = java.run("prune", tmp_path, "--now", NOW_MS)
+    assert (result["message_rows"], result["messages_deleted"]) == (8_000, 4_000)
+    assert len(java.raw(tmp_path, "message")) == 4_000
+
+
+def test_given_a_snapshot_as_json_when_encoded_and_decoded_then_it_is_the_same(java: Interop, tmp_path: Path) -> None:
+    pointer = NOW_MS * 1_000_000
+    checkpoint = {"visibilityUpperBound": pointer, "expiration": NOW_MS + 30_000, "checkpointWritePointers": []}
+    snapshot = {
+        "timestamp": NOW_MS,
+        "readPointer": pointer + 1,
+        "writePointer": pointer + 4,
+        "invalid": [pointer - 2, pointer - 1],
+        "inProgress": [
+            {**checkpoint, "writePointer": pointer + 3, "type": "SHORT", "checkpointWritePointers": [pointer + 4]},
+            {**checkpoint, "writePointer": pointer + 4, "type": "CHECKPOINT"},
+        ],
+        "committing": {str(pointer + 3): ["00ff", "6b31"]},
+        "committed": {str(pointer + 1): []},
+    }
+    assert java.run("write-snapshot", tmp_path / "snapshot", stdin=json.dumps(snapshot)) == [{"version": 4}]
+    assert java.run("snapshot", tmp_path / "snapshot") == [snapshot]
+
+
+def _generations(lines: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
+    return {(line["topic"], line["generation"]): line for line in lines if line["kind"] == "generation"}
+
+
+def _checksum(hashes: Iterable[str]) -> str:
+    """The sum of the first 8 bytes of every SHA-256, as the writer adds them up."""
+    return f"{sum(int(sha256[:16], 16) for sha256 in hashes) % 2**64:016x}"

@@ -1,0 +1,423 @@
+"""The janitor's memory: what goes in comes out, together or not at all, and never from a file that is not right."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor.state import (
+    Claim,
+    ClockAnchor,
+    Evidence,
+    FrontierRecord,
+    OpenIdRecord,
+    PendingJump,
+    RunRecord,
+    SqliteState,
+    StoreRecord,
+)
+from tms_core.errors import StoreBusy, StoreError
+from tms_core.topic import TopicId
+
+TOPIC = TopicId("default", "orders")
+ANCHOR = ClockAnchor(1_000, 10, "boot")
+FRONTIER = FrontierRecord(1, 500, ANCHOR, 400)
+STORE = StoreRecord("mark", "leveldb:/data", 5, 6, 7)
+
+longs = st.integers(-(2**63), 2**63 - 1)
+ints = st.integers(-(2**31), 2**31 - 1)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+topics = st.builds(
+    TopicId, st.from_regex(r"[a-zA-Z0-9_]{1,8}", fullmatch=True), st.from_regex(r"[a-zA-Z0-9_-]{1,8}", fullmatch=True)
+)
+anchors = st.builds(ClockAnchor, longs, longs, texts)
+frontiers = st.builds(
+    FrontierRecord,
+    ints,
+    longs,
+    anchors,
+    longs,
+    st.none() | st.builds(PendingJump, ints, ints, anchors),
+    st.none() | st.tuples(ints, ints),
+)
+open_ids = st.builds(OpenIdRecord, longs, longs, st.none() | longs, st.none() | longs)
+evidence = st.builds(Evidence, st.binary(max_size=20), st.none() | st.binary(max_size=20), longs, longs, longs, texts)
+
+
+@pytest.fixture
+def state() -> Iterator[SqliteState]:
+    with SqliteState.in_memory() as opened:
+        yield opened
+
+
+def file_of(folder: Path) -> Path:
+    return folder / "state.sqlite3"
+
+
+# --- what goes in comes out ------------------------------------------------------------------------------------------
+
+
+def test_given_a_new_state_when_asked_then_it_knows_nothing(state: SqliteState) -> None:
+    assert (state.store(), state.anchor(), state.claim(), state.last_thorough_ms()) == (None, None, None, None)
+    assert (state.frontiers(), state.open_ids(), state.runs(10), state.evidence()) == ({}, {}, [], [])
+
+
+@given(records=st.dictionaries(topics, frontiers, max_size=5), anchor=anchors, thorough_ms=longs)
+def test_given_any_frontiers_when_saved_then_they_come_back(
+    records: dict[TopicId, FrontierRecord], anchor: ClockAnchor, thorough_ms: int
+) -> None:
+    with SqliteState.in_memory() as state:
+        state.save_frontiers(records)
+        state.save_anchor(anchor)
+        state.save_last_thorough_ms(thorough_ms)
+        assert state.frontiers() == records
+        assert state.anchor() == anchor
+        assert state.last_thorough_ms() == thorough_ms
+
+
+@given(records=st.lists(open_ids, max_size=8), forgotten=st.lists(longs, max_size=3))
+def test_given_any_open_ids_when_saved_and_forgotten_then_the_others_come_back(
+    records: list[OpenIdRecord], forgotten: list[int]
+) -> None:
+    gone = forgotten + [record.pointer for record in records[:2]]
+    with SqliteState.in_memory() as state:
+        state.save_open_ids(records)
+        assert state.open_ids() == {record.pointer: record for record in records}
+        state.forget_open_ids(gone)
+        assert state.open_ids() == {record.pointer: record for record in records if record.pointer not in gone}
+
+
+@given(
+    first=st.lists(evidence, max_size=3, unique_by=lambda e: e.start),
+    second=st.lists(evidence, max_size=5, unique_by=lambda e: e.start),
+    claim=st.none() | st.builds(Claim, longs, longs, texts),
+)
+def test_given_any_evidence_when_replaced_then_only_the_last_comes_back_in_key_order(
+    first: list[Evidence], second: list[Evidence], claim: Claim | None
+) -> None:
+    with SqliteState.in_memory() as state:
+        state.replace_evidence(first)
+        state.replace_evidence(second)
+        state.save_claim(Claim(1, 2, "r"))
+        state.save_claim(claim)
+        assert state.evidence() == sorted(second, key=lambda e: e.start)
+        assert state.claim() == claim
+
+
+@given(mark=texts, identity=texts, times=st.tuples(*[st.none() | longs] * 3))
+def test_given_any_store_when_saved_then_it_comes_back(
+    mark: str, identity: str, times: tuple[int | None, int | None, int | None]
+) -> None:
+    record = StoreRecord(mark, identity, *times)
+    with SqliteState.in_memory() as state:
+        state.save_store(record)
+        assert state.store() == record
+
+
+def test_given_a_state_on_disk_when_opened_again_then_everything_is_there(tmp_path: Path) -> None:
+    with SqliteState(tmp_path) as state:
+        state.save_store(STORE)
+        state.save_frontiers({TOPIC: FRONTIER})
+    with SqliteState(tmp_path) as state:
+        assert state.store() == STORE
+        assert state.frontiers() == {TOPIC: FRONTIER}
+
+
+def test_given_frontiers_when_some_are_saved_then_those_of_other_topics_stay(state: SqliteState) -> None:
+    other = TopicId("default", "other")
+    state.save_frontiers({TOPIC: FRONTIER, other: FRONTIER})
+    moved = FrontierRecord(-2, 600, ANCHOR, 400, PendingJump(3, 60, ANCHOR), (3, 60))
+    state.save_frontiers({TOPIC: moved})
+    assert state.frontiers() == {TOPIC: moved, other: FRONTIER}
+
+
+def test_given_open_ids_when_saved_again_unchanged_then_nothing_is_written(tmp_path: Path) -> None:
+    records = [OpenIdRecord(pointer, 1, None, pointer) for pointer in range(1, 1001)]
+    with SqliteState(tmp_path) as state:
+        state.save_open_ids(records)
+        before = file_of(tmp_path).read_bytes()
+        state.save_open_ids(records)
+        assert file_of(tmp_path).read_bytes() == before
+        state.save_open_ids([OpenIdRecord(7, 1, 2, 7)])
+        assert file_of(tmp_path).read_bytes() != before
+
+
+def test_given_first_contact_then_the_mark_is_random_and_nothing_is_adopted() -> None:
+    record = StoreRecord.first_contact("leveldb:/data", lambda count: "ab" * count)
+    assert record == StoreRecord("ab" * 16, "leveldb:/data", None, None, None)
+
+
+def test_given_another_store_when_saved_then_what_was_learnt_about_the_first_is_forgotten(state: SqliteState) -> None:
+    state.save_store(STORE)
+    state.save_frontiers({TOPIC: FRONTIER})
+    state.save_open_ids([OpenIdRecord(1, 1)])
+    state.replace_evidence([Evidence(b"", None, 1, 1, 1, "r")])
+    state.save_claim(Claim(1, 1, "r"))
+    state.save_last_thorough_ms(1)
+    state.begin_run(RunRecord("r", "apply", 1))
+    state.save_store(StoreRecord("mark", "leveldb:/elsewhere"))
+    assert state.frontiers() == {TOPIC: FRONTIER}
+    state.save_store(StoreRecord("another mark", "leveldb:/data"))
+    assert (state.frontiers(), state.open_ids(), state.evidence()) == ({}, {}, [])
+    assert (state.claim(), state.last_thorough_ms()) == (None, None)
+    assert len(state.runs(1)) == 1
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_given_runs_when_listed_then_the_newest_come_first_with_their_reports(state: SqliteState) -> None:
+    for number in range(3):
+        state.begin_run(RunRecord(f"run-{number}", "apply", number))
+    state.finish_run("run-1", 9, "done", '{"id": "run-1"}')
+    assert state.runs(2) == [
+        RunRecord("run-2", "apply", 2),
+        RunRecord("run-1", "apply", 1, 9, "done", '{"id": "run-1"}'),
+    ]
+
+
+def test_given_old_runs_when_pruned_then_those_begun_at_the_moment_or_later_stay(state: SqliteState) -> None:
+    for started_ms in (99, 100, 101):
+        state.begin_run(RunRecord(str(started_ms), "plan", started_ms))
+    assert state.prune_runs(100) == 1
+    assert [run.started_ms for run in state.runs(10)] == [101, 100]
+
+
+def test_given_a_run_that_began_when_it_begins_again_or_another_ends_then_that_is_refused(state: SqliteState) -> None:
+    state.begin_run(RunRecord("one", "apply", 1))
+    with pytest.raises(StoreError, match=r"runs\.id"):
+        state.begin_run(RunRecord("one", "apply", 2))
+    with pytest.raises(StoreError, match="no run two began"):
+        state.finish_run("two", 3, "done", "{}")
+
+
+# --- all or nothing --------------------------------------------------------------------------------------------------
+
+
+def test_given_a_transaction_when_it_raises_then_nothing_of_it_is_kept(state: SqliteState) -> None:
+    def end_of_run() -> None:
+        with state.transaction():
+            state.save_frontiers({TOPIC: FRONTIER})
+            state.save_claim(Claim(1, 2, "r"))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        end_of_run()
+    assert (state.frontiers(), state.claim()) == ({}, None)
+    state.save_claim(Claim(3, 4, "s"))
+    assert state.claim() == Claim(3, 4, "s")
+
+
+def test_given_an_inner_part_when_it_raises_then_only_that_part_is_undone(state: SqliteState) -> None:
+    with state.transaction():
+        state.save_claim(Claim(1, 2, "r"))
+        with pytest.raises(StoreError):
+            state.replace_evidence([Evidence(b"same", None, 1, 1, 1, "r")] * 2)
+        state.save_last_thorough_ms(5)
+    assert (state.claim(), state.evidence(), state.last_thorough_ms()) == (Claim(1, 2, "r"), [], 5)
+
+
+def test_given_a_full_disk_when_the_failure_is_swallowed_inside_then_nothing_is_kept_all_the_same(
+    tmp_path: Path,
+) -> None:
+    with SqliteState(tmp_path) as state:
+        state._connection.execute("PRAGMA max_page_count = 40")
+
+        def end_of_run() -> None:
+            with state.transaction():
+                state.save_claim(Claim(1, 2, "r"))
+                with pytest.raises(StoreError, match="full"):
+                    state.begin_run(RunRecord("r", "apply", 1, report="x" * 1_000_000))
+                state.save_last_thorough_ms(5)
+
+        with pytest.raises(StoreError):
+            end_of_run()
+        assert (state.claim(), state.last_thorough_ms(), state.runs(1)) == (None, None, [])
+
+
+def test_given_a_number_beyond_64_bits_when_saved_with_others_then_none_is_kept(state: SqliteState) -> None:
+    with pytest.raises(OverflowError):
+        state.save_open_ids([OpenIdRecord(1, 1), OpenIdRecord(2**63, 1)])
+    assert state.open_ids() == {}
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from janitor.state import *
+from tms_core.topic import TopicId
+
+topic = TopicId("default", "orders")
+with SqliteState(Path(sys.argv[1])) as state:
+    number = 0
+    while True:
+        number += 1
+        with state.transaction():
+            state.save_frontiers({topic: FrontierRecord(1, number, ClockAnchor(1, 1, "b"), 1)})
+            if sys.argv[2] == "inside" and number == 3:
+                for run in range(8):  # more than SQLite keeps in memory, so the file is changed already
+                    state.begin_run(RunRecord(str(run), "apply", 1, report="x" * 1_000_000))
+                print("inside", flush=True)
+                sys.stdin.read()
+            state.save_claim(Claim(number, 1, "r"))
+        print(number, flush=True)
+"""
+
+
+def killed_after(folder: Path, mode: str, lines: int) -> list[str]:
+    """Run the child until it has written that many lines, then kill it as the kernel would; what it wrote."""
+    command = [sys.executable, "-c", CHILD, str(folder), mode]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        written = [child.stdout.readline().strip() for _ in range(lines)]
+        child.kill()
+        written += child.stdout.read().split()
+    return written
+
+
+def test_given_a_process_killed_inside_a_transaction_when_opened_then_the_one_before_is_there(tmp_path: Path) -> None:
+    assert killed_after(tmp_path, "inside", 3) == ["1", "2", "inside"]
+    assert (tmp_path / "state.sqlite3-journal").stat().st_size > 0, "the child was to be killed in mid-write"
+    with SqliteState(tmp_path) as state:
+        assert state.frontiers()[TOPIC].cutoff_ms == 2
+        assert state.claim() == Claim(2, 1, "r")
+        assert state.runs(10) == []
+
+
+def test_given_a_process_killed_anywhere_when_opened_then_each_commit_is_whole_and_none_is_lost(tmp_path: Path) -> None:
+    for lines in (1, 2, 5, 9):
+        last = int(killed_after(tmp_path, "anywhere", lines)[-1])
+        with SqliteState(tmp_path) as state:
+            claim = state.claim()
+            assert claim is not None
+            assert state.frontiers()[TOPIC].cutoff_ms == claim.bound
+            assert claim.bound >= last
+
+
+# --- sharing ---------------------------------------------------------------------------------------------------------
+
+
+def test_given_another_process_inside_a_transaction_when_writing_then_it_is_busy_and_reading_goes_on(
+    tmp_path: Path,
+) -> None:
+    with SqliteState(tmp_path) as one, SqliteState(tmp_path, busy_seconds=0) as two:
+        one.save_claim(Claim(1, 1, "r"))
+        with one.transaction():
+            one.save_claim(Claim(2, 2, "s"))
+            with pytest.raises(StoreBusy, match="being written by another process"):
+                two.save_last_thorough_ms(1)
+            assert two.claim() == Claim(1, 1, "r")
+        two.save_last_thorough_ms(1)
+        assert two.claim() == Claim(2, 2, "s")
+
+
+def test_given_another_process_inside_a_transaction_when_entering_one_then_it_is_busy_before_anything_is_read(
+    tmp_path: Path,
+) -> None:
+    with SqliteState(tmp_path) as one, SqliteState(tmp_path, busy_seconds=0) as two, one.transaction():
+        entered = False
+        with pytest.raises(StoreBusy), two.transaction():
+            entered = True
+        assert not entered
+
+
+def test_given_a_thread_inside_a_transaction_when_it_is_undone_then_what_another_thread_saved_stays(
+    state: SqliteState,
+) -> None:
+    other = threading.Thread(target=lambda: state.save_last_thorough_ms(1))
+
+    def undone() -> None:
+        with state.transaction():
+            state.save_claim(Claim(1, 1, "r"))
+            other.start()
+            other.join(timeout=0.2)  # time enough to get in where it must not
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        undone()
+    other.join()
+    assert (state.claim(), state.last_thorough_ms()) == (None, 1)
+
+
+# --- files that are not right ----------------------------------------------------------------------------------------
+
+
+def test_given_no_folder_when_opened_then_folder_and_file_are_for_this_user_only(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "state"
+    before = os.umask(0)
+    try:
+        SqliteState(folder).close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(file_of(folder).stat().st_mode) == 0o600
+
+
+def test_given_a_state_when_opened_then_commits_are_synced_with_their_folder(tmp_path: Path) -> None:
+    with SqliteState(tmp_path) as state:
+        assert state._connection.execute("PRAGMA synchronous").fetchone() == (3,)
+        assert state._connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
+
+def test_given_a_file_that_is_no_database_when_opened_then_it_is_named_with_what_is_lost(tmp_path: Path) -> None:
+    file_of(tmp_path).write_bytes(b"this is not a database, not at all" * 100)
+    with pytest.raises(StoreError) as caught:
+        SqliteState(tmp_path)
+    assert str(file_of(tmp_path)) in str(caught.value)
+    assert "corrupt" in str(caught.value)
+    assert "janitor adopt" in str(caught.value)
+    assert file_of(tmp_path).read_bytes().startswith(b"this is not"), "a corrupt file is left for a person to look at"
+
+
+def test_given_a_file_damaged_in_the_middle_when_read_then_it_is_corrupt(tmp_path: Path) -> None:
+    with SqliteState(tmp_path) as state:
+        state.save_open_ids(OpenIdRecord(pointer, 1) for pointer in range(1, 10_001))
+    data = bytearray(file_of(tmp_path).read_bytes())
+    for page in range(4096 * 12, len(data), 4096):
+        data[page : page + 64] = b"\xff" * 64
+    file_of(tmp_path).write_bytes(data)
+    with SqliteState(tmp_path) as state, pytest.raises(StoreError, match="corrupt"):
+        state.open_ids()
+
+
+def test_given_a_file_of_a_newer_layout_when_opened_then_it_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    SqliteState(tmp_path).close()
+    with sqlite3.connect(file_of(tmp_path)) as connection:
+        connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    with pytest.raises(StoreError, match=r"newer janitor \(layout 2; this one knows 1\)"):
+        SqliteState(tmp_path)
+
+
+def test_given_another_programs_database_when_opened_then_nothing_is_written_into_it(tmp_path: Path) -> None:
+    with sqlite3.connect(file_of(tmp_path)) as connection:
+        connection.execute("CREATE TABLE theirs (a)")
+    connection.close()
+    before = file_of(tmp_path).read_bytes()
+    with pytest.raises(StoreError, match="another program's database"):
+        SqliteState(tmp_path)
+    assert file_of(tmp_path).read_bytes() == before
+
+
+def test_given_a_folder_that_cannot_be_made_when_opened_then_the_setting_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError, match=r"janitor\.state"):
+        SqliteState(tmp_path / "file" / "state")
+
+
+def test_given_a_closed_state_when_used_then_that_is_an_error_of_ours(tmp_path: Path) -> None:
+    state = SqliteState(tmp_path)
+    state.close()
+    state.close()
+    with pytest.raises(StoreError, match="closed"):
+        state.claim()

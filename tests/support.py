@@ -1,0 +1,51 @@
+"""What every test may need: how a missing tool is treated, and how large a proof is run.
+
+A test that cannot run here says why and is skipped at a desk; with ``CI`` set it fails, because a proof that silently
+stopped running proves nothing. Proofs over random histories take their size from the environment, so that the same
+test is quick in ``make test`` and thorough overnight.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import NoReturn
+
+import pytest
+
+
+def in_ci() -> bool:
+    """Whether every test must run: ``CI`` is set to anything but 0 or false."""
+    return os.environ.get("CI", "").lower() not in {"", "0", "false"}
+
+
+def require_or_skip(reason: str) -> NoReturn:
+    """Leave a test (or, called at import, a module) that cannot run on this machine.
+
+    Args:
+        reason: what is missing, and what installs it.
+    """
+    if in_ci():
+        pytest.fail(f"cannot run here, and CI runs everything: {reason}", pytrace=False)
+    pytest.skip(reason, allow_module_level=True)
+
+
+def require_tool(name: str, install: str) -> str:
+    """The path of a program, or out of the test by :func:`require_or_skip`.
+
+    Args:
+        name: the program, as one types it.
+        install: the command that installs it.
+    """
+    path = shutil.which(name)
+    if path is None:
+        require_or_skip(f"{name} is missing; install it: {install}")
+    return path
+
+
+def size(name: str, default: int) -> int:
+    """How many seeds, rows or examples a proof takes: the environment variable ``name``, else ``default``.
+
+    ``TMS_TEST_SEEDS=10000 make test PYTEST_ARGS=tests/simulation`` is the long run of the simulation.
+    """
+    return int(os.environ.get(name, default))

@@ -1,0 +1,145 @@
+"""The project itself: what is in the tree, what is locked, and that its documents agree with its code."""
+
+from __future__ import annotations
+
+import inspect
+import logging.config
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import distribution, version
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.support import require_or_skip, require_tool
+from tms_core import errors
+
+ROOT = Path(__file__).parents[1]
+MEGABYTE = 1 << 20
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+#: Folders that only one machine has: a home, a checkout, a job's scratch.
+MACHINE_PATH = re.compile(rb"(?<![\w.}/-])/(?:root|home|Users|work|opt/wheels|tmp/bash_jobs)(?:/[\w.]|\b(?=[\"'\s`]))")
+SKIPPING = re.compile(r"pytest\.skip\(|importorskip|mark\.skip|@unittest\.skip")
+
+
+def tracked() -> list[Path]:
+    """The files of the repository: what git knows, and what it would be told of by ``git add``."""
+    if not (ROOT / ".git").exists():
+        require_or_skip("this tree is not a git checkout; clone it")
+    git = require_tool("git", "apt-get install git")
+    command = [git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout
+    paths = [ROOT / os.fsdecode(name) for name in listed.split(b"\0") if name]
+    return [path for path in paths if path.is_file()]
+
+
+# --- the tree --------------------------------------------------------------------------------------------------------
+
+
+def test_no_tracked_file_is_larger_than_a_megabyte() -> None:
+    assert [path for path in tracked() if path.stat().st_size > MEGABYTE] == []
+
+
+def test_no_tracked_file_names_a_folder_of_somebodys_machine() -> None:
+    assert [path for path in tracked() if path != Path(__file__) and MACHINE_PATH.search(path.read_bytes())] == []
+
+
+@pytest.mark.parametrize("text", [b'open("/root/x")', b"cd /home/me", b"(/work/main)", b"x = /Users/me", b"in `/work`"])
+def test_given_such_a_folder_when_text_names_it_then_it_is_found(text: bytes) -> None:
+    assert MACHINE_PATH.search(text)
+
+
+@pytest.mark.parametrize("text", [b"/v1/home", b"src/work/x", b"a/root b", b"${X}/work/y", b"root /workers/a"])
+def test_given_another_path_when_text_names_it_then_it_is_let_be(text: bytes) -> None:
+    assert not MACHINE_PATH.search(text)
+
+
+def test_every_skip_of_a_test_goes_through_the_helper_that_fails_in_ci() -> None:
+    tests = set((ROOT / "tests").rglob("*.py")) - {ROOT / "tests/support.py", Path(__file__)}
+    assert [path for path in tests if SKIPPING.search(path.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("1", pytest.fail.Exception), ("", pytest.skip.Exception)])
+def test_given_a_missing_tool_when_a_test_needs_it_then_ci_fails_and_a_desk_skips(
+    ci: str, outcome: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    with pytest.raises(outcome, match="no-such-tool is missing; install it: apt-get install no-such-tool"):
+        require_tool("no-such-tool", "apt-get install no-such-tool")
+
+
+# --- the lock --------------------------------------------------------------------------------------------------------
+
+
+def locked() -> dict[str, str]:
+    """Each locked requirement by its name."""
+    lines = [line.removesuffix(" \\") for line in LOCK.splitlines() if line[:1] not in {"", " ", "#"}]
+    return {canonicalize_name(Requirement(line).name): line for line in lines}
+
+
+def test_the_lock_names_no_index_no_address_and_no_place() -> None:
+    assert re.findall(r"://|\s@\s|^\s*-(?!-hash=sha256:)", LOCK, flags=re.MULTILINE) == []
+
+
+def test_every_locked_requirement_has_one_version_and_its_hashes() -> None:
+    requirement = re.compile(r"[\w.-]+==[\w.!+-]+( ; [^\\]+)?( \\\n +--hash=sha256:[0-9a-f]{64})+\n?")
+    _, *blocks = re.split(r"^(?=[^\s#])", LOCK, flags=re.MULTILINE)
+    assert [block for block in blocks if not requirement.fullmatch(block)] == []
+
+
+def test_the_lock_holds_what_make_installs() -> None:
+    wanted = PYPROJECT["project"]["dependencies"] + PYPROJECT["project"]["optional-dependencies"]["dev"]
+    wanted += PYPROJECT["build-system"]["requires"]
+    pins = locked()
+    for requirement in map(Requirement, wanted):
+        pin = Requirement(pins[canonicalize_name(requirement.name)])
+        [exact] = pin.specifier
+        assert requirement.specifier.contains(exact.version), requirement
+
+
+# --- the documents ---------------------------------------------------------------------------------------------------
+
+
+def test_the_error_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
+    drawn: dict[str, str] = {}
+    ancestors: list[str] = []
+    assert errors.__doc__
+    for indent, name in re.findall(r"^ {4}((?:[│├└─]|  )*[│├└─ ]*)([A-Z]\w+)", errors.__doc__, flags=re.MULTILINE):
+        del ancestors[len(indent) // 4 :]
+        drawn[name] = ancestors[-1] if ancestors else "Exception"
+        ancestors.append(name)
+    classes = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__]
+    assert drawn == {kind.__name__: kind.__bases__[0].__name__ for kind in classes}
+
+
+def test_the_newest_entry_of_the_changelog_is_this_version() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## \[(.+?)\]", changelog, flags=re.MULTILINE)
+    assert newest
+    assert newest[1] == version("tms-janitor") == PYPROJECT["project"]["version"]
+
+
+@pytest.mark.parametrize("command", sorted(PYPROJECT["project"]["scripts"]))
+def test_each_console_script_says_the_version(command: str) -> None:
+    script = Path(sys.executable).parent / command
+    answer = subprocess.run([script, "--version"], check=True, capture_output=True, text=True)
+    assert version("tms-janitor") in answer.stdout
+
+
+def test_the_packages_say_that_they_are_typed() -> None:
+    files = {str(file) for package in ("tms_core", "janitor") for file in (ROOT / package).glob("py.typed")}
+    assert len(files) == 2
+    assert distribution("tms-janitor").metadata["Name"] == "tms-janitor"
+
+
+def test_the_example_of_a_logging_configuration_is_one() -> None:
+    example = yaml.safe_load((ROOT / "conf/logging.yaml").read_text(encoding="utf-8"))
+    logging.config.DictConfigurator(example)
+    assert all(handler["stream"] == "ext://sys.stderr" for handler in example["handlers"].values())

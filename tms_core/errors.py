@@ -1,0 +1,105 @@
+"""Every error the project raises on purpose, as one tree.
+
+    TmsError                     anything of ours
+    ├── ConfigurationError       a setting is wrong; says which, and what to write instead
+    ├── FormatError              bytes that are not what they should be
+    │   ├── KeyFormatError       a row key that is not one of ours
+    │   ├── MetadataError        a topic's properties do not parse
+    │   └── SnapshotError        a transaction snapshot that cannot be used
+    │       └── UnsupportedSnapshotVersion
+    ├── NoSnapshot               no snapshot where one was looked for
+    ├── StoreError               the store could not be opened, read or written
+    │   ├── StoreBusy            another process holds the store
+    │   ├── StoreNotFound        there is no store at that place
+    │   └── StoreLayoutError     a store of a layout this version does not serve (CDAP 6)
+    └── Refused                  the request was understood and is not safe to carry out
+        ├── NotAdopted           first contact: nobody has adopted this store yet
+        ├── GuardTripped         a guard stopped the run before its first write
+        └── PlanRefused          a plan file no longer fits the store it was made for
+
+A command catches the root and prints one sentence::
+
+    try:
+        report = run_once(...)
+    except TmsError as error:
+        print(error)          # what happened, then what to do next
+"""
+
+from __future__ import annotations
+
+
+class TmsError(Exception):
+    """Root of the tree.
+
+    Args:
+        message: one sentence saying what happened and where.
+        hint: one sentence saying what to do next, or an empty string.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}" if self.hint else self.message
+
+
+class ConfigurationError(TmsError):
+    """A setting is missing, unknown or has an impossible value."""
+
+
+class FormatError(TmsError):
+    """Bytes do not have the layout they must have."""
+
+
+class KeyFormatError(FormatError):
+    """A row key's length, separators or grammar are not those of a row of ours."""
+
+
+class MetadataError(FormatError):
+    """A topic's stored properties do not parse (``docs/formats.md``, metadata table)."""
+
+
+class SnapshotError(FormatError):
+    """A transaction snapshot is truncated, corrupt or otherwise unusable."""
+
+
+class UnsupportedSnapshotVersion(SnapshotError):
+    """A snapshot's leading version number is not 1, 2, 3 or 4."""
+
+
+class NoSnapshot(TmsError):
+    """A source holds no snapshot that can be read."""
+
+
+class StoreError(TmsError):
+    """The store failed to open, read or write."""
+
+
+class StoreBusy(StoreError):
+    """Another process holds the store; LevelDB allows one process at a time."""
+
+
+class StoreNotFound(StoreError):
+    """No store at the configured place."""
+
+
+class StoreLayoutError(StoreError):
+    """A LevelDB folder in a layout of CDAP 6, which is not served."""
+
+
+class Refused(TmsError):
+    """Understood, and not safe to carry out; nothing was changed."""
+
+
+class NotAdopted(Refused):
+    """The store was never adopted by this janitor's state (rule S8, S13)."""
+
+
+class GuardTripped(Refused):
+    """A guard (clock, identity) stopped the run before it wrote anything (rule S7, S13)."""
+
+
+class PlanRefused(Refused):
+    """``apply`` found that what the plan rests on has moved."""

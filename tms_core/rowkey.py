@@ -1,0 +1,211 @@
+"""Row keys: pure bytes, shared by everything that reads, writes or deletes rows.
+
+A data key is ``namespace:topic:`` + generation (4 bytes) + a tail of fixed length, so it is parsed from its end. All
+numbers are big-endian; generation, times and write pointers are signed, sequence ids are unsigned. Byte order is the
+order rows are stored in, which makes a negative number sort *after* every positive one. ``docs/formats.md``, "Row
+keys", has the layouts with worked examples.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tms_core.errors import KeyFormatError
+from tms_core.topic import TopicId
+
+GENERATION_BYTES = 4
+#: publish time (8) + sequence id (2)
+MESSAGE_TAIL_BYTES = 10
+#: write pointer (8) + write time (8) + payload sequence id (2)
+PAYLOAD_TAIL_BYTES = 18
+#: Numbers with the sign bit set sort from here on.
+NEGATIVE = b"\x80"
+#: What a publish time or a write time may at most be.
+LONG_MAX = 2**63 - 1
+
+_MESSAGE = struct.Struct(">iqH")
+_PAYLOAD = struct.Struct(">iqqH")
+_MESSAGE_ID = struct.Struct(">qHqH")
+
+
+class MessageKey(NamedTuple):
+    """Key of a row of the message table."""
+
+    topic: TopicId
+    generation: int
+    publish_ms: int
+    sequence: int
+
+    @classmethod
+    def parse(cls, key: bytes) -> MessageKey | None:
+        """The key's parts, or None when the bytes are not a message key of ours (rule L0)."""
+        topic = TopicId.from_prefix(key[: -_MESSAGE.size])
+        if topic is None:
+            return None
+        return cls(topic, *_MESSAGE.unpack(key[-_MESSAGE.size :]))
+
+    def pack(self) -> bytes:
+        return self.topic.prefix + _pack(_MESSAGE, self.generation, self.publish_ms, self.sequence)
+
+    @property
+    def time_ms(self) -> int:
+        """What its age is measured from: the publish time."""
+        return self.publish_ms
+
+
+class PayloadKey(NamedTuple):
+    """Key of a row of the payload table; rows sort by transaction first, only then by time."""
+
+    topic: TopicId
+    generation: int
+    write_pointer: int
+    write_ms: int
+    sequence: int
+
+    @classmethod
+    def parse(cls, key: bytes) -> PayloadKey | None:
+        """The key's parts, or None when the bytes are not a payload key of ours (rule L0)."""
+        topic = TopicId.from_prefix(key[: -_PAYLOAD.size])
+        if topic is None:
+            return None
+        return cls(topic, *_PAYLOAD.unpack(key[-_PAYLOAD.size :]))
+
+    def pack(self) -> bytes:
+        return self.topic.prefix + _pack(_PAYLOAD, self.generation, self.write_pointer, self.write_ms, self.sequence)
+
+    @property
+    def time_ms(self) -> int:
+        """What its age is measured from: its own write time, not its message's publish time."""
+        return self.write_ms
+
+
+class MessageId(NamedTuple):
+    """The 20-byte id a consumer sees; the payload part is 0/0 for a message stored in the message table."""
+
+    publish_ms: int
+    sequence: int
+    payload_ms: int = 0
+    payload_sequence: int = 0
+
+    @classmethod
+    def parse(cls, data: bytes) -> MessageId:
+        """Read 20 bytes.
+
+        Raises:
+            KeyFormatError: another length.
+        """
+        if len(data) != _MESSAGE_ID.size:
+            raise KeyFormatError(f"a message id has {_MESSAGE_ID.size} bytes, not {len(data)}")
+        return cls(*_MESSAGE_ID.unpack(data))
+
+    @classmethod
+    def from_hex(cls, text: str) -> MessageId:
+        """Read 40 hex digits.
+
+        Raises:
+            KeyFormatError: not 40 hex digits.
+        """
+        try:
+            return cls.parse(bytes.fromhex(text))
+        except ValueError as error:
+            raise KeyFormatError(f"{text!r} is not a message id: 40 hex digits") from error
+
+    def pack(self) -> bytes:
+        return _pack(_MESSAGE_ID, *self)
+
+    def __str__(self) -> str:
+        return self.pack().hex()
+
+    @property
+    def in_payload_table(self) -> bool:
+        """CDAP decides this by the payload time alone."""
+        return self.payload_ms != 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cutoff:
+    """The moment before which a row is expired, in milliseconds since the epoch; never negative.
+
+    One type for policy, ranges and fetch: a row exactly at the cut-off lives everywhere.
+    """
+
+    ms: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ms <= LONG_MAX:
+            raise ValueError(f"a cut-off lies between 0 and 2^63-1 ms, not at {self.ms}")
+
+    @classmethod
+    def at(cls, now_ms: int, ttl_seconds: int) -> Cutoff:
+        """The cut-off of a topic at ``now_ms``: ``max(0, now - ttl)``."""
+        return cls(max(0, now_ms - ttl_seconds * 1000))
+
+    def expires(self, time_ms: int) -> bool:
+        """Whether a row of this time is strictly older than the ttl."""
+        return time_ms < self.ms
+
+
+def topic_prefix(key: bytes) -> bytes | None:
+    """``namespace:topic:`` at the start of a key of any length, or None when the grammar does not fit.
+
+    A key that is not a row of ours may still start like a topic's rows and sort among them.
+    """
+    namespace, _, rest = key.partition(b":")
+    topic, colon, _ = rest.partition(b":")
+    prefix = namespace + b":" + topic + colon
+    return prefix if TopicId.from_prefix(prefix) is not None else None
+
+
+def generation_prefix(prefix: bytes, generation: int) -> bytes:
+    """Start of the rows of one generation; ``generation`` may be 2^31, the first one past all positive ones."""
+    return prefix + (generation & 0xFFFFFFFF).to_bytes(GENERATION_BYTES, "big")
+
+
+def time_prefix(prefix: bytes, generation: int, time_ms: int) -> bytes:
+    """Start of the message rows of one generation published at or after ``time_ms`` (>= 0)."""
+    return generation_prefix(prefix, generation) + time_ms.to_bytes(8, "big")
+
+
+def pointer_prefix(prefix: bytes, generation: int, write_pointer: int) -> bytes:
+    """Start of the payload rows of one transaction."""
+    return generation_prefix(prefix, generation) + write_pointer.to_bytes(8, "big", signed=True)
+
+
+def stop_key(prefix: bytes) -> bytes | None:
+    """The first key after all keys that start with ``prefix``; None means there is no such key (all bytes ff)."""
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
+
+
+def java_abs(pointer: int) -> int:
+    """``Math.abs`` of a Java long: -2^63 stays as it is."""
+    return pointer if pointer >= 0 or pointer == -(2**63) else -pointer
+
+
+def java_hash(key: bytes) -> int:
+    """``Arrays.hashCode`` over bytes: signed 32-bit, from 1, times 31 plus each signed byte."""
+    value = 1
+    for byte in key:
+        value = (31 * value + (byte if byte < 128 else byte - 256)) & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def salt(key: bytes, buckets: int) -> bytes:
+    """The salt byte HBase rows start with: Java's ``abs(hash) % buckets``, as one byte.
+
+    Java's abs leaves -2^31 negative, and its remainder takes the sign of the dividend, so a bucket count that is not
+    a power of two gives a byte outside the buckets for that one hash. We repeat that: it is where the row is.
+    """
+    digest = java_hash(key)
+    magnitude = abs(digest)
+    remainder = magnitude % buckets if digest != -(2**31) else -(magnitude % buckets)
+    return bytes([remainder & 0xFF])
+
+
+def _pack(layout: struct.Struct, *fields: int) -> bytes:
+    try:
+        return layout.pack(*fields)
+    except struct.error as error:
+        raise KeyFormatError(f"a key cannot hold {fields}: {error}") from error

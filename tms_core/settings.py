@@ -1,0 +1,291 @@
+"""The settings of store, transactions and server, each with its meaning, unit, default and the reason for it.
+
+The janitor's own section is the janitor's (``janitor.settings``): this package serves messages without it and leaves
+what stands under ``janitor:`` alone. ``docs/configuration.md`` is made from the models.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, Field, Strict, model_validator
+
+from tms_core.layered import Entry, Flags, Loaded, Section, load_as, setting, wrong
+from tms_core.topic import INT_MAX, TopicId
+
+__all__ = [
+    "AuthRule",
+    "AuthSettings",
+    "Entry",
+    "HBaseSettings",
+    "LevelDbSettings",
+    "Loaded",
+    "ServerSettings",
+    "Settings",
+    "StorageSettings",
+    "TlsSettings",
+    "TransactionSettings",
+    "load",
+]
+
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+#: What a shell pattern over ``namespace:topic`` can be made of.
+_PATTERN = re.compile(r"[A-Za-z0-9_:*?\[\]!-]+")
+_MAX_PORT = 65535
+
+
+def _address(address: str) -> str:
+    match = _ADDRESS.fullmatch(address)
+    if not match or not 0 < int(match[2]) <= _MAX_PORT:
+        raise ValueError("this is not HOST:PORT")
+    return address
+
+
+def _topic(topic: str) -> str:
+    return str(TopicId.parse(topic))
+
+
+def _pattern(pattern: str) -> str:
+    if not _PATTERN.fullmatch(pattern) or not set(":*") & set(pattern):
+        raise ValueError("this matches no topic; a topic is written NAMESPACE:TOPIC, a pattern default:audit*")
+    return pattern
+
+
+Switch = Annotated[bool, Strict()]
+Count = Annotated[int, Strict(), Field(ge=1, le=INT_MAX)]
+CountOrZero = Annotated[int, Strict(), Field(ge=0, le=INT_MAX)]
+Port = Annotated[int, Strict(), Field(ge=0, le=_MAX_PORT)]
+Host = Annotated[str, Field(min_length=1)]
+Address = Annotated[str, AfterValidator(_address)]
+Topic = Annotated[str, AfterValidator(_topic)]
+TopicPattern = Annotated[str, AfterValidator(_pattern)]
+
+
+class LevelDbSettings(Section):
+    path: Path = setting(
+        Path("data/messaging"),
+        "the folder with system.tms.meta, system.tms.message and system.tms.payload, and nothing else",
+        reason="beside the other data of a checkout",
+        place=True,
+    )
+
+
+class HBaseSettings(Section):
+    thrift: Annotated[tuple[Address, ...], Field(min_length=1)] = setting(
+        ("127.0.0.1:9090",), "HOST:PORT of each HBase Thrift server", reason="HBase's own default port"
+    )
+    thrift2: Annotated[tuple[Address, ...], Field(min_length=1)] | None = setting(
+        None, "HOST:PORT of each HBase Thrift 2 server, or null", reason="the first interface does all that is needed"
+    )
+    namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")] = setting(
+        "cdap_system", "the HBase namespace of the tables", reason="where CDAP puts its system tables"
+    )
+    connections: Count = setting(
+        4, "Thrift connections kept open", unit="connections", reason="as many as the janitor has workers"
+    )
+    timeout_seconds: Count = setting(
+        30,
+        "how long one call may take before its connection is closed and never used again",
+        unit="seconds",
+        reason="long enough for a page during a region's move; no call may hang for ever",
+    )
+    buckets: Annotated[int, Strict(), Field(ge=1, le=256)] = setting(
+        16,
+        "salt buckets of tables that are made here; existing tables say themselves how many they have",
+        unit="buckets",
+        reason="CDAP's default",
+    )
+
+
+class StorageSettings(Section):
+    kind: Literal["leveldb", "hbase", "memory"] = setting(
+        "leveldb", "which store holds the tables", reason="needs nothing to be installed"
+    )
+    leveldb: LevelDbSettings = LevelDbSettings()
+    hbase: HBaseSettings = HBaseSettings()
+
+
+class TransactionSettings(Section):
+    source: Literal["manager", "directory", "thrift", "none"] = setting(
+        "manager",
+        "where transaction snapshots come from: the manager inside `tms serve`, a directory of snapshot files, a "
+        "transaction service, or nowhere (then nothing is inverted and no boundary claimed)",
+        reason="on one machine the manager is there",
+    )
+    directory: str = setting(
+        "data/tx",
+        "where snapshot files are, and where the manager writes its own: a path or a webhdfs:// URL",
+        reason="beside the store",
+        place=True,
+    )
+    thrift: Address = setting("127.0.0.1:15165", "HOST:PORT of the transaction service", reason="Tephra's default port")
+    snapshot_interval_seconds: Count = setting(
+        60,
+        "how often a snapshot is written; one older than twice this is not used",
+        unit="seconds",
+        reason="CDAP's default",
+    )
+    max_lifetime_seconds: Count | None = setting(
+        None,
+        "how long a transaction may write, as the servers enforce it (data.tx.max.lifetime); null: 90000 is assumed "
+        "where that is safe, and no boundary is claimed",
+        unit="seconds",
+        reason="a claim must not rest on a guess",
+    )
+    grace_seconds: CountOrZero = setting(
+        86400,
+        "how long after its lifetime a transaction's writes may still arrive (data.tx.grace.period)",
+        unit="seconds",
+        reason="CDAP's default",
+    )
+
+    def snapshot_directory(self) -> str | None:
+        """Where a program outside the server finds snapshot files; None: it works without.
+
+        A manager is out of reach there, but it writes its snapshots into ``directory``, if it ever ran on this machine.
+        """
+        if self.source == "directory" or (self.source == "manager" and Path(self.directory).is_dir()):
+            return self.directory
+        return None
+
+
+class TlsSettings(Section):
+    certificate: Path = setting(..., "the certificate chain, a PEM file", reason="there is no safe default", place=True)
+    key: Path = setting(..., "its private key, a PEM file", reason="there is no safe default", place=True)
+
+
+class AuthRule(Section):
+    """What a principal may do on the topics that match."""
+
+    principal: Annotated[str, Field(min_length=1)]
+    topics: Annotated[tuple[TopicPattern, ...], Field(min_length=1)]
+    can: Annotated[tuple[Literal["admin", "publish", "consume"], ...], Field(min_length=1)]
+
+
+class AuthSettings(Section):
+    kind: Literal["none", "tokens", "jwt"] = setting(
+        "none",
+        "how a request proves who sent it; none accepts everybody, on a loopback address only",
+        reason="nothing to set up at a desk",
+    )
+    tokens_file: Path | None = setting(
+        None,
+        "for kind tokens: the file of hashed tokens and their principals",
+        reason="there is no safe default",
+        place=True,
+    )
+    key_file: Path | None = setting(
+        None,
+        "for kind jwt: the public key that signs tokens, a PEM file",
+        reason="there is no safe default",
+        place=True,
+    )
+    audience: str | None = setting(
+        None, "for kind jwt: the audience a token must name; null: any", reason="not every issuer names one"
+    )
+    issuer: str | None = setting(
+        None, "for kind jwt: the issuer a token must name; null: any", reason="a key usually has one issuer"
+    )
+    rules: tuple[AuthRule, ...] = setting(
+        (),
+        "who may do what: a list of {principal, topics, can: [admin, publish, consume]}",
+        reason="nobody may do anything until it is said",
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.kind == "tokens" and self.tokens_file is None:
+            raise wrong("tokens_file", "kind tokens needs it; write the path of a file")
+        if self.kind == "jwt" and self.key_file is None:
+            raise wrong("key_file", "kind jwt needs it; write the path of a PEM file")
+        if self.kind == "none" and self.rules:
+            raise wrong("rules", "kind none asks nobody who they are; write kind: tokens or jwt, or no rules")
+        return self
+
+
+class ServerSettings(Section):
+    host: Host = setting("127.0.0.1", "the address to listen at", reason="without authentication nobody else may")
+    port: Port = setting(11015, "the port to listen at; 0: a free one, printed", reason="CDAP's router port")
+    default_ttl_seconds: Count = setting(
+        604800,
+        "how long messages of a topic live that is created without a ttl",
+        unit="seconds",
+        reason="CDAP's 7 days",
+    )
+    max_request_mb: Count = setting(
+        10, "the largest request body", unit="MB", reason="a request is held in memory whole"
+    )
+    json_poll_limit: Count = setting(
+        1000,
+        "messages in a JSON answer to a poll without a limit",
+        unit="messages",
+        reason="a JSON answer is held whole",
+    )
+    cache_mb: CountOrZero = setting(30, "memory for recent messages; 0: none", unit="MB", reason="CDAP's default")
+    system_topics: tuple[Topic, ...] = setting(
+        (), "topics created at start, NAMESPACE:TOPIC", reason="CDAP's own are created by CDAP"
+    )
+    tls: TlsSettings | None = setting(None, "certificate and key; null: plain HTTP", reason="loopback needs none")
+    auth: AuthSettings = AuthSettings()
+
+    @model_validator(mode="after")
+    def _nobody_else(self) -> Self:
+        if self.auth.kind == "none" and not _is_loopback(self.host):
+            raise wrong(
+                "host", f"without authentication {self.host} is open to all; write 127.0.0.1, or set server.auth"
+            )
+        return self
+
+
+class Settings(Section):
+    """What ``tms`` reads."""
+
+    left_alone: ClassVar[frozenset[str]] = frozenset({"janitor"})
+
+    storage: StorageSettings = StorageSettings()
+    transactions: TransactionSettings = TransactionSettings()
+    server: ServerSettings = ServerSettings()
+
+    @model_validator(mode="after")
+    def _beside_the_store(self) -> Self:
+        self.require_beside_store("transactions.directory", self.transactions.directory)
+        return self
+
+    def require_beside_store(self, name: str, place: str | Path) -> None:
+        """Refuse a folder inside LevelDB's: what is not a table of CDAP's must not lie there."""
+        store = self.storage.leveldb.path
+        if self.storage.kind == "leveldb" and Path(place).is_relative_to(store):
+            raise wrong(name, f"{place} lies inside the store {store}; write a folder beside it")
+
+
+#: What the flags that every command has set.
+FLAGS: Flags = {
+    "leveldb": lambda folder: {"storage.kind": "leveldb", "storage.leveldb.path": folder},
+    "hbase": lambda servers: {"storage.kind": "hbase", "storage.hbase.thrift": servers.split(",")},
+    "snapshots": lambda place: {"transactions.source": "directory", "transactions.directory": place},
+}
+
+
+def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Loaded[Settings]:
+    """The settings of ``tms``, from flags, else the environment, else the file, else the defaults.
+
+    Args:
+        file: a YAML file; None: the built-in standalone configuration.
+        environ: ``os.environ``; names like ``TMS_STORAGE__LEVELDB__PATH``.
+        flags: ``leveldb``, ``hbase``, ``snapshots``; None is a flag not given.
+
+    Raises:
+        ConfigurationError: names the setting, where it came from and what to write.
+    """
+    return load_as(Settings, file, environ, flags, FLAGS)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,1 @@
+"""One interface to the three tables, and the stores that implement it."""

@@ -1,0 +1,166 @@
+"""The interface every store implements, so that one law and one suite of tests serve them all.
+
+Everything is read in *pages*: a page opens, reads at most ``limit`` rows, closes and says where the next one starts.
+Nothing stays open between pages, so a sweep can delete, wait for its rate or be killed between any two of them, a
+snapshot of the store is never pinned, and the same code drives LevelDB on a disk and HBase behind a Thrift server.
+The price is one seek per page, which a page of a few thousand rows pays for many times over.
+
+Ranges are half-open, ``[start, stop)``; ``stop`` None means the end of the table. Row keys carry no salt here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+TableName = Literal["message", "payload", "metadata"]
+
+
+class Page(NamedTuple, Generic[T]):
+    """At most ``limit`` items in key order; ``resume`` is where the next page starts, None at the end of the range.
+
+    A page may hold fewer items than asked for, even none, and still have a ``resume``: rows without what was asked
+    for were read and left out.
+    """
+
+    items: list[T]
+    resume: bytes | None
+
+
+class MessageValue(NamedTuple):
+    """What a row of the message table holds.
+
+    Attributes:
+        pointer: the stored write pointer, negative once rolled back or inverted; None if published without one.
+        payload: the bytes; None for a reference to the payload table.
+    """
+
+    pointer: int | None
+    payload: bytes | None
+
+
+class TxCell(NamedTuple):
+    """The transactional part of one message row.
+
+    Attributes:
+        key: the row's key.
+        pointer: the stored write pointer, as it is.
+        refers: whether the row takes its payload from the payload table; True when the store cannot tell cheaply.
+    """
+
+    key: bytes
+    pointer: int
+    refers: bool
+
+
+class KeyTable(ABC):
+    """What the message table and the payload table have in common: keys, and deleting by key."""
+
+    name: TableName
+
+    @abstractmethod
+    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+        """Keys only; values are not read where the store can avoid it."""
+
+    @abstractmethod
+    def delete(self, keys: Sequence[bytes]) -> None:
+        """Delete rows; keys that are not there are no error. Durable after :meth:`sync`."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Return when everything written so far survives a crash of the machine."""
+
+    @abstractmethod
+    def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
+        """About how many bytes the range takes on disk; 0 where the store cannot tell."""
+
+    @abstractmethod
+    def compact(self, start: bytes, stop: bytes) -> None:
+        """Ask for the space of deleted rows in the range to be given back."""
+
+
+class MessageTable(KeyTable):
+    """The message table."""
+
+    @abstractmethod
+    def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
+        """Transactional rows only. ``limit`` bounds the rows read, not the rows returned."""
+
+    @abstractmethod
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, MessageValue]]:
+        """Whole rows."""
+
+    @abstractmethod
+    def invert(self, cells: Sequence[TxCell]) -> list[bool]:
+        """Store the negated pointer in each row that still carries exactly ``cell.pointer`` (rule S6).
+
+        Durable on return. Payload, other cells and key stay. A row that is gone or carries another pointer is left
+        as it is.
+
+        Returns:
+            For each cell whether its row was changed.
+        """
+
+    @abstractmethod
+    def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
+        """Write rows in one durable batch, as CDAP would."""
+
+
+class PayloadTable(KeyTable):
+    """The payload table."""
+
+    @abstractmethod
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+        """Whole rows."""
+
+    @abstractmethod
+    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """Write rows in one durable batch, as CDAP would."""
+
+
+class MetadataTable(ABC):
+    """The metadata table: a topic's key to its JSON. Small, so it is listed whole."""
+
+    @abstractmethod
+    def rows(self) -> list[tuple[bytes, bytes]]:
+        """All rows in key order, deleted topics and rows that do not parse among them."""
+
+    @abstractmethod
+    def get(self, key: bytes) -> bytes | None:
+        """One row's value."""
+
+    @abstractmethod
+    def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
+        """Write ``value`` if the row still holds ``expected`` (None: has no row). Durable on return."""
+
+
+class Store(ABC):
+    """Three tables that belong together.
+
+    Attributes:
+        calls: how many operations were asked of the store, by name: ``keys``, ``cells``, ``delete`` and so on. A page
+            of any size is one call.
+    """
+
+    metadata: MetadataTable
+    message: MessageTable
+    payload: PayloadTable
+    calls: Counter[str]
+
+    @abstractmethod
+    def identity(self) -> str:
+        """Names this very store, and changes when it is copied or replaced (rule S13)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the store; closing twice is no error."""
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,228 @@
+"""A second pair of files for a plan, so that looking at a store changes nothing in it (rule S5).
+
+LevelDB has no read-only mode: merely opening a folder rewrites its log, its MANIFEST and its names. A plan therefore
+opens a clone: tables are hard links, since LevelDB never changes a finished table; logs, MANIFEST and CURRENT are
+copies. The original is only read, under a shared lock that keeps writers out while the copy is made.
+
+The trade: a plan costs the disk the size of the logs, and of what LevelDB compacts in the clone while it is open; where
+links are refused (another disk, some network disks) the tables are copied, and :attr:`ClonedStore.linked` says so.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from tms_core.errors import StoreError
+from tms_core.tables.base import (
+    MessageTable,
+    MessageValue,
+    MetadataTable,
+    PayloadTable,
+    Store,
+    TableName,
+    TxCell,
+)
+from tms_core.tables.leveldb import (
+    AbsentMessageTable,
+    AbsentPayloadTable,
+    LevelDBMessageReads,
+    LevelDBMetadataReads,
+    LevelDBPayloadReads,
+)
+from tms_core.tables.leveldb_database import Database
+from tms_core.tables.leveldb_folder import locked, translated
+from tms_core.tables.leveldb_layout import find_tables, identity
+from tms_core.tables.leveldb_manifest import correct_sizes, current_manifest, table_files
+
+_PREFIX = "plan-"
+#: What a file system answers that has no hard links, or none from here to there.
+_NO_LINKS = frozenset(
+    {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+)
+
+
+def clone(path: Path | str, into: Path | str) -> ClonedStore:
+    """Open a store for reading, leaving every file of it as it is.
+
+    Args:
+        path: the store, closed or held by nobody who writes.
+        into: the folder the clone lives in while it is open; made when missing. Not inside the store.
+
+    Raises:
+        StoreBusy: a process has the store open, perhaps this one.
+        StoreNotFound, StoreLayoutError: as for the store itself.
+        StoreError: a folder is damaged, or the clone cannot be written.
+    """
+    return ClonedStore(Path(path), Path(into))
+
+
+def remove_stale(into: Path | str) -> int:
+    """Remove the clones that processes which are gone left behind; call it at start.
+
+    A clone in use is locked by its process, so neither a process id that was given out again nor one in another
+    container is mistaken for its owner.
+
+    Returns:
+        How many were removed.
+    """
+    removed = 0
+    for folder in sorted(Path(into).glob(f"{_PREFIX}*")):
+        with translated(folder), suppress(FileNotFoundError, BlockingIOError), ExitStack() as stack:
+            _own(folder, stack)
+            shutil.rmtree(folder)
+            removed += 1
+    return removed
+
+
+class ClonedStore(Store):
+    """A store's contents at the moment it was cloned, for reading; :func:`clone` makes one.
+
+    What would write raises :class:`StoreError`, and there is nothing behind it that could.
+
+    Attributes:
+        linked: whether all tables are hard links.
+        copied_bytes: how much had to be copied.
+    """
+
+    def __init__(self, path: Path, into: Path) -> None:
+        self.calls = Counter()
+        self.linked = True
+        self.copied_bytes = 0
+        sources = find_tables(path)
+        self._identity = identity(path)
+        _refuse_inside(path, into)
+        with ExitStack() as stack:
+            folder = _new_folder(into, stack)
+            self._copy_all(sources, folder)
+            databases = {name: self._open_copy(folder / name, stack) for name in sources}
+            self._open = stack.pop_all()
+        calls = self.calls
+        message, payload = databases.get("message"), databases.get("payload")
+        self.metadata = ClonedMetadataTable(databases["metadata"], calls)
+        self.message = ClonedMessageTable(message, calls) if message else AbsentMessageTable(calls)
+        self.payload = ClonedPayloadTable(payload, calls) if payload else AbsentPayloadTable(calls)
+
+    def identity(self) -> str:
+        """The original's."""
+        return self._identity
+
+    def close(self) -> None:
+        """Close the clone and remove its files; those of the original stay."""
+        self._open.close()
+
+    def _copy_all(self, sources: Mapping[TableName, Path], folder: Path) -> None:
+        with ExitStack() as locks:
+            for source in sources.values():
+                locks.enter_context(locked(source, shared=True))
+            for name, source in sources.items():
+                with translated(source):
+                    self._copy_folder(source, folder / name)
+
+    def _copy_folder(self, source: Path, target: Path) -> None:
+        target.mkdir()
+        for table in table_files(source).values():
+            self._link(table, target / table.name)
+        for file in (source / "CURRENT", source / current_manifest(source), *source.glob("*.log")):
+            self._copy(file, target / file.name)
+
+    def _link(self, source: Path, target: Path) -> None:
+        try:
+            target.hardlink_to(source)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            self.linked = False
+            self._copy(source, target)
+
+    def _copy(self, source: Path, target: Path) -> None:
+        shutil.copyfile(source, target)
+        self.copied_bytes += target.stat().st_size
+
+    def _open_copy(self, folder: Path, stack: ExitStack) -> Database:
+        correct_sizes(folder)
+        database = Database(folder)
+        stack.callback(database.close)
+        return database
+
+
+class _NoWrites:
+    """What the message and the payload table of a clone refuse alike."""
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        raise _read_only()
+
+    def sync(self) -> None:
+        raise _read_only()
+
+    def compact(self, start: bytes, stop: bytes) -> None:
+        raise _read_only()
+
+
+class ClonedMessageTable(_NoWrites, LevelDBMessageReads, MessageTable):
+    """The message table of a clone."""
+
+    name: TableName = "message"
+
+    def invert(self, cells: Sequence[TxCell]) -> list[bool]:
+        raise _read_only()
+
+    def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
+        raise _read_only()
+
+
+class ClonedPayloadTable(_NoWrites, LevelDBPayloadReads, PayloadTable):
+    """The payload table of a clone."""
+
+    name: TableName = "payload"
+
+    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        raise _read_only()
+
+
+class ClonedMetadataTable(LevelDBMetadataReads, MetadataTable):
+    """The metadata table of a clone."""
+
+    def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
+        raise _read_only()
+
+
+def _new_folder(into: Path, stack: ExitStack) -> Path:
+    """A new folder owned by this process, removed with the stack."""
+    with translated(into):
+        into.mkdir(parents=True, exist_ok=True)
+        while True:
+            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=into))
+            with suppress(FileNotFoundError, BlockingIOError):
+                _own(folder, stack)
+                # remove_stale of another process may have come between the two lines above
+                if folder.exists():
+                    stack.callback(shutil.rmtree, folder)
+                    return folder
+
+
+def _own(folder: Path, stack: ExitStack) -> None:
+    """Lock a clone's folder for as long as the stack lives.
+
+    Raises:
+        BlockingIOError: another process owns it.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    stack.callback(os.close, handle)
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _refuse_inside(path: Path, into: Path) -> None:
+    if into.resolve().is_relative_to(path.resolve()):
+        raise StoreError(f"A clone cannot lie in the store it is taken from: {into}.", "Put it beside the store.")
+
+
+def _read_only() -> StoreError:
+    return StoreError("A plan's clone of a store cannot be written.", "Open the store itself: janitor apply.")

@@ -1,0 +1,178 @@
+"""One LevelDB folder seen from outside the library: its lock, its holder, and what the library's errors mean.
+
+Before LevelDB may open a folder that CDAP wrote, and after it has closed one, we work on the files ourselves. That is
+only safe while nobody else has the folder open, so everything here stands on the lock LevelDB itself takes: an
+``fcntl`` lock on the file ``LOCK``, the same in C++ and in Java.
+
+The trade: such a lock belongs to the process, and *closing any handle* of the file drops it. So no function here opens
+``LOCK`` in a process that holds the store; it looks through the process's open files instead. One thread opens and
+clones stores, therefore, while others may use those that are open.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import plyvel
+
+from tms_core.errors import StoreBusy, StoreError
+
+#: What the library and the operating system say, and what the operator can do about it.
+_HINTS = (
+    (
+        ("No space left", "quota exceeded"),
+        "Free some space on that disk, then start again: rows are deleted by writing a little first.",
+    ),
+    (
+        ("Permission denied", "not permitted", "Read-only file system"),
+        "Run as the user the store belongs to, on a file system that can be written.",
+    ),
+    (
+        ("Too many open files",),
+        "Raise the limit of open files (ulimit -n).",
+    ),
+)
+_LOOK = "Look at the disk and at the end of the file LOG in that folder."
+_DAMAGED = "Restore the store from a backup, or try plyvel.repair_db on a copy of that folder."
+
+
+@contextmanager
+def translated(folder: Path) -> Iterator[None]:
+    """The one border where errors of LevelDB and of its files become ours.
+
+    Raises:
+        StoreBusy: another process holds the folder's lock; says which, where it can be found out.
+        StoreError: anything else, with the folder and the next step.
+    """
+    try:
+        yield
+    except (plyvel.Error, OSError) as error:
+        raise _store_error(folder, error) from error
+
+
+@contextmanager
+def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
+    """Hold the folder's lock, so that no LevelDB can have it open meanwhile.
+
+    Args:
+        folder: one LevelDB folder.
+        shared: only keep writers out, and write nothing: for reading a folder that must stay as it is. A folder
+            without a ``LOCK`` file was never opened where it is now, and is read without one.
+
+    Raises:
+        StoreBusy: another process has the folder open, or this process does.
+        StoreError: the lock file cannot be opened.
+    """
+    lock = folder / "LOCK"
+    if _held_here(lock):
+        raise StoreBusy(f"{folder} is already open in this very process.", "Use the store that is open, or close it.")
+    if shared and not lock.exists():
+        yield
+        return
+    with translated(folder):
+        handle = os.open(lock, os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        with translated(folder):
+            _take(folder, handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def sync(path: Path) -> None:
+    """Make a file's bytes, or a folder's names, survive a crash of the machine, whoever wrote them."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _take(folder: Path, handle: int, kind: int) -> None:
+    try:
+        fcntl.lockf(handle, kind | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        raise _busy(folder) from error
+
+
+def _held_here(lock: Path) -> bool:
+    """Whether this process has the lock file open, found without opening it."""
+    try:
+        wanted = lock.stat()
+    except OSError:
+        return False
+    return any(os.path.samestat(found, wanted) for found in _open_files())
+
+
+def _open_files() -> Iterator[os.stat_result]:
+    for name in os.listdir("/dev/fd"):
+        try:
+            yield os.fstat(int(name))
+        except OSError:
+            # The handle the listing itself was read from, or one another thread has just closed.
+            continue
+
+
+def _store_error(folder: Path, error: Exception) -> StoreError:
+    text = _text(error)
+    if "already held by process" in text or ("/LOCK" in text and "temporarily unavailable" in text):
+        return _busy(folder)
+    for words, hint in _HINTS:
+        if any(word in text for word in words):
+            return StoreError(f"{folder}: {text}.", hint)
+    return StoreError(f"{folder}: {text}.", _DAMAGED if isinstance(error, plyvel.CorruptionError) else _LOOK)
+
+
+def _text(error: Exception) -> str:
+    first = error.args[0] if error.args else ""
+    return first.decode("utf-8", "replace") if isinstance(first, bytes) else str(error)
+
+
+def _busy(folder: Path) -> StoreBusy:
+    holder = _holder(folder / "LOCK")
+    if holder is None:
+        return StoreBusy(
+            f"{folder} is held by another process.",
+            "Stop what has it open (CDAP, tms serve, another janitor), or ask the server that holds it.",
+        )
+    pid, program = holder
+    return StoreBusy(f"{folder} is held by process {pid} ({program}).", _advice(program))
+
+
+def _advice(program: str) -> str:
+    if program.startswith("CDAP"):
+        return "LevelDB allows one process at a time: stop CDAP first, then start it again."
+    if program.startswith("tms"):
+        return "Use the janitor inside that server, or stop it first."
+    return "LevelDB allows one process at a time: wait until it ends, or stop it."
+
+
+def _holder(lock: Path) -> tuple[int, str] | None:
+    """The process holding a lock and what it is, or None where the system does not say (other systems, containers)."""
+    try:
+        info = lock.stat()
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    file_id = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
+    for fields in map(str.split, lines):
+        # "1: POSIX ADVISORY WRITE 4711 fe:00:1234 0 EOF"; pid 0 or -1: a process of another container
+        if len(fields) > 5 and fields[5] == file_id and int(fields[4]) > 0:
+            return int(fields[4]), _program(int(fields[4]))
+    return None
+
+
+def _program(pid: int) -> str:
+    """What a process is, in a word; not its arguments, which may hold secrets."""
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return "of an unknown program"
+    names = [Path(argument).name for argument in arguments]
+    if names[0] == "java" and any("cdap" in argument.lower() for argument in arguments):
+        return "CDAP, java"
+    return next((name for name in names[:3] if name in ("tms", "janitor")), names[0] or "of an unknown program")

@@ -1,0 +1,92 @@
+"""Where a store's tables lie on a disk, which layouts are refused, and what names a store.
+
+CDAP changed its folders twice after 5.1 and kept the name of the metadata table, so a store of CDAP 6 looks like one of
+ours with nothing in it. It is therefore told apart before anything is opened, because opening changes files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from tms_core.errors import StoreError, StoreLayoutError, StoreNotFound
+from tms_core.tables.base import TableName
+from tms_core.tables.leveldb_folder import translated
+
+#: CDAP's names (LevelDBTableFactory).
+FOLDERS: Mapping[TableName, str] = {
+    "metadata": "system.tms.meta",
+    "message": "system.tms.message",
+    "payload": "system.tms.payload",
+}
+#: Folders of CDAP 6: one per topic and generation, later of time partitions (LevelDBTableFactory, from 6.0 on).
+_CDAP_6 = re.compile(r"(v2\.)?\w+\.tms\.(message|payload)\.[\w-]+\.-?\d+", re.ASCII)
+
+
+def identity(path: Path) -> str:
+    """Names a store by resolved path and by the inode of its message folder (rule S13).
+
+    A copy has another path; a backup restored, or another store moved to the same place, another inode. The device is
+    left out, because its number changes when the same disk is mounted again. A store without a message table is known
+    by its metadata folder: it holds nothing that could be lost.
+
+    Raises:
+        StoreError: the store is not there any more.
+    """
+    folder = path / FOLDERS["message"]
+    with translated(path):
+        inode = (folder if folder.exists() else path / FOLDERS["metadata"]).stat().st_ino
+        return f"leveldb:{path.resolve()}:{inode}"
+
+
+def find_tables(path: Path, *, create: bool = False) -> dict[TableName, Path]:
+    """The folders of the tables that are there, or all three when they are to be made.
+
+    Raises:
+        StoreNotFound, StoreLayoutError, StoreError: as :class:`LevelDBStore`.
+    """
+    if not path.is_dir():
+        raise StoreNotFound(f"There is no folder {path}.", "Give the folder that holds system.tms.meta.")
+    with translated(path):
+        _refuse_cdap_6(path)
+        folders: dict[TableName, Path] = {name: path / folder for name, folder in FOLDERS.items()}
+        found = {name: folder for name, folder in folders.items() if holds_database(folder)}
+    if create:
+        return folders
+    if "metadata" not in found:
+        raise StoreNotFound(
+            f"{path} holds no metadata table (system.tms.meta).",
+            "Give the folder that holds it (CDAP: messaging.local.data.dir), or let tms serve create a store.",
+        )
+    return found
+
+
+def holds_database(folder: Path) -> bool:
+    """Whether a folder holds a LevelDB database.
+
+    Raises:
+        StoreError: it holds the files of one, but not the one that names them.
+    """
+    if not folder.is_dir():
+        return False
+    if (folder / "CURRENT").exists():
+        return True
+    left = sorted(entry.name for entry in folder.iterdir() if entry.suffix in (".ldb", ".sst", ".log"))
+    if left:
+        # LevelDB would make an empty database here, and remove the files.
+        raise StoreError(
+            f"{folder} has data ({left[0]}) but no CURRENT file.",
+            "Nothing was changed. Restore the folder from a backup, or try plyvel.repair_db on a copy of it.",
+        )
+    return False
+
+
+def _refuse_cdap_6(path: Path) -> None:
+    # Its metadata table has the name of layout A's, so the others are what tells them apart.
+    for entry in sorted(path.iterdir()):
+        if _CDAP_6.fullmatch(entry.name) or (entry.name == "meta" and entry.is_file()):
+            raise StoreLayoutError(
+                f"{path} is in a layout of CDAP 6 ({entry.name}).",
+                "Only stores of CDAP 4.0 to 5.1 and of this project are served; nothing was opened.",
+            )

@@ -1,0 +1,141 @@
+"""A store in memory: for tests, for trying things out, and as the plainest reading of the interface."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from tms_core.tables.base import (
+    MessageTable,
+    MessageValue,
+    MetadataTable,
+    Page,
+    PayloadTable,
+    Store,
+    TableName,
+    TxCell,
+)
+
+V = TypeVar("V")
+
+
+class _Rows(Generic[V]):
+    """Rows by key, and what the message and the payload table do alike with them."""
+
+    def __init__(self, calls: Counter[str]) -> None:
+        self._calls = calls
+        self._values: dict[bytes, V] = {}
+        self._order: list[bytes] | None = []
+
+    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+        self._calls["keys"] += 1
+        page = self._page(start, stop, limit)
+        return Page([key for key, _ in page.items], page.resume)
+
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, V]]:
+        self._calls["rows"] += 1
+        return self._page(start, stop, limit)
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        self._calls["delete"] += 1
+        for key in keys:
+            if self._values.pop(key, None) is not None:
+                self._order = None
+
+    def put(self, rows: Sequence[tuple[bytes, V]]) -> None:
+        self._calls["put"] += 1
+        self._values.update(rows)
+        self._order = None
+
+    def sync(self) -> None:
+        self._calls["sync"] += 1
+
+    def compact(self, start: bytes, stop: bytes) -> None:
+        self._calls["compact"] += 1
+
+    def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
+        return sum(len(key) + len(repr(value)) for key, value in self._page(start, stop, len(self._values)).items)
+
+    def _page(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, V]]:
+        if self._order is None:
+            self._order = sorted(self._values)
+        first = bisect_left(self._order, start)
+        last = len(self._order) if stop is None else bisect_left(self._order, stop)
+        keys = self._order[first : min(last, first + limit)]
+        resume = keys[-1] + b"\x00" if first + limit < last else None
+        return Page([(key, self._values[key]) for key in keys], resume)
+
+
+class MemoryMessageTable(_Rows[MessageValue], MessageTable):
+    """Message rows in memory."""
+
+    name: TableName = "message"
+
+    def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
+        self._calls["cells"] += 1
+        page = self._page(start, stop, limit)
+        transactional = [(key, value.pointer, value.payload is None) for key, value in page.items]
+        return Page([TxCell(key, p, refers) for key, p, refers in transactional if p is not None], page.resume)
+
+    def invert(self, cells: Sequence[TxCell]) -> list[bool]:
+        self._calls["invert"] += 1
+        return [self._invert(cell) for cell in cells]
+
+    def _invert(self, cell: TxCell) -> bool:
+        value = self._values.get(cell.key)
+        if value is None or value.pointer != cell.pointer:
+            return False
+        self._values[cell.key] = value._replace(pointer=-cell.pointer)
+        return True
+
+
+class MemoryPayloadTable(_Rows[bytes], PayloadTable):
+    """Payload rows in memory."""
+
+    name: TableName = "payload"
+
+
+class MemoryMetadataTable(MetadataTable):
+    """Metadata rows in memory."""
+
+    def __init__(self, calls: Counter[str]) -> None:
+        self._calls = calls
+        self._values: dict[bytes, bytes] = {}
+
+    def rows(self) -> list[tuple[bytes, bytes]]:
+        self._calls["metadata"] += 1
+        return sorted(self._values.items())
+
+    def get(self, key: bytes) -> bytes | None:
+        self._calls["get"] += 1
+        return self._values.get(key)
+
+    def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
+        self._calls["set"] += 1
+        if self._values.get(key) != expected:
+            return False
+        self._values[key] = value
+        return True
+
+
+class MemoryStore(Store):
+    """Three tables in memory; gone when the process is.
+
+    Args:
+        identity: what :meth:`identity` answers.
+    """
+
+    def __init__(self, identity: str = "memory") -> None:
+        self.calls = Counter()
+        self.metadata = MemoryMetadataTable(self.calls)
+        self.message = MemoryMessageTable(self.calls)
+        self.payload = MemoryPayloadTable(self.calls)
+        self._identity = identity
+
+    def identity(self) -> str:
+        return self._identity
+
+    def close(self) -> None:
+        """Nothing to let go of."""

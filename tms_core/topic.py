@@ -1,0 +1,148 @@
+"""Topics: their names, their stored properties, and what makes a generation old.
+
+A topic's row in the metadata table is never removed: deleting a topic negates its generation, creating it again goes
+one above. So "no row" and "deleted" look alike to a reader and are opposites to a cleaner, and the types here keep
+them apart. Byte layouts: ``docs/formats.md``, "Metadata table".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tms_core.errors import MetadataError
+
+#: Namespaces and topics as CDAP accepts them (EntityId, TopicId): a colon can be in neither.
+_NAMESPACE = re.compile(rb"[a-zA-Z0-9_]+")
+_TOPIC = re.compile(rb"[a-zA-Z0-9_-]+")
+
+#: Java's Integer.parseInt for decimal text: an optional sign, digits, nothing else. The digits may be any Unicode
+#: decimal digits, which is what \d means here too.
+_JAVA_INT = re.compile(r"[+-]?\d+")
+
+INT_MIN = -(2**31)
+INT_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicId:
+    """A topic's name, written ``namespace:topic``.
+
+    Ordering is by name; rows sort by :attr:`prefix`, which differs (``t1-x:`` < ``t10:`` < ``t1:``).
+    """
+
+    namespace: str
+    topic: str
+
+    @classmethod
+    def parse(cls, text: str) -> TopicId:
+        """Read ``namespace:topic``.
+
+        Raises:
+            ValueError: a part is missing or holds characters CDAP does not accept.
+        """
+        topic = cls.from_prefix(text.encode("utf-8", "surrogateescape") + b":")
+        if topic is None:
+            raise ValueError(f"{text!r} is not a topic: write namespace:topic, letters, digits, '_' (and '-' in topics)")
+        return topic
+
+    @classmethod
+    def from_prefix(cls, prefix: bytes) -> TopicId | None:
+        """The topic whose rows start with ``prefix`` (``namespace:topic:``), or None when the grammar does not fit."""
+        parts = prefix.split(b":")
+        if len(parts) != 3 or parts[2]:
+            return None
+        if not _NAMESPACE.fullmatch(parts[0]) or not _TOPIC.fullmatch(parts[1]):
+            return None
+        return cls(parts[0].decode("ascii"), parts[1].decode("ascii"))
+
+    @property
+    def prefix(self) -> bytes:
+        """The metadata row key, with which every data row of the topic starts."""
+        return f"{self.namespace}:{self.topic}:".encode("ascii")
+
+    def __str__(self) -> str:
+        return f"{self.namespace}:{self.topic}"
+
+
+def parse_java_int(text: str) -> int | None:
+    """A 32-bit integer in Java's grammar (``Integer.parseInt``), or None."""
+    if not _JAVA_INT.fullmatch(text):
+        return None
+    value = int(text)
+    return value if INT_MIN <= value <= INT_MAX else None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMetadata:
+    """A topic's stored properties, parsed.
+
+    Attributes:
+        generation: positive while the topic exists, negative once deleted; never 0 and never -2^31.
+        ttl_seconds: how long a row lives; > 0.
+        properties: all properties as stored, ``generation`` and ``ttl`` among them.
+    """
+
+    topic: TopicId
+    generation: int
+    ttl_seconds: int
+    properties: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def parse(cls, key: bytes, value: bytes) -> TopicMetadata:
+        """Read one row of the metadata table.
+
+        Raises:
+            MetadataError: the key is not a topic's, the value is not a JSON object of strings, or ``generation`` or
+                ``ttl`` is missing or outside what CDAP accepts (TopicMetadata). Such a topic is treated as unknown
+                (rule L1): nothing of it is deleted.
+        """
+        topic = TopicId.from_prefix(key)
+        if topic is None:
+            raise MetadataError(f"metadata row {key!r} is not named namespace:topic:")
+        properties = _properties(topic, value)
+        generation = parse_java_int(properties.get("generation", ""))
+        if generation is None or generation in (0, INT_MIN):
+            raise MetadataError(f"topic {topic}: generation {properties.get('generation')!r} is not a generation")
+        ttl_seconds = parse_java_int(properties.get("ttl", ""))
+        if ttl_seconds is None or ttl_seconds <= 0:
+            raise MetadataError(f"topic {topic}: ttl {properties.get('ttl')!r} is not a positive number of seconds")
+        return cls(topic, generation, ttl_seconds, properties)
+
+    @property
+    def deleted(self) -> bool:
+        return self.generation < 0
+
+    @property
+    def old_below(self) -> int:
+        """Rows of a generation below this number are old."""
+        return first_kept_generation(self.generation)
+
+    def is_old(self, data_generation: int) -> bool:
+        """Whether rows of ``data_generation`` belong to an earlier life of the topic (CDAP's MessagingUtils)."""
+        return data_generation < self.old_below
+
+
+def first_kept_generation(metadata_generation: int) -> int:
+    """The lowest data generation that is not old: ``|m|`` of a living topic, one above it for a deleted one."""
+    return metadata_generation if metadata_generation > 0 else 1 - metadata_generation
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """The bytes Gson writes for a sorted map of strings: compact, sorted, HTML characters escaped."""
+    text = json.dumps(dict(sorted(properties.items())), separators=(",", ":"), ensure_ascii=False)
+    for char in "=<>&'\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return text.encode("utf-8")
+
+
+def _properties(topic: TopicId, value: bytes) -> dict[str, str]:
+    try:
+        loaded = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise MetadataError(f"topic {topic}: its properties are not JSON: {error}") from error
+    if not isinstance(loaded, dict) or not all(isinstance(item, str) for item in loaded.values()):
+        raise MetadataError(f"topic {topic}: its properties are not a JSON object of strings")
+    return loaded

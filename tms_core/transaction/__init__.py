@@ -1,0 +1,1 @@
+"""Apache Tephra's transactions: visibility, snapshots, logs, and where they come from."""

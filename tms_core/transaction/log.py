@@ -1,0 +1,137 @@
+"""Tephra's transaction log files: which edits a crashed manager left behind, in order.
+
+A manager on one machine writes records back to back, one on HDFS writes a Hadoop SequenceFile with a marker before each
+batch that it flushed. Either may end in the middle of a record, because that is what a crash does: what is torn was
+never acknowledged and is left out without an error, on HDFS together with its whole batch. Anything else that does not
+fit is an error, because to skip an edit is to lose a commit.
+
+``docs/formats/tephra.md``, "Transaction log", has both layouts.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from tms_core.errors import FormatError
+from tms_core.transaction.edits import Edit, decode_edit, read_edit, read_exactly
+from tms_core.transaction.varint import Readable
+
+_MAGIC = b"SEQ"
+_SEQUENCE_FILE_VERSION = 6
+_KEY_CLASS = b"org.apache.hadoop.io.LongWritable"
+#: The second is what Tephra was called before it came to Apache (0.8); its edits are the same bytes.
+_VALUE_CLASSES = (b"org.apache.tephra.persist.TransactionEdit", b"co.cask.tephra.persist.TransactionEdit")
+#: Log version by what the header's metadata say, and whether batches have markers.
+_HAS_MARKERS = {None: False, b"2": True, b"3": True}
+_MARKER_KEY = b"count"
+#: A record length that is none: the file's sync bytes follow.
+_SYNC_ESCAPE = -1
+_SYNC_BYTES = 16
+#: Hadoop writes text up to this length with one length byte.
+_SHORT_TEXT_BYTES = 127
+
+_INT = struct.Struct(">i")
+_SEQUENCE_NUMBER_BYTES = 8
+
+
+def read_log(path: Path) -> Iterator[Edit]:
+    """The edits of a log file, of either kind, in the order they were written.
+
+    Args:
+        path: a ``txlog.<ms>`` file. An empty one, or one that ends inside its header, has no edits.
+
+    Raises:
+        FormatError: the file is no transaction log, or is damaged elsewhere than at its end.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as stream:
+        is_sequence_file = stream.read(len(_MAGIC)) == _MAGIC
+        stream.seek(0)
+        try:
+            yield from _sequence_file(stream) if is_sequence_file else _local_file(stream)
+        except FormatError as error:
+            hint = "Restore the file from a copy, or move it away to recover without what it holds."
+            raise FormatError(f"transaction log {path}: {error.message}.", hint) from error
+
+
+def _local_file(stream: Readable) -> Iterator[Edit]:
+    try:
+        while True:
+            read_exactly(stream, _SEQUENCE_NUMBER_BYTES)
+            yield read_edit(stream)
+    except EOFError:
+        return
+
+
+def _sequence_file(stream: Readable) -> Iterator[Edit]:
+    try:
+        has_markers, sync = _read_header(stream)
+    except EOFError:
+        return
+    records = _records(stream, sync)
+    yield from _batches(records) if has_markers else map(_edit, records)
+
+
+def _batches(records: Iterator[tuple[bytes, bytes]]) -> Iterator[Edit]:
+    """The edits of each batch that is there in full."""
+    for key, value in records:
+        if key != _MARKER_KEY or len(value) != _INT.size:
+            raise FormatError(f"a record with key {key.hex()} where the marker of a batch is due")
+        (count,) = _INT.unpack(value)
+        if count < 0:
+            raise FormatError(f"a batch of {count} edits")
+        batch = list(islice(records, count))
+        if len(batch) == count:
+            yield from list(map(_edit, batch))
+
+
+def _edit(record: tuple[bytes, bytes]) -> Edit:
+    key, value = record
+    if len(key) != _SEQUENCE_NUMBER_BYTES:
+        raise FormatError(f"a record with key {key.hex()} where an edit is due")
+    return decode_edit(value)
+
+
+def _records(stream: Readable, sync: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Key and value of each record, up to the end or a torn one."""
+    try:
+        while True:
+            (size,) = _INT.unpack(read_exactly(stream, _INT.size))
+            if size == _SYNC_ESCAPE:
+                if read_exactly(stream, _SYNC_BYTES) != sync:
+                    raise FormatError("sync bytes that differ from the header's")
+                continue
+            (key_size,) = _INT.unpack(read_exactly(stream, _INT.size))
+            if not 0 <= key_size <= size:
+                raise FormatError(f"a record of {size} bytes with a key of {key_size}")
+            yield read_exactly(stream, key_size), read_exactly(stream, size - key_size)
+    except EOFError:
+        return
+
+
+def _read_header(stream: Readable) -> tuple[bool, bytes]:
+    """Whether batches have markers, and the file's sync bytes."""
+    version = read_exactly(stream, len(_MAGIC) + 1)[-1]
+    if version != _SEQUENCE_FILE_VERSION:
+        raise FormatError(f"a SequenceFile of version {version}, not {_SEQUENCE_FILE_VERSION}")
+    key_class, value_class = _read_text(stream), _read_text(stream)
+    if key_class != _KEY_CLASS or value_class not in _VALUE_CLASSES:
+        raise FormatError(f"a SequenceFile of {key_class!r} and {value_class!r}")
+    if any(read_exactly(stream, 2)):
+        raise FormatError("a compressed SequenceFile, which Tephra does not write")
+    (pairs,) = _INT.unpack(read_exactly(stream, _INT.size))
+    metadata = {_read_text(stream): _read_text(stream) for _ in range(pairs)}
+    log_version = metadata.get(b"version")
+    if log_version not in _HAS_MARKERS:
+        raise FormatError(f"a log of version {log_version!r}; versions 1 to 3 are known")
+    return _HAS_MARKERS[log_version], read_exactly(stream, _SYNC_BYTES)
+
+
+def _read_text(stream: Readable) -> bytes:
+    (size,) = read_exactly(stream, 1)
+    if size > _SHORT_TEXT_BYTES:
+        raise FormatError("a name of more than 127 bytes in the header")
+    return read_exactly(stream, size)

@@ -1,0 +1,254 @@
+"""Which transactions a reader sees: Tephra's rules as values, without I/O and without a clock.
+
+Two views of the same facts live here. A :class:`Transaction` is what one client was given when it started; a
+:class:`VisibilityState` is what a snapshot says of the whole system, and the only thing the janitor needs of it. Lists
+of excluded ids are sorted once, on the way in: Tephra searches them by halving, and releases 0.11 and 0.12 wrote them
+unsorted, so that invalid data was taken for committed. The price is one comparison per id when a snapshot is loaded.
+
+``docs/formats/tephra.md`` has the rules in words.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from heapq import merge
+from itertools import groupby, islice
+from operator import lt
+
+#: Transaction ids per millisecond: an id divided by this is the time, in ms, at which its transaction began.
+TX_PER_MS = 1_000_000
+#: What stands for "the first transaction in progress" when there is none, and for the pointers of a dummy transaction.
+NO_TX_IN_PROGRESS = 2**63 - 1
+#: Ids sorted at a time; a million ids sorted at once would take 40 MB for a moment.
+_RUN = 65_536
+
+
+class TransactionType(IntEnum):
+    """How long a transaction is meant to live. Values are those of logs; Thrift counts from 1."""
+
+    SHORT = 0
+    LONG = 1
+
+
+class InProgressType(IntEnum):
+    """What an in-progress entry stands for. Values are those of snapshots."""
+
+    SHORT = 0
+    LONG = 1
+    CHECKPOINT = 2
+
+
+class VisibilityLevel(IntEnum):
+    """How much of its own writes a transaction sees. Thrift counts from 1."""
+
+    SNAPSHOT = 0
+    SNAPSHOT_EXCLUDE_CURRENT = 1
+    SNAPSHOT_ALL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """What a client is given when its transaction starts (Tephra's ``Transaction``).
+
+    Attributes:
+        read_pointer: the highest version it may read.
+        transaction_id: the pointer it was started with; names it for life.
+        write_pointer: the version of its new writes: its id, or its newest checkpoint.
+        invalids: the invalid list when it started, ascending (see :func:`ascending`).
+        in_progress: the pointers in progress when it started, checkpoints included, itself excluded; ascending.
+        first_short_in_progress: the lowest of those that is not long, or ``NO_TX_IN_PROGRESS``.
+        type: short or long.
+        checkpoint_write_pointers: its own checkpoints, the current one included; ascending.
+        visibility_level: how much of its own writes it sees.
+    """
+
+    read_pointer: int
+    transaction_id: int
+    write_pointer: int
+    invalids: Sequence[int] = field(default=(), repr=False)
+    in_progress: Sequence[int] = ()
+    first_short_in_progress: int = NO_TX_IN_PROGRESS
+    type: TransactionType = TransactionType.SHORT
+    checkpoint_write_pointers: Sequence[int] = ()
+    visibility_level: VisibilityLevel = VisibilityLevel.SNAPSHOT
+
+    def is_in_progress(self, version: int) -> bool:
+        """Whether another transaction held the version when this one started."""
+        return _contains(self.in_progress, version)
+
+    def is_excluded(self, version: int) -> bool:
+        """Whether the version is invalid or was in progress."""
+        return self.is_in_progress(version) or _contains(self.invalids, version)
+
+    def is_checkpoint(self, version: int) -> bool:
+        """Whether the version is one of this transaction's own checkpoints."""
+        return _contains(self.checkpoint_write_pointers, version)
+
+    def is_current_write(self, version: int) -> bool:
+        """Whether this transaction itself wrote the version."""
+        return version in (self.write_pointer, self.transaction_id) or self.is_checkpoint(version)
+
+    def is_visible(self, version: int) -> bool:
+        """Whether this transaction may read the version. There is no lower bound."""
+        if version <= self.read_pointer and not self.is_excluded(version):
+            return True
+        if not self.is_current_write(version):
+            return False
+        return version != self.write_pointer or self.visibility_level != VisibilityLevel.SNAPSHOT_EXCLUDE_CURRENT
+
+    def visibility_upper_bound(self) -> int:
+        """Every version up to this one is either visible to this transaction or invalid."""
+        if self.in_progress:
+            return self.in_progress[0] - 1
+        return min(self.transaction_id - 1, self.read_pointer)
+
+    def prune_upper_bound(self) -> int:
+        """The highest invalid id that may be forgotten once the data up to it is clean (``TxUtils``)."""
+        if not self.invalids and not self.in_progress:
+            return self.read_pointer - 1
+        first_in_progress = self.in_progress[0] if self.in_progress else NO_TX_IN_PROGRESS
+        last_invalid = self.invalids[-1] if self.invalids else NO_TX_IN_PROGRESS
+        return min(last_invalid, first_in_progress - 1)
+
+    def time_range(self, ttl_ms: int | None) -> tuple[int, int]:
+        """The versions a scan must look at: from (inclusive) and to (exclusive).
+
+        Args:
+            ttl_ms: the longest time to live of what is scanned, in milliseconds; None when something never expires.
+        """
+        start = 0 if ttl_ms is None else self.visibility_upper_bound() - ttl_ms * TX_PER_MS
+        return start, min(self.write_pointer + 1, NO_TX_IN_PROGRESS)
+
+
+@dataclass(frozen=True, slots=True)
+class InProgress:
+    """One pointer that a transaction in progress holds: its id, or one of its checkpoints.
+
+    Attributes:
+        write_pointer: the pointer itself.
+        expiration_ms: when the manager will call it timed out; negative in very old snapshots, for a long one.
+        visibility_upper_bound: what the transaction could see when it started.
+        type: None in version 1 snapshots, which do not say.
+        checkpoints: the pointers of its checkpoints, ascending.
+    """
+
+    write_pointer: int
+    expiration_ms: int
+    visibility_upper_bound: int
+    type: InProgressType | None
+    checkpoints: tuple[int, ...] = ()
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is a long transaction. Without a type, a negative expiration says so (``TransactionManager``)."""
+        return self.expiration_ms < 0 if self.type is None else self.type is InProgressType.LONG
+
+
+@dataclass(frozen=True, slots=True)
+class VisibilityState:
+    """What a snapshot says about who may see what: all that cleaning needs.
+
+    Attributes:
+        timestamp_ms: wall time at which the state was copied.
+        read_pointer: the highest version that new transactions read.
+        write_pointer: the highest pointer issued by then.
+        invalid: ids of failed transactions. Sorted and freed of duplicates here, whatever order it comes in; an array
+            that is already so is kept without a copy and must not be changed afterwards.
+        in_progress: what was in progress; put in order of write pointer here.
+    """
+
+    timestamp_ms: int
+    read_pointer: int
+    write_pointer: int
+    invalid: array[int] = field(default_factory=lambda: array("q"), repr=False)
+    in_progress: tuple[InProgress, ...] = ()
+    _open: frozenset[int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        entries = tuple(sorted(self.in_progress, key=lambda entry: entry.write_pointer))
+        object.__setattr__(self, "invalid", ascending(self.invalid))
+        object.__setattr__(self, "in_progress", entries)
+        object.__setattr__(self, "_open", frozenset(_pointers(entries)))
+
+    def is_invalid(self, pointer: int) -> bool:
+        """Whether the transaction failed, so that nobody may see what it wrote."""
+        return _contains(self.invalid, pointer)
+
+    def is_undecided(self, pointer: int) -> bool:
+        """Whether the pointer's transaction may still commit.
+
+        True for what was in progress, for checkpoints of it (before Tephra 0.10 they have no entry of their own), and
+        for everything that began after the snapshot.
+        """
+        return pointer > self.write_pointer or pointer in self._open
+
+    def visibility_upper_bound(self) -> int:
+        """What the oldest transaction in progress could see when it started, else the read pointer.
+
+        Lower than the bound of :meth:`dummy_transaction` when something was committed in between.
+        """
+        return self.in_progress[0].visibility_upper_bound if self.in_progress else self.read_pointer
+
+    def prune_upper_bound(self) -> int:
+        """The highest invalid id that may be forgotten once the data up to it is clean; 0 or less: none."""
+        return self.dummy_transaction().prune_upper_bound()
+
+    def dummy_transaction(self) -> Transaction:
+        """A transaction that reads as one started at the snapshot would, and writes nothing."""
+        short = (entry.write_pointer for entry in self.in_progress if not entry.is_long)
+        return Transaction(
+            read_pointer=self.read_pointer,
+            transaction_id=NO_TX_IN_PROGRESS,
+            write_pointer=NO_TX_IN_PROGRESS,
+            invalids=self.invalid,
+            in_progress=tuple(sorted(self._open)),
+            first_short_in_progress=next(short, NO_TX_IN_PROGRESS),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything a snapshot file holds: visibility, and what conflict detection needs after a restart.
+
+    Attributes:
+        visibility: who may see what.
+        committing: change keys of transactions that asked to commit, by transaction id.
+        committed: change keys of committed transactions, by the pointer they were committed at.
+    """
+
+    visibility: VisibilityState
+    committing: Mapping[int, frozenset[bytes]] = field(default_factory=dict)
+    committed: Mapping[int, frozenset[bytes]] = field(default_factory=dict)
+
+
+def transaction_ms(pointer: int) -> int:
+    """When a pointer was issued, in milliseconds since the epoch."""
+    return pointer // TX_PER_MS
+
+
+def ascending(pointers: Iterable[int]) -> array[int]:
+    """The pointers as 64-bit numbers, sorted, each once.
+
+    Args:
+        pointers: in any order, also with duplicates. An array that is already strictly ascending is returned as it is.
+    """
+    values = pointers if isinstance(pointers, array) else array("q", pointers)
+    if all(map(lt, values, islice(values, 1, None))):
+        return values
+    runs = (array("q", sorted(values[start : start + _RUN])) for start in range(0, len(values), _RUN))
+    return array("q", (pointer for pointer, _ in groupby(merge(*runs))))
+
+
+def _contains(values: Sequence[int], wanted: int) -> bool:
+    at = bisect_left(values, wanted)
+    return at < len(values) and values[at] == wanted
+
+
+def _pointers(entries: Iterable[InProgress]) -> Iterator[int]:
+    for entry in entries:
+        yield entry.write_pointer
+        yield from entry.checkpoints

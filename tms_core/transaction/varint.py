@@ -1,0 +1,204 @@
+"""The numbers that snapshot files are made of, read from a stream.
+
+A number is zig-zag encoded and stored seven bits a byte, lowest first. The real ids of transactions take exactly nine
+bytes each (those of the years 1971 to 2116 do), and a file may hold a million of them, so whole blocks of nine-byte
+numbers are unpacked at once with arithmetic on one large integer: several times faster than going byte by byte, for a
+page of masks. Everything else goes through the plain loop, which is the definition.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator
+from typing import Protocol
+
+from tms_core.errors import SnapshotError
+
+#: Bytes asked of a stream at a time.
+CHUNK_BYTES = 64 * 1024
+#: A 64-bit number in groups of seven bits. Shorter numbers may be padded up to this.
+_MAX_VARINT_BYTES = 10
+_MAX_VARINT_BITS = 7 * _MAX_VARINT_BYTES
+
+
+class Readable(Protocol):
+    """Anything bytes can be read from: a file, a response body."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most ``size`` bytes; none only at the end."""
+        ...
+
+
+class TruncatedSnapshot(SnapshotError):
+    """The bytes end too early: the file is still being written, or was cut off.
+
+    Attributes:
+        size_bytes: how many bytes there were; 0 for an empty file.
+    """
+
+    def __init__(self, field: str, size_bytes: int) -> None:
+        where = f"ends inside its {field}, after {size_bytes} bytes" if size_bytes else "is empty"
+        super().__init__(f"the snapshot {where}.", _HINT)
+        self.size_bytes = size_bytes
+
+
+_HINT = "Use the snapshot before it, or have Tephra write a new one."
+
+
+class SnapshotReader:
+    """Reads the primitives of the format; knows where it is, so that an error can say so.
+
+    Attributes:
+        field: what is being read, for errors.
+    """
+
+    def __init__(self, stream: Readable) -> None:
+        self.field = "version"
+        self._stream = stream
+        self._buffer = b""
+        self._at = 0
+        self._before = 0
+
+    def varint(self) -> int:
+        """One number."""
+        values = array("q")
+        self._read_plain(1, values)
+        return values[0]
+
+    def varint_list(self) -> array[int]:
+        """All numbers of a block list. Memory grows with what is read, not with what a count promises."""
+        values = array("q")
+        for count in self._counts():
+            whole, rest = divmod(count, _BLOCK)
+            for _ in range(whole):
+                if not self._read_packed(values):
+                    self._read_plain(_BLOCK, values)
+            self._read_plain(rest, values)
+        return values
+
+    def byte_string(self) -> bytes:
+        """A length, and that many bytes."""
+        length = self.varint()
+        if length < 0:
+            raise self.corrupt(f"a length of {length}")
+        if not self._have(length):
+            raise self._truncated()
+        start, self._at = self._at, self._at + length
+        return self._buffer[start : self._at]
+
+    def items(self) -> Iterator[None]:
+        """Once for each item of a block list, when it is time to read it."""
+        for count in self._counts():
+            yield from (None for _ in range(count))
+
+    def corrupt(self, what: str) -> SnapshotError:
+        """The error for bytes that cannot be part of a snapshot."""
+        where = f"in its {self.field}, before byte {self._before + self._at}"
+        return SnapshotError(f"the snapshot is corrupt: {what}, {where}.", _HINT)
+
+    def _counts(self) -> Iterator[int]:
+        """The sizes of the blocks of a list, until the empty one that ends it."""
+        while count := self.varint():
+            if count < 0:
+                raise self.corrupt(f"a count of {count}")
+            yield count
+
+    def _read_plain(self, count: int, values: array[int]) -> None:
+        """Append ``count`` (a block at most) numbers of any length."""
+        self._have(count * _MAX_VARINT_BYTES)
+        buffer, at, append = self._buffer, self._at, values.append
+        shift = 0
+        try:
+            for _ in range(count):
+                value = shift = 0
+                while True:
+                    byte = buffer[at]
+                    at += 1
+                    value |= (byte & 0x7F) << shift
+                    shift += 7
+                    if byte < 0x80:
+                        break
+                if shift > _MAX_VARINT_BITS:
+                    raise OverflowError
+                append((value >> 1) ^ -(value & 1))
+        except (IndexError, OverflowError) as error:
+            self._at = at
+            if isinstance(error, IndexError) and shift < _MAX_VARINT_BITS:
+                raise self._truncated() from error
+            raise self.corrupt("a number of more than 64 bits") from error
+        self._at = at
+
+    def _read_packed(self, values: array[int]) -> bool:
+        """Append a block of numbers at once; False, and nothing read, unless each has nine bytes and none is negative.
+
+        Lane by lane, neighbouring groups of 7, 14, 28 and 56 bits are moved together, in all lanes by the same
+        operation. A number of nine bytes has 63 bits, so a lane never runs over.
+        """
+        if not self._have(_BLOCK_BYTES):
+            return False
+        lanes = int.from_bytes(self._buffer[self._at : self._at + _BLOCK_BYTES], "little")
+        if lanes & _CONTINUED != _NINE_BYTES or lanes & _NEGATIVE:
+            return False
+        for stay, move, shift in _FOLDS:
+            lanes = (lanes & stay) | ((lanes & move) >> shift)
+        unpacked = bytearray((lanes >> 1).to_bytes(_BLOCK_BYTES, "little"))
+        del unpacked[_LANE_BYTES - 1 :: _LANE_BYTES]
+        values.extend(_LONGS.unpack(unpacked))
+        self._at += _BLOCK_BYTES
+        return True
+
+    def _have(self, size: int) -> bool:
+        """See that ``size`` bytes lie ready, if the stream has them; whether they do."""
+        ready = len(self._buffer) - self._at
+        if ready >= size:
+            return True
+        pieces = [self._buffer[self._at :]]
+        while ready < size and (piece := self._stream.read(CHUNK_BYTES)):
+            pieces.append(piece)
+            ready += len(piece)
+        self._before += self._at
+        self._buffer, self._at = b"".join(pieces), 0
+        return ready >= size
+
+    def _truncated(self) -> TruncatedSnapshot:
+        return TruncatedSnapshot(self.field, self._before + len(self._buffer))
+
+
+# --- blocks of nine-byte numbers -------------------------------------------------------------------------------------
+
+#: Numbers unpacked at once. Larger blocks are not faster, and one odd number sends its whole block to the plain loop.
+_BLOCK = 512
+_LANE_BYTES = 9
+_BLOCK_BYTES = _BLOCK * _LANE_BYTES
+_LONGS = struct.Struct(f"<{_BLOCK}q")
+
+
+def _lanes(pattern: str) -> int:
+    """A mask with the nine bytes of ``pattern`` (hex, lowest first) in every lane."""
+    return int.from_bytes(bytes.fromhex(pattern) * _BLOCK, "little")
+
+
+#: The bit of each byte that says "more follows", and what it must be: eight times set, then not.
+_CONTINUED = _lanes("80 80 80 80 80 80 80 80 80")
+_NINE_BYTES = _lanes("80 80 80 80 80 80 80 80 00")
+#: The sign of a zig-zag number is its lowest bit.
+_NEGATIVE = _lanes("01 00 00 00 00 00 00 00 00")
+#: Which groups stay, which move down, and by how many bits; the first step also drops the "more follows" bits.
+_FOLDS = (
+    (_lanes("7f 00 7f 00 7f 00 7f 00 7f"), _lanes("00 7f 00 7f 00 7f 00 7f 00"), 1),
+    (_lanes("ff 3f 00 00 ff 3f 00 00 ff"), _lanes("00 00 ff 3f 00 00 ff 3f 00"), 2),
+    (_lanes("ff ff ff 0f 00 00 00 00 ff"), _lanes("00 00 00 00 ff ff ff 0f 00"), 4),
+    (_lanes("ff ff ff ff ff ff ff 00 00"), _lanes("00 00 00 00 00 00 00 00 ff"), 8),
+)
+
+
+def varint(value: int) -> bytes:
+    """A 64-bit number as bytes, as short as it can be."""
+    rest = (value << 1) ^ (value >> 63)
+    encoded = bytearray()
+    while rest > 0x7F:
+        encoded.append((rest & 0x7F) | 0x80)
+        rest >>= 7
+    encoded.append(rest)
+    return bytes(encoded)
