@@ -408,9 +408,8 @@ class Engine:
         usable = ready.tx.usable
         if usable is None:
             return
-        interval = Evidence(
-            b"", None, usable.timestamp_ms, usable.prune_upper_bound(), ready.now.wall_ms, current.id
-        )
+        bound = max(0, usable.prune_upper_bound())
+        interval = Evidence(b"", None, usable.timestamp_ms, bound, ready.now.wall_ms, current.id)
         self.state.replace_evidence([interval])
         if self._obstacles(ready.tx):
             return

@@ -184,7 +184,7 @@ def _within_reach(
     key: MessageKey | PayloadKey, topic: TopicMetadata, frontier: Frontier, expires_ms: int | None
 ) -> bool:
     """Whether this run's frontier lets go of a row that the law takes (S8)."""
-    if key.generation < frontier.old_below:
+    if _old_either_way(key, topic, frontier):
         return True
     if key.generation not in (frontier.generation, topic.generation):
         return False

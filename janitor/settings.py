@@ -33,8 +33,8 @@ __all__ = [
     "load",
 ]
 
-_MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()
-_WEEKDAYS = "sun mon tue wed thu fri sat".split()
+_MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+_WEEKDAYS = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"]
 #: Name, least and greatest number of a crontab's five fields; Sunday is both 0 and 7.
 _CRON_FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12), ("weekday", 0, 7))
 _CRON_ITEM = re.compile(r"(?:\*|(?P<first>\d+)(?:-(?P<last>\d+))?)(?:/(?P<step>\d+))?")
@@ -67,7 +67,7 @@ def _is_cron_item(item: str, least: int, greatest: int) -> bool:
         return False
     first = int(match["first"] or least)
     last = int(match["last"] or (greatest if match["first"] is None or match["step"] else first))
-    return least <= first <= last <= greatest and 1 <= int(match["step"] or 1) <= greatest
+    return least <= first <= last <= greatest and 1 <= int(match["step"] or 1) <= max(1, last - first)
 
 
 Cron = Annotated[str, AfterValidator(_cron)]
@@ -126,7 +126,7 @@ class HttpSettings(Section):
         "the address of metrics, health and status page",
         reason="they need no password, so nobody else may",
     )
-    port: Port = setting(9847, "their port; 0: a free one, printed", reason="free in Prometheus' list of exporters")
+    port: Port = setting(9847, "their port; 0: a free one, printed", reason="none of CDAP's, HBase's or HDFS'")
 
 
 class JanitorSettings(Section):
@@ -163,7 +163,10 @@ class JanitorSettings(Section):
         reason="an hour to undo a mistake",
     )
     clock_allowance_seconds: CountOrZero = setting(
-        300, "how far clocks may disagree before nothing is deleted", unit="seconds", reason="far beyond any NTP offset"
+        300,
+        "how far clocks may disagree, and a cut-off run ahead of the time that passed",
+        unit="seconds",
+        reason="far beyond any NTP offset",
     )
     protect: tuple[TopicPattern, ...] = setting(
         (),
@@ -175,7 +178,10 @@ class JanitorSettings(Section):
     archive: ArchiveSettings = ArchiveSettings()
     canary: CanarySettings = CanarySettings()
     stats_rows_per_second: Count = setting(
-        50000, "how fast the background count of queues reads", unit="rows per second", reason="a fraction of one core"
+        50000,
+        "how fast the background count of queues reads",
+        unit="rows per second",
+        reason="a small budget of its own beside the sweeps",
     )
     history_days: Count = setting(30, "how long past runs are remembered", unit="days", reason="a month to look back")
     metrics: MetricsSettings = MetricsSettings()
@@ -211,16 +217,18 @@ class Settings(core.Settings):
     janitor: JanitorSettings = JanitorSettings()
 
     @model_validator(mode="after")
-    def _memory_beside_the_store(self) -> Self:
+    def _beside_the_store(self) -> Self:
+        """Of what the janitor writes; where the server would write is the server's to refuse."""
         self.require_beside_store("janitor.state", self.janitor.state)
-        self.require_beside_store("janitor.archive.path", self.janitor.archive.path)
+        if self.janitor.archive.enabled:
+            self.require_beside_store("janitor.archive.path", self.janitor.archive.path)
         return self
 
 
 #: What the flags that every command has set; here the state moves with the store.
 FLAGS: Flags = {
     **core.FLAGS,
-    "leveldb": lambda folder: {**core.FLAGS["leveldb"](folder), "janitor.state": f"{folder.rstrip('/')}.janitor"},
+    "leveldb": lambda folder: {**core.FLAGS["leveldb"](folder), "janitor.state": f"{Path(folder).absolute()}.janitor"},
 }
 
 

@@ -55,6 +55,13 @@ def _pattern(pattern: str) -> str:
     return pattern
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 Switch = Annotated[bool, Strict()]
 Count = Annotated[int, Strict(), Field(ge=1, le=INT_MAX)]
 CountOrZero = Annotated[int, Strict(), Field(ge=0, le=INT_MAX)]
@@ -154,7 +161,12 @@ class TransactionSettings(Section):
 
 
 class TlsSettings(Section):
-    certificate: Path = setting(..., "the certificate chain, a PEM file", reason="there is no safe default", place=True)
+    certificate: Path = setting(
+        ...,
+        "the certificate chain, a PEM file; as long as server.tls is null, HTTP is plain",
+        reason="there is no safe default",
+        place=True,
+    )
     key: Path = setting(..., "its private key, a PEM file", reason="there is no safe default", place=True)
 
 
@@ -252,20 +264,23 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _beside_the_store(self) -> Self:
-        self.require_beside_store("transactions.directory", self.transactions.directory)
+        if self.transactions.source == "manager":
+            self.require_beside_store("transactions.directory", self.transactions.directory)
         return self
 
     def require_beside_store(self, name: str, place: str | Path) -> None:
         """Refuse a folder inside LevelDB's: what is not a table of CDAP's must not lie there."""
         store = self.storage.leveldb.path
-        if self.storage.kind == "leveldb" and Path(place).is_relative_to(store):
+        if self.storage.kind != "leveldb" or "://" in str(place):
+            return
+        if Path(place).resolve().is_relative_to(store.resolve()):
             raise wrong(name, f"{place} lies inside the store {store}; write a folder beside it")
 
 
 #: What the flags that every command has set.
 FLAGS: Flags = {
     "leveldb": lambda folder: {"storage.kind": "leveldb", "storage.leveldb.path": folder},
-    "hbase": lambda servers: {"storage.kind": "hbase", "storage.hbase.thrift": servers.split(",")},
+    "hbase": lambda servers: {"storage.kind": "hbase", "storage.hbase.thrift": servers.replace(" ", "").split(",")},
     "snapshots": lambda place: {"transactions.source": "directory", "transactions.directory": place},
 }
 
@@ -282,10 +297,3 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
         ConfigurationError: names the setting, where it came from and what to write.
     """
     return load_as(Settings, file, environ, flags, FLAGS)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -144,7 +144,8 @@ class LevelDBMessageReads(LevelDBKeys):
         self._calls["rows"] += 1
         page = self._database.rows(start, stop, limit)
         rows = [(key, value) for key, raw in page.items if (value := decode(raw)) is not None]
-        self._calls["unreadable"] += len(page.items) - len(rows)
+        if len(rows) < len(page.items):
+            self._calls["unreadable"] += len(page.items) - len(rows)
         return Page(rows, page.resume)
 
 

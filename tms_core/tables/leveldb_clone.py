@@ -16,8 +16,9 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
+from itertools import chain
 from pathlib import Path
 
 from tms_core.errors import StoreError
@@ -30,19 +31,14 @@ from tms_core.tables.base import (
     TableName,
     TxCell,
 )
-from tms_core.tables.leveldb import (
-    AbsentMessageTable,
-    AbsentPayloadTable,
-    LevelDBMessageReads,
-    LevelDBMetadataReads,
-    LevelDBPayloadReads,
-)
+from tms_core.tables.leveldb import LevelDBMessageReads, LevelDBMetadataReads, LevelDBPayloadReads
 from tms_core.tables.leveldb_database import Database
 from tms_core.tables.leveldb_folder import locked, translated
-from tms_core.tables.leveldb_layout import find_tables, identity
-from tms_core.tables.leveldb_manifest import correct_sizes, current_manifest, table_files
+from tms_core.tables.leveldb_layout import FOLDERS, find_tables, identity
+from tms_core.tables.leveldb_manifest import cure, current_manifest, table_files
 
-_PREFIX = "plan-"
+#: Start of the name of every clone's folder.
+_PREFIX = "leveldb-clone-"
 #: What a file system answers that has no hard links, or none from here to there.
 _NO_LINKS = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
@@ -77,7 +73,7 @@ def remove_stale(into: Path | str) -> int:
     for folder in sorted(Path(into).glob(f"{_PREFIX}*")):
         with translated(folder), suppress(FileNotFoundError, BlockingIOError), ExitStack() as stack:
             _own(folder, stack)
-            shutil.rmtree(folder)
+            _remove(folder)
             removed += 1
     return removed
 
@@ -101,14 +97,12 @@ class ClonedStore(Store):
         _refuse_inside(path, into)
         with ExitStack() as stack:
             folder = _new_folder(into, stack)
-            self._copy_all(sources, folder)
-            databases = {name: self._open_copy(folder / name, stack) for name in sources}
+            self._copy_all(sources.values(), folder)
+            databases = {table: _open_copy(folder / name, stack) for table, name in FOLDERS.items()}
             self._open = stack.pop_all()
-        calls = self.calls
-        message, payload = databases.get("message"), databases.get("payload")
-        self.metadata = ClonedMetadataTable(databases["metadata"], calls)
-        self.message = ClonedMessageTable(message, calls) if message else AbsentMessageTable(calls)
-        self.payload = ClonedPayloadTable(payload, calls) if payload else AbsentPayloadTable(calls)
+        self.metadata = ClonedMetadataTable(databases["metadata"], self.calls)
+        self.message = ClonedMessageTable(databases["message"], self.calls)
+        self.payload = ClonedPayloadTable(databases["payload"], self.calls)
 
     def identity(self) -> str:
         """The original's."""
@@ -118,19 +112,19 @@ class ClonedStore(Store):
         """Close the clone and remove its files; those of the original stay."""
         self._open.close()
 
-    def _copy_all(self, sources: Mapping[TableName, Path], folder: Path) -> None:
+    def _copy_all(self, sources: Collection[Path], folder: Path) -> None:
         with ExitStack() as locks:
-            for source in sources.values():
+            for source in sources:
                 locks.enter_context(locked(source, shared=True))
-            for name, source in sources.items():
+            for source in sources:
                 with translated(source):
-                    self._copy_folder(source, folder / name)
+                    self._copy_folder(source, folder / source.name)
 
     def _copy_folder(self, source: Path, target: Path) -> None:
         target.mkdir()
-        for table in table_files(source).values():
+        for table in chain.from_iterable(table_files(source).values()):
             self._link(table, target / table.name)
-        for file in (source / "CURRENT", source / current_manifest(source), *source.glob("*.log")):
+        for file in (source / "CURRENT", current_manifest(source), *source.glob("*.log")):
             self._copy(file, target / file.name)
 
     def _link(self, source: Path, target: Path) -> None:
@@ -145,12 +139,6 @@ class ClonedStore(Store):
     def _copy(self, source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
         self.copied_bytes += target.stat().st_size
-
-    def _open_copy(self, folder: Path, stack: ExitStack) -> Database:
-        correct_sizes(folder)
-        database = Database(folder)
-        stack.callback(database.close)
-        return database
 
 
 class _NoWrites:
@@ -204,8 +192,22 @@ def _new_folder(into: Path, stack: ExitStack) -> Path:
                 _own(folder, stack)
                 # remove_stale of another process may have come between the two lines above
                 if folder.exists():
-                    stack.callback(shutil.rmtree, folder)
+                    stack.callback(_remove, folder)
                     return folder
+
+
+def _open_copy(folder: Path, stack: ExitStack) -> Database:
+    present = folder.exists()
+    if present:
+        cure(folder)
+    database = Database(folder, create=not present)
+    stack.callback(database.close)
+    return database
+
+
+def _remove(folder: Path) -> None:
+    with translated(folder):
+        shutil.rmtree(folder)
 
 
 def _own(folder: Path, stack: ExitStack) -> None:

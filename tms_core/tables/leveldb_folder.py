@@ -11,6 +11,7 @@ clones stores, therefore, while others may use those that are open.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -67,20 +68,13 @@ def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
         StoreBusy: another process has the folder open, or this process does.
         StoreError: the lock file cannot be opened.
     """
-    lock = folder / "LOCK"
-    if _held_here(lock):
-        raise StoreBusy(f"{folder} is already open in this very process.", "Use the store that is open, or close it.")
-    if shared and not lock.exists():
-        yield
-        return
     with translated(folder):
-        handle = os.open(lock, os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT, 0o644)
+        handle = _take(folder, shared)
     try:
-        with translated(folder):
-            _take(folder, handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
     finally:
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
 
 
 def sync(path: Path) -> None:
@@ -92,11 +86,21 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def _take(folder: Path, handle: int, kind: int) -> None:
+def _take(folder: Path, shared: bool) -> int | None:
+    lock = folder / "LOCK"
+    if _held_here(lock):
+        raise StoreBusy(f"{folder} is already open in this process.", "Use the store that is open, or close it.")
+    if shared and not lock.exists():
+        return None
+    handle = os.open(lock, os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.lockf(handle, kind | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError) as error:
-        raise _busy(folder) from error
+        fcntl.lockf(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            raise _busy(folder) from error
+        raise
+    return handle
 
 
 def _held_here(lock: Path) -> bool:

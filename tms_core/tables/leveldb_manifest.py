@@ -5,6 +5,10 @@ compacted 4 bytes too large in the MANIFEST, and C++ looks for a table's end by 
 ``.ldb``, and Java knows only ``.sst``. So before C++ opens a folder the recorded sizes are compared with the files, and
 a corrected MANIFEST takes the old one's place; and tables carry their ``.sst`` name whenever no C++ LevelDB is at work.
 
+The two names bring one danger of their own. After a crash LevelDB gives the number of an unfinished table out again and
+writes over it; under the other name it would stay, and be taken for the new one. So numbers on disk are never given out
+again, and where both names of a live table are there, the MANIFEST tells which is meant, or we stop.
+
 The trade: we read and write a file of LevelDB's own. It is written as LevelDB writes it, to a new name, and CURRENT is
 switched to it by a rename, so a crash at any moment leaves either the old MANIFEST or the new one in force. Every
 record that is not wrong is copied byte for byte; whatever cannot be read exactly as LevelDB would read it stops us
@@ -16,6 +20,7 @@ from __future__ import annotations
 import filecmp
 import os
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -35,6 +40,8 @@ from tms_core.tables.leveldb_folder import locked, sync, translated
 
 #: The last eight bytes of every complete table.
 _TABLE_MAGIC = bytes.fromhex("57fb808b247547db")
+#: By how many bytes the Java library overstates a compacted table.
+_JAVA_EXCESS_BYTES = 4
 _TABLE = re.compile(r"(\d+)\.(?:ldb|sst)")
 _NUMBERED = re.compile(r"(?:MANIFEST-)?(\d+)(?:\.[a-z]+)?")
 _CURRENT = re.compile(r"(MANIFEST-\d+)\n")
@@ -42,94 +49,73 @@ _CURRENT = re.compile(r"(MANIFEST-\d+)\n")
 _RESTORE = "Nothing was changed. Restore the store from a backup, or try plyvel.repair_db on a copy of that folder."
 
 
-def prepare(folder: Path) -> int:
-    """Make a folder that nobody has open readable for C++ LevelDB and for Java's alike.
+def prepare(folder: Path) -> None:
+    """Make a folder readable for C++ LevelDB and for Java's alike, before it is opened.
 
     Args:
         folder: one LevelDB folder with a ``CURRENT`` file.
-
-    Returns:
-        How many tables had a wrong size in the MANIFEST.
 
     Raises:
         StoreBusy: the folder is open, here or elsewhere.
         StoreError: the folder is damaged; nothing was changed.
     """
     with locked(folder):
-        corrected = correct_sizes(folder)
-        rename_tables(folder)
-        return corrected
+        cure(folder)
 
 
-def correct_sizes(folder: Path) -> int:
-    """Put the files' own sizes into the MANIFEST where it has others. The caller holds the lock, or owns the folder.
+def cure(folder: Path) -> int:
+    """What :func:`prepare` does, for a caller that holds the lock or owns the folder.
 
     The old MANIFEST stays: LevelDB removes it once it has opened the folder well.
 
     Returns:
-        How many tables had a wrong size.
+        How many tables had a wrong size in the MANIFEST.
 
     Raises:
         StoreError: the MANIFEST cannot be read, or a table it names is missing or incomplete; nothing was changed.
     """
     with translated(folder):
-        name = current_manifest(folder)
-        try:
-            records = read_records((folder / name).read_bytes())
-            edits = [parse_edit(record) for record in records]
-        except FormatError as error:
-            raise StoreError(f"{folder / name} cannot be read: {error}.", _RESTORE) from error
-        wrong = _wrong_sizes(folder, live_tables(edits))
-        if wrong:
+        records, edits = _read_manifest(folder)
+        live = live_tables(edits)
+        present = table_files(folder)
+        tables = {number: _live_table(folder, number, size, present) for number, size in live.items()}
+        wrong = _wrong_sizes(tables, live)
+        if wrong or max(present, default=0) >= _next_file(edits):
             corrected = [_with_sizes(record, edit, wrong) for record, edit in zip(records, edits, strict=True)]
             _replace_manifest(folder, corrected, _free_number(folder, edits))
+        _name_live_tables(folder, tables)
     return len(wrong)
 
 
-def rename_tables(folder: Path) -> int:
-    """Give every table its ``.sst`` name, which both libraries read.
+def rename_tables(folder: Path) -> None:
+    """Give every table its ``.sst`` name, which both libraries read, after C++ LevelDB has closed the folder.
 
-    Safe whoever has the folder open: C++ looks for ``.ldb`` first and ``.sst`` next, Java for ``.sst`` alone.
-
-    Returns:
-        How many were renamed.
+    Safe even if somebody has opened it since: C++ looks for ``.ldb`` first and ``.sst`` next, Java for ``.sst`` alone.
+    What C++ looks for first is also what it has read until now, so it takes the place of anything under that name.
 
     Raises:
-        StoreError: one table number has two different files; nothing was changed.
+        StoreError: a table cannot be renamed.
     """
     with translated(folder):
-        named = [path for path in table_files(folder).values() if path.suffix == ".ldb"]
-        for path in named:
-            with suppress(FileNotFoundError):  # removed as obsolete by a process that has opened the folder since
-                path.replace(path.with_suffix(".sst"))
-        if named:
+        tables = sorted(folder.glob("*.ldb"))
+        for table in tables:
+            with suppress(FileNotFoundError):  # obsolete, and removed by whoever has opened the folder since
+                table.replace(table.with_suffix(".sst"))
+        if tables:
             sync(folder)
-    return len(named)
 
 
-def table_files(folder: Path) -> dict[int, Path]:
-    """The folder's tables by number.
-
-    Raises:
-        StoreError: both names of a number are there and the files differ. LevelDB never leaves that behind, and the
-            two libraries would each read another one.
-    """
-    found: dict[int, Path] = {}
+def table_files(folder: Path) -> dict[int, list[Path]]:
+    """The folder's tables by number; two files where both names are there."""
+    found: dict[int, list[Path]] = defaultdict(list)
     for path in sorted(folder.iterdir()):
-        match = _TABLE.fullmatch(path.name)
-        if match is None:
-            continue
-        twin = found.setdefault(int(match[1]), path)
-        if twin != path and not filecmp.cmp(twin, path, shallow=False):
-            raise StoreError(
-                f"{folder} has two different tables of one number: {twin.name} and {path.name}.",
-                "Nothing was changed. Two stores were mixed in that folder: restore it from a backup.",
-            )
+        if match := _TABLE.fullmatch(path.name):
+            found[int(match[1])].append(path)
     return found
 
 
-def current_manifest(folder: Path) -> str:
-    """The name of the MANIFEST in force.
+def current_manifest(folder: Path) -> Path:
+    """The MANIFEST in force.
 
     Raises:
         StoreError: ``CURRENT`` does not name one.
@@ -138,19 +124,42 @@ def current_manifest(folder: Path) -> str:
     match = _CURRENT.fullmatch(text)
     if match is None:
         raise StoreError(f"{folder / 'CURRENT'} does not name a MANIFEST but {text!r}.", _RESTORE)
-    return match[1]
+    return folder / match[1]
 
 
-def _wrong_sizes(folder: Path, live: Mapping[int, int]) -> dict[int, int]:
-    files = table_files(folder)
-    missing = sorted(live.keys() - files.keys())
-    if missing:
-        raise StoreError(f"{folder} lacks table {missing[0]:06d} and {len(missing) - 1} more.", _RESTORE)
-    sizes = {number: files[number].stat().st_size for number in live}
+def _read_manifest(folder: Path) -> tuple[list[bytes], list[list[Field]]]:
+    manifest = current_manifest(folder)
+    try:
+        records = read_records(manifest.read_bytes())
+        edits = [parse_edit(record) for record in records]
+    except FormatError as error:
+        raise StoreError(f"{manifest} cannot be read: {error}.", _RESTORE) from error
+    if _next_file(edits) == 0:
+        raise StoreError(f"{manifest} cannot be read: it does not say which file number comes next.", _RESTORE)
+    return records, edits
+
+
+def _live_table(folder: Path, number: int, size: int, present: Mapping[int, list[Path]]) -> Path:
+    files = present.get(number, [])
+    if not files:
+        raise StoreError(f"{folder} lacks table {number:06d}.", _RESTORE)
+    if len(files) == 1 or filecmp.cmp(files[0], files[1], shallow=False):
+        return files[0]
+    # One is the unfinished table of a process that crashed, whose number the other library gave out again.
+    fitting = [
+        file for file in files if file.stat().st_size in (size, size - _JAVA_EXCESS_BYTES) and _is_complete(file)
+    ]
+    if len(fitting) != 1:
+        raise StoreError(f"{folder} has two different tables {files[0].name} and {files[1].name}.", _RESTORE)
+    return fitting[0]
+
+
+def _wrong_sizes(tables: Mapping[int, Path], live: Mapping[int, int]) -> dict[int, int]:
+    sizes = {number: table.stat().st_size for number, table in tables.items()}
     wrong = {number: size for number, size in sizes.items() if size != live[number]}
     for number in wrong:
-        if not _is_complete(files[number]):
-            raise StoreError(f"{files[number]} is not a complete table.", _RESTORE)
+        if not _is_complete(tables[number]):
+            raise StoreError(f"{tables[number]} is not a complete table.", _RESTORE)
     return wrong
 
 
@@ -161,7 +170,7 @@ def _is_complete(table: Path) -> bool:
         return file.read() == _TABLE_MAGIC
 
 
-def _with_sizes(record: bytes, edit: Sequence[Field], sizes: Mapping[int, int]) -> bytes:
+def _with_sizes(record: bytes, edit: list[Field], sizes: Mapping[int, int]) -> bytes:
     corrected = [_with_size(field, sizes) for field in edit]
     return record if corrected == edit else pack_edit(corrected)
 
@@ -173,11 +182,14 @@ def _with_size(field: Field, sizes: Mapping[int, int]) -> Field:
     return field._replace(numbers=(level, number, sizes.get(number, size)))
 
 
+def _next_file(edits: Sequence[Sequence[Field]]) -> int:
+    return max((field.numbers[0] for edit in edits for field in edit if field.tag == NEXT_FILE), default=0)
+
+
 def _free_number(folder: Path, edits: Sequence[Sequence[Field]]) -> int:
-    """A file number nobody has used and, once recorded, nobody will."""
+    """A file number that nobody has used and, since it lies above the next one, nobody is about to use."""
     used = [int(match[1]) for path in folder.iterdir() if (match := _NUMBERED.fullmatch(path.name))]
-    promised = [field.numbers[0] for edit in edits for field in edit if field.tag == NEXT_FILE]
-    return max(used + promised) + 1
+    return max([*used, _next_file(edits)]) + 1
 
 
 def _replace_manifest(folder: Path, records: list[bytes], number: int) -> None:
@@ -201,3 +213,18 @@ def _write_new(path: Path, data: bytes) -> None:
     except OSError:
         path.unlink(missing_ok=True)
         raise
+
+
+def _name_live_tables(folder: Path, tables: Mapping[int, Path]) -> None:
+    """Tables that are not live keep their name, under which C++ LevelDB removes them or writes over them."""
+    changed = False
+    for table in tables.values():
+        twin = table.with_suffix(".ldb")
+        if table.suffix == ".ldb":
+            table.replace(table.with_suffix(".sst"))
+            changed = True
+        elif twin.exists():
+            twin.unlink()
+            changed = True
+    if changed:
+        sync(folder)

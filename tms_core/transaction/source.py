@@ -119,17 +119,18 @@ class DirectorySource:
         Raises:
             NoSnapshot: no such directory, or no snapshot in it; :class:`NoUsableSnapshot` when there are some.
         """
-        rejected: dict[str, Rejected] = {}
         for _ in range(_LISTINGS):
             files, ignored = self._list()
-            found = _newest_usable(files, rejected)
-            if found is not None:
-                name, state = found
-                return Loaded(state, name, tuple(rejected.values()), ignored, _notes(name, state))
-            if not any(rejected[file.name].reason is Rejection.VANISHED for file in files):
+            rejected: list[Rejected] = []
+            for file in files:
+                result = _load(file)
+                if isinstance(result, VisibilityState):
+                    return Loaded(result, file.name, tuple(rejected), ignored, _notes(file.name, result))
+                rejected.append(result)
+            if all(one.reason is not Rejection.VANISHED for one in rejected):
                 break
         if rejected:
-            raise NoUsableSnapshot(self._path, tuple(rejected.values()))
+            raise NoUsableSnapshot(self._path, tuple(rejected))
         raise NoSnapshot(f"there is no snapshot in {self._path} ({ignored} other names).", _HINT)
 
     def _list(self) -> tuple[list[Path], int]:
@@ -144,17 +145,6 @@ class DirectorySource:
         numbers = {name: int(match[1]) for name in names if (match := _NAME.fullmatch(name))}
         newest_first = sorted(numbers, key=lambda name: numbers[name], reverse=True)
         return [self._path / name for name in newest_first], len(names) - len(numbers)
-
-
-def _newest_usable(files: list[Path], rejected: dict[str, Rejected]) -> tuple[str, VisibilityState] | None:
-    """The first of the files that can be used; those before it are added to ``rejected``, and not tried twice."""
-    for file in files:
-        if file.name not in rejected:
-            result = _load(file)
-            if isinstance(result, VisibilityState):
-                return file.name, result
-            rejected[file.name] = result
-    return None
 
 
 def _load(file: Path) -> VisibilityState | Rejected:

@@ -1,0 +1,295 @@
+"""One suite for every store: what callers may rely on, whatever lies underneath.
+
+A new store joins by one more entry in ``MAKERS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tms_core.tables.base import KeyTable, MessageValue, Page, Store, TxCell
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.memory import MemoryStore
+
+T = TypeVar("T")
+
+MakeStore = Callable[[], Store]
+
+MAKERS: dict[str, Callable[[Path], Store]] = {
+    "memory": lambda folder: MemoryStore(),
+    "leveldb": lambda folder: LevelDBStore(folder, create=True),
+}
+
+POINTER = 1_500_000_000_000_000_007
+PLAIN = MessageValue(None, b"plain")
+EMPTY = MessageValue(None, b"")
+TX = MessageValue(POINTER, b"in a transaction")
+TX_EMPTY = MessageValue(POINTER, b"")
+REFERENCE = MessageValue(POINTER, None)
+ROLLED_BACK = MessageValue(-POINTER, b"rolled back")
+
+
+@pytest.fixture(params=sorted(MAKERS))
+def make_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeStore]:
+    folders = (tmp_path_factory.mktemp("store") / str(number) for number in count())
+    made: list[Store] = []
+
+    def make() -> Store:
+        made.append(MAKERS[request.param](next(folders)))
+        return made[-1]
+
+    yield make
+    for store in made:
+        store.close()
+
+
+@pytest.fixture
+def store(make_store: MakeStore) -> Store:
+    return make_store()
+
+
+@pytest.fixture
+def filled(store: Store) -> Store:
+    """Ten rows in each table, keys b"k0" to b"k9"."""
+    store.message.put([(key(number), MessageValue(None, b"%d" % number)) for number in range(10)])
+    store.payload.put([(key(number), b"%d" % number) for number in range(10)])
+    return store
+
+
+def key(number: int) -> bytes:
+    return b"k%d" % number
+
+
+def read_all(read: Callable[[bytes, bytes | None, int], Page[T]], limit: int, stop: bytes | None = None) -> list[T]:
+    """Read as every caller does: page after page, until no page says where to go on."""
+    items: list[T] = []
+    resume: bytes | None = b""
+    while resume is not None:
+        page = read(resume, stop, limit)
+        assert len(page.items) <= limit
+        items += page.items
+        resume = page.resume
+    return items
+
+
+def data_tables(store: Store) -> list[KeyTable]:
+    return [store.message, store.payload]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 9, 10, 11, 100])
+def test_given_rows_when_read_in_pages_of_any_size_then_each_comes_once_and_in_order(filled: Store, limit: int) -> None:
+    expected = [key(number) for number in range(10)]
+    assert read_all(filled.message.keys, limit) == expected
+    assert read_all(filled.payload.keys, limit) == expected
+    assert [found for found, _ in read_all(filled.message.rows, limit)] == expected
+    assert read_all(filled.payload.rows, limit) == [(key(number), b"%d" % number) for number in range(10)]
+
+
+def test_given_an_empty_table_when_read_then_there_is_nothing_and_no_next_page(store: Store) -> None:
+    assert store.message.keys(b"", None, 5) == Page([], None)
+    assert store.message.rows(b"", None, 5) == Page([], None)
+    assert store.message.cells(b"", None, 5) == Page([], None)
+    assert store.payload.keys(b"", None, 5) == Page([], None)
+    assert store.payload.rows(b"", None, 5) == Page([], None)
+    assert store.metadata.rows() == []
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "expected"),
+    [
+        (b"k3", b"k6", [3, 4, 5]),
+        (b"k2\xff", b"k5\xff", [3, 4, 5]),
+        (b"k3\x00", b"k6\x00", [4, 5, 6]),
+        (b"k3", b"k3", []),
+        (b"k3", b"k3\x00", [3]),
+        (b"k6", b"k3", []),
+        (b"", b"k0", []),
+        (b"k9", None, [9]),
+        (b"k9\x00", None, []),
+    ],
+)
+def test_given_a_range_when_read_then_its_start_is_in_and_its_stop_is_out(
+    filled: Store, start: bytes, stop: bytes | None, expected: list[int]
+) -> None:
+    wanted = [key(number) for number in expected]
+    for table in data_tables(filled):
+        assert table.keys(start, stop, 100).items == wanted
+    assert [found for found, _ in filled.message.rows(start, stop, 100).items] == wanted
+    assert [found for found, _ in filled.payload.rows(start, stop, 100).items] == wanted
+
+
+def test_given_a_page_that_was_deleted_when_reading_goes_on_then_nothing_is_skipped(filled: Store) -> None:
+    for table in data_tables(filled):
+        seen: list[bytes] = []
+        resume: bytes | None = b""
+        while resume is not None:
+            page = table.keys(resume, b"k8", 3)
+            table.delete(page.items)
+            seen += page.items
+            resume = page.resume
+        assert seen == [key(number) for number in range(8)]
+        assert table.keys(b"", None, 100).items == [b"k8", b"k9"]
+
+
+def test_given_a_row_that_appears_behind_a_page_when_reading_goes_on_then_it_is_seen(filled: Store) -> None:
+    page = filled.message.keys(b"", None, 3)
+    filled.message.put([(b"k2-new", PLAIN)])
+    assert page.resume is not None
+    assert filled.message.keys(page.resume, None, 1).items == [b"k2-new"]
+
+
+def test_given_keys_that_are_not_there_when_deleted_then_it_is_no_error(filled: Store) -> None:
+    for table in data_tables(filled):
+        table.delete([b"k1", b"nowhere", b"k1"])
+        table.delete([])
+        assert b"k1" not in table.keys(b"", None, 100).items
+        assert len(table.keys(b"", None, 100).items) == 9
+
+
+def test_given_every_kind_of_message_when_read_back_then_it_is_what_was_put(store: Store) -> None:
+    rows = [(key(number), v) for number, v in enumerate([PLAIN, EMPTY, TX, TX_EMPTY, REFERENCE, ROLLED_BACK])]
+    store.message.put(rows)
+    assert store.message.rows(b"", None, 100).items == rows
+
+
+def test_given_a_row_when_put_again_then_the_new_value_stays(filled: Store) -> None:
+    filled.message.put([(b"k1", TX)])
+    filled.payload.put([(b"k1", b"new")])
+    assert filled.message.rows(b"k1", b"k2", 5).items == [(b"k1", TX)]
+    assert filled.payload.rows(b"k1", b"k2", 5).items == [(b"k1", b"new")]
+
+
+def test_given_mixed_rows_when_cells_are_read_then_only_transactional_ones_come(store: Store) -> None:
+    store.message.put([(b"a", PLAIN), (b"b", TX), (b"c", REFERENCE), (b"d", EMPTY), (b"e", ROLLED_BACK)])
+    cells = read_all(store.message.cells, 2)
+    assert [(cell.key, cell.pointer) for cell in cells] == [(b"b", POINTER), (b"c", POINTER), (b"e", -POINTER)]
+    assert cells[1].refers
+
+
+def test_given_plain_rows_only_when_cells_are_read_then_pages_are_bounded_by_rows_read(filled: Store) -> None:
+    page = filled.message.cells(b"", None, 3)
+    assert page.items == []
+    assert page.resume is not None
+    assert b"k2" < page.resume <= b"k3"
+
+
+@pytest.mark.parametrize("value", [TX, TX_EMPTY, REFERENCE, ROLLED_BACK])
+def test_given_a_cell_when_inverted_then_only_its_sign_changes(store: Store, value: MessageValue) -> None:
+    store.message.put([(b"a", PLAIN), (b"b", value), (b"c", TX)])
+    [cell] = store.message.cells(b"b", b"c", 10).items
+    assert store.message.invert([cell]) == [True]
+    assert value.pointer is not None
+    inverted = MessageValue(-value.pointer, value.payload)
+    assert store.message.rows(b"", None, 9).items == [(b"a", PLAIN), (b"b", inverted), (b"c", TX)]
+
+
+def test_given_a_row_that_is_gone_when_inverted_then_it_stays_gone(store: Store) -> None:
+    store.message.put([(b"a", TX), (b"b", TX)])
+    cells = store.message.cells(b"", None, 10).items
+    store.message.delete([b"a"])
+    assert store.message.invert(cells) == [False, True]
+    assert [found for found, _ in store.message.rows(b"", None, 9).items] == [b"b"]
+
+
+def test_given_another_pointer_than_expected_when_inverted_then_the_row_stays(store: Store) -> None:
+    store.message.put([(b"a", ROLLED_BACK), (b"b", PLAIN), (b"c", TX)])
+    wrong = [TxCell(b"a", POINTER, False), TxCell(b"b", POINTER, False), TxCell(b"c", POINTER + 1, False)]
+    assert store.message.invert(wrong) == [False, False, False]
+    assert store.message.rows(b"", None, 9).items == [(b"a", ROLLED_BACK), (b"b", PLAIN), (b"c", TX)]
+    assert store.message.invert([]) == []
+
+
+def test_given_metadata_when_compared_and_set_then_only_the_expected_value_is_replaced(store: Store) -> None:
+    table = store.metadata
+    assert not table.compare_and_set(b"ns:b:", b"old", b"new")
+    assert table.get(b"ns:b:") is None
+    assert table.compare_and_set(b"ns:b:", None, b"first")
+    assert not table.compare_and_set(b"ns:b:", None, b"second")
+    assert not table.compare_and_set(b"ns:b:", b"other", b"second")
+    assert table.compare_and_set(b"ns:b:", b"first", b"")
+    assert not table.compare_and_set(b"ns:b:", None, b"an empty value is a value")
+    assert table.compare_and_set(b"ns:a:", None, b"x")
+    assert table.rows() == [(b"ns:a:", b"x"), (b"ns:b:", b"")]
+    assert table.get(b"ns:b:") == b""
+
+
+def test_given_rows_when_synced_and_compacted_then_they_are_the_same(filled: Store) -> None:
+    for table in data_tables(filled):
+        table.delete([b"k4"])
+        table.sync()
+        table.compact(b"k0", b"k9")
+        assert len(table.keys(b"", None, 100).items) == 9
+        assert table.estimate_bytes(b"", None) >= 0
+        assert table.estimate_bytes(b"x", b"y") == 0
+
+
+def test_given_a_page_of_any_size_when_read_then_it_counts_as_one_call(filled: Store) -> None:
+    filled.calls.clear()
+    filled.message.keys(b"", None, 1)
+    filled.message.keys(b"", None, 1000)
+    filled.message.rows(b"", None, 1000)
+    filled.message.cells(b"", None, 1000)
+    filled.message.delete([b"k1", b"k2"])
+    filled.message.sync()
+    filled.message.invert([])
+    filled.metadata.rows()
+    filled.metadata.get(b"x")
+    assert filled.calls == {
+        "keys": 2, "rows": 1, "cells": 1, "delete": 1, "sync": 1, "invert": 1, "metadata": 1, "get": 1,
+    }  # fmt: skip
+
+
+def test_given_a_store_when_asked_then_its_tables_have_names_and_itself_an_identity(make_store: MakeStore) -> None:
+    store = make_store()
+    assert (store.message.name, store.payload.name) == ("message", "payload")
+    assert store.identity() == store.identity() != ""
+
+
+def test_given_a_store_when_closed_twice_then_it_is_no_error(make_store: MakeStore) -> None:
+    with make_store() as store:
+        store.message.put([(b"a", PLAIN)])
+    store.close()
+
+
+# Few keys, so that operations meet; the bytes around which ranges go wrong are among them.
+KEYS = st.sampled_from([b"a", b"a\x00", b"a\xff", b"b", b"b\x00\x00", b"\x00", b"\xff", b"\xff\xff"])
+VALUES = st.sampled_from([PLAIN, EMPTY, TX, TX_EMPTY, REFERENCE, ROLLED_BACK])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), KEYS, VALUES),
+        st.tuples(st.just("delete"), KEYS, VALUES),
+        st.tuples(st.just("invert"), KEYS, VALUES),
+    ),
+    max_size=30,
+)
+
+
+# The fixture is a factory: each example makes a store of its own.
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS, start=KEYS, stop=st.none() | KEYS, limit=st.integers(1, 9))
+def test_given_any_history_when_compared_with_a_dictionary_then_they_agree(
+    make_store: MakeStore, steps: list[tuple[str, bytes, MessageValue]], start: bytes, stop: bytes | None, limit: int
+) -> None:
+    store, model = make_store(), dict[bytes, MessageValue]()
+    for what, at, value in steps:
+        if what == "put":
+            store.message.put([(at, value)])
+            model[at] = value
+        elif what == "delete":
+            store.message.delete([at])
+            model.pop(at, None)
+        else:
+            present = model.get(at, PLAIN).pointer
+            assert store.message.invert([TxCell(at, POINTER, False)]) == [present == POINTER]
+            if present == POINTER:
+                model[at] = model[at]._replace(pointer=-POINTER)
+    assert read_all(store.message.rows, limit) == sorted(model.items())
+    within = sorted(at for at in model if start <= at and (stop is None or at < stop))
+    assert store.message.keys(start, stop, 100).items == within

@@ -1,0 +1,250 @@
+"""The janitor's settings, the configuration files that ship, and the page that describes it all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs.configuration import PAGE, page
+from janitor.settings import Loaded, Settings, config_digest, load
+from tms_core.errors import ConfigurationError
+from tms_core.layered import extra, fields, kinds
+
+CONF = Path(__file__).parents[2] / "conf"
+
+
+def loaded(
+    tmp_path: Path, yaml: str = "", environ: Mapping[str, str] | None = None, **flags: object
+) -> Loaded[Settings]:
+    file = tmp_path / "tms.yaml"
+    file.write_text(yaml, encoding="utf-8")
+    return load(file, environ or {}, flags)
+
+
+def refused(tmp_path: Path, yaml: str) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        loaded(tmp_path, yaml)
+    return str(caught.value)
+
+
+# --- files and page --------------------------------------------------------------------------------------------------
+
+
+def test_given_the_standalone_file_when_loaded_then_it_names_every_setting_and_changes_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(CONF)
+    built_in = load(None, {}, {})
+    found = load(CONF / "standalone.yaml", {}, {})
+    assert found.settings == built_in.settings
+    unnamed = {entry.path for entry in found.entries() if entry.origin == "default"}
+    assert unnamed == {"janitor.cron", "server.tls"}, "one stands there as a comment, the other as null"
+
+
+def test_given_the_hbase_file_when_loaded_then_it_changes_what_a_cluster_needs_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(CONF)
+    default = {entry.path: entry.value for entry in load(None, {}, {}).entries()}
+    found = load(CONF / "hbase.yaml", {}, {}).entries()
+    assert {entry.path: entry.value for entry in found if entry.value != default[entry.path]} == {
+        "storage.kind": "hbase",
+        "transactions.source": "directory",
+        "transactions.directory": "webhdfs://127.0.0.1:9870/cdap/tx.snapshot",
+        "janitor.apply": False,
+    }
+
+
+def test_given_the_models_when_the_page_is_made_then_it_is_the_one_that_ships() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m docs.configuration"
+
+
+@pytest.mark.parametrize(("path", "field"), list(fields(Settings)))
+def test_given_a_setting_then_meaning_reason_and_unit_stand_beside_it(path: str, field: Any) -> None:
+    assert field.description
+    assert extra(field, "reason")
+    if int in kinds(field.annotation) and not path.endswith(".port"):
+        assert extra(field, "unit")
+
+
+# --- layers ----------------------------------------------------------------------------------------------------------
+
+
+def test_given_the_leveldb_flag_when_loaded_then_the_state_moves_beside_that_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "store").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for flag in ("store", "store/", "./store", str(tmp_path / "store")):
+        found = loaded(tmp_path, "storage: {kind: hbase}\njanitor: {state: elsewhere}", leveldb=flag)
+        assert found.settings.storage.kind == "leveldb"
+        assert found.settings.storage.leveldb.path == tmp_path / "store"
+        assert found.settings.janitor.state == tmp_path / "store.janitor"
+        assert found.origin("janitor.state") == "flag --leveldb"
+    monkeypatch.chdir(tmp_path / "store")
+    assert loaded(tmp_path, leveldb=".").settings.janitor.state == tmp_path / "store.janitor"
+
+
+def test_given_the_janitors_own_names_when_loaded_then_nothing_is_left_alone(tmp_path: Path) -> None:
+    assert "Did you mean janitor.workers?" in refused(tmp_path, "janitor: {worker: 1}")
+    assert "Did you mean janitor?" in refused(tmp_path, "janitr: {}")
+    with pytest.raises(ConfigurationError, match="enableServiceLinks: false"):
+        load(None, {"TMS_JANITOR_PORT": "tcp://10.0.0.1:9847"}, {})
+    assert load(None, {"TMS_JANITOR__WORKERS": "7"}, {}).settings.janitor.workers == 7
+
+
+def test_given_off_and_on_when_loaded_then_they_are_what_yaml_makes_of_them(tmp_path: Path) -> None:
+    assert loaded(tmp_path, "janitor: {boundary: {feedback: on}}").settings.janitor.boundary.feedback is True
+    assert loaded(tmp_path, "", {"TMS_JANITOR__BOUNDARY__FEEDBACK": "on"}).settings.janitor.boundary.feedback is True
+    assert loaded(tmp_path, "janitor: {boundary: {feedback: off}}").settings.janitor.boundary.feedback is False
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_cron_when_loaded_then_it_stands_alone(tmp_path: Path) -> None:
+    janitor = loaded(tmp_path, "janitor: {cron: '*/5 * * * *'}").settings.janitor
+    assert (janitor.cron, janitor.every_seconds) == ("*/5 * * * *", None)
+    overridden = loaded(
+        tmp_path,
+        "janitor: {every_seconds: 5}",
+        {"TMS_JANITOR__CRON": "0 3 * * sun", "TMS_JANITOR__EVERY_SECONDS": "null"},
+    )
+    assert overridden.settings.janitor.cron == "0 3 * * sun"
+    assert loaded(tmp_path, "janitor: {cron: null}").settings.janitor.every_seconds == 60
+
+
+def test_given_two_schedules_or_none_when_loaded_then_that_is_refused(tmp_path: Path) -> None:
+    assert "write one of the two" in refused(tmp_path, "janitor: {every_seconds: 60, cron: '* * * * *'}")
+    assert "neither it nor cron is set" in refused(tmp_path, "janitor: {every_seconds: null}")
+
+
+@pytest.mark.parametrize(
+    "cron",
+    ["* * * * *", "0,30 8-18/2 1 jan-mar MON-fri", "59 23 31 12 7", "5/10 0 * * 0", "0 0 1-31/30 * *", "*/59 * * * *"],
+)
+def test_given_a_crontab_line_when_loaded_then_it_is_taken(tmp_path: Path, cron: str) -> None:
+    assert loaded(tmp_path, f"janitor: {{cron: '{cron}'}}").settings.janitor.cron == cron
+
+
+@pytest.mark.parametrize(
+    ("cron", "problem"),
+    [
+        ("* * * *", "five fields"),
+        ("* * * * * *", "five fields"),
+        ("@daily", "five fields"),
+        ("60 * * * *", "60 is not a minute, 0 to 59"),
+        ("* 24 * * *", "24 is not a hour"),
+        ("* * 0 * *", "0 is not a day"),
+        ("* * * 13 *", "13 is not a month"),
+        ("* * * * 8", "8 is not a weekday"),
+        ("* * * mon *", "mon is not a month"),
+        ("30-10 * * * *", "30-10 is not a minute"),
+        ("*/0 * * * *", "*/0 is not a minute"),
+        ("*/60 * * * *", "*/60 is not a minute"),
+        ("1, * * * *", "1, is not a minute"),
+        ("-1 * * * *", "-1 is not a minute"),
+    ],
+)
+def test_given_what_is_no_crontab_line_when_loaded_then_the_field_is_named(
+    tmp_path: Path, cron: str, problem: str
+) -> None:
+    assert problem in refused(tmp_path, f"janitor: {{cron: '{cron}'}}")
+
+
+@pytest.mark.parametrize(
+    ("janitor", "path"),
+    [
+        ("apply: 1", "janitor.apply"),
+        ("apply: 'yes'", "janitor.apply"),
+        ("every_seconds: 0", "janitor.every_seconds"),
+        ("every_seconds: 0.5", "janitor.every_seconds"),
+        ("rate_rows_per_second: 0", "janitor.rate_rows_per_second"),
+        ("batch_rows: 0", "janitor.batch_rows"),
+        ("batch_rows: 100001", "janitor.batch_rows"),
+        ("workers: true", "janitor.workers"),
+        ("hold_seconds: -1", "janitor.hold_seconds"),
+        ("hold_seconds: null", "janitor.hold_seconds"),
+        ("clock_allowance_seconds: -1", "janitor.clock_allowance_seconds"),
+        ("protect: 'default:*'", "janitor.protect"),
+        ("protect: [audit]", "janitor.protect[0]"),
+        ("protect: ['default:a b']", "janitor.protect[0]"),
+        ("lease: {seconds: 0}", "janitor.lease.seconds"),
+        ("lease: {kind: file}", "janitor.lease.kind"),
+        ("boundary: {feedback: 'off'}", "janitor.boundary.feedback"),
+        ("boundary: {participants: []}", "janitor.boundary.participants"),
+        ("archive: {keep_days: 0}", "janitor.archive.keep_days"),
+        ("stats_rows_per_second: 0", "janitor.stats_rows_per_second"),
+        ("history_days: 0", "janitor.history_days"),
+        ("metrics: {per_topic: some}", "janitor.metrics.per_topic"),
+        ("metrics: {top: 0}", "janitor.metrics.top"),
+        ("http: {port: 65536}", "janitor.http.port"),
+        ("http: {host: ''}", "janitor.http.host"),
+        ("state: null", "janitor.state"),
+    ],
+)
+def test_given_an_impossible_value_when_loaded_then_the_setting_is_named(
+    tmp_path: Path, janitor: str, path: str
+) -> None:
+    assert refused(tmp_path, f"janitor: {{{janitor}}}").startswith(f"{path} = ")
+
+
+@pytest.mark.parametrize("janitor", ["hold_seconds: 0", "protect: ['*', 'default:a?[bc]-d']", "http: {port: 0}"])
+def test_given_a_value_at_its_limit_when_loaded_then_it_is_taken(tmp_path: Path, janitor: str) -> None:
+    assert loaded(tmp_path, f"janitor: {{{janitor}}}").origins
+
+
+def test_given_a_folder_of_ours_inside_the_store_when_loaded_then_that_is_refused(tmp_path: Path) -> None:
+    assert "janitor.state" in refused(tmp_path, "janitor: {state: data/messaging/state}")
+    (tmp_path / "link").symlink_to(tmp_path / "data/messaging")
+    assert "lies inside the store" in refused(tmp_path, "janitor: {state: link/state}")
+    archive = "janitor: {archive: {enabled: %s, path: data/messaging/archive}}"
+    assert "janitor.archive.path" in refused(tmp_path, archive % "true")
+    assert loaded(tmp_path, archive % "false").settings.janitor.archive.path.endswith("messaging/archive")
+    elsewhere = loaded(tmp_path, "janitor: {archive: {enabled: true, path: 's3://bucket/archive'}}")
+    assert elsewhere.settings.janitor.archive.path == "s3://bucket/archive"
+
+
+# --- the digest ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "yaml",
+    [
+        "transactions: {source: none}",
+        "transactions: {source: directory}",
+        "transactions: {directory: /elsewhere}",
+        "transactions: {snapshot_interval_seconds: 61}",
+        "transactions: {max_lifetime_seconds: 90000}",
+        "transactions: {grace_seconds: 0}",
+        "janitor: {hold_seconds: 0}",
+        "janitor: {clock_allowance_seconds: 0}",
+        "janitor: {protect: ['default:audit']}",
+    ],
+)
+def test_given_a_setting_that_decides_what_may_go_when_changed_then_the_digest_changes(
+    tmp_path: Path, yaml: str
+) -> None:
+    assert config_digest(loaded(tmp_path, yaml).settings) != config_digest(loaded(tmp_path).settings)
+
+
+@pytest.mark.parametrize(
+    "yaml",
+    [
+        "storage: {kind: memory, leveldb: {path: /elsewhere}}",
+        "server: {port: 1}",
+        "janitor: {workers: 9, batch_rows: 9, apply: false, state: /elsewhere, cron: '* * * * *'}",
+        "transactions: {thrift: 'elsewhere:1'}",
+    ],
+)
+def test_given_any_other_setting_when_changed_then_the_digest_stays(tmp_path: Path, yaml: str) -> None:
+    assert config_digest(loaded(tmp_path, yaml).settings) == config_digest(loaded(tmp_path).settings)
+
+
+def test_given_protected_patterns_when_in_another_order_then_the_digest_stays(tmp_path: Path) -> None:
+    one, other = (loaded(tmp_path, f"janitor: {{protect: {order}}}") for order in ("['a:*', 'b:*']", "['b:*', 'a:*']"))
+    assert config_digest(one.settings) == config_digest(other.settings)
+    assert len(config_digest(one.settings)) == 64

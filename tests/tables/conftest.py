@@ -1,0 +1,112 @@
+"""Stores that CDAP's own classes wrote, and other processes to meet them with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parent.parent
+TABLES = ("system.tms.meta", "system.tms.message", "system.tms.payload")
+
+
+@dataclass(frozen=True)
+class Vector:
+    """One store of CDAP, unpacked; ``rows`` is its manifest without the first line."""
+
+    name: str
+    folder: Path
+    rows: list[dict[str, Any]]
+
+    def of(self, table: str) -> dict[bytes, dict[str, Any]]:
+        return {bytes.fromhex(row["key"]): row for row in self.rows if row["table"] == table}
+
+    def copy_to(self, target: Path) -> Path:
+        return Path(shutil.copytree(self.folder / "messaging", target))
+
+
+@pytest.fixture(scope="session")
+def vectors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Vector]:
+    found = {}
+    for name in ("sample", "edge"):
+        folder = tmp_path_factory.mktemp(name)
+        with tarfile.open(TESTS / "vectors" / "cdap-leveldb" / f"{name}.tar.xz") as archive:
+            archive.extractall(folder, filter="data")
+        _, *rows = map(json.loads, (folder / "manifest.jsonl").read_text().splitlines())
+        found[name] = Vector(name, folder, rows)
+    return found
+
+
+@pytest.fixture(params=["sample", "edge"])
+def vector(request: pytest.FixtureRequest, vectors: dict[str, Vector]) -> Vector:
+    return vectors[request.param]
+
+
+@pytest.fixture
+def sample(vectors: dict[str, Vector], tmp_path: Path) -> Path:
+    """A copy of the store whose MANIFEST carries wrong sizes."""
+    return vectors["sample"].copy_to(tmp_path / "messaging")
+
+
+class Child:
+    """Another Python process, which says a line when it is ready and lives until it is stopped."""
+
+    def __init__(self, code: str, *arguments: str | Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(TESTS.parent)},
+        )
+        assert self.process.stdout is not None
+        self.said = self.process.stdout.readline().strip()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def kill(self) -> None:
+        """As ``kill -9``: nothing is closed in good order."""
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[..., Child]]:
+    children: list[Child] = []
+
+    def start(code: str, *arguments: str | Path) -> Child:
+        children.append(Child(code, *arguments))
+        return children[-1]
+
+    yield start
+    for started in children:
+        started.kill()
+
+
+#: Opens one folder with bare LevelDB, says "open" or what went wrong, and keeps it until it is stopped.
+HOLD = """
+import plyvel, sys
+try:
+    database = plyvel.DB(sys.argv[1])
+    print("open", flush=True)
+except plyvel.Error as error:
+    print("failed", error, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def hold(child: Callable[..., Child]) -> Callable[[Path], Child]:
+    """Let another process hold one LevelDB folder, or try to."""
+    return lambda folder: child(HOLD, folder)

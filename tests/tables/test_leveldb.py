@@ -1,0 +1,382 @@
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import plyvel
+import pytest
+
+from tms_core.errors import StoreBusy, StoreError, StoreLayoutError, StoreNotFound
+from tms_core.tables import leveldb_database
+from tms_core.tables.base import MessageValue, TxCell
+from tms_core.tables.leveldb import LevelDBStore, decode, encode, release
+
+TABLES = ("system.tms.meta", "system.tms.message", "system.tms.payload")
+OWN_FILES = re.compile(r"CURRENT|LOCK|LOG(\.old)?|MANIFEST-\d+|\d+\.(log|sst|ldb)")
+READABLE_BY_JAVA = re.compile(r"CURRENT|LOCK|LOG(\.old)?|MANIFEST-\d+|\d+\.(log|sst)")
+EVERYTHING = (b"", None, 1_000_000)
+
+#: Writes to a new store until it is killed; says a line after enough rows for several tables.
+WRITE_FOR_EVER = """
+import os, sys
+from itertools import count
+from tms_core.tables.base import MessageValue
+from tms_core.tables.leveldb import LevelDBStore
+store = LevelDBStore(sys.argv[1], create=True)
+for number in count():
+    value = MessageValue(None, os.urandom(2000))
+    store.message.put([(b"%08d" % (100 * number + row), value) for row in range(100)])
+    if number == 100:
+        print("written", flush=True)
+"""
+
+
+def names(path: Path) -> list[str]:
+    return sorted(file.name for file in path.rglob("*") if file.is_file())
+
+
+def raw_rows(folder: Path) -> dict[bytes, bytes]:
+    database = plyvel.DB(str(folder))
+    try:
+        return dict(database)
+    finally:
+        database.close()
+
+
+def sha256(value: bytes) -> str:
+    return hashlib.sha256(value).hexdigest()
+
+
+def test_given_cdaps_store_when_plyvel_reads_it_as_it_is_then_it_fails(sample: Path) -> None:
+    with pytest.raises(plyvel.IOError, match=r"\.sst: Invalid argument"):
+        raw_rows(sample / "system.tms.message")
+
+
+def test_given_cdaps_stores_when_opened_then_every_row_is_the_one_cdap_wrote(vector: Any, tmp_path: Path) -> None:
+    path = vector.copy_to(tmp_path / "messaging")
+    with LevelDBStore(path) as store:
+        messages = {key: sha256(encode(value)) for key, value in store.message.rows(*EVERYTHING).items}
+        payloads = {key: sha256(value) for key, value in store.payload.rows(*EVERYTHING).items}
+        metadata = {key: value.hex() for key, value in store.metadata.rows()}
+        assert store.message.keys(*EVERYTHING).items == sorted(messages)
+        cells = store.message.cells(*EVERYTHING).items
+        assert store.calls["unreadable"] == 0
+    expected = vector.of("message")
+    assert messages == {key: row["value_sha256"] for key, row in expected.items()}
+    assert payloads == {key: row["value_sha256"] for key, row in vector.of("payload").items()}
+    assert metadata == {key: row["value"] for key, row in vector.of("meta").items()}
+    assert [(cell.key, cell.pointer, cell.refers) for cell in cells] == [
+        (key, row["pointer"], row["kind"] == "ref")
+        for key, row in sorted(expected.items())
+        if row["kind"] in ("tx", "ref")
+    ]
+
+
+def test_given_cdaps_stores_when_inverted_then_the_bytes_are_the_ones_cdap_would_write(
+    vector: Any, tmp_path: Path
+) -> None:
+    path = vector.copy_to(tmp_path / "messaging")
+    due = {key: row for key, row in vector.of("message").items() if row["action"] == "invert"}
+    with LevelDBStore(path) as store:
+        cells = [cell for cell in store.message.cells(*EVERYTHING).items if cell.key in due]
+        assert store.message.invert(cells) == [True] * len(due)
+    after = raw_rows(path / "system.tms.message")
+    assert {key: sha256(after[key]) for key in due} == {key: row["value_after_sha256"] for key, row in due.items()}
+    assert {key: after[key][:9].hex() for key in due} == {key: row["value_after_prefix"] for key, row in due.items()}
+
+
+def test_given_a_store_when_closed_then_there_is_nothing_but_files_that_java_reads(vector: Any, tmp_path: Path) -> None:
+    path = vector.copy_to(tmp_path / "messaging")
+    with LevelDBStore(path) as store:
+        store.message.delete(store.message.keys(*EVERYTHING).items[::2])
+        store.message.compact(b"", b"\xff")
+    assert sorted(entry.name for entry in path.iterdir()) == sorted(TABLES)
+    assert [name for name in names(path) if not READABLE_BY_JAVA.fullmatch(name)] == []
+    assert any(name.endswith(".sst") for name in names(path / "system.tms.message"))
+
+
+def test_given_a_killed_writer_when_opened_again_then_all_rows_are_there_and_tables_are_renamed(
+    child: Callable[..., Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "store"
+    writer = child(WRITE_FOR_EVER, path)
+    assert writer.said == "written"
+    writer.kill()
+    assert any(name.endswith(".ldb") for name in names(path)), "the crash must leave what is to be cured"
+    with LevelDBStore(path) as store:
+        keys = store.message.keys(*EVERYTHING).items
+        assert len(keys) >= 10_100
+        assert keys == [b"%08d" % number for number in range(len(keys))]
+    assert [name for name in names(path) if not READABLE_BY_JAVA.fullmatch(name)] == []
+
+
+def test_given_a_killed_writer_when_released_then_tables_are_renamed(child: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    child(WRITE_FOR_EVER, path).kill()
+    release(path)
+    assert [name for name in names(path) if not READABLE_BY_JAVA.fullmatch(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (MessageValue(None, b"hi"), "006869"),
+        (MessageValue(1500000000000000007, b"hi"), "0114d1120d7b1600076869"),
+        (MessageValue(-1500000000000000007, b"hi"), "01eb2eedf284e9fff96869"),
+        (MessageValue(1500000000000000007, None), "0214d1120d7b160007"),
+        (MessageValue(None, b""), "00"),
+        (MessageValue(-(2**63), b""), "018000000000000000"),
+    ],
+)
+def test_given_a_value_when_encoded_then_the_bytes_are_cdaps(value: MessageValue, stored: str) -> None:
+    assert encode(value).hex() == stored
+    assert decode(bytes.fromhex(stored)) == value
+
+
+def test_given_neither_pointer_nor_payload_when_encoded_then_it_is_refused() -> None:
+    with pytest.raises(ValueError, match="pointer, a payload or both"):
+        encode(MessageValue(None, None))
+
+
+UNREADABLE = [b"", b"\x01", b"\x01" + bytes(7), b"\x02" + bytes(7), b"\x03" + bytes(20), b"\xff"]
+
+
+def test_given_unreadable_values_when_read_and_inverted_then_they_are_left_out_counted_and_untouched(
+    tmp_path: Path,
+) -> None:
+    LevelDBStore(tmp_path, create=True).close()
+    folder = tmp_path / "system.tms.message"
+    database = plyvel.DB(str(folder))
+    rows = {b"k%d" % number: value for number, value in enumerate(UNREADABLE)}
+    for key, value in rows.items():
+        database.put(key, value)
+    database.close()
+    with LevelDBStore(tmp_path) as store:
+        assert store.message.cells(*EVERYTHING).items == []
+        assert store.message.rows(*EVERYTHING).items == []
+        assert store.calls["unreadable"] == len(UNREADABLE)
+        assert store.message.keys(*EVERYTHING).items == sorted(rows)
+        assert not any(store.message.invert([TxCell(key, 0, False) for key in rows]))
+    assert raw_rows(folder) == rows
+
+
+def test_given_a_reference_with_bytes_behind_it_when_inverted_then_they_stay(tmp_path: Path) -> None:
+    LevelDBStore(tmp_path, create=True).close()
+    database = plyvel.DB(str(tmp_path / "system.tms.message"))
+    database.put(b"k", b"\x02" + (5).to_bytes(8, "big") + b"more")
+    database.close()
+    with LevelDBStore(tmp_path) as store:
+        assert store.message.invert(store.message.cells(*EVERYTHING).items) == [True]
+    assert raw_rows(tmp_path / "system.tms.message") == {b"k": b"\x02" + (-5).to_bytes(8, "big", signed=True) + b"more"}
+
+
+def test_given_no_message_and_payload_folder_when_opened_then_they_are_empty_and_are_not_made(tmp_path: Path) -> None:
+    LevelDBStore(tmp_path, create=True).close()
+    shutil.rmtree(tmp_path / "system.tms.message")
+    shutil.rmtree(tmp_path / "system.tms.payload")
+    with LevelDBStore(tmp_path) as store:
+        for table in (store.message, store.payload):
+            assert table.keys(*EVERYTHING).items == []
+            assert table.estimate_bytes(b"", None) == 0
+            table.delete([b"k"])
+            table.sync()
+            table.compact(b"a", b"b")
+        assert store.message.invert([TxCell(b"k", 1, False)]) == [False]
+        with pytest.raises(StoreError, match="no message table"):
+            store.message.put([(b"k", MessageValue(None, b""))])
+        with pytest.raises(StoreError, match="no payload table"):
+            store.payload.put([(b"k", b"")])
+        assert store.identity().startswith("leveldb:")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["system.tms.meta"]
+
+
+def test_given_no_metadata_folder_when_opened_then_it_is_not_found_and_nothing_is_made(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(StoreNotFound) as caught:
+            LevelDBStore(path)
+        assert "system.tms.meta" in str(caught.value)
+        assert caught.value.hint
+    (tmp_path / "system.tms.meta").mkdir()
+    with pytest.raises(StoreNotFound):
+        LevelDBStore(tmp_path)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "default.tms.message.orders.1",
+        "default.tms.payload.orders-eu.12",
+        "v2.default.tms.message.orders.1",
+        "v2.default.tms.message.orders.-1",
+        "meta",
+    ],
+)
+@pytest.mark.parametrize("create", [False, True])
+def test_given_a_layout_of_cdap_6_when_opened_then_it_is_refused_by_name(
+    tmp_path: Path, entry: str, create: bool
+) -> None:
+    LevelDBStore(tmp_path, create=True).close()
+    if entry == "meta":
+        (tmp_path / entry).write_text('{"version":2}')
+    else:
+        (tmp_path / entry / "part.0.1500000000000").mkdir(parents=True)
+    before = names(tmp_path)
+    with pytest.raises(StoreLayoutError, match=re.escape(entry)):
+        LevelDBStore(tmp_path, create=create)
+    assert names(tmp_path) == before
+
+
+def test_given_data_without_a_current_file_when_opened_then_nothing_is_removed(sample: Path) -> None:
+    (sample / "system.tms.message" / "CURRENT").unlink()
+    before = names(sample)
+    for create in (False, True):
+        with pytest.raises(StoreError, match="no CURRENT file"):
+            LevelDBStore(sample, create=create)
+    assert names(sample) == before
+
+
+def test_given_a_folder_whose_creation_was_cut_short_when_created_then_it_works(tmp_path: Path) -> None:
+    (tmp_path / "system.tms.message").mkdir()
+    (tmp_path / "system.tms.message" / "LOCK").touch()
+    (tmp_path / "system.tms.message" / "MANIFEST-000001").write_bytes(b"torn")
+    with LevelDBStore(tmp_path, create=True) as store:
+        store.message.put([(b"k", MessageValue(None, b""))])
+    with LevelDBStore(tmp_path) as store:
+        assert store.message.keys(*EVERYTHING).items == [b"k"]
+
+
+def test_given_a_store_another_process_holds_when_opened_then_it_says_which(
+    sample: Path, hold: Callable[[Path], Any]
+) -> None:
+    holder = hold(sample / "system.tms.payload")
+    assert holder.said == "open"
+    with pytest.raises(StoreBusy, match=rf"system\.tms\.payload is held by process {holder.pid} \(python") as caught:
+        LevelDBStore(sample)
+    assert caught.value.hint
+    # The folders opened before the busy one were let go, and are as CDAP needs them.
+    assert hold(sample / "system.tms.message").said == "open"
+    holder.kill()
+    assert [name for name in names(sample / "system.tms.meta") if not READABLE_BY_JAVA.fullmatch(name)] == []
+
+
+def test_given_a_store_this_process_holds_when_opened_again_then_the_lock_is_not_lost(
+    sample: Path, hold: Callable[[Path], Any]
+) -> None:
+    with LevelDBStore(sample):
+        with pytest.raises(StoreBusy, match="in this process"):
+            LevelDBStore(sample)
+        for table in TABLES:
+            assert hold(sample / table).said.startswith("failed")
+    assert hold(sample / TABLES[0]).said == "open"
+
+
+def test_given_a_deleted_row_when_an_inversion_had_read_it_then_it_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule S6: between the reading and the writing of an inversion no delete may pass."""
+    read, deleted = Event(), Event()
+    with LevelDBStore(tmp_path, create=True) as store:
+        store.message.put([(b"k", MessageValue(7, b""))])
+
+        def slow(value: bytes | None) -> bytes | None:
+            read.set()
+            assert not deleted.wait(0.2), "deleted under the inversion's hands"
+            return value
+
+        def delete() -> None:
+            read.wait(10)
+            store.message.delete([b"k"])
+            deleted.set()
+
+        deleting = Thread(target=delete)
+        deleting.start()
+        store.message._database.rewrite([(b"k", slow)])  # type: ignore[attr-defined]
+        deleting.join()
+        assert store.message.keys(*EVERYTHING).items == []
+
+
+def test_given_writes_when_synced_then_every_log_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def remember(handle: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        fsync(handle)
+
+    with LevelDBStore(tmp_path, create=True) as store:
+        older = tmp_path / "system.tms.message" / "000001.log"
+        older.touch()
+        monkeypatch.setattr(os, "fsync", remember)
+        store.message.sync()
+        logs = {log.name for log in older.parent.glob("*.log")}
+    assert len(logs) == 2
+    assert logs | {"system.tms.message"} == set(synced)
+
+
+def test_given_a_copy_or_a_restored_folder_when_asked_then_the_identity_is_another(tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    LevelDBStore(first, create=True).close()
+    with LevelDBStore(first) as store:
+        identity = store.identity()
+    copied = shutil.copytree(first, tmp_path / "copied")
+    with LevelDBStore(copied) as store:
+        assert store.identity() != identity
+    with LevelDBStore(tmp_path / "copied" / ".." / "first") as store:
+        assert store.identity() == identity
+    (first / "system.tms.message").rename(tmp_path / "aside")
+    shutil.copytree(tmp_path / "aside", first / "system.tms.message")
+    with LevelDBStore(first) as store:
+        assert store.identity() != identity
+
+
+def test_given_a_damaged_table_when_read_then_it_is_a_store_error_and_no_row_is_made_up(sample: Path) -> None:
+    release(sample)
+    [table] = (sample / "system.tms.message").glob("000016.sst")
+    data = bytearray(table.read_bytes())
+    data[5000:5010] = bytes(10)
+    table.write_bytes(data)
+    with LevelDBStore(sample) as store, pytest.raises(StoreError, match="message") as caught:
+        store.message.keys(*EVERYTHING)
+    assert "backup" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (plyvel.IOError(b"IO error: /x/000012.ldb: No space left on device"), "Free some space"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/x/CURRENT"), "Free some space"),
+        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "/x/CURRENT"), "Free some space"),
+        (plyvel.IOError(b"IO error: /x/LOCK: Permission denied"), "Run as the user"),
+        (OSError(errno.EROFS, os.strerror(errno.EROFS), "/x/LOCK"), "Run as the user"),
+        (plyvel.CorruptionError(b"Corruption: bad block"), "Restore the store from a backup"),
+        (plyvel.IOError(b"IO error: /x/000012.ldb: Input/output error"), "Look at the disk"),
+    ],
+)
+def test_given_an_error_of_the_library_when_it_reaches_us_then_it_is_ours_and_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, hint: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(leveldb_database.plyvel, "DB", fail)
+    with pytest.raises(StoreError, match=hint) as caught:
+        LevelDBStore(tmp_path, create=True)
+    assert str(tmp_path) in caught.value.message
+    assert caught.value.__cause__ is error
+
+
+def test_given_a_full_store_when_nothing_is_compacted_then_only_leveldbs_own_files_are_there(tmp_path: Path) -> None:
+    with LevelDBStore(tmp_path, create=True) as store:
+        for number in range(30):
+            store.message.put([(b"%d-%d" % (number, row), MessageValue(None, os.urandom(999))) for row in range(500)])
+        assert [name for name in names(tmp_path) if not OWN_FILES.fullmatch(name)] == []
+        assert store.message.estimate_bytes(b"", None) > 1_000_000
+    assert [name for name in names(tmp_path) if not READABLE_BY_JAVA.fullmatch(name)] == []

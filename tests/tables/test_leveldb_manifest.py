@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import plyvel
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tms_core.errors import StoreBusy, StoreError
+from tms_core.tables.leveldb import LevelDBStore, release
+from tms_core.tables.leveldb_codec import BLOCK_BYTES, NEW_TABLE, pack_edit, parse_edit, read_records, write_records
+from tms_core.tables.leveldb_manifest import cure, current_manifest, prepare, rename_tables
+
+MESSAGE = "system.tms.message"
+TABLES = 300
+
+
+def read_all(folder: Path) -> dict[bytes, bytes]:
+    database = plyvel.DB(str(folder))
+    try:
+        return dict(database)
+    finally:
+        database.close()
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "LOCK"}
+
+
+def overstate(folder: Path) -> None:
+    """Record every table 4 bytes too large and name it ``.sst``, as CDAP's library would have."""
+    manifest = current_manifest(folder)
+    edits = [parse_edit(record) for record in read_records(manifest.read_bytes())]
+    for edit in edits:
+        for index, field in enumerate(edit):
+            if field.tag == NEW_TABLE:
+                level, number, size = field.numbers
+                edit[index] = field._replace(numbers=(level, number, size + 4))
+    manifest.write_bytes(write_records([pack_edit(edit) for edit in edits]))
+    rename_tables(folder)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """300 tables, all recorded too large, in a MANIFEST of several blocks."""
+    folder = tmp_path_factory.mktemp("large") / "database"
+    database = plyvel.DB(str(folder), create_if_missing=True)
+    for number in range(TABLES):
+        key = b"%0200d" % number
+        database.put(key, b"%d" % number)
+        database.compact_range(start=key, stop=key)
+    database.close()
+    overstate(folder)
+    return folder
+
+
+def test_given_hundreds_of_wrong_sizes_when_cured_then_cpp_reads_every_row(large: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(large, tmp_path / "database")
+    assert current_manifest(folder).stat().st_size > 2 * BLOCK_BYTES
+    with pytest.raises(plyvel.Error):
+        read_all(folder)
+    folder = shutil.copytree(large, tmp_path / "another")
+    assert cure(folder) == TABLES
+    assert read_all(folder) == {b"%0200d" % number: b"%d" % number for number in range(TABLES)}
+
+
+def test_given_a_cured_folder_when_cured_again_then_not_one_byte_changes(large: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(large, tmp_path / "database")
+    cure(folder)
+    before = snapshot(folder)
+    assert cure(folder) == 0
+    assert snapshot(folder) == before
+
+
+def test_given_wrong_sizes_when_cured_then_every_other_field_is_kept(sample: Path) -> None:
+    folder = sample / MESSAGE
+    old = [parse_edit(record) for record in read_records(current_manifest(folder).read_bytes())]
+    assert cure(folder) == 1
+    new = [parse_edit(record) for record in read_records(current_manifest(folder).read_bytes())]
+    for old_edit, new_edit in zip(old, new[:-1], strict=True):
+        for before, after in zip(old_edit, new_edit, strict=True):
+            if before.tag == NEW_TABLE and before.numbers[1] == 16:
+                assert after == before._replace(numbers=(1, 16, (folder / "000016.sst").stat().st_size))
+            else:
+                assert after == before
+    # 17 was promised to the next file, so 18 is the MANIFEST's and 19 comes next.
+    assert current_manifest(folder).name == "MANIFEST-000018"
+    assert new[-1] == [(3, (19,), ())]
+
+
+def test_given_a_corrected_manifest_when_the_store_has_opened_then_the_old_one_is_gone(sample: Path) -> None:
+    folder = sample / MESSAGE
+    prepare(folder)
+    assert sorted(file.name for file in folder.glob("MANIFEST-*")) == ["MANIFEST-000002", "MANIFEST-000018"]
+    LevelDBStore(sample).close()
+    [manifest] = folder.glob("MANIFEST-*")
+    assert manifest == current_manifest(folder)
+    assert manifest.name > "MANIFEST-000018"
+
+
+class Crash(BaseException):
+    """The machine stops here."""
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_given_a_crash_at_any_step_when_opened_again_then_no_row_is_lost(
+    sample: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """Each step that reaches the disk is cut off before (with what was not synced torn) and after it was done."""
+    with LevelDBStore(shutil.copytree(sample, tmp_path / "whole")) as store:
+        expected = store.message.rows(b"", None, 100_000).items
+    steps = 0
+    crashed = True
+    while crashed:
+        path = shutil.copytree(sample, tmp_path / f"crash-{steps}")
+        twin = path / MESSAGE / "000005.sst"
+        twin.rename(twin.with_suffix(".ldb"))
+        with monkeypatch.context() as patch:
+            crash_at(patch, steps, late=late)
+            try:
+                prepare(path / MESSAGE)
+                crashed = False
+            except Crash:
+                pass
+        with LevelDBStore(path) as store:
+            assert store.message.rows(b"", None, 100_000).items == expected, f"crash at step {steps}"
+        assert not list(path.rglob("*.ldb"))
+        assert not list(path.rglob("*.dbtmp"))
+        assert len(list((path / MESSAGE).glob("MANIFEST-*"))) == 1
+        steps += 1
+    assert steps == 8
+
+
+def crash_at(patch: pytest.MonkeyPatch, step: int, *, late: bool) -> None:
+    countdown = iter(range(step, -1, -1))
+    fsync, replace = os.fsync, Path.replace
+
+    def crash(torn: int | None = None) -> None:
+        if torn is not None and os.path.isfile(f"/proc/self/fd/{torn}"):
+            os.ftruncate(torn, os.fstat(torn).st_size // 2)
+        raise Crash
+
+    def fsync_or_crash(handle: int) -> None:
+        now = next(countdown, None) == 0
+        if now and not late:
+            crash(handle)
+        fsync(handle)
+        if now:
+            crash()
+
+    def replace_or_crash(self: Path, target: Path) -> Path:
+        now = next(countdown, None) == 0
+        if now and not late:
+            crash()
+        result = replace(self, target)
+        if now:
+            crash()
+        return result
+
+    patch.setattr(os, "fsync", fsync_or_crash)
+    patch.setattr(Path, "replace", replace_or_crash)
+
+
+def test_given_a_full_disk_when_cured_then_the_folder_is_as_it_was(
+    sample: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = sample / MESSAGE
+    before = snapshot(folder)
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match="Free some space"):
+        prepare(folder)
+    assert snapshot(folder) == before
+
+
+def test_given_the_padding_of_a_java_crash_when_cured_then_it_is_read_past(sample: Path) -> None:
+    manifest = current_manifest(sample / MESSAGE)
+    manifest.write_bytes(manifest.read_bytes().ljust(1 << 20, b"\0"))
+    assert cure(sample / MESSAGE) == 1
+    with LevelDBStore(sample) as store:
+        assert len(store.message.keys(b"", None, 100_000).items) == 9897
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "no table": lambda folder: (folder / "000016.sst").unlink(),
+    "cut table": lambda folder: os.truncate(folder / "000016.sst", 1_000_000),
+    "empty table": lambda folder: os.truncate(folder / "000016.sst", 0),
+    "flipped bit": lambda folder: flip(current_manifest(folder), 100),
+    "no manifest": lambda folder: current_manifest(folder).unlink(),
+    "empty manifest": lambda folder: os.truncate(current_manifest(folder), 0),
+    "no newline": lambda folder: (folder / "CURRENT").write_text("MANIFEST-000002"),
+    "another folder": lambda folder: (folder / "CURRENT").write_text("../MANIFEST-000002\n"),
+    "not ascii": lambda folder: (folder / "CURRENT").write_bytes(b"\xff\n"),
+    "unknown field": lambda folder: rewrite(current_manifest(folder), b"\x08\x01"),
+    "two tables": lambda folder: (folder / "000016.ldb").write_bytes(flipped((folder / "000016.sst").read_bytes(), 9)),
+}
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def flip(file: Path, at: int) -> None:
+    file.write_bytes(flipped(file.read_bytes(), at))
+
+
+def rewrite(manifest: Path, more: bytes) -> None:
+    manifest.write_bytes(write_records([*read_records(manifest.read_bytes()), more]))
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_given_damage_when_opened_then_it_is_refused_and_nothing_is_changed(sample: Path, damage: str) -> None:
+    folder = sample / MESSAGE
+    DAMAGE[damage](folder)
+    before = snapshot(folder)
+    with pytest.raises(StoreError) as caught:
+        LevelDBStore(sample)
+    assert str(folder) in caught.value.message
+    assert caught.value.hint
+    assert snapshot(folder) == before
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=st.integers(0, 845), cut=st.booleans())
+def test_given_any_damage_to_a_manifest_when_we_refuse_it_then_leveldb_does(sample: Path, at: int, cut: bool) -> None:
+    """And where LevelDB reads on behind our cure, no row may be missing that LevelDB itself would have."""
+    path = sample.parent / "damaged"
+    shutil.rmtree(path, ignore_errors=True)
+    folder = shutil.copytree(sample, path) / MESSAGE
+    manifest = current_manifest(folder)
+    if cut:
+        os.truncate(manifest, at)
+    else:
+        flip(manifest, at)
+    untouched = shutil.copytree(folder, path / "untouched")
+    try:
+        cure(folder)
+    except StoreError:
+        with pytest.raises(plyvel.Error):
+            read_all(untouched)
+    else:
+        assert read_all(folder)
+
+
+def stale(folder: Path, table: str) -> None:
+    """The unfinished table of a process that crashed."""
+    (folder / table).write_bytes(b"unfinished" * 100)
+
+
+def test_given_both_names_of_a_live_table_when_opened_then_the_one_the_manifest_means_is_read(sample: Path) -> None:
+    with LevelDBStore(shutil.copytree(sample, sample.parent / "whole")) as store:
+        expected = store.message.rows(b"", None, 100_000).items
+    folder = sample / MESSAGE
+    stale(folder, "000016.ldb")
+    (folder / "000005.sst").rename(folder / "000005.ldb")
+    stale(folder, "000005.sst")
+    with LevelDBStore(sample) as store:
+        assert store.message.rows(b"", None, 100_000).items == expected
+    assert not list(folder.glob("*.ldb"))
+
+
+def test_given_both_names_and_the_same_bytes_when_opened_then_one_remains(sample: Path) -> None:
+    folder = sample / MESSAGE
+    shutil.copy(folder / "000016.sst", folder / "000016.ldb")
+    with LevelDBStore(sample) as store:
+        assert len(store.message.keys(b"", None, 100_000).items) == 9897
+    assert not list(folder.glob("*.ldb"))
+
+
+def test_given_an_unfinished_table_when_opened_then_its_number_is_not_given_out_again(sample: Path) -> None:
+    """Under its other name it would stay beside the new table of that number, and Java would read it."""
+    release(sample)
+    folder = sample / MESSAGE
+    with LevelDBStore(sample) as store:
+        expected = store.message.rows(b"", None, 100_000).items
+    following = max(int(file.stem) for file in folder.glob("*.log")) + 1
+    for number in range(following, following + 4):
+        stale(folder, f"{number:06d}.sst")
+    with LevelDBStore(sample) as store:
+        store.message.compact(b"", b"\xff")
+        assert not {f"{number:06d}.sst" for number in range(following, following + 4)} & set(os.listdir(folder))
+        assert store.message.rows(b"", None, 100_000).items == expected
+    with LevelDBStore(sample) as store:
+        assert store.message.rows(b"", None, 100_000).items == expected
+
+
+def test_given_a_folder_somebody_has_open_when_prepared_then_it_is_left_alone(
+    sample: Path, hold: Callable[[Path], object]
+) -> None:
+    hold(sample / MESSAGE)
+    before = snapshot(sample / MESSAGE)
+    with pytest.raises(StoreBusy):
+        prepare(sample / MESSAGE)
+    assert snapshot(sample / MESSAGE) == before

@@ -1,0 +1,327 @@
+"""Settings: four layers, one winner each, its origin known, and an error that says what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from tms_core.errors import ConfigurationError
+from tms_core.layered import fields
+from tms_core.settings import Loaded, Settings, StorageSettings, TransactionSettings, load
+
+
+def loaded(
+    tmp_path: Path, yaml: str = "", environ: Mapping[str, str] | None = None, **flags: object
+) -> Loaded[Settings]:
+    file = tmp_path / "tms.yaml"
+    file.write_text(yaml, encoding="utf-8")
+    return load(file, environ or {}, flags)
+
+
+def refused(tmp_path: Path, yaml: str = "", environ: Mapping[str, str] | None = None, **flags: object) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        loaded(tmp_path, yaml, environ, **flags)
+    return str(caught.value)
+
+
+# --- layers ----------------------------------------------------------------------------------------------------------
+
+
+def test_given_nothing_when_loaded_then_it_is_the_built_in_standalone_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = load(None, {}, {})
+    assert found.settings.storage.kind == "leveldb"
+    assert found.settings.storage.leveldb.path == tmp_path / "data/messaging"
+    assert found.settings.server.port == 11015
+    assert {entry.origin for entry in found.entries()} == {"default"}
+
+
+@given(
+    in_file=st.none() | st.integers(1, 9),
+    in_environment=st.none() | st.integers(1, 9),
+)
+def test_given_a_setting_in_some_layers_when_loaded_then_the_upper_one_wins_and_is_named(
+    tmp_path_factory: pytest.TempPathFactory, in_file: int | None, in_environment: int | None
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("layers")
+    yaml = "" if in_file is None else f"server: {{port: {in_file}}}"
+    environ = {} if in_environment is None else {"TMS_SERVER__PORT": str(in_environment)}
+    found = loaded(tmp_path, yaml, environ)
+    expected = [
+        (in_environment, "environment TMS_SERVER__PORT"),
+        (in_file, f"file {tmp_path / 'tms.yaml'}"),
+        (11015, "default"),
+    ]
+    assert (found.settings.server.port, found.origin("server.port")) == next(e for e in expected if e[0] is not None)
+
+
+def test_given_flags_when_loaded_then_they_win_over_everything(tmp_path: Path) -> None:
+    yaml = "storage: {kind: memory, hbase: {thrift: ['file:1']}}\ntransactions: {source: none}"
+    environ = {"TMS_STORAGE__KIND": "leveldb", "TMS_TRANSACTIONS__DIRECTORY": "/elsewhere"}
+    found = loaded(tmp_path, yaml, environ, hbase="a:1, b:2", snapshots="webhdfs://namenode:9870/tx", leveldb=None)
+    assert found.settings.storage.kind == "hbase"
+    assert found.settings.storage.hbase.thrift == ("a:1", "b:2")
+    assert found.settings.transactions.source == "directory"
+    assert found.settings.transactions.directory == "webhdfs://namenode:9870/tx"
+    assert found.origin("storage.kind") == found.origin("storage.hbase.thrift") == "flag --hbase"
+    assert found.origin("transactions.source") == "flag --snapshots"
+
+
+def test_given_relative_paths_when_loaded_then_flags_start_where_one_stands_and_the_rest_at_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standing = tmp_path / "standing"
+    standing.mkdir()
+    monkeypatch.chdir(standing)
+    environ = {"TMS_SERVER__AUTH__TOKENS_FILE": "tokens"}
+    yaml = "server: {tls: {certificate: a.crt, key: /keys/a.key}}"
+    settings = loaded(tmp_path, yaml, environ, leveldb="store").settings
+    assert settings.storage.leveldb.path == standing / "store"
+    assert settings.server.auth.tokens_file == tmp_path / "tokens"
+    assert settings.transactions.directory == str(tmp_path / "data/tx")
+    assert settings.server.tls is not None
+    assert (settings.server.tls.certificate, settings.server.tls.key) == (tmp_path / "a.crt", Path("/keys/a.key"))
+
+
+def test_given_a_file_of_empty_sections_when_loaded_then_they_have_their_defaults(tmp_path: Path) -> None:
+    assert loaded(tmp_path, "storage:\nserver:\n  tls:\n").settings.server.tls is None
+    assert loaded(tmp_path, "# nothing").origins == {}
+
+
+def test_given_the_janitors_section_when_the_core_loads_then_it_is_left_alone(tmp_path: Path) -> None:
+    environ = {"TMS_JANITOR__WORKERS": "x", "TMS_JANITOR_PORT": "tcp://10.0.0.1:9847"}
+    assert loaded(tmp_path, "janitor: {anything: [1]}", environ).origins == {}
+
+
+def test_given_settings_when_shown_then_each_of_them_is_there_once(tmp_path: Path) -> None:
+    shown = [entry.path for entry in loaded(tmp_path).entries()]
+    expected = {path for path, _ in fields(Settings) if not path.startswith("server.tls.")} | {"server.tls"}
+    assert sorted(shown) == sorted(expected)
+
+
+def test_given_settings_when_changed_then_that_is_refused(tmp_path: Path) -> None:
+    settings = loaded(tmp_path).settings
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.storage.kind = "memory"
+
+
+# --- the environment -------------------------------------------------------------------------------------------------
+
+
+def test_given_the_environment_when_loaded_then_text_is_taken_as_it_is_and_the_rest_as_yaml(tmp_path: Path) -> None:
+    environ = {
+        "TMS_STORAGE__HBASE__NAMESPACE": "0123",
+        "TMS_STORAGE__HBASE__THRIFT": '["a:1", "b:2"]',
+        "TMS_STORAGE__HBASE__TIMEOUT_SECONDS": "5",
+        "TMS_STORAGE__LEVELDB__PATH": "/2024-01-01",
+        "TMS_TRANSACTIONS__MAX_LIFETIME_SECONDS": "null",
+        "TMS_SERVER__AUTH__ISSUER": "",
+    }
+    settings = loaded(tmp_path, "transactions: {max_lifetime_seconds: 5}", environ).settings
+    assert settings.storage.hbase.namespace == "0123"
+    assert settings.storage.hbase.thrift == ("a:1", "b:2")
+    assert settings.storage.hbase.timeout_seconds == 5
+    assert settings.storage.leveldb.path == Path("/2024-01-01")
+    assert settings.transactions.max_lifetime_seconds is None
+    assert settings.server.auth.issuer is None
+
+
+@pytest.mark.parametrize("name", ["TMS_PORT", "TMS_SERVICE_HOST", "TMS_STORAGES__KIND", "XTMS_SERVER_PORT", "TMS_"])
+def test_given_a_name_without_a_section_when_loaded_then_it_is_not_ours(tmp_path: Path, name: str) -> None:
+    assert loaded(tmp_path, "", {name: "tcp://10.0.0.1:11015"}).origins == {}
+
+
+@pytest.mark.parametrize("name", ["TMS_SERVER_PORT", "TMS_SERVER_PORT_11015_TCP", "TMS_SERVER", "TMS_SERVER__PRT"])
+def test_given_an_unknown_name_of_a_section_when_loaded_then_the_injected_ones_are_explained(
+    tmp_path: Path, name: str
+) -> None:
+    message = refused(tmp_path, "", {name: "tcp://10.0.0.1:11015"})
+    assert message.startswith(f"{name} in the environment is not a setting.")
+    assert "enableServiceLinks: false" in message
+
+
+@pytest.mark.parametrize("name", ["TMS_SERVER_PORT", "TMS_SERVER__PRT"])
+def test_given_a_mistyped_name_when_loaded_then_the_right_one_is_suggested(tmp_path: Path, name: str) -> None:
+    assert "Did you mean TMS_SERVER__PORT?" in refused(tmp_path, "", {name: "1"})
+
+
+# --- files that are not right ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("yaml", "path", "hint"),
+    [
+        ("storage: {leveldb: {pth: x}}", "storage.leveldb.pth", "Did you mean storage.leveldb.path?"),
+        ("storage: {path: x}", "storage.path", "Did you mean storage.leveldb.path?"),
+        ("storge: {}", "storge", "Did you mean storage?"),
+        ("server: {zzz: 1}", "server.zzz", "There are: server.host, server.port,"),
+        ("server: {1: 1}", "server.1", "There are: server.host"),
+        ("janitr: {}", "janitr", "There are: storage, transactions, server."),
+    ],
+)
+def test_given_an_unknown_setting_when_loaded_then_it_is_named_with_what_was_meant(
+    tmp_path: Path, yaml: str, path: str, hint: str
+) -> None:
+    message = refused(tmp_path, yaml)
+    assert message.startswith(f"{path} is not a setting (file {tmp_path / 'tms.yaml'}).")
+    assert hint in message
+
+
+@pytest.mark.parametrize(
+    ("yaml", "problem"),
+    [
+        ("server:\n  port: 1\n  host: a\n  port: 2\n", "line 4 is not YAML: port is there twice"),
+        ("server:\n  port: [\n", "line 3 is not YAML"),
+        ("server: {port: 2024-13-45}", "is not YAML: month must be in 1..12"),
+        ("server: '\x00'", "is not YAML"),
+        ("- server", "is not a mapping"),
+    ],
+)
+def test_given_a_file_that_is_not_right_when_loaded_then_file_and_line_are_named(
+    tmp_path: Path, yaml: str, problem: str
+) -> None:
+    message = refused(tmp_path, yaml)
+    assert str(tmp_path / "tms.yaml") in message
+    assert problem in message
+
+
+def test_given_a_merged_mapping_when_a_key_is_overridden_then_that_is_not_twice(tmp_path: Path) -> None:
+    yaml = "janitor: {common: &common {port: 1, cache_mb: 2}}\nserver:\n  <<: *common\n  port: 3\n"
+    server = loaded(tmp_path, yaml).settings.server
+    assert (server.port, server.cache_mb) == (3, 2)
+
+
+def test_given_a_tag_that_would_run_code_when_loaded_then_it_is_refused(tmp_path: Path) -> None:
+    assert "is not YAML" in refused(tmp_path, "server: {host: !!python/object/apply:os.getcwd []}")
+
+
+def test_given_no_such_file_when_loaded_then_it_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"absent\.yaml cannot be read: No such file"):
+        load(tmp_path / "absent.yaml", {}, {})
+
+
+def test_given_a_value_where_a_section_is_when_loaded_then_what_is_in_it_is_named(tmp_path: Path) -> None:
+    assert "Write below it: kind, leveldb, hbase." in refused(tmp_path, "storage: leveldb")
+
+
+# --- values that are not right ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("yaml", "path", "problem"),
+    [
+        ("storage: {kind: level}", "storage.kind = 'level'", "'leveldb', 'hbase' or 'memory'"),
+        ("storage: {hbase: {thrift: []}}", "storage.hbase.thrift = []", "at least 1 item"),
+        ("storage: {hbase: {thrift: ['a:1', a]}}", "storage.hbase.thrift[1] = 'a'", "HOST:PORT"),
+        ("storage: {hbase: {thrift: ['a:0']}}", "storage.hbase.thrift[0] = 'a:0'", "HOST:PORT"),
+        ("storage: {hbase: {thrift: ['a:65536']}}", "storage.hbase.thrift[0] = 'a:65536'", "HOST:PORT"),
+        ("storage: {hbase: {thrift: 'a:1'}}", "storage.hbase.thrift = 'a:1'", 'write ["a:1"]'),
+        ("storage: {hbase: {buckets: 257}}", "storage.hbase.buckets = 257", "less than or equal to 256"),
+        ("storage: {hbase: {buckets: true}}", "storage.hbase.buckets = True", "valid integer"),
+        ("storage: {hbase: {namespace: 'a:b'}}", "storage.hbase.namespace = 'a:b'", "pattern"),
+        ("storage: {leveldb: {path: ''}}", "storage.leveldb.path = ''", "is not a path"),
+        ("storage: {leveldb: {path: ~/store}}", "storage.leveldb.path = '~/store'", "~ is not expanded"),
+        ("storage: {leveldb: {path: 5}}", "storage.leveldb.path = 5", "path"),
+        ("transactions: {snapshot_interval_seconds: 0}", "transactions.snapshot_interval_seconds = 0", "equal to 1"),
+        ("transactions: {grace_seconds: -1}", "transactions.grace_seconds = -1", "equal to 0"),
+        ("transactions: {thrift: nowhere}", "transactions.thrift = 'nowhere'", "HOST:PORT"),
+        ("server: {port: 65536}", "server.port = 65536", "equal to 65535"),
+        ("server: {port: -1}", "server.port = -1", "equal to 0"),
+        ("server: {port: '11015'}", "server.port = '11015'", "valid integer"),
+        ("server: {default_ttl_seconds: 2147483648}", "server.default_ttl_seconds = 2147483648", "2147483647"),
+        ("server: {system_topics: [audit]}", "server.system_topics[0] = 'audit'", "namespace:topic"),
+        ("server: {tls: {certificate: a}}", "server.tls.key", "is missing"),
+        ("server: {host: 0.0.0.0}", "server.host", "is open to all; write 127.0.0.1"),
+        ("server: {host: example.com}", "server.host", "is open to all"),
+        ("server: {auth: {kind: tokens}}", "server.auth.tokens_file", "kind tokens needs it"),
+        ("server: {auth: {kind: jwt}}", "server.auth.key_file", "kind jwt needs it"),
+        (
+            "server: {auth: {rules: [{principal: a, topics: ['a:b'], can: [admin]}]}}",
+            "server.auth.rules",
+            "asks nobody who they are",
+        ),
+        (
+            "server: {auth: {kind: tokens, tokens_file: t, rules: [{principal: a, topics: [b], can: [admin]}]}}",
+            "server.auth.rules[0].topics[0] = 'b'",
+            "matches no topic",
+        ),
+        (
+            "server: {auth: {kind: tokens, tokens_file: t, rules: [{principle: a, topics: ['*'], can: [admin]}]}}",
+            "server.auth.rules[0].principle",
+            "is not a setting",
+        ),
+    ],
+)
+def test_given_an_impossible_value_when_loaded_then_setting_origin_and_way_out_are_named(
+    tmp_path: Path, yaml: str, path: str, problem: str
+) -> None:
+    message = refused(tmp_path, yaml)
+    assert path in message
+    assert problem in message
+    assert f"(file {tmp_path / 'tms.yaml'})" in message or "(default)" in message or "is missing" in message
+
+
+def test_given_an_impossible_value_in_the_environment_when_loaded_then_the_variable_and_meaning_are_named(
+    tmp_path: Path,
+) -> None:
+    message = refused(tmp_path, "", {"TMS_STORAGE__HBASE__TIMEOUT_SECONDS": "soon"})
+    assert message.startswith(
+        "storage.hbase.timeout_seconds = 'soon' (environment TMS_STORAGE__HBASE__TIMEOUT_SECONDS)"
+    )
+    assert "Meaning: how long one call may take" in message
+    assert "default: 30" in message
+    assert "cannot be read" in refused(tmp_path, "", {"TMS_STORAGE__HBASE__THRIFT": "["})
+
+
+def test_given_several_impossible_values_when_loaded_then_all_are_named(tmp_path: Path) -> None:
+    message = refused(tmp_path, "server: {port: -1, cache_mb: -1}", hbase="")
+    assert all(path in message for path in ("server.port", "server.cache_mb", "storage.hbase.thrift"))
+    assert "(flag --hbase)" in message
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_given_a_loopback_address_when_loaded_then_no_authentication_is_needed(tmp_path: Path, host: str) -> None:
+    assert loaded(tmp_path, f"server: {{host: '{host}'}}").settings.server.host == host
+
+
+def test_given_authentication_when_loaded_then_any_address_may_be_listened_at(tmp_path: Path) -> None:
+    yaml = (
+        "server: {host: 0.0.0.0, auth: {kind: tokens, tokens_file: t,"
+        " rules: [{principal: a, topics: ['default:*'], can: [publish]}]}}"
+    )
+    assert loaded(tmp_path, yaml).settings.server.auth.rules[0].can == ("publish",)
+
+
+# --- places ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["data/messaging", "data/messaging/tx", "data/../data/messaging/tx"])
+def test_given_snapshots_inside_the_store_when_the_manager_would_write_them_then_that_is_refused(
+    tmp_path: Path, place: str
+) -> None:
+    assert "write a folder beside it" in refused(tmp_path, f"transactions: {{directory: {place}}}")
+    for harmless in ("{directory: %s}\nstorage: {kind: hbase}", "{directory: %s, source: directory}"):
+        found = loaded(tmp_path, f"transactions: {harmless % place}").settings
+        assert found.transactions.directory == str(tmp_path / place)
+
+
+def test_given_a_source_when_outside_the_server_then_only_a_directory_is_read(tmp_path: Path) -> None:
+    there, absent = str(tmp_path), str(tmp_path / "absent")
+    assert TransactionSettings(source="directory", directory=absent).snapshot_directory() == absent
+    assert TransactionSettings(source="directory", directory="webhdfs://n:1/tx").snapshot_directory() is not None
+    assert TransactionSettings(source="manager", directory=there).snapshot_directory() == there
+    assert TransactionSettings(source="manager", directory=absent).snapshot_directory() is None
+    assert TransactionSettings(source="thrift", directory=there).snapshot_directory() is None
+    assert TransactionSettings(source="none", directory=there).snapshot_directory() is None
+
+
+def test_given_models_when_made_by_hand_then_unknown_names_are_refused_there_too() -> None:
+    with pytest.raises(ValidationError, match="extra"):
+        StorageSettings.model_validate({"kin": "memory"})

@@ -1,0 +1,155 @@
+"""Log records: Tephra's own bytes both ways, older layouts, and damage."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.transaction.vectors import BASE, TIME_MS, load
+from tms_core.errors import FormatError
+from tms_core.transaction.edits import Edit, EditState, decode_edit, encode_edit, read_edit
+from tms_core.transaction.model import TransactionType
+from tms_core.transaction.varint import CHUNK_BYTES
+
+VECTORS = load("txlog/edits-v4.json")
+LONGS = st.integers(-(2**63), 2**63 - 1)
+#: What was appended, in order, when the vectors were made.
+EDITS = [
+    Edit(
+        BASE + 1,
+        EditState.IN_PROGRESS,
+        TIME_MS + 30_000,
+        visibility_upper_bound=BASE,
+        type=TransactionType.SHORT,
+    ),
+    Edit(
+        BASE + 2,
+        EditState.IN_PROGRESS,
+        TIME_MS + 86_400_000,
+        visibility_upper_bound=BASE,
+        type=TransactionType.LONG,
+    ),
+    Edit(BASE + 3, EditState.CHECKPOINT, parent_write_pointer=BASE + 1),
+    Edit(BASE + 1, EditState.COMMITTING, changes=frozenset({b"k1"})),
+    Edit(BASE + 1, EditState.COMMITTED, commit_pointer=BASE + 4, can_commit=True, changes=frozenset({b"k1"})),
+    Edit(BASE + 2, EditState.ABORTED, type=TransactionType.LONG, checkpoints=(BASE + 5,)),
+    Edit(BASE + 6, EditState.ABORTED, type=TransactionType.SHORT, checkpoints=()),
+    Edit(BASE + 7, EditState.INVALID),
+    Edit(0, EditState.TRUNCATE_INVALID_TX, truncated=frozenset({BASE + 7})),
+    Edit(0, EditState.TRUNCATE_INVALID_TX, truncated_before_ms=TIME_MS),
+    Edit(BASE + 8, EditState.COMMITTED, commit_pointer=BASE + 9),
+    Edit(BASE + 10, EditState.MOVE_WATERMARK),
+]
+PAIRS = list(zip(VECTORS, EDITS, strict=True))
+STARTED = bytes.fromhex(VECTORS[0]["hex"])
+
+
+def test_there_is_a_vector_of_each_state() -> None:
+    assert {edit.state for edit in EDITS} == set(EditState)
+    assert len(VECTORS) == len(EDITS)
+
+
+@pytest.mark.parametrize(("vector", "edit"), PAIRS)
+def test_given_tephras_bytes_when_read_and_written_then_they_are_the_edit_and_the_same_bytes(
+    vector: dict[str, str], edit: Edit
+) -> None:
+    data = bytes.fromhex(vector["hex"])
+    assert decode_edit(data) == edit
+    assert encode_edit(edit) == data
+
+
+@pytest.mark.parametrize(("vector", "edit"), PAIRS)
+def test_given_tephras_bytes_when_read_then_the_edit_says_what_tephra_printed(
+    vector: dict[str, str], edit: Edit
+) -> None:
+    printed = dict(re.findall(r"(\w+)=(\[.*?\]|[^,}]*)", vector["text"]))
+    assert printed["state"].replace("INPROGRESS", "IN_PROGRESS") == edit.state.name
+    assert printed["writePointer"] == str(edit.write_pointer)
+    assert printed["canCommit"] == str(edit.can_commit).lower()
+    assert printed["type"] == ("null" if edit.type is None else edit.type.name)
+    assert printed["checkpointPointers"] == ("null" if edit.checkpoints is None else str(list(edit.checkpoints)))
+
+
+@pytest.mark.parametrize(
+    ("version", "length", "left_out"),
+    [
+        (-3, 58, {}),
+        (-2, 42, {"type": None}),
+        (-1, 34, {"type": None, "visibility_upper_bound": 0}),
+    ],
+)
+def test_given_an_older_layout_when_read_then_what_it_does_not_store_is_missing(
+    version: int, length: int, left_out: dict[str, int | None]
+) -> None:
+    edit = decode_edit(version.to_bytes(1, "big", signed=True) + STARTED[1:length])
+    kept = {"visibility_upper_bound": BASE, "type": TransactionType.SHORT} | left_out
+    assert edit == Edit(BASE + 1, EditState.IN_PROGRESS, TIME_MS + 30_000, **kept)  # type: ignore[arg-type]
+
+
+@given(
+    st.builds(
+        Edit,
+        LONGS,
+        st.sampled_from(EditState),
+        LONGS,
+        LONGS,
+        st.booleans(),
+        st.frozensets(st.binary(max_size=20), max_size=3),
+        LONGS,
+        st.none() | st.sampled_from(TransactionType),
+        st.frozensets(LONGS, max_size=3),
+        LONGS,
+        LONGS,
+        st.none() | st.lists(LONGS, max_size=3).map(tuple),
+    )
+)
+def test_given_any_edit_when_written_and_read_then_it_is_the_same(edit: Edit) -> None:
+    assert decode_edit(encode_edit(edit)) == edit
+
+
+def test_given_an_edit_cut_off_anywhere_when_read_then_it_ends_too_early() -> None:
+    for data in (STARTED, bytes.fromhex(VECTORS[4]["hex"])):
+        for length in range(len(data)):
+            with pytest.raises(EOFError):
+                read_edit(io.BytesIO(data[:length]))
+            with pytest.raises(FormatError, match=f"an edit of {length} bytes ends inside a field"):
+                decode_edit(data[:length])
+
+
+def test_given_bytes_behind_an_edit_when_decoded_then_they_are_not_overlooked() -> None:
+    with pytest.raises(FormatError, match="an edit of 70 bytes fills a record of 71"):
+        decode_edit(STARTED + b"\x00")
+
+
+@pytest.mark.parametrize(
+    ("at", "damage", "message"),
+    [
+        (0, b"\x00", "an edit of version 0"),
+        (0, b"\xfb", "an edit of version -5"),
+        (9, b"\x00\x00\x00\x08", "an edit with EditState 8"),
+        (30, b"\xff\xff\xff\xff", "an edit with a count of -1"),
+        (42, b"\x00\x00\x00\x02", "an edit with TransactionType 2"),
+        (46, b"\xff\xff\xff\xff", "an edit with a count of -1"),
+        (66, b"\xff\xff\xff\xfe", "an edit with a count of -2"),
+    ],
+)
+def test_given_bytes_that_no_edit_has_when_read_then_the_error_says_what(at: int, damage: bytes, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        decode_edit(STARTED[:at] + damage + STARTED[at + len(damage) :])
+
+
+def test_given_an_absurd_length_when_read_then_the_edit_ends_too_early_and_no_memory_was_set_aside() -> None:
+    asked: list[int] = []
+
+    class Stream(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            asked.append(size or 0)
+            return super().read(size)
+
+    with pytest.raises(EOFError):
+        read_edit(Stream(STARTED[:30] + b"\x00\x00\x00\x01\x7f\xff\xff\xff" + bytes(100)))
+    assert max(asked) == CHUNK_BYTES

@@ -1,0 +1,194 @@
+"""Log files: both kinds as Tephra left them, older kinds, torn ends, and damage."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from tests.transaction.test_edits import EDITS
+from tests.transaction.vectors import TEPHRA
+from tms_core.errors import FormatError
+from tms_core.transaction.edits import EditState, encode_edit
+from tms_core.transaction.log import read_log
+
+LOCAL = TEPHRA / "txlog/local.txlog.1600000000000"
+SEQUENCE_FILE = TEPHRA / "txlog/sequencefile.txlog.1600000000000"
+LONG_WRITABLE = b"org.apache.hadoop.io.LongWritable"
+TRANSACTION_EDIT = b"org.apache.tephra.persist.TransactionEdit"
+OLD_TRANSACTION_EDIT = b"co.cask.tephra.persist.TransactionEdit"
+SYNC = bytes(range(16))
+ESCAPE = b"\xff\xff\xff\xff" + SYNC
+VERSION_3 = {b"version": b"3"}
+
+
+def text(value: bytes) -> bytes:
+    return bytes([len(value)]) + value
+
+
+def header(
+    metadata: dict[bytes, bytes] | None = None,
+    *,
+    version: int = 6,
+    key: bytes = LONG_WRITABLE,
+    value: bytes = TRANSACTION_EDIT,
+    flags: bytes = bytes(2),
+) -> bytes:
+    pairs = {} if metadata is None else metadata
+    start = b"SEQ" + bytes([version]) + text(key) + text(value) + flags + struct.pack(">i", len(pairs))
+    return start + b"".join(text(name) + text(pair) for name, pair in pairs.items()) + SYNC
+
+
+def record(key: bytes, value: bytes) -> bytes:
+    return struct.pack(">ii", len(key) + len(value), len(key)) + key + value
+
+
+def marker(count: int) -> bytes:
+    return record(b"count", struct.pack(">i", count))
+
+
+def edits(start: int, stop: int) -> bytes:
+    return b"".join(record(struct.pack(">q", number), encode_edit(EDITS[number])) for number in range(start, stop))
+
+
+def log(path: Path, data: bytes) -> Path:
+    file = path / "txlog.1"
+    file.write_bytes(data)
+    return file
+
+
+# --- Tephra's files --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [LOCAL, SEQUENCE_FILE])
+def test_given_tephras_log_when_read_then_all_edits_come_in_order(path: Path) -> None:
+    assert list(read_log(path)) == EDITS
+
+
+def test_given_our_bytes_when_compared_with_tephras_then_they_are_the_same() -> None:
+    data = SEQUENCE_FILE.read_bytes()
+    ours = header(VERSION_3) + marker(3) + edits(0, 3) + marker(1) + edits(3, 4) + marker(8) + edits(4, 12)
+    assert ours.replace(SYNC, data[len(header(VERSION_3)) - 16 :][:16]) == data
+
+
+@pytest.mark.parametrize(
+    ("path", "count"),
+    [
+        ("recovery-local/txlog.1795219306276", 9),
+        ("recovery-local/txlog.1795219307293", 1),
+        ("recovery-local/txlog.1795219310299", 11),
+        ("recovery-sequencefile/txlog.1795219313642", 9),
+        ("recovery-sequencefile/txlog.1795219314829", 1),
+    ],
+)
+def test_given_the_log_of_a_halted_manager_when_read_then_every_record_is_there(path: str, count: int) -> None:
+    found = list(read_log(TEPHRA / path))
+    assert len(found) == count
+    assert sum(len(encode_edit(edit)) for edit in found) <= (TEPHRA / path).stat().st_size
+    assert EditState.MOVE_WATERMARK not in {edit.state for edit in found}
+
+
+# --- torn ends -------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_local_log_cut_off_anywhere_when_read_then_the_whole_records_are_there(tmp_path: Path) -> None:
+    data = LOCAL.read_bytes()
+    ends = [0]
+    for edit in EDITS:
+        ends.append(ends[-1] + 8 + len(encode_edit(edit)))
+    assert ends[-1] == len(data)
+    for length in range(len(data)):
+        whole = sum(end <= length for end in ends) - 1
+        assert list(read_log(log(tmp_path, data[:length]))) == EDITS[:whole]
+
+
+def test_given_a_sequence_file_cut_off_anywhere_when_read_then_a_torn_batch_is_left_out_whole(tmp_path: Path) -> None:
+    data = SEQUENCE_FILE.read_bytes()
+    start = len(header(VERSION_3))
+    ends = {start + len(marker(3) + edits(0, 3)): 3}
+    ends[max(ends) + len(marker(1) + edits(3, 4))] = 4
+    ends[len(data)] = 12
+    for length in range(len(data) + 1):
+        whole = max((count for end, count in ends.items() if end <= length), default=0)
+        assert list(read_log(log(tmp_path, data[:length]))) == EDITS[:whole]
+
+
+def test_given_an_empty_file_when_read_then_there_are_no_edits(tmp_path: Path) -> None:
+    assert list(read_log(log(tmp_path, b""))) == []
+
+
+# --- other kinds -----------------------------------------------------------------------------------------------------
+
+
+def test_given_a_log_of_version_1_when_read_then_no_markers_are_expected_and_only_the_torn_record_is_left_out(
+    tmp_path: Path,
+) -> None:
+    data = header(value=OLD_TRANSACTION_EDIT) + edits(0, 3)
+    assert list(read_log(log(tmp_path, data))) == EDITS[:3]
+    assert list(read_log(log(tmp_path, data[:-1]))) == EDITS[:2]
+
+
+def test_given_a_log_of_version_2_when_read_then_its_batches_count(tmp_path: Path) -> None:
+    data = header({b"version": b"2"}, value=OLD_TRANSACTION_EDIT) + marker(2) + edits(0, 2) + marker(2) + edits(2, 3)
+    assert list(read_log(log(tmp_path, data))) == EDITS[:2]
+
+
+def test_given_sync_bytes_between_any_two_records_when_read_then_they_are_skipped(tmp_path: Path) -> None:
+    data = header(VERSION_3) + ESCAPE + marker(2) + ESCAPE + edits(0, 1) + ESCAPE + ESCAPE + edits(1, 2) + ESCAPE
+    assert list(read_log(log(tmp_path, data))) == EDITS[:2]
+    assert list(read_log(log(tmp_path, data[:-1]))) == EDITS[:2]
+
+
+def test_given_an_empty_batch_when_read_then_the_next_one_counts(tmp_path: Path) -> None:
+    data = header(VERSION_3) + marker(0) + marker(1) + edits(0, 1)
+    assert list(read_log(log(tmp_path, data))) == EDITS[:1]
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (header(version=5), "a SequenceFile of version 5, not 6"),
+        (header(key=b"org.apache.hadoop.io.Text"), "a SequenceFile of b'org.apache.hadoop.io.Text'"),
+        (header(value=b"org.apache.hadoop.io.Text"), "and b'org.apache.hadoop.io.Text'"),
+        (header(flags=b"\x01\x00"), "compressed"),
+        (header(flags=b"\x00\x01"), "compressed"),
+        (header({b"version": b"4"}), "a log of version b'4'"),
+        (header(key=b"x" * 128), "more than 127 bytes"),
+        (header(VERSION_3) + edits(0, 1), "where the marker of a batch is due"),
+        (header(VERSION_3) + record(b"count", bytes(5)), "where the marker of a batch is due"),
+        (header(VERSION_3) + marker(-1), "a batch of -1 edits"),
+        (header(VERSION_3) + marker(1) + marker(1), "key 636f756e74 where an edit is due"),
+        (header(VERSION_3) + marker(1) + record(bytes(8), b"\xfc"), "an edit of 1 bytes ends inside a field"),
+        (header(VERSION_3) + b"\xff\xff\xff\xff" + bytes(16), "sync bytes that differ"),
+        (header(VERSION_3) + struct.pack(">ii", 3, 4) + bytes(9), "a record of 3 bytes with a key of 4"),
+        (header(VERSION_3) + struct.pack(">ii", 3, -1) + bytes(9), "a record of 3 bytes with a key of -1"),
+        (header(VERSION_3) + struct.pack(">ii", -2, 0) + bytes(9), "a record of -2 bytes with a key of 0"),
+        (bytes(8) + b"\x07" + bytes(70), "an edit of version 7"),
+    ],
+)
+def test_given_damage_elsewhere_than_at_the_end_when_read_then_the_error_names_the_file_and_what_is_wrong(
+    tmp_path: Path, data: bytes, message: str
+) -> None:
+    path = log(tmp_path, data)
+    with pytest.raises(FormatError) as caught:
+        list(read_log(path))
+    assert caught.value.message.startswith(f"transaction log {path}: ")
+    assert message in caught.value.message
+    assert caught.value.hint
+
+
+def test_given_a_damaged_edit_in_a_batch_when_read_then_nothing_of_the_batch_is_given_out(tmp_path: Path) -> None:
+    data = header(VERSION_3) + marker(1) + edits(0, 1) + marker(2) + edits(1, 2) + record(bytes(8), b"\x00" * 70)
+    found = read_log(log(tmp_path, data))
+    assert next(found) == EDITS[0]
+    with pytest.raises(FormatError):
+        next(found)
+
+
+def test_given_no_file_when_read_then_the_system_says_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        list(read_log(tmp_path / "txlog.1"))

@@ -1,0 +1,212 @@
+"""Visibility: every answer of Tephra's own classes, and the rules they follow from."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.transaction.vectors import load, names, state_of
+from tms_core.transaction.model import (
+    NO_TX_IN_PROGRESS,
+    TX_PER_MS,
+    InProgress,
+    InProgressType,
+    Transaction,
+    TransactionType,
+    VisibilityLevel,
+    VisibilityState,
+    ascending,
+    transaction_ms,
+)
+
+MATRIX = load("visibility.json")
+LONGS = st.integers(-(2**63), 2**63 - 1)
+
+
+def transaction(expected: dict[str, Any]) -> Transaction:
+    return Transaction(
+        read_pointer=expected["readPointer"],
+        transaction_id=expected["transactionId"],
+        write_pointer=expected["writePointer"],
+        invalids=expected["invalids"],
+        in_progress=expected["inProgress"],
+        first_short_in_progress=expected["firstShortInProgress"],
+        type=TransactionType[expected["type"]],
+        checkpoint_write_pointers=expected["checkpointWritePointers"],
+        visibility_level=VisibilityLevel[expected["visibilityLevel"]],
+    )
+
+
+def state(read: int, invalid: list[int], in_progress: list[InProgress]) -> VisibilityState:
+    return VisibilityState(0, read, 1000, array("q", invalid), tuple(in_progress))
+
+
+def short(pointer: int, *, bound: int = 0, checkpoints: tuple[int, ...] = ()) -> InProgress:
+    return InProgress(pointer, 5, bound, InProgressType.SHORT, checkpoints)
+
+
+# --- a transaction ---------------------------------------------------------------------------------------------------
+
+
+def test_the_matrix_has_the_three_hundred_answers() -> None:
+    assert sum(len(expected["isVisible"]) for expected in MATRIX) == 300
+
+
+@pytest.mark.parametrize("expected", MATRIX)
+def test_given_tephras_transaction_when_asked_for_each_version_then_the_answers_are_tephras(
+    expected: dict[str, Any],
+) -> None:
+    asked = transaction(expected)
+    answers = {version: asked.is_visible(int(version)) for version in expected["isVisible"]}
+    assert answers == expected["isVisible"]
+
+
+@pytest.mark.parametrize("expected", MATRIX)
+def test_given_tephras_transaction_when_asked_for_its_bounds_then_they_are_tephras(expected: dict[str, Any]) -> None:
+    asked = transaction(expected)
+    assert asked.visibility_upper_bound() == expected["visibilityUpperBound"]
+    assert asked.prune_upper_bound() == expected["pruneUpperBound"]
+    assert asked.time_range(10) == (expected["oldestVisible_ttl10ms"], expected["maxVisibleTimestampExclusive"])
+
+
+def test_given_a_version_when_asked_what_it_is_then_each_list_answers_for_itself() -> None:
+    asked = Transaction(100, 200, 250, (90, 110), (95, 150), checkpoint_write_pointers=(220, 250))
+    versions = (90, 95, 110, 150, 200, 220, 250, 96)
+    assert [v for v in versions if asked.is_in_progress(v)] == [95, 150]
+    assert [v for v in versions if asked.is_excluded(v)] == [90, 95, 110, 150]
+    assert [v for v in versions if asked.is_checkpoint(v)] == [220, 250]
+    assert [v for v in versions if asked.is_current_write(v)] == [200, 220, 250]
+
+
+def test_given_exclude_current_when_the_write_pointer_is_below_the_read_pointer_then_it_is_visible() -> None:
+    level = VisibilityLevel.SNAPSHOT_EXCLUDE_CURRENT
+    assert Transaction(200, 150, 150, visibility_level=level).is_visible(150)
+    assert not Transaction(149, 150, 150, visibility_level=level).is_visible(150)
+
+
+def test_given_nothing_in_progress_when_asked_for_the_bound_then_it_ends_before_the_transaction_itself() -> None:
+    assert Transaction(100, 200, 200).visibility_upper_bound() == 100
+    assert Transaction(200, 200, 200).visibility_upper_bound() == 199
+
+
+def test_given_something_that_never_expires_when_asked_for_the_time_range_then_it_starts_at_zero() -> None:
+    assert Transaction(100, 200, 250).time_range(None) == (0, 251)
+
+
+def test_given_the_highest_pointer_when_asked_for_the_time_range_then_its_end_does_not_overflow() -> None:
+    assert Transaction(100, NO_TX_IN_PROGRESS, NO_TX_IN_PROGRESS).time_range(None) == (0, NO_TX_IN_PROGRESS)
+
+
+# --- a snapshot ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", names("snapshots"))
+def test_given_tephras_snapshot_when_asked_for_what_follows_from_it_then_the_numbers_are_tephras(name: str) -> None:
+    expected = load(f"snapshots/{name}.json")
+    derived = expected["derived"]
+    asked = state_of(expected)
+    dummy = asked.dummy_transaction()
+    assert asked.visibility_upper_bound() == derived["snapshotVisibilityUpperBound"]
+    assert asked.prune_upper_bound() == derived["pruneUpperBound"]
+    assert dummy.visibility_upper_bound() == derived["dummyTxVisibilityUpperBound"]
+    assert dummy.first_short_in_progress == derived["dummyTxFirstShortInProgress"]
+    assert list(dummy.in_progress) == [entry["writePointer"] for entry in expected["inProgress"]]
+    assert list(dummy.invalids) == expected["invalid"]
+
+
+@pytest.mark.parametrize(
+    ("invalid", "in_progress", "bound"),
+    [
+        ([10, 30], [80, 90], 30),
+        ([10, 95], [80, 90], 79),
+        ([10], [], 10),
+        ([], [60], 59),
+        ([], [], 99),
+        ([NO_TX_IN_PROGRESS], [], NO_TX_IN_PROGRESS - 1),
+    ],
+)
+def test_given_a_snapshot_when_asked_for_the_prune_bound_then_it_ends_at_the_last_invalid_id_below_all_in_progress(
+    invalid: list[int], in_progress: list[int], bound: int
+) -> None:
+    assert state(100, invalid, [short(pointer) for pointer in in_progress]).prune_upper_bound() == bound
+
+
+def test_given_a_commit_after_the_oldest_transaction_began_when_asked_then_the_snapshots_bound_is_lower() -> None:
+    asked = state(100, [], [short(80, bound=60)])
+    assert asked.visibility_upper_bound() == 60
+    assert asked.dummy_transaction().visibility_upper_bound() == 79
+
+
+def test_given_invalid_ids_unsorted_and_repeated_when_asked_then_each_is_found_and_counted_once() -> None:
+    asked = state(100, [9, 5, 7, 1, 3, 5], [])
+    assert list(asked.invalid) == [1, 3, 5, 7, 9]
+    assert [pointer for pointer in range(11) if asked.is_invalid(pointer)] == [1, 3, 5, 7, 9]
+
+
+def test_given_entries_out_of_order_when_made_then_the_lowest_comes_first() -> None:
+    asked = state(100, [], [short(90, bound=2), short(80, bound=1)])
+    assert [entry.write_pointer for entry in asked.in_progress] == [80, 90]
+    assert asked.visibility_upper_bound() == 1
+
+
+def test_given_a_pointer_when_its_transaction_may_still_commit_then_it_is_undecided() -> None:
+    asked = state(900, [70], [short(80, checkpoints=(85, 86)), short(90)])
+    undecided = [pointer for pointer in (70, 79, 80, 81, 85, 86, 90, 999, 1000) if asked.is_undecided(pointer)]
+    assert undecided == [80, 85, 86, 90]
+    assert asked.is_undecided(1001)
+
+
+def test_given_checkpoints_without_an_entry_of_their_own_when_read_then_they_are_not_visible() -> None:
+    asked = state(900, [], [short(80, checkpoints=(85,))]).dummy_transaction()
+    assert asked.in_progress == (80, 85)
+    assert not asked.is_visible(85)
+    assert asked.is_visible(84)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expiration_ms", "is_long"),
+    [
+        (InProgressType.LONG, 5, True),
+        (InProgressType.SHORT, -1, False),
+        (InProgressType.CHECKPOINT, 5, False),
+        (None, -1, True),
+        (None, 0, False),
+    ],
+)
+def test_given_an_entry_when_it_has_no_type_then_a_negative_expiration_makes_it_long(
+    kind: InProgressType | None, expiration_ms: int, is_long: bool
+) -> None:
+    assert InProgress(80, expiration_ms, 0, kind).is_long is is_long
+
+
+def test_given_a_checkpoint_of_a_long_transaction_when_asked_for_the_first_short_then_it_is_the_checkpoint() -> None:
+    entries = [InProgress(80, 5, 0, InProgressType.LONG, (85,)), InProgress(85, 5, 0, InProgressType.CHECKPOINT)]
+    assert state(100, [], entries).dummy_transaction().first_short_in_progress == 85
+
+
+# --- ids -------------------------------------------------------------------------------------------------------------
+
+
+def test_given_an_id_when_asked_for_its_time_then_it_is_the_millisecond_it_was_issued_in() -> None:
+    assert transaction_ms(1_600_000_000_000 * TX_PER_MS) == 1_600_000_000_000
+    assert transaction_ms(1_600_000_000_001 * TX_PER_MS - 1) == 1_600_000_000_000
+
+
+@given(st.lists(LONGS | st.integers(0, 9)))
+def test_given_any_ids_when_put_in_order_then_each_is_there_once(ids: list[int]) -> None:
+    assert list(ascending(ids)) == sorted(set(ids))
+    assert list(ascending(array("q", ids))) == sorted(set(ids))
+
+
+def test_given_more_ids_than_are_sorted_at_a_time_when_put_in_order_then_the_runs_are_merged() -> None:
+    ids = array("q", range(200_000, 0, -1)) + array("q", range(70_000))
+    assert ascending(ids) == array("q", range(200_001))
+
+
+def test_given_ids_in_order_when_put_in_order_then_they_are_not_copied() -> None:
+    ids = array("q", [1, 2, 5])
+    assert ascending(ids) is ids

@@ -1,0 +1,243 @@
+"""The newest usable snapshot of a directory that another process writes."""
+
+from __future__ import annotations
+
+import io
+import os
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.transaction.vectors import TEPHRA
+from tms_core.errors import NoSnapshot
+from tms_core.transaction.model import Snapshot, VisibilityState
+from tms_core.transaction.snapshot import write_snapshot
+from tms_core.transaction.source import DirectorySource, NoUsableSnapshot, Rejection
+
+
+def snapshot(timestamp_ms: int) -> bytes:
+    stream = io.BytesIO()
+    write_snapshot(stream, Snapshot(VisibilityState(timestamp_ms, 5, 5, array("q", [1, 3]))))
+    return stream.getvalue()
+
+
+def put(directory: Path, *times_ms: int) -> None:
+    for time_ms in times_ms:
+        (directory / f"snapshot.{time_ms}").write_bytes(snapshot(time_ms))
+
+
+@pytest.fixture
+def after_each_listing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Lets something happen to the directory between listing and reading it."""
+    scandir = os.scandir
+
+    def install(happens: Callable[[], None]) -> None:
+        @contextmanager
+        def listing(path: Path) -> Iterator[list[os.DirEntry[str]]]:
+            with scandir(path) as entries:
+                yield list(entries)
+            happens()
+
+        monkeypatch.setattr(os, "scandir", listing)
+
+    return install
+
+
+# --- which file ------------------------------------------------------------------------------------------------------
+
+
+def test_given_several_snapshots_when_asked_then_the_one_with_the_largest_number_is_used(tmp_path: Path) -> None:
+    put(tmp_path, 9, 100, 20)
+    loaded = DirectorySource(tmp_path).latest()
+    assert loaded.name == "snapshot.100"
+    assert loaded.snapshot == VisibilityState(100, 5, 5, array("q", [1, 3]))
+    assert (loaded.rejected, loaded.ignored, loaded.notes) == ((), 0, ())
+
+
+def test_given_a_directory_that_tephra_left_when_asked_then_its_last_snapshot_is_used() -> None:
+    loaded = DirectorySource(TEPHRA / "recovery-local").latest()
+    assert loaded.name == "snapshot.1795219310299"
+    assert loaded.snapshot.timestamp_ms == 1795219310299
+    assert loaded.ignored == 4
+
+
+def test_given_other_names_when_asked_then_they_are_ignored_and_counted(tmp_path: Path) -> None:
+    put(tmp_path, 7)
+    others = ["snapshot.8.bak", "snapshot.", "snapshot.-9", "snapshot.+9", "snapshot.9x", "snapshot.٩", "xsnapshot.9"]
+    others += [".in-progress.9", ".in-progress.snapshot.9", "txlog.9", "snapshot.12345678901234567890"]
+    for name in others:
+        (tmp_path / name).write_bytes(b"no")
+    (tmp_path / "snapshot.9").mkdir()
+    (tmp_path / "snapshot.10").symlink_to(tmp_path / "nowhere")
+    loaded = DirectorySource(tmp_path).latest()
+    assert (loaded.name, loaded.rejected, loaded.ignored) == ("snapshot.7", (), len(others) + 2)
+
+
+def test_given_a_name_and_a_content_of_different_times_when_asked_then_the_content_counts_and_is_noted(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "snapshot.8").write_bytes(snapshot(7))
+    loaded = DirectorySource(tmp_path).latest()
+    assert loaded.snapshot.timestamp_ms == 7
+    assert loaded.notes == ("snapshot.8 was taken at 7 ms by its content, which counts, not at 8",)
+
+
+def test_given_a_single_file_when_asked_then_it_is_used_whatever_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "saved-for-the-case"
+    file.write_bytes(snapshot(7))
+    loaded = DirectorySource(file).latest()
+    assert (loaded.name, loaded.snapshot.timestamp_ms, loaded.notes) == ("saved-for-the-case", 7, ())
+
+
+# --- files that cannot be used ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "reason", "detail"),
+    [
+        (b"", Rejection.EMPTY, "is empty"),
+        (snapshot(9)[:-4], Rejection.TRUNCATED, "ends inside its list of invalid ids"),
+        (b"\x08" + b"\xff" * 30, Rejection.CORRUPT, "more than 64 bits"),
+        (b"\x0a" + snapshot(9)[1:], Rejection.VERSION, "version 5"),
+    ],
+)
+def test_given_an_unusable_newest_when_asked_then_the_one_before_is_used_and_the_reason_is_told(
+    tmp_path: Path, data: bytes, reason: Rejection, detail: str
+) -> None:
+    put(tmp_path, 7, 8)
+    (tmp_path / "snapshot.9").write_bytes(data)
+    loaded = DirectorySource(tmp_path).latest()
+    [rejected] = loaded.rejected
+    assert loaded.name == "snapshot.8"
+    assert (rejected.name, rejected.reason) == ("snapshot.9", reason)
+    assert detail in rejected.detail
+
+
+def test_given_a_file_that_the_system_will_not_read_when_asked_then_the_one_before_is_used(tmp_path: Path) -> None:
+    put(tmp_path, 8)
+    (tmp_path / "snapshot.9").symlink_to("/proc/self/mem")  # its first page is never mapped
+    loaded = DirectorySource(tmp_path).latest()
+    assert loaded.name == "snapshot.8"
+    assert [one.reason for one in loaded.rejected] == [Rejection.UNREADABLE]
+
+
+def test_given_several_unusable_ones_when_asked_then_all_are_told_newest_first(tmp_path: Path) -> None:
+    put(tmp_path, 7)
+    (tmp_path / "snapshot.8").write_bytes(snapshot(8)[:3])
+    (tmp_path / "snapshot.9").write_bytes(b"")
+    loaded = DirectorySource(tmp_path).latest()
+    assert [(one.name, one.reason) for one in loaded.rejected] == [
+        ("snapshot.9", Rejection.EMPTY),
+        ("snapshot.8", Rejection.TRUNCATED),
+    ]
+
+
+# --- a directory that changes meanwhile ------------------------------------------------------------------------------
+
+
+def test_given_the_newest_vanishes_when_asked_then_the_one_before_is_used(
+    tmp_path: Path, after_each_listing: Callable[[Callable[[], None]], None]
+) -> None:
+    put(tmp_path, 8, 9)
+    after_each_listing((tmp_path / "snapshot.9").unlink)
+    loaded = DirectorySource(tmp_path).latest()
+    assert loaded.name == "snapshot.8"
+    assert [one.reason for one in loaded.rejected] == [Rejection.VANISHED]
+
+
+def test_given_the_only_one_is_replaced_meanwhile_when_asked_then_the_directory_is_listed_again(
+    tmp_path: Path, after_each_listing: Callable[[Callable[[], None]], None]
+) -> None:
+    put(tmp_path, 8)
+    times_ms = iter([9, 10])
+
+    def replaced() -> None:
+        for time_ms in times_ms:
+            (tmp_path / f"snapshot.{time_ms - 1}").unlink()
+            put(tmp_path, time_ms)
+            break
+
+    after_each_listing(replaced)
+    loaded = DirectorySource(tmp_path).latest()
+    assert (loaded.name, loaded.rejected) == ("snapshot.10", ())
+
+
+def test_given_a_directory_that_never_stands_still_when_asked_then_it_is_given_up(
+    tmp_path: Path, after_each_listing: Callable[[Callable[[], None]], None]
+) -> None:
+    put(tmp_path, 1)
+    listings: list[int] = []
+
+    def replaced() -> None:
+        listings.append(len(listings) + 1)
+        (tmp_path / f"snapshot.{listings[-1]}").unlink()
+        put(tmp_path, listings[-1] + 1)
+
+    after_each_listing(replaced)
+    with pytest.raises(NoUsableSnapshot, match="snapshot.3 is vanished"):
+        DirectorySource(tmp_path).latest()
+    assert listings == [1, 2, 3]
+
+
+def test_given_the_last_usable_one_vanishes_when_asked_then_the_last_listing_is_told(
+    tmp_path: Path, after_each_listing: Callable[[Callable[[], None]], None]
+) -> None:
+    put(tmp_path, 8)
+    (tmp_path / "snapshot.9").write_bytes(b"")
+    after_each_listing(lambda: (tmp_path / "snapshot.8").unlink(missing_ok=True))
+    with pytest.raises(NoUsableSnapshot) as caught:
+        DirectorySource(tmp_path).latest()
+    assert [(one.name, one.reason) for one in caught.value.rejected] == [("snapshot.9", Rejection.EMPTY)]
+
+
+def test_given_nothing_vanished_when_none_is_usable_then_the_directory_is_not_listed_again(
+    tmp_path: Path, after_each_listing: Callable[[Callable[[], None]], None]
+) -> None:
+    (tmp_path / "snapshot.9").write_bytes(b"")
+    listings: list[None] = []
+    after_each_listing(lambda: listings.append(None))
+    with pytest.raises(NoUsableSnapshot):
+        DirectorySource(tmp_path).latest()
+    assert len(listings) == 1
+
+
+# --- nothing to use --------------------------------------------------------------------------------------------------
+
+
+def test_given_no_directory_when_asked_then_the_error_names_it_and_the_setting(tmp_path: Path) -> None:
+    missing = tmp_path / "tx.snapshot"
+    with pytest.raises(NoSnapshot) as caught:
+        DirectorySource(missing).latest()
+    assert caught.value.message == f"no snapshots at {missing}: No such file or directory."
+    assert "transactions.directory" in caught.value.hint
+    assert "--snapshots" in caught.value.hint
+
+
+def test_given_a_directory_without_snapshots_when_asked_then_the_error_says_what_is_there_instead(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "txlog.9").write_bytes(b"")
+    with pytest.raises(NoSnapshot) as caught:
+        DirectorySource(tmp_path).latest()
+    assert caught.value.message == f"there is no snapshot in {tmp_path} (1 other names)."
+    assert "transactions.directory" in caught.value.hint
+
+
+def test_given_only_unusable_snapshots_when_asked_then_the_error_names_the_newest_and_holds_all(tmp_path: Path) -> None:
+    for time_ms in range(7):
+        (tmp_path / f"snapshot.{time_ms}").write_bytes(b"")
+    with pytest.raises(NoUsableSnapshot) as caught:
+        DirectorySource(tmp_path).latest()
+    assert [one.name for one in caught.value.rejected] == [f"snapshot.{time_ms}" for time_ms in range(6, -1, -1)]
+    assert "snapshot.6 is empty; snapshot.5 is empty; " in caught.value.message
+    assert caught.value.message.endswith("snapshot.2 is empty; and 2 more.")
+
+
+def test_given_a_single_unusable_file_when_asked_then_the_error_names_it(tmp_path: Path) -> None:
+    file = tmp_path / "one"
+    file.write_bytes(b"")
+    with pytest.raises(NoUsableSnapshot, match="one is empty"):
+        DirectorySource(file).latest()

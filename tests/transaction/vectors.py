@@ -1,0 +1,59 @@
+"""The compatibility vectors of Tephra, as values: bytes that Tephra's own classes wrote, and what they read in them."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from pathlib import Path
+from typing import Any
+
+from tms_core.transaction.model import InProgress, InProgressType, Snapshot, VisibilityState
+
+TEPHRA = Path(__file__).parents[1] / "vectors" / "tephra"
+
+#: The clock of all vectors, and the first pointer of that millisecond.
+TIME_MS = 1_600_000_000_000
+BASE = TIME_MS * 1_000_000
+
+
+def load(path: str) -> Any:
+    """A vector's JSON."""
+    return json.loads((TEPHRA / path).read_text(encoding="utf-8"))
+
+
+def names(folder: str, pattern: str = "*") -> list[str]:
+    """The vectors of a folder, without ``.bin``."""
+    found = sorted(path.stem for path in (TEPHRA / folder).glob(f"{pattern}.bin"))
+    assert found, f"no vectors {pattern} in {folder}"
+    return found
+
+
+def state_of(expected: dict[str, Any]) -> VisibilityState:
+    """What Tephra read, as our value."""
+    return VisibilityState(
+        timestamp_ms=expected["timestamp"],
+        read_pointer=expected["readPointer"],
+        write_pointer=expected["writePointer"],
+        invalid=array("q", expected["invalid"]),
+        in_progress=tuple(_entry(entry) for entry in expected["inProgress"]),
+    )
+
+
+def snapshot_of(expected: dict[str, Any]) -> Snapshot:
+    """What Tephra read of a whole snapshot, as our value."""
+    committing, committed = (
+        {int(pointer): frozenset(map(bytes.fromhex, keys)) for pointer, keys in expected[name].items()}
+        for name in ("committing", "committed")
+    )
+    return Snapshot(state_of(expected), committing, committed)
+
+
+def _entry(expected: dict[str, Any]) -> InProgress:
+    kind = expected["type"]
+    return InProgress(
+        expected["writePointer"],
+        expected["expiration"],
+        expected["visibilityUpperBound"],
+        None if kind is None else InProgressType[kind],
+        tuple(expected["checkpointWritePointers"]),
+    )

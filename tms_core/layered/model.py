@@ -1,0 +1,90 @@
+"""How settings are declared: sections of pydantic models whose fields say what they mean."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+#: The origin of a value nobody gave.
+DEFAULT = "default"
+
+
+class Section(BaseModel):
+    """Settings that belong together; a setting that is none of them is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    #: Names at the top of the file that are somebody else's.
+    left_alone: ClassVar[frozenset[str]] = frozenset()
+
+
+S = TypeVar("S", bound=Section)
+
+
+def setting(default: object, meaning: str, *, reason: str, unit: str = "", place: bool = False) -> Any:
+    """Declare a setting.
+
+    Args:
+        default: its value when nobody says otherwise; ``...`` if it has to be given.
+        meaning: what it is.
+        reason: why the default is what it is.
+        unit: of a number.
+        place: it is a path (or a URL); a relative one starts at the folder of the file.
+    """
+    return Field(default, description=meaning, json_schema_extra={"reason": reason, "unit": unit, "place": place})
+
+
+def wrong(name: str, problem: str) -> PydanticCustomError:
+    """What a check over several settings raises: which of them to change, named from where the check stands."""
+    return PydanticCustomError("setting", "{problem}", {"setting": name, "problem": problem})
+
+
+def text(value: object) -> str:
+    """A value as one would write it into the file."""
+    if isinstance(value, Path):
+        value = str(value)
+    return json.dumps(value, default=_plain, ensure_ascii=False)
+
+
+def fields(model: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every setting of a model by its path, sections gone through."""
+    for name, field in model.model_fields.items():
+        inner = section_of(field)
+        if inner is None:
+            yield prefix + name, field
+        else:
+            yield from fields(inner, f"{prefix}{name}.")
+
+
+def kinds(annotation: Any) -> Iterator[Any]:
+    """The members of a union, of an annotated type the type itself."""
+    if get_origin(annotation) is Annotated:
+        yield from kinds(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for member in get_args(annotation):
+            yield from kinds(member)
+    else:
+        yield annotation
+
+
+def section_of(field: FieldInfo) -> type[Section] | None:
+    """The section a field is, None for a single setting."""
+    return next(
+        (kind for kind in kinds(field.annotation) if isinstance(kind, type) and issubclass(kind, Section)), None
+    )
+
+
+def extra(field: FieldInfo, name: str) -> object:
+    """``reason``, ``unit`` or ``place`` of a setting, as :func:`setting` was told."""
+    return field.json_schema_extra.get(name) if isinstance(field.json_schema_extra, dict) else None
+
+
+def _plain(value: object) -> object:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
