@@ -38,7 +38,7 @@ NOT_ADOPTED = GuardNote(
 )
 
 
-def _tell_nobody(phase: str, topic: TopicId | None, rows: int) -> None:
+def tell_nobody(phase: str, topic: TopicId | None, rows: int) -> None:
     """The observer of runs nobody watches."""
 
 
@@ -108,7 +108,7 @@ class Engine:
         token_hex: Callable[[int], str],
         batch_rows: int = 2000,
         rows_per_second: float | None = None,
-        observer: Observer = _tell_nobody,
+        observer: Observer = tell_nobody,
     ) -> None:
         self.store = store
         self.state = state

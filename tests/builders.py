@@ -1,0 +1,293 @@
+"""Small stores and a janitor over them, told in the words of a test.
+
+    orders = topic(store, "default:orders", ttl_seconds=60)
+    orders.plain(NOW_MS - 60_001, NOW_MS - 60_000)
+    rig = janitor(store)
+    rig.engine.run_once(adopt=True)
+    assert orders.times() == [NOW_MS - 60_000]
+
+Everything works on any store. Time stands still unless a test moves ``rig.clock``, and the transaction manager writes a
+snapshot whenever it is asked, unless a test says how old it is or that it fails.
+"""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, NamedTuple
+
+from janitor.engine import Engine
+from janitor.references import Lifetime
+from janitor.state.base import State
+from janitor.state.sqlite import SqliteState
+from janitor.world import Terms
+from tms_core.clock import ManualClock
+from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
+from tms_core.tables.base import MessageValue, Store
+from tms_core.topic import TopicId, encode_properties
+from tms_core.transaction.model import TX_PER_MS, InProgress, InProgressType, VisibilityState
+from tms_core.transaction.source import Loaded
+
+NOW_MS = 1_700_000_000_000
+SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
+
+#: A transaction may write for an hour, arrive an hour late, and clocks may differ by five minutes.
+LIFETIME = Lifetime(max_ms=HOUR, grace_ms=HOUR, allowance_ms=5 * MINUTE)
+
+
+def pointer(begin_ms: int, number: int = 0) -> int:
+    """A write pointer of a transaction that began at that moment."""
+    return begin_ms * TX_PER_MS + number
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One topic of a store, and one generation of it that rows are written to and read from."""
+
+    store: Store
+    id: TopicId
+    generation: int = 1
+    _sequence: count[int] = field(default_factory=count, repr=False, compare=False)
+
+    def describe(self, *, ttl_seconds: int, generation: int = 1, **properties: str) -> Topic:
+        """Write the metadata row; a negative generation is a deleted topic."""
+        return self.write_metadata(
+            encode_properties({"generation": str(generation), "ttl": str(ttl_seconds), **properties})
+        )
+
+    def write_metadata(self, value: bytes) -> Topic:
+        """Write the metadata row's bytes as they are."""
+        table = self.store.metadata
+        assert table.compare_and_set(self.id.prefix, table.get(self.id.prefix), value)
+        return self
+
+    def at(self, generation: int) -> Topic:
+        """The same topic in another generation."""
+        return replace(self, generation=generation)
+
+    def plain(self, *times_ms: int, body: bytes = b"body") -> Topic:
+        """Messages published outside transactions."""
+        return self._put(times_ms, MessageValue(None, body))
+
+    def tx(self, write_pointer: int, *times_ms: int, body: bytes = b"body") -> Topic:
+        """Messages published in a transaction."""
+        return self._put(times_ms, MessageValue(write_pointer, body))
+
+    def ref(self, write_pointer: int, *times_ms: int) -> Topic:
+        """Messages that take their payload from the payload table."""
+        return self._put(times_ms, MessageValue(write_pointer, None))
+
+    def stored(self, write_pointer: int, *times_ms: int, body: bytes = b"stored") -> Topic:
+        """Rows of the payload table."""
+        keys = [PayloadKey(self.id, self.generation, write_pointer, ms, self._next()).pack() for ms in times_ms]
+        self.store.payload.put([(key, body) for key in keys])
+        return self
+
+    def times(self) -> list[int]:
+        """Publish times of the messages that are there, in key order."""
+        return [key.publish_ms for key, _ in self.messages()]
+
+    def pointers(self) -> list[int | None]:
+        """Stored write pointers of the messages that are there, in key order."""
+        return [value.pointer for _, value in self.messages()]
+
+    def stored_times(self) -> list[int]:
+        """Write times of the stored payloads that are there, in key order."""
+        found = self.store.payload.keys(*self._range(), 1_000_000).items
+        return [key.write_ms for raw in found if (key := PayloadKey.parse(raw)) is not None]
+
+    def messages(self) -> list[tuple[MessageKey, MessageValue]]:
+        found = self.store.message.rows(*self._range(), 1_000_000).items
+        return [(key, value) for raw, value in found if (key := MessageKey.parse(raw)) is not None]
+
+    def _put(self, times_ms: Iterable[int], value: MessageValue) -> Topic:
+        keys = [MessageKey(self.id, self.generation, ms, self._next()).pack() for ms in times_ms]
+        self.store.message.put([(key, value) for key in keys])
+        return self
+
+    def _next(self) -> int:
+        return next(self._sequence) & 0xFFFF
+
+    def _range(self) -> tuple[bytes, bytes]:
+        prefix = self.id.prefix
+        return generation_prefix(prefix, self.generation), generation_prefix(prefix, self.generation + 1)
+
+
+def topic(store: Store, name: str, *, ttl_seconds: int, generation: int = 1) -> Topic:
+    """A topic with a metadata row; rows go to its current generation (of a deleted one: the one it had)."""
+    return unknown_topic(store, name, abs(generation)).describe(ttl_seconds=ttl_seconds, generation=generation)
+
+
+def unknown_topic(store: Store, name: str, generation: int = 1) -> Topic:
+    """A topic without a metadata row."""
+    return Topic(store, TopicId.parse(name), generation)
+
+
+# --- transactions ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Snapshots:
+    """A transaction manager; change its attributes and the next snapshot shows it.
+
+    Attributes:
+        age_ms: how old the snapshot is when it is read.
+        write_pointer: the highest one issued; by default that of the snapshot's own time.
+        error: raised instead of answering.
+        asked: how often a snapshot was read.
+    """
+
+    clock: ManualClock
+    invalid: Sequence[int] = ()
+    in_progress: Sequence[int] = ()
+    age_ms: int = 0
+    write_pointer: int | None = None
+    error: Exception | None = None
+    asked: int = 0
+
+    def latest(self) -> Loaded:
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        taken_ms = self.clock.now_ms() - self.age_ms
+        newest = pointer(taken_ms) if self.write_pointer is None else self.write_pointer
+        return Loaded(visibility(taken_ms, self.invalid, self.in_progress, newest), f"snapshot.{taken_ms}")
+
+
+def visibility(
+    taken_ms: int, invalid: Iterable[int] = (), in_progress: Iterable[int] = (), newest: int | None = None
+) -> VisibilityState:
+    """What a snapshot taken at that moment says."""
+    write_pointer = pointer(taken_ms) if newest is None else newest
+    entries = tuple(InProgress(p, taken_ms + MINUTE, p - 1, InProgressType.SHORT) for p in in_progress)
+    return VisibilityState(taken_ms, write_pointer, write_pointer, array("q", sorted(invalid)), entries)
+
+
+# --- the janitor -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rig:
+    """A janitor and all it stands on."""
+
+    engine: Engine
+    store: Store
+    state: State
+    clock: ManualClock
+    snapshots: Snapshots
+    options: dict[str, Any]
+
+    def restart(self, **changes: Any) -> Rig:
+        """Another janitor on the same store, state and clocks, with other settings: see :func:`janitor`."""
+        return janitor(
+            **{
+                "store": self.store,
+                "state": self.state,
+                "clock": self.clock,
+                "snapshots": self.snapshots,
+                **self.options,
+                **changes,
+            }
+        )
+
+
+def janitor(
+    store: Store,
+    *,
+    state: State | None = None,
+    clock: ManualClock | None = None,
+    snapshots: Snapshots | None = None,
+    now_ms: int = NOW_MS,
+    hold_seconds: int = 3600,
+    protect: tuple[str, ...] = (),
+    lifetime: Lifetime = LIFETIME,
+    lifetime_known: bool = True,
+    snapshot_interval_seconds: int = 60,
+    **options: Any,
+) -> Rig:
+    """A janitor that has met nothing yet; ``options`` are the Engine's own."""
+    clock = clock or ManualClock(now_ms, running_ms=DAY)
+    snapshots = snapshots or Snapshots(clock)
+    state = state or SqliteState.in_memory()
+    terms = Terms(hold_seconds, protect, lifetime, lifetime_known, snapshot_interval_seconds)
+    settings = {"token_hex": secrets.token_hex, **options}
+    engine = Engine(store, state, snapshots, clock, terms, **settings)
+    used: dict[str, Any] = {
+        "hold_seconds": hold_seconds,
+        "protect": protect,
+        "lifetime": lifetime,
+        "lifetime_known": lifetime_known,
+        "snapshot_interval_seconds": snapshot_interval_seconds,
+        **options,
+    }
+    return Rig(engine, store, state, clock, snapshots, used)
+
+
+# --- watching --------------------------------------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """One operation asked of a store or of a state: ``message.delete``, ``state.save_claim``."""
+
+    name: str
+    arguments: tuple[Any, ...]
+
+
+#: Told of a call before it happens, or after it; may raise, or change things: its own calls are not watched.
+Watcher = Callable[[Call], None]
+
+READS = ("metadata.rows", "metadata.get", "message.keys", "message.cells", "message.rows", "payload.keys", "payload.rows")
+WRITES = (
+    "metadata.compare_and_set",
+    *(f"{table}.{name}" for table in ("message", "payload") for name in ("delete", "sync", "compact", "put")),
+    "message.invert",
+)
+STATE_CALLS = tuple(f"state.{name}" for name in sorted(State.__abstractmethods__ - {"close"}))
+
+
+def watch(store: Store, before: Watcher | None = None, after: Watcher | None = None) -> None:
+    """Tell of every operation of a store from now on."""
+    _watch(store, READS + WRITES, before, after)
+
+
+def watch_state(state: State, before: Watcher | None = None, after: Watcher | None = None) -> None:
+    """Tell of every operation of a state from now on, those that it asks of itself among them."""
+    _watch(_Named(state), STATE_CALLS, before, after)
+
+
+class _Named:
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+
+def _watch(owner: object, names: Iterable[str], before: Watcher | None, after: Watcher | None) -> None:
+    watching = [True]
+
+    def tell(watcher: Watcher | None, call: Call) -> None:
+        if watcher is not None and watching[0]:
+            watching[0] = False
+            try:
+                watcher(call)
+            finally:
+                watching[0] = True
+
+    def wrapped(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(*arguments: Any) -> Any:
+            call = Call(name, arguments)
+            tell(before, call)
+            answer = operation(*arguments)
+            tell(after, call)
+            return answer
+
+        return asked
+
+    for name in names:
+        table, _, operation = name.partition(".")
+        part = getattr(owner, table)
+        setattr(part, operation, wrapped(name, getattr(part, operation)))

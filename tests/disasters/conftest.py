@@ -1,0 +1,40 @@
+"""The rules of `docs/law.md`, each tested by the disaster it prevents: one file per rule, named after it.
+
+Rules that need more than one process on a store, a daemon or an archive are tested where those are: S9 (quarantine),
+S10 (time limits and heartbeats), S12 (the lease) and S16 (archive restore).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tms_core.tables.base import Store
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.memory import MemoryStore
+
+MakeStore = Callable[[], Store]
+
+
+@pytest.fixture(params=["memory", "leveldb"])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
+    """Makes empty stores; they are closed at the end."""
+    made: list[Store] = []
+    folders = (tmp_path / f"messaging{number}" for number in count())
+
+    def make() -> Store:
+        made.append(MemoryStore() if request.param == "memory" else LevelDBStore(next(folders), create=True))
+        return made[-1]
+
+    yield make
+    for store in made:
+        store.close()
+
+
+@pytest.fixture
+def store(make_store: MakeStore) -> Store:
+    """An empty store, in memory and as LevelDB."""
+    return make_store()

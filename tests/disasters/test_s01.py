@@ -1,0 +1,176 @@
+"""S1: every interval is half-open. Tests stand one before, on and one behind each boundary."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from janitor import boundary, plan
+from janitor.state.base import Claim, Evidence
+from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, Topic, janitor, pointer, topic
+from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
+from tms_core.tables.base import MessageValue, Store
+
+TTL_SECONDS = 3 * 3600
+CUTOFF_MS = NOW_MS - TTL_SECONDS * 1000
+#: Begun before the cut-off, and still able to publish after it.
+BEGUN_MS = CUTOFF_MS - 30 * MINUTE
+WINDOW_END_MS = BEGUN_MS + LIFETIME.max_ms + LIFETIME.grace_ms
+
+
+def orders(store: Store) -> Topic:
+    return topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
+
+
+@pytest.mark.parametrize("batch_rows", [1, 2, 3, 4, 2000])
+def test_given_messages_around_the_cutoff_when_swept_then_those_strictly_before_it_go(
+    store: Store, batch_rows: int
+) -> None:
+    orders(store).plain(0, CUTOFF_MS - 1, CUTOFF_MS, CUTOFF_MS + 1)
+    janitor(store, batch_rows=batch_rows).engine.run_once(adopt=True)
+    assert orders(store).times() == [CUTOFF_MS, CUTOFF_MS + 1]
+
+
+def test_given_extreme_sequence_ids_when_swept_then_the_time_alone_decides(store: Store) -> None:
+    prefix = orders(store).id
+    last, first = MessageKey(prefix, 1, CUTOFF_MS - 1, 65535), MessageKey(prefix, 1, CUTOFF_MS, 0)
+    store.message.put([(key.pack(), MessageValue(None, b"x")) for key in (last, first)])
+    janitor(store).engine.run_once(adopt=True)
+    assert [key for key, _ in orders(store).messages()] == [first]
+
+
+@pytest.mark.parametrize("batch_rows", [1, 2, 3, 4, 2000])
+def test_given_payloads_around_the_cutoff_when_swept_then_those_strictly_before_it_go(
+    store: Store, batch_rows: int
+) -> None:
+    orders(store).stored(pointer(BEGUN_MS), CUTOFF_MS - 1, CUTOFF_MS, CUTOFF_MS + 1)
+    janitor(store, batch_rows=batch_rows).engine.run_once(adopt=True)
+    assert orders(store).stored_times() == [CUTOFF_MS, CUTOFF_MS + 1]
+
+
+@pytest.mark.parametrize(("metadata", "kept"), [(3, [3, 4]), (-3, [4]), (2, [2, 3, 4]), (-2, [3, 4])])
+def test_given_rows_of_generations_around_the_metadatas_when_swept_then_only_older_ones_go(
+    store: Store, metadata: int, kept: list[int]
+) -> None:
+    described = topic(store, "default:orders", ttl_seconds=TTL_SECONDS, generation=metadata)
+    generations = [1, 2, 3, 4]
+    for generation in generations:
+        described.at(generation).plain(NOW_MS).stored(pointer(NOW_MS - 1), NOW_MS)
+    janitor(store).engine.run_once(adopt=True)
+    assert [generation for generation in generations if described.at(generation).times()] == kept
+    assert [generation for generation in generations if described.at(generation).stored_times()] == kept
+
+
+@pytest.mark.parametrize(
+    ("published_ms", "kept"),
+    [
+        (CUTOFF_MS - 1, False),
+        (CUTOFF_MS, True),
+        (CUTOFF_MS + 1, True),
+        (WINDOW_END_MS - 1, True),
+        (WINDOW_END_MS, False),
+        (WINDOW_END_MS + 1, False),
+    ],
+)
+def test_given_a_reference_around_its_transactions_window_when_swept_then_one_inside_keeps_the_payload(
+    store: Store, published_ms: int, kept: bool
+) -> None:
+    write_pointer = pointer(BEGUN_MS)
+    orders(store).stored(write_pointer, CUTOFF_MS - 1).ref(write_pointer, published_ms)
+    janitor(store).engine.run_once(adopt=True)
+    assert orders(store).stored_times() == [CUTOFF_MS - 1] * kept
+
+
+def test_given_skewed_pointers_around_the_allowance_when_swept_then_the_daily_pass_takes_what_others_leave(
+    store: Store,
+) -> None:
+    rig = janitor(store)
+    rig.engine.run_once(adopt=True)
+    bound = pointer(rig.clock.now_ms() - TTL_SECONDS * 1000 + LIFETIME.allowance_ms)
+    for write_pointer in (bound - 1, bound, bound + 1):
+        orders(store).stored(write_pointer, CUTOFF_MS - 1)
+    rig.engine.run_once()
+    assert len(orders(store).stored_times()) == 2
+    rig.clock.advance(DAY)
+    rig.engine.run_once()
+    assert orders(store).stored_times() == []
+
+
+@pytest.mark.parametrize(("table", "due"), [("message", 3), ("payload", 3)])
+def test_given_a_plans_range_when_applied_then_its_start_is_in_and_its_stop_is_out(
+    store: Store, tmp_path: Path, table: str, due: int
+) -> None:
+    def key(offset_ms: int) -> bytes:
+        if table == "message":
+            return MessageKey(described.id, 1, 1000 + offset_ms, 0).pack()
+        return PayloadKey(described.id, 1, pointer(1000), 1000 + offset_ms, 0).pack()
+
+    described = orders(store)
+    keys = [key(offset) for offset in range(-1, 5)]
+    store.message.put([(found, MessageValue(None, b"x")) for found in keys if table == "message"])
+    store.payload.put([(found, b"x") for found in keys if table == "payload"])
+    rig = janitor(store)
+    file = tmp_path / "plan.json"
+    rig.engine.plan(out=file)
+    narrow(file, key(0), key(due))
+    rig.engine.apply(file, adopt=True)
+    data = store.message if table == "message" else store.payload
+    assert data.keys(b"", None, 100).items == [key(-1), *(key(offset) for offset in range(due, 5))]
+
+
+def narrow(file: Path, start: bytes, stop: bytes) -> None:
+    """Let a plan file allow this range only."""
+    document = json.loads(file.read_text())
+    for item in document["topics"]:
+        item["ranges"] = [{"start": start.hex(), "stop": stop.hex()}]
+    document["sha256"] = plan.checksum(document)
+    file.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("first_stop", "second_start", "covered"), [(b"k", b"k", True), (b"k\x00", b"k", True), (b"k", b"k\x00", False)]
+)
+def test_given_two_intervals_of_evidence_when_claimed_then_they_must_meet(
+    first_stop: bytes, second_start: bytes, covered: bool
+) -> None:
+    first = Evidence(b"", first_stop, NOW_MS, pointer(NOW_MS - DAY), NOW_MS, "run")
+    second = replace(first, start=second_start, stop=None)
+    assert (boundary.claim([first, second], (), LIFETIME).bound is not None) == covered
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "covered"),
+    [(b"", None, True), (b"\x00", None, False), (b"", b"\xff" * 40, False), (b"", generation_prefix(b"", 1), False)],
+)
+def test_given_one_interval_of_evidence_when_claimed_then_it_must_reach_from_end_to_end(
+    start: bytes, stop: bytes | None, covered: bool
+) -> None:
+    evidence = Evidence(start, stop, NOW_MS, pointer(NOW_MS - DAY), NOW_MS, "run")
+    assert (boundary.claim([evidence], (), LIFETIME).bound is not None) == covered
+
+
+@pytest.mark.parametrize(("late_ms", "closed"), [(-1, False), (0, True), (1, True)])
+def test_given_an_open_transaction_when_a_pass_begins_around_its_windows_end_then_only_then_is_it_closed(
+    store: Store, late_ms: int, closed: bool
+) -> None:
+    topic(store, "default:orders", ttl_seconds=30 * 86400).plain(NOW_MS)
+    invalid = pointer(NOW_MS - LIFETIME.max_ms - LIFETIME.grace_ms - late_ms)
+    rig = janitor(store)
+    rig.snapshots.invalid = [invalid, pointer(NOW_MS - MINUTE)]
+    rig.engine.run_once(adopt=True)
+    assert (rig.state.open_ids()[invalid].closed_ms is not None) == closed
+
+
+@pytest.mark.parametrize("began_ms", [NOW_MS - 10 * HOUR, NOW_MS - LIFETIME.max_ms - LIFETIME.grace_ms])
+def test_given_the_oldest_open_transaction_when_claimed_then_the_claim_ends_one_below_it(
+    store: Store, began_ms: int
+) -> None:
+    rig = janitor(store)
+    rig.engine.run_once(adopt=True)
+    writable = pointer(NOW_MS - LIFETIME.max_ms - LIFETIME.grace_ms)
+    assert rig.state.claim() == Claim(writable - 1, NOW_MS, rig.state.runs(1)[0].id)
+    late = boundary.claim(rig.state.evidence(), [pointer(began_ms)], LIFETIME)
+    assert late.bound == pointer(began_ms) - 1

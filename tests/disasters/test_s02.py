@@ -1,0 +1,179 @@
+"""S2: before each batch the topic is read again; a batch whose topic has moved is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from janitor import frontier
+from janitor.policy import Delete, Row, decide
+from janitor.txstate import TransactionView
+from tests.builders import HOUR, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
+from tms_core.errors import MetadataError
+from tms_core.rowkey import MessageKey, PayloadKey
+from tms_core.tables.base import Store
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId, TopicMetadata
+
+TTL_SECONDS = 3600
+DUE_MS = [NOW_MS - 2 * HOUR + number for number in range(9)]
+LIVE_MS = [NOW_MS - HOUR // 2 + number for number in range(3)]
+#: Store calls of the longest sweep below; far more than any of them makes.
+CALLS = 60
+
+MOVES: dict[str, Callable[[Topic], object]] = {
+    "ttl lengthened": lambda orders: orders.describe(ttl_seconds=10 * TTL_SECONDS),
+    "ttl shortened": lambda orders: orders.describe(ttl_seconds=60),
+    "deleted": lambda orders: orders.describe(ttl_seconds=TTL_SECONDS, generation=-1),
+    "deleted and created again": lambda orders: orders.describe(ttl_seconds=TTL_SECONDS, generation=2),
+    "an old generation brought back": lambda orders: orders.describe(ttl_seconds=10 * TTL_SECONDS, generation=1),
+    "made unreadable": lambda orders: orders.write_metadata(b"{"),
+}
+
+
+def prepared(store: Store) -> tuple[Rig, Topic]:
+    """A store whose first pass is done, and rows that have come due since."""
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
+    other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
+    rig = janitor(store, batch_rows=2)
+    rig.engine.run_once(adopt=True)
+    for described in (orders, other):
+        described.plain(*DUE_MS, *LIVE_MS).stored(pointer(NOW_MS - 2 * HOUR), *DUE_MS, *LIVE_MS)
+    return rig, orders
+
+
+class Judge:
+    """Asks the law, as metadata stands at that moment, about every row that is deleted."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.records = rig.state.frontiers()
+        self.wrong: list[bytes] = []
+
+    def __call__(self, call: Call) -> None:
+        if call.name in ("message.delete", "payload.delete"):
+            self.wrong += [key for key in call.arguments[0] if not self.allows(call.name, key)]
+
+    def allows(self, name: str, raw: bytes) -> bool:
+        table = "message" if name == "message.delete" else "payload"
+        key = MessageKey.parse(raw) if table == "message" else PayloadKey.parse(raw)
+        if key is None:
+            return False
+        described = self.described(key.topic)
+        if described is None:
+            return False
+        now = self.rig.state.anchor()
+        assert now is not None
+        reach, _ = frontier.advance(
+            self.records.get(key.topic), described, now, hold_seconds=3600, allowance_ms=self.rig.engine.terms.lifetime.allowance_ms
+        )
+        snapshot = self.rig.snapshots.latest().snapshot
+        transactions = TransactionView(snapshot, NOW_MS, self.rig.engine.terms.lifetime.max_ms)
+        row = Row("message" if table == "message" else "payload", key)
+        return isinstance(decide(row, described, reach, transactions, False, None), Delete)
+
+    def described(self, wanted: TopicId) -> TopicMetadata | None:
+        try:
+            return TopicMetadata.parse(wanted.prefix, self.rig.store.metadata.get(wanted.prefix) or b"")
+        except MetadataError:
+            return None
+
+
+class Mover:
+    """Moves the topic's metadata ahead of the k-th store call."""
+
+    def __init__(self, move: Callable[[], object], at_call: int, then: Callable[[Call], None]) -> None:
+        self.move, self.at_call, self.then = move, at_call, then
+        self.calls = 0
+        self.moved = False
+
+    def __call__(self, call: Call) -> None:
+        self.calls += 1
+        # Not between reading the topic and deleting: no store could prevent that, and nothing is lost that was not
+        # allowed an instant before.
+        if self.calls >= self.at_call and not self.moved and not call.name.endswith(".delete"):
+            self.moved = True
+            self.move()
+        self.then(call)
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_given_a_topic_that_moves_at_any_call_when_swept_then_no_row_goes_that_it_now_keeps(move: str) -> None:
+    for at_call in range(1, CALLS):
+        rig, orders = prepared(MemoryStore())
+        judge = Judge(rig)
+        mover = Mover(lambda orders=orders: MOVES[move](orders), at_call, judge)
+        watch(rig.store, before=mover)
+        report = rig.engine.run_once()
+        assert judge.wrong == [], f"at call {at_call}"
+        assert set(LIVE_MS) <= set(orders.times())
+        assert set(LIVE_MS) <= set(orders.stored_times())
+        assert report.errors == []
+        if not mover.moved:
+            break
+    assert not mover.moved
+    assert at_call > 20
+
+
+def test_given_a_ttl_lengthened_between_two_batches_when_swept_then_the_rest_stays(store: Store) -> None:
+    rig, orders = prepared(store)
+
+    def lengthen(call: Call) -> None:
+        if call.name == "message.delete" and DUE_MS[0] not in orders.times():
+            orders.describe(ttl_seconds=10 * TTL_SECONDS)
+
+    watch(store, after=lengthen)
+    report = rig.engine.run_once()
+    assert orders.times() == DUE_MS[2:] + LIVE_MS
+    assert orders.stored_times() == DUE_MS + LIVE_MS
+    assert topic(store, "default:other", ttl_seconds=TTL_SECONDS).times() == LIVE_MS
+    assert report.errors == []
+
+
+def test_given_a_topic_that_never_stops_moving_when_swept_then_it_is_left_and_the_others_are_done(store: Store) -> None:
+    rig, orders = prepared(store)
+    before = rig.state.frontiers()[orders.id]
+    rig.clock.advance(60_000)
+    versions = iter(range(1, 1000))
+
+    def move(call: Call) -> None:
+        if call.name == "metadata.get" and call.arguments == (orders.id.prefix,):
+            orders.describe(ttl_seconds=TTL_SECONDS, version=str(next(versions)))
+
+    watch(store, before=move)
+    report = rig.engine.run_once()
+    assert orders.times() == DUE_MS + LIVE_MS
+    assert topic(store, "default:other", ttl_seconds=TTL_SECONDS).times() == LIVE_MS
+    assert "default:orders" in " ".join(report.errors)
+    assert rig.state.frontiers()[orders.id] == before
+
+
+def test_given_a_plan_when_the_topic_moves_while_it_is_applied_then_the_rest_stays(store: Store, tmp_path: object) -> None:
+    from pathlib import Path
+
+    rig, orders = prepared(store)
+    file = Path(str(tmp_path)) / "plan.json"
+    rig.engine.plan(out=file)
+
+    def lengthen(call: Call) -> None:
+        if call.name == "message.delete":
+            orders.describe(ttl_seconds=10 * TTL_SECONDS)
+
+    watch(store, after=lengthen)
+    rig.engine.apply(file)
+    assert orders.times() == DUE_MS[2:] + LIVE_MS
+
+
+def test_given_leveldb_when_a_topic_moves_in_the_middle_then_it_is_as_in_memory(tmp_path: object) -> None:
+    from pathlib import Path
+
+    for move in MOVES:
+        with LevelDBStore(Path(str(tmp_path)) / move.replace(" ", "-"), create=True) as store:
+            rig, orders = prepared(store)
+            judge = Judge(rig)
+            watch(store, before=Mover(lambda orders=orders, move=move: MOVES[move](orders), 9, judge))
+            rig.engine.run_once()
+            assert judge.wrong == []
+            assert set(LIVE_MS) <= set(orders.times())
