@@ -84,7 +84,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="p1-") as scratch:
         source = Path(scratch) / "source"
         build(source, topic_names(10), ROWS // 10, NOW_MS - 7_200_000, 1)
-        ours, plain = [], []
+        ours: list[tuple[float, float]] = []
+        plain: list[tuple[float, float]] = []
         for turn in range(TURNS + 1):
             for run, results in ((sweep, ours), (bare, plain)):
                 copy = shutil.copytree(source, Path(scratch) / "copy")

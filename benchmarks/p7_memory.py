@@ -35,7 +35,7 @@ def sweep(path: Path) -> None:
     """Sweep the store and print the peak; runs in its own process."""
     peak = 0.0
 
-    def watch(phase: str, topic: TopicId | None, rows: int) -> None:
+    def watch(_phase: str, _topic: TopicId | None, _rows: int) -> None:
         nonlocal peak
         peak = max(peak, anonymous_mb())
 

@@ -9,6 +9,7 @@ durable. A run that dies in between has forgotten nothing but its report: the ne
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,12 +19,12 @@ from janitor import boundary, frontier, guards, plan, txstate
 from janitor.boundary import Boundary
 from janitor.pacing import Pacer
 from janitor.policy import Hold
-from janitor.report import GuardNote, Mode, Report, Tally
+from janitor.report import ForeignKey, GuardNote, Mode, Report, Tally
 from janitor.state.base import Claim, ClockAnchor, Evidence, OpenIdRecord, RunRecord, State, StoreRecord
 from janitor.sweep import Sweep
 from janitor.txstate import TransactionView, TxState
 from janitor.walk import Act, Observer, Preview, Walk
-from janitor.world import Limits, Terms, World, matches
+from janitor.world import Limits, Terms, World
 from tms_core.clock import Clock
 from tms_core.errors import NotAdopted, TmsError
 from tms_core.tables.base import Store
@@ -34,8 +35,25 @@ from tms_core.transaction.source import SnapshotSource
 THOROUGH_EVERY_MS = 24 * 3600 * 1000
 
 NOT_ADOPTED = GuardNote(
-    "adoption", True, "nobody has adopted this store yet, so nothing is deleted; look at janitor plan, then: janitor adopt"
+    "adoption", True, "nobody has adopted this store yet, nothing is deleted; look at janitor plan, then: janitor adopt"
 )
+
+logger = logging.getLogger(__name__)
+
+
+class _Guarded:
+    """An observer that cannot hurt: one that fails is named in the log and not called again (rule S15)."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def __call__(self, phase: str, topic: TopicId | None, rows: int) -> None:
+        try:
+            self._observer(phase, topic, rows)
+        # Whatever it raises: showing progress must never stop a deletion half-way.
+        except Exception:
+            logger.exception("showing progress failed; the run goes on without it")
+            self._observer = tell_nobody
 
 
 def tell_nobody(phase: str, topic: TopicId | None, rows: int) -> None:
@@ -118,7 +136,8 @@ class Engine:
         self._token_hex = token_hex
         self._batch_rows = batch_rows
         self._rows_per_second = rows_per_second
-        self._observer = observer
+        self._observer = _Guarded(observer)
+        self._named: set[ForeignKey] = set()
 
     # -- questions -----------------------------------------------------------------------------------------------
 
@@ -431,6 +450,7 @@ class Engine:
 
     def _report(self, current: Pass) -> Report:
         ready, tally = current.ready, current.tally
+        self._name_foreign(tally)
         notes = list(ready.notes)
         if current.mode == "apply" and ready.record.adopted_ms is None:
             notes.append(NOT_ADOPTED)
@@ -454,6 +474,13 @@ class Engine:
             phase_seconds=tally.phase_seconds,
             thorough=current.world.thorough,
         )
+
+    def _name_foreign(self, tally: Tally) -> None:
+        """Name foreign rows in the log, each once in this process (rule L0)."""
+        for found in tally.foreign:
+            if found not in self._named:
+                logger.warning("left alone: a row of the %s table that is none of ours, key %s", *found)
+                self._named.add(found)
 
 
 def _seen(record: StoreRecord, tx: TxState) -> StoreRecord:

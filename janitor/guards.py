@@ -38,10 +38,10 @@ def check_clock(anchor: ClockAnchor | None, now: ClockAnchor, allowance_ms: int)
         return GuardNote("clock", True, f"{message}; if that is right, say so with: janitor approve")
     ahead_ms = now.wall_ms - _expected_ms(anchor, now)
     if ahead_ms > allowance_ms:
-        message = f"the clock is {ahead_ms / 1000:.0f} s ahead of the time this machine has been running since the last run"
+        message = f"the clock is {ahead_ms / 1000:.0f} s ahead of what running time makes of the last run"
         return GuardNote("clock", True, f"{message}; set it right, or if it is right now, say so with: janitor approve")
     if ahead_ms < -allowance_ms:
-        message = f"the clock is {-ahead_ms / 1000:.0f} s behind the time this machine has been running since the last run"
+        message = f"the clock is {-ahead_ms / 1000:.0f} s behind what running time makes of the last run"
         return GuardNote("clock", False, f"{message}; less is deleted than is due")
     return None
 
@@ -75,8 +75,9 @@ def check_transaction_system(record: StoreRecord, snapshot: VisibilityState | No
     known = record.snapshot_write_pointer
     if snapshot is None or known is None or snapshot.write_pointer >= known:
         return None
-    message = f"the snapshot's write pointer {snapshot.write_pointer} is below {known}, seen before: another transaction system's"
-    return GuardNote("identity", True, f"{message}; set transactions.directory right, or if it is: janitor adopt")
+    message = f"the snapshot's write pointer {snapshot.write_pointer} is below {known}, which was seen before"
+    advice = "another transaction system's? set transactions.directory right, or if it is: janitor adopt"
+    return GuardNote("identity", True, f"{message}; {advice}")
 
 
 def _same_boot(anchor: ClockAnchor, now: ClockAnchor) -> bool:

@@ -7,9 +7,9 @@ and the metrics are all drawn from it (rule S15). Counting happens in ``Tally`` 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from janitor.policy import Hold, Reason, Rule
 from tms_core.topic import TopicId
@@ -19,6 +19,9 @@ DataTable = Literal["message", "payload"]
 
 #: How many keys of an entry are shown.
 SAMPLE_KEYS = 3
+
+#: How many foreign keys of a pass are named in the log.
+NAMED_KEYS = 20
 
 #: Reasons that are counted; live rows are not visited, so there is no count of them.
 COUNTED_REASONS = (
@@ -65,13 +68,26 @@ class Entry:
         self.sample_keys += keys[: SAMPLE_KEYS - len(self.sample_keys)]
 
 
+class ForeignKey(NamedTuple):
+    """A key that is none of ours, in hex, and where it is."""
+
+    table: str
+    key: str
+
+
 @dataclass(slots=True)
 class Tally:
-    """What a pass counts while it goes."""
+    """What a pass counts while it goes.
+
+    Attributes:
+        foreign: the first foreign keys met, so that they can be named.
+        pointers: which write pointers were inverted, by topic.
+    """
 
     entries: dict[EntryKey, Entry] = field(default_factory=dict)
     kept: Counter[Reason] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
+    foreign: list[ForeignKey] = field(default_factory=list)
     pointers: dict[TopicId, set[int]] = field(default_factory=dict)
     phase_seconds: dict[str, float] = field(default_factory=dict)
 
@@ -83,6 +99,13 @@ class Tally:
         self.kept = kept.copy()
         for key in [key for key in self.entries if key.topic == topic and key.table == table and key.held]:
             del self.entries[key]
+
+    def keep_foreign(self, table: DataTable, keys: Iterable[bytes]) -> None:
+        """Count keys that are none of ours, and note the first ones."""
+        for key in keys:
+            self.kept[Reason.FOREIGN] += 1
+            if len(self.foreign) < NAMED_KEYS:
+                self.foreign.append(ForeignKey(table, key.hex()))
 
     def keep(self, reason: Reason, rows: int = 1) -> None:
         if rows and reason is not Reason.LIVE:

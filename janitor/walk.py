@@ -138,7 +138,7 @@ class Walk:
         while key is not None:
             prefix = topic_prefix(key)
             if prefix is None:
-                self._tally.keep(Reason.FOREIGN)
+                self._tally.keep_foreign(name, [key])
                 key = self._first(table, key + b"\x00")
                 continue
             if not self._world.in_scope(prefix):
@@ -366,7 +366,8 @@ class Walk:
                 yield Batch(name, generation, span.rule, ours[first:last])
             counted += last - first
             first = stop
-        self._tally.keep(Reason.FOREIGN, len(keys) - counted)
+        if counted < len(keys):
+            self._tally.keep_foreign(name, [key for key in keys if _is_foreign(name, key)])
 
     def _take(self, table: KeyTable, work: TopicWork, batch: Batch, hold: Hold | None) -> None:
         """Delete and count a batch, or only count it where it is held."""
@@ -384,16 +385,26 @@ class Walk:
             return
         work = self._world.topics.get(prefix)
         topic, frontier = (work.topic, work.frontier) if work else (None, None)
-        parse = MessageKey.parse if name == "message" else PayloadKey.parse
         resume: bytes | None = start
         while resume is not None and resume < stop:
             page = table.keys(resume, stop, self._page_rows)
             for key in page.items:
-                verdict = decide(Row(name, parse(key)), topic, frontier, self._world.transactions, False, None)
-                if isinstance(verdict, Keep):
+                verdict = decide(Row(name, _parse(name, key)), topic, frontier, self._world.transactions, False, None)
+                if verdict == Keep(Reason.FOREIGN):
+                    self._tally.keep_foreign(name, [key])
+                elif isinstance(verdict, Keep):
                     self._tally.keep(verdict.reason)
             self._observe(name, work.topic.topic if work else None, len(page.items))
             resume = page.resume
+
+
+def _parse(name: DataTable, key: bytes) -> MessageKey | PayloadKey | None:
+    return MessageKey.parse(key) if name == "message" else PayloadKey.parse(key)
+
+
+def _is_foreign(name: DataTable, key: bytes) -> bool:
+    parsed = _parse(name, key)
+    return parsed is None or parsed.generation <= 0 or parsed.time_ms < 0
 
 
 def _times(batch: Batch) -> tuple[int, int]:

@@ -45,7 +45,7 @@ class TopicId:
         """
         topic = cls.from_prefix(text.encode("utf-8", "surrogateescape") + b":")
         if topic is None:
-            raise ValueError(f"{text!r} is not a topic: write namespace:topic, letters, digits, '_' (and '-' in topics)")
+            raise ValueError(f"{text!r} is not a topic: write namespace:topic in letters, digits and '_'")
         return topic
 
     @classmethod

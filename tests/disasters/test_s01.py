@@ -87,6 +87,7 @@ def test_given_a_reference_around_its_transactions_window_when_swept_then_one_in
 def test_given_skewed_pointers_around_the_allowance_when_swept_then_the_daily_pass_takes_what_others_leave(
     store: Store,
 ) -> None:
+    orders(store)
     rig = janitor(store)
     rig.engine.run_once(adopt=True)
     bound = pointer(rig.clock.now_ms() - TTL_SECONDS * 1000 + LIFETIME.allowance_ms)

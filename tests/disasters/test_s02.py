@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -150,11 +151,9 @@ def test_given_a_topic_that_never_stops_moving_when_swept_then_it_is_left_and_th
     assert rig.state.frontiers()[orders.id] == before
 
 
-def test_given_a_plan_when_the_topic_moves_while_it_is_applied_then_the_rest_stays(store: Store, tmp_path: object) -> None:
-    from pathlib import Path
-
+def test_given_a_plan_when_the_topic_moves_while_it_is_applied_then_the_rest_stays(store: Store, tmp_path: Path) -> None:
     rig, orders = prepared(store)
-    file = Path(str(tmp_path)) / "plan.json"
+    file = tmp_path / "plan.json"
     rig.engine.plan(out=file)
 
     def lengthen(call: Call) -> None:
@@ -166,11 +165,9 @@ def test_given_a_plan_when_the_topic_moves_while_it_is_applied_then_the_rest_sta
     assert orders.times() == DUE_MS[2:] + LIVE_MS
 
 
-def test_given_leveldb_when_a_topic_moves_in_the_middle_then_it_is_as_in_memory(tmp_path: object) -> None:
-    from pathlib import Path
-
+def test_given_leveldb_when_a_topic_moves_in_the_middle_then_it_is_as_in_memory(tmp_path: Path) -> None:
     for move in MOVES:
-        with LevelDBStore(Path(str(tmp_path)) / move.replace(" ", "-"), create=True) as store:
+        with LevelDBStore(tmp_path / move.replace(" ", "-"), create=True) as store:
             rig, orders = prepared(store)
             judge = Judge(rig)
             watch(store, before=Mover(lambda orders=orders, move=move: MOVES[move](orders), 9, judge))

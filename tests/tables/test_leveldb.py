@@ -337,15 +337,72 @@ def test_given_a_copy_or_a_restored_folder_when_asked_then_the_identity_is_anoth
         assert store.identity() != identity
 
 
-def test_given_a_damaged_table_when_read_then_it_is_a_store_error_and_no_row_is_made_up(sample: Path) -> None:
-    release(sample)
-    [table] = (sample / "system.tms.message").glob("000016.sst")
-    data = bytearray(table.read_bytes())
-    data[5000:5010] = bytes(10)
-    table.write_bytes(data)
-    with LevelDBStore(sample) as store, pytest.raises(StoreError, match="message") as caught:
-        store.message.keys(*EVERYTHING)
-    assert "backup" in caught.value.hint
+def three_tables(path: Path) -> list[Path]:
+    """A store with three message tables of 200 rows each, keys ``0-…``, ``1-…`` and ``2-…``."""
+    with LevelDBStore(path, create=True) as store:
+        for table in (b"0", b"1", b"2"):
+            store.message.put([(b"%s-%05d" % (table, row), MessageValue(7, os.urandom(60))) for row in range(200)])
+            store.message.compact(table, table + b"~")
+    tables = sorted((path / "system.tms.message").glob("*.sst"))
+    assert len(tables) == 3
+    return tables
+
+
+def overwrite(table: Path, start: int, stop: int) -> None:
+    size = table.stat().st_size
+    with table.open("r+b") as file:
+        file.seek(start % size)
+        file.write(bytes((stop % size if stop else size) - start % size))
+
+
+@pytest.mark.parametrize("damaged", [[0], [1], [2], [0, 1, 2]])
+@pytest.mark.parametrize(
+    "part", [(0, 0), (100, 200), (-300, -48), (-2500, -1500)], ids=["whole", "first block", "index", "last block"]
+)
+def test_given_damaged_tables_when_read_then_it_is_an_error_and_never_a_shorter_table(
+    tmp_path: Path, damaged: list[int], part: tuple[int, int]
+) -> None:
+    """Rule S3: plyvel alone would say that there are no rows."""
+    tables = three_tables(tmp_path)
+    for index in damaged:
+        overwrite(tables[index], *part)
+    with LevelDBStore(tmp_path) as store:
+        for read in (store.message.keys, store.message.rows, store.message.cells):
+            for start, stop in [(b"", None), (b"%d" % damaged[-1], b"%d~" % damaged[-1]), (b"%d" % damaged[-1], None)]:
+                with pytest.raises(StoreError, match="message") as caught:
+                    read(start, stop, 1000)
+        assert "backup" in caught.value.hint
+
+
+def test_given_a_damaged_metadata_table_when_listed_then_it_is_an_error(tmp_path: Path) -> None:
+    with LevelDBStore(tmp_path, create=True) as store:
+        store.metadata.compare_and_set(b"ns:t:", None, b"{}")
+    release(tmp_path)
+    for table in (tmp_path / "system.tms.meta").glob("*.sst"):
+        overwrite(table, 0, 0)
+    with LevelDBStore(tmp_path) as store, pytest.raises(StoreError):
+        store.metadata.rows()
+
+
+def test_given_a_damaged_table_of_one_row_when_that_row_is_asked_for_then_it_is_an_error(tmp_path: Path) -> None:
+    with LevelDBStore(tmp_path, create=True) as store:
+        store.message.put([(b"k", MessageValue(7, b""))])
+        store.message.compact(b"a", b"z")
+    [table] = (tmp_path / "system.tms.message").glob("*.sst")
+    overwrite(table, 0, 0)
+    with LevelDBStore(tmp_path) as store, pytest.raises(StoreError):
+        store.message.keys(b"k", b"l", 10)
+
+
+def test_given_a_last_write_cut_short_when_opened_then_the_writes_before_it_are_there(tmp_path: Path) -> None:
+    with LevelDBStore(tmp_path, create=True) as store:
+        store.message.put([(b"a", MessageValue(None, b"first"))])
+        store.message.put([(b"b", MessageValue(None, b"x" * 200))])
+        torn = shutil.copytree(tmp_path, tmp_path.parent / "torn")
+    [log] = (torn / "system.tms.message").glob("*.log")
+    overwrite(log, -100, 0)
+    with LevelDBStore(torn) as store:
+        assert store.message.keys(*EVERYTHING).items == [b"a"]
 
 
 @pytest.mark.parametrize(

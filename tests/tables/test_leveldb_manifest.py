@@ -61,8 +61,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_given_hundreds_of_wrong_sizes_when_cured_then_cpp_reads_every_row(large: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(large, tmp_path / "database")
     assert current_manifest(folder).stat().st_size > 2 * BLOCK_BYTES
-    with pytest.raises(plyvel.Error):
-        read_all(folder)
+    assert read_all(folder) == {}, "plyvel does not even say that it cannot read them"
     folder = shutil.copytree(large, tmp_path / "another")
     assert cure(folder) == TABLES
     assert read_all(folder) == {b"%0200d" % number: b"%d" % number for number in range(TABLES)}

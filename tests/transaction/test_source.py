@@ -241,3 +241,19 @@ def test_given_a_single_unusable_file_when_asked_then_the_error_names_it(tmp_pat
     file.write_bytes(b"")
     with pytest.raises(NoUsableSnapshot, match="one is empty"):
         DirectorySource(file).latest()
+
+
+def test_given_the_newest_cut_short_at_any_byte_when_asked_then_the_one_before_is_used(tmp_path: Path) -> None:
+    put(tmp_path, 7)
+    whole = snapshot(8)
+    for length in range(len(whole)):
+        (tmp_path / "snapshot.8").write_bytes(whole[:length])
+        loaded = DirectorySource(tmp_path).latest()
+        assert loaded.name == "snapshot.7", f"cut at byte {length} of {len(whole)}"
+        assert [one.reason for one in loaded.rejected] == [Rejection.TRUNCATED if length else Rejection.EMPTY]
+
+
+def test_given_change_sets_when_asked_then_they_are_read_over(tmp_path: Path) -> None:
+    (tmp_path / "snapshot.1600000000000").write_bytes((TEPHRA / "snapshots" / "v4-changesets.bin").read_bytes())
+    loaded = DirectorySource(tmp_path).latest()
+    assert (loaded.rejected, len(loaded.snapshot.invalid)) == ((), 1)

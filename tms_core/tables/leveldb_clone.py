@@ -70,7 +70,7 @@ def remove_stale(into: Path | str) -> int:
         How many were removed.
     """
     removed = 0
-    for folder in sorted(Path(into).glob(f"{_PREFIX}*")):
+    for folder in sorted(Path(into).glob(f"{_PREFIX}*/")):
         with translated(folder), suppress(FileNotFoundError, BlockingIOError), ExitStack() as stack:
             _own(folder, stack)
             _remove(folder)

@@ -7,6 +7,7 @@ The hot path of a sweep is ``keys`` and ``delete``: one library call per page an
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -49,9 +50,7 @@ class Database:
     def __init__(self, folder: Path, *, create: bool = False) -> None:
         self.folder = folder
         with translated(folder):
-            self._db = plyvel.DB(
-                str(folder), create_if_missing=create, block_size=_BLOCK_BYTES, lru_cache_size=_CACHE_BYTES
-            )
+            self._db = _open(folder, create)
 
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
         """At most ``limit`` keys, past the block cache, which is the consumers'."""
@@ -62,7 +61,10 @@ class Database:
             ) as found,
         ):
             items = list(islice(found, limit))
-        return Page(items, items[-1] + b"\x00" if len(items) == limit else None)
+            if len(items) < limit:
+                self._check_end(items[-1] + b"\x00" if items else start)
+                return Page(items, None)
+        return Page(items, items[-1] + b"\x00")
 
     def rows(
         self, start: bytes, stop: bytes | None, limit: int, *, fill_cache: bool = True
@@ -73,12 +75,23 @@ class Database:
             self._db.iterator(start=start, stop=stop, fill_cache=fill_cache, verify_checksums=True) as found,
         ):
             items = list(islice(found, limit))
-        return Page(items, items[-1][0] + b"\x00" if len(items) == limit else None)
+            if len(items) < limit:
+                self._check_end(items[-1][0] + b"\x00" if items else start)
+                return Page(items, None)
+        return Page(items, items[-1][0] + b"\x00")
 
     def all(self) -> list[tuple[bytes, bytes]]:
         """Every row; for the small metadata table."""
-        with translated(self.folder), self._db.iterator(verify_checksums=True) as found:
-            return list(found)
+        return self.rows(b"", None, sys.maxsize).items
+
+    def _check_end(self, at: bytes) -> None:
+        """Raise unless reading really came to an end at this key (rule S3).
+
+        plyvel takes an iterator that LevelDB stopped on an error for one that came to its end, and rows of a damaged
+        table would silently be none. Its raw iterator does look at the error.
+        """
+        with self._db.raw_iterator(fill_cache=False, verify_checksums=True) as behind:
+            behind.seek(at)
 
     def get(self, key: bytes) -> bytes | None:
         """One row's value."""
@@ -155,3 +168,10 @@ class WritableDatabase(Database):
         """Rewrite the range's tables without its deleted rows."""
         with translated(self.folder):
             self._db.compact_range(start=start, stop=stop)
+
+
+def _open(folder: Path, create: bool) -> plyvel.DB:
+    # Twice: a last write that a crash cut short ends the log, as LevelDB has it by default. With the log emptied so,
+    # "paranoid" only means that the indexes of tables are verified too: a damaged one hides rows without an error.
+    plyvel.DB(str(folder), create_if_missing=create, block_size=_BLOCK_BYTES).close()
+    return plyvel.DB(str(folder), paranoid_checks=True, block_size=_BLOCK_BYTES, lru_cache_size=_CACHE_BYTES)

@@ -61,6 +61,26 @@ def read_snapshot(stream: Readable) -> Snapshot:
     return Snapshot(visibility, committing, _change_sets(reader))
 
 
+def read_complete_visibility(stream: Readable) -> VisibilityState:
+    """Like :func:`read_visibility`, and read the rest too, so that a file cut short anywhere is found out (rule S14).
+
+    The change sets are let go one by one; memory does not grow with them.
+
+    Raises:
+        TruncatedSnapshot: the stream ends inside the snapshot.
+        UnsupportedSnapshotVersion: the version is not 1 to 4.
+        SnapshotError: the bytes are no snapshot.
+    """
+    reader = SnapshotReader(stream)
+    visibility = _visibility(reader)
+    for reader.field in ("committing change sets", "committed change sets"):
+        for _ in reader.items():
+            reader.varint()
+            for _ in reader.items():
+                reader.byte_string()
+    return visibility
+
+
 def write_snapshot(stream: Writable, snapshot: Snapshot, version: int = NEWEST_VERSION) -> None:
     """Write a snapshot, ids and keys in ascending order (Tephra leaves change sets in hash order).
 

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from tms_core.errors import NoSnapshot, SnapshotError, UnsupportedSnapshotVersion
 from tms_core.transaction.model import VisibilityState
-from tms_core.transaction.snapshot import read_visibility
+from tms_core.transaction.snapshot import read_complete_visibility
 from tms_core.transaction.varint import TruncatedSnapshot
 
 #: A Tephra snapshot's name; the number is the wall time in ms at which its state was copied.
@@ -150,7 +150,7 @@ class DirectorySource:
 def _load(file: Path) -> VisibilityState | Rejected:
     try:
         with file.open("rb", buffering=0) as stream:
-            return read_visibility(stream)
+            return read_complete_visibility(stream)
     except TruncatedSnapshot as error:
         reason = Rejection.TRUNCATED if error.size_bytes else Rejection.EMPTY
         return Rejected(file.name, reason, error.message)

@@ -1,0 +1,77 @@
+"""LevelDB under observation: what it has open, what it wrote unsynced, and a moment between reading and writing a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import plyvel
+import pytest
+
+from tms_core.tables import leveldb_database
+
+_DB = plyvel.DB
+
+
+class LevelDBSpy:
+    """Watches every database that is opened after it was made.
+
+    Attributes:
+        open_iterators: how many are open now.
+        unsynced_batches: how many batches were begun without ``sync``.
+        after_get: called after each read of one row.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open_iterators = 0
+        self.iterators = 0
+        self.unsynced_batches = 0
+        self.after_get: Callable[[bytes], None] = lambda key: None
+        monkeypatch.setattr(leveldb_database.plyvel, "DB", lambda *arguments, **options: _Database(self, *arguments, **options))
+
+
+class _Database:
+    def __init__(self, spy: LevelDBSpy, *arguments: Any, **options: Any) -> None:
+        self._spy = spy
+        self._db = _DB(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def get(self, key: bytes, **options: Any) -> bytes | None:
+        value = self._db.get(key, **options)
+        self._spy.after_get(key)
+        return value
+
+    def write_batch(self, **options: Any) -> Any:
+        self._spy.unsynced_batches += not options.get("sync", False)
+        return self._db.write_batch(**options)
+
+    def iterator(self, **options: Any) -> _Iterator:
+        return _Iterator(self._spy, self._db.iterator(**options))
+
+
+class _Iterator:
+    def __init__(self, spy: LevelDBSpy, iterator: Any) -> None:
+        self._spy = spy
+        self._iterator = iterator
+        self._open = True
+        spy.open_iterators += 1
+        spy.iterators += 1
+
+    def __enter__(self) -> _Iterator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> _Iterator:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._iterator)
+
+    def close(self) -> None:
+        self._spy.open_iterators -= self._open
+        self._open = False
+        self._iterator.close()

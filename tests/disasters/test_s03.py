@@ -1,0 +1,114 @@
+"""S3: "nothing matched" is a value of its own, never everything and never a default position."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from janitor import boundary
+from janitor.compaction import DeletedRanges
+from janitor.ranges import topic_stop
+from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, Call, Topic, janitor, pointer, topic, unknown_topic, watch
+from tms_core.rowkey import stop_key
+from tms_core.tables.base import Store
+
+INVALID = pointer(NOW_MS - 10 * MINUTE)
+
+
+def due_and_live(store: Store) -> Topic:
+    """One message that is due, one that lives, and one of an invalid transaction."""
+    return topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS - 2 * HOUR, NOW_MS).tx(INVALID, NOW_MS - MINUTE)
+
+
+def test_given_a_pattern_that_fits_no_topic_when_run_then_nothing_is_touched(store: Store) -> None:
+    orders = due_and_live(store)
+    rig = janitor(store)
+    rig.engine.adopt()
+    rig.snapshots.invalid = [INVALID]
+    before = orders.messages()
+    report = rig.engine.run_once(patterns=("nowhere:*",))
+    assert orders.messages() == before
+    assert report.entries == {}
+    assert rig.state.claim() is None
+    assert rig.state.last_thorough_ms() is None
+
+
+def test_given_a_pattern_that_fits_no_topic_when_planned_then_the_plan_shows_nothing_and_does_nothing(
+    store: Store, tmp_path: Path
+) -> None:
+    orders = due_and_live(store)
+    rig = janitor(store)
+    rig.snapshots.invalid = [INVALID]
+    before = orders.messages()
+    assert rig.engine.plan(patterns=("nowhere:*",), out=tmp_path / "plan.json").entries == {}
+    rig.engine.apply(tmp_path / "plan.json", adopt=True)
+    assert orders.messages() == before
+
+
+def test_given_a_pattern_that_fits_no_topic_when_approved_then_no_frontier_is_let_go(store: Store) -> None:
+    rig = janitor(store)
+    rig.engine.adopt()
+    orders = due_and_live(store)
+    assert rig.engine.approve(("nowhere:*",)) == []
+    rig.engine.run_once()
+    assert len(orders.times()) == 3
+
+
+def test_given_a_plan_made_when_nothing_was_due_when_applied_later_then_it_deletes_and_inverts_nothing(
+    store: Store, tmp_path: Path
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS).tx(INVALID, NOW_MS)
+    rig = janitor(store)
+    rig.engine.adopt()
+    rig.engine.plan(out=tmp_path / "plan.json")
+    before = orders.messages()
+    rig.clock.advance(DAY)
+    rig.snapshots.invalid = [INVALID]
+    assert rig.engine.apply(tmp_path / "plan.json").entries == {}
+    assert orders.messages() == before
+
+
+def test_given_no_rows_at_all_when_run_then_it_is_a_complete_pass_that_found_nothing(store: Store) -> None:
+    rig = janitor(store)
+    report = rig.engine.run_once(adopt=True)
+    assert (report.entries, report.errors, report.kept) == ({}, [], {})
+    assert rig.state.last_thorough_ms() == NOW_MS
+
+
+def test_given_rows_of_no_known_topic_when_run_then_all_stay_and_are_counted(store: Store) -> None:
+    stray = unknown_topic(store, "default:stray").plain(1, 2, NOW_MS).stored(pointer(1), 1, 2)
+    report = janitor(store).engine.run_once(adopt=True)
+    assert (stray.times(), stray.stored_times()) == ([1, 2, NOW_MS], [1, 2])
+    assert report.to_json()["totals"]["kept"]["unknown_topic"] == 5
+
+
+def test_given_no_invalid_transaction_when_run_then_no_message_is_searched_for_one(store: Store) -> None:
+    due_and_live(store)
+    rig = janitor(store)
+    asked: list[str] = []
+    watch(store, before=lambda call: asked.append(call.name))
+    rig.engine.run_once(adopt=True)
+    assert "message.cells" not in asked
+    assert "message.invert" not in asked
+
+
+def test_given_nothing_deleted_when_run_then_nothing_is_compacted(store: Store) -> None:
+    topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS)
+    compacted: list[Call] = []
+    watch(store, before=lambda call: compacted.append(call) if call.name.endswith(".compact") else None)
+    janitor(store).engine.run_once(adopt=True)
+    DeletedRanges().compact(lambda: None)
+    assert compacted == []
+
+
+def test_given_no_evidence_when_a_claim_is_asked_for_then_there_is_none_and_not_one_at_zero() -> None:
+    found = boundary.claim([], (), LIFETIME)
+    assert found.bound is None
+    assert found.obstacles
+
+
+def test_given_a_prefix_with_no_end_when_its_stop_is_asked_for_then_it_is_not_the_end_of_the_table_by_accident() -> None:
+    assert stop_key(b"\xff\xff") is None
+    with pytest.raises(ValueError, match="is not a topic's prefix"):
+        topic_stop(b"\xff\xff")

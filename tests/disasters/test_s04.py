@@ -1,0 +1,270 @@
+"""S4: a claim is made only after a whole, clean, durable pass under a snapshot older than the pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.builders import (
+    DAY,
+    HOUR,
+    LIFETIME,
+    MINUTE,
+    NOW_MS,
+    Call,
+    Rig,
+    Topic,
+    janitor,
+    pointer,
+    topic,
+    watch,
+    watch_state,
+)
+from tests.disasters.spy import LevelDBSpy
+from tms_core.errors import NoSnapshot, StoreError
+from tms_core.rowkey import MessageKey
+from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.leveldb import LevelDBStore
+
+#: Long past its lifetime and grace, so a pass that covers it closes it.
+OLD = pointer(NOW_MS - 10 * HOUR)
+#: Its client may still be writing.
+YOUNG = pointer(NOW_MS - 30 * MINUTE)
+
+
+def prepared(store: Store) -> tuple[Rig, Topic]:
+    """An adopted store with a row of an old invalid transaction, which nobody has swept yet."""
+    orders = topic(store, "default:orders", ttl_seconds=30 * 86400).tx(OLD, NOW_MS - 9 * HOUR).plain(NOW_MS - 31 * DAY)
+    rig = janitor(store)
+    rig.snapshots.invalid = [OLD]
+    rig.engine.adopt()
+    return rig, orders
+
+
+def assert_true(rig: Rig) -> None:
+    """The audit: no row carries a positive pointer of an invalid transaction up to the claim."""
+    claim = rig.state.claim()
+    cells = rig.store.message.cells(b"", None, 1_000_000).items
+    left = [cell for cell in cells if cell.pointer > 0 and cell.pointer in rig.snapshots.invalid]
+    assert claim is None or all(cell.pointer > claim.bound for cell in left)
+
+
+def fail(name: str) -> Callable[[Call], None]:
+    def watcher(call: Call) -> None:
+        if call.name == name:
+            raise StoreError("the disk is full")
+
+    return watcher
+
+
+def test_given_a_whole_clean_pass_when_it_ends_then_the_claim_covers_the_old_transaction(store: Store) -> None:
+    rig, orders = prepared(store)
+    report = rig.engine.run_once()
+    claim = rig.state.claim()
+    assert claim is not None
+    assert claim.bound == report.boundary == OLD
+    assert orders.pointers() == [-OLD]
+    assert_true(rig)
+
+
+def test_given_an_error_in_one_topic_when_run_then_nothing_is_claimed(store: Store) -> None:
+    rig, _ = prepared(store)
+    watch(store, before=fail("message.delete"))
+    report = rig.engine.run_once()
+    assert report.errors
+    assert (report.boundary, rig.state.claim(), rig.state.evidence()) == (None, None, [])
+
+
+@pytest.mark.parametrize("patterns", [("default:orders",), ("default:*",), ("*",)])
+def test_given_a_run_of_some_topics_when_it_ends_then_nothing_is_claimed(
+    store: Store, patterns: tuple[str, ...]
+) -> None:
+    rig, _ = prepared(store)
+    report = rig.engine.run_once(patterns=patterns)
+    assert (report.boundary, rig.state.claim(), rig.state.evidence()) == (None, None, [])
+
+
+def test_given_a_run_of_some_topics_when_it_ends_then_its_transactions_are_still_to_be_searched(store: Store) -> None:
+    rig, _ = prepared(store)
+    rig.engine.run_once(patterns=("nowhere:*",))
+    assert rig.state.open_ids()[OLD].scanned_ms is None
+    rig.engine.run_once()
+    assert rig.state.open_ids()[OLD].closed_ms == NOW_MS
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda rig: setattr(rig.snapshots, "age_ms", 121_000),
+        lambda rig: setattr(rig.snapshots, "age_ms", -301_000),
+        lambda rig: setattr(rig.snapshots, "error", NoSnapshot("there is none.")),
+    ],
+    ids=["stale", "future", "missing"],
+)
+def test_given_no_usable_snapshot_when_run_then_nothing_is_claimed(
+    store: Store, spoil: Callable[[Rig], None]
+) -> None:
+    rig, orders = prepared(store)
+    spoil(rig)
+    report = rig.engine.run_once()
+    assert (report.boundary, rig.state.claim(), rig.state.evidence()) == (None, None, [])
+    assert orders.pointers() == [OLD]
+
+
+def test_given_an_unknown_lifetime_when_run_then_it_inverts_but_claims_nothing(store: Store) -> None:
+    rig, orders = prepared(store)
+    unsure = rig.restart(lifetime_known=False)
+    report = unsure.engine.run_once()
+    assert orders.pointers() == [-OLD]
+    assert (report.boundary, rig.state.claim()) == (None, None)
+    assert "max_lifetime_seconds" in " ".join(unsure.engine.boundary()[1].obstacles)
+
+
+def test_given_an_applied_plan_when_it_ends_then_nothing_is_claimed(store: Store, tmp_path: Path) -> None:
+    rig, orders = prepared(store)
+    rig.engine.plan(out=tmp_path / "plan.json")
+    rig.engine.apply(tmp_path / "plan.json")
+    assert orders.pointers() == [-OLD]
+    assert rig.state.claim() is None
+
+
+def test_given_a_transaction_whose_client_may_still_write_when_run_then_the_claim_ends_below_it(store: Store) -> None:
+    rig, orders = prepared(store)
+    orders.tx(YOUNG, NOW_MS - MINUTE)
+    rig.snapshots.invalid = [OLD, YOUNG]
+    rig.engine.run_once()
+    claim = rig.state.claim()
+    assert claim is not None
+    assert claim.bound < YOUNG
+    assert orders.pointers() == [-OLD, -YOUNG]
+
+
+def test_given_a_client_that_publishes_after_its_transaction_was_scanned_when_run_then_it_is_never_claimed_unclean(
+    store: Store,
+) -> None:
+    rig, orders = prepared(store)
+    rig.snapshots.invalid = [OLD, YOUNG]
+    rig.engine.run_once()
+    end_ms = LIFETIME.window_end_ms(YOUNG)
+    for late_ms in (MINUTE, LIFETIME.max_ms, end_ms - 1 - NOW_MS):
+        rig.clock.advance(NOW_MS + late_ms - rig.clock.now_ms())
+        orders.tx(YOUNG, rig.clock.now_ms())
+        assert_true(rig)
+        rig.engine.run_once()
+        assert_true(rig)
+    rig.clock.advance(2)
+    rig.engine.run_once()
+    claim = rig.state.claim()
+    assert claim is not None
+    assert claim.bound == YOUNG
+    assert orders.pointers() == [-OLD, -YOUNG, -YOUNG, -YOUNG]
+
+
+def test_given_a_transaction_that_becomes_invalid_during_the_scan_when_claimed_then_it_is_not_in_the_claim(
+    store: Store,
+) -> None:
+    rig, orders = prepared(store)
+    late = OLD + 1
+    orders.tx(late, NOW_MS - 9 * HOUR)
+
+    def invalidate(call: Call) -> None:
+        if call.name == "message.cells":
+            rig.snapshots.invalid = [OLD, late]
+
+    watch(store, after=invalidate)
+    rig.snapshots.in_progress = [late]
+    rig.engine.run_once()
+    claim = rig.state.claim()
+    assert claim is not None
+    assert claim.bound < late
+    assert_true(rig)
+
+
+def test_given_a_pass_when_it_begins_then_the_snapshot_was_read_before_the_first_row_and_only_once(store: Store) -> None:
+    rig, _ = prepared(store)
+    asked = rig.snapshots.asked
+    seen: list[int] = []
+    watch(store, before=lambda call: seen.append(rig.snapshots.asked) if call.name.startswith("message.") else None)
+    rig.engine.run_once()
+    assert set(seen) == {asked + 1}
+    assert rig.snapshots.asked == asked + 1
+
+
+def test_given_a_store_that_fails_to_sync_when_run_then_nothing_is_claimed(store: Store) -> None:
+    rig, _ = prepared(store)
+    watch(store, before=fail("message.sync"))
+    with pytest.raises(StoreError, match="disk is full"):
+        rig.engine.run_once()
+    assert (rig.state.claim(), rig.state.evidence()) == (None, [])
+    assert rig.state.runs(1)[0].result == "failed"
+
+
+class PowerLoss:
+    """Remembers what is not durable yet, and brings it back when the claim is written."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.pending: list[tuple[bytes, MessageValue]] = []
+        watch(store, before=self.before)
+
+    def before(self, call: Call) -> None:
+        if call.name == "message.delete":
+            for key in call.arguments[0]:
+                self.pending += self.store.message.rows(key, key + b"\x00", 1).items
+        if call.name == "message.sync":
+            self.pending.clear()
+
+    def strike(self) -> None:
+        self.store.message.put(self.pending)
+
+
+def test_given_deletes_that_are_not_durable_yet_when_the_power_fails_at_the_claim_then_the_claim_is_still_true(
+    store: Store,
+) -> None:
+    rig, orders = prepared(store)
+    orders.tx(OLD, NOW_MS - 31 * DAY)
+    power = PowerLoss(store)
+    watch_state(rig.state, before=lambda call: power.strike() if call.name == "state.save_claim" else None)
+    rig.engine.run_once()
+    assert rig.state.claim() is not None
+    assert_true(rig)
+
+
+def test_given_leveldb_when_rows_are_inverted_then_the_batch_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spy = LevelDBSpy(monkeypatch)
+    with LevelDBStore(tmp_path, create=True) as store:
+        orders = topic(store, "default:orders", ttl_seconds=3600).tx(OLD, NOW_MS)
+        [cell] = store.message.cells(b"", None, 10).items
+        assert store.message.invert([cell]) == [True]
+        assert spy.unsynced_batches == 0
+        store.message.delete([MessageKey(orders.id, 1, NOW_MS, 0).pack()])
+        assert spy.unsynced_batches == 1
+
+
+def test_given_a_claim_when_a_later_pass_cannot_claim_then_the_old_one_stands_and_is_still_true(store: Store) -> None:
+    rig, orders = prepared(store)
+    rig.engine.run_once()
+    before = rig.state.claim()
+    rig.clock.advance(HOUR)
+    younger = pointer(NOW_MS + MINUTE)
+    orders.tx(younger, NOW_MS + 2 * MINUTE)
+    rig.snapshots.invalid = [OLD, younger]
+    rig.snapshots.age_ms = 121_000
+    rig.engine.run_once()
+    assert rig.state.claim() == before
+    assert_true(rig)
+
+
+def test_given_evidence_with_a_hole_when_asked_then_there_is_no_claim(store: Store) -> None:
+    rig, _ = prepared(store)
+    rig.engine.run_once()
+    [whole] = rig.state.evidence()
+    rig.state.replace_evidence([replace(whole, stop=b"m"), replace(whole, start=b"n")])
+    _, explained = rig.engine.boundary()
+    assert explained.bound is None
+    assert "6d to 6e" in explained.obstacles[0]

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tms_core.errors import StoreBusy, StoreError, StoreLayoutError, StoreNotFound
+from tms_core.tables.base import MessageValue, TxCell
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb_clone import ClonedStore, clone, remove_stale
+
+TABLES = ("system.tms.meta", "system.tms.message", "system.tms.payload")
+EVERYTHING = (b"", None, 1_000_000)
+
+
+def fingerprint(path: Path) -> dict[str, tuple[str, int]]:
+    """Names, contents and times of everything in a folder."""
+    return {
+        str(entry.relative_to(path)): (
+            hashlib.sha256(entry.read_bytes()).hexdigest() if entry.is_file() else "folder",
+            entry.stat().st_mtime_ns,
+        )
+        for entry in [path, *path.rglob("*")]
+    }
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "messaging.janitor"
+
+
+def test_given_cdaps_stores_when_cloned_then_all_rows_are_there_and_the_original_is_untouched(
+    vector: Any, tmp_path: Path, state: Path
+) -> None:
+    path = vector.copy_to(tmp_path / "messaging")
+    before = fingerprint(path)
+    with clone(path, state) as cloned:
+        assert set(cloned.message.keys(*EVERYTHING).items) == set(vector.of("message"))
+        assert set(cloned.payload.keys(*EVERYTHING).items) == set(vector.of("payload"))
+        assert {key for key, _ in cloned.metadata.rows()} == set(vector.of("meta"))
+        assert fingerprint(path) == before
+    assert fingerprint(path) == before
+    assert list(state.iterdir()) == []
+
+
+def test_given_a_clone_when_asked_to_write_then_it_refuses(sample: Path, state: Path) -> None:
+    with clone(sample, state) as cloned:
+        attempts: list[Callable[[], object]] = [
+            lambda: cloned.message.delete([b"k"]),
+            lambda: cloned.message.put([(b"k", MessageValue(None, b""))]),
+            lambda: cloned.message.invert([TxCell(b"k", 1, False)]),
+            lambda: cloned.message.sync(),
+            lambda: cloned.message.compact(b"a", b"b"),
+            lambda: cloned.payload.delete([b"k"]),
+            lambda: cloned.payload.put([(b"k", b"")]),
+            lambda: cloned.payload.sync(),
+            lambda: cloned.payload.compact(b"a", b"b"),
+            lambda: cloned.metadata.compare_and_set(b"k", None, b"v"),
+        ]
+        for attempt in attempts:
+            with pytest.raises(StoreError, match="cannot be written"):
+                attempt()
+        for table in (cloned.message, cloned.payload, cloned.metadata):
+            assert not hasattr(table, "_writable")
+            assert not hasattr(table._database, "put")  # type: ignore[attr-defined]
+
+
+def test_given_a_clone_when_named_then_it_is_the_originals_identity(sample: Path, state: Path) -> None:
+    with clone(sample, state) as cloned:
+        identity = cloned.identity()
+    with LevelDBStore(sample) as store:
+        assert store.identity() == identity
+
+
+def test_given_tables_when_cloned_then_they_are_links_and_only_the_rest_is_copied(sample: Path, state: Path) -> None:
+    with clone(sample, state) as cloned:
+        assert isinstance(cloned, ClonedStore)
+        assert cloned.linked
+        copied = [file for file in sample.rglob("*") if file.suffix == ".log" or file.name.startswith(("MANI", "CURR"))]
+        assert cloned.copied_bytes == sum(file.stat().st_size for file in copied)
+        assert (sample / TABLES[1] / "000016.sst").stat().st_nlink == 2
+    assert (sample / TABLES[1] / "000016.sst").stat().st_nlink == 1
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP])
+def test_given_a_place_without_hard_links_when_cloned_then_tables_are_copied_and_it_says_so(
+    sample: Path, state: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    before = fingerprint(sample)
+    with clone(sample, state) as cloned:
+        assert isinstance(cloned, ClonedStore)
+        assert not cloned.linked
+        assert cloned.copied_bytes > sum(file.stat().st_size for file in sample.rglob("*.sst"))
+        assert len(cloned.message.keys(*EVERYTHING).items) == 9897
+    assert fingerprint(sample) == before
+
+
+@pytest.mark.parametrize(("call", "words"), [("hardlink_to", "Input/output error"), ("mkdir", "No space left")])
+def test_given_a_clone_that_cannot_be_made_when_it_fails_then_nothing_of_it_stays(
+    sample: Path, state: Path, monkeypatch: pytest.MonkeyPatch, call: str, words: str
+) -> None:
+    state.mkdir()
+    mkdir = Path.mkdir
+
+    def fail(self: Path, *arguments: object, **options: object) -> None:
+        if self == state:
+            mkdir(self, exist_ok=True)
+        else:
+            raise OSError(errno.EIO if call == "hardlink_to" else errno.ENOSPC, words)
+
+    monkeypatch.setattr(Path, call, fail)
+    with pytest.raises(StoreError, match=words):
+        clone(sample, state)
+    assert list(state.iterdir()) == []
+
+
+def test_given_a_store_another_process_holds_when_cloned_then_it_is_busy(
+    sample: Path, state: Path, hold: Callable[[Path], Any]
+) -> None:
+    holder = hold(sample / TABLES[2])
+    with pytest.raises(StoreBusy, match=str(holder.pid)):
+        clone(sample, state)
+    assert list(state.iterdir()) == []
+
+
+def test_given_a_store_this_process_holds_when_cloned_then_it_is_busy_and_keeps_its_lock(
+    sample: Path, state: Path, hold: Callable[[Path], Any]
+) -> None:
+    with LevelDBStore(sample):
+        with pytest.raises(StoreBusy, match="in this process"):
+            clone(sample, state)
+        for table in TABLES:
+            assert hold(sample / table).said.startswith("failed")
+
+
+def test_given_a_clone_when_it_is_open_then_others_may_open_the_original(
+    sample: Path, state: Path, hold: Callable[[Path], Any]
+) -> None:
+    with clone(sample, state) as cloned:
+        assert hold(sample / TABLES[1]).said == "open"
+        assert len(cloned.message.keys(*EVERYTHING).items) == 9897
+
+
+def test_given_a_clone_when_it_is_being_made_then_nobody_can_open_any_table(
+    sample: Path, state: Path, hold: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copyfile, said = shutil.copyfile, []
+
+    def copy(source: Path, target: Path) -> None:
+        if not said:
+            said.extend(hold(sample / table).said for table in TABLES)
+        copyfile(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    clone(sample, state).close()
+    assert [words.split()[0] for words in said] == ["failed"] * 3
+
+
+def test_given_an_original_without_lock_files_when_cloned_then_none_is_made(sample: Path, state: Path) -> None:
+    """A backup, or a store on a file system that cannot be written."""
+    for lock in sample.rglob("LOCK"):
+        lock.unlink()
+    before = fingerprint(sample)
+    with clone(sample, state) as cloned:
+        assert len(cloned.message.keys(*EVERYTHING).items) == 9897
+    assert fingerprint(sample) == before
+
+
+def test_given_missing_tables_when_cloned_then_they_are_empty_and_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    LevelDBStore(path, create=True).close()
+    shutil.rmtree(path / "system.tms.payload")
+    before = fingerprint(path)
+    with clone(path, tmp_path / "state") as cloned:
+        assert cloned.payload.keys(*EVERYTHING).items == []
+        with pytest.raises(StoreError):
+            cloned.payload.delete([])
+    assert fingerprint(path) == before
+
+
+def test_given_no_store_or_another_layout_when_cloned_then_it_is_refused_and_nothing_is_made(
+    tmp_path: Path, state: Path
+) -> None:
+    with pytest.raises(StoreNotFound):
+        clone(tmp_path / "missing", state)
+    LevelDBStore(tmp_path / "store", create=True).close()
+    (tmp_path / "store" / "default.tms.message.t.1").mkdir()
+    with pytest.raises(StoreLayoutError):
+        clone(tmp_path / "store", state)
+    assert not state.exists()
+
+
+@pytest.mark.parametrize("inside", ["", "state", "system.tms.message"])
+def test_given_a_place_inside_the_store_when_cloned_there_then_it_is_refused(sample: Path, inside: str) -> None:
+    before = fingerprint(sample)
+    with pytest.raises(StoreError, match="beside the store"):
+        clone(sample, sample / inside)
+    assert fingerprint(sample) == before
+
+
+CLONE = """
+import sys
+from tms_core.tables.leveldb_clone import clone
+kept = clone(sys.argv[1], sys.argv[2])
+print("cloned", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_given_a_killed_plan_when_stale_clones_are_removed_then_only_those_of_the_living_stay(
+    sample: Path, state: Path, child: Callable[..., Any]
+) -> None:
+    dead = child(CLONE, sample, state)
+    alive = child(CLONE, sample, state)
+    assert (dead.said, alive.said) == ("cloned", "cloned")
+    with clone(sample, state) as mine:
+        assert len(list(state.iterdir())) == 3
+        dead.kill()
+        (state / "leveldb-clone-notes.txt").write_text("not a clone")
+        assert remove_stale(state) == 1
+        assert remove_stale(state) == 0
+        assert len(mine.message.keys(*EVERYTHING).items) == 9897
+    assert len(list(state.iterdir())) == 2
+    alive.kill()
+    assert remove_stale(state) == 1
+    assert [entry.name for entry in state.iterdir()] == ["leveldb-clone-notes.txt"]
+
+
+def test_given_no_state_folder_when_stale_clones_are_removed_then_there_are_none(state: Path) -> None:
+    assert remove_stale(state) == 0
+    assert not state.exists()

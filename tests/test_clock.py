@@ -1,0 +1,93 @@
+"""Clocks: the real one reads what the system says, the manual one moves only when told to."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tms_core.clock import Clock, ManualClock, SystemClock
+
+
+def test_given_the_systems_nanoseconds_when_asked_for_now_then_milliseconds_are_cut_and_not_rounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("tms_core.clock.time.time_ns", lambda: 1_500_000_000_123_999_999)
+        now_ms = SystemClock().now_ms()
+    assert now_ms == 1_500_000_000_123
+
+
+@pytest.mark.parametrize(("suspended", "running_ms"), [(True, 7_000), (False, 2_000)])
+def test_given_a_clock_that_counts_sleep_when_asked_for_running_time_then_it_is_preferred(
+    suspended: bool, running_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = {1001: 7_000_999_999, time.CLOCK_MONOTONIC: 2_000_999_999}
+    with monkeypatch.context() as patch:
+        if suspended:
+            patch.setattr("tms_core.clock.time.CLOCK_BOOTTIME", 1001, raising=False)
+        else:
+            patch.delattr("tms_core.clock.time.CLOCK_BOOTTIME", raising=False)
+        patch.setattr("tms_core.clock.time.clock_gettime_ns", readings.__getitem__)
+        answer = SystemClock().running_ms()
+    assert answer == running_ms
+
+
+def test_given_the_real_clock_when_read_twice_then_running_time_does_not_go_back() -> None:
+    clock = SystemClock()
+    assert 0 < clock.running_ms() <= clock.running_ms()
+
+
+def test_given_a_system_that_names_its_boots_when_asked_then_the_name_is_bare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "boot_id").write_text("c0ffee\n", encoding="ascii")
+    monkeypatch.setattr("tms_core.clock._BOOT_ID", tmp_path / "boot_id")
+    assert SystemClock().boot_id() == "c0ffee"
+
+
+def test_given_a_system_that_does_not_when_asked_then_the_name_is_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tms_core.clock._BOOT_ID", tmp_path / "missing")
+    assert SystemClock().boot_id() == ""
+
+
+def test_given_the_real_clock_when_told_to_sleep_then_the_system_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    with monkeypatch.context() as patch:
+        patch.setattr("tms_core.clock.time.sleep", slept.append)
+        SystemClock().sleep(1.5)
+    assert slept == [1.5]
+
+
+def readings(clock: Clock) -> tuple[int, int, str]:
+    return clock.now_ms(), clock.running_ms(), clock.boot_id()
+
+
+def test_given_a_manual_clock_when_nothing_is_done_then_it_stands() -> None:
+    clock = ManualClock(1000, running_ms=50)
+    assert readings(clock) == readings(clock) == (1000, 50, "manual")
+
+
+def test_given_a_manual_clock_when_honest_time_passes_then_both_readings_move() -> None:
+    clock = ManualClock(1000)
+    clock.advance(5)
+    clock.sleep(0.25)
+    assert readings(clock) == (1255, 255, "manual")
+
+
+def test_given_a_manual_clock_when_it_is_set_then_running_time_stays() -> None:
+    clock = ManualClock(1000)
+    clock.step(500)
+    clock.step(-700)
+    assert readings(clock) == (800, 0, "manual")
+
+
+def test_given_a_manual_clock_when_the_machine_reboots_then_running_time_restarts_and_wall_time_goes_on() -> None:
+    clock = ManualClock(1000, running_ms=50, boot_id="one")
+    clock.reboot("two")
+    assert readings(clock) == (1000, 0, "two")
+    clock.reboot("three", running_ms=9)
+    assert readings(clock) == (1000, 9, "three")

@@ -1,0 +1,342 @@
+"""Row keys: CDAP's bytes, and the order and grammar that everything above relies on."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tms_core.errors import KeyFormatError
+from tms_core.rowkey import (
+    LONG_MAX,
+    NEGATIVE,
+    Cutoff,
+    MessageId,
+    MessageKey,
+    PayloadKey,
+    generation_prefix,
+    java_abs,
+    java_hash,
+    pointer_prefix,
+    salt,
+    stop_key,
+    time_prefix,
+    topic_prefix,
+)
+from tms_core.topic import TopicId
+
+TOPIC = TopicId("default", "t1")
+PUBLISH_MS = 1_500_000_000_000
+POINTER = 1_500_000_000_000_000_007
+
+INT_MIN, INT_MAX = -(2**31), 2**31 - 1
+LONG_MIN = -(2**63)
+
+PREFIX = "64656661756c743a74313a"
+FIRST = MessageKey(TOPIC, 1, PUBLISH_MS, 0)
+LAST = MessageKey(TOPIC, 1, PUBLISH_MS, 65535)
+STORED = PayloadKey(TOPIC, 1, POINTER, PUBLISH_MS, 2)
+
+INTS = st.integers(INT_MIN, INT_MAX)
+LONGS = st.integers(LONG_MIN, LONG_MAX)
+SEQUENCES = st.integers(0, 65535)
+TOPICS = st.builds(
+    TopicId,
+    st.from_regex(r"[a-zA-Z0-9_]{1,8}", fullmatch=True),
+    st.from_regex(r"[a-zA-Z0-9_-]{1,8}", fullmatch=True),
+)
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (FIRST, PREFIX + "00000001" + "0000015d3ef79800" + "0000"),
+        (LAST, PREFIX + "00000001" + "0000015d3ef79800" + "ffff"),
+        (MessageKey(TOPIC, 255, PUBLISH_MS, 32768), PREFIX + "000000ff" + "0000015d3ef79800" + "8000"),
+        (MessageKey(TOPIC, -1, -1, 1), PREFIX + "ffffffff" + "ffffffffffffffff" + "0001"),
+    ],
+)
+def test_given_a_message_key_when_packed_or_parsed_then_the_bytes_are_cdaps(key: MessageKey, text: str) -> None:
+    assert key.pack().hex() == text
+    assert MessageKey.parse(bytes.fromhex(text)) == key
+    assert key.time_ms == key.publish_ms
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (STORED, PREFIX + "00000001" + "14d1120d7b160007" + "0000015d3ef79800" + "0002"),
+        (
+            PayloadKey(TOPIC, 2, -POINTER, PUBLISH_MS, 65535),
+            PREFIX + "00000002" + "eb2eedf284e9fff9" + "0000015d3ef79800" + "ffff",
+        ),
+    ],
+)
+def test_given_a_payload_key_when_packed_or_parsed_then_the_bytes_are_cdaps(key: PayloadKey, text: str) -> None:
+    assert key.pack().hex() == text
+    assert PayloadKey.parse(bytes.fromhex(text)) == key
+
+
+def test_given_a_payload_key_when_asked_for_its_time_then_it_is_the_write_time_and_not_the_transactions() -> None:
+    assert PayloadKey(TOPIC, 1, POINTER, 5, 0).time_ms == 5
+
+
+@given(st.builds(MessageKey, TOPICS, INTS, LONGS, SEQUENCES))
+def test_given_any_message_key_when_packed_and_parsed_then_it_is_the_same(key: MessageKey) -> None:
+    assert MessageKey.parse(key.pack()) == key
+
+
+@given(st.builds(PayloadKey, TOPICS, INTS, LONGS, LONGS, SEQUENCES))
+def test_given_any_payload_key_when_packed_and_parsed_then_it_is_the_same(key: PayloadKey) -> None:
+    assert PayloadKey.parse(key.pack()) == key
+
+
+@given(st.binary(max_size=60) | st.builds(lambda tail: TOPIC.prefix + tail, st.binary(max_size=30)))
+def test_given_any_bytes_when_parsed_then_they_are_foreign_or_pack_to_the_same_bytes(data: bytes) -> None:
+    message, payload = MessageKey.parse(data), PayloadKey.parse(data)
+    assert message is None or message.pack() == data
+    assert payload is None or payload.pack() == data
+
+
+@pytest.mark.parametrize("prefix", [b"", b"t1:", b"default:t1", b"a.b:t1:", b"default:t.1:", b":t1:", b"default::",
+                                    b"a:b:c:", b"default:t1::", b"a-b:t1:", "ä:t1:".encode(), b"default:t1:\n"])  # fmt: skip
+def test_given_another_prefix_when_parsed_then_the_key_is_foreign(prefix: bytes) -> None:
+    assert MessageKey.parse(prefix + bytes(14)) is None
+    assert PayloadKey.parse(prefix + bytes(22)) is None
+    assert topic_prefix(prefix) in {None, b"default:t1:"}
+
+
+@pytest.mark.parametrize("key", [FIRST.pack(), STORED.pack()])
+def test_given_a_key_a_byte_too_short_or_too_long_when_parsed_then_it_is_foreign(key: bytes) -> None:
+    parse = MessageKey.parse if key == FIRST.pack() else PayloadKey.parse
+    assert parse(key) is not None
+    assert [parse(key[:-1]), parse(key + b"\x00"), parse(key[1:12]), parse(b"")] == [None] * 4
+
+
+def test_given_a_key_of_one_table_when_parsed_as_the_others_then_it_is_foreign() -> None:
+    assert MessageKey.parse(STORED.pack()) is None
+    assert PayloadKey.parse(FIRST.pack()) is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        FIRST._replace(sequence=65536),
+        FIRST._replace(sequence=-1),
+        FIRST._replace(generation=2**31),
+        FIRST._replace(publish_ms=2**63),
+        STORED._replace(write_pointer=LONG_MIN - 1),
+        STORED._replace(write_ms=2**63),
+        MessageId(0, 65536),
+        MessageId(0, 0, 2**63),
+    ],
+)
+def test_given_a_number_that_does_not_fit_when_packed_then_it_is_refused(
+    key: MessageKey | PayloadKey | MessageId,
+) -> None:
+    with pytest.raises(KeyFormatError, match="cannot hold"):
+        key.pack()
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2), SEQUENCES), min_size=2, max_size=2))
+def test_given_two_messages_of_a_topic_when_sorted_as_bytes_then_it_is_by_generation_time_and_unsigned_sequence(
+    parts: list[tuple[int, int, int]],
+) -> None:
+    keys = [MessageKey(TOPIC, *part).pack() for part in parts]
+    assert (keys[0] < keys[1]) == (parts[0] < parts[1])
+
+
+def test_given_payloads_when_sorted_as_bytes_then_the_transaction_goes_before_the_time() -> None:
+    keys = [PayloadKey(TOPIC, 1, 7, 900, 0), PayloadKey(TOPIC, 1, 8, 100, 0), PayloadKey(TOPIC, 1, -9, 0, 0)]
+    assert sorted(keys, key=PayloadKey.pack) == keys
+
+
+# --- prefixes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prefix", "text"),
+    [
+        (generation_prefix(TOPIC.prefix, 1), PREFIX + "00000001"),
+        (generation_prefix(TOPIC.prefix, 2), PREFIX + "00000002"),
+        (generation_prefix(TOPIC.prefix, -1), PREFIX + "ffffffff"),
+        (time_prefix(TOPIC.prefix, 1, PUBLISH_MS), PREFIX + "00000001" + "0000015d3ef79800"),
+        (pointer_prefix(TOPIC.prefix, 1, POINTER), PREFIX + "00000001" + "14d1120d7b160007"),
+        (pointer_prefix(TOPIC.prefix, 1, -POINTER), PREFIX + "00000001" + "eb2eedf284e9fff9"),
+    ],
+)
+def test_given_the_parts_when_a_prefix_is_made_then_keys_start_with_it(prefix: bytes, text: str) -> None:
+    assert prefix.hex() == text
+
+
+def test_given_the_generation_after_the_last_when_made_then_it_sorts_between_positive_and_negative_ones() -> None:
+    after = generation_prefix(TOPIC.prefix, 2**31)
+    last = MessageKey(TOPIC, INT_MAX, LONG_MAX, 65535).pack()
+    assert last < after <= MessageKey(TOPIC, INT_MIN, 0, 0).pack()
+
+
+def test_given_a_negative_time_when_sorted_then_it_comes_after_every_positive_one() -> None:
+    edge = generation_prefix(TOPIC.prefix, 1) + NEGATIVE
+    assert MessageKey(TOPIC, 1, LONG_MAX, 65535).pack() < edge <= MessageKey(TOPIC, 1, LONG_MIN, 0).pack()
+
+
+@pytest.mark.parametrize("key", [FIRST.pack(), STORED.pack(), b"default:t1:", b"default:t1:x", b"default:t1::::"])
+def test_given_a_key_that_starts_like_a_topic_when_asked_then_that_topics_prefix_is_found(key: bytes) -> None:
+    assert topic_prefix(key) == b"default:t1:"
+
+
+@pytest.mark.parametrize("key", [b"", b":", b"::", b"default", b"default:t1", b"default::x", b"a.b:t:", b"a:t t:\x00"])
+def test_given_a_key_that_does_not_when_asked_for_the_topics_prefix_then_there_is_none(key: bytes) -> None:
+    assert topic_prefix(key) is None
+
+
+# --- stop keys -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prefix", "stop"),
+    [
+        (PREFIX + "00000001", PREFIX + "00000002"),
+        (PREFIX + "000000ff", PREFIX + "000001"),
+        (PREFIX + "00000001" + "0000015d3ef79800" + "0001", PREFIX + "00000001" + "0000015d3ef79800" + "0002"),
+        (PREFIX + "00000001" + "0000015d3ef79800" + "ffff", PREFIX + "00000001" + "0000015d3ef79801"),
+        ("ff00ffff", "ff01"),
+    ],
+)
+def test_given_a_prefix_when_asked_for_its_stop_key_then_the_last_byte_that_can_is_raised(
+    prefix: str, stop: str
+) -> None:
+    assert stop_key(bytes.fromhex(prefix)) == bytes.fromhex(stop)
+
+
+@pytest.mark.parametrize("prefix", [b"", b"\xff", b"\xff\xff\xff"])
+def test_given_a_prefix_of_ff_when_asked_for_its_stop_key_then_nothing_stops_it(prefix: bytes) -> None:
+    assert stop_key(prefix) is None
+
+
+@given(
+    st.binary(max_size=4) | st.text("\xfe\xff", max_size=4).map(lambda text: text.encode("latin-1")),
+    st.binary(max_size=6),
+)
+def test_given_any_prefix_when_asked_for_its_stop_key_then_it_separates_the_keys_with_the_prefix_from_those_after(
+    prefix: bytes, other: bytes
+) -> None:
+    stop = stop_key(prefix)
+    assert stop is None or prefix + other < stop
+    if other >= prefix and not other.startswith(prefix):
+        assert stop is not None
+        assert other >= stop
+
+
+# --- message ids -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message_id", "text"),
+    [
+        (MessageId(PUBLISH_MS, 0), "0000015d3ef79800" + "0000" + "0000000000000000" + "0000"),
+        (MessageId(PUBLISH_MS, 3, PUBLISH_MS - 5, 2), "0000015d3ef79800" + "0003" + "0000015d3ef797fb" + "0002"),
+        (MessageId(PUBLISH_MS, 65535, 1, 32768), "0000015d3ef79800" + "ffff" + "0000000000000001" + "8000"),
+    ],
+)
+def test_given_a_message_id_when_packed_or_parsed_then_the_bytes_are_cdaps(message_id: MessageId, text: str) -> None:
+    assert message_id.pack() == bytes.fromhex(text)
+    assert MessageId.parse(bytes.fromhex(text)) == message_id
+    assert str(message_id) == text
+    assert MessageId.from_hex(text.upper()) == message_id
+
+
+@pytest.mark.parametrize(("payload_ms", "payload_sequence", "there"), [(0, 0, False), (0, 5, False), (1, 0, True)])
+def test_given_a_message_id_when_asked_where_the_payload_is_then_its_payload_time_alone_decides(
+    payload_ms: int, payload_sequence: int, there: bool
+) -> None:
+    assert MessageId(PUBLISH_MS, 0, payload_ms, payload_sequence).in_payload_table is there
+
+
+@pytest.mark.parametrize("size", [0, 19, 21])
+def test_given_another_number_of_bytes_when_parsed_as_a_message_id_then_it_is_refused(size: int) -> None:
+    with pytest.raises(KeyFormatError, match=f"20 bytes, not {size}"):
+        MessageId.parse(bytes(size))
+
+
+@pytest.mark.parametrize(("text", "why"), [("", "20 bytes"), ("0" * 39, "40 hex digits"), ("0" * 38, "20 bytes"),
+                                           ("g" * 40, "40 hex digits"), ("0" * 42, "20 bytes")])  # fmt: skip
+def test_given_other_text_when_parsed_as_a_message_id_then_it_is_refused(text: str, why: str) -> None:
+    with pytest.raises(KeyFormatError, match=why):
+        MessageId.from_hex(text)
+
+
+# --- the cut-off -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("age_ms", "expired"), [(59_999, False), (60_000, False), (60_001, True)])
+def test_given_a_ttl_of_a_minute_when_a_row_is_older_strictly_then_it_is_expired(age_ms: int, expired: bool) -> None:
+    assert Cutoff.at(PUBLISH_MS, 60).expires(PUBLISH_MS - age_ms) is expired
+
+
+@pytest.mark.parametrize(("now_ms", "cutoff_ms"), [(0, 0), (59_999, 0), (60_000, 0), (60_001, 1)])
+def test_given_a_ttl_longer_than_time_itself_when_the_cutoff_is_made_then_it_is_zero(
+    now_ms: int, cutoff_ms: int
+) -> None:
+    assert Cutoff.at(now_ms, 60) == Cutoff(cutoff_ms)
+
+
+def test_given_a_cutoff_of_zero_when_asked_then_a_row_of_the_first_millisecond_lives() -> None:
+    assert not Cutoff.at(0, INT_MAX).expires(0)
+
+
+@pytest.mark.parametrize("cutoff_ms", [-1, 2**63])
+def test_given_a_moment_no_key_can_hold_when_a_cutoff_is_made_then_it_is_refused(cutoff_ms: int) -> None:
+    with pytest.raises(ValueError, match="between 0 and 2"):
+        Cutoff(cutoff_ms)
+
+
+def test_given_two_cutoffs_when_compared_then_the_later_is_greater() -> None:
+    assert Cutoff(1) < Cutoff(2) <= Cutoff(LONG_MAX)
+
+
+# --- Java's arithmetic -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pointer", "absolute"),
+    [(0, 0), (5, 5), (-5, 5), (LONG_MAX, LONG_MAX), (LONG_MIN + 1, LONG_MAX), (LONG_MIN, LONG_MIN)],
+)
+def test_given_a_pointer_when_its_absolute_value_is_taken_then_it_is_javas(pointer: int, absolute: int) -> None:
+    assert java_abs(pointer) == absolute
+
+
+@pytest.mark.parametrize(
+    ("key", "digest", "bucket"),
+    [
+        (FIRST.pack(), -2125096031, "0f"),
+        (FIRST._replace(sequence=1).pack(), -2125096030, "0e"),
+        (LAST.pack(), -2125096063, "0f"),
+        (STORED.pack(), 1806618781, "0d"),
+    ],
+)
+def test_given_a_key_when_salted_then_the_hash_of_all_its_bytes_decides(key: bytes, digest: int, bucket: str) -> None:
+    assert java_hash(key) == digest
+    assert salt(key, 16) == bytes.fromhex(bucket)
+
+
+@pytest.mark.parametrize(("key", "digest"), [("", 1), ("00", 31), ("7f", 158), ("80", -97), ("ff", 30)])
+def test_given_a_byte_when_hashed_then_it_counts_as_signed(key: str, digest: int) -> None:
+    assert java_hash(bytes.fromhex(key)) == digest
+
+
+@pytest.mark.parametrize(("buckets", "bucket"), [(16, "00"), (10, "f8")])
+def test_given_the_one_hash_without_a_positive_when_salted_then_the_byte_is_javas_even_where_it_is_no_bucket(
+    buckets: int, bucket: str
+) -> None:
+    key = bytes.fromhex("9600f601f4fe")
+    assert java_hash(key) == INT_MIN
+    assert salt(key, buckets) == bytes.fromhex(bucket)
+
+
+@given(st.binary(max_size=40), st.sampled_from([1, 2, 16, 128]))
+def test_given_a_power_of_two_when_any_key_is_salted_then_the_byte_is_a_bucket(key: bytes, buckets: int) -> None:
+    assert salt(key, buckets)[0] < buckets

@@ -1,0 +1,220 @@
+"""Topics: CDAP's names, its stored properties to the byte, and what makes a generation old."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tms_core.errors import MetadataError
+from tms_core.topic import (
+    INT_MAX,
+    INT_MIN,
+    TopicId,
+    TopicMetadata,
+    encode_properties,
+    first_kept_generation,
+    parse_java_int,
+)
+
+KEY = b"default:t1:"
+
+
+def stored(generation: str, ttl: str) -> bytes:
+    return encode_properties({"generation": generation, "ttl": ttl})
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_topic_when_asked_for_its_prefix_then_it_is_cdaps_metadata_row_key() -> None:
+    assert TopicId("default", "t1").prefix.hex() == "64656661756c743a74313a"
+
+
+@pytest.mark.parametrize("text", ["default:t1", "a:b", "N_1:T-x_2", "_:-", "0:0"])
+def test_given_a_name_when_parsed_and_written_then_it_is_the_same(text: str) -> None:
+    topic = TopicId.parse(text)
+    assert str(topic) == text
+    assert TopicId.from_prefix(topic.prefix) == topic
+
+
+@pytest.mark.parametrize("text", ["", ":", "t1", "default:", ":t1", "default:t1:", "a:b:c", "a-b:t1", "default:t.1",
+                                  "default:t 1", "default:t1\n", "défaut:t1", "default:t\udc80", "default:t\ud800"])  # fmt: skip
+def test_given_what_cdap_would_not_accept_when_parsed_as_a_name_then_it_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a topic: write namespace:topic|surrogates not allowed"):
+        TopicId.parse(text)
+
+
+@pytest.mark.parametrize("prefix", [b"", b"default:t1", b"default:t1:x", b"default:t1::", b"a:b:c:", b"a-b:t:", b"::"])
+def test_given_bytes_that_are_no_prefix_when_read_then_there_is_no_topic(prefix: bytes) -> None:
+    assert TopicId.from_prefix(prefix) is None
+
+
+def test_given_names_that_start_alike_when_sorted_then_rows_are_in_another_order_than_names() -> None:
+    names = [TopicId("a", "t1"), TopicId("a", "t1-x"), TopicId("a", "t10")]
+    assert sorted(names) == names
+    assert [topic.prefix for topic in sorted(names, key=lambda topic: topic.prefix)] == [b"a:t1-x:", b"a:t10:", b"a:t1:"]
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0),
+        ("-0", 0),
+        ("+5", 5),
+        ("-1", -1),
+        ("007", 7),
+        ("2147483647", INT_MAX),
+        ("-2147483648", INT_MIN),
+        ("٤٢", 42),
+        ("１２", 12),
+    ],
+)
+def test_given_what_java_reads_as_an_int_when_parsed_then_it_is_that_number(text: str, value: int) -> None:
+    assert parse_java_int(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "+", "-", "--1", "+-1", "1-", " 1", "1 ", "1\n", "1.5", "1e3", "0x10", "1_000",
+                                  "1L", "²", "½", "Ⅷ", "ten", "2147483648", "-2147483649", "9" * 20])  # fmt: skip
+def test_given_what_java_does_not_read_as_an_int_when_parsed_then_there_is_none(text: str) -> None:
+    assert parse_java_int(text) is None
+
+
+@given(st.integers(2 * INT_MIN, 2 * INT_MAX))
+def test_given_any_number_when_parsed_then_32_bits_decide(value: int) -> None:
+    assert parse_java_int(str(value)) == (value if INT_MIN <= value <= INT_MAX else None)
+
+
+# --- stored properties -----------------------------------------------------------------------------------------------
+
+
+def test_given_the_bytes_cdap_writes_when_parsed_then_generation_and_ttl_are_read() -> None:
+    value = bytes.fromhex(
+        "7b2267656e65726174696f6e223a2231222c2274746c223a22363034383030227d"
+    )
+    properties = {"generation": "1", "ttl": "604800"}
+    topic = TopicMetadata.parse(KEY, value)
+    assert (topic.topic, topic.generation, topic.ttl_seconds) == (TopicId("default", "t1"), 1, 604_800)
+    assert topic.properties == properties
+    assert not topic.deleted
+    assert encode_properties(properties) == value
+
+
+def test_given_properties_of_others_when_parsed_then_they_are_kept() -> None:
+    value = b'{"generation":"-3","owner":"me","ttl":"+1"}'
+    topic = TopicMetadata.parse(KEY, value)
+    assert (topic.generation, topic.ttl_seconds, topic.deleted) == (-3, 1, True)
+    assert topic.properties == {"generation": "-3", "owner": "me", "ttl": "+1"}
+
+
+@pytest.mark.parametrize("generation", [str(-INT_MAX), "-1", "1", str(INT_MAX)])
+def test_given_a_generation_at_the_edge_when_parsed_then_it_is_known(generation: str) -> None:
+    assert TopicMetadata.parse(KEY, stored(generation, "1")).generation == int(generation)
+
+
+@pytest.mark.parametrize("generation", ["0", "-0", str(INT_MIN), str(INT_MAX + 1), "", "one"])
+def test_given_an_impossible_generation_when_parsed_then_the_topic_and_the_value_are_named(generation: str) -> None:
+    with pytest.raises(MetadataError, match=f"default:t1: generation '{generation}' is not a generation"):
+        TopicMetadata.parse(KEY, stored(generation, "1"))
+
+
+@pytest.mark.parametrize("ttl", ["1", str(INT_MAX)])
+def test_given_a_ttl_at_the_edge_when_parsed_then_it_is_known(ttl: str) -> None:
+    assert TopicMetadata.parse(KEY, stored("1", ttl)).ttl_seconds == int(ttl)
+
+
+@pytest.mark.parametrize("ttl", ["0", "-1", str(INT_MAX + 1), "", "1.5", "1h"])
+def test_given_an_impossible_ttl_when_parsed_then_the_topic_and_the_value_are_named(ttl: str) -> None:
+    with pytest.raises(MetadataError, match=f"default:t1: ttl '{ttl}' is not a positive number of seconds"):
+        TopicMetadata.parse(KEY, stored("1", ttl))
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff\xfe\xfd", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"null", "not a JSON object of strings"),
+        (b'["generation"]', "not a JSON object of strings"),
+        (b'{"generation":1,"ttl":"1"}', "not a JSON object of strings"),
+        (b'{"generation":"1","ttl":"1","x":null}', "not a JSON object of strings"),
+        (b"{}", "generation None"),
+        (b'{"generation":"1"}', "ttl None"),
+    ],
+)
+def test_given_other_bytes_when_parsed_then_the_topic_and_the_reason_are_named(value: bytes, why: str) -> None:
+    with pytest.raises(MetadataError, match=f"topic default:t1: .*{why}"):
+        TopicMetadata.parse(KEY, value)
+
+
+@pytest.mark.parametrize("key", [b"", b"default:t1", b"default:t1:x", b"a.b:t:"])
+def test_given_a_key_that_is_no_topics_when_parsed_then_it_is_refused(key: bytes) -> None:
+    with pytest.raises(MetadataError, match="is not named namespace:topic:"):
+        TopicMetadata.parse(key, stored("1", "1"))
+
+
+@pytest.mark.parametrize(
+    ("properties", "value"),
+    [
+        ({}, b"{}"),
+        ({"b": "2", "a": "1"}, b'{"a":"1","b":"2"}'),
+        ({"a": "<b>='&'"}, rb'{"a":"\u003cb\u003e\u003d\u0027\u0026\u0027"}'),
+        ({"=": "\u2028\u2029"}, rb'{"\u003d":"\u2028\u2029"}'),
+        ({"a": '"\\/\t\n\r\b\f\x01'}, rb'{"a":"\"\\/\t\n\r\b\f\u0001"}'),
+        ({"a": "ä€𝄞"}, '{"a":"ä€𝄞"}'.encode()),
+    ],
+)
+def test_given_properties_when_encoded_then_the_bytes_are_gsons(properties: dict[str, str], value: bytes) -> None:
+    assert encode_properties(properties) == value
+
+
+@given(st.dictionaries(st.text(), st.text(), max_size=4))
+def test_given_any_properties_when_encoded_then_they_read_back_and_no_html_is_left(properties: dict[str, str]) -> None:
+    value = encode_properties(properties)
+    assert json.loads(value) == properties
+    assert not set(value) & set(b"<>&='")
+
+
+# --- generations -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "metadata", "old"),
+    [
+        (3, 5, True),
+        (3, -3, True),
+        (6, 5, False),
+        (6, 6, False),
+        (6, -5, False),
+        (4, 5, True),
+        (5, 5, False),
+        (4, -5, True),
+        (5, -5, True),
+        (1, 1, False),
+        (1, -1, True),
+        (2, -1, False),
+        (INT_MAX - 1, INT_MAX, True),
+        (INT_MAX, INT_MAX, False),
+        (INT_MAX, -INT_MAX, True),
+    ],
+)
+def test_given_a_data_generation_when_compared_with_the_topics_then_it_is_old_exactly_when_cdap_says_so(
+    data: int, metadata: int, old: bool
+) -> None:
+    topic = TopicMetadata(TopicId("default", "t1"), metadata, 60)
+    assert topic.is_old(data) is old
+    assert (data < topic.old_below) is old
+
+
+@pytest.mark.parametrize(("generation", "first"), [(0, 1), (1, 1), (-1, 2), (7, 7), (-7, 8), (-INT_MAX, 2**31)])
+def test_given_a_generation_when_asked_for_the_first_that_is_kept_then_a_deleted_topic_keeps_none_of_its_own(
+    generation: int, first: int
+) -> None:
+    assert first_kept_generation(generation) == first
