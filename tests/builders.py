@@ -242,7 +242,15 @@ class Call(NamedTuple):
 #: Told of a call before it happens, or after it; may raise, or change things: its own calls are not watched.
 Watcher = Callable[[Call], None]
 
-READS = ("metadata.rows", "metadata.get", "message.keys", "message.cells", "message.rows", "payload.keys", "payload.rows")
+READS = (
+    "metadata.rows",
+    "metadata.get",
+    "message.keys",
+    "message.cells",
+    "message.rows",
+    "payload.keys",
+    "payload.rows",
+)
 WRITES = (
     "metadata.compare_and_set",
     *(f"{table}.{name}" for table in ("message", "payload") for name in ("delete", "sync", "compact", "put")),

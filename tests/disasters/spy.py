@@ -1,4 +1,4 @@
-"""LevelDB under observation: what it has open, what it wrote unsynced, and a moment between reading and writing a row."""
+"""LevelDB under observation: what it has open, what it wrote unsynced, and what comes between two of its calls."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ import pytest
 from tms_core.tables import leveldb_database
 
 _DB = plyvel.DB
+
+
+def _ignore(_: bytes) -> None:
+    """Nothing comes between."""
 
 
 class LevelDBSpy:
@@ -26,8 +30,10 @@ class LevelDBSpy:
         self.open_iterators = 0
         self.iterators = 0
         self.unsynced_batches = 0
-        self.after_get: Callable[[bytes], None] = lambda key: None
-        monkeypatch.setattr(leveldb_database.plyvel, "DB", lambda *arguments, **options: _Database(self, *arguments, **options))
+        self.after_get: Callable[[bytes], None] = _ignore
+        monkeypatch.setattr(
+            leveldb_database.plyvel, "DB", lambda *arguments, **options: _Database(self, *arguments, **options)
+        )
 
 
 class _Database:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ TTL_SECONDS = 3600
 DUE_MS = [NOW_MS - 2 * HOUR + number for number in range(9)]
 LIVE_MS = [NOW_MS - HOUR // 2 + number for number in range(3)]
 #: Store calls of the longest sweep below; far more than any of them makes.
-CALLS = 60
+CALLS = 300
 
 MOVES: dict[str, Callable[[Topic], object]] = {
     "ttl lengthened": lambda orders: orders.describe(ttl_seconds=10 * TTL_SECONDS),
@@ -68,7 +69,11 @@ class Judge:
         now = self.rig.state.anchor()
         assert now is not None
         reach, _ = frontier.advance(
-            self.records.get(key.topic), described, now, hold_seconds=3600, allowance_ms=self.rig.engine.terms.lifetime.allowance_ms
+            self.records.get(key.topic),
+            described,
+            now,
+            hold_seconds=3600,
+            allowance_ms=self.rig.engine.terms.lifetime.allowance_ms,
         )
         snapshot = self.rig.snapshots.latest().snapshot
         transactions = TransactionView(snapshot, NOW_MS, self.rig.engine.terms.lifetime.max_ms)
@@ -105,7 +110,7 @@ def test_given_a_topic_that_moves_at_any_call_when_swept_then_no_row_goes_that_i
     for at_call in range(1, CALLS):
         rig, orders = prepared(MemoryStore())
         judge = Judge(rig)
-        mover = Mover(lambda orders=orders: MOVES[move](orders), at_call, judge)
+        mover = Mover(partial(MOVES[move], orders), at_call, judge)
         watch(rig.store, before=mover)
         report = rig.engine.run_once()
         assert judge.wrong == [], f"at call {at_call}"
@@ -151,7 +156,9 @@ def test_given_a_topic_that_never_stops_moving_when_swept_then_it_is_left_and_th
     assert rig.state.frontiers()[orders.id] == before
 
 
-def test_given_a_plan_when_the_topic_moves_while_it_is_applied_then_the_rest_stays(store: Store, tmp_path: Path) -> None:
+def test_given_a_plan_when_the_topic_moves_while_it_is_applied_then_the_rest_stays(
+    store: Store, tmp_path: Path
+) -> None:
     rig, orders = prepared(store)
     file = tmp_path / "plan.json"
     rig.engine.plan(out=file)
@@ -166,11 +173,11 @@ def test_given_a_plan_when_the_topic_moves_while_it_is_applied_then_the_rest_sta
 
 
 def test_given_leveldb_when_a_topic_moves_in_the_middle_then_it_is_as_in_memory(tmp_path: Path) -> None:
-    for move in MOVES:
-        with LevelDBStore(tmp_path / move.replace(" ", "-"), create=True) as store:
+    for name, move in MOVES.items():
+        with LevelDBStore(tmp_path / name, create=True) as store:
             rig, orders = prepared(store)
             judge = Judge(rig)
-            watch(store, before=Mover(lambda orders=orders, move=move: MOVES[move](orders), 9, judge))
+            watch(store, before=Mover(partial(move, orders), 9, judge))
             rig.engine.run_once()
             assert judge.wrong == []
             assert set(LIVE_MS) <= set(orders.times())

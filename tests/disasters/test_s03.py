@@ -9,7 +9,20 @@ import pytest
 from janitor import boundary
 from janitor.compaction import DeletedRanges
 from janitor.ranges import topic_stop
-from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, Call, Topic, janitor, pointer, topic, unknown_topic, watch
+from tests.builders import (
+    DAY,
+    HOUR,
+    LIFETIME,
+    MINUTE,
+    NOW_MS,
+    Call,
+    Topic,
+    janitor,
+    pointer,
+    topic,
+    unknown_topic,
+    watch,
+)
 from tms_core.rowkey import stop_key
 from tms_core.tables.base import Store
 
@@ -18,7 +31,9 @@ INVALID = pointer(NOW_MS - 10 * MINUTE)
 
 def due_and_live(store: Store) -> Topic:
     """One message that is due, one that lives, and one of an invalid transaction."""
-    return topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS - 2 * HOUR, NOW_MS).tx(INVALID, NOW_MS - MINUTE)
+    return (
+        topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS - 2 * HOUR, NOW_MS).tx(INVALID, NOW_MS - MINUTE)
+    )
 
 
 def test_given_a_pattern_that_fits_no_topic_when_run_then_nothing_is_touched(store: Store) -> None:
@@ -108,7 +123,9 @@ def test_given_no_evidence_when_a_claim_is_asked_for_then_there_is_none_and_not_
     assert found.obstacles
 
 
-def test_given_a_prefix_with_no_end_when_its_stop_is_asked_for_then_it_is_not_the_end_of_the_table_by_accident() -> None:
+def test_given_a_prefix_with_no_end_when_its_stop_is_asked_for_then_it_is_not_the_end_of_the_table_by_accident() -> (
+    None
+):
     assert stop_key(b"\xff\xff") is None
     with pytest.raises(ValueError, match="is not a topic's prefix"):
         topic_stop(b"\xff\xff")

@@ -104,9 +104,7 @@ def test_given_a_run_of_some_topics_when_it_ends_then_its_transactions_are_still
     ],
     ids=["stale", "future", "missing"],
 )
-def test_given_no_usable_snapshot_when_run_then_nothing_is_claimed(
-    store: Store, spoil: Callable[[Rig], None]
-) -> None:
+def test_given_no_usable_snapshot_when_run_then_nothing_is_claimed(store: Store, spoil: Callable[[Rig], None]) -> None:
     rig, orders = prepared(store)
     spoil(rig)
     report = rig.engine.run_once()
@@ -183,7 +181,9 @@ def test_given_a_transaction_that_becomes_invalid_during_the_scan_when_claimed_t
     assert_true(rig)
 
 
-def test_given_a_pass_when_it_begins_then_the_snapshot_was_read_before_the_first_row_and_only_once(store: Store) -> None:
+def test_given_a_pass_when_it_begins_then_the_snapshot_was_read_before_the_first_row_and_only_once(
+    store: Store,
+) -> None:
     rig, _ = prepared(store)
     asked = rig.snapshots.asked
     seen: list[int] = []

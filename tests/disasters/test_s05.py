@@ -1,0 +1,145 @@
+"""S5: a plan holds nothing that can write, and leaves every file of the store as it is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.builders import DAY, HOUR, NOW_MS, WRITES, Call, Rig, Topic, janitor, pointer, topic, watch
+from tms_core.errors import StoreError
+from tms_core.tables.base import MessageValue, Store, TxCell
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb_clone import clone
+from tms_core.tables.leveldb_database import WritableDatabase
+
+INVALID = pointer(NOW_MS - 10 * HOUR)
+
+
+def due(store: Store) -> Topic:
+    """Rows of all kinds that a run would delete or invert."""
+    orders = topic(store, "default:orders", ttl_seconds=3600)
+    orders.plain(NOW_MS - DAY, NOW_MS).tx(INVALID, NOW_MS).stored(pointer(NOW_MS - DAY), NOW_MS - DAY)
+    return orders
+
+
+def planner(store: Store) -> Rig:
+    rig = janitor(store)
+    rig.snapshots.invalid = [INVALID]
+    return rig
+
+
+def digests(folder: Path) -> dict[str, tuple[str, int, int]]:
+    """Every file's content, inode and time of change of content."""
+    return {
+        str(path.relative_to(folder)): (
+            hashlib.sha256(path.read_bytes()).hexdigest(),
+            path.stat().st_ino,
+            path.stat().st_mtime_ns,
+        )
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_given_rows_that_are_due_when_planned_then_no_writing_operation_is_asked_of_the_store(
+    store: Store, tmp_path: Path
+) -> None:
+    orders = due(store)
+    asked: list[str] = []
+    watch(store, before=lambda call: asked.append(call.name))
+    rig = planner(store)
+    before = orders.messages()
+    report = rig.engine.plan(out=tmp_path / "plan.json")
+    assert sum(entry.rows for entry in report.entries.values()) == 3
+    assert not set(asked) & set(WRITES)
+    assert orders.messages() == before
+
+
+def test_given_a_plan_when_made_then_the_state_forgets_and_learns_nothing_that_a_run_goes_by(store: Store) -> None:
+    due(store)
+    rig = planner(store)
+    rig.engine.adopt()
+    before = (rig.state.frontiers(), rig.state.anchor(), rig.state.open_ids(), rig.state.store())
+    rig.clock.advance(HOUR)
+    rig.engine.plan()
+    assert (rig.state.frontiers(), rig.state.anchor(), rig.state.open_ids(), rig.state.store()) == before
+    assert (rig.state.claim(), rig.state.evidence(), rig.state.runs(10)) == (None, [], [])
+
+
+def test_given_a_closed_store_when_planned_on_a_clone_then_every_file_of_it_is_untouched(tmp_path: Path) -> None:
+    with LevelDBStore(tmp_path / "messaging", create=True) as store:
+        due(store)
+    before = digests(tmp_path / "messaging")
+    with clone(tmp_path / "messaging", tmp_path / "clones") as cloned:
+        report = planner(cloned).engine.plan(out=tmp_path / "plan.json")
+        assert digests(tmp_path / "messaging") == before
+    assert report.to_json()["totals"]["expired"] == 2
+    assert digests(tmp_path / "messaging") == before
+    assert list((tmp_path / "clones").iterdir()) == []
+
+
+def test_given_a_plan_of_a_clone_when_applied_to_the_store_then_it_is_the_same_store(tmp_path: Path) -> None:
+    with LevelDBStore(tmp_path / "messaging", create=True) as store:
+        due(store)
+    with clone(tmp_path / "messaging", tmp_path / "clones") as cloned:
+        rig = planner(cloned)
+        rig.engine.plan(out=tmp_path / "plan.json")
+    with LevelDBStore(tmp_path / "messaging") as store:
+        report = rig.restart(store=store).engine.apply(tmp_path / "plan.json", adopt=True)
+        assert not report.tripped
+        assert topic(store, "default:orders", ttl_seconds=3600).times() == [NOW_MS, NOW_MS]
+
+
+CLONE_WRITES: dict[str, Callable[[Store], object]] = {
+    "message.delete": lambda store: store.message.delete([b"k"]),
+    "payload.delete": lambda store: store.payload.delete([b"k"]),
+    "message.put": lambda store: store.message.put([(b"k", MessageValue(None, b"x"))]),
+    "payload.put": lambda store: store.payload.put([(b"k", b"x")]),
+    "message.invert": lambda store: store.message.invert([TxCell(b"k", INVALID, False)]),
+    "message.compact": lambda store: store.message.compact(b"a", b"b"),
+    "payload.compact": lambda store: store.payload.compact(b"a", b"b"),
+    "message.sync": lambda store: store.message.sync(),
+    "payload.sync": lambda store: store.payload.sync(),
+    "metadata.compare_and_set": lambda store: store.metadata.compare_and_set(b"k", None, b"x"),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_given_a_clone_when_anything_is_written_then_it_refuses(tmp_path: Path, write: str) -> None:
+    with LevelDBStore(tmp_path / "messaging", create=True) as store:
+        due(store)
+    with (
+        clone(tmp_path / "messaging", tmp_path / "clones") as cloned,
+        pytest.raises(StoreError, match="cannot be written"),
+    ):
+        CLONE_WRITES[write](cloned)
+
+
+def test_given_a_clone_when_looked_into_then_none_of_its_parts_is_one_that_can_write(tmp_path: Path) -> None:
+    with LevelDBStore(tmp_path / "messaging", create=True) as store:
+        due(store)
+    with clone(tmp_path / "messaging", tmp_path / "clones") as cloned:
+        parts = [vars(table).values() for table in (cloned.metadata, cloned.message, cloned.payload)]
+        assert not [part for values in parts for part in values if isinstance(part, WritableDatabase)]
+
+
+def test_given_a_clone_when_a_run_is_tried_on_it_then_it_fails_and_the_store_is_untouched(tmp_path: Path) -> None:
+    with LevelDBStore(tmp_path / "messaging", create=True) as store:
+        due(store)
+    before = digests(tmp_path / "messaging")
+    with clone(tmp_path / "messaging", tmp_path / "clones") as cloned:
+        rig = planner(cloned)
+        with pytest.raises(StoreError, match="cannot be written"):
+            rig.engine.run_once(adopt=True)
+        assert rig.state.claim() is None
+    assert digests(tmp_path / "messaging") == before
+
+
+def test_given_a_call_watcher_when_the_store_is_written_then_it_is_seen(store: Store) -> None:
+    seen: list[Call] = []
+    watch(store, before=seen.append)
+    due(store)
+    assert {call.name for call in seen} >= {"message.put", "payload.put", "metadata.compare_and_set"}

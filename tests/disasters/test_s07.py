@@ -1,0 +1,173 @@
+"""S7: the clock rows are judged by is checked against clocks that nobody sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from janitor.report import Report
+from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, Rig, Topic, janitor, pointer, topic
+from tms_core.tables.base import Store
+
+ALLOWANCE_MS = LIFETIME.allowance_ms
+INVALID = pointer(NOW_MS - 10 * HOUR)
+
+
+def prepared(store: Store) -> tuple[Rig, Topic]:
+    """A store whose first pass is done, with rows that come due in an hour."""
+    orders = topic(store, "default:orders", ttl_seconds=86400).plain(NOW_MS - DAY + HOUR)
+    rig = janitor(store)
+    rig.engine.run_once(adopt=True)
+    return rig, orders
+
+
+def clock_notes(report: Report) -> list[bool]:
+    return [note.tripped for note in report.guards if note.guard == "clock"]
+
+
+@pytest.mark.parametrize(("ahead_ms", "stopped"), [(-1, False), (0, False), (1, True), (400 * DAY, True)])
+def test_given_a_clock_ahead_of_running_time_when_run_then_beyond_the_allowance_it_stops(
+    store: Store, ahead_ms: int, stopped: bool
+) -> None:
+    rig, _ = prepared(store)
+    rig.clock.advance(10 * MINUTE)
+    rig.clock.step(ALLOWANCE_MS + ahead_ms)
+    assert rig.engine.run_once().tripped == stopped
+
+
+def test_given_a_clock_that_jumped_when_run_then_nothing_is_written_and_everybody_is_told(store: Store) -> None:
+    rig, orders = prepared(store)
+    orders.tx(INVALID, NOW_MS - MINUTE)
+    rig.snapshots.invalid = [INVALID]
+    before = (rig.state.frontiers(), rig.state.anchor(), rig.state.claim(), rig.state.open_ids())
+    rig.clock.step(10 * DAY)
+    report = rig.engine.run_once()
+    assert orders.times() == [NOW_MS - DAY + HOUR, NOW_MS - MINUTE]
+    assert orders.pointers() == [None, INVALID]
+    assert (rig.state.frontiers(), rig.state.anchor(), rig.state.claim(), rig.state.open_ids()) == before
+    assert clock_notes(report) == [True]
+    assert rig.state.runs(1)[0].result == "stopped"
+    [guard] = json.loads(rig.state.runs(1)[0].report)["guards"]
+    assert (guard["guard"], guard["tripped"]) == ("clock", True)
+    assert "janitor approve" in guard["message"]
+
+
+def test_given_a_clock_that_jumped_when_run_again_and_again_then_it_stays_stopped(store: Store) -> None:
+    rig, orders = prepared(store)
+    rig.clock.step(10 * DAY)
+    for _ in range(3):
+        assert rig.engine.run_once().tripped
+        rig.clock.advance(HOUR)
+    assert orders.times() == [NOW_MS - DAY + HOUR]
+
+
+def test_given_a_clock_that_jumped_when_it_is_set_right_then_runs_go_on(store: Store) -> None:
+    rig, orders = prepared(store)
+    rig.clock.step(10 * DAY)
+    rig.engine.run_once()
+    rig.clock.step(-10 * DAY)
+    rig.clock.advance(HOUR + 1)
+    assert not rig.engine.run_once().tripped
+    assert orders.times() == []
+
+
+def test_given_many_small_steps_when_run_between_them_then_they_do_not_add_up_unnoticed(store: Store) -> None:
+    rig, _ = prepared(store)
+    outcomes = []
+    for _ in range(4):
+        rig.clock.advance(MINUTE)
+        rig.clock.step(ALLOWANCE_MS // 2)
+        outcomes.append(rig.engine.run_once().tripped)
+    assert outcomes == [False, False, True, True]
+
+
+def test_given_a_clock_that_runs_behind_when_run_then_it_warns_and_deletes_less(store: Store) -> None:
+    rig, orders = prepared(store)
+    rig.clock.advance(HOUR + 1)
+    rig.clock.step(-ALLOWANCE_MS - 1)
+    report = rig.engine.run_once()
+    assert clock_notes(report) == [False]
+    assert not report.tripped
+    assert orders.times() == [NOW_MS - DAY + HOUR]
+
+
+@pytest.mark.parametrize(("off_ms", "stopped"), [(HOUR, False), (7 * DAY, False), (7 * DAY + 1, True), (-DAY, False)])
+def test_given_another_boot_when_run_then_wall_time_may_be_a_week_away_and_no_more(
+    store: Store, off_ms: int, stopped: bool
+) -> None:
+    rig, _ = prepared(store)
+    rig.snapshots.write_pointer = pointer(NOW_MS)
+    rig.clock.step(off_ms)
+    rig.clock.reboot("another")
+    report = rig.engine.run_once()
+    assert report.tripped == stopped
+    assert clock_notes(report) == [True] * stopped
+
+
+def test_given_running_time_that_went_back_when_run_then_it_is_taken_for_another_boot(store: Store) -> None:
+    rig, _ = prepared(store)
+    rig.clock.step(8 * DAY)
+    rig.clock.reboot(rig.clock.boot_id(), running_ms=1)
+    assert rig.engine.run_once().tripped
+
+
+def test_given_a_system_without_boot_ids_when_the_clock_jumps_then_a_week_is_the_limit(store: Store) -> None:
+    rig, _ = prepared(store)
+    rig.clock.reboot("")
+    rig.engine.run_once()
+    rig.clock.step(7 * DAY + SECOND)
+    assert rig.engine.run_once().tripped
+
+
+def test_given_snapshots_and_rows_that_agree_with_a_jumped_clock_when_run_then_they_are_no_clock(store: Store) -> None:
+    rig, orders = prepared(store)
+    rig.clock.step(DAY)
+    orders.plain(rig.clock.now_ms())
+    assert rig.snapshots.latest().snapshot.timestamp_ms == rig.clock.now_ms()
+    assert rig.engine.run_once().tripped
+    assert orders.times() == [NOW_MS - DAY + HOUR, NOW_MS + DAY]
+
+
+def test_given_a_snapshot_from_the_future_when_run_then_the_clock_is_not_blamed_and_ttls_go_on(store: Store) -> None:
+    rig, orders = prepared(store)
+    rig.clock.advance(HOUR + 1)
+    rig.snapshots.age_ms = -10 * DAY
+    report = rig.engine.run_once()
+    assert (report.tripped, clock_notes(report), report.snapshot) == (False, [], None)
+    assert orders.times() == []
+
+
+def test_given_a_clock_that_jumped_when_it_is_approved_then_runs_go_on_from_there(store: Store) -> None:
+    rig, orders = prepared(store)
+    rig.clock.step(3 * HOUR)
+    assert rig.engine.run_once().tripped
+    rig.engine.approve()
+    assert not rig.engine.run_once().tripped
+    assert orders.times() == []
+    rig.clock.step(3 * HOUR)
+    assert rig.engine.run_once().tripped
+
+
+def test_given_a_clock_that_jumped_when_only_a_topic_is_approved_then_it_stays_stopped(store: Store) -> None:
+    rig, _ = prepared(store)
+    rig.clock.step(3 * HOUR)
+    rig.engine.approve(("default:*",))
+    assert rig.engine.run_once().tripped
+
+
+def test_given_a_clock_that_jumped_when_planned_then_the_plan_says_so(store: Store) -> None:
+    rig, _ = prepared(store)
+    rig.clock.step(3 * HOUR)
+    assert clock_notes(rig.engine.plan()) == [True]
+
+
+def test_given_a_clock_that_jumped_when_a_plan_is_applied_then_it_stops_too(store: Store, tmp_path: Path) -> None:
+
+    rig, orders = prepared(store)
+    rig.clock.step(3 * HOUR)
+    file = tmp_path / "plan.json"
+    rig.engine.plan(out=file)
+    assert rig.engine.apply(file).tripped
+    assert orders.times() == [NOW_MS - DAY + HOUR]

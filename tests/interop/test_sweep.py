@@ -1,0 +1,212 @@
+"""What CDAP wrote, the janitor cleans; and CDAP reads it afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from array import array
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from janitor.engine import Engine
+from janitor.policy import Delete, Frontier, Invert, Row, Rule, decide
+from janitor.references import Lifetime
+from janitor.report import Report
+from janitor.state.sqlite import SqliteState
+from janitor.txstate import TransactionView
+from janitor.world import Terms
+from tests.interop.conftest import Vector
+from tests.interop.java import Interop
+from tms_core.clock import ManualClock
+from tms_core.rowkey import MessageKey, PayloadKey, java_abs
+from tms_core.tables.base import MessageValue
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.topic import TopicMetadata
+from tms_core.transaction.snapshot import read_snapshot, write_snapshot
+from tms_core.transaction.source import DirectorySource
+
+NOW_MS = 1_700_000_000_000
+TABLES = ("meta", "message", "payload")
+LIFETIME = Lifetime(max_ms=90_000_000, grace_ms=86_400_000, allowance_ms=300_000)
+#: The vectors' snapshot is 1,000 s old at their clock, which is fresh for a service that writes one every 1,000 s.
+TERMS = Terms(3600, (), LIFETIME, lifetime_known=True, snapshot_interval_seconds=1000)
+#: Files LevelDB itself makes, in C++ or in Java.
+LEVELDB_FILES = re.compile(r"\d{6}\.(sst|log)|MANIFEST-\d{6}|CURRENT|LOCK|LOG|LOG\.old")
+
+
+def sweep(messaging: Path, snapshots: Path, now_ms: int = NOW_MS) -> Report:
+    with LevelDBStore(messaging) as store, SqliteState.in_memory() as state:
+        source = DirectorySource(snapshots)
+        engine = Engine(store, state, source, ManualClock(now_ms), TERMS, token_hex=lambda n: "0" * n, batch_rows=500)
+        return engine.run_once(adopt=True)
+
+
+def assert_only_leveldb_files(messaging: Path) -> None:
+    assert sorted(path.name for path in messaging.iterdir()) == [f"system.tms.{name}" for name in sorted(TABLES)]
+    strangers = [path for path in messaging.glob("*/*") if not LEVELDB_FILES.fullmatch(path.name)]
+    assert not strangers
+
+
+def test_given_a_store_of_cdap_when_swept_then_java_reads_exactly_the_rows_of_the_manifest(
+    java: Interop, vector: Vector
+) -> None:
+    # When
+    sweep(vector.directory, vector.snapshot.parent, vector.now_ms)
+    # Then
+    assert_only_leveldb_files(vector.directory)
+    for table in ("message", "payload"):
+        kept = [row for row in vector.table(table) if row["action"] != "delete"]
+        expected = {bytes.fromhex(row["key"]): row.get("value_after_sha256", row["value_sha256"]) for row in kept}
+        assert java.raw(vector.directory, table) == expected
+    metadata = {
+        bytes.fromhex(row["key"]): hashlib.sha256(bytes.fromhex(row["value"])).hexdigest()
+        for row in vector.table("meta")
+    }
+    assert java.raw(vector.directory, "meta") == metadata
+
+
+def test_given_a_swept_store_when_cdap_reads_every_topic_then_its_live_messages_are_there(
+    java: Interop, vector: Vector
+) -> None:
+    before = java.run("dump", vector.directory)
+    sweep(vector.directory, vector.snapshot.parent, vector.now_ms)
+    after = java.run("dump", vector.directory)
+    assert [line for line in after if line["kind"] == "topic"] == [line for line in before if line["kind"] == "topic"]
+    gone = {bytes.fromhex(row["key"]) for row in vector.table("message") if row["action"] == "delete"}
+    expected = [line for line in before if line["kind"] == "message" and _key(line) not in gone]
+    read = [line for line in after if line["kind"] == "message"]
+    assert [_identity(line) for line in read] == [_identity(line) for line in expected]
+
+
+def test_given_a_swept_store_when_cdap_consumes_it_in_a_transaction_then_invalid_messages_are_skipped(
+    java: Interop, sample: Vector
+) -> None:
+    before = java.run("read-service", sample.directory, "--snapshot", sample.snapshot)
+    sweep(sample.directory, sample.snapshot.parent, sample.now_ms)
+    with_list = java.run("read-service", sample.directory, "--snapshot", sample.snapshot)
+    assert with_list
+    assert {line["topic"] for line in with_list} == {line["topic"] for line in before}
+    # The inverted rows stay hidden from a reader whose invalid list has been emptied.
+    emptied = sample.snapshot.with_name("emptied")
+    _empty_invalid_list(sample.snapshot, emptied)
+    without_list = java.run("read-service", sample.directory, "--snapshot", emptied)
+    assert without_list == with_list
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_given_a_random_store_of_cdap_when_swept_then_every_row_is_as_the_law_says_and_java_reads_it(
+    java: Interop, tmp_path: Path, seed: int
+) -> None:
+    # Given
+    messaging = tmp_path / "messaging"
+    options = ["--kill"] if seed % 2 else ["--rows", 40_000, "--payload-bytes", 1000]
+    java.run("write", messaging, seed, "--now", NOW_MS, *options)
+    expected = _law(messaging, tmp_path / "tx.snapshot", tmp_path / "copy")
+    # When
+    report = sweep(messaging, tmp_path / "tx.snapshot")
+    # Then
+    assert report.total(Rule.EXPIRED) and report.total(Rule.OLD_GENERATION) and report.total(Rule.INVALID_TRANSACTION)
+    assert not report.errors
+    assert_only_leveldb_files(messaging)
+    for table in ("message", "payload"):
+        assert java.raw(messaging, table) == expected[table]
+    assert java.run("read-service", messaging)
+
+
+def test_given_a_sweep_killed_in_the_middle_when_opened_again_then_tables_are_named_for_cdap_and_java_reads(
+    java: Interop, sample: Vector
+) -> None:
+    # Given a process that is killed with half of its batches written and tables under C++ names
+    child = textwrap.dedent("""
+        import os, signal, sys
+        from pathlib import Path
+        from tests.interop.test_sweep import ManualClock, sweep
+        from tms_core.tables.leveldb import LevelDBStore
+        from janitor import sweep as sweeping
+        delete, batches = sweeping.Sweep.delete, 0
+        def dying(self, work, table, keys):
+            global batches
+            delete(self, work, table, keys)
+            batches += 1
+            if batches == 4:
+                table.compact(b"\\x00", b"\\xff")
+                os.kill(os.getpid(), signal.SIGKILL)
+        sweeping.Sweep.delete = dying
+        sweep(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    """)
+    command = [sys.executable, "-c", child, sample.directory, sample.snapshot.parent, str(sample.now_ms)]
+    died = subprocess.run(command, check=False, cwd=Path(__file__).parents[2], env={**os.environ})
+    assert died.returncode == -signal.SIGKILL
+    assert list(sample.directory.glob("*/*.ldb"))
+    # When it is opened and swept again
+    sweep(sample.directory, sample.snapshot.parent, sample.now_ms)
+    # Then
+    assert_only_leveldb_files(sample.directory)
+    expected = {bytes.fromhex(row["key"]) for row in sample.table("message") if row["action"] != "delete"}
+    assert set(java.raw(sample.directory, "message")) == expected
+
+
+def _key(line: dict[str, object]) -> bytes:
+    prefix = f"{line['topic']}:".encode() + int(str(line["generation"])).to_bytes(4, "big", signed=True)
+    publish_ms, sequence = int(str(line["publish_ms"])), int(str(line["seq"]))
+    return prefix + publish_ms.to_bytes(8, "big", signed=True) + (sequence & 0xFFFF).to_bytes(2, "big")
+
+
+def _identity(line: dict[str, object]) -> tuple[object, ...]:
+    """What a reader gets of a message; CDAP gives pointers out as absolute values."""
+    return (line["topic"], line["publish_ms"], line["seq"], line["pointer"], line["payload_sha256"])
+
+
+def _empty_invalid_list(snapshot: Path, into: Path) -> None:
+    with snapshot.open("rb") as stream:
+        whole = read_snapshot(stream)
+    with into.open("wb") as stream:
+        write_snapshot(stream, replace(whole, visibility=replace(whole.visibility, invalid=array("q"))))
+
+
+def _law(messaging: Path, snapshots: Path, scratch: Path) -> dict[str, dict[bytes, str]]:
+    """What the law leaves of each row, judged one by one: key to SHA-256 of the stored value."""
+    shutil.copytree(messaging, scratch)
+    view = TransactionView(DirectorySource(snapshots).latest().snapshot, NOW_MS, LIFETIME.max_ms)
+    with LevelDBStore(scratch) as store:
+        topics = {key: TopicMetadata.parse(key, value) for key, value in store.metadata.rows()}
+        messages = store.message.rows(b"", None, 10**7).items
+        payloads = store.payload.rows(b"", None, 10**7).items
+
+    def verdict(row: Row, referenced: bool) -> object:
+        topic = topics.get(row.key.topic.prefix) if row.key else None
+        return decide(row, topic, Frontier.open(NOW_MS, topic) if topic else None, view, referenced, None)
+
+    left: dict[str, dict[bytes, str]] = {"message": {}, "payload": {}}
+    references = set()
+    for key, value in messages:
+        parsed = MessageKey.parse(key)
+        fate = verdict(Row("message", parsed, value.pointer), False)
+        if isinstance(fate, Delete):
+            continue
+        if value.payload is None and value.pointer is not None and parsed:
+            references.add((parsed.topic, parsed.generation, java_abs(value.pointer)))
+        if isinstance(fate, Invert) and value.pointer is not None:
+            value = value._replace(pointer=-value.pointer)
+        left["message"][key] = hashlib.sha256(_stored(value)).hexdigest()
+    for key, body in payloads:
+        row = PayloadKey.parse(key)
+        referenced = row is not None and (row.topic, row.generation, row.write_pointer) in references
+        if not isinstance(verdict(Row("payload", row), referenced), Delete):
+            left["payload"][key] = hashlib.sha256(body).hexdigest()
+    return left
+
+
+def _stored(value: MessageValue) -> bytes:
+    if value.pointer is None:
+        return b"\x00" + (value.payload or b"")
+    tag = b"\x02" if value.payload is None else b"\x01"
+    return tag + value.pointer.to_bytes(8, "big", signed=True) + (value.payload or b"")

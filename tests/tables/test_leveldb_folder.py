@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import plyvel
+import pytest
+
+from tms_core.errors import StoreBusy, StoreError
+from tms_core.tables.leveldb_folder import locked
+
+HOLD = "import plyvel, sys; kept = plyvel.DB(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
+
+LOCK_SHARED = """
+import sys
+from pathlib import Path
+from tms_core.tables.leveldb_folder import locked
+with locked(Path(sys.argv[1]), shared=True):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    plyvel.DB(str(tmp_path / "database"), create_if_missing=True).close()
+    return tmp_path / "database"
+
+
+@pytest.fixture
+def hold_as(folder: Path) -> Iterator[Callable[..., int]]:
+    """Let a process that looks like another program hold the folder."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(program: str, *arguments: str) -> int:
+        process = subprocess.Popen(
+            [program, "-c", HOLD, str(folder), *arguments],
+            executable=sys.executable,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "open"
+        return process.pid
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "named", "advice"),
+    [
+        ("java", ["co.cask.cdap.StandaloneMain"], "CDAP, java", "stop CDAP first"),
+        ("/usr/bin/tms", ["serve"], "tms", "inside that server"),
+        ("/usr/bin/janitor", ["run", "--leveldb", "/opt/cdap/messaging"], "janitor", "wait until it ends"),
+        ("java", ["org.example.Main"], "java", "wait until it ends"),
+    ],
+)
+def test_given_a_held_folder_when_locked_then_the_error_names_the_holder_and_the_next_step(
+    folder: Path, hold_as: Callable[..., int], program: str, arguments: list[str], named: str, advice: str
+) -> None:
+    pid = hold_as(program, *arguments)
+    with pytest.raises(StoreBusy) as caught, locked(folder):
+        pass
+    assert caught.value.message == f"{folder} is held by process {pid} ({named})."
+    assert advice in caught.value.hint
+
+
+def test_given_a_folder_locked_here_when_opened_elsewhere_then_it_fails_until_it_is_let_go(
+    folder: Path, hold: Callable[[Path], Any]
+) -> None:
+    with locked(folder):
+        assert hold(folder).said.startswith("failed")
+    with locked(folder, shared=True):
+        assert hold(folder).said.startswith("failed")
+    assert hold(folder).said == "open"
+
+
+def test_given_a_reader_when_another_reads_then_it_may_and_a_writer_may_not(
+    folder: Path, child: Callable[..., Any]
+) -> None:
+    assert child(LOCK_SHARED, folder).said == "locked"
+    with locked(folder, shared=True):
+        pass
+    with pytest.raises(StoreBusy), locked(folder):
+        pass
+
+
+def test_given_a_folder_open_here_when_locked_then_the_librarys_lock_survives(
+    folder: Path, hold: Callable[[Path], Any]
+) -> None:
+    database = plyvel.DB(str(folder))
+    for shared in (False, True):
+        with pytest.raises(StoreBusy, match="in this process"), locked(folder, shared=shared):
+            pass
+    assert hold(folder).said.startswith("failed")
+    database.close()
+
+
+def test_given_no_lock_file_when_locked_then_only_a_writer_makes_one(folder: Path) -> None:
+    (folder / "LOCK").unlink()
+    with locked(folder, shared=True):
+        assert not (folder / "LOCK").exists()
+    with locked(folder):
+        assert (folder / "LOCK").exists()
+
+
+def test_given_a_lock_that_cannot_be_opened_when_locked_then_it_is_a_store_error(folder: Path) -> None:
+    (folder / "LOCK").unlink()
+    (folder / "LOCK").mkdir()
+    with pytest.raises(StoreError, match="directory"), locked(folder):
+        pass
