@@ -1,7 +1,7 @@
 """One janitor: a store, its memory, a clock and a source of snapshots, and what can be asked of them.
 
-The commands, the daemon and the tests all come through here. Every question begins the same way (``_prepare``): read
-the clocks, the state and the snapshot, and run the guards. After that a plan walks with an act that does nothing, a
+The commands, the daemon and the tests all come through here. Every question begins the same way (``prepare``): read the
+clocks, the state and the snapshot, and run the guards. After that a plan walks with an act that does nothing, a
 run with one that deletes; what was learnt is saved at the end, in one transaction, after the store's own writes are
 durable. A run that dies in between has forgotten nothing but its report: the next one finds the same rows.
 """
@@ -12,15 +12,20 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from janitor import boundary, frontier, guards, plan, txstate
+from janitor import boundary, conclude, frontier, guards, plan, txstate
 from janitor.boundary import Boundary
+from janitor.conclude import Pass
+from janitor.inversions import Inversions
+from janitor.messages import Messages
 from janitor.pacing import Pacer
+from janitor.payloads import Payloads
 from janitor.policy import Hold
+from janitor.prepare import Prepared, prepare
 from janitor.report import ForeignKey, GuardNote, Mode, Report, Tally
-from janitor.state.base import Claim, ClockAnchor, Evidence, OpenIdRecord, RunRecord, State, StoreRecord
+from janitor.state.base import Claim, RunRecord, State
 from janitor.sweep import Sweep
 from janitor.txstate import TransactionView, TxState
 from janitor.walk import Act, Observer, Preview, Walk
@@ -58,46 +63,6 @@ class _Guarded:
 
 def tell_nobody(phase: str, topic: TopicId | None, rows: int) -> None:
     """The observer of runs nobody watches."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """What every question begins with.
-
-    Attributes:
-        now: the clocks; ``wall_ms`` is the moment rows are judged by.
-        record: what is known of the store; a fresh one for a store that is not the one remembered.
-        open_ids: invalid pointers whose clients may still write.
-        gone_ids: such pointers that have left the invalid list.
-    """
-
-    now: ClockAnchor
-    record: StoreRecord
-    tx: TxState
-    open_ids: list[OpenIdRecord]
-    gone_ids: list[int]
-    notes: list[GuardNote]
-
-    @property
-    def stopped(self) -> bool:
-        """Whether nothing may be written."""
-        return self.record.adopted_ms is None or any(note.tripped for note in self.notes)
-
-
-@dataclass(slots=True)
-class Pass:
-    """A walk under way, and what is counted of it."""
-
-    id: str
-    mode: Mode
-    started_ms: int
-    running_ms: int
-    calls: int
-    ready: Prepared
-    world: World
-    tally: Tally
-    boundary: int | None = None
-    failed: frozenset[bytes] = frozenset()
 
 
 class Engine:
@@ -157,8 +122,7 @@ class Engine:
             OSError: the plan file could not be written.
         """
         ready = self._prepare(at_ms)
-        strange = ready.record.adopted_ms is None or any(note.guard == "identity" for note in ready.notes)
-        label = Hold.FIRST_CONTACT if strange else None
+        label = Hold.FIRST_CONTACT if ready.first_contact else None
         world = self._world(ready, thorough=True, patterns=patterns, label=label)
         world.load_topics()
         current = self._begin("plan", ready, world)
@@ -174,7 +138,7 @@ class Engine:
     def boundary(self) -> tuple[Claim | None, Boundary]:
         """The claim last made, and what would hold one back that were made now."""
         ready = self._prepare()
-        obstacles = self._obstacles(ready.tx)
+        obstacles = conclude.obstacles(ready.tx, self.terms)
         if obstacles:
             return self.state.claim(), Boundary.none(*obstacles)
         pointers = [record.pointer for record in ready.open_ids]
@@ -204,7 +168,7 @@ class Engine:
             NotAdopted: there is nothing to approve before the store is adopted.
         """
         ready = self._prepare()
-        if ready.record.adopted_ms is None:
+        if not ready.adopted:
             raise NotAdopted("Nobody has adopted this store yet.", "Look at janitor plan, then: janitor adopt")
         world = self._world(ready, thorough=False, patterns=patterns)
         world.load_topics()
@@ -240,7 +204,7 @@ class Engine:
         last = self.state.last_thorough_ms()
         thorough = last is None or ready.now.wall_ms - last >= THOROUGH_EVERY_MS
         world = self._world(ready, thorough=thorough, patterns=patterns)
-        return self._sweep(ready, world, self._conclude_run)
+        return self._sweep(ready, world, moves_frontiers=True)
 
     def apply(self, path: Path, *, adopt: bool = False) -> Report:
         """Carry out a plan file: at most what it shows, and nothing the law no longer allows.
@@ -260,9 +224,9 @@ class Engine:
         now = replace(ready.now, wall_ms=min(ready.now.wall_ms, wanted.effective_now_ms))
         ready = replace(ready, now=now)
         world = self._world(ready, thorough=True, only=wanted.pointers, limits=wanted.limits)
-        return self._sweep(ready, world, self._conclude_apply)
+        return self._sweep(ready, world, moves_frontiers=False)
 
-    def _sweep(self, ready: Prepared, world: World, conclude: Callable[[Pass], None]) -> Report:
+    def _sweep(self, ready: Prepared, world: World, *, moves_frontiers: bool) -> Report:
         current = self._begin("apply", ready, world)
         self.state.begin_run(RunRecord(current.id, current.mode, current.started_ms))
         try:
@@ -279,7 +243,7 @@ class Engine:
             raise
         with self.state.transaction():
             if not ready.stopped:
-                conclude(current)
+                self._conclude(current, moves_frontiers)
             report = self._report(current)
             result = "stopped" if ready.stopped else "partial" if report.errors else "done"
             self.state.finish_run(current.id, self._clock.now_ms(), result, json.dumps(report.to_json()))
@@ -288,39 +252,8 @@ class Engine:
     # -- before a pass -------------------------------------------------------------------------------------------
 
     def _prepare(self, at_ms: int | None = None) -> Prepared:
-        now = guards.read_clocks(self._clock)
-        notes = [guards.check_clock(self.state.anchor(), now, self.terms.lifetime.allowance_ms)]
-        if at_ms is not None:
-            now, notes = replace(now, wall_ms=at_ms), []
-        record, note = self._known_store()
-        notes.append(note)
-        tx = txstate.refresh(
-            self._source,
-            now.wall_ms,
-            interval_seconds=self.terms.snapshot_interval_seconds,
-            allowance_ms=self.terms.lifetime.allowance_ms,
-        )
-        system = guards.check_transaction_system(record, tx.usable)
-        if system is not None:
-            notes.append(system)
-        open_ids: list[OpenIdRecord] = []
-        gone_ids: list[int] = []
-        if tx.usable is not None:
-            open_ids, gone_ids = txstate.observe(self.state.open_ids(), tx.usable.invalid, now.wall_ms)
-        return Prepared(now, record, tx, open_ids, gone_ids, [note for note in notes if note is not None])
-
-    def _known_store(self) -> tuple[StoreRecord, GuardNote | None]:
-        """What is remembered of the store. One that is not the one remembered is a first contact (rule S13)."""
         identity = self.store.identity()
-        record = self.state.store()
-        if record is None:
-            record = StoreRecord.first_contact(identity, self._token_hex)
-            self.state.save_store(record)
-            return record, None
-        note = guards.check_store(record, identity)
-        if note is None:
-            return record, None
-        return StoreRecord(mark=guards.successor_mark(record.mark, identity), identity=identity), note
+        return prepare(self.state, identity, self._source, self._clock, self.terms, self._token_hex, at_ms)
 
     def _world(
         self,
@@ -341,7 +274,7 @@ class Engine:
             metadata=self.store.metadata,
             terms=self.terms,
             transactions=TransactionView(usable, ready.now.wall_ms, self.terms.lifetime.max_ms, only),
-            records=self.state.frontiers(),
+            records={} if label is Hold.FIRST_CONTACT else self.state.frontiers(),
             search_since_ms=since_ms,
             thorough=thorough,
             label=label,
@@ -352,34 +285,33 @@ class Engine:
     def _adopt(self, ready: Prepared) -> tuple[Prepared, list[TopicId]]:
         world = self._world(ready, thorough=False, label=Hold.FIRST_CONTACT)
         world.load_topics()
-        topics = {work.topic.topic: frontier.admit(work.topic, ready.now) for work in world.topics.values()}
-        record = _seen(replace(ready.record, adopted_ms=ready.now.wall_ms), ready.tx)
+        topics = {work.topic.topic: work.record for work in world.topics.values()}
+        record = ready.record
+        if ready.adopted and ready.first_contact:
+            # Another transaction system: what is known of open ids and claims is about the former one's.
+            record = replace(record, mark=guards.successor_mark(record.mark, "transactions"))
+        record = conclude.seen(replace(record, adopted_ms=ready.now.wall_ms), ready.tx)
         with self.state.transaction():
             self.state.save_store(record)
             self.state.save_frontiers(topics)
             self.state.save_anchor(ready.now)
-        warnings = [note for note in ready.notes if not note.tripped]
-        return replace(ready, record=record, notes=warnings), sorted(topics)
+        return self._prepare(), sorted(topics)
 
     # -- a pass --------------------------------------------------------------------------------------------------
 
     def _begin(self, mode: Mode, ready: Prepared, world: World) -> Pass:
         started_ms = self._clock.now_ms()
         run_id = f"{started_ms}-{self._token_hex(4)}"
-        return Pass(
-            run_id, mode, started_ms, self._clock.running_ms(), self.store.calls.total(), ready, world, Tally()
-        )
+        return Pass(run_id, mode, started_ms, self._clock.running_ms(), self.store.calls.total(), ready, world, Tally())
 
     def _walk(self, current: Pass, act: Act) -> None:
-        walk = Walk(
-            self.store, current.world, act, current.tally, page_rows=self._batch_rows, observer=self._observer
-        )
+        walk = Walk(self.store, current.world, act, current.tally, page_rows=self._batch_rows, observer=self._observer)
         with self._phase(current, "message"):
-            walk.messages()
+            Messages(walk).delete()
         with self._phase(current, "invert"):
-            walk.inversions()
+            Inversions(walk).invert()
         with self._phase(current, "payload"):
-            walk.payloads()
+            Payloads(walk).delete()
         current.failed = frozenset(walk.failed)
 
     @contextmanager
@@ -388,71 +320,18 @@ class Engine:
         yield
         current.tally.phase_seconds[name] = (self._clock.running_ms() - started) / 1000
 
-    # -- after a pass --------------------------------------------------------------------------------------------
-
-    def _conclude_apply(self, current: Pass) -> None:
-        """A plan file carried out moves no frontier and claims nothing."""
-        self._save_sight(current.ready)
-
-    def _conclude_run(self, current: Pass) -> None:
-        """Save what the pass has reached."""
-        ready, world = current.ready, current.world
-        self._save_sight(ready)
-        self.state.save_frontiers(
-            {
-                work.topic.topic: work.record
-                for key, work in world.topics.items()
-                if key not in current.failed and world.in_scope(key)
-            }
-        )
-        complete = not current.tally.errors and not world.patterns
-        open_ids = ready.open_ids
-        if complete and ready.tx.usable is not None:
-            now_ms = self._clock.now_ms()
-            open_ids = txstate.covered(open_ids, ready.now.wall_ms, now_ms, self.terms.lifetime)
-            self._save_evidence(current, [record.pointer for record in open_ids if record.closed_ms is None])
-        self.state.save_open_ids(open_ids)
-        self.state.forget_open_ids(ready.gone_ids)
-        if complete and world.thorough:
-            self.state.save_last_thorough_ms(ready.now.wall_ms)
-
-    def _save_sight(self, ready: Prepared) -> None:
-        """Remember the clocks and the transaction system as they were seen."""
-        self.state.save_anchor(guards.next_anchor(self.state.anchor(), guards.read_clocks(self._clock)))
-        self.state.save_store(_seen(ready.record, ready.tx))
-
-    def _save_evidence(self, current: Pass, open_pointers: list[int]) -> None:
-        """Rule S4: this pass has covered everything, so what it stands on may be claimed."""
-        ready = current.ready
-        usable = ready.tx.usable
-        if usable is None:
-            return
-        bound = max(0, usable.prune_upper_bound())
-        interval = Evidence(b"", None, usable.timestamp_ms, bound, ready.now.wall_ms, current.id)
-        self.state.replace_evidence([interval])
-        if self._obstacles(ready.tx):
-            return
-        current.boundary = boundary.claim([interval], open_pointers, self.terms.lifetime).bound
-        if current.boundary is not None:
-            self.state.save_claim(Claim(current.boundary, ready.now.wall_ms, current.id))
-
-    def _obstacles(self, tx: TxState) -> list[str]:
-        """Why nothing can be claimed, whatever the evidence."""
-        obstacles = []
-        if not self.terms.lifetime_known:
-            obstacles.append(
-                "transactions.max_lifetime_seconds is not set, so it is not known how long a transaction may write; "
-                "set it to what the servers enforce (data.tx.max.lifetime)"
-            )
-        if tx.usable is None:
-            obstacles.append(tx.message)
-        return obstacles
+    def _conclude(self, current: Pass, moves_frontiers: bool) -> None:
+        clocks = guards.read_clocks(self._clock)
+        if moves_frontiers:
+            conclude.conclude_run(current, self.state, self.terms, clocks, clocks.wall_ms)
+        else:
+            conclude.conclude_apply(current, self.state, clocks)
 
     def _report(self, current: Pass) -> Report:
         ready, tally = current.ready, current.tally
         self._name_foreign(tally)
         notes = list(ready.notes)
-        if current.mode == "apply" and ready.record.adopted_ms is None:
+        if current.mode == "apply" and not ready.adopted:
             notes.append(NOT_ADOPTED)
         if ready.tx.problem is not None:
             notes.append(GuardNote("snapshot", False, ready.tx.message))
@@ -481,11 +360,3 @@ class Engine:
             if found not in self._named:
                 logger.warning("left alone: a row of the %s table that is none of ours, key %s", *found)
                 self._named.add(found)
-
-
-def _seen(record: StoreRecord, tx: TxState) -> StoreRecord:
-    """The record with the transaction system as it was seen; unchanged without a usable snapshot."""
-    usable = tx.usable
-    if usable is None:
-        return record
-    return replace(record, snapshot_timestamp_ms=usable.timestamp_ms, snapshot_write_pointer=usable.write_pointer)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 MakeStore = Callable[[], Store]
 
 MAKERS: dict[str, Callable[[Path], Store]] = {
-    "memory": lambda folder: MemoryStore(),
+    "memory": lambda _: MemoryStore(),
     "leveldb": lambda folder: LevelDBStore(folder, create=True),
 }
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import plyvel
 import pytest
-
-from tms_core.tables import leveldb_database
 
 _DB = plyvel.DB
 
@@ -31,9 +30,7 @@ class LevelDBSpy:
         self.iterators = 0
         self.unsynced_batches = 0
         self.after_get: Callable[[bytes], None] = _ignore
-        monkeypatch.setattr(
-            leveldb_database.plyvel, "DB", lambda *arguments, **options: _Database(self, *arguments, **options)
-        )
+        monkeypatch.setattr(plyvel, "DB", partial(_Database, self))
 
 
 class _Database:

@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 
+from tests.interop.conftest import java
+
+__all__ = ["java"]
+
 TESTS = Path(__file__).parent.parent
-TABLES = ("system.tms.meta", "system.tms.message", "system.tms.payload")
 
 
 @dataclass(frozen=True)

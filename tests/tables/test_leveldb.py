@@ -14,7 +14,6 @@ import plyvel
 import pytest
 
 from tms_core.errors import StoreBusy, StoreError, StoreLayoutError, StoreNotFound
-from tms_core.tables import leveldb_database
 from tms_core.tables.base import MessageValue, TxCell
 from tms_core.tables.leveldb import LevelDBStore, decode, encode, release
 
@@ -278,9 +277,7 @@ def test_given_a_store_this_process_holds_when_opened_again_then_the_lock_is_not
     assert hold(sample / TABLES[0]).said == "open"
 
 
-def test_given_a_deleted_row_when_an_inversion_had_read_it_then_it_does_not_come_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_given_a_deleted_row_when_an_inversion_had_read_it_then_it_does_not_come_back(tmp_path: Path) -> None:
     """Rule S6: between the reading and the writing of an inversion no delete may pass."""
     read, deleted = Event(), Event()
     with LevelDBStore(tmp_path, create=True) as store:
@@ -308,7 +305,7 @@ def test_given_writes_when_synced_then_every_log_is(tmp_path: Path, monkeypatch:
     fsync = os.fsync
 
     def remember(handle: int) -> None:
-        synced.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        synced.append(Path(f"/proc/self/fd/{handle}").readlink().name)
         fsync(handle)
 
     with LevelDBStore(tmp_path, create=True) as store:
@@ -423,7 +420,7 @@ def test_given_an_error_of_the_library_when_it_reaches_us_then_it_is_ours_and_sa
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(leveldb_database.plyvel, "DB", fail)
+    monkeypatch.setattr(plyvel, "DB", fail)
     with pytest.raises(StoreError, match=hint) as caught:
         LevelDBStore(tmp_path, create=True)
     assert str(tmp_path) in caught.value.message

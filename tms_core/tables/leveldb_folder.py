@@ -113,9 +113,9 @@ def _held_here(lock: Path) -> bool:
 
 
 def _open_files() -> Iterator[os.stat_result]:
-    for name in os.listdir("/dev/fd"):
+    for entry in Path("/dev/fd").iterdir():
         try:
-            yield os.fstat(int(name))
+            yield os.fstat(int(entry.name))
         except OSError:
             # The handle the listing itself was read from, or one another thread has just closed.
             continue

@@ -1,0 +1,113 @@
+"""What a pass leaves behind in memory once the store's own writes are durable.
+
+A run that covered everything moves frontiers, closes open ids and may make a claim (rule S4). A run that did not,
+because it was scoped, a topic failed, or no snapshot could be used, moves only what it really reached. The caller
+wraps all of it in one transaction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from janitor import boundary, guards, txstate
+from janitor.prepare import Prepared
+from janitor.report import Mode, Tally
+from janitor.state.base import Claim, ClockAnchor, Evidence, State, StoreRecord
+from janitor.txstate import TxState
+from janitor.world import Terms, World
+from tms_core.transaction.model import VisibilityState
+
+
+@dataclass(slots=True)
+class Pass:
+    """A walk under way, and what is counted of it.
+
+    Attributes:
+        running_ms: the machine's running time when it began.
+        calls: how many store operations had been made by then.
+        boundary: the claim made; None while there is none.
+        failed: metadata keys of topics that were left undone.
+    """
+
+    id: str
+    mode: Mode
+    started_ms: int
+    running_ms: int
+    calls: int
+    ready: Prepared
+    world: World
+    tally: Tally
+    boundary: int | None = None
+    failed: frozenset[bytes] = frozenset()
+
+    @property
+    def complete(self) -> bool:
+        """Whether it covered every topic."""
+        return not self.tally.errors and not self.world.patterns
+
+
+def conclude_run(current: Pass, state: State, terms: Terms, clocks: ClockAnchor, finished_ms: int) -> None:
+    """Save what a run has reached.
+
+    Args:
+        clocks: what the machine's clocks show now.
+    """
+    conclude_apply(current, state, clocks)
+    ready, world = current.ready, current.world
+    done = {
+        work.topic.topic: work.record
+        for key, work in world.topics.items()
+        if key not in current.failed and world.in_scope(key)
+    }
+    state.save_frontiers(done)
+    open_ids = ready.open_ids
+    usable = ready.tx.usable
+    if current.complete and usable is not None:
+        open_ids = txstate.covered(open_ids, ready.now.wall_ms, finished_ms, terms.lifetime)
+        still_open = [record.pointer for record in open_ids if record.closed_ms is None]
+        _save_evidence(current, state, terms, usable, still_open)
+    state.save_open_ids(open_ids)
+    state.forget_open_ids(ready.gone_ids)
+    if current.complete and world.thorough:
+        state.save_last_thorough_ms(ready.now.wall_ms)
+
+
+def conclude_apply(current: Pass, state: State, clocks: ClockAnchor) -> None:
+    """Save the sight of clock and transaction system; a plan file carried out moves no frontier and claims nothing."""
+    state.save_anchor(guards.next_anchor(state.anchor(), clocks))
+    state.save_store(seen(current.ready.record, current.ready.tx))
+
+
+def obstacles(tx: TxState, terms: Terms) -> list[str]:
+    """Why nothing can be claimed, whatever the evidence."""
+    found = []
+    if not terms.lifetime_known:
+        found.append(
+            "transactions.max_lifetime_seconds is not set, so it is not known how long a transaction may write; "
+            "set it to what the servers enforce (data.tx.max.lifetime)"
+        )
+    if tx.usable is None:
+        found.append(tx.message)
+    return found
+
+
+def seen(record: StoreRecord, tx: TxState) -> StoreRecord:
+    """The record with the transaction system as it was seen; unchanged without a usable snapshot."""
+    usable = tx.usable
+    if usable is None:
+        return record
+    return replace(record, snapshot_timestamp_ms=usable.timestamp_ms, snapshot_write_pointer=usable.write_pointer)
+
+
+def _save_evidence(
+    current: Pass, state: State, terms: Terms, usable: VisibilityState, open_pointers: list[int]
+) -> None:
+    started_ms = current.ready.now.wall_ms
+    bound = max(0, usable.prune_upper_bound())
+    interval = Evidence(b"", None, usable.timestamp_ms, bound, started_ms, current.id)
+    state.replace_evidence([interval])
+    if obstacles(current.ready.tx, terms):
+        return
+    current.boundary = boundary.claim([interval], open_pointers, terms.lifetime).bound
+    if current.boundary is not None:
+        state.save_claim(Claim(current.boundary, started_ms, current.id))

@@ -1,0 +1,79 @@
+"""Negating the pointers of invalid transactions in the message rows that stay (L4).
+
+Which rows an invalid transaction wrote is written nowhere, so the message table is searched: all of it in a thorough
+pass, else only publish times at which an open transaction can have written. The search goes generation by generation,
+over topics nobody knows too, because a row stays a row of its transaction whoever it belongs to.
+"""
+
+from __future__ import annotations
+
+from janitor.policy import Invert, Row, Rule, decide
+from janitor.ranges import Range, topic_stop
+from janitor.report import EntryKey
+from janitor.walk import Walk
+from tms_core.rowkey import LONG_MAX, MessageKey, generation_prefix, time_prefix
+from tms_core.tables.base import TxCell
+
+
+class Inversions:
+    """The step of a pass that comes after the messages', because a row that went need not be inverted."""
+
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
+
+    def invert(self) -> None:
+        """Negate the pointers of invalid transactions in the message rows that stay (L4)."""
+        since_ms = self._walk.world.search_since_ms
+        if since_ms is None:
+            return
+        table = self._walk.store.message
+        key = self._walk.first(table, b"")
+        while key is not None:
+            parsed = MessageKey.parse(key)
+            if parsed is None:
+                key = self._walk.first(table, key + b"\x00")
+                continue
+            start, stop = self._search(parsed, since_ms)
+            if self._walk.world.in_scope(parsed.topic.prefix):
+                self._search_cells(Range(max(key, start), stop))
+            key = self._walk.first(table, stop)
+
+    def _search(self, key: MessageKey, since_ms: int) -> Range:
+        prefix = key.topic.prefix
+        start = time_prefix(prefix, key.generation, min(max(0, since_ms), LONG_MAX))
+        # A generation of -1 is followed by the next topic, not by generation 0.
+        last = key.generation == -1
+        return Range(start, topic_stop(prefix) if last else generation_prefix(prefix, key.generation + 1))
+
+    def _search_cells(self, window: Range) -> None:
+        is_invalid = self._walk.world.transactions.is_invalid
+        start: bytes | None = window.start
+        while start is not None and start < window.stop:
+            page = self._walk.store.message.cells(start, window.stop, self._walk.page_rows)
+            found = [cell for cell in page.items if cell.pointer > 0 and is_invalid(cell.pointer)]
+            if found:
+                self._negate(found)
+            self._walk.observe("invert", None, len(page.items))
+            start = page.resume
+
+    def _negate(self, cells: list[TxCell]) -> None:
+        """Negate the cells that the law inverts; it has the last word on each."""
+        doomed = [(key, cell) for cell in cells if (key := self._inverts(cell)) is not None]
+        changed = self._walk.act.invert([cell for _, cell in doomed]) if doomed else []
+        for (key, cell), done in zip(doomed, changed, strict=True):
+            if done:
+                self._tally_inverted(key, cell)
+
+    def _inverts(self, cell: TxCell) -> MessageKey | None:
+        key = MessageKey.parse(cell.key)
+        if key is None:
+            return None
+        work = self._walk.world.topics.get(key.topic.prefix)
+        topic, frontier = (work.topic, work.frontier) if work else (None, None)
+        verdict = decide(Row("message", key, cell.pointer), topic, frontier, self._walk.world.transactions, False, None)
+        return key if isinstance(verdict, Invert) else None
+
+    def _tally_inverted(self, key: MessageKey, cell: TxCell) -> None:
+        label = EntryKey(key.topic, key.generation, "message", Rule.INVALID_TRANSACTION, self._walk.world.label)
+        self._walk.tally.entry(label).add([cell.key], len(cell.key), key.publish_ms, key.publish_ms)
+        self._walk.tally.pointers.setdefault(key.topic, set()).add(cell.pointer)

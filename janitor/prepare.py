@@ -1,0 +1,95 @@
+"""What every question to the janitor begins with: the clocks, the store's record, the snapshot, and the guards.
+
+Nothing here changes the store or what is remembered, but for one thing: a store that is met for the first time is
+given its mark, so that a plan made now can be recognised when it is applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from janitor import guards, txstate
+from janitor.report import GuardNote
+from janitor.state.base import ClockAnchor, OpenIdRecord, State, StoreRecord
+from janitor.txstate import TxState
+from janitor.world import Terms
+from tms_core.clock import Clock
+from tms_core.transaction.source import SnapshotSource
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a question begins with.
+
+    Attributes:
+        now: the clocks; ``wall_ms`` is the moment rows are judged by.
+        record: what is known of the store; a fresh one for a store that is not the one remembered.
+        open_ids: invalid pointers whose clients may still write.
+        gone_ids: such pointers that have left the invalid list.
+    """
+
+    now: ClockAnchor
+    record: StoreRecord
+    tx: TxState
+    open_ids: list[OpenIdRecord]
+    gone_ids: list[int]
+    notes: list[GuardNote]
+
+    @property
+    def adopted(self) -> bool:
+        return self.record.adopted_ms is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing may be written."""
+        return not self.adopted or any(note.tripped for note in self.notes)
+
+    @property
+    def first_contact(self) -> bool:
+        """Whether this store, or this transaction system, is not the one that was adopted (rule S13)."""
+        return not self.adopted or any(note.guard == "identity" for note in self.notes)
+
+
+def prepare(
+    state: State,
+    identity: str,
+    source: SnapshotSource | None,
+    clock: Clock,
+    terms: Terms,
+    token_hex: Callable[[int], str],
+    at_ms: int | None = None,
+) -> Prepared:
+    """Read all that a verdict rests on besides the tables.
+
+    Args:
+        identity: the store's (``Store.identity``).
+        at_ms: judge by another moment than the present; then the clock is not checked.
+    """
+    allowance_ms = terms.lifetime.allowance_ms
+    now = guards.read_clocks(clock)
+    clock_note = guards.check_clock(state.anchor(), now, allowance_ms) if at_ms is None else None
+    if at_ms is not None:
+        now = replace(now, wall_ms=at_ms)
+    record, store_note = _known_store(state, identity, token_hex)
+    interval_seconds = terms.snapshot_interval_seconds
+    tx = txstate.refresh(source, now.wall_ms, interval_seconds=interval_seconds, allowance_ms=allowance_ms)
+    system_note = guards.check_transaction_system(record, tx.usable)
+    open_ids: list[OpenIdRecord] = []
+    gone_ids: list[int] = []
+    if tx.usable is not None:
+        open_ids, gone_ids = txstate.observe(state.open_ids(), tx.usable.invalid, now.wall_ms)
+    notes = [note for note in (clock_note, store_note, system_note) if note is not None]
+    return Prepared(now, record, tx, open_ids, gone_ids, notes)
+
+
+def _known_store(state: State, identity: str, token_hex: Callable[[int], str]) -> tuple[StoreRecord, GuardNote | None]:
+    """What is remembered of the store. One that is not the one remembered is a first contact."""
+    record = state.store()
+    if record is None:
+        record = StoreRecord.first_contact(identity, token_hex)
+        state.save_store(record)
+    note = guards.check_store(record, identity)
+    if note is None:
+        return record, None
+    return StoreRecord(mark=guards.successor_mark(record.mark, identity), identity=identity), note

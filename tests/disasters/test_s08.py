@@ -1,0 +1,283 @@
+"""S8: a frontier advances only as fast as time. What a jump makes due is held until somebody has had time to look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from janitor.policy import Hold
+from janitor.report import Report
+from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, Rig, Topic, janitor, pointer, topic
+from tms_core.tables.base import Store
+
+TTL_SECONDS = 86400
+CUTOFF_MS = NOW_MS - DAY
+#: Comes due ten minutes after the first pass, by time alone.
+SOON_MS = CUTOFF_MS + 10 * MINUTE
+#: Lives for hours unless something jumps.
+LIVE_MS = NOW_MS - 2 * HOUR
+HOLD_SECONDS = 3600
+
+
+def prepared(store: Store, **options: object) -> tuple[Rig, Topic]:
+    """A store whose first pass is done."""
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
+    rig = janitor(store, hold_seconds=HOLD_SECONDS, **options)  # type: ignore[arg-type]
+    rig.engine.run_once(adopt=True)
+    orders.plain(SOON_MS, LIVE_MS).stored(pointer(SOON_MS), SOON_MS, LIVE_MS)
+    return rig, orders
+
+
+JUMPS: dict[str, Callable[[Topic], object]] = {
+    "ttl shortened": lambda orders: orders.describe(ttl_seconds=60),
+    "deleted": lambda orders: orders.describe(ttl_seconds=TTL_SECONDS, generation=-1),
+    "deleted and created again": lambda orders: orders.describe(ttl_seconds=TTL_SECONDS, generation=2),
+    "many generations at once": lambda orders: orders.describe(ttl_seconds=TTL_SECONDS, generation=99),
+    "a restored store's shorter ttl": lambda orders: orders.describe(ttl_seconds=1),
+}
+
+
+@pytest.fixture(params=JUMPS)
+def jump(request: pytest.FixtureRequest) -> Callable[[Topic], object]:
+    return JUMPS[request.param]
+
+
+def held(report: Report) -> dict[str, Hold]:
+    return {str(name): hold for name, hold in report.held_topics().items()}
+
+
+def test_given_a_jump_when_run_then_what_it_makes_due_stays_and_the_report_shows_it(
+    store: Store, jump: Callable[[Topic], object]
+) -> None:
+    rig, orders = prepared(store)
+    jump(orders)
+    report = rig.engine.run_once()
+    assert orders.times() == [SOON_MS, LIVE_MS]
+    assert orders.stored_times() == [SOON_MS, LIVE_MS]
+    assert held(report) == {"default:orders": Hold.FRONTIER}
+    assert report.to_json()["totals"]["kept"]["held"] == 4
+    assert not report.tripped
+
+
+def test_given_a_jump_when_planned_then_the_plan_shows_what_is_held(
+    store: Store, jump: Callable[[Topic], object]
+) -> None:
+    rig, orders = prepared(store)
+    jump(orders)
+    report = rig.engine.plan()
+    assert held(report) == {"default:orders": Hold.FRONTIER}
+    assert report.to_json()["totals"]["kept"]["held"] == 4
+
+
+def test_given_a_held_jump_when_time_passes_then_what_time_makes_due_goes_and_the_rest_waits(
+    store: Store, jump: Callable[[Topic], object]
+) -> None:
+    rig, orders = prepared(store)
+    jump(orders)
+    rig.engine.run_once()
+    rig.clock.advance(10 * MINUTE)
+    rig.engine.run_once()
+    assert orders.times() == [SOON_MS, LIVE_MS]
+    rig.clock.advance(1)
+    rig.engine.run_once()
+    assert orders.times() == [LIVE_MS]
+    assert orders.stored_times() == [LIVE_MS]
+
+
+@pytest.mark.parametrize(("late_ms", "kept"), [(-1, [LIVE_MS]), (0, []), (1, [])])
+def test_given_a_held_jump_when_the_hold_ends_then_it_is_let_go(
+    store: Store, jump: Callable[[Topic], object], late_ms: int, kept: list[int]
+) -> None:
+    rig, orders = prepared(store)
+    jump(orders)
+    rig.engine.run_once()
+    rig.clock.advance(HOLD_SECONDS * SECOND + late_ms)
+    rig.engine.run_once()
+    assert orders.times() == kept
+    assert orders.stored_times() == kept
+
+
+def test_given_a_held_jump_when_approved_then_the_next_run_lets_it_go(
+    store: Store, jump: Callable[[Topic], object]
+) -> None:
+    rig, orders = prepared(store)
+    jump(orders)
+    rig.engine.run_once()
+    assert rig.engine.approve(("default:orders",)) == [orders.id]
+    assert held(rig.engine.run_once()) == {}
+    assert orders.times() == []
+    assert orders.stored_times() == []
+
+
+def test_given_a_jump_nobody_has_run_on_when_approved_then_the_next_run_lets_it_go(store: Store) -> None:
+    rig, orders = prepared(store)
+    orders.describe(ttl_seconds=60)
+    rig.engine.approve()
+    rig.engine.run_once()
+    assert orders.times() == []
+
+
+def test_given_an_approval_when_the_topic_jumps_again_then_it_is_not_for_that_jump(store: Store) -> None:
+    rig, orders = prepared(store)
+    orders.describe(ttl_seconds=12 * 3600)
+    rig.engine.approve()
+    orders.describe(ttl_seconds=60)
+    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    assert orders.times() == [SOON_MS, LIVE_MS]
+
+
+def test_given_an_approval_when_it_has_been_used_then_the_next_jump_is_held(store: Store) -> None:
+    rig, orders = prepared(store)
+    orders.describe(ttl_seconds=3600)
+    rig.engine.approve()
+    rig.engine.run_once()
+    orders.describe(ttl_seconds=TTL_SECONDS).plain(LIVE_MS)
+    rig.engine.run_once()
+    orders.describe(ttl_seconds=3600)
+    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    assert orders.times() == [LIVE_MS]
+
+
+def test_given_an_approval_of_one_topic_when_run_then_the_others_are_still_held(store: Store) -> None:
+    other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
+    rig, orders = prepared(store)
+    other.plain(LIVE_MS)
+    for described in (orders, other):
+        described.describe(ttl_seconds=60)
+    rig.engine.approve(("default:orders",))
+    assert held(rig.engine.run_once()) == {"default:other": Hold.FRONTIER}
+    assert (orders.times(), other.times()) == ([], [LIVE_MS])
+
+
+def test_given_a_held_jump_when_it_jumps_further_then_the_hold_begins_anew(store: Store) -> None:
+    rig, orders = prepared(store)
+    orders.describe(ttl_seconds=12 * 3600)
+    rig.engine.run_once()
+    rig.clock.advance(HOLD_SECONDS * SECOND - 1)
+    orders.describe(ttl_seconds=60)
+    rig.engine.run_once()
+    rig.clock.advance(HOLD_SECONDS * SECOND - 1)
+    rig.engine.run_once()
+    assert LIVE_MS in orders.times()
+    rig.clock.advance(1)
+    rig.engine.run_once()
+    assert orders.times() == []
+
+
+def test_given_a_held_jump_when_it_is_undone_then_nothing_was_lost(
+    store: Store, jump: Callable[[Topic], object]
+) -> None:
+    rig, orders = prepared(store)
+    jump(orders)
+    rig.engine.run_once()
+    rig.clock.advance(MINUTE)
+    orders.describe(ttl_seconds=TTL_SECONDS)
+    assert held(rig.engine.run_once()) == {}
+    rig.clock.advance(HOLD_SECONDS * SECOND)
+    rig.engine.run_once()
+    assert orders.times() == [LIVE_MS]
+
+
+def test_given_a_topic_first_seen_later_when_run_then_it_is_held_like_a_jump_from_nothing(store: Store) -> None:
+    rig, _ = prepared(store)
+    late = topic(store, "default:late", ttl_seconds=60).plain(1, LIVE_MS).stored(pointer(1), 1)
+    rig.engine.run_once()
+    assert (late.times(), late.stored_times()) == ([1, LIVE_MS], [1])
+    rig.clock.advance(HOLD_SECONDS * SECOND)
+    rig.engine.run_once()
+    assert (late.times(), late.stored_times()) == ([], [])
+
+
+def test_given_a_protected_topic_when_it_is_protected_no_longer_then_what_gathered_is_held(store: Store) -> None:
+    rig, orders = prepared(store, protect=("default:ord*",))
+    rig.clock.advance(DAY)
+    report = rig.engine.run_once()
+    assert held(report) == {"default:orders": Hold.PROTECTED}
+    free = rig.restart(protect=())
+    free.clock.advance(MINUTE)
+    assert held(free.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    assert orders.times() == [SOON_MS, LIVE_MS]
+    free.clock.advance(HOLD_SECONDS * SECOND)
+    free.engine.run_once()
+    assert orders.times() == []
+
+
+def test_given_a_topic_protected_at_adoption_when_it_is_protected_no_longer_then_what_gathered_is_held(
+    store: Store,
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(1, LIVE_MS)
+    rig = janitor(store, hold_seconds=HOLD_SECONDS, protect=("default:*",))
+    rig.engine.adopt()
+    report = rig.restart(protect=()).engine.run_once()
+    assert held(report) == {"default:orders": Hold.FRONTIER}
+    assert orders.times() == [1, LIVE_MS]
+
+
+def test_given_a_protected_topic_when_run_then_its_invalid_rows_are_still_inverted(store: Store) -> None:
+    rig, orders = prepared(store, protect=("default:*",))
+    invalid = pointer(LIVE_MS)
+    orders.tx(invalid, LIVE_MS)
+    rig.snapshots.invalid = [invalid]
+    rig.engine.run_once()
+    assert orders.pointers() == [None, None, -invalid]
+
+
+@pytest.mark.parametrize(("extra_ms", "kept"), [(0, [LIVE_MS]), (1000, [SOON_MS, LIVE_MS])])
+def test_given_a_cutoff_that_advances_by_the_allowance_when_run_then_only_more_is_a_jump(
+    store: Store, extra_ms: int, kept: list[int]
+) -> None:
+    rig, orders = prepared(store)
+    rig.clock.advance(5 * MINUTE + 1)
+    shorter_ms = DAY - LIFETIME.allowance_ms - extra_ms
+    orders.describe(ttl_seconds=shorter_ms // SECOND)
+    rig.engine.run_once()
+    assert orders.times() == kept
+
+
+def test_given_a_hold_of_zero_when_the_topic_jumps_then_nothing_is_held(
+    store: Store, jump: Callable[[Topic], object]
+) -> None:
+    rig, orders = prepared(store)
+    jump(orders)
+    assert held(rig.restart(hold_seconds=0).engine.run_once()) == {}
+    assert orders.times() == []
+
+
+def test_given_a_held_jump_when_the_wall_clock_is_set_forward_then_the_hold_is_not_shortened(store: Store) -> None:
+    rig, orders = prepared(store)
+    orders.describe(ttl_seconds=60)
+    rig.engine.run_once()
+    rig.clock.advance(HOLD_SECONDS * SECOND - LIFETIME.allowance_ms)
+    rig.clock.step(LIFETIME.allowance_ms)
+    assert not rig.engine.run_once().tripped
+    assert LIVE_MS in orders.times()
+
+
+def test_given_a_store_never_adopted_when_run_then_nothing_goes_and_the_plan_says_first_contact(store: Store) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=60).plain(1)
+    rig = janitor(store)
+    assert held(rig.engine.plan()) == {"default:orders": Hold.FIRST_CONTACT}
+    report = rig.engine.run_once()
+    assert report.tripped
+    assert orders.times() == [1]
+    rig.clock.advance(30 * DAY)
+    assert rig.engine.run_once().tripped
+    assert orders.times() == [1]
+
+
+def test_given_an_adopted_store_when_run_then_one_pass_cleans_what_was_due_then(store: Store) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=60, generation=3).plain(1, NOW_MS)
+    orders.at(1).plain(NOW_MS)
+    report = janitor(store).engine.run_once(adopt=True)
+    assert held(report) == {}
+    assert (orders.times(), orders.at(1).times()) == ([NOW_MS], [])
+
+
+def test_given_a_run_of_one_topic_when_others_jumped_then_their_frontiers_do_not_move(store: Store) -> None:
+    other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
+    rig, _ = prepared(store)
+    before = rig.state.frontiers()[other.id]
+    rig.clock.advance(HOUR)
+    rig.engine.run_once(patterns=("default:orders",))
+    assert rig.state.frontiers()[other.id] == before

@@ -1,0 +1,114 @@
+"""S11: waiting for the rate limit happens with nothing open: no iterator, no store call, no transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from janitor.pacing import Pacer
+from janitor.state.sqlite import SqliteState
+from tests.builders import DAY, HOUR, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
+from tests.disasters.spy import LevelDBSpy
+from tms_core.clock import ManualClock
+from tms_core.tables.base import Store
+from tms_core.tables.leveldb import LevelDBStore
+
+INVALID = pointer(NOW_MS - HOUR)
+ROWS = 30
+BATCH_ROWS = 4
+ROWS_PER_SECOND = 2.0
+
+
+class WatchedClock(ManualClock):
+    """Asks, whenever somebody waits, what is open."""
+
+    def __init__(self) -> None:
+        super().__init__(NOW_MS, running_ms=DAY)
+        self.found: list[tuple[int, int, int]] = []
+        self.waits: list[float] = []
+        self.calls_open = 0
+        self.calls: list[str] = []
+        self.transactions_open = 0
+        self.spy: LevelDBSpy | None = None
+
+    def sleep(self, seconds: float) -> None:
+        iterators = self.spy.open_iterators if self.spy else 0
+        self.found.append((iterators, self.calls_open, self.transactions_open))
+        self.waits.append(seconds)
+        super().sleep(seconds)
+
+
+class WatchedState(SqliteState):
+    """Tells the clock about its open transactions."""
+
+    def __init__(self, clock: WatchedClock) -> None:
+        self.clock = clock
+        super().__init__(None)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        self.clock.transactions_open += 1
+        try:
+            with super().transaction():
+                yield
+        finally:
+            self.clock.transactions_open -= 1
+
+
+def prepared(store: Store, clock: WatchedClock) -> tuple[Rig, Topic]:
+    """Much that is due in both tables, and rows of an invalid transaction."""
+    due = [NOW_MS - 3 * HOUR + number for number in range(ROWS)]
+    orders = topic(store, "default:orders", ttl_seconds=7200)
+    orders.plain(*due).stored(pointer(due[0]), *due).tx(INVALID, *range(NOW_MS - 10, NOW_MS))
+
+    def count(step: int, call: Call) -> None:
+        clock.calls_open += step
+        clock.calls.append(call.name)
+
+    watch(store, before=partial(count, 1), after=partial(count, -1))
+    rig = janitor(store, clock=clock, state=WatchedState(clock), batch_rows=BATCH_ROWS, rows_per_second=ROWS_PER_SECOND)
+    rig.snapshots.invalid = [INVALID]
+    return rig, orders
+
+
+def test_given_a_rate_limit_when_swept_then_nothing_is_open_while_it_waits(store: Store) -> None:
+    clock = WatchedClock()
+    rig, orders = prepared(store, clock)
+    rig.engine.run_once(adopt=True)
+    assert set(clock.found) == {(0, 0, 0)}
+    assert sum(clock.waits) >= (2 * ROWS + 10) / ROWS_PER_SECOND
+    assert max(clock.waits) <= BATCH_ROWS / ROWS_PER_SECOND
+    assert orders.pointers() == [-INVALID] * 10
+    assert {"message.delete", "payload.delete", "message.invert"} <= set(clock.calls)
+
+
+def test_given_leveldb_and_a_rate_limit_when_swept_then_no_iterator_is_open_while_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = WatchedClock()
+    clock.spy = LevelDBSpy(monkeypatch)
+    with LevelDBStore(tmp_path, create=True) as store:
+        rig, _ = prepared(store, clock)
+        rig.engine.run_once(adopt=True)
+    assert clock.spy.iterators > 20
+    assert len(clock.found) > 15
+    assert {iterators for iterators, _, _ in clock.found} == {0}
+
+
+def test_given_an_idle_hour_when_deleting_begins_then_no_burst_was_saved_up() -> None:
+    clock = ManualClock(NOW_MS)
+    pacer = Pacer(100, clock)
+    pacer.pay(100)
+    clock.advance(HOUR)
+    assert [pacer.pay(50) for _ in range(3)] == [0.5, 0.5, 0.5]
+
+
+def test_given_no_rate_limit_when_swept_then_nothing_waits(store: Store) -> None:
+    clock = WatchedClock()
+    rig, _ = prepared(store, clock)
+    rig.restart(rows_per_second=None).engine.run_once(adopt=True)
+    assert clock.waits == []

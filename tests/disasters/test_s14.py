@@ -1,0 +1,181 @@
+"""S14: a snapshot that cannot be trusted is not used. No inversion, no claim; ttls and generations go on."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from janitor.engine import Engine
+from janitor.references import Lifetime
+from tests.builders import (
+    DAY,
+    HOUR,
+    LIFETIME,
+    MINUTE,
+    NOW_MS,
+    Rig,
+    Snapshots,
+    Topic,
+    janitor,
+    pointer,
+    topic,
+    visibility,
+)
+from tms_core.clock import ManualClock
+from tms_core.tables.base import Store
+from tms_core.transaction.model import Snapshot, VisibilityState
+from tms_core.transaction.snapshot import write_snapshot
+from tms_core.transaction.source import DirectorySource, SnapshotSource
+
+INVALID = pointer(NOW_MS - 10 * HOUR)
+INTERVAL_MS = MINUTE
+ALLOWANCE_MS = LIFETIME.allowance_ms
+TTL_SECONDS = 1800
+#: A day for a transaction: longer than the ttl, so that some payloads are due while theirs may still commit.
+LONG = Lifetime(DAY, HOUR, ALLOWANCE_MS)
+
+
+def encode(state: VisibilityState) -> bytes:
+    stream = BytesIO()
+    write_snapshot(stream, Snapshot(state))
+    return stream.getvalue()
+
+
+def good(taken_ms: int) -> bytes:
+    return encode(visibility(taken_ms, [INVALID]))
+
+
+def write(folder: Path, files: dict[int, bytes]) -> SnapshotSource:
+    folder.mkdir()
+    for taken_ms, content in files.items():
+        (folder / f"snapshot.{taken_ms}").write_bytes(content)
+    return DirectorySource(folder)
+
+
+#: What lies in the snapshot directory, by the number in its name.
+UNUSABLE: dict[str, dict[int, bytes]] = {
+    "no snapshot": {},
+    "empty": {NOW_MS: b""},
+    "truncated": {NOW_MS: good(NOW_MS)[:20]},
+    "of an unknown version": {NOW_MS: b"\x0a" + good(NOW_MS)[1:]},
+    "no snapshot's bytes": {NOW_MS: b"\xff" * 40},
+    "stale by a moment": {NOW_MS - 2 * INTERVAL_MS - 1: good(NOW_MS - 2 * INTERVAL_MS - 1)},
+    "stale by years": {1: good(1)},
+    "from the future by a moment": {NOW_MS + ALLOWANCE_MS + 1: good(NOW_MS + ALLOWANCE_MS + 1)},
+    "stale, under a fresh name": {NOW_MS: good(NOW_MS - DAY)},
+    "newest truncated, the one before stale": {NOW_MS: good(NOW_MS)[:-30], NOW_MS - DAY: good(NOW_MS - DAY)},
+}
+USABLE: dict[str, dict[int, bytes]] = {
+    "fresh": {NOW_MS: good(NOW_MS)},
+    "just not stale": {NOW_MS - 2 * INTERVAL_MS: good(NOW_MS - 2 * INTERVAL_MS)},
+    "just not from the future": {NOW_MS + ALLOWANCE_MS: good(NOW_MS + ALLOWANCE_MS)},
+    "newest truncated, the one before fresh": {NOW_MS: good(NOW_MS)[:20], NOW_MS - MINUTE: good(NOW_MS - MINUTE)},
+    "fresh, under an old name": {1: good(NOW_MS)},
+}
+
+
+def engine(rig: Rig, source: SnapshotSource | None) -> Engine:
+    return Engine(rig.store, rig.state, source, rig.clock, rig.engine.terms, token_hex=lambda size: "0" * 2 * size)
+
+
+def due(store: Store) -> Topic:
+    """A message that is due, one of an invalid transaction, and one of an old generation."""
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS, generation=2)
+    orders.plain(NOW_MS - HOUR).tx(INVALID, NOW_MS)
+    orders.at(1).plain(NOW_MS)
+    return orders
+
+
+@pytest.mark.parametrize("files", UNUSABLE)
+def test_given_an_unusable_snapshot_when_run_then_it_inverts_and_claims_nothing_and_ttls_go_on(
+    store: Store, tmp_path: Path, files: str
+) -> None:
+    orders = due(store)
+    rig = janitor(store)
+    report = engine(rig, write(tmp_path / "tx", UNUSABLE[files])).run_once(adopt=True)
+    assert orders.pointers() == [INVALID]
+    assert orders.at(1).times() == []
+    assert (report.snapshot, report.boundary, rig.state.claim(), rig.state.evidence()) == (None, None, None, [])
+    assert rig.state.open_ids() == {}
+    assert not report.tripped
+    assert "snapshot" in [note.guard for note in report.guards]
+
+
+@pytest.mark.parametrize("files", USABLE)
+def test_given_a_usable_snapshot_when_run_then_it_inverts_and_claims(store: Store, tmp_path: Path, files: str) -> None:
+    orders = due(store)
+    rig = janitor(store)
+    report = engine(rig, write(tmp_path / "tx", USABLE[files])).run_once(adopt=True)
+    assert orders.pointers() == [-INVALID]
+    assert report.snapshot is not None
+    assert rig.state.claim() is not None
+
+
+def test_given_no_source_when_run_then_it_is_as_with_an_unusable_snapshot(store: Store) -> None:
+    orders = due(store)
+    rig = janitor(store)
+    engine(rig, None).run_once(adopt=True)
+    assert (orders.pointers(), rig.state.claim()) == ([INVALID], None)
+
+
+def test_given_a_half_written_newest_snapshot_when_run_then_the_report_names_it(store: Store, tmp_path: Path) -> None:
+    due(store)
+    files = USABLE["newest truncated, the one before fresh"]
+    report = engine(janitor(store), write(tmp_path / "tx", files)).run_once(adopt=True)
+    assert report.snapshot is not None
+    assert report.snapshot.source == f"snapshot.{NOW_MS - MINUTE}"
+    assert [note.message for note in report.guards if f"snapshot.{NOW_MS}:" in note.message]
+
+
+@pytest.mark.parametrize(("younger_ms", "kept"), [(-1, False), (0, False), (1, True)])
+def test_given_no_snapshot_when_payloads_are_due_then_those_younger_than_a_transactions_lifetime_stay(
+    store: Store, younger_ms: int, kept: bool
+) -> None:
+    write_pointer = pointer(NOW_MS - DAY + younger_ms)
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).stored(write_pointer, NOW_MS - HOUR)
+    rig = janitor(store, lifetime=LONG)
+    report = engine(rig, None).run_once(adopt=True)
+    assert orders.stored_times() == [NOW_MS - HOUR] * kept
+    assert report.to_json()["totals"]["kept"]["undecided"] == kept
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ({"in_progress": [INVALID]}, True),
+        ({"write_pointer": INVALID - 1}, True),
+        ({"write_pointer": INVALID}, False),
+        ({}, False),
+    ],
+    ids=["in progress", "begun after the snapshot", "the last before the snapshot", "decided"],
+)
+def test_given_a_snapshot_when_payloads_are_due_then_it_says_which_transactions_may_still_commit(
+    store: Store, said: dict[str, Any], kept: bool
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).stored(INVALID, NOW_MS - HOUR)
+    clock = ManualClock(NOW_MS)
+    rig = janitor(store, lifetime=LONG, clock=clock, snapshots=Snapshots(clock, **said))
+    rig.engine.run_once(adopt=True)
+    assert orders.stored_times() == [NOW_MS - HOUR] * kept
+
+
+def test_given_a_snapshot_that_went_stale_when_a_fresh_one_comes_then_the_transactions_are_found_after_all(
+    store: Store,
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=7 * 86400)
+    rig = janitor(store)
+    rig.engine.run_once(adopt=True)
+    orders.tx(INVALID, NOW_MS)
+    rig.snapshots.invalid = [INVALID]
+    rig.snapshots.age_ms = DAY
+    rig.clock.advance(HOUR)
+    rig.engine.run_once()
+    assert orders.pointers() == [INVALID]
+    rig.snapshots.age_ms = 0
+    rig.clock.advance(HOUR)
+    rig.engine.run_once()
+    assert orders.pointers() == [-INVALID]
+    assert rig.state.open_ids()[INVALID].closed_ms is not None

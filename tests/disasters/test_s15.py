@@ -1,0 +1,118 @@
+"""S15: every figure comes from the report, and nobody who only looks on can stop a sweep."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from janitor import compaction
+from tests.builders import DAY, HOUR, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, unknown_topic, watch
+from tms_core.tables.base import MessageValue, Store
+
+INVALID = pointer(NOW_MS - 10 * HOUR)
+
+
+@pytest.fixture
+def case(store: Store) -> tuple[Rig, Topic]:
+    """Rows of every fate."""
+    orders = topic(store, "default:orders", ttl_seconds=86400, generation=3)
+    orders.plain(NOW_MS - 2 * DAY, NOW_MS - 2 * DAY + 1, NOW_MS).tx(INVALID, NOW_MS)
+    orders.stored(pointer(NOW_MS - 2 * DAY), NOW_MS - 2 * DAY).stored(INVALID, NOW_MS)
+    orders.at(1).plain(NOW_MS).stored(pointer(NOW_MS), NOW_MS)
+    orders.at(4).plain(NOW_MS)
+    unknown_topic(store, "default:stray").plain(1)
+    store.message.put([(b"no key of ours", MessageValue(None, b"x"))])
+    rig = janitor(store, batch_rows=2)
+    rig.snapshots.invalid = [INVALID]
+    return rig, orders
+
+
+def test_given_rows_of_every_fate_when_swept_then_the_report_counts_what_was_really_done(
+    case: tuple[Rig, Topic],
+) -> None:
+    rig, _ = case
+    done: Counter[str] = Counter()
+
+    def count(call: Call) -> None:
+        if call.name.endswith((".delete", ".invert")):
+            done[call.name] += len(call.arguments[0])
+
+    watch(rig.store, before=count)
+    report = rig.engine.run_once(adopt=True).to_json()
+    rows = Counter[tuple[str, str]]()
+    for item in report["topics"]:
+        rows[item["table"], item["rule"]] += item["rows"]
+    assert rows == {
+        ("message", "expired"): 2,
+        ("payload", "expired"): 1,
+        ("message", "old_generation"): 1,
+        ("payload", "old_generation"): 1,
+        ("message", "invalid_transaction"): 1,
+    }
+    assert report["totals"]["expired"] == 3
+    assert report["totals"]["old_generation"] == 2
+    assert report["totals"]["invalid_transaction"] == 1
+    assert report["totals"]["kept"] == {
+        "unknown_topic": 1,
+        "newer_generation": 1,
+        "foreign": 1,
+        "undecided": 0,
+        "referenced": 0,
+        "held": 0,
+    }
+    assert done == {"message.delete": 3, "payload.delete": 2, "message.invert": 1}
+
+
+def test_given_a_sweep_when_it_ends_then_history_holds_the_very_same_report(case: tuple[Rig, Topic]) -> None:
+    rig, _ = case
+    report = rig.engine.run_once(adopt=True)
+    [run] = rig.state.runs(10)
+    assert (run.id, run.result) == (report.id, "done")
+    assert json.loads(run.report) == report.to_json()
+
+
+def test_given_a_plan_when_it_is_applied_then_both_reports_count_the_same_rows(
+    case: tuple[Rig, Topic], tmp_path: Path
+) -> None:
+    rig, _ = case
+    planned = rig.engine.plan(out=tmp_path / "plan.json").to_json()
+    applied = rig.engine.apply(tmp_path / "plan.json", adopt=True).to_json()
+    assert applied["totals"] == planned["totals"]
+    assert [{**item, "held": None} for item in planned["topics"]] == applied["topics"]
+
+
+def test_given_a_sweep_when_its_store_calls_are_counted_then_the_report_has_that_number(
+    case: tuple[Rig, Topic],
+) -> None:
+    rig, _ = case
+    rig.engine.adopt()
+    before = rig.store.calls.total()
+    report = rig.engine.run_once()
+    assert report.store_calls == rig.store.calls.total() - before
+
+
+@pytest.mark.parametrize("phase", ["message", "invert", "payload", "references", "compact"])
+def test_given_an_observer_that_fails_when_swept_then_the_sweep_does_all_the_same(
+    case: tuple[Rig, Topic], phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def fail(happening: str, *_: object) -> None:
+        told.append(happening)
+        if happening == phase:
+            raise RuntimeError("the terminal is gone")
+
+    monkeypatch.setattr(compaction, "WORTHWHILE_ROWS", 1)
+    rig, orders = case
+    # Its window reaches past the cut-off, so that a message that refers to it is looked for.
+    orders.stored(pointer(NOW_MS - DAY - HOUR), NOW_MS - DAY - HOUR)
+    report = rig.restart(observer=fail).engine.run_once(adopt=True)
+    assert phase in told
+    assert report.errors == []
+    assert orders.times() == [NOW_MS, NOW_MS]
+    assert orders.pointers() == [None, -INVALID]
+    assert orders.stored_times() == [NOW_MS]
+    assert rig.state.runs(1)[0].result == "done"

@@ -1,0 +1,226 @@
+"""A warm process that lets sweeps die, for `test_crash.py`: python -m tests.faults.crashes CASE [K ...]
+
+It imports everything once and then forks, so that a death costs milliseconds. It never opens a store itself: LevelDB
+keeps a thread, which a fork would not carry over. For each K one child sweeps its own copy of the case's store and is
+killed at the K-th thing it does to a store, to the state or to a file of the store; a second child looks at what is
+left and finishes the work. Each gives one line of JSON; without any K it prints how many there are.
+
+A case is a folder: ``messaging`` (the store, closed), ``tx`` (snapshots) and ``expected.json`` (:func:`expect`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, NoReturn
+
+from janitor import compaction
+from janitor.engine import Engine
+from janitor.references import Lifetime
+from janitor.state.sqlite import SqliteState
+from janitor.world import Terms
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, watch, watch_state
+from tms_core.clock import ManualClock
+from tms_core.rowkey import PayloadKey
+from tms_core.tables.base import Store
+from tms_core.tables.leveldb import LevelDBStore, encode
+from tms_core.transaction.source import DirectorySource
+
+TERMS = Terms(3600, (), Lifetime(25 * HOUR, DAY, 5 * MINUTE), True, 1000)
+LEVELDB_FILE = re.compile(r"\d+\.(sst|log)|CURRENT|LOCK|LOG(\.old)?|MANIFEST-\d+")
+
+#: For each row's key in hex the digest of its value before, and after, or None where it is to go.
+Fates = dict[str, tuple[str, str | None]]
+
+
+def digest(value: bytes) -> str:
+    return hashlib.sha256(value).hexdigest()
+
+
+def read(store: Store) -> dict[str, dict[str, str]]:
+    """Every row of both tables: the key in hex, and the digest of the value."""
+    message = store.message.rows(b"", None, 10**9).items
+    payload = store.payload.rows(b"", None, 10**9).items
+    return {
+        "message": {key.hex(): digest(encode(value)) for key, value in message},
+        "payload": {key.hex(): digest(value) for key, value in payload},
+    }
+
+
+# --- dying -----------------------------------------------------------------------------------------------------------
+
+
+class Doom:
+    """Counts what is done and kills this very process at the k-th thing; 0 never does."""
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+        self.done = 0
+
+    def tick(self, _: Call | None = None) -> None:
+        self.done += 1
+        if self.done == self.k:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_files(self, folder: Path) -> None:
+        """Count also what Python itself does to the store's files: a corrected MANIFEST, tables renamed."""
+        inside = str(folder)
+
+        def audit(event: str, arguments: tuple[Any, ...]) -> None:
+            if event in ("open", "os.rename", "os.remove") and str(arguments[0]).startswith(inside):
+                self.tick()
+
+        sys.addaudithook(audit)
+
+
+def sweep(folder: Path, batch_rows: int, k: int) -> int:
+    """Adopt and sweep a store, and die on the way.
+
+    Returns:
+        How many things were done, where it lived.
+    """
+    doom = Doom(k)
+    doom.on_files(folder / "messaging")
+    with SqliteState(folder / "state") as state, LevelDBStore(folder / "messaging") as store:
+        watch(store, before=doom.tick)
+        watch_state(state, before=doom.tick, after=doom.tick)
+        run(folder, store, state, batch_rows)
+    return doom.done
+
+
+def run(folder: Path, store: Store, state: SqliteState, batch_rows: int) -> list[str]:
+    """One pass; what it complains of."""
+    source, clock = DirectorySource(folder / "tx"), ManualClock(NOW_MS)
+    engine = Engine(store, state, source, clock, TERMS, token_hex=secrets.token_hex, batch_rows=batch_rows)
+    record = state.store()
+    report = engine.run_once(adopt=record is None or record.adopted_ms is None)
+    return [*report.errors, *(note.message for note in report.guards if note.tripped)]
+
+
+# --- looking at what is left -----------------------------------------------------------------------------------------
+
+
+def inspect(folder: Path, batch_rows: int) -> Iterator[str]:
+    """What is wrong with a store whose sweep died, and with the run that finishes the work."""
+    fates: dict[str, Fates] = json.loads((folder / "expected.json").read_text())
+    with SqliteState(folder / "state") as state:
+        with LevelDBStore(folder / "messaging") as store:
+            yield from wrong_rows(read(store), fates, finished=False)
+            yield from false_claim(folder, store, state)
+        yield from wrong_names(folder / "messaging")
+        with LevelDBStore(folder / "messaging") as store:
+            yield from run(folder, store, state, batch_rows)
+            yield from wrong_rows(read(store), fates, finished=True)
+            yield from false_claim(folder, store, state)
+        yield from wrong_names(folder / "messaging")
+        if state.claim() is None:
+            yield "the next run claimed nothing"
+        if state.runs(1)[0].result != "done":
+            yield "the next run is not recorded as done"
+
+
+def wrong_rows(found: dict[str, dict[str, str]], fates: dict[str, Fates], *, finished: bool) -> Iterator[str]:
+    for table, rows in found.items():
+        for key, (before, after) in fates[table].items():
+            allowed = {after} if finished else {before, after}
+            if rows.get(key) not in allowed:
+                yield f"{table} {key} is {rows.get(key)}, not one of {allowed}"
+        yield from (f"{table} {key} came from nowhere" for key in rows.keys() - fates[table].keys())
+
+
+def false_claim(folder: Path, store: Store, state: SqliteState) -> Iterator[str]:
+    claim = state.claim()
+    if claim is None:
+        return
+    snapshot = DirectorySource(folder / "tx").latest().snapshot
+    for cell in store.message.cells(b"", None, 10**9).items:
+        if 0 < cell.pointer <= claim.bound and snapshot.is_invalid(cell.pointer):
+            yield f"claimed up to {claim.bound}, but {cell.key.hex()} carries {cell.pointer}"
+
+
+def wrong_names(store: Path) -> Iterator[str]:
+    for file in store.glob("*/*"):
+        if not LEVELDB_FILE.fullmatch(file.name):
+            yield f"{file.parent.name} holds {file.name}"
+
+
+# --- the parent ------------------------------------------------------------------------------------------------------
+
+
+def forked(work: Callable[[], object], answer: Path) -> int:
+    """Do something in a child, which leaves its result as JSON; returns how the child ended, as ``os.waitpid``."""
+    pid = os.fork()
+    if pid:
+        return os.waitpid(pid, 0)[1]
+    _live_and_exit(work, answer)
+
+
+def _live_and_exit(work: Callable[[], object], answer: Path) -> NoReturn:
+    try:
+        answer.write_text(json.dumps(work()))
+        os._exit(0)
+    finally:
+        traceback.print_exc()
+        os._exit(1)
+
+
+@contextmanager
+def copy(case: Path) -> Iterator[Path]:
+    """A case to spoil. Finished tables are linked, since LevelDB never writes to them."""
+    folder = case / f"copy-{os.getpid()}"
+    shutil.copytree(case, folder, ignore=shutil.ignore_patterns("copy-*"), copy_function=_link_or_copy)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    if source.endswith((".sst", ".ldb")):
+        os.link(source, target)
+    else:
+        shutil.copyfile(source, target)
+
+
+def one_death(case: Path, batch_rows: int, k: int) -> dict[str, object]:
+    with copy(case) as folder:
+        answer = folder / "answer.json"
+        status = forked(lambda: sweep(folder, batch_rows, k), answer)
+        died = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        problems = [] if died else [f"the sweep ended with status {status}, not by dying"]
+        if forked(lambda: list(inspect(folder, batch_rows)), answer):
+            problems.append("the store could not be looked at after the death")
+        else:
+            problems += json.loads(answer.read_text())
+        return {"k": k, "problems": problems[:5]}
+
+
+def count_things(case: Path, batch_rows: int) -> int:
+    """How many things a sweep of the case does; each is a moment to die at."""
+    with copy(case) as folder:
+        answer = folder / "answer.json"
+        if forked(lambda: sweep(folder, batch_rows, 0), answer):
+            raise SystemExit("the sweep failed without dying")
+        return int(json.loads(answer.read_text()))
+
+
+def main(case: Path, batch_rows: int, deaths: list[int]) -> None:
+    # Small copies are compacted too, so that dying in it is tried.
+    compaction.WORTHWHILE_ROWS = 10
+    if not deaths:
+        print(json.dumps(count_things(case, batch_rows)))
+    for k in deaths:
+        print(json.dumps(one_death(case, batch_rows, k)), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), [int(k) for k in sys.argv[3:]])

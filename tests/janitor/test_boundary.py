@@ -1,0 +1,139 @@
+"""The prune boundary: what holds it back, and that gaps and doubts leave no claim at all."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor.boundary import Boundary, Limit, claim, find_gap
+from janitor.references import Lifetime
+from janitor.state.base import Evidence
+from tms_core.transaction.model import TX_PER_MS
+
+LIFETIME = Lifetime(max_ms=90_000_000, grace_ms=86_400_000, allowance_ms=300_000)
+STARTED_MS = 1_700_000_000_000
+#: The youngest transaction that cannot have written any more when the pass began.
+WRITABLE = (STARTED_MS - 176_400_000) * TX_PER_MS - 1
+
+
+def covered(
+    start: bytes = b"", stop: bytes | None = None, *, bound: int = WRITABLE - 100, started_ms: int = STARTED_MS
+) -> Evidence:
+    return Evidence(start, stop, STARTED_MS - 5, bound, started_ms, "run")
+
+
+# --- what may be claimed ---------------------------------------------------------------------------------------------
+
+
+def test_given_one_complete_pass_when_asked_then_the_snapshots_bound_is_claimed() -> None:
+    boundary = claim([covered()], [], LIFETIME)
+    assert (boundary.bound, boundary.obstacles) == (WRITABLE - 100, ())
+    assert [limit.bound for limit in boundary.limits] == [WRITABLE - 100, WRITABLE]
+    assert boundary.limits[0].reason == f"snapshot {STARTED_MS - 5}, used from the beginning to the end"
+
+
+@pytest.mark.parametrize(("bound", "claimed"), [(WRITABLE - 1, WRITABLE - 1), (WRITABLE + 1, WRITABLE)])
+def test_given_a_snapshot_of_young_transactions_when_asked_then_those_that_could_still_write_are_left_out(
+    bound: int, claimed: int
+) -> None:
+    boundary = claim([covered(bound=bound)], [], LIFETIME)
+    assert boundary.bound == claimed
+    assert boundary.limits[-1 if bound < WRITABLE else 0].reason == (
+        "younger transactions could still write when the pass from the beginning to the end began"
+    )
+
+
+def test_given_open_ids_when_asked_then_the_claim_ends_just_below_the_lowest() -> None:
+    lowest = WRITABLE - 500
+    boundary = claim([covered()], [lowest + 7, lowest], LIFETIME)
+    assert boundary.bound == lowest - 1
+    assert boundary.limits[0] == Limit(lowest - 1, f"invalid transaction {lowest} may still have been written to")
+    assert len(boundary.limits) == 3
+
+
+def test_given_open_ids_above_all_else_when_asked_then_they_do_not_hold_it_back() -> None:
+    assert claim([covered()], [WRITABLE + 5], LIFETIME).bound == WRITABLE - 100
+
+
+def test_given_several_intervals_when_asked_then_the_lowest_of_all_their_limits_counts() -> None:
+    old = covered(b"a", b"m", started_ms=STARTED_MS - 1000)
+    boundary = claim([covered(b"", b"a", bound=WRITABLE - 5), old, covered(b"m", bound=WRITABLE - 7)], [], LIFETIME)
+    assert boundary.bound == WRITABLE - 1000 * TX_PER_MS
+    assert "from 61 to 6d" in boundary.limits[0].reason
+    assert [limit.bound for limit in boundary.limits] == sorted(limit.bound for limit in boundary.limits)
+    assert len(boundary.limits) == 6
+
+
+# --- no claim --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("bound", "claimed"), [(-1, None), (0, None), (1, 1)])
+def test_given_a_bound_when_it_is_not_positive_then_nothing_is_claimed_and_the_reason_is_named(
+    bound: int, claimed: int | None
+) -> None:
+    boundary = claim([covered(bound=bound)], [], LIFETIME)
+    assert boundary.bound == claimed
+    assert bool(boundary.obstacles) is (claimed is None)
+    if claimed is None:
+        assert boundary.obstacles == (f"nothing can be claimed: {boundary.limits[0].reason}",)
+        assert boundary.limits[0].bound == bound
+
+
+def test_given_the_first_id_open_when_asked_then_nothing_is_claimed() -> None:
+    boundary = claim([covered()], [1], LIFETIME)
+    assert boundary.bound is None
+    assert boundary.obstacles == ("nothing can be claimed: invalid transaction 1 may still have been written to",)
+
+
+def test_given_a_clock_in_1970_when_asked_then_nothing_is_claimed() -> None:
+    assert claim([covered(bound=5, started_ms=0)], [], LIFETIME).bound is None
+
+
+def test_given_a_gap_when_asked_then_nothing_is_claimed_and_no_limit_is_shown() -> None:
+    boundary = claim([covered(b"", b"m")], [5], LIFETIME)
+    assert boundary == Boundary.none("no pass has covered the keys from 6d on")
+    assert (boundary.bound, boundary.limits) == (None, ())
+
+
+# --- gaps ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("intervals", "gap"),
+    [
+        ([], "no complete pass has covered the message table yet"),
+        ([(b"", None)], None),
+        ([(b"", b"m"), (b"m", None)], None),
+        ([(b"m", None), (b"", b"m")], None),
+        ([(b"", b"p"), (b"m", None)], None),
+        ([(b"", b"z"), (b"b", b"c"), (b"z", None)], None),
+        ([(b"", None), (b"m", b"n")], None),
+        ([(b"a", None)], "no pass has covered the keys from the beginning to 61"),
+        ([(b"\x00", None)], "no pass has covered the keys from the beginning to 00"),
+        ([(b"", b"m"), (b"m\x00", None)], "no pass has covered the keys from 6d to 6d00"),
+        ([(b"", b"z"), (b"b", b"c")], "no pass has covered the keys from 7a on"),
+        ([(b"", b"\xff" * 30)], f"no pass has covered the keys from {'ff' * 30} on"),
+        ([(b"", b"")], "no pass has covered the keys from  on"),
+    ],
+)
+def test_given_intervals_when_they_leave_keys_uncovered_then_the_place_is_named(
+    intervals: list[tuple[bytes, bytes | None]], gap: str | None
+) -> None:
+    assert find_gap([covered(*interval) for interval in intervals]) == gap
+
+
+EDGES = st.sampled_from([bytes([byte]) for byte in range(6)])
+
+
+@given(st.lists(st.tuples(st.just(b"") | EDGES, st.none() | EDGES), max_size=5))
+def test_given_any_intervals_when_each_key_is_asked_for_then_a_gap_is_found_exactly_when_one_is_in_none(
+    intervals: list[tuple[bytes, bytes | None]],
+) -> None:
+    keys = [b"", *(bytes([byte, low]) for byte in range(7) for low in (0, 1))]
+    keys += [bytes([byte]) for byte in range(7)]
+
+    def inside(key: bytes) -> bool:
+        return any(start <= key and (stop is None or key < stop) for start, stop in intervals)
+
+    assert (find_gap([covered(*interval) for interval in intervals]) is None) == all(map(inside, keys))

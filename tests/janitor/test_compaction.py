@@ -1,0 +1,94 @@
+"""Getting the space back: what is compacted together, what apart, and what not at all."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from janitor.compaction import GAP_BYTES, SLICE_ROWS, WORTHWHILE_ROWS, DeletedRanges, Slice
+from tms_core.tables.memory import MemoryPayloadTable
+
+
+class SlicedTable(MemoryPayloadTable):
+    """A table that says how far apart keys are, and remembers what it was asked to compact."""
+
+    def __init__(self, gap_bytes: int = 0) -> None:
+        super().__init__(Counter())
+        self.gap_bytes = gap_bytes
+        self.measured: list[tuple[bytes, bytes | None]] = []
+        self.compacted: list[tuple[bytes, bytes]] = []
+
+    def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
+        self.measured.append((start, stop))
+        return self.gap_bytes
+
+    def compact(self, start: bytes, stop: bytes) -> None:
+        self.compacted.append((start, stop))
+
+
+def keys(first: bytes, last: bytes, rows: int = 2) -> list[bytes]:
+    return [first, *[first] * (rows - 2), last]
+
+
+def parts(deleted: DeletedRanges) -> list[tuple[bytes, bytes, int]]:
+    return [(part.start, part.last, part.rows) for part in deleted.slices]
+
+
+def test_given_batches_of_one_table_in_order_when_added_then_they_are_one_slice() -> None:
+    table, deleted = SlicedTable(), DeletedRanges()
+    deleted.add(table, keys(b"a", b"c", 3))
+    deleted.add(table, keys(b"d", b"f", 4))
+    assert parts(deleted) == [(b"a", b"f", 7)]
+    assert table.measured == [(b"c", b"d")]
+
+
+@pytest.mark.parametrize(("gap_bytes", "slices"), [(GAP_BYTES - 1, 1), (GAP_BYTES, 1), (GAP_BYTES + 1, 2)])
+def test_given_live_rows_between_two_batches_when_they_are_more_than_a_file_then_a_slice_ends(
+    gap_bytes: int, slices: int
+) -> None:
+    table, deleted = SlicedTable(gap_bytes), DeletedRanges()
+    deleted.add(table, keys(b"a", b"b"))
+    deleted.add(table, keys(b"y", b"z"))
+    assert len(deleted.slices) == slices
+
+
+@pytest.mark.parametrize(("rows", "taken"), [(SLICE_ROWS - 1, True), (SLICE_ROWS, False), (SLICE_ROWS + 1, False)])
+def test_given_a_slice_when_it_is_full_then_it_takes_no_more(rows: int, taken: bool) -> None:
+    table = SlicedTable()
+    assert Slice(table, b"a", b"b", rows).takes(table, b"c") is taken
+
+
+@pytest.mark.parametrize(("first", "taken"), [(b"a", False), (b"b", False), (b"b\x00", True)])
+def test_given_a_batch_when_it_does_not_start_after_the_slice_then_it_is_not_added(first: bytes, taken: bool) -> None:
+    table = SlicedTable()
+    assert Slice(table, b"a", b"b", 2).takes(table, first) is taken
+
+
+def test_given_batches_of_two_tables_when_added_then_each_has_its_slices() -> None:
+    message, payload, deleted = SlicedTable(), SlicedTable(), DeletedRanges()
+    deleted.add(message, keys(b"a", b"b"))
+    deleted.add(payload, keys(b"c", b"d"))
+    assert [part.table for part in deleted.slices] == [message, payload]
+
+
+def test_given_slices_when_compacted_then_both_ends_are_keys_that_were_deleted_and_life_is_shown_after_each() -> None:
+    table, deleted = SlicedTable(GAP_BYTES + 1), DeletedRanges()
+    deleted.add(table, keys(b"a", b"b", WORTHWHILE_ROWS))
+    deleted.add(table, keys(b"y", b"z", WORTHWHILE_ROWS))
+    seen: list[int] = []
+    deleted.compact(lambda: seen.append(len(table.compacted)))
+    assert table.compacted == [(b"a", b"b\x00"), (b"y", b"z\x00")]
+    assert seen == [1, 2]
+
+
+@pytest.mark.parametrize(("rows", "compacted"), [(WORTHWHILE_ROWS - 1, 0), (WORTHWHILE_ROWS, 1)])
+def test_given_a_slice_when_it_has_few_rows_then_it_is_left_to_the_store(rows: int, compacted: int) -> None:
+    table, deleted = SlicedTable(), DeletedRanges()
+    deleted.add(table, keys(b"a", b"b", rows))
+    deleted.compact(lambda: None)
+    assert len(table.compacted) == compacted
+
+
+def test_given_nothing_deleted_when_compacted_then_nothing_is_asked_of_the_store() -> None:
+    DeletedRanges().compact(lambda: pytest.fail("there was nothing to show life for"))

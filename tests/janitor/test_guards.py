@@ -1,0 +1,158 @@
+"""What stops a run before its first write: clocks that disagree, another store, another transaction system."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from janitor.guards import (
+    REBOOT_ALLOWANCE_MS,
+    check_clock,
+    check_store,
+    check_transaction_system,
+    next_anchor,
+    read_clocks,
+    successor_mark,
+)
+from janitor.state.base import ClockAnchor, StoreRecord
+from tms_core.clock import ManualClock
+from tms_core.transaction.model import VisibilityState
+
+ALLOWANCE_MS = 300_000
+ANCHOR = ClockAnchor(1_700_000_000_000, 50_000, "boot")
+RECORD = StoreRecord("ab" * 16, "leveldb:1", adopted_ms=1, snapshot_timestamp_ms=5, snapshot_write_pointer=1000)
+
+
+def after(wall_ms: int, running_ms: int, boot_id: str = "boot") -> ClockAnchor:
+    """A reading that far from ANCHOR."""
+    return ClockAnchor(ANCHOR.wall_ms + wall_ms, ANCHOR.running_ms + running_ms, boot_id)
+
+
+def test_given_a_clock_when_read_then_all_of_it_is_remembered() -> None:
+    assert read_clocks(ManualClock(7, running_ms=8, boot_id="nine")) == ClockAnchor(7, 8, "nine")
+
+
+# --- the clock within a boot -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead_ms", [-ALLOWANCE_MS, 0, 1, ALLOWANCE_MS])
+def test_s7_given_wall_time_near_running_time_when_checked_then_nothing_is_wrong(ahead_ms: int) -> None:
+    assert check_clock(ANCHOR, after(60_000 + ahead_ms, 60_000), ALLOWANCE_MS) is None
+
+
+def test_s7_given_wall_time_ahead_of_running_time_when_by_more_than_the_allowance_then_the_run_is_stopped() -> None:
+    note = check_clock(ANCHOR, after(60_000 + ALLOWANCE_MS + 1, 60_000), ALLOWANCE_MS)
+    assert note is not None
+    assert (note.guard, note.tripped) == ("clock", True)
+    assert note.message.startswith("the clock is 300 s ahead of the time this machine has been running")
+    assert note.message.endswith("say so with: janitor approve")
+
+
+def test_s7_given_wall_time_behind_running_time_when_by_more_than_the_allowance_then_it_is_a_warning() -> None:
+    note = check_clock(ANCHOR, after(60_000 - ALLOWANCE_MS - 1, 60_000), ALLOWANCE_MS)
+    assert note is not None
+    assert (note.guard, note.tripped) == ("clock", False)
+    assert note.message.startswith("the clock is 300 s behind")
+
+
+def test_s7_given_no_memory_when_checked_then_nothing_is_known_to_be_wrong() -> None:
+    assert check_clock(None, ANCHOR, ALLOWANCE_MS) is None
+
+
+def test_s7_given_steps_that_are_each_within_the_allowance_when_they_add_up_then_the_run_is_stopped() -> None:
+    first = after(ALLOWANCE_MS, 0)
+    assert check_clock(ANCHOR, first, ALLOWANCE_MS) is None
+    anchor = next_anchor(ANCHOR, first)
+    assert anchor == ANCHOR
+    note = check_clock(anchor, after(ALLOWANCE_MS + 1, 0), ALLOWANCE_MS)
+    assert note is not None
+    assert note.tripped
+
+
+# --- the clock across boots ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("anchor", "now"),
+    [
+        (ANCHOR, after(REBOOT_ALLOWANCE_MS, 0, "another")),
+        (ANCHOR, after(-REBOOT_ALLOWANCE_MS, 0, "another")),
+        (ANCHOR, after(REBOOT_ALLOWANCE_MS, -1)),
+        (replace(ANCHOR, boot_id=""), after(REBOOT_ALLOWANCE_MS, 60_000, "")),
+    ],
+)
+def test_s7_given_another_boot_when_it_is_not_more_than_a_week_later_then_wall_time_is_believed(
+    anchor: ClockAnchor, now: ClockAnchor
+) -> None:
+    assert check_clock(anchor, now, ALLOWANCE_MS) is None
+    assert next_anchor(anchor, now) == now
+
+
+@pytest.mark.parametrize("now", [after(REBOOT_ALLOWANCE_MS + 1, 0, "another"), after(REBOOT_ALLOWANCE_MS + 1, -1)])
+def test_s7_given_another_boot_when_it_is_more_than_a_week_later_then_the_run_is_stopped(now: ClockAnchor) -> None:
+    note = check_clock(ANCHOR, now, ALLOWANCE_MS)
+    assert note is not None
+    assert (note.guard, note.tripped) == ("clock", True)
+    assert note.message.startswith("the last run was 7.0 days ago by this machine's clock, in another boot")
+
+
+def test_s7_given_the_same_boot_when_more_than_a_week_has_passed_honestly_then_nothing_is_wrong() -> None:
+    month_ms = 30 * 86_400_000
+    assert check_clock(ANCHOR, after(month_ms, month_ms), ALLOWANCE_MS) is None
+
+
+# --- what is remembered ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step_ms", [-10_000, 0, 10_000])
+def test_given_a_boot_that_goes_on_when_remembered_then_wall_time_moves_with_running_time_alone(step_ms: int) -> None:
+    assert next_anchor(ANCHOR, after(60_000 + step_ms, 60_000)) == after(60_000, 60_000)
+
+
+def test_given_no_memory_when_remembered_then_it_is_this_moment() -> None:
+    assert next_anchor(None, ANCHOR) == ANCHOR
+
+
+# --- the store -------------------------------------------------------------------------------------------------------
+
+
+def test_s13_given_the_store_that_is_known_when_checked_then_nothing_is_wrong() -> None:
+    assert check_store(RECORD, "leveldb:1") is None
+
+
+def test_s13_given_another_store_when_checked_then_the_run_is_stopped_and_both_are_named() -> None:
+    note = check_store(RECORD, "leveldb:2")
+    assert note is not None
+    assert (note.guard, note.tripped) == ("identity", True)
+    assert "about leveldb:1, this store is leveldb:2" in note.message
+    assert note.message.endswith("janitor adopt")
+
+
+def test_s13_given_a_store_in_anothers_place_when_marked_then_the_mark_is_its_own_and_stays_the_same() -> None:
+    marks = [successor_mark(RECORD.mark, identity) for identity in ("leveldb:2", "leveldb:2", "leveldb:3")]
+    assert marks[0] == marks[1]
+    assert len({RECORD.mark, *marks, successor_mark("cd" * 16, "leveldb:2")}) == 4
+    assert {len(mark) for mark in marks} == {len(RECORD.mark)}
+
+
+# --- the transaction system ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write_pointer", [1000, 1001])
+def test_s13_given_a_write_pointer_that_grew_or_stayed_when_checked_then_it_is_the_same_system(
+    write_pointer: int,
+) -> None:
+    assert check_transaction_system(RECORD, VisibilityState(6, 0, write_pointer)) is None
+
+
+def test_s13_given_a_write_pointer_below_the_last_when_checked_then_the_run_is_stopped_and_both_are_named() -> None:
+    note = check_transaction_system(RECORD, VisibilityState(6, 0, 999))
+    assert note is not None
+    assert (note.guard, note.tripped) == ("identity", True)
+    assert "write pointer 999 is below 1000" in note.message
+
+
+def test_s13_given_no_snapshot_or_no_memory_of_one_when_checked_then_nothing_is_known_to_be_wrong() -> None:
+    assert check_transaction_system(RECORD, None) is None
+    assert check_transaction_system(replace(RECORD, snapshot_write_pointer=None), VisibilityState(6, 0, 1)) is None

@@ -1,0 +1,78 @@
+"""The rate: each batch is paid for after it was written, and nothing is saved up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor.pacing import Pacer
+from tms_core.clock import ManualClock
+
+
+def test_given_no_limit_when_paid_then_nothing_is_waited_for() -> None:
+    clock = ManualClock(0)
+    assert Pacer(None, clock).pay(10**9) == 0.0
+    assert clock.running_ms() == 0
+
+
+def test_given_a_limit_when_a_batch_is_paid_then_the_wait_is_what_it_is_worth() -> None:
+    clock = ManualClock(0)
+    pacer = Pacer(1000, clock)
+    assert pacer.pay(500) == 0.5
+    assert clock.running_ms() == 500
+    assert pacer.pay(2000) == 2.0
+    assert clock.running_ms() == 2500
+
+
+def test_given_time_the_batch_itself_took_when_paid_then_it_is_no_discount() -> None:
+    clock = ManualClock(0)
+    pacer = Pacer(1000, clock)
+    pacer.pay(500)
+    clock.advance(200)
+    assert pacer.pay(500) == 0.5
+
+
+def test_given_an_hour_of_idling_when_a_batch_is_paid_then_none_of_it_was_saved_up() -> None:
+    clock = ManualClock(0)
+    pacer = Pacer(1000, clock)
+    pacer.pay(1)
+    clock.advance(3_600_000)
+    assert pacer.pay(500) == 0.5
+
+
+def test_given_the_wall_clock_is_set_when_a_batch_is_paid_then_the_wait_is_the_same() -> None:
+    clock = ManualClock(0)
+    pacer = Pacer(1000, clock)
+    pacer.pay(500)
+    clock.step(-86_400_000)
+    assert pacer.pay(500) == 0.5
+
+
+def test_given_no_rows_when_paid_then_nothing_is_waited_for() -> None:
+    assert Pacer(1000, ManualClock(0)).pay(0) == 0.0
+
+
+@pytest.mark.parametrize("rate", [3, 0.5, 1_000_000])
+def test_given_batches_worth_less_than_the_clock_can_wait_when_many_are_paid_then_the_rate_still_holds(
+    rate: float,
+) -> None:
+    clock = ManualClock(0)
+    pacer = Pacer(rate, clock)
+    for _ in range(1000):
+        pacer.pay(1)
+    assert clock.running_ms() == pytest.approx(1_000_000 / rate, abs=1)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 2000)), min_size=1, max_size=20), st.integers(1, 10_000))
+def test_given_any_batches_and_pauses_when_paid_then_the_rate_is_never_above_the_limit(
+    batches: list[tuple[int, int]], rate: int
+) -> None:
+    clock = ManualClock(0)
+    pacer = Pacer(rate, clock)
+    paid = 0
+    for rows, pause_ms in batches:
+        pacer.pay(rows)
+        paid += rows
+        assert paid <= (clock.running_ms() + 1) * rate / 1000
+        clock.advance(pause_ms)

@@ -1,0 +1,225 @@
+"""What must be true after every step, whatever happened.
+
+* **live row lost**: a row that the law keeps is gone. Payloads of transactions that are committed or undecided are
+  among them as long as a message refers to them or may come to (L5).
+* **zombie**: a row is there that was never written, or that had been deleted, or its value is not what was written.
+* **aborted message visible**, **committed message hidden**: what a transactional reader with today's lists sees is not
+  what was committed.
+* **false claim**: the janitor states a bound, and a row carries a positive pointer at or below it that was not committed.
+* **frontier overrun**: a row was deleted before its hold was over, or by a clock that is ahead, or by a janitor that
+  nobody let go.
+* **plan overrun**: an ``apply`` did something that its plan file does not show; a plan did anything at all.
+* **left behind**: after everything was put in order, a pass left something the law takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.simulation.model import ALLOWANCE_MS, GRACE_MS, LIFETIME_MS, SECOND_MS, START_MS, Row, Topic, topic_id
+from tests.simulation.reference import is_old
+from tests.simulation.site import ALL, Site
+from tms_core.transaction.model import TX_PER_MS
+
+
+class Violation(AssertionError):
+    """An invariant does not hold.
+
+    Args:
+        invariant: its name, as in this module's docstring.
+        detail: what was found.
+    """
+
+    def __init__(self, invariant: str, detail: str) -> None:
+        super().__init__(f"{invariant}: {detail}")
+        self.invariant = invariant
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What a plan file shows: ranges by table and topic prefix, and pointers."""
+
+    ranges: list[tuple[str, bytes, bytes]]
+    pointers: frozenset[int]
+
+    @classmethod
+    def read(cls, path: Path) -> Allowed:
+        entries: list[dict[str, Any]] = json.loads(path.read_text())["topics"]
+        return cls(
+            [
+                (entry["table"], bytes.fromhex(part["start"]), bytes.fromhex(part["stop"]))
+                for entry in entries
+                for part in entry["ranges"]
+                if entry["held"] in (None, "first_contact")
+            ],
+            frozenset(int(pointer) for entry in entries for pointer in entry["pointers"]),
+        )
+
+    def shows(self, row: Row) -> bool:
+        return any(table == row.table and start <= row.key < stop for table, start, stop in self.ranges)
+
+
+class Watch:
+    """What was true before the janitor did something, to judge by afterwards.
+
+    Args:
+        may_write: whether the command may change anything at all.
+        allowed: the plan file it carries out.
+    """
+
+    def __init__(self, site: Site, *, may_write: bool = True, allowed: Allowed | None = None) -> None:
+        self._site = site
+        self._may_write = may_write
+        self._allowed = allowed
+        self._topics = dict(site.topics)
+        self._undecided = frozenset(site.manager.in_progress)
+        self._present = frozenset(site.rows)
+
+    @property
+    def topics(self) -> dict[str, Topic]:
+        """The topics as they were."""
+        return self._topics
+
+    def judge(self) -> None:
+        """Compare the store with the model, and hold the janitor to what it may do."""
+        deleted, inverted = find_changes(self._site)
+        for row in deleted:
+            del self._site.rows[row.id]
+        for row in inverted:
+            row.negated = True
+        if deleted or inverted:
+            self._check_permission(deleted or inverted)
+        staying = {
+            (row.topic, row.generation, row.pointer)
+            for row in self._site.rows.values()
+            if row.refers and row.id in self._present
+        }
+        for row in deleted:
+            self._check_deleted(row, (row.topic, row.generation, row.pointer) in staying)
+        for row in inverted:
+            self._check_inverted(row)
+        self._site.reached["deleted"] += len(deleted)
+        self._site.reached["inverted"] += len(inverted)
+
+    def _check_permission(self, changed: list[Row]) -> None:
+        site = self._site
+        what = describe(changed[0])
+        if not self._may_write:
+            raise Violation("plan overrun", f"a plan changed {what}")
+        if not site.reference.adopted:
+            raise Violation("frontier overrun", f"{what} was changed, and nobody has adopted the store")
+        if site.error_ms > ALLOWANCE_MS:
+            raise Violation("frontier overrun", f"{what} was changed by a clock {site.error_ms / 1000:.0f} s ahead")
+
+    def _check_deleted(self, row: Row, referenced: bool) -> None:
+        site = self._site
+        if self._allowed is not None and not self._allowed.shows(row):
+            raise Violation("plan overrun", f"{describe(row)} is in none of the plan's ranges")
+        objections = [
+            site.reference.objection(
+                row,
+                topics.get(row.topic),
+                site.now_ms,
+                site.wall_ms,
+                undecided=row.pointer in self._undecided,
+                referenced=referenced,
+            )
+            for topics in (self._topics, site.topics)
+        ]
+        if all(objections):
+            invariant, reason = objections[-1] or ("", "")
+            raise Violation(invariant, f"{describe(row)}: {reason}")
+
+    def _check_inverted(self, row: Row) -> None:
+        if self._allowed is not None and row.pointer not in self._allowed.pointers:
+            raise Violation("plan overrun", f"{describe(row)} was inverted, and the plan does not say so")
+        if row.pointer in self._site.committed:
+            raise Violation("committed message hidden", f"{describe(row)} was inverted")
+        if row.pointer in self._site.manager.in_progress:
+            raise Violation("committed message hidden", f"{describe(row)} was inverted, and it may still commit")
+
+
+def find_changes(site: Site) -> tuple[list[Row], list[Row]]:
+    """Rows that are gone, and rows whose pointer was negated, against the model; anything else is a violation."""
+    messages = dict(site.store.message.rows(b"", None, ALL).items)
+    payloads = dict(site.store.payload.rows(b"", None, ALL).items)
+    deleted, inverted = [], []
+    for (table, key), row in site.rows.items():
+        found = (key in messages) if table == "message" else (key in payloads)
+        if not found:
+            deleted.append(row)
+        elif table == "message":
+            pointer = messages[key].pointer
+            if row.readable and row.pointer is not None and pointer == -row.pointer:
+                inverted.append(row)
+            elif pointer != (-row.pointer if row.pointer and row.negated else row.pointer):
+                raise Violation("zombie", f"{describe(row)} carries the pointer {pointer}")
+    for table, keys in (("message", messages.keys()), ("payload", payloads.keys())):
+        known = {row.key for row in site.rows.values() if row.table == table}
+        if keys - known:
+            raise Violation("zombie", f"a {table} row is back that was gone: {min(keys - known).hex()}")
+    return deleted, inverted
+
+
+def check_reader(site: Site) -> None:
+    """A transactional reader sees what was committed, and nothing else."""
+    reader = site.manager.reader()
+    for row in site.rows.values():
+        if row.table != "message" or row.pointer is None or row.lost_cause:
+            continue
+        visible = not row.negated and reader.is_visible(row.pointer)
+        if visible and row.pointer not in site.committed:
+            raise Violation("aborted message visible", describe(row))
+        if not visible and row.pointer in site.committed:
+            raise Violation("committed message hidden", describe(row))
+
+
+def check_claims(site: Site) -> None:
+    """No bound the janitor states has a positive pointer below it that was not committed."""
+    if site.restored_in_place or not site.claims:
+        return
+    for row in site.rows.values():
+        if row.readable and row.pointer is not None and not row.lost_cause and row.pointer not in site.committed:
+            check_bounds(row.pointer, describe(row), site.claims)
+
+
+def check_bounds(pointer: int, what: str, claims: Collection[tuple[str, int]]) -> None:
+    for name, bound in claims:
+        if pointer <= bound:
+            raise Violation("false claim", f"{name} is {bound}, and there is {what}")
+
+
+def check_complete(site: Site) -> None:
+    """After a pass with nothing in its way: nothing is left that the law takes."""
+    staying = {(row.topic, row.generation, row.pointer) for row in site.rows.values() if row.refers}
+    for row in site.rows.values():
+        topic = site.topics.get(row.topic)
+        if row.readable and row.pointer in site.manager.invalid:
+            raise Violation("left behind", f"{describe(row)} of an invalid transaction")
+        if row.foreign or topic is None:
+            continue
+        old = is_old(row.generation, topic.generation)
+        expired = row.generation == topic.generation and row.time_ms < site.wall_ms - topic.ttl_seconds * 1000
+        referenced = row.table == "payload" and (row.topic, row.generation, row.pointer) in staying
+        if old or (expired and not referenced):
+            raise Violation("left behind", f"{describe(row)}, which is {'old' if old else 'expired'}")
+
+
+def check_claim_reached(site: Site) -> None:
+    """After such a pass, long after everything was decided: the claim goes as far as it may."""
+    writable = (site.wall_ms - LIFETIME_MS - GRACE_MS) * TX_PER_MS - 1
+    expected = min(writable, site.manager.prune_bound())
+    claims = dict(site.claims)
+    if claims.get("the claim") != expected:
+        raise Violation("left behind", f"a claim of {expected} could be made, not {claims.get('the claim')}")
+
+
+def describe(row: Row) -> str:
+    """A row in words, its times counted from the beginning of the history."""
+    seconds = (row.time_ms - START_MS) / SECOND_MS
+    text = f"{row.table} row of {topic_id(row.topic)}, generation {row.generation}, at {seconds:.3f} s"
+    return text if row.pointer is None else f"{text}, pointer {row.pointer}"

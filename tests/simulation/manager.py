@@ -1,0 +1,132 @@
+"""Tephra's transaction manager, as far as it decides who may see what.
+
+The simulation needs a manager that is right, small and deterministic: it hands out pointers, keeps the lists of what is
+in progress and invalid, moves the read pointer as Tephra's ``TransactionManager`` does, and writes its state with the
+real codec, so that the janitor reads real bytes. Conflicts and the transaction log are left out; visibility does not
+depend on them.
+"""
+
+from __future__ import annotations
+
+import io
+from array import array
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tms_core.transaction.model import (
+    NO_TX_IN_PROGRESS,
+    TX_PER_MS,
+    InProgress,
+    InProgressType,
+    Snapshot,
+    Transaction,
+    VisibilityState,
+)
+from tms_core.transaction.snapshot import write_snapshot
+
+
+class Manager:
+    """The transaction service of the simulated site.
+
+    Args:
+        now_ms: the server's wall time at its very first start.
+    """
+
+    def __init__(self, now_ms: int) -> None:
+        self.write_pointer = now_ms * TX_PER_MS
+        self.read_pointer = self.write_pointer
+        self.invalid: set[int] = set()
+        self.in_progress: dict[int, InProgress] = {}
+
+    def start(self, now_ms: int, timeout_ms: int, *, long: bool) -> int:
+        """Begin a transaction; returns its id."""
+        bound = self.reader().visibility_upper_bound()
+        kind = InProgressType.LONG if long else InProgressType.SHORT
+        return self._enter(now_ms, InProgress(0, now_ms + timeout_ms, bound, kind))
+
+    def checkpoint(self, pointer: int, now_ms: int) -> int | None:
+        """Give a transaction a new write pointer; None when it is not in progress."""
+        parent = self.in_progress.get(pointer)
+        if parent is None:
+            return None
+        new = self._enter(now_ms, replace(parent, type=InProgressType.CHECKPOINT, checkpoints=()))
+        self.in_progress[pointer] = replace(parent, checkpoints=(*parent.checkpoints, new))
+        return new
+
+    def commit(self, pointer: int) -> bool:
+        """Commit; False when the transaction is not in progress (any more)."""
+        entry = self._leave(pointer)
+        if entry is None:
+            return False
+        self._read_up_to(entry.checkpoints[-1] if entry.checkpoints else pointer)
+        return True
+
+    def abort(self, pointer: int, checkpoints: Iterable[int], *, long: bool) -> None:
+        """Forget a transaction whose client has rolled back; a long one becomes invalid all the same."""
+        if long:
+            self.invalidate(pointer)
+            return
+        self._read_up_to(pointer)
+        self._leave(pointer)
+        self.invalid.difference_update({pointer, *checkpoints})
+
+    def invalidate(self, pointer: int) -> None:
+        """Give a transaction up whose client does not know what it has written."""
+        entry = self._leave(pointer)
+        if entry is not None:
+            self.invalid |= {pointer, *entry.checkpoints}
+            if not entry.is_long:
+                self._read_up_to(max(pointer, *entry.checkpoints, pointer))
+
+    def expire(self, now_ms: int) -> None:
+        """Time out: what is past its expiration becomes invalid. The read pointer stays."""
+        late = {pointer for pointer, entry in self.in_progress.items() if now_ms > entry.expiration_ms}
+        self.invalid |= late
+        for pointer in late:
+            del self.in_progress[pointer]
+
+    def truncate(self, bound: int) -> int:
+        """Drop invalid ids up to and including ``bound``, as an operator would; returns how many."""
+        dropped = {pointer for pointer in self.invalid if pointer <= bound}
+        self.invalid -= dropped
+        return len(dropped)
+
+    def reader(self) -> Transaction:
+        """A transaction that begins now."""
+        return Transaction(
+            read_pointer=self.read_pointer,
+            transaction_id=NO_TX_IN_PROGRESS,
+            write_pointer=NO_TX_IN_PROGRESS,
+            invalids=sorted(self.invalid),
+            in_progress=sorted(self.in_progress),
+        )
+
+    def snapshot(self, now_ms: int) -> bytes:
+        """The state as the bytes of a snapshot file."""
+        state = VisibilityState(
+            now_ms, self.read_pointer, self.write_pointer, array("q", self.invalid), tuple(self.in_progress.values())
+        )
+        stream = io.BytesIO()
+        write_snapshot(stream, Snapshot(state))
+        return stream.getvalue()
+
+    def prune_bound(self) -> int:
+        """Tephra's prune upper bound of the present state (``TxUtils.getPruneUpperBound``)."""
+        if not self.invalid and not self.in_progress:
+            return self.read_pointer - 1
+        return min(max(self.invalid, default=2**63 - 1), min(self.in_progress, default=2**63) - 1)
+
+    def _enter(self, now_ms: int, entry: InProgress) -> int:
+        self.write_pointer = max(self.write_pointer + 1, now_ms * TX_PER_MS)
+        self.in_progress[self.write_pointer] = replace(entry, write_pointer=self.write_pointer)
+        return self.write_pointer
+
+    def _leave(self, pointer: int) -> InProgress | None:
+        entry = self.in_progress.pop(pointer, None)
+        if entry is not None:
+            for checkpoint in entry.checkpoints:
+                self.in_progress.pop(checkpoint, None)
+        return entry
+
+    def _read_up_to(self, pointer: int) -> None:
+        self.read_pointer = max(self.read_pointer, pointer)

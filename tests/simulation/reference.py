@@ -1,0 +1,176 @@
+"""The law once more, by full knowledge and honest time: may this row be gone?
+
+Written from rules L0 to L5 and S8, not from the janitor's code, and weaker in no place where a row could be lost: what
+is permitted here is what an onlooker who knows every clock's error and every transaction's fate would permit. Where the
+janitor's knowledge is coarser than the onlooker's (it sees a topic only when it runs, and clocks that are a little off)
+the reference gives it that much and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.simulation.model import ALLOWANCE_MS, ERROR_MS, HOLD_MS, Row, Topic
+
+#: Two readings of a clock that passes for right differ from honest time by at most this.
+DRIFT_MS = 2 * ERROR_MS
+
+Pair = tuple[int, int]
+
+
+def is_old(generation: int, current: int) -> bool:
+    """L2."""
+    return generation < _kept_from(current)
+
+
+def _kept_from(current: int) -> int:
+    """The lowest generation that is not old."""
+    return current if current > 0 else 1 - current
+
+
+@dataclass(slots=True)
+class Reach:
+    """How far deleting may have come in one topic, in honest time (rule S8).
+
+    Attributes:
+        generation: the metadata generation that was let go last; 0 for none.
+        cutoff_ms: the cut-off that was let go last.
+        at_ms: when that was.
+        pending: generation and ttl of jumps that wait, and since when a run has known of them.
+        approved: the jump an operator let go.
+    """
+
+    generation: int = 0
+    cutoff_ms: int = 0
+    at_ms: int = 0
+    pending: dict[Pair, int] = field(default_factory=dict)
+    approved: Pair | None = None
+
+    def earned_ms(self, now_ms: int) -> int:
+        """Where time alone has brought the cut-off."""
+        return self.cutoff_ms + now_ms - self.at_ms
+
+
+class Reference:
+    """What an onlooker knows of the janitor's permissions.
+
+    Attributes:
+        adopted: whether an operator has accepted the store as it is now.
+        protected: topics whose rows must stay.
+    """
+
+    def __init__(self) -> None:
+        self.adopted = False
+        self.protected: set[str] = set()
+        self._reach: dict[str, Reach] = {}
+
+    # -- what operators and runs change --------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """The janitor's memory is about nothing any more."""
+        self.adopted = False
+        self._reach.clear()
+
+    def adopt(self, topics: Mapping[str, Topic], now_ms: int) -> None:
+        """Everything that is there now may go as it comes due."""
+        self.adopted = True
+        for name, topic in _readable(topics).items():
+            self._reach[name] = _let_go(topic, now_ms)
+
+    def approve(self, topics: Mapping[str, Topic], now_ms: int) -> None:
+        """What these topics wait for may go."""
+        for name, topic in _readable(topics).items():
+            if name not in self.protected and not self._granted(name, topic, now_ms):
+                self._hold(name, topic, now_ms)
+                self._reach[name].approved = _pair(topic)
+
+    def observe(self, before: Mapping[str, Topic], after: Mapping[str, Topic], now_ms: int) -> None:
+        """A run has ended that saw the topics as they were before, after, or in between."""
+        for name, topic in _readable(after).items():
+            earlier = before.get(name, topic)
+            waiting = dict(self._reach[name].pending) if name in self._reach else {}
+            if not earlier.garbled:
+                self._observe(name, earlier, now_ms)
+            if earlier != topic:
+                self._observe(name, topic, now_ms)
+                self._reach[name].pending = waiting | self._reach[name].pending
+
+    def _observe(self, name: str, topic: Topic, now_ms: int) -> None:
+        if name in self.protected:
+            self._reach.setdefault(name, Reach()).at_ms = now_ms
+        elif self._granted(name, topic, now_ms):
+            self._reach[name] = _let_go(topic, now_ms)
+        else:
+            self._hold(name, topic, now_ms)
+
+    def _hold(self, name: str, topic: Topic, now_ms: int) -> None:
+        reach = self._reach.setdefault(name, Reach(at_ms=now_ms))
+        reach.cutoff_ms = min(now_ms - topic.ttl_seconds * 1000, reach.earned_ms(now_ms))
+        reach.at_ms = now_ms
+        reach.pending = {_pair(topic): reach.pending.get(_pair(topic), now_ms)}
+        reach.approved = None
+
+    def _granted(self, name: str, topic: Topic, now_ms: int) -> bool:
+        """Whether the topic may go as far as the law takes it."""
+        reach = self._reach.get(name)
+        if reach is None:
+            return False
+        older = _kept_from(topic.generation) > _kept_from(reach.generation)
+        ahead_ms = now_ms - topic.ttl_seconds * 1000 - reach.earned_ms(now_ms)
+        further = topic.generation > 0 and ahead_ms > ALLOWANCE_MS + DRIFT_MS
+        since_ms = reach.pending.get(_pair(topic))
+        waited = since_ms is not None and now_ms - since_ms >= HOLD_MS - DRIFT_MS
+        return not (older or further) or waited or reach.approved == _pair(topic)
+
+    # -- the question --------------------------------------------------------------------------------------------
+
+    def objection(
+        self, row: Row, topic: Topic | None, now_ms: int, wall_ms: int, *, undecided: bool, referenced: bool
+    ) -> tuple[str, str] | None:
+        """Why the row must not be gone, and the invariant that says so; None when it may be.
+
+        Args:
+            topic: its topic's metadata; None without.
+            now_ms: honest time.
+            wall_ms: the janitor's clock, which the law is spoken by.
+            undecided: the row's transaction was in progress.
+            referenced: a message that stays takes its payload from it.
+        """
+        if row.foreign or topic is None or topic.garbled:
+            return "live row lost", "nobody knows what it is"
+        if row.topic in self.protected:
+            return "live row lost", "its topic is protected"
+        old = is_old(row.generation, topic.generation)
+        expired = row.generation == topic.generation and row.time_ms < wall_ms - topic.ttl_seconds * 1000
+        if not old and not expired:
+            return "live row lost", f"its topic is at generation {topic.generation}, ttl {topic.ttl_seconds} s"
+        generation, cutoff_ms = self._reached(row.topic, topic, now_ms)
+        freely_old = old and is_old(row.generation, generation)
+        if not freely_old and row.time_ms >= cutoff_ms:
+            return "frontier overrun", "its topic's frontier has not come so far"
+        if row.table == "payload" and not freely_old:
+            if undecided:
+                return "live row lost", "its transaction was undecided"
+            if referenced:
+                return "live row lost", "a message that stays refers to it"
+        return None
+
+    def _reached(self, name: str, topic: Topic, now_ms: int) -> tuple[int, int]:
+        """The generation and the cut-off up to which rows may go now."""
+        if self._granted(name, topic, now_ms):
+            return topic.generation, 2**63
+        reach = self._reach.get(name)
+        return (0, 0) if reach is None else (reach.generation, reach.earned_ms(now_ms) + DRIFT_MS)
+
+
+def _readable(topics: Mapping[str, Topic]) -> dict[str, Topic]:
+    return {name: topic for name, topic in topics.items() if not topic.garbled}
+
+
+def _pair(topic: Topic) -> Pair:
+    return topic.generation, topic.ttl_seconds
+
+
+def _let_go(topic: Topic, now_ms: int) -> Reach:
+    return Reach(topic.generation, now_ms - topic.ttl_seconds * 1000, now_ms)

@@ -1,0 +1,72 @@
+"""Making a failing history short, and showing it.
+
+Delta debugging: leave out half of it, a quarter, an eighth, down to single operations, as long as the same invariant
+still fails, and begin again until nothing can be left out. Operations that have lost what they worked on do nothing, so
+every part of a history can be played.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from tests.simulation.history import Failed, History, play
+from tests.simulation.operations import Operation
+
+
+def failure(history: History, invariant: str) -> Failed | None:
+    """How a history fails that invariant; None when it does not."""
+    try:
+        play(history)
+    except Failed as failed:
+        return failed if failed.violation.invariant == invariant else None
+    return None
+
+
+def shortest(failed: Failed) -> Failed:
+    """The same failure with as little history as can be found."""
+    invariant = failed.violation.invariant
+    best = failure(failed.history, invariant) or failed
+    while True:
+        before = tuple(best.history)
+        best = _simplified(_shortened(best, invariant), invariant)
+        if tuple(best.history) == before:
+            return best
+
+
+def _shortened(best: Failed, invariant: str) -> Failed:
+    size = len(best.history) // 2
+    while size:
+        start = 0
+        while start < len(best.history):
+            rest = [*best.history[:start], *best.history[start + size :]]
+            shorter = failure(rest, invariant)
+            if shorter is None:
+                start += size
+            else:
+                best = shorter
+        size //= 2
+    return best
+
+
+def _simplified(best: Failed, invariant: str) -> Failed:
+    """With every parameter at its default that may be."""
+    for place, operation in enumerate(best.history):
+        for item in fields(operation):
+            current = best.history[place] if place < len(best.history) else None
+            plainer = _plainer(current, item.name, item.default)
+            if plainer is not None:
+                history = [*best.history[:place], plainer, *best.history[place + 1 :]]
+                best = failure(history, invariant) or best
+    return best
+
+
+def _plainer(operation: Operation | None, name: str, default: object) -> Operation | None:
+    if operation is None or not hasattr(operation, name) or type(default) is not type(getattr(operation, name)):
+        return None
+    return None if getattr(operation, name) == default else replace(operation, **{name: default})
+
+
+def tell(failed: Failed) -> str:
+    """The history as text that can be pasted into ``play([...])``."""
+    steps = "".join(f"    {operation!r},\n" for operation in failed.history)
+    return f"{failed.violation}\nafter {len(failed.history)} operations:\n[\n{steps}]"

@@ -1,0 +1,368 @@
+"""The simulated site: a messaging server, a transaction service, a store, and a janitor that works on it.
+
+Everything is real that can be: the store is ``MemoryStore``, the snapshots are files with Tephra's bytes, the janitor is
+an ``Engine`` made anew for each command on a memory that outlives it. Only the server and its clients are modelled, and
+time, which passes when an operation says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from janitor.engine import Engine
+from janitor.references import Lifetime
+from janitor.state.sqlite import SqliteState
+from janitor.world import Terms
+from tests.simulation.manager import Manager
+from tests.simulation.model import (
+    ALLOWANCE_MS,
+    ERROR_MS,
+    GRACE_MS,
+    HOLD_MS,
+    INTERVAL_MS,
+    LATE_MS,
+    LIFETIME_MS,
+    SKEW_MS,
+    START_MS,
+    UNNOTICED_MS,
+    Client,
+    Row,
+    RowId,
+    Topic,
+    topic_id,
+)
+from tests.simulation.reference import Reference
+from tms_core.clock import ManualClock
+from tms_core.rowkey import MessageKey, PayloadKey
+from tms_core.tables.base import MessageValue
+from tms_core.tables.memory import MemoryMessageTable, MemoryMetadataTable, MemoryPayloadTable, MemoryStore
+from tms_core.transaction.model import TX_PER_MS
+from tms_core.transaction.source import DirectorySource
+
+#: More rows than any history writes.
+ALL = 1_000_000
+
+
+class Crash(BaseException):
+    """The process dies. Nobody catches this, as nobody can."""
+
+
+class Alarm(Counter[str]):
+    """Counts a store's calls, and does something just before one of them."""
+
+    left = 0
+    action: Callable[[], None] | None = None
+
+    def set(self, calls: int, action: Callable[[], None]) -> None:
+        """Act before the call of that number, counted from now."""
+        self.left, self.action = calls, action
+
+    def clear(self) -> None:
+        self.action = None
+
+    def __setitem__(self, name: str, value: int) -> None:
+        super().__setitem__(name, value)
+        if self.action is not None:
+            self.left -= 1
+            if self.left <= 0:
+                action, self.action = self.action, None
+                action()
+
+
+class SimulatedStore(MemoryStore):
+    """A store that can be interrupted at any call, copied, and replaced by a copy."""
+
+    def __init__(self, number: int = 1) -> None:
+        super().__init__(f"store {number}")
+        self.number = number
+        self.alarm = Alarm()
+        self.calls = self.alarm
+        self.metadata = MemoryMetadataTable(self.alarm)
+        self.message = MemoryMessageTable(self.alarm)
+        self.payload = MemoryPayloadTable(self.alarm)
+
+    def copy(self, number: int) -> SimulatedStore:
+        """The same rows under an identity of that number."""
+        twin = SimulatedStore(number)
+        for key, value in self.metadata.rows():
+            twin.metadata.compare_and_set(key, None, value)
+        twin.message.put(self.message.rows(b"", None, ALL).items)
+        twin.payload.put(self.payload.rows(b"", None, ALL).items)
+        return twin
+
+
+class Backup(NamedTuple):
+    """A copy of the store, and what the model knew of its rows."""
+
+    store: SimulatedStore
+    rows: dict[RowId, Row]
+    topics: dict[str, Topic]
+
+
+class Site:
+    """Everything there is.
+
+    Args:
+        folder: an empty one, for snapshots and plan files.
+
+    Attributes:
+        now_ms: honest time.
+        skew_ms: how far the server's clock is ahead of it.
+        error_ms: how far the janitor's clock is ahead of it.
+        rows: what is in the store, as the model has it.
+        committed: write pointers of transactions that were.
+        restored_in_place: a backup was restored under the store's own identity, and no pass that looks at everything
+            has been completed since: what the janitor claimed may be false, and neither it nor its state can know.
+        claims: bounds the janitor states at this moment, each with where it does.
+        reached: how often something worth reaching has happened.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.snapshots = folder / "snapshots"
+        self.snapshots.mkdir()
+        self.now_ms = START_MS
+        self.skew_ms = 0
+        self.error_ms = 0
+        self.clock = ManualClock(START_MS, boot_id="boot 1")
+        self.store = SimulatedStore()
+        self.state = SqliteState.in_memory()
+        self.manager = Manager(START_MS)
+        self.reference = Reference()
+        self.rows: dict[RowId, Row] = {}
+        self.topics: dict[str, Topic] = {}
+        self.clients: dict[int, Client] = {}
+        self.backups: dict[int, Backup] = {}
+        self.committed: set[int] = set()
+        self.restored_in_place = False
+        self.claims: list[tuple[str, int]] = []
+        self.reached: Counter[str] = Counter()
+        self._boots = 1
+        self._identities = 1
+        self._anchored_boot = 0
+        self._tokens = 0
+        self._sequences: Counter[int] = Counter()
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    @property
+    def server_ms(self) -> int:
+        return self.now_ms + self.skew_ms
+
+    @property
+    def wall_ms(self) -> int:
+        """The janitor's clock."""
+        return self.now_ms + self.error_ms
+
+    @property
+    def clock_is_right(self) -> bool:
+        return abs(self.error_ms) <= ERROR_MS
+
+    def pass_time(self, milliseconds: int) -> None:
+        self.now_ms += milliseconds
+        self.clock.advance(milliseconds)
+        self.manager.expire(self.server_ms)
+
+    def set_skew(self, skew_ms: int) -> None:
+        if abs(skew_ms) <= SKEW_MS:
+            self.skew_ms = skew_ms
+            self.pass_time(0)
+
+    def set_clock(self, error_ms: int) -> None:
+        """Step the janitor's clock, unless nobody could tell that step from a machine that was switched off."""
+        if self._anchored_boot == self._boots or not ERROR_MS < error_ms <= UNNOTICED_MS:
+            self.clock.step(error_ms - self.error_ms)
+            self.error_ms = error_ms
+
+    def reboot(self, error_ms: int) -> None:
+        """Start the janitor's machine anew, with its clock set so."""
+        self._boots += 1
+        self.clock.reboot(f"boot {self._boots}")
+        self.clock.step(-self.error_ms)
+        self.error_ms = 0
+        self.set_clock(error_ms)
+
+    def clock_was_remembered(self) -> None:
+        """The janitor has noted the clocks of this boot, so that a later step shows."""
+        self._anchored_boot = self._boots
+
+    # -- the server ----------------------------------------------------------------------------------------------
+
+    def set_topic(self, name: str, topic: Topic) -> None:
+        key = topic_id(name).prefix
+        self.store.metadata.compare_and_set(key, self.store.metadata.get(key), topic.encode())
+        self.topics[name] = topic
+
+    def usable_topic(self, name: str) -> Topic | None:
+        topic = self.topics.get(name)
+        return topic if topic is not None and topic.usable else None
+
+    def write_messages(self, name: str, count: int, *, pointer: int | None = None, refers: bool = False) -> None:
+        topic = self.usable_topic(name)
+        if topic is None:
+            return
+        for _ in range(count):
+            time_ms, sequence = self._stamp()
+            key = MessageKey(topic_id(name), topic.generation, time_ms, sequence).pack()
+            self.store.message.put([(key, MessageValue(pointer, None if refers else b"m"))])
+            self._add(Row("message", key, name, topic.generation, time_ms, pointer, refers))
+
+    def write_payloads(self, name: str, count: int, pointer: int) -> None:
+        topic = self.usable_topic(name)
+        if topic is None:
+            return
+        for _ in range(count):
+            time_ms, sequence = self._stamp()
+            key = PayloadKey(topic_id(name), topic.generation, pointer, time_ms, sequence).pack()
+            self.store.payload.put([(key, b"p")])
+            self._add(Row("payload", key, name, topic.generation, time_ms, pointer))
+
+    def write_foreign(self, row: Row) -> None:
+        """Put a row into a table that no server of ours would write."""
+        if row.table == "message":
+            self.store.message.put([(row.key, MessageValue(None, b"f"))])
+        else:
+            self.store.payload.put([(row.key, b"f")])
+        self._add(row)
+
+    def _add(self, row: Row) -> None:
+        self.rows[row.id] = row
+
+    def _stamp(self) -> tuple[int, int]:
+        """A time and a sequence number that no row has."""
+        time_ms = self.server_ms
+        self._sequences[time_ms] += 1
+        return time_ms, self._sequences[time_ms] - 1
+
+    def accepts(self, client: Client, late_ms: int) -> bool:
+        """Whether the server let a write pass ``late_ms`` ago, which lands now: it checks the lifetime, not the lists."""
+        checked_ms = self.server_ms - late_ms
+        begun_ms = client.write_pointer // TX_PER_MS
+        return not client.done and late_ms <= LATE_MS and begun_ms <= checked_ms < begun_ms + LIFETIME_MS
+
+    def roll_back(self, client: Client) -> bool:
+        """Negate what a client has published, in the generations of today; False when the server cannot."""
+        if any(self.usable_topic(name) is None for name in client.topics):
+            return False
+        for row in self._readable(client.pointers):
+            if row.generation == self.topics[row.topic].generation:
+                self._negate(row)
+        return True
+
+    def finish(self, client: Client, *, commit: bool) -> None:
+        """Commit, or roll back and abort, or, when that fails too, invalidate: as Tephra's client does."""
+        client.done = True
+        if commit and self.manager.commit(client.id):
+            self.committed |= set(client.pointers)
+        elif self.roll_back(client):
+            self.manager.abort(client.id, client.pointers[1:], long=client.long)
+            self._give_up(self._readable(client.pointers))
+        else:
+            self.manager.invalidate(client.id)
+
+    def _negate(self, row: Row) -> None:
+        found = self.store.message.rows(row.key, row.key + b"\x00", 1).items
+        if found and row.pointer is not None:
+            self.store.message.put([(row.key, found[0][1]._replace(pointer=-row.pointer))])
+        row.negated = True
+
+    def _readable(self, pointers: Iterable[int]) -> list[Row]:
+        wanted = set(pointers)
+        return [row for row in self.rows.values() if row.readable and row.pointer in wanted]
+
+    def _give_up(self, rows: Iterable[Row]) -> None:
+        """Mark the rows of failed transactions that no list names."""
+        for row in rows:
+            if row.readable and row.pointer is not None:
+                row.lost_cause = not self.known(row.pointer)
+
+    def known(self, pointer: int) -> bool:
+        """Whether the transaction service can tell that the pointer's transaction failed, or that it has not."""
+        manager = self.manager
+        return pointer in self.committed or pointer in manager.invalid or pointer in manager.in_progress
+
+    # -- snapshots -----------------------------------------------------------------------------------------------
+
+    def write_snapshot(self) -> None:
+        path = self.snapshots / f"snapshot.{self.server_ms}"
+        path.write_bytes(self.manager.snapshot(self.server_ms))
+        for old in self.snapshot_files()[:-3]:
+            old.unlink()
+
+    def snapshot_files(self) -> list[Path]:
+        """Oldest first."""
+        return sorted(self.snapshots.glob("snapshot.*"), key=lambda path: int(path.suffix[1:]))
+
+    # -- backups -------------------------------------------------------------------------------------------------
+
+    def back_up(self, slot: int) -> None:
+        rows = {row_id: replace(row) for row_id, row in self.rows.items()}
+        self.backups[slot] = Backup(self.store.copy(0), rows, dict(self.topics))
+
+    def restore(self, slot: int, *, in_place: bool) -> bool:
+        """Replace the store by a backup, under its own identity or, as a copy has it, under a new one."""
+        backup = self.backups.get(slot)
+        if backup is None:
+            return False
+        if in_place:
+            self.restored_in_place = True
+        else:
+            self._identities += 1
+            self.reference.adopted = False
+        self.store = backup.store.copy(self._identities)
+        self.rows = {row_id: replace(row) for row_id, row in backup.rows.items()}
+        self.topics = dict(backup.topics)
+        self._give_up(self.rows.values())
+        return True
+
+    # -- the janitor ---------------------------------------------------------------------------------------------
+
+    @property
+    def terms(self) -> Terms:
+        return Terms(
+            hold_seconds=HOLD_MS // 1000,
+            protect=tuple(sorted(str(topic_id(name)) for name in self.reference.protected)),
+            lifetime=Lifetime(LIFETIME_MS, GRACE_MS, ALLOWANCE_MS),
+            lifetime_known=True,
+            snapshot_interval_seconds=INTERVAL_MS // 1000,
+        )
+
+    def engine(self, batch_rows: int = 2000) -> Engine:
+        """A janitor as each command makes one."""
+        source = DirectorySource(self.snapshots)
+        return Engine(
+            self.store, self.state, source, self.clock, self.terms, token_hex=self._token_hex, batch_rows=batch_rows
+        )
+
+    def _token_hex(self, size: int) -> str:
+        self._tokens += 1
+        return f"{self._tokens:0{2 * size}x}"
+
+    def lose_state(self) -> None:
+        """Somebody removed the state folder."""
+        self.state.close()
+        self.state = SqliteState.in_memory()
+        self.reference.forget()
+        self.restored_in_place = False
+
+    def was_adopted(self) -> None:
+        """An operator has accepted the store and the clock as they are."""
+        if not self.reference.adopted:
+            self.reference.forget()
+            self.restored_in_place = False
+        self.reference.adopt(self.topics, self.now_ms)
+        self.clock_was_remembered()
+
+    def read_claims(self) -> None:
+        """Ask what the janitor claims now."""
+        self.claims = []
+        if self.state.store() is not None:
+            claim, would_be = self.engine().boundary()
+            if claim is not None:
+                self.claims.append(("the claim", claim.bound))
+            if would_be.bound is not None:
+                self.claims.append(("the boundary as it would be now", would_be.bound))
