@@ -5,7 +5,7 @@ keeps a thread, which a fork would not carry over. For each K one child sweeps i
 killed at the K-th thing it does to a store, to the state or to a file of the store; a second child looks at what is
 left and finishes the work. Each gives one line of JSON; without any K it prints how many there are.
 
-A case is a folder: ``messaging`` (the store, closed), ``tx`` (snapshots) and ``expected.json`` (:func:`expect`).
+A case is a folder: ``messaging`` (the store, closed), ``tx`` (snapshots) and ``expected.json`` (:data:`Fates` by table).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,7 +31,6 @@ from janitor.state.sqlite import SqliteState
 from janitor.world import Terms
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, watch, watch_state
 from tms_core.clock import ManualClock
-from tms_core.rowkey import PayloadKey
 from tms_core.tables.base import Store
 from tms_core.tables.leveldb import LevelDBStore, encode
 from tms_core.transaction.source import DirectorySource
@@ -213,13 +211,18 @@ def count_things(case: Path, batch_rows: int) -> int:
         return int(json.loads(answer.read_text()))
 
 
+def say(answer: object) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
 def main(case: Path, batch_rows: int, deaths: list[int]) -> None:
     # Small copies are compacted too, so that dying in it is tried.
     compaction.WORTHWHILE_ROWS = 10
     if not deaths:
-        print(json.dumps(count_things(case, batch_rows)))
+        say(count_things(case, batch_rows))
     for k in deaths:
-        print(json.dumps(one_death(case, batch_rows, k)), flush=True)
+        say(one_death(case, batch_rows, k))
 
 
 if __name__ == "__main__":

@@ -310,6 +310,28 @@ def test_given_a_swept_store_when_swept_again_at_once_then_nothing_is_left_to_do
         assert [again.total(rule) for rule in Rule] == [0, 0, 0]
 
 
+@given(scenes(), st.integers(1, 7), st.integers(0, 10**9))
+def test_given_a_plan_of_a_random_store_when_applied_later_then_exactly_what_it_shows_is_done(
+    scene: Scene, batch_rows: int, later_ms: int
+) -> None:
+    with memory_store() as store, memory_store() as twin, tempfile.TemporaryDirectory() as folder:
+        sweep(scene, twin, batch_rows)
+        scene.fill(store)
+        state = SqliteState.in_memory()
+        state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
+        state.save_frontiers(scene.records)
+        clock = ManualClock(scene.now_ms)
+        source = FixedSource(scene.snapshot) if scene.snapshot else None
+        engine = Engine(store, state, source, clock, TERMS, token_hex=lambda n: "0" * n, batch_rows=batch_rows)
+        planned = engine.plan(out=Path(folder) / "plan.json")
+        # More has come due by then, which is none of the plan's business.
+        clock.advance(min(later_ms, 100_000))
+        applied = engine.apply(Path(folder) / "plan.json")
+        assert {rule: planned.total(rule) for rule in Rule} == {rule: applied.total(rule) for rule in Rule}
+        assert store.message.rows(b"", None, 10_000) == twin.message.rows(b"", None, 10_000)
+        assert store.payload.rows(b"", None, 10_000) == twin.payload.rows(b"", None, 10_000)
+
+
 @pytest.mark.parametrize("generation", [1, 3, -3, INT_MAX, -INT_MAX])
 def test_given_an_open_frontier_when_spans_are_made_then_they_are_contiguous_from_the_first_generation(
     generation: int,

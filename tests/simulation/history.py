@@ -57,7 +57,7 @@ from tests.simulation.operations import (
 )
 from tests.simulation.site import Site
 
-STEPS = 70
+STEPS = 110
 TOPICS = ("a", "a-b", "b")
 TTLS = (10 * 60, 3600, 6 * 3600, 2 * 86400, 10 * 86400)
 TIMEOUTS_MS = (30_000, 10 * MINUTE_MS, LIFETIME_MS)
@@ -209,7 +209,7 @@ def _run(random: Random, site: Site) -> Operation:
         return Run(topic=_topic(random), batch_rows=batch_rows)
     if random.random() < 0.6:
         return Run(batch_rows=batch_rows)
-    at_call = random.randint(1, random.choice((6, 20, 60)))
+    at_call = random.randint(1, random.choice((3, 8, 25)))
     if random.random() < 0.4:
         return Run(batch_rows=batch_rows, at_call=at_call, meanwhile=random.choice(tuple(Trouble)))
     meanwhile = random.choice((_create, _delete, _set_ttl, _publish_in, _publish_in, _commit, _abort, _store))

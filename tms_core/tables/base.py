@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -159,7 +159,7 @@ class Store(ABC):
     def close(self) -> None:
         """Let go of the store; closing twice is no error."""
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

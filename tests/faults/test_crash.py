@@ -1,0 +1,176 @@
+"""Crash proof: a sweep may die at any moment. Nothing that the law keeps is lost, and the next run finishes the work.
+
+The dying is done by `crashes.py`, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from janitor.policy import Delete, Frontier, Invert, Row, decide
+from janitor.txstate import TransactionView
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic, unknown_topic, visibility
+from tests.faults.crashes import TERMS, Fates, digest
+from tests.support import size
+from tms_core.rowkey import MessageKey, PayloadKey, java_abs
+from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.leveldb import LevelDBStore, encode
+from tms_core.topic import TopicMetadata
+from tms_core.transaction.model import Snapshot, VisibilityState
+from tms_core.transaction.snapshot import write_snapshot
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = ROOT / "tests" / "vectors" / "cdap-leveldb" / "sample.tar.xz"
+#: The deaths of one store are shared out, so that several processes can have them die at once.
+SHARES = 4
+
+INVALID = [pointer(NOW_MS - 10 * DAY), pointer(NOW_MS - 9 * DAY, 7)]
+OPEN = pointer(NOW_MS - HOUR)
+
+
+def deaths(case: Path, batch_rows: int, moments: list[int]) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "tests.faults.crashes", str(case), str(batch_rows), *map(str, moments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def count_moments(case: Path, batch_rows: int) -> int:
+    [moments] = deaths(case, batch_rows, [])
+    assert isinstance(moments, int)
+    return moments
+
+
+# --- a small store, and dying at every moment of it ------------------------------------------------------------------
+
+
+def fill_small(store: Store) -> None:
+    """Rows of every fate, a dozen of each."""
+    dozen = range(12)
+    orders = topic(store, "default:orders", ttl_seconds=86400, generation=3)
+    orders.plain(*(NOW_MS - 2 * DAY + number for number in dozen), NOW_MS)
+    orders.tx(INVALID[0], *(NOW_MS - 2 * DAY for _ in dozen), *(NOW_MS - HOUR for _ in dozen))
+    orders.tx(OPEN, *(NOW_MS - MINUTE for _ in dozen)).tx(-OPEN, NOW_MS).tx(pointer(NOW_MS - 2), NOW_MS)
+    orders.stored(pointer(NOW_MS - 2 * DAY), *(NOW_MS - 2 * DAY + number for number in dozen), NOW_MS)
+    orders.stored(pointer(NOW_MS - DAY - HOUR), NOW_MS - DAY - 1).ref(pointer(NOW_MS - DAY - HOUR), NOW_MS - DAY + 1)
+    for generation in (1, 2):
+        orders.at(generation).plain(*(NOW_MS for _ in dozen)).stored(INVALID[1], NOW_MS, NOW_MS - 1)
+    orders.at(4).tx(INVALID[1], NOW_MS)
+    gone = topic(store, "default:gone", ttl_seconds=60, generation=-2)
+    gone.tx(INVALID[0], *(NOW_MS - number for number in dozen)).stored(INVALID[0], NOW_MS)
+    unknown_topic(store, "default:stray").tx(INVALID[1], 1, NOW_MS).plain(1).stored(INVALID[1], 1)
+    store.message.put([(b"default:orders:cut", MessageValue(None, b"x")), (b"\xff", MessageValue(INVALID[0], b"x"))])
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    case = tmp_path_factory.mktemp("small")
+    state = visibility(NOW_MS, [*INVALID, OPEN])
+    with LevelDBStore(case / "messaging", create=True) as store:
+        fill_small(store)
+        (case / "expected.json").write_text(json.dumps(judge(store, state)))
+        # Rows in tables as well as in the log: so there is something for a compaction to rewrite.
+        store.message.compact(b"default:g", b"default:h")
+    (case / "tx").mkdir()
+    with (case / "tx" / f"snapshot.{NOW_MS}").open("wb") as file:
+        write_snapshot(file, Snapshot(state))
+    return case
+
+
+def judge(store: Store, state: VisibilityState) -> dict[str, Fates]:
+    """What the law makes of every row, one by one."""
+    described = {key: TopicMetadata.parse(key, value) for key, value in store.metadata.rows()}
+    frontiers = {key: Frontier.open(NOW_MS, found) for key, found in described.items()}
+    view = TransactionView(state, NOW_MS, TERMS.lifetime.max_ms)
+    referenced: set[tuple[bytes, int, int]] = set()
+    fates: dict[str, Fates] = {"message": {}, "payload": {}}
+    for raw, value in store.message.rows(b"", None, 10**6).items:
+        key = MessageKey.parse(raw)
+        prefix = key.topic.prefix if key else b""
+        row = Row("message", key, value.pointer)
+        verdict = decide(row, described.get(prefix), frontiers.get(prefix), view, False, None)
+        if key and value.pointer is not None and value.payload is None and not isinstance(verdict, Delete):
+            referenced.add((prefix, key.generation, java_abs(value.pointer)))
+        after = None if isinstance(verdict, Delete) else value
+        if isinstance(verdict, Invert):
+            after = value._replace(pointer=-(value.pointer or 0))
+        fates["message"][raw.hex()] = digest(encode(value)), after and digest(encode(after))
+    for raw, body in store.payload.rows(b"", None, 10**6).items:
+        parsed = PayloadKey.parse(raw)
+        prefix = parsed.topic.prefix if parsed else b""
+        needed = parsed is not None and (prefix, parsed.generation, parsed.write_pointer) in referenced
+        row = Row("payload", parsed)
+        verdict = decide(row, described.get(prefix), frontiers.get(prefix), view, needed, None)
+        fates["payload"][raw.hex()] = digest(body), None if isinstance(verdict, Delete) else digest(body)
+    return fates
+
+
+def test_given_the_small_store_when_judged_then_it_has_rows_of_every_fate(small: Path) -> None:
+    fates = json.loads((small / "expected.json").read_text())
+    for table, kinds in (("message", {"deleted", "kept", "inverted"}), ("payload", {"deleted", "kept"})):
+        found = {"deleted" if b is None else "kept" if a == b else "inverted" for a, b in fates[table].values()}
+        assert found == kinds
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_given_a_small_store_when_a_sweep_dies_at_every_moment_then_nothing_is_lost_and_the_next_run_finishes(
+    small: Path, share: int
+) -> None:
+    moments = list(range(1, count_moments(small, 5) + 1))
+    assert len(moments) > 100
+    outcomes = deaths(small, 5, moments[share::SHARES])
+    assert [outcome for outcome in outcomes if outcome["problems"]] == []
+    assert [outcome["k"] for outcome in outcomes] == moments[share::SHARES]
+
+
+# --- a large store that CDAP wrote, and dying at some moments of it --------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    case = tmp_path_factory.mktemp("large")
+    with tarfile.open(SAMPLE) as archive:
+        archive.extractall(case, filter="data")
+    (case / "tx.snapshot").rename(case / "tx")
+    _, *rows = map(json.loads, (case / "manifest.jsonl").read_text().splitlines())
+    after = {"keep": "value_sha256", "invert": "value_after_sha256"}
+    fates: dict[str, Fates] = {"message": {}, "payload": {}}
+    for row in rows:
+        if row["table"] in fates:
+            kept = row.get(after.get(row["action"], ""))
+            fates[row["table"]][row["key"]] = row["value_sha256"], kept
+    (case / "expected.json").write_text(json.dumps(fates))
+    return case
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_given_a_large_store_of_cdap_when_a_sweep_dies_at_random_moments_then_nothing_is_lost_and_the_next_run_finishes(
+    large: Path, share: int
+) -> None:
+    moments = count_moments(large, 20)
+    assert moments > 300
+    wanted = min(moments, size("TMS_TEST_CRASHES", 200))
+    chosen = random.Random(20).sample(range(1, moments + 1), wanted)[share::SHARES]
+    outcomes = deaths(large, 20, chosen)
+    assert [outcome for outcome in outcomes if outcome["problems"]] == []
+    assert [outcome["k"] for outcome in outcomes] == chosen
+
+
+def test_given_a_proof_of_crashes_when_a_row_is_lost_then_it_is_found(small: Path, tmp_path: Path) -> None:
+    """The proof itself, shown to fail: one row more is expected than there is."""
+    fates = json.loads((small / "expected.json").read_text())
+    fates["message"]["00"] = [hashlib.sha256(b"").hexdigest()] * 2
+    case = tmp_path / "spoilt"
+    subprocess.run(["cp", "-r", small, case], check=True)
+    (case / "expected.json").write_text(json.dumps(fates))
+    [outcome] = deaths(case, 5, [1])
+    assert "message 00 is None" in outcome["problems"][0]
