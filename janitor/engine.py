@@ -18,6 +18,7 @@ from pathlib import Path
 from janitor import boundary, conclude, frontier, guards, plan, txstate
 from janitor.boundary import Boundary
 from janitor.conclude import Pass
+from janitor.inspect import Audit, audit
 from janitor.inversions import Inversions
 from janitor.messages import Messages
 from janitor.pacing import Pacer
@@ -143,6 +144,29 @@ class Engine:
             return self.state.claim(), Boundary.none(*obstacles)
         pointers = [record.pointer for record in ready.open_ids]
         return self.state.claim(), boundary.claim(self.state.evidence(), pointers, self.terms.lifetime)
+
+    def audit(self) -> Audit:
+        """Read every transactional row, and prove the claim or refute it.
+
+        A pointer counts as invalid that is in the invalid list now, or was when it was last seen: an operator may
+        have taken it off the list because of the claim.
+
+        Raises:
+            StoreError: the store or the state could not be read.
+        """
+        usable = self._prepare().tx.usable
+        known = self.state.open_ids()
+        claim = self.state.claim()
+        return audit(
+            self.store.message,
+            claim.bound if claim else None,
+            lambda pointer: pointer in known or (usable is not None and usable.is_invalid(pointer)),
+            self.heartbeat,
+        )
+
+    def heartbeat(self, rows: int) -> None:
+        """Tell the observer that a read outside a pass has come so many rows further."""
+        self._observer("read", None, rows)
 
     def transactions(self) -> TxState:
         """The snapshot a run would use now, or why it would use none."""

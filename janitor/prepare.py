@@ -70,7 +70,8 @@ def prepare(
     now = guards.read_clocks(clock)
     clock_note = guards.check_clock(state.anchor(), now, allowance_ms) if at_ms is None else None
     if at_ms is not None:
-        now = replace(now, wall_ms=at_ms)
+        # Until then honest time passes, so that a frontier held then is one that would be.
+        now = replace(now, wall_ms=at_ms, running_ms=now.running_ms + at_ms - now.wall_ms)
     record, store_note = _known_store(state, identity, token_hex)
     interval_seconds = terms.snapshot_interval_seconds
     tx = txstate.refresh(source, now.wall_ms, interval_seconds=interval_seconds, allowance_ms=allowance_ms)

@@ -19,11 +19,11 @@ def test_given_the_systems_nanoseconds_when_asked_for_now_then_milliseconds_are_
     assert now_ms == 1_500_000_000_123
 
 
-@pytest.mark.parametrize(("suspended", "running_ms"), [(True, 7_000), (False, 2_000)])
+@pytest.mark.parametrize(("suspended", "running_ms"), [(True, 7_000_000), (False, 2_000_000)])
 def test_given_a_clock_that_counts_sleep_when_asked_for_running_time_then_it_is_preferred(
     suspended: bool, running_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    readings = {1001: 7_000_999_999, time.CLOCK_MONOTONIC: 2_000_999_999}
+    readings = {1001: 7_000_000_999_999, time.CLOCK_MONOTONIC: 2_000_000_999_999}
     with monkeypatch.context() as patch:
         if suspended:
             patch.setattr("tms_core.clock.time.CLOCK_BOOTTIME", 1001, raising=False)
@@ -74,8 +74,8 @@ def test_given_a_manual_clock_when_nothing_is_done_then_it_stands() -> None:
 def test_given_a_manual_clock_when_honest_time_passes_then_both_readings_move() -> None:
     clock = ManualClock(1000)
     clock.advance(5)
-    clock.sleep(0.25)
-    assert readings(clock) == (1255, 255, "manual")
+    clock.sleep(2.5)
+    assert readings(clock) == (3505, 2505, "manual")
 
 
 def test_given_a_manual_clock_when_it_is_set_then_running_time_stays() -> None:

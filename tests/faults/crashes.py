@@ -5,7 +5,7 @@ keeps a thread, which a fork would not carry over. For each K one child sweeps i
 killed at the K-th thing it does to a store, to the state or to a file of the store; a second child looks at what is
 left and finishes the work. Each gives one line of JSON; without any K it prints how many there are.
 
-A case is a folder: ``messaging`` (the store, closed), ``tx`` (snapshots) and ``expected.json`` (:data:`Fates` by table).
+A case is a folder: ``messaging`` (a closed store), ``tx`` (snapshots) and ``expected.json`` (:data:`Fates` by table).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from janitor.state.sqlite import SqliteState
 from janitor.world import Terms
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, watch, watch_state
 from tms_core.clock import ManualClock
+from tms_core.rowkey import MessageKey
 from tms_core.tables.base import Store
 from tms_core.tables.leveldb import LevelDBStore, encode
 from tms_core.transaction.source import DirectorySource
@@ -138,12 +139,14 @@ def wrong_rows(found: dict[str, dict[str, str]], fates: dict[str, Fates], *, fin
 
 
 def false_claim(folder: Path, store: Store, state: SqliteState) -> Iterator[str]:
+    """The audit, over all rows of ours; nobody reads what is none of ours (L0)."""
     claim = state.claim()
     if claim is None:
         return
     snapshot = DirectorySource(folder / "tx").latest().snapshot
     for cell in store.message.cells(b"", None, 10**9).items:
-        if 0 < cell.pointer <= claim.bound and snapshot.is_invalid(cell.pointer):
+        ours = MessageKey.parse(cell.key) is not None
+        if ours and 0 < cell.pointer <= claim.bound and snapshot.is_invalid(cell.pointer):
             yield f"claimed up to {claim.bound}, but {cell.key.hex()} carries {cell.pointer}"
 
 
@@ -159,9 +162,9 @@ def wrong_names(store: Path) -> Iterator[str]:
 def forked(work: Callable[[], object], answer: Path) -> int:
     """Do something in a child, which leaves its result as JSON; returns how the child ended, as ``os.waitpid``."""
     pid = os.fork()
-    if pid:
-        return os.waitpid(pid, 0)[1]
-    _live_and_exit(work, answer)
+    if not pid:
+        _live_and_exit(work, answer)
+    return os.waitpid(pid, 0)[1]
 
 
 def _live_and_exit(work: Callable[[], object], answer: Path) -> NoReturn:

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
+import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +37,38 @@ SAMPLE = ROOT / "tests" / "vectors" / "cdap-leveldb" / "sample.tar.xz"
 #: The deaths of one store are shared out, so that several processes can have them die at once.
 SHARES = 4
 
+#: A folder in memory, and how much must be free in it, in bytes. Processes are killed here, not machines, so nothing
+#: has to reach a disk, and a disk would make it take minutes. What is put there is made by tempfile.
+MEMORY, MEMORY_BYTES = Path("/dev/shm"), 256 << 20  # noqa: S108
+
 INVALID = [pointer(NOW_MS - 10 * DAY), pointer(NOW_MS - 9 * DAY, 7)]
 OPEN = pointer(NOW_MS - HOUR)
 
 
-def deaths(case: Path, batch_rows: int, moments: list[int]) -> list[dict[str, Any]]:
+@pytest.fixture(scope="session")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder, in memory where there is enough of it."""
+    roomy = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES
+    with tempfile.TemporaryDirectory(dir=MEMORY if roomy else tmp_path_factory.getbasetemp()) as folder:
+        yield Path(folder)
+
+
+def ask(case: Path, batch_rows: int, moments: list[int]) -> list[Any]:
     command = [sys.executable, "-m", "tests.faults.crashes", str(case), str(batch_rows), *map(str, moments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def deaths(case: Path, batch_rows: int, moments: list[int]) -> list[dict[str, Any]]:
+    """What was wrong after dying at each of these moments."""
+    return ask(case, batch_rows, moments)
+
+
 def count_moments(case: Path, batch_rows: int) -> int:
-    [moments] = deaths(case, batch_rows, [])
-    assert isinstance(moments, int)
-    return moments
+    """How many moments there are to die at."""
+    [moments] = ask(case, batch_rows, [])
+    return int(moments)
 
 
 # --- a small store, and dying at every moment of it ------------------------------------------------------------------
@@ -72,8 +93,8 @@ def fill_small(store: Store) -> None:
 
 
 @pytest.fixture(scope="session")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    case = tmp_path_factory.mktemp("small")
+def small(fast: Path) -> Path:
+    case = fast / "small"
     state = visibility(NOW_MS, [*INVALID, OPEN])
     with LevelDBStore(case / "messaging", create=True) as store:
         fill_small(store)
@@ -136,8 +157,8 @@ def test_given_a_small_store_when_a_sweep_dies_at_every_moment_then_nothing_is_l
 
 
 @pytest.fixture(scope="session")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    case = tmp_path_factory.mktemp("large")
+def large(fast: Path) -> Path:
+    case = fast / "large"
     with tarfile.open(SAMPLE) as archive:
         archive.extractall(case, filter="data")
     (case / "tx.snapshot").rename(case / "tx")

@@ -338,6 +338,12 @@ def test_s8_given_a_cutoff_behind_the_law_when_rows_lie_between_then_they_are_he
     assert judge(message(time_ms), 1, frontier) == judge(payload(time_ms), 1, frontier) == verdict
 
 
+def test_s8_given_a_cutoff_behind_the_law_when_no_hold_is_named_then_rows_between_are_held_all_the_same() -> None:
+    frontier = replace(held(metadata(), cutoff_ms=DUE_MS - 100, generation=1), hold=None)
+    rows = [message(DUE_MS - 101), message(DUE_MS - 100), message(DUE_MS)]
+    assert [judge(row, 1, frontier) for row in rows] == [EXPIRED, HELD, LIVE]
+
+
 @pytest.mark.parametrize("generation", [4, -3])
 def test_s8_given_a_generation_that_became_old_when_held_then_only_what_time_alone_takes_of_it_goes(
     generation: int,

@@ -21,7 +21,19 @@ from tests.simulation.invariants import (
     check_complete,
     check_reader,
 )
-from tests.simulation.model import DAY_MS, ERROR_MS, HOLD_MS, HOUR_MS, LATE_MS, LIFETIME_MS, MINUTE_MS, SKEW_MS
+from tests.simulation.model import (
+    ALLOWANCE_MS,
+    DAY_MS,
+    ERROR_MS,
+    HOLD_MS,
+    HOUR_MS,
+    IN_FLIGHT_MS,
+    LATE_MS,
+    LIFETIME_MS,
+    LOST_MS,
+    MINUTE_MS,
+    SKEW_MS,
+)
 from tests.simulation.operations import (
     Abort,
     Adopt,
@@ -64,7 +76,7 @@ TIMEOUTS_MS = (30_000, 10 * MINUTE_MS, LIFETIME_MS)
 WAITS_MS = (1, 30_000, MINUTE_MS, MINUTE_MS, 10 * MINUTE_MS, 10 * MINUTE_MS, HOUR_MS, HOUR_MS + 1, 2 * HOUR_MS)
 LONG_WAITS_MS = (3 * HOUR_MS + 6 * MINUTE_MS, 6 * HOUR_MS, 25 * HOUR_MS, 3 * DAY_MS, 8 * DAY_MS)
 AGES_MS = (0, 0, 0, 30_000, 110_000, 121_000, None)
-ERRORS_MS = (0, 0, 0, ERROR_MS, -ERROR_MS, -HOUR_MS, HOUR_MS, DAY_MS, -3 * DAY_MS, 30 * DAY_MS)
+ERRORS_MS = (0, 0, 0, ERROR_MS, -ERROR_MS, -HOUR_MS, HOUR_MS, DAY_MS, -3 * DAY_MS, 30 * DAY_MS, LOST_MS)
 
 History = Sequence[Operation]
 
@@ -190,8 +202,10 @@ def _next_tx(site: Site) -> int:
 
 def _publish_in(random: Random, site: Site) -> Operation:
     late_ms = random.choice((0, 0, 0, MINUTE_MS, LATE_MS // 2, LATE_MS))
+    in_flight_ms = random.choice((0, 0, 0, IN_FLIGHT_MS))
     refers = random.random() < 0.4
-    return PublishIn(_tx(random, site), _topic(random), 1 if refers else random.randint(1, 3), refers, late_ms)
+    rows = 1 if refers else random.randint(1, 3)
+    return PublishIn(_tx(random, site), _topic(random), rows, refers, late_ms, in_flight_ms)
 
 
 def _start(random: Random, site: Site) -> Operation:
@@ -278,15 +292,18 @@ _WEIGHTS: dict[Callable[[Random, Site], Operation], float] = {
 def unaware_client(random: Random, site: Site) -> list[Operation]:
     """A transaction times out, is seen invalid, is scanned, and its client still publishes afterwards."""
     tx, topic = _next_tx(site), _topic(random)
+    twists = (Wait(MINUTE_MS), SetClock(ERROR_MS), SkewServer(-SKEW_MS), Garble(topic), Checkpoint(tx))
     return [
         Start(tx, 30_000),
         PublishIn(tx, topic),
+        random.choice(twists),
         Wait(MINUTE_MS),
         Run(),
         Wait(random.choice((MINUTE_MS, HOUR_MS))),
         PublishIn(tx, topic),
+        random.choice(twists),
         Run(),
-        PublishIn(tx, topic),
+        PublishIn(tx, topic, in_flight_ms=random.choice((0, IN_FLIGHT_MS))),
         Wait(LIFETIME_MS - random.choice((0, 1, MINUTE_MS))),
         PublishIn(tx, topic, late_ms=random.choice((0, LATE_MS))),
         Run(),
@@ -312,6 +329,36 @@ def slow_transaction(random: Random, site: Site) -> list[Operation]:
         Wait(MINUTE_MS),
         Run(),
         Wait(10 * MINUTE_MS),
+        Run(),
+    ]
+
+
+def no_snapshot(random: Random, site: Site) -> list[Operation]:
+    """The transaction service writes no snapshots, and a transaction takes all the time it may."""
+    tx, topic = _next_tx(site), _topic(random)
+    return [
+        Start(tx, LIFETIME_MS),
+        Store(tx, topic),
+        Wait(LIFETIME_MS - random.choice((0, 1, MINUTE_MS, 4 * MINUTE_MS)), None),
+        SetClock(random.choice((0, ERROR_MS))),
+        Run(),
+        PublishIn(tx, topic, refers=True),
+        Commit(tx),
+        Wait(random.choice((1, ALLOWANCE_MS)), None),
+        Run(),
+    ]
+
+
+def clock_behind(random: Random, site: Site) -> list[Operation]:
+    """The janitor's clock was behind when something changed, and is right after the next boot."""
+    topic = _topic(random)
+    return [
+        Publish(topic, 2),
+        SetClock(random.choice((-HOUR_MS, -3 * DAY_MS))),
+        random.choice((Delete(topic), SetTtl(topic, TTLS[0]), Create(topic, TTLS[0]))),
+        Run(),
+        Wait(MINUTE_MS),
+        Reboot(),
         Run(),
     ]
 
@@ -346,9 +393,35 @@ def created_again(random: Random, site: Site) -> list[Operation]:
     ]
 
 
+def changed_meanwhile(random: Random, site: Site) -> list[Operation]:
+    """A topic is given more time, or deleted, while the janitor is at work on it."""
+    topic = _topic(random)
+    change = random.choice((SetTtl(topic, TTLS[-1]), Garble(topic), Delete(topic)))
+    return [
+        SetTtl(topic, TTLS[0]),
+        Approve(),
+        Publish(topic, 3),
+        Wait(HOUR_MS),
+        Run(batch_rows=1, at_call=random.randint(2, 12), meanwhile=change),
+    ]
+
+
+def unreadable(random: Random, site: Site) -> list[Operation]:
+    """A topic's metadata cannot be read for a while."""
+    topic = _topic(random)
+    return [Publish(topic), Garble(topic), Run(), Wait(HOLD_MS), Run(), Garble(topic, on_purpose=False), Run()]
+
+
+def protected(random: Random, site: Site) -> list[Operation]:
+    """A topic is protected beyond its ttl."""
+    topic = _topic(random)
+    return [Publish(topic), Protect(topic), Wait(6 * HOUR_MS + 1), Run(), Protect(topic, protected=False), Run()]
+
+
 def planned(random: Random, site: Site) -> list[Operation]:
     """A plan is made, looked at, and carried out; something happened in between."""
-    return [Plan(3), _any(random, site), Apply(3, adopt=random.random() < 0.3)]
+    meanwhile = random.choice((_wait, _wait, _publish_in, _any))
+    return [Plan(3), meanwhile(random, site), Apply(3, adopt=random.random() < 0.3)]
 
 
 def restored(random: Random, site: Site) -> list[Operation]:
@@ -372,8 +445,13 @@ def restored(random: Random, site: Site) -> list[Operation]:
 SCRIPTS: tuple[Callable[[Random, Site], list[Operation]], ...] = (
     unaware_client,
     slow_transaction,
+    no_snapshot,
+    clock_behind,
     shortened_ttl,
     created_again,
+    changed_meanwhile,
+    unreadable,
+    protected,
     planned,
     restored,
 )

@@ -11,10 +11,11 @@ from enum import StrEnum
 
 from janitor.report import Report
 from tests.simulation.invariants import Allowed, Watch
-from tests.simulation.model import LIFETIME_MS, Client, Row, Table, Topic, topic_id
+from tests.simulation.model import IN_FLIGHT_MS, LIFETIME_MS, Client, Row, Table, Topic, topic_id
 from tests.simulation.site import Crash, Site
 from tms_core.errors import Refused, StoreError
 from tms_core.rowkey import MessageKey, PayloadKey
+from tms_core.transaction.model import TX_PER_MS
 
 
 @dataclass(frozen=True)
@@ -194,19 +195,23 @@ class PublishIn(OfTransaction):
 
     Attributes:
         late_ms: how long ago the server let the write pass.
+        in_flight_ms: how long ago it gave the rows their time; they appear only now.
     """
 
     topic: str
     rows: int = 1
     refers: bool = False
     late_ms: int = 0
+    in_flight_ms: int = 0
 
     def by(self, client: Client, site: Site) -> None:
         if site.accepts(client, self.late_ms):
             if client.id in site.manager.invalid and site.usable_topic(self.topic) is not None:
                 site.reached["published while invalid"] += 1
             client.topics.add(self.topic)
-            site.write_messages(self.topic, self.rows, pointer=client.write_pointer, refers=self.refers)
+            pointer = client.write_pointer
+            in_flight_ms = min(self.in_flight_ms, IN_FLIGHT_MS, site.server_ms - pointer // TX_PER_MS)
+            site.write_messages(self.topic, self.rows, pointer, refers=self.refers, in_flight_ms=in_flight_ms)
 
 
 @dataclass(frozen=True, repr=False)
@@ -346,7 +351,7 @@ class Run(Operation):
         if self.adopt:
             site.was_adopted()
         elif self.meanwhile is not None:
-            site.store.alarm.set(self.at_call, lambda: self._interrupt(site))
+            site.store.alarm.set(self.at_call, lambda call: self._interrupt(site, watch, call))
         patterns = () if self.topic is None else (str(topic_id(self.topic)),)
         report = None
         try:
@@ -361,12 +366,13 @@ class Run(Operation):
             self._learn(site, watch, report)
         site.read_claims()
 
-    def _interrupt(self, site: Site) -> None:
+    def _interrupt(self, site: Site, watch: Watch, call: str) -> None:
         if self.meanwhile is Trouble.CRASH:
             raise Crash
         if self.meanwhile is Trouble.ERROR:
             raise StoreError("the disk is full.")
         if isinstance(self.meanwhile, Operation):
+            watch.interrupted(call)
             self.meanwhile.on(site)
 
     def _learn(self, site: Site, watch: Watch, report: Report) -> None:
@@ -378,7 +384,7 @@ class Run(Operation):
         seen = {
             name: topic
             for name, topic in site.topics.items()
-            if self.topic in (None, name) and not any(str(topic_id(name)) in error for error in report.errors)
+            if self.topic in (None, name) and not _failed(name, report)
         }
         site.reference.observe(watch.topics, seen, site.now_ms)
         complete = not report.errors and self.topic is None and report.snapshot is not None
@@ -386,6 +392,12 @@ class Run(Operation):
             site.restored_in_place = False
         site.reached["held"] += report.held_rows()
         site.reached["claimed"] += report.boundary is not None
+
+
+def _failed(name: str, report: Report) -> bool:
+    """Whether the topic is one that the run left undone."""
+    starts = (f"{topic_id(name)}: ", f"topic {topic_id(name)} ")
+    return any(error.startswith(starts) for error in report.errors)
 
 
 @dataclass(frozen=True, repr=False)

@@ -26,6 +26,7 @@ from tests.simulation.model import (
     INTERVAL_MS,
     LATE_MS,
     LIFETIME_MS,
+    LOST_MS,
     SKEW_MS,
     START_MS,
     UNNOTICED_MS,
@@ -55,10 +56,10 @@ class Alarm(Counter[str]):
     """Counts a store's calls, and does something just before one of them."""
 
     left = 0
-    action: Callable[[], None] | None = None
+    action: Callable[[str], None] | None = None
 
-    def set(self, calls: int, action: Callable[[], None]) -> None:
-        """Act before the call of that number, counted from now."""
+    def set(self, calls: int, action: Callable[[str], None]) -> None:
+        """Act before the call of that number, counted from now; the action is told the call's name."""
         self.left, self.action = calls, action
 
     def clear(self) -> None:
@@ -70,7 +71,7 @@ class Alarm(Counter[str]):
             self.left -= 1
             if self.left <= 0:
                 action, self.action = self.action, None
-                action()
+                action(name)
 
 
 class SimulatedStore(MemoryStore):
@@ -173,8 +174,12 @@ class Site:
             self.pass_time(0)
 
     def set_clock(self, error_ms: int) -> None:
-        """Step the janitor's clock, unless nobody could tell that step from a machine that was switched off."""
-        if self._anchored_boot == self._boots or not ERROR_MS < error_ms <= UNNOTICED_MS:
+        """Step the janitor's clock, unless that could not be told from a machine that was off for a while.
+
+        Before the janitor has noted a boot's clocks it knows nothing of them but that the last boot was earlier.
+        """
+        noticed = abs(error_ms) <= ERROR_MS or error_ms > UNNOTICED_MS or error_ms <= LOST_MS
+        if noticed or self._anchored_boot == self._boots:
             self.clock.step(error_ms - self.error_ms)
             self.error_ms = error_ms
 
@@ -201,12 +206,14 @@ class Site:
         topic = self.topics.get(name)
         return topic if topic is not None and topic.usable else None
 
-    def write_messages(self, name: str, count: int, *, pointer: int | None = None, refers: bool = False) -> None:
+    def write_messages(
+        self, name: str, count: int, pointer: int | None = None, *, refers: bool = False, in_flight_ms: int = 0
+    ) -> None:
         topic = self.usable_topic(name)
         if topic is None:
             return
         for _ in range(count):
-            time_ms, sequence = self._stamp()
+            time_ms, sequence = self._stamp(in_flight_ms)
             key = MessageKey(topic_id(name), topic.generation, time_ms, sequence).pack()
             self.store.message.put([(key, MessageValue(pointer, None if refers else b"m"))])
             self._add(Row("message", key, name, topic.generation, time_ms, pointer, refers))
@@ -216,7 +223,7 @@ class Site:
         if topic is None:
             return
         for _ in range(count):
-            time_ms, sequence = self._stamp()
+            time_ms, sequence = self._stamp(0)
             key = PayloadKey(topic_id(name), topic.generation, pointer, time_ms, sequence).pack()
             self.store.payload.put([(key, b"p")])
             self._add(Row("payload", key, name, topic.generation, time_ms, pointer))
@@ -232,9 +239,9 @@ class Site:
     def _add(self, row: Row) -> None:
         self.rows[row.id] = row
 
-    def _stamp(self) -> tuple[int, int]:
+    def _stamp(self, in_flight_ms: int) -> tuple[int, int]:
         """A time and a sequence number that no row has."""
-        time_ms = self.server_ms
+        time_ms = self.server_ms - in_flight_ms
         self._sequences[time_ms] += 1
         return time_ms, self._sequences[time_ms] - 1
 
@@ -243,6 +250,11 @@ class Site:
         checked_ms = self.server_ms - late_ms
         begun_ms = client.write_pointer // TX_PER_MS
         return not client.done and late_ms <= LATE_MS and begun_ms <= checked_ms < begun_ms + LIFETIME_MS
+
+    def may_need_payload(self) -> frozenset[int]:
+        """Pointers of transactions that may still be committed, and in which a message may yet be published."""
+        now_ms = self.server_ms
+        return frozenset(p for p in self.manager.in_progress if now_ms < p // TX_PER_MS + LIFETIME_MS)
 
     def roll_back(self, client: Client) -> bool:
         """Negate what a client has published, in the generations of today; False when the server cannot."""

@@ -1,0 +1,7 @@
+"""``python -m janitor`` is ``janitor``."""
+
+from __future__ import annotations
+
+from janitor.cli.main import main
+
+main()

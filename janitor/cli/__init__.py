@@ -1,0 +1,1 @@
+"""The ``janitor`` command: one module a verb; what they share is in ``context``, ``options`` and ``render``."""

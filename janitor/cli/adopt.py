@@ -1,0 +1,31 @@
+"""``janitor adopt``: first contact."""
+
+from __future__ import annotations
+
+import click
+
+from janitor.cli import render
+from janitor.cli.context import session
+from janitor.cli.options import common_options
+
+
+@click.command("adopt")
+@common_options
+def command() -> None:
+    """Accept this store, its transaction system and this machine's clock as they are now.
+
+    From then on runs delete what is due. Nothing is deleted by this command itself. Needed once
+    for a store, and again when it was copied, restored or given other snapshots.
+
+    \b
+    Example:
+      janitor plan  --leveldb data/messaging --snapshots data/tx.snapshot
+      janitor adopt --leveldb data/messaging --snapshots data/tx.snapshot
+    """
+    current = session()
+    with current.reading() as engine:
+        topics = engine.adopt()
+    if current.as_json:
+        render.print_json({"adopted": [str(topic) for topic in topics]})
+    else:
+        render.console().print(f"adopted, with {len(topics)} topics\nnext: janitor run --once {current.arguments()}")

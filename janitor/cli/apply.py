@@ -1,0 +1,33 @@
+"""``janitor apply``: carry out a plan file, at most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from janitor.cli.context import session
+from janitor.cli.options import common_options
+from janitor.cli.outcome import finish, log_run
+
+
+@click.command("apply")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--adopt", is_flag=True, help="Accept a store met for the first time, as the plan shows it.")
+@common_options
+def command(file: Path, adopt: bool) -> int:
+    """Carry out a plan file: nothing outside it, and nothing the law no longer allows.
+
+    Refuses (exit code 3) and names what moved when the store, a topic's generation or ttl, or a
+    setting is no longer what the plan was made for.
+
+    \b
+    Example:
+      janitor plan  --config janitor.yaml --out plan.json
+      janitor apply --config janitor.yaml plan.json
+    """
+    current = session()
+    with current.writing() as engine:
+        report = engine.apply(file, adopt=adopt)
+    log_run(report)
+    return finish(current, report)

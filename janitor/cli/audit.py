@@ -1,0 +1,39 @@
+"""``janitor audit``: prove or refute the boundary by reading every row."""
+
+from __future__ import annotations
+
+import click
+
+from janitor.cli import render
+from janitor.cli.context import session
+from janitor.cli.options import common_options
+
+
+@click.command("audit")
+@common_options
+def command() -> int:
+    """Read every transactional row and prove the boundary, or refute it (exit code 1).
+
+    \b
+    Example:
+      janitor audit --config janitor.yaml
+    """
+    current = session()
+    with current.reading() as engine:
+        found = engine.audit()
+    if current.as_json:
+        render.print_json(found.to_json())
+    else:
+        out = render.console()
+        out.print(f"{found.cells:,} transactional rows read, {found.open_cells:,} of invalid transactions not inverted")
+        if found.bound is None:
+            out.print("no boundary has been claimed, so there is nothing to prove")
+        elif found.refuted:
+            out.print(
+                f"refuted: {found.refuted:,} rows up to {found.bound} carry the pointer of an invalid transaction"
+            )
+            for key in found.sample_keys:
+                out.print(f"  {key.hex()}")
+        else:
+            out.print(f"proven: no row up to {found.bound} carries the pointer of an invalid transaction")
+    return 1 if found.refuted else 0

@@ -1,0 +1,46 @@
+"""``janitor boundary``: up to which transaction the store is proven clean."""
+
+from __future__ import annotations
+
+import click
+
+from janitor.cli import render
+from janitor.cli.context import session
+from janitor.cli.options import common_options
+
+
+@click.command("boundary")
+@click.option("--explain", is_flag=True, help="Name what holds it back.")
+@common_options
+def command(explain: bool) -> None:
+    """Show the prune boundary: no row carries an invalid transaction's pointer up to there.
+
+    \b
+    Examples:
+      janitor boundary --config janitor.yaml
+      janitor boundary --explain --config janitor.yaml
+    """
+    current = session()
+    with current.reading() as engine:
+        claim, present = engine.boundary()
+    if current.as_json:
+        render.print_json(
+            {
+                "boundary": None if claim is None else str(claim.bound),
+                "made_ms": None if claim is None else claim.made_ms,
+                "run": None if claim is None else claim.run_id,
+                "obstacles": list(present.obstacles),
+                "limits": [{"bound": str(limit.bound), "reason": limit.reason} for limit in present.limits],
+            }
+        )
+        return
+    out = render.console()
+    if claim is None:
+        out.print("no boundary has been claimed")
+    else:
+        out.print(f"{claim.bound}, transactions of {render.moment(claim.bound // 10**6)}, by run {claim.run_id}")
+    if explain:
+        for obstacle in present.obstacles:
+            out.print(f"no claim now: {obstacle}")
+        for limit in present.limits:
+            out.print(f"held at {limit.bound}: {limit.reason}")

@@ -1,0 +1,44 @@
+"""``janitor config``: the settings in force."""
+
+from __future__ import annotations
+
+import click
+
+from janitor.cli import render
+from janitor.cli.context import session
+from janitor.cli.options import common_options
+from tms_core.layered import text
+
+
+@click.group("config")
+def command() -> None:
+    """Look at the settings."""
+
+
+@command.command("show")
+@common_options
+def show() -> None:
+    """Show every setting in force, and where its value came from.
+
+    Flags win over TMS_... variables, these over the file, that over the defaults.
+
+    \b
+    Example:
+      janitor config show --config janitor.yaml
+    """
+    current = session()
+    entries = current.loaded.entries()
+    if current.as_json:
+        render.print_json({entry.path: {"value": _plain(entry.value), "origin": entry.origin} for entry in entries})
+        return
+    table = render.grid(["setting", "value", "from"])
+    for entry in entries:
+        table.add_row(entry.path, text(entry.value), entry.origin)
+    render.console().print(table)
+
+
+def _plain(value: object) -> object:
+    """The value as JSON has it."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, bool | int | float | str | None) else str(value)

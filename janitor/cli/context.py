@@ -1,0 +1,161 @@
+"""From options to an engine: settings, store or clone, state, source, clock."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from janitor import logs
+from janitor.cli.options import Common
+from janitor.cli.progress import progress
+from janitor.engine import Engine
+from janitor.references import Lifetime
+from janitor.settings import Loaded, Settings, load
+from janitor.state.sqlite import SqliteState
+from janitor.world import Terms
+from tms_core.clock import Clock, SystemClock
+from tms_core.errors import ConfigurationError
+from tms_core.tables.base import Store
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb_clone import clone, remove_stale
+from tms_core.transaction.source import DirectorySource, SnapshotSource
+
+#: What a transaction may live where nobody says; Tephra's own default (data.tx.max.lifetime).
+ASSUMED_LIFETIME_SECONDS = 90_000
+
+logger = logging.getLogger(__name__)
+
+
+class Session:
+    """One command's settings, and how it comes by what they name."""
+
+    def __init__(self, common: Common, clock: Clock) -> None:
+        self.common = common
+        self.clock = clock
+        flags = {"leveldb": common.leveldb, "hbase": common.hbase, "snapshots": common.snapshots}
+        self.loaded: Loaded[Settings] = load(common.config, os.environ, flags)
+        self.settings = self.loaded.settings
+
+    @property
+    def as_json(self) -> bool:
+        return self.common.format == "json"
+
+    def arguments(self) -> str:
+        """The options that led here, to be typed again after another verb."""
+        given = {"config": self.common.config, "leveldb": self.common.leveldb, "snapshots": self.common.snapshots}
+        return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
+
+    @property
+    def store_path(self) -> Path:
+        """The LevelDB folder.
+
+        Raises:
+            ConfigurationError: the store is of a kind this version does not serve.
+        """
+        storage = self.settings.storage
+        if storage.kind != "leveldb":
+            raise ConfigurationError(
+                f"storage.kind is {storage.kind}, and this version cleans LevelDB stores only.",
+                "Set storage.kind: leveldb, or give --leveldb DIR.",
+            )
+        return Path(storage.leveldb.path)
+
+    @property
+    def state_path(self) -> Path:
+        return Path(self.settings.janitor.state)
+
+    def terms(self) -> Terms:
+        transactions, janitor = self.settings.transactions, self.settings.janitor
+        lifetime_seconds = transactions.max_lifetime_seconds
+        return Terms(
+            hold_seconds=janitor.hold_seconds,
+            protect=tuple(janitor.protect),
+            lifetime=Lifetime(
+                max_ms=(lifetime_seconds or ASSUMED_LIFETIME_SECONDS) * 1000,
+                grace_ms=transactions.grace_seconds * 1000,
+                allowance_ms=janitor.clock_allowance_seconds * 1000,
+            ),
+            lifetime_known=lifetime_seconds is not None,
+            snapshot_interval_seconds=transactions.snapshot_interval_seconds,
+        )
+
+    def source(self) -> SnapshotSource | None:
+        """Where snapshots come from; None for nowhere.
+
+        Raises:
+            ConfigurationError: the source is of a kind this version does not read.
+        """
+        transactions = self.settings.transactions
+        if transactions.source == "thrift":
+            raise ConfigurationError(
+                "transactions.source is thrift, and this version reads snapshot files only.",
+                "Set transactions.source: directory, or give --snapshots DIR.",
+            )
+        directory = transactions.snapshot_directory()
+        if directory is None:
+            return None
+        if "://" in directory:
+            raise ConfigurationError(
+                f"transactions.directory is {directory}, and this version reads local folders only.",
+                "Copy the snapshots to a folder, and give that.",
+            )
+        return DirectorySource(Path(directory))
+
+    @contextmanager
+    def reading(self) -> Iterator[Engine]:
+        """An engine that can ask and not write: its store is a clone (rule S5)."""
+        remove_stale(self.state_path)
+        with SqliteState(self.state_path) as state, clone(self.store_path, self.state_path) as store:
+            if not store.linked:
+                logger.warning(
+                    "the store's files were copied (%d bytes), since they cannot be hard-linked into %s",
+                    store.copied_bytes,
+                    self.state_path,
+                )
+            with self._engine(store, state) as engine:
+                yield engine
+
+    @contextmanager
+    def writing(self) -> Iterator[Engine]:
+        """An engine on the store itself."""
+        remove_stale(self.state_path)
+        with (
+            SqliteState(self.state_path) as state,
+            LevelDBStore(self.store_path) as store,
+            self._engine(store, state) as engine,
+        ):
+            yield engine
+
+    @contextmanager
+    def _engine(self, store: Store, state: SqliteState) -> Iterator[Engine]:
+        janitor = self.settings.janitor
+        with progress(sys.stderr) as observer:
+            yield Engine(
+                store,
+                state,
+                self.source(),
+                self.clock,
+                self.terms(),
+                token_hex=secrets.token_hex,
+                batch_rows=janitor.batch_rows,
+                rows_per_second=janitor.rate_rows_per_second,
+                observer=observer,
+            )
+
+
+def session() -> Session:
+    """The session of the command that is running; call it once the options have been read."""
+    context = click.get_current_context()
+    found = cast(dict[str, Any], context.ensure_object(dict))
+    common = cast(Common, found["common"])
+    logs.configure(common.log_format, sys.stderr)
+    return Session(common, found.get("clock") or SystemClock())

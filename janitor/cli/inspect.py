@@ -1,0 +1,126 @@
+"""``janitor inspect``: the tables and the snapshot, decoded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from janitor import inspect
+from janitor.cli import render
+from janitor.cli.context import session
+from janitor.cli.options import common_options, topic_patterns
+from tms_core.errors import NoSnapshot
+
+_HIDDEN = {"key"}
+
+row_limit = click.option("--limit", type=click.IntRange(0), default=20, show_default=True, help="Rows to show.")
+
+
+@click.group("inspect")
+def command() -> None:
+    """Look into the tables and the transaction snapshot. Nothing is consumed or changed."""
+
+
+@command.command("message")
+@row_limit
+@topic_patterns
+@common_options
+def message(limit: int, patterns: tuple[str, ...]) -> None:
+    """Show messages, decoded, and count them all by kind and transaction.
+
+    \b
+    Example:
+      janitor inspect message --topic default:orders --limit 5 --config janitor.yaml
+    """
+    current = session()
+    with current.reading() as engine:
+        snapshot = engine.transactions().usable
+        found = inspect.messages(engine.store, snapshot, patterns, limit, engine.heartbeat)
+    _show(found, "message", current.as_json)
+
+
+@command.command("payload")
+@row_limit
+@topic_patterns
+@common_options
+def payload(limit: int, patterns: tuple[str, ...]) -> None:
+    """Show stored payloads, decoded, and count them all by transaction.
+
+    \b
+    Example:
+      janitor inspect payload --topic default:orders --config janitor.yaml
+    """
+    current = session()
+    with current.reading() as engine:
+        snapshot = engine.transactions().usable
+        found = inspect.payloads(engine.store, snapshot, patterns, limit, engine.heartbeat)
+    _show(found, "payload", current.as_json)
+
+
+@command.command("meta")
+@topic_patterns
+@common_options
+def meta(patterns: tuple[str, ...]) -> None:
+    """Show topics with generation and ttl, deleted ones and unreadable rows among them.
+
+    \b
+    Example:
+      janitor inspect meta --config janitor.yaml
+    """
+    current = session()
+    with current.reading() as engine:
+        found = inspect.metadata(engine.store, patterns)
+    _show(found, "metadata", current.as_json)
+
+
+@command.command("snapshot")
+@row_limit
+@common_options
+def snapshot(limit: int) -> None:
+    """Show the transaction snapshot a run would use, fresh or not.
+
+    \b
+    Example:
+      janitor inspect snapshot --snapshots data/tx.snapshot --leveldb data/messaging
+    """
+    current = session()
+    with current.reading() as engine:
+        state = engine.transactions()
+    if state.snapshot is None:
+        raise NoSnapshot(f"There is no snapshot: {state.message}")
+    figures = inspect.snapshot_figures(state.snapshot, state.name, limit)
+    figures["problem"] = state.message or None
+    if current.as_json:
+        render.print_json(figures)
+        return
+    out = render.console()
+    for name, value in figures.items():
+        out.print(f"{name}: {_text(value)}")
+
+
+def _show(found: inspect.Inspected, table: str, as_json: bool) -> None:
+    if as_json:
+        render.print_json(
+            {
+                "table": table,
+                "rows": found.rows,
+                "counts": dict(found.counts),
+                "min_transaction_ms": found.min_transaction_ms,
+            }
+        )
+        return
+    out = render.console()
+    if found.rows:
+        columns = [name for name in {name: None for row in found.rows for name in row} if name not in _HIDDEN]
+        grid = render.grid(columns)
+        for row in found.rows:
+            grid.add_row(*(_text(row.get(name)) for name in columns))
+        out.print(grid)
+    out.print(", ".join(f"{count:,} {name}" for name, count in sorted(found.counts.items())) or "no rows")
+    if found.min_transaction_ms is not None:
+        out.print(f"oldest transaction: {render.moment(found.min_transaction_ms)}")
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,88 @@
+"""The ``janitor`` command: its verbs, and the border where errors become sentences and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from janitor.cli import adopt, apply, approve, audit, boundary, completion, config, doctor, inspect, plan, run
+from janitor.cli.options import common_options
+from tms_core.clock import Clock
+from tms_core.errors import ConfigurationError, Refused, StoreBusy, StoreLayoutError, TmsError
+
+DONE, FAILED, USAGE, REFUSED, BUSY, PARTLY, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+
+_CODES: tuple[tuple[type[TmsError], int], ...] = (
+    (ConfigurationError, USAGE),
+    (StoreLayoutError, USAGE),
+    (Refused, REFUSED),
+    (StoreBusy, BUSY),
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="tms-janitor", prog_name="janitor")
+@common_options
+def cli() -> None:
+    """Clean a CDAP messaging store: expired rows, old generations, invalid transactions.
+
+    \b
+    First time:
+      janitor plan --leveldb data/messaging --snapshots data/tx.snapshot
+      janitor run --once --adopt --leveldb data/messaging --snapshots data/tx.snapshot
+
+    \b
+    From then on, every few minutes from cron or a timer:
+      janitor run --once --config janitor.yaml
+
+    \b
+    Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 a guard stopped it or the store
+    is not adopted, 4 another process holds the store, 5 some topics could not be done.
+    """
+
+
+for verb in (adopt, apply, approve, audit, boundary, completion, config, doctor, inspect, plan, run):
+    cli.add_command(verb.command)
+
+
+def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> None:
+    """Run a command and exit with its code.
+
+    Args:
+        arguments: the command line without the program's name; ``sys.argv`` by default.
+        clock: what time it is; the machine's by default.
+    """
+    sys.exit(execute(arguments, clock))
+
+
+def execute(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> int:
+    """Run a command and return its exit code."""
+    try:
+        code = cli.main(
+            None if arguments is None else list(arguments),
+            prog_name="janitor",
+            standalone_mode=False,
+            obj={"clock": clock},
+        )
+        sys.stdout.flush()
+        return code if isinstance(code, int) else DONE
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show(sys.stderr)
+        return error.exit_code
+    except click.Abort:
+        click.echo("interrupted; what was done is done, the next run goes on from there", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python must not complain about that while it shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except TmsError as error:
+        click.echo(click.style(error.message, fg="red") if sys.stderr.isatty() else error.message, err=True)
+        if error.hint:
+            click.echo(error.hint, err=True)
+        return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)

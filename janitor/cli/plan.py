@@ -1,0 +1,56 @@
+"""``janitor plan``: a preview that writes nothing to the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from janitor.cli import render
+from janitor.cli.context import Session, session
+from janitor.cli.options import Moment, TimeType, common_options, topic_patterns
+from janitor.policy import Hold
+from janitor.report import Report
+from janitor.settings import config_digest
+from tms_core.errors import StoreError
+
+
+@click.command("plan")
+@click.option("--at", type=TimeType(), help="What would be due at another moment; such a plan cannot be applied.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write a plan file for janitor apply.")
+@topic_patterns
+@common_options
+def command(at: Moment | None, out: Path | None, patterns: tuple[str, ...]) -> None:
+    """Show what a run would do. Nothing in the store is changed.
+
+    \b
+    Examples:
+      janitor plan --leveldb data/messaging --snapshots data/tx.snapshot
+      janitor plan --config janitor.yaml --topic 'default:*' --out plan.json
+      janitor plan --config janitor.yaml --at now+7d
+    """
+    current = session()
+    at_ms = at.at(current.clock.now_ms()) if at else None
+    with current.reading() as engine:
+        try:
+            report = engine.plan(at_ms=at_ms, patterns=patterns, out=out, digest=config_digest(current.settings))
+        except OSError as error:
+            raise StoreError(f"the plan could not be written to {out}: {error.strerror}.") from error
+    if current.as_json:
+        render.print_json(report.to_json())
+    else:
+        render.print_report(report, _next_step(current, report, out, at is not None))
+
+
+def _next_step(current: Session, report: Report, out: Path | None, what_if: bool) -> str:
+    """What one would type after looking at this plan."""
+    holds = set(report.held_topics().values())
+    where = current.arguments()
+    if what_if or not report.entries:
+        return ""
+    if Hold.FIRST_CONTACT in holds:
+        return f"janitor apply {out} --adopt {where}" if out else f"janitor run --once --adopt {where}"
+    if Hold.FRONTIER in holds:
+        topic = min(topic for topic, hold in report.held_topics().items() if hold is Hold.FRONTIER)
+        return f"janitor approve {topic} {where}   (or wait until it is let go)"
+    return f"janitor apply {out} {where}" if out else f"janitor run --once {where}"

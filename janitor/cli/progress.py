@@ -1,0 +1,61 @@
+"""Progress of long work: one line on a terminal, rewritten ten times a second at most; nothing anywhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from janitor.engine import tell_nobody
+from janitor.walk import Observer
+from tms_core.topic import TopicId
+
+_EVERY_SECONDS = 0.1
+#: Work that takes less time is over before anyone could read the line.
+_QUIET_SECONDS = 0.5
+_WHAT = {
+    "message": "messages",
+    "invert": "searching for invalid transactions",
+    "payload": "payloads",
+    "references": "looking for messages that need payloads",
+    "compact": "giving space back",
+    "read": "reading",
+}
+
+
+@contextmanager
+def progress(stream: TextIO) -> Iterator[Observer]:
+    """An observer that shows what happens while the block runs, if the stream is a terminal."""
+    if not stream.isatty():
+        yield tell_nobody
+        return
+    line = _Line(stream)
+    try:
+        yield line
+    finally:
+        line.clear()
+
+
+class _Line:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._rows = 0
+        self._next = time.monotonic() + _QUIET_SECONDS
+        self._shown = False
+
+    def __call__(self, phase: str, topic: TopicId | None, rows: int) -> None:
+        self._rows += rows
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _EVERY_SECONDS
+        where = f" of {topic}" if topic else ""
+        self._stream.write(f"\r\x1b[K{_WHAT.get(phase, phase)}{where}, {self._rows:,} rows read")
+        self._stream.flush()
+        self._shown = True
+
+    def clear(self) -> None:
+        if self._shown:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()

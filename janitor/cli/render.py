@@ -1,0 +1,150 @@
+"""Results as a person reads them. JSON never passes through here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from janitor.policy import Hold, Reason, Rule
+from janitor.report import COUNTED_REASONS, Report
+
+_RULES = {Rule.EXPIRED: "expired", Rule.OLD_GENERATION: "old generation", Rule.INVALID_TRANSACTION: "invert"}
+_REASONS = {
+    Reason.UNKNOWN_TOPIC: "of unknown topics",
+    Reason.NEWER_GENERATION: "of newer generations",
+    Reason.FOREIGN: "foreign",
+    Reason.UNDECIDED: "of undecided transactions",
+    Reason.REFERENCED: "still referred to",
+    Reason.HELD: "held",
+}
+_HOLDS = {
+    Hold.FIRST_CONTACT: "until adopted",
+    Hold.FRONTIER: "until approved",
+    Hold.PROTECTED: "protected",
+    Hold.PAUSED: "paused",
+    Hold.QUARANTINED: "quarantined",
+}
+
+
+#: A table of more columns than this is one of figures, whose cells are short.
+FEW_COLUMNS = 3
+
+#: Columns of a table that goes to a file or a pipe, where nothing needs to be folded.
+PIPE_COLUMNS = 200
+
+
+def console() -> Console:
+    """Standard output; colours and folded tables on a terminal only, no colours with ``NO_COLOR``."""
+    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+
+
+def print_json(value: Any) -> None:
+    """JSON on standard output, alone."""
+    sys.stdout.write(json.dumps(value, indent=1) + "\n")
+
+
+def print_report(report: Report, next_step: str = "") -> None:
+    """A plan or a run: what goes by which rule, what stays and why, what the guards say."""
+    out = console()
+    out.print(_summary(report))
+    entries = report.sorted_entries()
+    if entries:
+        table = grid(["topic", "gen", "table", "rule", "rows", "bytes", "oldest", "newest", "waits"], right=(1, 4, 5))
+        for key, entry in entries:
+            oldest, newest = age(entry.oldest_ms, report), age(entry.newest_ms, report)
+            held = _HOLDS[key.held] if key.held else ""
+            figures = (f"{entry.rows:,}", size(entry.size_bytes))
+            table.add_row(
+                str(key.topic), str(key.generation), key.table, _RULES[key.rule], *figures, oldest, newest, held
+            )
+        out.print(table)
+    out.print(_totals(report))
+    for line in _kept(report):
+        out.print(line)
+    if report.boundary is not None:
+        out.print(f"proven clean up to transaction {report.boundary} ({moment(report.boundary // 10**6)})")
+    for note in report.guards:
+        out.print(Text(f"{note.guard}: {note.message}", style="bold red" if note.tripped else "yellow"))
+    for error in report.errors:
+        out.print(Text(f"failed: {error}", style="bold red"))
+    if next_step:
+        out.print(Text(f"next: {next_step}", style="bold"))
+
+
+def grid(columns: Sequence[str], right: Sequence[int] = ()) -> Table:
+    """An empty table; ``right`` are the columns with numbers."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for number, column in enumerate(columns):
+        # The first column is the one that may be long; the others would only be torn apart.
+        fits = number > 0 and len(columns) > FEW_COLUMNS
+        table.add_column(column, justify="right" if number in right else "left", overflow="fold", no_wrap=fits)
+    return table
+
+
+def moment(ms: int) -> str:
+    """A time in UTC; the number itself where no calendar reaches."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms"
+
+
+def size(count: int) -> str:
+    """Bytes, rounded to what a person compares."""
+    amount = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" or amount >= 10 else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"
+
+
+def duration(ms: int) -> str:
+    """How long, in the two largest units, or the largest alone where that is precise enough."""
+    seconds = abs(ms) // 1000
+    for unit, name, smaller, small in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= unit:
+            rest = seconds % unit // smaller
+            return f"{seconds // unit} {name}" + (f" {rest} {small}" if rest and seconds < 10 * unit else "")
+    return f"{seconds} s"
+
+
+def age(ms: int | None, report: Report) -> str:
+    """How long before the report's moment; ``in`` for a time that is still to come."""
+    if ms is None:
+        return ""
+    past_ms = report.effective_now_ms - ms
+    return duration(past_ms) if past_ms >= 0 else f"in {duration(past_ms)}"
+
+
+def _summary(report: Report) -> Text:
+    title = "plan" if report.mode == "plan" else "run"
+    snapshot = "no transaction snapshot"
+    if report.snapshot is not None:
+        snapshot_age = duration(report.effective_now_ms - report.snapshot.timestamp_ms)
+        snapshot = f"{report.snapshot.source}, {snapshot_age} old"
+    return Text(f"{title} {report.id} as of {moment(report.effective_now_ms)}, {snapshot}")
+
+
+def _totals(report: Report) -> Text:
+    verb = "would be " if report.mode == "plan" else ""
+    parts = [
+        f"{report.total(Rule.EXPIRED):,} expired",
+        f"{report.total(Rule.OLD_GENERATION):,} of old generations {verb}deleted",
+        f"{report.total(Rule.INVALID_TRANSACTION):,} of invalid transactions {verb}inverted",
+    ]
+    return Text(f"rows: {', '.join(parts)}", style="bold")
+
+
+def _kept(report: Report) -> list[str]:
+    counts = [(_REASONS[reason], report.kept.get(reason, 0)) for reason in COUNTED_REASONS if reason != Reason.HELD]
+    counts.append((_REASONS[Reason.HELD], report.held_rows()))
+    shown = ", ".join(f"{count:,} {name}" for name, count in counts if count)
+    return [f"kept on purpose: {shown}"] if shown else []

@@ -1,0 +1,58 @@
+"""``janitor run``: one pass that deletes."""
+
+from __future__ import annotations
+
+import click
+
+from janitor.cli import render
+from janitor.cli.context import session
+from janitor.cli.options import common_options, topic_patterns
+from janitor.cli.outcome import finish, log_run
+from tms_core.errors import StoreBusy
+
+
+@click.command("run")
+@click.option("--once", is_flag=True, help="Make one pass and exit.")
+@click.option("--adopt", is_flag=True, help="Accept a store met for the first time, with all that is due in it.")
+@click.option("--skip-if-locked", is_flag=True, help="Exit 0 when another process holds the store.")
+@topic_patterns
+@common_options
+def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, ...]) -> int:
+    """Delete what is due and invert invalid transactions.
+
+    A store met for the first time is left alone until it is adopted (exit code 3).
+
+    \b
+    Examples:
+      janitor run --once --adopt --leveldb data/messaging --snapshots data/tx.snapshot
+      janitor run --once --config janitor.yaml --skip-if-locked
+    """
+    if not once:
+        raise click.UsageError(
+            "this version has no daemon: write janitor run --once, and start it every minute from cron or a timer"
+        )
+    current = session()
+    if not current.settings.janitor.apply:
+        return _only_plan(patterns)
+    try:
+        with current.writing() as engine:
+            report = engine.run_once(adopt=adopt, patterns=patterns)
+    except StoreBusy as error:
+        if not skip_if_locked:
+            raise
+        click.echo(f"skipped: {error}", err=True)
+        return 0
+    log_run(report)
+    return finish(current, report)
+
+
+def _only_plan(patterns: tuple[str, ...]) -> int:
+    current = session()
+    click.echo("janitor.apply is false: this is only a plan", err=True)
+    with current.reading() as engine:
+        report = engine.plan(patterns=patterns)
+    if current.as_json:
+        render.print_json(report.to_json())
+    else:
+        render.print_report(report)
+    return 0

@@ -1,0 +1,106 @@
+"""The janitor at work on a sample store, in a minute: ``make demo``.
+
+The store is one that CDAP's own classes wrote, unpacked anew each time. Its transaction snapshot is years old, which a
+janitor rightly refuses to judge by, so it is written again with the present time.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from janitor.cli import render
+from janitor.cli.main import execute
+from tms_core.clock import Clock, SystemClock
+from tms_core.tables.leveldb_clone import clone
+from tms_core.transaction.snapshot import read_snapshot, write_snapshot
+
+ROOT = Path(__file__).parent.parent
+SAMPLE = ROOT / "tests" / "vectors" / "cdap-leveldb" / "sample.tar.xz"
+#: More than the sample has.
+ALL_ROWS = 1_000_000
+#: What the sample's newest usable snapshot is called.
+SNAPSHOT = "snapshot.1699999999000"
+
+
+def main(folder: Path = ROOT / "data" / "demo", clock: Clock | None = None) -> int:
+    """Unpack, plan, sweep, compare; returns an exit code.
+
+    Args:
+        folder: where to work; what was there is removed.
+        clock: what time it is; the machine's by default.
+    """
+    clock = clock or SystemClock()
+    if not SAMPLE.exists():
+        click.echo(f"the sample store {SAMPLE} is missing; it comes with a checkout, not with a package", err=True)
+        return 1
+    store, snapshots = unpack(folder, clock)
+    where = ["--leveldb", _short(store), "--snapshots", _short(snapshots)]
+    _say("A messaging store that CDAP wrote: 8 topics, and what has gathered in them.")
+    _figures(store, folder / "look")
+    _say("1. What would a sweep do?   janitor plan")
+    if code := execute(["plan", *where], clock):
+        return code
+    _say("2. Do it; the first time a store has to be adopted.   janitor run --once --adopt")
+    if code := execute(["run", "--once", "--adopt", *where, "--log-format", "text"], clock):
+        return code
+    _say("3. What is left")
+    _figures(store, folder / "look")
+    shown = " ".join(where)
+    _say("Now try:")
+    for verb in (
+        "inspect message --topic system:metadata --limit 5",
+        "boundary --explain",
+        "audit",
+        "doctor",
+        "--help",
+    ):
+        click.echo(f"  .venv/bin/janitor {verb}" + ("" if verb == "--help" else f" {shown}"))
+    return 0
+
+
+def unpack(folder: Path, clock: Clock) -> tuple[Path, Path]:
+    """A fresh working copy of the sample: its store, and its snapshots as of now."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    with tarfile.open(SAMPLE) as archive:
+        archive.extractall(folder, filter="data")
+    snapshots = folder / "tx.snapshot"
+    with (snapshots / SNAPSHOT).open("rb") as stream:
+        snapshot = read_snapshot(stream)
+    now_ms = clock.now_ms()
+    fresh = replace(snapshot, visibility=replace(snapshot.visibility, timestamp_ms=now_ms))
+    with (snapshots / f"snapshot.{now_ms}").open("wb") as stream:
+        write_snapshot(stream, fresh)
+    return folder / "messaging", snapshots
+
+
+def _figures(store: Path, scratch: Path) -> None:
+    with clone(store, scratch) as opened:
+        messages = len(opened.message.keys(b"", None, ALL_ROWS).items)
+        payloads = len(opened.payload.keys(b"", None, ALL_ROWS).items)
+        hidden = sum(cell.pointer < 0 for cell in opened.message.cells(b"", None, ALL_ROWS).items)
+    on_disk = sum(file.stat().st_size for file in store.rglob("*") if file.is_file())
+    click.echo(
+        f"   {messages:,} messages, {hidden} of them hidden from transactions; {payloads:,} payloads; "
+        f"{render.size(on_disk)} on disk"
+    )
+
+
+def _say(text: str) -> None:
+    click.secho(f"\n{text}", bold=True)
+
+
+def _short(path: Path) -> str:
+    """The path as one would type it in the checkout."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,19 @@
+"""What breaks underneath or beside the janitor: disks, snapshots, clocks, processes, rows nobody of ours wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tms_core.tables.base import Store
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.memory import MemoryStore
+
+
+@pytest.fixture(params=["memory", "leveldb"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """An empty store, in memory and as LevelDB."""
+    with MemoryStore() if request.param == "memory" else LevelDBStore(tmp_path / "messaging", create=True) as made:
+        yield made

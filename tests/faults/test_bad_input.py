@@ -1,0 +1,270 @@
+"""Bytes nobody of ours wrote, and clocks and folders that are not as they should be."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor.report import SnapshotUsed
+from janitor.state.sqlite import FILE_NAME, SqliteState
+from tests.builders import (
+    DAY,
+    HOUR,
+    NOW_MS,
+    Topic,
+    janitor,
+    pointer,
+    topic,
+    unknown_topic,
+    visibility,
+)
+from tms_core.errors import SnapshotError, StoreError
+from tms_core.rowkey import MessageKey, PayloadKey
+from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.memory import MemoryStore
+from tms_core.transaction.model import Snapshot
+from tms_core.transaction.snapshot import write_snapshot
+from tms_core.transaction.source import DirectorySource
+
+OLD = pointer(NOW_MS - 10 * DAY)
+DUE_MS = NOW_MS - 2 * DAY
+
+
+def due(store: Store) -> Topic:
+    """Messages and a payload that are due, and one message that is to be inverted."""
+    orders = topic(store, "default:orders", ttl_seconds=86400, generation=2)
+    orders.plain(DUE_MS, DUE_MS + 1).tx(OLD, NOW_MS).stored(pointer(DUE_MS), DUE_MS)
+    orders.at(1).plain(NOW_MS)
+    return orders
+
+
+def assert_done(orders: Topic) -> None:
+    assert (orders.times(), orders.pointers(), orders.stored_times()) == ([NOW_MS], [-OLD], [])
+    assert orders.at(1).times() == []
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def strangers(key: bytes) -> list[bytes]:
+    """Keys that look like this one and are none: cut short anywhere, too long, without their separators."""
+    head = b"default:orders:"
+    tail = key[len(head) :]
+    cut = [key[:size] for size in range(len(key))]
+    longer = [key + bytes(size) for size in range(1, 30)] + [key + b"\xff", key + key]
+    broken = [b"default.orders:" + tail, b"default:orders." + tail, b":" + tail, b"::" + tail, b"default::" + tail]
+    broken += [b"def\xffult:orders:" + tail, b"default:ord rs:" + tail, b"a:b:c:" + tail, b"-:orders:" + tail]
+    return [stranger for stranger in (*cut, *longer, *broken, b"\x00", b"\xff", b"\xff" * 40) if stranger]
+
+
+def test_given_foreign_rows_everywhere_when_swept_then_all_stay_and_the_rest_is_done(store: Store) -> None:
+    orders = due(store)
+    message = strangers(MessageKey(orders.id, 2, DUE_MS, 0).pack()) + strangers(MessageKey(orders.id, 1, 1, 1).pack())
+    payload = strangers(PayloadKey(orders.id, 2, pointer(DUE_MS), DUE_MS, 0).pack())
+    # What is cut off or put on may make a key of ours of another kind; the grammar has the last word.
+    message = sorted({key for key in message if MessageKey.parse(key) is None})
+    payload = sorted({key for key in payload if PayloadKey.parse(key) is None})
+    store.message.put([(key, MessageValue(OLD, b"x")) for key in message])
+    store.payload.put([(key, b"x") for key in payload])
+    rig = janitor(store, batch_rows=3)
+    rig.snapshots.invalid = [OLD]
+    report = rig.engine.run_once(adopt=True)
+    assert_done(orders)
+    assert [key for key in store.message.keys(b"", None, 10_000).items if MessageKey.parse(key) is None] == message
+    assert [key for key in store.payload.keys(b"", None, 10_000).items if PayloadKey.parse(key) is None] == payload
+    foreign = [value for key, value in store.message.rows(b"", None, 10_000).items if key in message]
+    assert set(foreign) == {MessageValue(OLD, b"x")}
+    assert report.to_json()["totals"]["kept"]["foreign"] == len(message) + len(payload)
+    assert report.errors == []
+
+
+@pytest.mark.parametrize("generation", [0, -1, -2, -(2**31)])
+def test_given_generations_nobody_gives_when_swept_then_the_rows_stay_and_are_inverted(
+    store: Store, generation: int
+) -> None:
+    strange = Topic(store, due(store).id, generation)
+    key = MessageKey(strange.id, generation, DUE_MS, 0).pack()
+    store.message.put([(key, MessageValue(OLD, b"x"))])
+    rig = janitor(store)
+    rig.snapshots.invalid = [OLD]
+    report = rig.engine.run_once(adopt=True)
+    assert store.message.rows(key, key + b"\x00", 1).items == [(key, MessageValue(-OLD, b"x"))]
+    assert report.to_json()["totals"]["kept"]["foreign"] == 1
+
+
+METADATA = [
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b"{}",
+    b'{"generation":"1"}',
+    b'{"ttl":"60"}',
+    b'{"generation":"1","ttl":"0"}',
+    b'{"generation":"1","ttl":"-1"}',
+    b'{"generation":"1","ttl":"99999999999"}',
+    b'{"generation":"0","ttl":"60"}',
+    b'{"generation":"-2147483648","ttl":"60"}',
+    b'{"generation":"1.0","ttl":"60"}',
+    b'{"generation":1,"ttl":60}',
+    b'{"generation":" 1","ttl":"60"}',
+]
+
+
+@pytest.mark.parametrize("value", METADATA, ids=range(len(METADATA)))
+def test_given_metadata_that_does_not_parse_when_swept_then_its_topic_is_unknown_and_the_others_are_done(
+    store: Store, value: bytes
+) -> None:
+    orders = due(store)
+    spoilt = unknown_topic(store, "default:aaa").write_metadata(value).plain(1).tx(OLD, 1).stored(pointer(1), 1)
+    rig = janitor(store)
+    rig.snapshots.invalid = [OLD]
+    report = rig.engine.run_once(adopt=True)
+    assert_done(orders)
+    assert (spoilt.times(), spoilt.pointers(), spoilt.stored_times()) == ([1, 1], [None, -OLD], [1])
+    assert [note.guard for note in report.guards] == ["metadata"]
+
+
+def test_given_metadata_under_a_strange_key_when_swept_then_it_is_told_and_the_rest_is_done(store: Store) -> None:
+    orders = due(store)
+    for key in (b"no topic", b"a:b:c:", b"\xff"):
+        assert store.metadata.compare_and_set(key, None, b'{"generation":"9","ttl":"1"}')
+    rig = janitor(store)
+    rig.snapshots.invalid = [OLD]
+    report = rig.engine.run_once(adopt=True)
+    assert_done(orders)
+    assert [note.guard for note in report.guards] == ["metadata"] * 3
+
+
+# --- snapshots -------------------------------------------------------------------------------------------------------
+
+
+def encoded() -> bytes:
+    stream = BytesIO()
+    state = visibility(NOW_MS, [OLD, OLD + 1], [pointer(NOW_MS - 2), pointer(NOW_MS - 1)])
+    write_snapshot(stream, Snapshot(state, {OLD: frozenset({b"change"})}))
+    return stream.getvalue()
+
+
+def test_given_a_snapshot_cut_short_anywhere_when_swept_then_it_is_refused_and_ttls_go_on(tmp_path: Path) -> None:
+    file = tmp_path / "snapshot.1"
+    for size in range(len(encoded())):
+        file.write_bytes(encoded()[:size])
+        orders = due(MemoryStore())
+        assert sweep_with(file, orders) is None
+        assert (orders.times(), orders.pointers()) == ([NOW_MS], [OLD])
+    file.write_bytes(encoded())
+    orders = due(MemoryStore())
+    assert sweep_with(file, orders) is not None
+    assert_done(orders)
+
+
+def sweep_with(snapshot: Path, orders: Topic) -> SnapshotUsed | None:
+    """Sweep under the snapshot in this file; what was used of it."""
+    rig = janitor(orders.store)
+    rig.snapshots.latest = DirectorySource(snapshot).latest  # type: ignore[method-assign]
+    return rig.engine.run_once(adopt=True).snapshot
+
+
+@given(content=st.binary(max_size=200))
+def test_given_any_bytes_for_a_snapshot_when_swept_then_ttls_go_on(
+    content: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "any-bytes"
+    file.write_bytes(content)
+    orders = due(MemoryStore())
+    sweep_with(file, orders)
+    assert orders.times() == [NOW_MS]
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), SnapshotError("nonsense.")])
+def test_given_a_snapshot_source_that_fails_when_swept_then_ttls_go_on(store: Store, error: Exception) -> None:
+    orders = due(store)
+    rig = janitor(store)
+    rig.snapshots.error = error
+    report = rig.engine.run_once(adopt=True)
+    assert (report.snapshot, report.boundary) == (None, None)
+    assert (orders.times(), orders.pointers()) == ([NOW_MS], [OLD])
+
+
+# --- clocks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("now_ms", [-DAY, -1, 0, 1, HOUR])
+def test_given_a_clock_around_1970_when_swept_then_nothing_is_old_enough_to_expire(store: Store, now_ms: int) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=86400).plain(0, 1, NOW_MS, 2**63 - 1).stored(1, 0, NOW_MS)
+    rig = janitor(store, now_ms=now_ms)
+    rig.snapshots.write_pointer = OLD
+    report = rig.engine.run_once(adopt=True)
+    assert orders.times() == [0, 1, NOW_MS, 2**63 - 1]
+    assert orders.stored_times() == [0, NOW_MS]
+    assert report.boundary is None
+
+
+#: The last moment whose write pointers fit 64 bits is in the year 2262.
+YEAR_2300_MS = 10_413_792_000_000
+
+
+@pytest.mark.parametrize("now_ms", [9_223_372_036_854, YEAR_2300_MS, 253_402_300_799_999])
+def test_given_a_clock_of_another_age_when_swept_then_it_judges_by_it_and_does_not_break(
+    store: Store, now_ms: int
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=86400)
+    orders.plain(NOW_MS, now_ms - DAY - 1, now_ms - DAY).stored(pointer(NOW_MS), NOW_MS, now_ms)
+    rig = janitor(store, now_ms=now_ms)
+    rig.snapshots.write_pointer = 2**63 - 2
+    rig.engine.run_once(adopt=True)
+    rig.clock.advance(HOUR)
+    assert rig.engine.run_once().errors == []
+    assert orders.times() == []
+    assert orders.stored_times() == [now_ms]
+
+
+@pytest.mark.parametrize("ahead_ms", [DAY, 300 * 365 * DAY])
+def test_given_a_clock_that_leaps_into_the_future_when_swept_then_no_row_goes(store: Store, ahead_ms: int) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=86400).plain(NOW_MS)
+    rig = janitor(store)
+    rig.snapshots.write_pointer = pointer(NOW_MS)
+    rig.engine.run_once(adopt=True)
+    rig.clock.step(ahead_ms)
+    assert rig.engine.run_once().tripped
+    assert orders.times() == [NOW_MS]
+
+
+# --- the state's folder ----------------------------------------------------------------------------------------------
+
+
+def test_given_a_state_folder_that_cannot_be_made_when_opened_then_it_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"Name a folder you may write in janitor\.state"):
+        SqliteState(tmp_path / "file" / "state")
+
+
+@pytest.mark.parametrize("content", [b"no database at all" * 100, b"SQLite format 3\x00" + b"\xff" * 4096])
+def test_given_a_state_file_that_is_damaged_when_opened_then_it_says_what_to_do_and_leaves_it(
+    tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / FILE_NAME).write_bytes(content)
+    with pytest.raises(StoreError) as caught:
+        SqliteState(tmp_path)
+    assert caught.value.hint
+    assert (tmp_path / FILE_NAME).read_bytes() == content
+
+
+def test_given_a_state_folder_that_vanishes_when_swept_then_nothing_is_claimed_that_was_not_kept(
+    store: Store, tmp_path: Path
+) -> None:
+    orders = due(store)
+    with SqliteState(tmp_path / "state") as state:
+        janitor(store, state=state).engine.run_once(adopt=True)
+        (tmp_path / "state" / FILE_NAME).unlink()
+    orders.plain(DUE_MS)
+    with SqliteState(tmp_path / "state") as state:
+        assert janitor(store, state=state).engine.run_once().tripped
+    assert DUE_MS in orders.times()

@@ -1,0 +1,236 @@
+"""A store that fails: in one topic, as a whole, once or for good."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch, watch_state
+from tms_core.errors import StoreError
+from tms_core.tables.base import Store
+from tms_core.tables.leveldb import LevelDBStore
+
+ROOT = Path(__file__).parents[2]
+OLD = pointer(NOW_MS - 10 * DAY)
+NAMES = ("default:a", "default:b", "default:c")
+TTL_SECONDS = 86400
+
+
+def fill(described: Topic) -> None:
+    """Rows that are due in both tables, one to invert, and a payload whose message is looked for."""
+    described.plain(*(NOW_MS - 2 * DAY + number for number in range(6)), NOW_MS).tx(OLD, NOW_MS)
+    described.stored(pointer(NOW_MS - 2 * DAY), *(NOW_MS - 2 * DAY + number for number in range(6)), NOW_MS)
+    described.stored(pointer(NOW_MS - DAY - HOUR), NOW_MS - DAY - HOUR)
+
+
+def is_done(described: Topic) -> bool:
+    return (
+        described.times() == [NOW_MS, NOW_MS]
+        and described.pointers() == [None, -OLD]
+        and described.stored_times() == [NOW_MS]
+    )
+
+
+def prepared(store: Store) -> tuple[Rig, list[Topic]]:
+    """Three topics with the same rows, adopted an hour ago, before they had any."""
+    topics = [topic(store, name, ttl_seconds=TTL_SECONDS) for name in NAMES]
+    rig = janitor(store, now_ms=NOW_MS - HOUR, batch_rows=2)
+    rig.engine.run_once(adopt=True)
+    rig.clock.advance(HOUR)
+    for described in topics:
+        fill(described)
+    rig.snapshots.invalid = [OLD]
+    return rig, topics
+
+
+class Broken:
+    """Fails whatever is asked about one topic's rows by the operation of that name."""
+
+    def __init__(self, operation: str, about: Topic) -> None:
+        self.operation = operation
+        self.prefix = about.id.prefix
+        self.failures = 0
+        self.mended = False
+
+    def __call__(self, call: Call) -> None:
+        if self.mended or call.name != self.operation or not self.concerns(call.arguments):
+            return
+        self.failures += 1
+        raise StoreError("No space left on device.", "Free some space.")
+
+    def concerns(self, arguments: tuple[Any, ...]) -> bool:
+        first = arguments[0]
+        if isinstance(first, list):
+            first = getattr(first[0], "key", first[0])
+        return bool(first.startswith(self.prefix))
+
+
+BREAKABLE = [
+    "message.keys",
+    "message.cells",
+    "message.delete",
+    "message.invert",
+    "payload.keys",
+    "payload.delete",
+    "metadata.get",
+]
+
+
+@pytest.mark.parametrize("operation", BREAKABLE)
+def test_given_a_store_error_in_one_topic_when_swept_then_the_others_are_done_and_nothing_is_claimed(
+    store: Store, operation: str
+) -> None:
+    rig, [first, broken, last] = prepared(store)
+    before, claim = rig.state.frontiers(), rig.state.claim()
+    fault = Broken(operation, broken)
+    watch(store, before=fault)
+    report = rig.engine.run_once()
+    fault.mended = True
+    assert fault.failures > 0
+    assert is_done(first)
+    assert is_done(last)
+    assert any("default:b" in message and "No space left" in message for message in report.errors)
+    assert rig.state.runs(1)[0].result == "partial"
+    after = rig.state.frontiers()
+    assert after[broken.id] == before[broken.id]
+    assert after[first.id] != before[first.id]
+    assert rig.state.claim() == claim
+    assert report.boundary is None
+    assert NOW_MS in broken.times()
+    assert NOW_MS in broken.stored_times()
+
+
+@pytest.mark.parametrize("operation", BREAKABLE)
+def test_given_a_store_error_in_one_topic_when_it_has_passed_then_the_next_run_finishes(
+    store: Store, operation: str
+) -> None:
+    rig, topics = prepared(store)
+    fault = Broken(operation, topics[1])
+    watch(store, before=fault)
+    try:
+        rig.engine.run_once()
+    except StoreError:
+        assert rig.state.runs(1)[0].result == "failed"
+    fault.mended = True
+    rig.clock.advance(MINUTE)
+    report = rig.engine.run_once()
+    assert report.errors == []
+    assert all(map(is_done, topics))
+    assert rig.state.claim() is not None
+
+
+@pytest.mark.parametrize("name", ["message.sync", "payload.sync", "metadata.rows"])
+def test_given_a_store_that_fails_as_a_whole_when_swept_then_nothing_is_remembered_but_the_failure(
+    store: Store, name: str
+) -> None:
+    rig, topics = prepared(store)
+    before = (rig.state.frontiers(), rig.state.claim(), rig.state.evidence(), rig.state.open_ids())
+    failing = [True]
+
+    def fail(call: Call) -> None:
+        if failing[0] and call.name == name:
+            raise StoreError("Input/output error.")
+
+    watch(store, before=fail)
+    with pytest.raises(StoreError, match="Input/output error"):
+        rig.engine.run_once()
+    assert (rig.state.frontiers(), rig.state.claim(), rig.state.evidence(), rig.state.open_ids()) == before
+    [run] = rig.state.runs(1)
+    assert run.result == "failed"
+    assert "Input/output error" in json.loads(run.report)["error"]
+    failing[0] = False
+    rig.clock.advance(1)
+    assert rig.engine.run_once().errors == []
+    assert all(map(is_done, topics))
+
+
+SAVES = ["save_anchor", "save_store", "save_frontiers", "save_open_ids", "replace_evidence", "save_claim", "finish_run"]
+
+
+@pytest.mark.parametrize("name", SAVES)
+def test_given_a_state_that_cannot_be_written_at_the_end_when_swept_then_it_is_all_or_nothing(
+    store: Store, name: str
+) -> None:
+    rig, topics = prepared(store)
+    before = (rig.state.frontiers(), rig.state.anchor(), rig.state.claim(), rig.state.evidence(), rig.state.open_ids())
+    failing = [True]
+
+    def fail(call: Call) -> None:
+        if failing[0] and call.name == f"state.{name}":
+            raise StoreError("the state's disk is full.")
+
+    watch_state(rig.state, before=fail)
+    with pytest.raises(StoreError, match="disk is full"):
+        rig.engine.run_once()
+    failing[0] = False
+    after = (rig.state.frontiers(), rig.state.anchor(), rig.state.claim(), rig.state.evidence(), rig.state.open_ids())
+    assert after == before
+    rig.clock.advance(MINUTE)
+    assert rig.engine.run_once().errors == []
+    assert all(map(is_done, topics))
+    assert rig.state.claim() is not None
+
+
+def test_given_a_state_that_cannot_be_written_at_all_when_swept_then_no_row_is_touched(store: Store) -> None:
+    rig, topics = prepared(store)
+    before = [described.messages() for described in topics]
+
+    def fail(call: Call) -> None:
+        if call.name in ("state.transaction", "state.begin_run"):
+            raise StoreError("the state cannot be written.")
+
+    watch_state(rig.state, before=fail)
+    with pytest.raises(StoreError, match="cannot be written"):
+        rig.engine.run_once()
+    assert [described.messages() for described in topics] == before
+
+
+#: Sweeps a store whose files may not grow, and says what came of it.
+FULL = """
+import json, resource, sys
+from pathlib import Path
+from tests.builders import NOW_MS, janitor
+from tms_core.errors import StoreError
+from tms_core.tables.leveldb import LevelDBStore
+store = LevelDBStore(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+rig = janitor(store, batch_rows=50)
+try:
+    errors = rig.engine.run_once(adopt=True).errors
+except StoreError as error:
+    errors = [str(error)]
+claim = rig.state.claim()
+try:
+    store.close()
+except StoreError as error:
+    errors.append(str(error))
+print(json.dumps({"errors": list(errors), "claimed": claim is not None}))
+"""
+
+
+@pytest.mark.parametrize("limit_bytes", [1, 500, 4_000, 20_000])
+def test_given_a_disk_that_is_full_when_leveldb_is_swept_then_what_lives_is_there_and_a_later_run_finishes(
+    tmp_path: Path, limit_bytes: int
+) -> None:
+    due = [NOW_MS - 2 * DAY + number for number in range(3000)]
+    live = [NOW_MS - number for number in range(300, 0, -1)]
+    with LevelDBStore(tmp_path / "messaging", create=True) as store:
+        topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(*due, *live)
+    command = [sys.executable, "-c", FULL, str(tmp_path / "messaging"), str(limit_bytes)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["errors"]
+    assert "File too large" in " ".join(told["errors"])
+    assert not told["claimed"]
+    with LevelDBStore(tmp_path / "messaging") as store:
+        orders = Topic(store, topic(store, "default:orders", ttl_seconds=TTL_SECONDS).id)
+        assert set(live) <= set(orders.times()) <= set(due + live)
+        janitor(store).engine.run_once(adopt=True)
+        assert orders.times() == live
+    assert {file.suffix for file in (tmp_path / "messaging").glob("*/*.*")} <= {".sst", ".log", ".old"}

@@ -1,0 +1,392 @@
+"""Plan files: what is in them, that they read back as they were, and what makes them refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from janitor import plan
+from janitor.plan import PlanFile, checksum, describe_terms
+from janitor.policy import Hold, Rule
+from janitor.ranges import Range
+from janitor.report import DataTable, EntryKey, Report, Tally
+from janitor.state.base import ClockAnchor, FrontierRecord
+from janitor.txstate import TransactionView
+from janitor.world import Limits, Terms, World
+from tests.builders import LIFETIME, NOW_MS, topic, unknown_topic
+from tms_core.errors import ConfigurationError, PlanRefused
+from tms_core.rowkey import generation_prefix, time_prefix
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
+
+ORDERS, RETURNS, LOST = TopicId("default", "orders"), TopicId("default", "returns"), TopicId("default", "lost")
+NOW = ClockAnchor(NOW_MS, 1000, "boot")
+TERMS = Terms(3600, ("system:*",), LIFETIME, lifetime_known=True, snapshot_interval_seconds=60)
+TTL_SECONDS = 60
+DUE_MS = NOW_MS - 60_000
+#: A cut-off that this run may not pass.
+HELD_AT_MS = DUE_MS - 600_000
+MARK = "ab" * 16
+
+ORDERS_1 = generation_prefix(ORDERS.prefix, 1)
+ORDERS_2 = generation_prefix(ORDERS.prefix, 2)
+ORDERS_DUE = time_prefix(ORDERS.prefix, 2, DUE_MS)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """Orders in its second life, and returns in its first."""
+    store = MemoryStore()
+    topic(store, str(ORDERS), ttl_seconds=TTL_SECONDS, generation=2)
+    topic(store, str(RETURNS), ttl_seconds=TTL_SECONDS)
+    return store
+
+
+def world_of(store: MemoryStore, label: Hold | None = None, terms: Terms = TERMS) -> World:
+    """Orders may go as far as the law, returns is held ten minutes behind it."""
+    records = {
+        ORDERS: FrontierRecord(2, DUE_MS, NOW, NOW_MS),
+        RETURNS: FrontierRecord(1, HELD_AT_MS, NOW, NOW_MS),
+    }
+    world = World(NOW, store.metadata, terms, TransactionView(None, NOW_MS, LIFETIME.max_ms), records, label=label)
+    world.load_topics()
+    return world
+
+
+def about(
+    topic_id: TopicId = ORDERS,
+    generation: int = 2,
+    table: DataTable = "message",
+    rule: Rule = Rule.EXPIRED,
+    held: Hold | None = None,
+) -> EntryKey:
+    return EntryKey(topic_id, generation, table, rule, held)
+
+
+def write(path: Path, world: World, *keys: EntryKey, what_if: bool = False, pointers: tuple[int, ...] = ()) -> Path:
+    """A plan of one row under each of the keys."""
+    tally = Tally()
+    for key in keys:
+        tally.entry(key).add([b"key"], 10, 1, 2)
+        if key.rule is Rule.INVALID_TRANSACTION:
+            tally.pointers.setdefault(key.topic, set()).update(pointers)
+    report = Report(
+        id="1-ab",
+        mode="plan",
+        started_ms=NOW_MS,
+        effective_now_ms=NOW_MS - 5,
+        snapshot=None,
+        entries=tally.entries,
+        kept=tally.kept,
+        boundary=None,
+        guards=[],
+        errors=[],
+        store_calls=0,
+        duration_seconds=0.0,
+        phase_seconds={},
+        thorough=True,
+    )
+    plan.write(path, report, tally, world, store_id=MARK, digest="digest", what_if=what_if)
+    return path
+
+
+def load(path: Path) -> dict[str, Any]:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert isinstance(document, dict)
+    return document
+
+
+def tamper(path: Path, *, seal: bool = False, **changes: Any) -> None:
+    """Change a plan file by hand, and seal it with a right checksum or not."""
+    document = {**load(path), **changes}
+    if seal:
+        document["sha256"] = checksum(document)
+    path.write_text(json.dumps(document), encoding="utf-8")
+
+
+# --- what is in it ---------------------------------------------------------------------------------------------------
+
+
+def test_given_a_plan_when_written_then_the_file_is_the_report_and_what_it_rests_on(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    document = load(write(tmp_path / "plan", world_of(store), about()))
+    assert (document["id"], document["mode"], document["effective_now_ms"]) == ("1-ab", "plan", NOW_MS - 5)
+    assert document["totals"]["expired"] == 1
+    assert document["store_id"] == MARK
+    assert document["config_digest"] == "digest"
+    assert document["what_if"] is False
+    assert document["format"] == plan.FORMAT
+    assert document["terms"] == {
+        "hold_seconds": 3600,
+        "protect": ["system:*"],
+        "lifetime": [3_600_000, 3_600_000, 300_000],
+        "lifetime_known": True,
+        "snapshot_interval_seconds": 60,
+    }
+    [item] = document["topics"]
+    assert (item["tms_namespace"], item["topic"], item["rows"]) == ("default", "orders", 1)
+    assert item["metadata"] == {"generation": 2, "ttl_seconds": TTL_SECONDS}
+    assert item["ranges"] == [{"start": ORDERS_2.hex(), "stop": ORDERS_DUE.hex()}]
+    assert item["pointers"] == []
+
+
+def test_given_inversions_when_written_then_pointers_are_decimal_strings_and_no_range_may_be_deleted(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    key = about(rule=Rule.INVALID_TRANSACTION)
+    [item] = load(write(tmp_path / "plan", world_of(store), key, pointers=(2**63 - 1, 10, 9)))["topics"]
+    assert item["pointers"] == ["9", "10", "9223372036854775807"]
+    assert item["ranges"] == []
+
+
+def test_given_a_topic_without_metadata_when_written_then_the_file_says_so(store: MemoryStore, tmp_path: Path) -> None:
+    key = about(LOST, 1, rule=Rule.INVALID_TRANSACTION)
+    path = write(tmp_path / "plan", world_of(store), key, pointers=(9,))
+    assert load(path)["topics"][0]["metadata"] is None
+    assert plan.read(path).topics == {}
+    assert plan.read(path).pointers == {9}
+
+
+# --- what apply may do -----------------------------------------------------------------------------------------------
+
+
+def read(path: Path, world: World, *keys: EntryKey) -> PlanFile:
+    return plan.read(write(path, world, *keys))
+
+
+def test_given_a_plan_when_read_back_then_it_is_what_was_written(store: MemoryStore, tmp_path: Path) -> None:
+    world = world_of(store)
+    keys = (about(), about(RETURNS, 1), about(rule=Rule.INVALID_TRANSACTION))
+    read_back = plan.read(write(tmp_path / "plan", world, *keys, pointers=(7, 5)))
+    returns_1 = generation_prefix(RETURNS.prefix, 1)
+    assert read_back == PlanFile(
+        id="1-ab",
+        store_id=MARK,
+        effective_now_ms=NOW_MS - 5,
+        terms=describe_terms(TERMS),
+        topics={ORDERS: (2, TTL_SECONDS), RETURNS: (1, TTL_SECONDS)},
+        limits=Limits(
+            {
+                ("message", ORDERS): (Range(ORDERS_2, ORDERS_DUE),),
+                ("message", RETURNS): (Range(returns_1, time_prefix(RETURNS.prefix, 1, HELD_AT_MS)),),
+            }
+        ),
+        pointers=frozenset({5, 7}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "ranges"),
+    [
+        (about(generation=1, rule=Rule.OLD_GENERATION), [Range(ORDERS_1, ORDERS_2)]),
+        (about(), [Range(ORDERS_2, ORDERS_DUE)]),
+        (about(table="payload"), [Range(ORDERS_2, generation_prefix(ORDERS.prefix, 3))]),
+        (about(generation=1, table="payload", rule=Rule.OLD_GENERATION), [Range(ORDERS_1, ORDERS_2)]),
+        (about(LOST), []),
+    ],
+)
+def test_given_an_entry_when_read_back_then_only_its_generation_and_rule_are_allowed(
+    store: MemoryStore, tmp_path: Path, key: EntryKey, ranges: list[Range]
+) -> None:
+    limits = read(tmp_path / "plan", world_of(store), key).limits
+    assert list(limits.ranges(key.table, key.topic)) == ranges
+    assert limits.ranges("payload" if key.table == "message" else "message", key.topic) == ()
+
+
+def test_given_several_entries_of_a_topic_when_read_back_then_their_ranges_are_in_key_order(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    keys = (about(), about(generation=1, rule=Rule.OLD_GENERATION))
+    limits = read(tmp_path / "plan", world_of(store), *keys).limits
+    assert limits.ranges("message", ORDERS) == (Range(ORDERS_1, ORDERS_2), Range(ORDERS_2, ORDERS_DUE))
+
+
+@pytest.mark.parametrize("hold", [hold for hold in Hold if hold is not Hold.FIRST_CONTACT])
+def test_given_rows_that_are_held_when_read_back_then_they_are_in_the_file_and_may_not_be_deleted(
+    store: MemoryStore, tmp_path: Path, hold: Hold
+) -> None:
+    path = write(tmp_path / "plan", world_of(store), about(RETURNS, 1, held=hold))
+    [item] = load(path)["topics"]
+    held_from, held_to = (time_prefix(RETURNS.prefix, 1, ms).hex() for ms in (HELD_AT_MS, DUE_MS))
+    assert item["held"] == str(hold)
+    assert item["ranges"] == [{"start": held_from, "stop": held_to}]
+    assert plan.read(path).limits == Limits({})
+
+
+def test_given_payloads_some_of_which_are_held_when_read_back_then_each_entry_covers_the_generation(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    keys = (about(RETURNS, 1, "payload"), about(RETURNS, 1, "payload", held=Hold.FRONTIER))
+    path = write(tmp_path / "plan", world_of(store), *keys)
+    first, second = load(path)["topics"]
+    assert first["ranges"] == second["ranges"] != []
+    assert len(plan.read(path).limits.ranges("payload", RETURNS)) == 1
+
+
+def test_given_a_first_contact_when_read_back_then_its_rows_may_be_deleted_once_adopted(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    world = world_of(store, Hold.FIRST_CONTACT)
+    limits = read(tmp_path / "plan", world, about(RETURNS, 1, held=Hold.FIRST_CONTACT)).limits
+    returns_1 = generation_prefix(RETURNS.prefix, 1)
+    assert limits.ranges("message", RETURNS) == (Range(returns_1, time_prefix(RETURNS.prefix, 1, DUE_MS)),)
+
+
+# --- the file itself -------------------------------------------------------------------------------------------------
+
+
+def test_given_a_document_when_its_checksum_is_taken_then_order_and_the_checksum_itself_do_not_matter() -> None:
+    assert checksum({"a": 1, "b": [1]}) == checksum({"b": [1], "sha256": "x", "a": 1})
+    assert checksum({"a": 1}) == "015abd7f5cc57a2dd94b7590f04ad8084273905ee33ec5cebeae62276a97f862"
+    assert checksum({"a": 1}) != checksum({"a": 2})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"effective_now_ms": NOW_MS + 1}, {"what_if": True}, {"topics": []}, {"extra": 1}, {"sha256": "0" * 64}],
+)
+def test_given_a_plan_file_when_anything_in_it_was_changed_then_it_is_refused(
+    store: MemoryStore, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    path = write(tmp_path / "plan", world_of(store), about())
+    tamper(path, **change)
+    with pytest.raises(ConfigurationError, match="was changed after it was made"):
+        plan.read(path)
+
+
+def test_given_a_what_if_plan_when_read_then_it_is_for_looking_only(store: MemoryStore, tmp_path: Path) -> None:
+    path = write(tmp_path / "plan", world_of(store), about(), what_if=True)
+    with pytest.raises(ConfigurationError, match="is a what-if plan") as refused:
+        plan.read(path)
+    assert "without --at" in refused.value.hint
+
+
+def test_given_a_plan_of_another_format_when_read_then_it_is_refused(store: MemoryStore, tmp_path: Path) -> None:
+    path = write(tmp_path / "plan", world_of(store), about())
+    tamper(path, seal=True, format=plan.FORMAT + 1)
+    with pytest.raises(ConfigurationError, match="is not a plan file"):
+        plan.read(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"null", b"7", b"{}", b"{", b"\xff\xfe\xfd", b'{"sha256":"x"}'])
+def test_given_some_other_file_when_read_then_it_is_no_plan(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "plan"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"is not a plan file|was changed"):
+        plan.read(path)
+
+
+@pytest.mark.parametrize(
+    "topics",
+    [
+        7,
+        ["x"],
+        [{}],
+        [{"held": None}],
+        [{"held": None, "tms_namespace": "a", "topic": "b", "metadata": {}, "table": "message"}],
+    ],
+)
+def test_given_a_sealed_file_without_what_a_plan_has_when_read_then_it_is_no_plan(
+    store: MemoryStore, tmp_path: Path, topics: Any
+) -> None:
+    path = write(tmp_path / "plan", world_of(store), about())
+    tamper(path, seal=True, topics=topics)
+    with pytest.raises(ConfigurationError, match="is not a plan file"):
+        plan.read(path)
+
+
+def test_given_no_file_when_read_then_the_reason_is_the_systems(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot read .*/missing: No such file"):
+        plan.read(tmp_path / "missing")
+
+
+# --- what has moved since --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made(store: MemoryStore, tmp_path: Path) -> PlanFile:
+    """A plan that rests on orders alone."""
+    return read(tmp_path / "plan", world_of(store), about())
+
+
+def test_given_nothing_has_moved_when_checked_then_it_may_be_applied(store: MemoryStore, made: PlanFile) -> None:
+    made.check(MARK, TERMS, world_of(store))
+
+
+def test_given_another_store_when_checked_then_it_is_refused(store: MemoryStore, made: PlanFile) -> None:
+    with pytest.raises(PlanRefused, match="made for another store"):
+        made.check("cd" * 16, TERMS, world_of(store))
+
+
+@pytest.mark.parametrize(
+    ("terms", "names"),
+    [
+        (replace(TERMS, hold_seconds=0), "hold_seconds"),
+        (replace(TERMS, protect=()), "protect"),
+        (replace(TERMS, lifetime=LIFETIME._replace(allowance_ms=1)), "lifetime"),
+        (replace(TERMS, lifetime_known=False), "lifetime_known"),
+        (replace(TERMS, snapshot_interval_seconds=61), "snapshot_interval_seconds"),
+        (replace(TERMS, protect=(), hold_seconds=1), "hold_seconds, protect"),
+    ],
+)
+def test_given_settings_that_moved_when_checked_then_they_are_named(
+    store: MemoryStore, made: PlanFile, terms: Terms, names: str
+) -> None:
+    with pytest.raises(PlanRefused, match=rf"settings it rests on have moved: {names}\."):
+        made.check(MARK, terms, world_of(store))
+
+
+def _created_again(store: MemoryStore) -> None:
+    topic(store, str(ORDERS), ttl_seconds=TTL_SECONDS, generation=3)
+
+
+def _deleted(store: MemoryStore) -> None:
+    topic(store, str(ORDERS), ttl_seconds=TTL_SECONDS, generation=-2)
+
+
+def _shortened(store: MemoryStore) -> None:
+    topic(store, str(ORDERS), ttl_seconds=30, generation=2)
+
+
+def _broken(store: MemoryStore) -> None:
+    unknown_topic(store, str(ORDERS)).write_metadata(b"{}")
+
+
+@pytest.mark.parametrize(
+    ("move", "what"),
+    [
+        (_created_again, "is at generation 3, the plan at 2"),
+        (_deleted, "is at generation -2, the plan at 2"),
+        (_shortened, "has a ttl of 30 s, the plan says 60 s"),
+        (_broken, "has no readable metadata any more"),
+    ],
+)
+def test_given_a_topic_that_moved_when_checked_then_it_is_named_with_what_has(
+    store: MemoryStore, made: PlanFile, move: Callable[[MemoryStore], None], what: str
+) -> None:
+    move(store)
+    with pytest.raises(PlanRefused, match=f"topic default:orders {what}") as refused:
+        made.check(MARK, TERMS, world_of(store))
+    assert "janitor plan --out" in refused.value.hint
+
+
+def test_given_a_topic_that_the_plan_does_not_rest_on_when_it_moved_then_the_plan_may_be_applied(
+    store: MemoryStore, made: PlanFile
+) -> None:
+    topic(store, str(RETURNS), ttl_seconds=1, generation=5)
+    topic(store, "default:new", ttl_seconds=1)
+    made.check(MARK, TERMS, world_of(store))
+
+
+def test_given_a_topic_whose_rows_were_only_held_when_it_moved_then_the_plan_may_be_applied(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    made = read(tmp_path / "plan", world_of(store), about(RETURNS, 1, held=Hold.FRONTIER))
+    topic(store, str(RETURNS), ttl_seconds=1)
+    made.check(MARK, TERMS, world_of(store))

@@ -1,0 +1,278 @@
+"""The report: what is counted, what counts as done, and the exact shape of its JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from janitor.policy import Hold, Reason, Rule
+from janitor.report import (
+    COUNTED_REASONS,
+    NAMED_KEYS,
+    SAMPLE_KEYS,
+    DataTable,
+    Entry,
+    EntryKey,
+    ForeignKey,
+    GuardNote,
+    Mode,
+    Report,
+    SnapshotUsed,
+    Tally,
+)
+from tms_core.topic import TopicId
+
+ORDERS, RETURNS = TopicId("default", "orders"), TopicId("default", "returns")
+
+
+def about(
+    topic: TopicId = ORDERS,
+    generation: int = 1,
+    table: DataTable = "message",
+    rule: Rule = Rule.EXPIRED,
+    held: Hold | None = None,
+) -> EntryKey:
+    return EntryKey(topic, generation, table, rule, held)
+
+
+def rows(number: int) -> Entry:
+    return Entry(rows=number)
+
+
+def report(entries: dict[EntryKey, Entry] | None = None, mode: Mode = "apply", **changes: Any) -> Report:
+    plain = Report(
+        id="1700000000000-abcd",
+        mode=mode,
+        started_ms=1_700_000_000_000,
+        effective_now_ms=1_700_000_000_001,
+        snapshot=None,
+        entries=entries or {},
+        kept={},
+        boundary=None,
+        guards=[],
+        errors=[],
+        store_calls=7,
+        duration_seconds=1.25,
+        phase_seconds={},
+        thorough=True,
+    )
+    return replace(plain, **changes)
+
+
+# --- counting --------------------------------------------------------------------------------------------------------
+
+
+def test_given_batches_when_added_then_rows_bytes_and_the_span_of_time_are_theirs() -> None:
+    entry = Entry()
+    assert (entry.oldest_ms, entry.newest_ms) == (None, None)
+    entry.add([b"b", b"c"], 100, 20, 30)
+    entry.add([b"d"], 50, 10, 25)
+    entry.add([b"e"], 5, 15, 40)
+    assert (entry.rows, entry.size_bytes, entry.oldest_ms, entry.newest_ms) == (4, 155, 10, 40)
+
+
+def test_given_more_keys_than_are_shown_when_added_then_the_first_are() -> None:
+    entry = Entry()
+    entry.add([b"a", b"b"], 0, 0, 0)
+    entry.add([b"c", b"d"], 0, 0, 0)
+    entry.add([b"e"], 0, 0, 0)
+    assert entry.sample_keys == [b"a", b"b", b"c"]
+    assert len(entry.sample_keys) == SAMPLE_KEYS
+
+
+def test_given_an_entry_when_asked_for_again_then_it_is_the_same() -> None:
+    tally = Tally()
+    tally.entry(about()).add([b"a"], 1, 1, 1)
+    assert tally.entry(about()).rows == 1
+    assert tally.entry(about(held=Hold.PAUSED)).rows == 0
+
+
+def test_given_rows_that_stay_when_counted_then_live_ones_are_not() -> None:
+    tally = Tally()
+    tally.keep(Reason.FOREIGN)
+    tally.keep(Reason.FOREIGN, 2)
+    tally.keep(Reason.LIVE, 5)
+    tally.keep(Reason.UNDECIDED, 0)
+    assert tally.kept == {Reason.FOREIGN: 3}
+
+
+def test_given_foreign_keys_when_counted_then_all_are_and_the_first_are_named() -> None:
+    tally = Tally()
+    tally.keep_foreign("message", [b"\x00\xff"])
+    tally.keep_foreign("payload", (bytes([number]) for number in range(30)))
+    assert tally.kept[Reason.FOREIGN] == 31
+    assert len(tally.foreign) == NAMED_KEYS
+    assert tally.foreign[:2] == [ForeignKey("message", "00ff"), ForeignKey("payload", "00")]
+
+
+def test_given_a_topic_that_is_walked_again_when_forgotten_then_only_what_stays_in_it_is_counted_anew() -> None:
+    tally = Tally()
+    tally.keep(Reason.FOREIGN)
+    before = tally.kept.copy()
+    tally.keep(Reason.NEWER_GENERATION, 4)
+    held, done = about(held=Hold.FRONTIER), about()
+    others = [about(RETURNS, held=Hold.FRONTIER), about(table="payload", held=Hold.FRONTIER)]
+    for key in (held, done, *others):
+        tally.entry(key).add([b"a"], 1, 1, 1)
+    tally.forget_kept(before, ORDERS, "message")
+    assert set(tally.entries) == {done, *others}
+    assert tally.kept == {Reason.FOREIGN: 1}
+    tally.keep(Reason.FOREIGN)
+    assert before == Counter({Reason.FOREIGN: 1})
+
+
+# --- totals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "held", "done"),
+    [
+        ("apply", None, True),
+        ("plan", None, True),
+        ("plan", Hold.FIRST_CONTACT, True),
+        ("apply", Hold.FIRST_CONTACT, False),
+        ("plan", Hold.FRONTIER, False),
+        ("plan", Hold.PAUSED, False),
+        ("plan", Hold.PROTECTED, False),
+        ("plan", Hold.QUARANTINED, False),
+    ],
+)
+def test_given_a_hold_when_asked_then_rows_count_as_done_or_as_held(mode: Mode, held: Hold | None, done: bool) -> None:
+    made = report({about(held=held): rows(3)}, mode)
+    assert made.counts_as_done(held) is done
+    assert (made.total(Rule.EXPIRED), made.held_rows()) == ((3, 0) if done else (0, 3))
+
+
+def test_given_entries_of_all_rules_when_totalled_then_each_rule_has_its_own() -> None:
+    made = report(
+        {
+            about(): rows(1),
+            about(table="payload"): rows(2),
+            about(RETURNS, rule=Rule.OLD_GENERATION): rows(4),
+            about(rule=Rule.INVALID_TRANSACTION): rows(8),
+            about(held=Hold.FRONTIER): rows(16),
+            about(rule=Rule.OLD_GENERATION, held=Hold.PROTECTED): rows(32),
+        }
+    )
+    assert {rule: made.total(rule) for rule in Rule} == {
+        Rule.EXPIRED: 3,
+        Rule.OLD_GENERATION: 4,
+        Rule.INVALID_TRANSACTION: 8,
+    }
+    assert made.held_rows() == 48
+
+
+def test_given_held_topics_when_asked_then_each_is_named_with_its_hold() -> None:
+    entries = {about(): rows(1), about(RETURNS, held=Hold.PROTECTED): rows(2)}
+    assert report(entries).held_topics() == {RETURNS: Hold.PROTECTED}
+
+
+@pytest.mark.parametrize(("notes", "tripped"), [([], False), ([False], False), ([False, True], True)])
+def test_given_guards_when_one_has_tripped_then_the_run_was_stopped(notes: list[bool], tripped: bool) -> None:
+    assert report(guards=[GuardNote("clock", note, "") for note in notes]).tripped is tripped
+
+
+def test_given_entries_when_sorted_then_it_is_by_topic_table_generation_and_rule_without_empty_ones() -> None:
+    ordered = [
+        about(generation=2, rule=Rule.EXPIRED),
+        about(generation=2, rule=Rule.EXPIRED, held=Hold.FRONTIER),
+        about(generation=2, rule=Rule.INVALID_TRANSACTION),
+        about(generation=10),
+        about(generation=1, table="payload"),
+        about(RETURNS),
+    ]
+    entries = {key: rows(1) for key in reversed(ordered)}
+    entries[about(RETURNS, 2)] = rows(0)
+    assert [key for key, _ in report(entries).sorted_entries()] == ordered
+
+
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def test_given_an_empty_report_when_written_as_json_then_every_name_is_there() -> None:
+    assert report().to_json() == {
+        "id": "1700000000000-abcd",
+        "mode": "apply",
+        "started_ms": 1_700_000_000_000,
+        "effective_now_ms": 1_700_000_000_001,
+        "snapshot": None,
+        "topics": [],
+        "totals": {
+            "expired": 0,
+            "old_generation": 0,
+            "invalid_transaction": 0,
+            "kept": {
+                "unknown_topic": 0,
+                "newer_generation": 0,
+                "foreign": 0,
+                "undecided": 0,
+                "referenced": 0,
+                "held": 0,
+            },
+        },
+        "boundary": None,
+        "guards": [],
+        "errors": [],
+        "store_calls": 7,
+        "duration_seconds": 1.25,
+        "phase_seconds": {},
+        "thorough": True,
+    }
+
+
+def test_given_a_full_report_when_written_as_json_then_each_value_has_its_type() -> None:
+    entry = Entry()
+    entry.add([b"\x00\xff", b"b"], 120, 5, 9)
+    written = report(
+        {about(generation=3, table="payload", rule=Rule.OLD_GENERATION, held=Hold.FIRST_CONTACT): entry},
+        "plan",
+        snapshot=SnapshotUsed(1_699_999_999_000, "snapshot.1699999999000"),
+        boundary=2**63 - 1,
+        guards=[GuardNote("clock", True, "ahead")],
+        errors=("default:orders: broken",),
+        kept={Reason.FOREIGN: 2},
+        duration_seconds=0.12345678,
+        phase_seconds={"message": 0.10000004},
+        thorough=False,
+    ).to_json()
+    assert written["topics"] == [
+        {
+            "tms_namespace": "default",
+            "topic": "orders",
+            "generation": 3,
+            "table": "payload",
+            "rule": "old_generation",
+            "rows": 2,
+            "bytes": 120,
+            "bytes_exact": False,
+            "oldest_ms": 5,
+            "newest_ms": 9,
+            "sample_keys": ["00ff", "62"],
+            "held": "first_contact",
+        }
+    ]
+    assert written["mode"] == "plan"
+    assert written["snapshot"] == {"timestamp_ms": 1_699_999_999_000, "source": "snapshot.1699999999000"}
+    assert written["boundary"] == "9223372036854775807"
+    assert written["guards"] == [{"guard": "clock", "tripped": True, "message": "ahead"}]
+    assert written["errors"] == ["default:orders: broken"]
+    assert written["totals"]["old_generation"] == 2
+    assert written["totals"]["kept"]["foreign"] == 2
+    assert (written["duration_seconds"], written["phase_seconds"]) == (0.123457, {"message": 0.1})
+    assert written["thorough"] is False
+    assert json.loads(json.dumps(written)) == written
+
+
+def test_given_rows_that_are_held_when_written_as_json_then_they_are_counted_from_the_entries() -> None:
+    written = report({about(held=Hold.PROTECTED): rows(5)}, kept={Reason.UNKNOWN_TOPIC: 1, Reason.HELD: 99}).to_json()
+    assert written["totals"]["kept"]["held"] == 5
+    assert written["totals"]["kept"]["unknown_topic"] == 1
+    assert written["topics"][0]["held"] == "protected"
+
+
+def test_given_the_reasons_a_row_stays_for_when_counted_then_only_live_rows_have_no_figure() -> None:
+    assert set(Reason) - set(COUNTED_REASONS) == {Reason.LIVE}

@@ -1,0 +1,233 @@
+"""What a run knows of transactions: which snapshot it may use, and which invalid pointers are still open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor.references import Lifetime
+from janitor.report import SnapshotUsed
+from janitor.state.base import OpenIdRecord
+from janitor.txstate import Problem, TransactionView, TxState, covered, observe, refresh, search_since_ms
+from tests.builders import LIFETIME, NOW_MS, pointer, visibility
+from tms_core.errors import NoSnapshot, SnapshotError, UnsupportedSnapshotVersion
+from tms_core.transaction.source import Loaded, Rejected, Rejection
+
+INTERVAL_SECONDS = 60
+ALLOWANCE_MS = LIFETIME.allowance_ms
+INVALID, IN_PROGRESS = pointer(NOW_MS - 500, 1), pointer(NOW_MS - 400, 2)
+
+
+@dataclass
+class Source:
+    """A source whose snapshot is that old, or that fails."""
+
+    age_ms: int = 0
+    error: Exception | None = None
+    rejected: tuple[Rejected, ...] = ()
+
+    def latest(self) -> Loaded:
+        if self.error is not None:
+            raise self.error
+        return Loaded(visibility(NOW_MS - self.age_ms, [INVALID], [IN_PROGRESS]), "snapshot.1", self.rejected)
+
+
+def read(source: Source | None) -> TxState:
+    return refresh(source, NOW_MS, interval_seconds=INTERVAL_SECONDS, allowance_ms=ALLOWANCE_MS)
+
+
+# --- which snapshot may be used (S14) --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("age_ms", [0, 60_000, 120_000, -1, -ALLOWANCE_MS])
+def test_s14_given_a_fresh_snapshot_when_read_then_it_is_used(age_ms: int) -> None:
+    state = read(Source(age_ms))
+    assert state.problem is None
+    assert state.message == ""
+    assert state.usable == visibility(NOW_MS - age_ms, [INVALID], [IN_PROGRESS])
+    assert state.used == SnapshotUsed(NOW_MS - age_ms, "snapshot.1")
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "problem", "figure"),
+    [
+        (120_001, Problem.STALE, "120 s old"),
+        (86_400_000, Problem.STALE, "86400 s old"),
+        (-ALLOWANCE_MS - 1, Problem.FUTURE, "300 s ahead"),
+        (-86_400_000, Problem.FUTURE, "86400 s ahead"),
+    ],
+)
+def test_s14_given_a_snapshot_of_another_time_when_read_then_it_is_shown_and_not_used(
+    age_ms: int, problem: Problem, figure: str
+) -> None:
+    state = read(Source(age_ms))
+    assert state.problem is problem
+    assert state.snapshot is not None
+    assert (state.usable, state.used) == (None, None)
+    assert "snapshot.1" in state.message
+    assert figure in state.message
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (NoSnapshot("none there"), Problem.MISSING),
+        (SnapshotError("cut short"), Problem.UNREADABLE),
+        (UnsupportedSnapshotVersion("version 9"), Problem.UNREADABLE),
+        (PermissionError("not allowed"), Problem.UNREADABLE),
+    ],
+)
+def test_s14_given_a_source_that_fails_when_read_then_there_is_no_snapshot_and_the_reason_is_said(
+    error: Exception, problem: Problem
+) -> None:
+    state = read(Source(error=error))
+    assert (state.problem, state.message) == (problem, str(error))
+    assert (state.snapshot, state.usable, state.used) == (None, None, None)
+
+
+def test_s14_given_no_source_when_read_then_the_next_step_is_named() -> None:
+    state = read(None)
+    assert (state.problem, state.usable) == (Problem.NOT_CONFIGURED, None)
+    assert "--snapshots" in state.message
+
+
+@pytest.mark.parametrize("age_ms", [0, 120_001])
+def test_s14_given_newer_snapshots_that_were_passed_over_when_read_then_they_are_named(age_ms: int) -> None:
+    rejected = (
+        Rejected("snapshot.3", Rejection.EMPTY, "it is empty"),
+        Rejected("snapshot.2", Rejection.TRUNCATED, "it ends early"),
+    )
+    assert read(Source(age_ms, rejected=rejected)).rejected == ("snapshot.3: it is empty", "snapshot.2: it ends early")
+
+
+def test_given_an_error_of_another_kind_when_read_then_it_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError):
+        read(Source(error=ZeroDivisionError()))
+
+
+# --- the law's two questions -----------------------------------------------------------------------------------------
+
+
+def view(age_ms: int | None = 0, only: frozenset[int] | None = None) -> TransactionView:
+    snapshot = None if age_ms is None else visibility(NOW_MS - age_ms, [INVALID], [IN_PROGRESS])
+    return TransactionView(snapshot, NOW_MS, LIFETIME.max_ms, only)
+
+
+def test_given_a_snapshot_when_asked_then_its_invalid_list_answers() -> None:
+    asked = (INVALID - 1, INVALID, INVALID + 1, -INVALID, IN_PROGRESS)
+    assert [view().is_invalid(pointer) for pointer in asked] == [False, True, False, False, False]
+
+
+def test_given_a_snapshot_when_asked_then_what_was_in_progress_or_began_later_is_undecided() -> None:
+    newest = pointer(NOW_MS)
+    asked = (INVALID, IN_PROGRESS, IN_PROGRESS + 1, newest, newest + 1)
+    assert [view().is_undecided(pointer) for pointer in asked] == [False, True, False, False, True]
+
+
+def test_given_no_snapshot_when_asked_then_nothing_is_invalid() -> None:
+    assert not view(None).is_invalid(INVALID)
+
+
+@pytest.mark.parametrize(
+    ("begin_ms", "number", "undecided"),
+    [
+        (NOW_MS - LIFETIME.max_ms - 1, 999_999, False),
+        (NOW_MS - LIFETIME.max_ms, 0, False),
+        (NOW_MS - LIFETIME.max_ms, 999_999, False),
+        (NOW_MS - LIFETIME.max_ms + 1, 0, True),
+        (NOW_MS + 1, 0, True),
+        (-1, 0, False),
+    ],
+)
+def test_given_no_snapshot_when_asked_then_a_transaction_is_undecided_until_its_lifetime_has_ended(
+    begin_ms: int, number: int, undecided: bool
+) -> None:
+    assert view(None).is_undecided(pointer(begin_ms, number)) is undecided
+
+
+@pytest.mark.parametrize(
+    ("only", "invalid"),
+    [(None, True), (frozenset({INVALID}), True), (frozenset({1}), False), (frozenset(), False)],
+)
+def test_given_the_pointers_of_a_plan_when_asked_then_no_other_is_invalid(
+    only: frozenset[int] | None, invalid: bool
+) -> None:
+    assert view(only=only).is_invalid(INVALID) is invalid
+    assert not view(only=frozenset({1})).is_invalid(1)
+
+
+# --- open pointers ---------------------------------------------------------------------------------------------------
+
+OPEN = OpenIdRecord(10, first_seen_ms=5, scanned_ms=6)
+CLOSED = OpenIdRecord(20, first_seen_ms=5, scanned_ms=6, closed_ms=7)
+
+
+def test_given_pointers_never_seen_when_listed_then_they_are_open_from_now_on() -> None:
+    assert observe({}, [9, 3], NOW_MS) == ([OpenIdRecord(3, NOW_MS), OpenIdRecord(9, NOW_MS)], [])
+
+
+def test_given_open_pointers_when_still_listed_then_they_stay_as_they_are() -> None:
+    assert observe({10: OPEN}, [10], NOW_MS) == ([OPEN], [])
+
+
+def test_given_closed_pointers_when_still_listed_then_they_are_not_opened_again() -> None:
+    assert observe({20: CLOSED}, [20], NOW_MS) == ([], [])
+
+
+def test_given_open_pointers_when_no_longer_listed_then_they_are_gone() -> None:
+    assert observe({10: OPEN}, [], NOW_MS) == ([], [10])
+
+
+def test_given_all_kinds_when_compared_then_the_open_ones_come_in_order() -> None:
+    gone = OpenIdRecord(15, 5)
+    records, left = observe({20: CLOSED, 15: gone, 10: OPEN}, [30, 20, 10, 1], NOW_MS)
+    assert records == [OpenIdRecord(1, NOW_MS), OPEN, OpenIdRecord(30, NOW_MS)]
+    assert left == [15]
+
+
+@given(st.dictionaries(st.integers(0, 9), st.booleans()), st.lists(st.integers(0, 9)))
+def test_given_any_list_when_compared_then_each_listed_pointer_is_open_unless_it_was_closed(
+    closed: dict[int, bool], invalid: list[int]
+) -> None:
+    known = {each: OpenIdRecord(each, 5, closed_ms=6 if shut else None) for each, shut in closed.items()}
+    records, gone = observe(known, invalid, NOW_MS)
+    assert [record.pointer for record in records] == sorted(set(invalid) - {each for each in closed if closed[each]})
+    assert sorted(gone) == sorted({each for each in closed if not closed[each]} - set(invalid))
+
+
+# --- from when on to search ------------------------------------------------------------------------------------------
+
+TERM = Lifetime(max_ms=90_000, grace_ms=10_000, allowance_ms=300)
+BEGUN_MS = 1_000_000
+
+
+def test_given_nothing_open_when_asked_then_nothing_is_searched() -> None:
+    assert search_since_ms([], TERM) is None
+
+
+def test_given_a_pointer_never_searched_for_when_asked_then_it_is_from_its_begin_less_the_allowance() -> None:
+    assert search_since_ms([OpenIdRecord(pointer(BEGUN_MS, 7), NOW_MS)], TERM) == BEGUN_MS - 300
+
+
+def test_given_a_pointer_that_was_searched_for_when_asked_then_only_the_tail_is_left() -> None:
+    searched = OpenIdRecord(pointer(BEGUN_MS), NOW_MS, scanned_ms=BEGUN_MS + 50_000)
+    assert search_since_ms([searched], TERM) == BEGUN_MS + 49_700
+
+
+def test_given_several_pointers_when_asked_then_the_earliest_counts() -> None:
+    searched = OpenIdRecord(pointer(BEGUN_MS), NOW_MS, scanned_ms=BEGUN_MS + 50_000)
+    never = OpenIdRecord(pointer(BEGUN_MS + 40_000), NOW_MS)
+    assert search_since_ms([searched, never, searched], TERM) == BEGUN_MS + 39_700
+
+
+@pytest.mark.parametrize(("after_ms", "closed"), [(99_999, False), (100_000, True), (100_001, True)])
+def test_given_a_complete_pass_when_it_began_after_the_last_possible_write_then_the_pointer_is_closed(
+    after_ms: int, closed: bool
+) -> None:
+    record = OpenIdRecord(pointer(BEGUN_MS, 999_999), 5)
+    started_ms, finished_ms = BEGUN_MS + after_ms, BEGUN_MS + 200_000
+    expected = OpenIdRecord(record.pointer, 5, started_ms, finished_ms if closed else None)
+    assert covered([record], started_ms, finished_ms, TERM) == [expected]

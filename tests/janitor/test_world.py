@@ -1,0 +1,202 @@
+"""What a pass knows before it begins: topics, how far each may go, and what is in scope."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from janitor.frontier import admit, stand_still
+from janitor.policy import Frontier, Hold
+from janitor.ranges import Range
+from janitor.state.base import ClockAnchor, FrontierRecord
+from janitor.txstate import TransactionView
+from janitor.world import Limits, Terms, World, matches
+from tests.builders import LIFETIME, NOW_MS, Topic, topic, unknown_topic
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId, TopicMetadata, encode_properties
+
+NOW = ClockAnchor(NOW_MS, 1000, "boot")
+ORDERS, RETURNS = TopicId("default", "orders"), TopicId("default", "returns")
+TERMS = Terms(3600, (), LIFETIME, lifetime_known=True, snapshot_interval_seconds=60)
+
+
+def metadata(topic_id: TopicId, ttl_seconds: int = 60, generation: int = 1) -> TopicMetadata:
+    return TopicMetadata(topic_id, generation, ttl_seconds)
+
+
+def make(
+    store: MemoryStore,
+    *,
+    protect: tuple[str, ...] = (),
+    label: Hold | None = None,
+    patterns: tuple[str, ...] = (),
+    records: dict[TopicId, FrontierRecord] | None = None,
+) -> World:
+    transactions = TransactionView(None, NOW_MS, LIFETIME.max_ms)
+    terms = replace(TERMS, protect=protect)
+    return World(NOW, store.metadata, terms, transactions, records or {}, label=label, patterns=patterns)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """A store with the topic of orders, whose rows live a minute."""
+    store = MemoryStore()
+    topic(store, str(ORDERS), ttl_seconds=60)
+    return store
+
+
+# --- topics ----------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_store_when_loaded_then_each_topic_is_known_with_what_it_was_read_from(store: MemoryStore) -> None:
+    topic(store, str(RETURNS), ttl_seconds=90, generation=-2)
+    world = make(store)
+    world.load_topics()
+    assert set(world.topics) == {ORDERS.prefix, RETURNS.prefix}
+    work = world.topics[RETURNS.prefix]
+    assert (work.topic, work.raw) == (metadata(RETURNS, 90, -2), store.metadata.get(RETURNS.prefix))
+    assert world.unparsed == {}
+
+
+def test_l1_given_metadata_that_does_not_parse_when_loaded_then_the_topic_is_unknown_and_the_reason_is_kept(
+    store: MemoryStore,
+) -> None:
+    unknown_topic(store, str(RETURNS)).write_metadata(b'{"generation":"1"}')
+    store.metadata.compare_and_set(b"not a topic", None, encode_properties({"generation": "1", "ttl": "60"}))
+    world = make(store)
+    world.load_topics()
+    assert set(world.topics) == {ORDERS.prefix}
+    assert set(world.unparsed) == {RETURNS.prefix, b"not a topic"}
+    assert "ttl None" in world.unparsed[RETURNS.prefix]
+
+
+# --- how far each may go ---------------------------------------------------------------------------------------------
+
+
+def test_given_a_remembered_frontier_when_loaded_then_the_topic_advances_from_it(store: MemoryStore) -> None:
+    record = admit(metadata(ORDERS, 3600), NOW)
+    world = make(store, records={ORDERS: record})
+    world.load_topics()
+    work = world.topics[ORDERS.prefix]
+    assert (work.frontier.hold, work.frontier.cutoff.ms) == (Hold.FRONTIER, NOW_MS - 3_600_000)
+    assert work.record.pending is not None
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "hold"), [(LIFETIME.allowance_ms, None), (LIFETIME.allowance_ms + 1, Hold.FRONTIER)]
+)
+def test_given_the_settings_allowance_when_a_cutoff_is_ahead_then_it_is_measured_by_it(
+    store: MemoryStore, ahead_ms: int, hold: Hold | None
+) -> None:
+    record = replace(admit(metadata(ORDERS), NOW), cutoff_ms=NOW_MS - 60_000 - ahead_ms)
+    world = make(store, records={ORDERS: record})
+    world.load_topics()
+    assert world.topics[ORDERS.prefix].frontier.hold is hold
+
+
+def test_given_a_topic_never_seen_when_loaded_then_it_is_held_as_long_as_the_settings_say(store: MemoryStore) -> None:
+    world = make(store)
+    world.load_topics()
+    assert world.topics[ORDERS.prefix].frontier.hold is Hold.FRONTIER
+    world.terms = replace(TERMS, hold_seconds=0)
+    world.load_topics()
+    assert world.topics[ORDERS.prefix].frontier == Frontier.open(NOW_MS, metadata(ORDERS))
+
+
+def test_given_a_protected_topic_when_loaded_then_it_is_closed_and_its_frontier_stands_still(
+    store: MemoryStore,
+) -> None:
+    record = replace(admit(metadata(ORDERS), NOW), at=replace(NOW, wall_ms=NOW_MS - 5000))
+    world = make(store, protect=("default:ord*",), records={ORDERS: record})
+    world.load_topics()
+    work = world.topics[ORDERS.prefix]
+    assert work.frontier == Frontier.closed(NOW_MS, metadata(ORDERS), Hold.PROTECTED)
+    assert work.record == stand_still(record, NOW)
+
+
+def test_given_a_first_contact_when_loaded_then_all_that_is_due_may_go_but_for_protected_topics(
+    store: MemoryStore,
+) -> None:
+    topic(store, str(RETURNS), ttl_seconds=60)
+    world = make(store, protect=(str(RETURNS),), label=Hold.FIRST_CONTACT)
+    world.load_topics()
+    assert world.topics[ORDERS.prefix].frontier == Frontier.open(NOW_MS, metadata(ORDERS))
+    assert world.topics[ORDERS.prefix].record == admit(metadata(ORDERS), NOW)
+    assert world.topics[RETURNS.prefix].frontier.hold is Hold.PROTECTED
+    assert world.topics[RETURNS.prefix].record == stand_still(None, NOW)
+
+
+# --- reading again (S2) ----------------------------------------------------------------------------------------------
+
+
+def _deleted(orders: Topic) -> None:
+    orders.describe(ttl_seconds=60, generation=-1)
+
+
+def _broken(orders: Topic) -> None:
+    orders.write_metadata(b"{")
+
+
+@pytest.mark.parametrize(("change", "generation"), [(_deleted, -1), (_broken, None)])
+def test_s2_given_metadata_that_moved_when_read_again_then_the_topic_is_what_it_says_now(
+    store: MemoryStore, change: Callable[[Topic], None], generation: int | None
+) -> None:
+    world = make(store)
+    world.load_topics()
+    change(unknown_topic(store, str(ORDERS)))
+    assert world.topics[ORDERS.prefix].topic.generation == 1
+    world.reread(ORDERS.prefix)
+    work = world.topics.get(ORDERS.prefix)
+    assert (work and work.topic.generation) == generation
+    assert (ORDERS.prefix in world.unparsed) is (generation is None)
+
+
+def test_s2_given_metadata_that_is_gone_when_read_again_then_the_topic_is_unknown(store: MemoryStore) -> None:
+    world = make(store)
+    world.load_topics()
+    world.metadata = MemoryStore().metadata
+    world.reread(ORDERS.prefix)
+    assert (world.topics, world.unparsed) == ({}, {})
+
+
+# --- scope, protection, limits ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits"),
+    [
+        ("default:orders", True),
+        ("default:*", True),
+        ("*:orders", True),
+        ("default:order?", True),
+        ("default:order", False),
+        ("orders", False),
+        ("DEFAULT:orders", False),
+        ("default:[a-n]*", False),
+    ],
+)
+def test_given_a_shell_pattern_when_it_fits_the_whole_name_then_the_topic_matches(pattern: str, fits: bool) -> None:
+    assert matches(ORDERS, (pattern,)) is fits
+    assert matches(ORDERS, ("x:y", pattern)) is fits
+    assert replace(TERMS, protect=(pattern,)).protects(ORDERS) is fits
+
+
+def test_given_no_patterns_when_asked_then_nothing_matches_and_everything_is_in_scope(store: MemoryStore) -> None:
+    assert not matches(ORDERS, ())
+    assert make(store).in_scope(b"whatever")
+
+
+def test_given_patterns_when_asked_then_only_topics_that_fit_are_in_scope(store: MemoryStore) -> None:
+    world = make(store, patterns=("default:o*",))
+    assert world.in_scope(ORDERS.prefix)
+    assert not world.in_scope(RETURNS.prefix)
+    assert not make(store, patterns=("*",)).in_scope(b"not a topic")
+
+
+def test_given_a_plans_limits_when_asked_then_each_table_and_topic_has_its_own() -> None:
+    piece = Range(b"a", b"b")
+    limits = Limits({("message", ORDERS): (piece,)})
+    assert limits.ranges("message", ORDERS) == (piece,)
+    assert limits.ranges("payload", ORDERS) == limits.ranges("message", RETURNS) == ()

@@ -1,0 +1,212 @@
+"""The simulation itself is put to the test: bugs of the kind it is there for are planted, and it must find each.
+
+A simulation that finds nothing proves nothing, unless it is known to find what there is. Each bug breaks one rule in the
+way a hurried change would. The failing history must come out short enough to be read, and must pass without the bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from janitor import boundary, conclude, frontier, guards, inversions, payloads, txstate
+from janitor.frontier import elapsed_ms
+from janitor.references import Lifetime
+from janitor.state.base import Evidence, OpenIdRecord
+from janitor.sweep import Sweep
+from janitor.txstate import TransactionView
+from janitor.walk import Walk
+from janitor.world import Terms, TopicWork, World
+from tests.simulation.history import Failed, play, play_seed
+from tests.simulation.shrink import shortest, tell
+from tms_core.rowkey import Cutoff
+from tms_core.tables.base import KeyTable
+from tms_core.topic import TopicMetadata
+
+#: Seeds tried for each bug; most are found by the first few.
+SEEDS = 400
+#: A history longer than this is not short.
+READABLE = 16
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def no_search_for_references(patch: pytest.MonkeyPatch) -> None:
+    """L5: nobody looks for the message that a payload belongs to."""
+    patch.setattr(payloads, "find_referenced", lambda *_: set())
+
+
+def nothing_is_undecided(patch: pytest.MonkeyPatch) -> None:
+    """L5: what is in progress counts as decided."""
+    patch.setattr(TransactionView, "is_undecided", lambda *_: False)
+
+
+def cut_off_a_moment_late(patch: pytest.MonkeyPatch) -> None:
+    """L3: a row aged exactly its ttl goes."""
+    patch.setattr(Cutoff, "at", classmethod(lambda cls, now, ttl: cls(max(0, now - ttl * 1000 + 1))))
+
+
+def current_generation_is_old(patch: pytest.MonkeyPatch) -> None:
+    """L2: one generation too many."""
+    patch.setattr(TopicMetadata, "old_below", property(lambda topic: abs(topic.generation) + 1))
+
+
+def whatever_is_in_progress_is_invalid(patch: pytest.MonkeyPatch) -> None:
+    """L4: all that is not visible now is inverted."""
+
+    def is_invalid(view: TransactionView, pointer: int) -> bool:
+        return view.snapshot is not None and (view.snapshot.is_invalid(pointer) or view.snapshot.is_undecided(pointer))
+
+    patch.setattr(TransactionView, "is_invalid", is_invalid)
+
+
+def nothing_jumps(patch: pytest.MonkeyPatch) -> None:
+    """S8: every frontier advances as far as the law."""
+    patch.setattr(frontier, "_jumps", lambda *_: False)
+
+
+def a_hold_is_over_at_once(patch: pytest.MonkeyPatch) -> None:
+    """S8: what was held once goes with the next run."""
+    patch.setattr(frontier, "elapsed_ms", lambda since, now: max(elapsed_ms(since, now), 3_600_000))
+
+
+def no_clock_guard(patch: pytest.MonkeyPatch) -> None:
+    """S7: a clock that is ahead is believed."""
+    patch.setattr(guards, "check_clock", lambda *_: None)
+
+
+def no_store_guard(patch: pytest.MonkeyPatch) -> None:
+    """S13: a copy is taken for the store."""
+    patch.setattr(guards, "check_store", lambda *_: None)
+
+
+def metadata_is_read_once(patch: pytest.MonkeyPatch) -> None:
+    """S2: a batch goes whatever became of its topic meanwhile."""
+
+    def delete(sweep: Sweep, work: TopicWork, table: KeyTable, keys: Sequence[bytes]) -> None:
+        table.delete(keys)
+
+    patch.setattr(Sweep, "delete", delete)
+
+
+def nothing_is_protected(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Terms, "protects", lambda *_: False)
+
+
+def apply_knows_no_ranges(patch: pytest.MonkeyPatch) -> None:
+    """``apply`` deletes whatever the law takes."""
+    patch.setattr(Walk, "allowed", lambda walk, name, work, spans: spans)
+
+
+def seen_once_is_closed(patch: pytest.MonkeyPatch) -> None:
+    """S4: an invalid transaction counts as clean after one scan, though its client may still write."""
+
+    def covered(records: Iterable[OpenIdRecord], started_ms: int, *_: Any) -> list[OpenIdRecord]:
+        return [replace(record, scanned_ms=started_ms, closed_ms=started_ms) for record in records]
+
+    patch.setattr(txstate, "covered", covered)
+
+
+def claim_to_the_snapshots_bound(patch: pytest.MonkeyPatch) -> None:
+    """S4: claimed as in a region server, without asking who may still write."""
+
+    def claim(evidence: Sequence[Evidence], *_: Any) -> boundary.Boundary:
+        bounds = [interval.bound for interval in evidence]
+        return boundary.Boundary(min(bounds)) if bounds and min(bounds) > 0 else boundary.Boundary.none("")
+
+    patch.setattr(boundary, "claim", claim)
+
+
+def claim_after_part_of_the_store(patch: pytest.MonkeyPatch) -> None:
+    """S4: a pass over some topics counts for all."""
+    patch.setattr(conclude.Pass, "complete", True)
+
+
+def tail_without_allowance(patch: pytest.MonkeyPatch) -> None:
+    """A scan begins where the last one began, by a clock that is not the server's."""
+
+    def since_ms(record: OpenIdRecord, lifetime: Lifetime) -> int:
+        return record.scanned_ms or lifetime.window_start_ms(record.pointer)
+
+    patch.setattr(txstate, "_since_ms", since_ms)
+
+
+def inversion_is_only_counted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sweep, "invert", lambda sweep, cells: [True] * len(cells))
+
+
+def unknown_topics_are_passed_by(patch: pytest.MonkeyPatch) -> None:
+    """L4: rows of topics nobody knows are left as they are."""
+    inverts = inversions.Inversions._inverts
+
+    def only_known(step: inversions.Inversions, cell: Any) -> Any:
+        key = inverts(step, cell)
+        return key if key is not None and key.topic.prefix in step._walk.world.topics else None
+
+    patch.setattr(inversions.Inversions, "_inverts", only_known)
+
+
+def unreadable_topics_keep_their_last_policy(patch: pytest.MonkeyPatch) -> None:
+    """L1: metadata that does not parse is taken for deleted."""
+    read = World._set
+
+    def deleted(world: World, key: bytes, value: bytes) -> None:
+        read(world, key, value.replace(b"soon", b"1"))
+
+    patch.setattr(World, "_set", deleted)
+
+
+PLANTED: dict[Plant, set[str]] = {
+    no_search_for_references: {"live row lost"},
+    nothing_is_undecided: {"live row lost"},
+    cut_off_a_moment_late: {"live row lost"},
+    current_generation_is_old: {"live row lost"},
+    whatever_is_in_progress_is_invalid: {"committed message hidden"},
+    nothing_jumps: {"frontier overrun"},
+    a_hold_is_over_at_once: {"frontier overrun"},
+    no_clock_guard: {"frontier overrun", "live row lost"},
+    no_store_guard: {"frontier overrun", "false claim", "aborted message visible"},
+    metadata_is_read_once: {"live row lost"},
+    nothing_is_protected: {"live row lost"},
+    apply_knows_no_ranges: {"plan overrun"},
+    seen_once_is_closed: {"false claim"},
+    claim_to_the_snapshots_bound: {"false claim"},
+    claim_after_part_of_the_store: {"false claim"},
+    tail_without_allowance: {"false claim"},
+    inversion_is_only_counted: {"false claim", "left behind"},
+    unknown_topics_are_passed_by: {"false claim"},
+    unreadable_topics_keep_their_last_policy: {"live row lost"},
+}
+
+
+@pytest.mark.parametrize(("plant", "invariants"), PLANTED.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_planted_bug_is_found_and_told_in_few_words(
+    plant: Plant, invariants: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a janitor with a bug,
+    with monkeypatch.context() as patch:
+        plant(patch)
+
+        # when histories are played,
+        found = next(islice(_failures(range(SEEDS)), 1), None)
+
+        # then one of them shows it,
+        assert found is not None, f"{SEEDS} histories did not show it"
+        short = shortest(found)
+
+    # and what is left of that history is short, and true of the bug alone.
+    assert short.violation.invariant in invariants, tell(short)
+    assert len(short.history) <= READABLE, tell(short)
+    play(short.history)
+
+
+def _failures(seeds: Iterable[int]) -> Iterable[Failed]:
+    for seed in seeds:
+        try:
+            play_seed(seed)
+        except Failed as failed:
+            yield failed

@@ -1,0 +1,323 @@
+"""The pages under ``docs/`` and beside it: what they say of the code is what the code does.
+
+A page that was right once misleads later, and nobody notices. So whatever in them can be checked is: links, names of
+modules and tests, worked examples, tables of fields and columns, quoted messages, and the commands with their output.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from janitor import plan
+from janitor.guards import successor_mark
+from janitor.policy import Hold, Reason, Rule
+from janitor.report import COUNTED_REASONS
+from janitor.state.sqlite import FILE_NAME, SqliteState
+from tests.builders import DAY, NOW_MS, janitor, pointer, topic
+from tms_core.rowkey import (
+    MessageId,
+    MessageKey,
+    PayloadKey,
+    generation_prefix,
+    pointer_prefix,
+    salt,
+    stop_key,
+    time_prefix,
+)
+from tms_core.tables.base import MessageValue
+from tms_core.tables.leveldb import encode
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId, TopicMetadata, encode_properties
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+FORMATS = (ROOT / "docs/formats.md").read_text(encoding="utf-8")
+LAW = (ROOT / "docs/law.md").read_text(encoding="utf-8")
+OPERATIONS = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+
+
+def page_id(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.fixture(params=PAGES, ids=page_id)
+def page(request: pytest.FixtureRequest) -> Path:
+    """Each page in turn."""
+    path: Path = request.param
+    return path
+
+
+# --- links and names -------------------------------------------------------------------------------------------------
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as a forge makes them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        found = page if not path else page.parent / path
+        assert found.exists(), target
+        assert not anchor or anchor in anchors(found), target
+
+
+def test_every_file_named_is_there(page: Path) -> None:
+    named = re.findall(r"`((?:tms_core|janitor|tests|docs|conf|benchmarks)/[\w./-]*)", page.read_text(encoding="utf-8"))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")} - {"README.md"}
+    assert pages <= set(re.findall(r"\]\(([^)#]+)\)", index))
+
+
+# --- the law ---------------------------------------------------------------------------------------------------------
+
+RULES = [f"L{number}" for number in range(7)] + [f"S{number}" for number in range(1, 17)]
+
+
+def sections() -> dict[str, str]:
+    """Each rule's section by its number."""
+    _, *parts = re.split(r"^### ", LAW, flags=re.MULTILINE)
+    return {part.partition(":")[0]: part for part in parts}
+
+
+def test_every_rule_has_its_section_and_its_line_in_the_table() -> None:
+    assert list(sections()) == RULES
+    assert re.findall(r"^\| ([LS]\d+) \|", LAW, flags=re.MULTILINE) == RULES
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_names_its_code_and_tests_that_are_there_or_says_that_it_is_not_in_the_product(rule: str) -> None:
+    section = sections()[rule]
+    proofs = re.findall(r"`(tests/[\w./]+)(?:::(\w+))?`", section)
+    for path, name in proofs:
+        assert not name or re.search(rf"^def {name}", (ROOT / path).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    own = ROOT / f"tests/disasters/test_s{rule[1:].zfill(2)}.py"
+    if "Not in the product yet" in section:
+        assert not own.exists(), f"there is {own.name} now: say what {rule} does"
+        return
+    assert "- Code: `" in section
+    assert proofs
+    if rule.startswith("S") and own.exists():
+        assert own.relative_to(ROOT).as_posix() in {path for path, _ in proofs}
+
+
+def test_rules_that_the_code_names_are_rules() -> None:
+    files = [path for package in ("janitor", "tms_core") for path in (ROOT / package).rglob("*.py")]
+    named = {rule for file in files for rule in re.findall(r"\b[LS]\d{1,2}\b", file.read_text(encoding="utf-8"))}
+    assert named <= set(RULES)
+
+
+# --- formats: worked examples ----------------------------------------------------------------------------------------
+
+TOPIC = TopicId("default", "t1")
+PREFIX = TOPIC.prefix
+T = 1_500_000_000_000
+W = 1_500_000_000_000_000_007
+MESSAGE = MessageKey(TOPIC, 1, T, 0)
+LAST_MESSAGE = MessageKey(TOPIC, 1, T, 65535)
+PAYLOAD = PayloadKey(TOPIC, 1, W, T, 2)
+
+EXAMPLES: dict[str, bytes | None] = {
+    "prefix, metadata row key": PREFIX,
+    "start of generation 1": generation_prefix(PREFIX, 1),
+    "start of generation 2": generation_prefix(PREFIX, 2),
+    "first key after the highest generation, 2^31 − 1": generation_prefix(PREFIX, 2**31),
+    "message, generation 1, time T, sequence 0": MESSAGE.pack(),
+    "message, generation 1, time T, sequence 65535": LAST_MESSAGE.pack(),
+    "start of generation 1 at time T (a cut-off)": time_prefix(PREFIX, 1, T),
+    "payload, generation 1, pointer W, time T, sequence 2": PAYLOAD.pack(),
+    "start of the payloads of W in generation 1": pointer_prefix(PREFIX, 1, W),
+    "stop key after everything that begins with: the prefix": stop_key(PREFIX),
+    "stop key after everything that begins with: the start of generation 1": stop_key(generation_prefix(PREFIX, 1)),
+    "stop key after everything that begins with: the start of generation 255": stop_key(generation_prefix(PREFIX, 255)),
+    "stop key after everything that begins with: message, time T, sequence 65535": stop_key(LAST_MESSAGE.pack()),
+    "salt of, with 16 buckets: message, time T, sequence 0": salt(MESSAGE.pack(), 16),
+    "salt of, with 16 buckets: message, time T, sequence 1": salt(MESSAGE._replace(sequence=1).pack(), 16),
+    "salt of, with 16 buckets: message, time T, sequence 65535": salt(LAST_MESSAGE.pack(), 16),
+    "salt of, with 16 buckets: payload, pointer W, time T, sequence 2": salt(PAYLOAD.pack(), 16),
+    "`hi`, outside a transaction": encode(MessageValue(None, b"hi")),
+    "an empty payload, outside a transaction": encode(MessageValue(None, b"")),
+    "`hi`, in transaction W": encode(MessageValue(W, b"hi")),
+    "`hi`, in transaction W, rolled back or inverted": encode(MessageValue(-W, b"hi")),
+    "reference to the payloads of W": encode(MessageValue(W, None)),
+    '`{"generation":"1","ttl":"604800"}`': encode_properties({"ttl": "604800", "generation": "1"}),
+    "deleted in generation 2, ttl 60, note `a<b`": encode_properties({"generation": "-2", "ttl": "60", "note": "a<b"}),
+    "time T, sequence 0, payload in the message": MessageId(T, 0).pack(),
+    "time T, sequence 3, payload stored 5 ms earlier with sequence 2": MessageId(T, 3, T - 5, 2).pack(),
+    'document: `{"format":1,"what_if":false}`': bytes.fromhex(plan.checksum({"what_if": False, "format": 1})),
+}
+
+
+def tables(text: str) -> Iterator[list[list[str]]]:
+    """The tables of a page: the head, then the rows, as cells."""
+    for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        rows = [[cell.strip() for cell in line.strip().strip("|").split(" | ")] for line in block.splitlines()]
+        yield [rows[0], *rows[2:]]
+
+
+def test_the_worked_examples_are_what_the_code_makes() -> None:
+    shown = {}
+    for head, *rows in tables(FORMATS):
+        if head[-1] != "bytes":
+            continue
+        for label, data in rows:
+            name = label if head[0] == "example" else f"{head[0]}: {label}"
+            shown[name] = bytes.fromhex(data.strip("`"))
+    assert shown == EXAMPLES
+
+
+def test_the_table_of_old_generations_is_what_the_code_says() -> None:
+    [rows] = [rows for head, *rows in tables(FORMATS) if head == ["data", "metadata", "old"]]
+    for data, metadata, old in rows:
+        assert TopicMetadata(TOPIC, int(metadata), 60).is_old(int(data)) == (old == "yes")
+
+
+# --- formats: fields and columns -------------------------------------------------------------------------------------
+
+
+def names_after(line: str) -> set[str]:
+    """The names in the first column of the table that follows a line of ``docs/formats.md``."""
+    text = FORMATS.partition(f"\n{line}")[2]
+    assert text, line
+    _, *rows = next(tables(text))
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> dict[str, Any]:
+    """A plan file with deletions and an inversion, of a run's store."""
+    store = MemoryStore()
+    invalid = pointer(NOW_MS - DAY // 2)
+    topic(store, "default:orders", ttl_seconds=86400).plain(NOW_MS - 2 * DAY).tx(invalid, NOW_MS - DAY // 2)
+    rig = janitor(store)
+    rig.snapshots.invalid = [invalid]
+    rig.snapshots.error = None
+    rig.engine.plan(out=tmp_path / "plan.json")
+    document: dict[str, Any] = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    return document
+
+
+def test_the_tables_of_the_report_and_the_plan_file_name_every_field(planned: dict[str, Any]) -> None:
+    extra = names_after("What `plan --out FILE` writes")
+    assert set(planned) == names_after("What `plan`, `apply` and") | extra
+    assert set(planned["snapshot"]) == names_after("`snapshot`:")
+    assert set(planned["terms"]) == names_after("`terms`:")
+    per_topic = names_after("An entry of `topics`:") | names_after("Each entry of `topics` has three fields more:")
+    assert {name for entry in planned["topics"] for name in entry} == per_topic
+    assert set(planned["totals"]["kept"]) == names_after("held for `first_contact`") == {str(r) for r in COUNTED_REASONS}
+    assert {str(rule) for rule in Rule} | {"kept"} == set(planned["totals"])
+
+
+@pytest.mark.parametrize("word", [*Rule, *Hold, *(set(Reason) - {Reason.LIVE})])
+def test_every_word_of_a_report_is_explained(word: str) -> None:
+    assert f"`{word}`" in FORMATS
+
+
+def test_the_tables_of_the_state_name_every_column(tmp_path: Path) -> None:
+    SqliteState(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as connection:
+        made = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        documented = re.findall(r"^`(\w+)`, (?:one row|at most one row)", FORMATS, flags=re.MULTILINE)
+        assert sorted(documented) == sorted(made)
+        for table in made:
+            columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+            assert columns == names_after(f"`{table}`, "), table
+
+
+def test_the_length_of_a_mark_is_the_one_documented() -> None:
+    mark = secrets.token_hex(16)
+    assert len(successor_mark(mark, "another")) == len(mark) == 32
+    assert "32 hex digits" in FORMATS
+
+
+# --- operations: quoted messages -------------------------------------------------------------------------------------
+
+#: What raises or reports something an operator reads.
+SPEAKING = {
+    "StoreError",
+    "StoreBusy",
+    "StoreNotFound",
+    "StoreLayoutError",
+    "NoSnapshot",
+    "NotAdopted",
+    "GuardTripped",
+    "GuardNote",
+    "PlanRefused",
+    "MetadataError",
+    "_refused",
+}
+
+
+def literal(node: ast.expr) -> str:
+    """A text in the source, with … for what varies; empty for anything else."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.sub(r"%s", "…", node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(literal(part) if isinstance(part, ast.Constant) else "…" for part in node.values)
+    return ""
+
+
+def sources() -> Iterator[ast.Module]:
+    for package in ("janitor", "tms_core"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield ast.parse(path.read_text(encoding="utf-8"))
+
+
+def said() -> set[str]:
+    """Every text in the source."""
+    return {text for tree in sources() for node in ast.walk(tree) if isinstance(node, ast.expr) and (text := literal(node))}
+
+
+def quoted() -> list[str]:
+    """The messages quoted in the runbook: bold and in backticks."""
+    return re.findall(r"\*\*`([^`]+)`\*\*", OPERATIONS)
+
+
+def test_the_runbook_quotes_what_the_program_says() -> None:
+    texts = said()
+    assert len(quoted()) > 30
+    for message in quoted():
+        assert any(message.strip("…") in text for text in texts), message
+
+
+def reported() -> Iterator[str]:
+    """The sentences that errors and guards are made of."""
+    for tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SPEAKING:
+                yield from [text for text in map(literal, node.args) if " " in text][:1]
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "message":
+                yield literal(node.value)
+
+
+def test_every_failure_the_program_reports_is_in_the_runbook() -> None:
+    runbook = " ".join(OPERATIONS.split())
+    # What begins with a piece that varies and a semicolon goes on with a sentence that is here by itself.
+    sentences = [sentence for sentence in reported() if sentence and not sentence.startswith("…;")]
+    assert len(sentences) > 40
+    assert [sentence for sentence in sentences if not in_runbook(sentence, runbook)] == []
+
+
+def in_runbook(text: str, runbook: str) -> bool:
+    """Whether the longest piece that does not vary is quoted, or of several pieces the first that says enough."""
+    pieces = [piece.strip(" .:") for piece in re.split("[…;]", text)]
+    return next((piece for piece in pieces if len(piece) > 20), max(pieces, key=len)) in runbook

@@ -1,0 +1,67 @@
+"""The ``tms`` command. So far it looks after stores only; the server and its client are not in this version."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from tms_core.errors import ConfigurationError, StoreBusy, StoreLayoutError, TmsError
+from tms_core.tables.leveldb import release
+
+DONE, FAILED, USAGE, BUSY = 0, 1, 2, 4
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tms-janitor", prog_name="tms")
+def cli() -> None:
+    """Look after a CDAP messaging store."""
+
+
+@cli.group("admin")
+def admin() -> None:
+    """For the operator of a store."""
+
+
+@admin.command("release")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+def release_store(folder: Path) -> None:
+    """Make a LevelDB store readable for CDAP again.
+
+    A sweep does this when it ends. After one that was killed, tables may still carry names that
+    CDAP's Java library does not know; this puts them right and changes nothing else.
+
+    \b
+    Example:
+      tms admin release data/messaging
+    """
+    release(folder)
+    click.echo(f"{folder} can be opened by CDAP")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command and exit with its code.
+
+    Args:
+        arguments: the command line without the program's name; ``sys.argv`` by default.
+    """
+    sys.exit(execute(arguments))
+
+
+def execute(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    try:
+        code = cli.main(None if arguments is None else list(arguments), prog_name="tms", standalone_mode=False)
+        return code if isinstance(code, int) else DONE
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show(sys.stderr)
+        return error.exit_code
+    except TmsError as error:
+        click.echo(str(error), err=True)
+        if isinstance(error, StoreBusy):
+            return BUSY
+        return USAGE if isinstance(error, ConfigurationError | StoreLayoutError) else FAILED
