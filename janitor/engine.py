@@ -78,6 +78,7 @@ class Engine:
         token_hex: makes that many random bytes, as hex (``secrets.token_hex``).
         batch_rows: rows per page and per batch.
         rows_per_second: the limit on deleting; None for none.
+        history_days: how long past runs are remembered.
         observer: told about progress.
     """
 
@@ -92,6 +93,7 @@ class Engine:
         token_hex: Callable[[int], str],
         batch_rows: int = 2000,
         rows_per_second: float | None = None,
+        history_days: int = 30,
         observer: Observer = tell_nobody,
     ) -> None:
         self.store = store
@@ -102,6 +104,7 @@ class Engine:
         self._token_hex = token_hex
         self._batch_rows = batch_rows
         self._rows_per_second = rows_per_second
+        self._history_ms = history_days * 86_400_000
         self._observer = _Guarded(observer)
         self._named: set[ForeignKey] = set()
 
@@ -271,6 +274,7 @@ class Engine:
             report = self._report(current)
             result = "stopped" if ready.stopped else "partial" if report.errors else "done"
             self.state.finish_run(current.id, self._clock.now_ms(), result, json.dumps(report.to_json()))
+            self.state.prune_runs(current.started_ms - self._history_ms)
         return report
 
     # -- before a pass -------------------------------------------------------------------------------------------

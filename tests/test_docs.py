@@ -10,6 +10,7 @@ import ast
 import json
 import re
 import secrets
+import shlex
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,12 +19,15 @@ from typing import Any
 
 import pytest
 
-from janitor import plan
+from janitor import demo, plan
+from janitor.cli.main import execute
 from janitor.guards import successor_mark
 from janitor.policy import Hold, Reason, Rule
 from janitor.report import COUNTED_REASONS
 from janitor.state.sqlite import FILE_NAME, SqliteState
-from tests.builders import DAY, NOW_MS, janitor, pointer, topic
+from tests.builders import DAY, MINUTE, NOW_MS, janitor, pointer, topic
+from tests.interop.conftest import unpack
+from tms_core.clock import ManualClock
 from tms_core.rowkey import (
     MessageId,
     MessageKey,
@@ -321,3 +325,66 @@ def in_runbook(text: str, runbook: str) -> bool:
     """Whether the longest piece that does not vary is quoted, or of several pieces the first that says enough."""
     pieces = [piece.strip(" .:") for piece in re.split("[…;]", text)]
     return next((piece for piece in pieces if len(piece) > 20), max(pieces, key=len)) in runbook
+
+
+# --- guide and README: commands and their output ---------------------------------------------------------------------
+
+#: When the output in the pages was made: 18 November 2026.
+SHOWN_MS = 1_795_000_000_000
+#: Wide enough that no table is folded.
+COLUMNS = "140"
+
+
+def consoles(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """The commands of a page's console blocks, each with the lines of output that are shown of it."""
+    for block in re.findall(r"```console\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, *shown = part.splitlines()
+            yield command, [line for line in shown if line.strip()]
+
+
+def pattern(line: str) -> str:
+    """A line as an expression: … stands for anything, and spaces for any number of them."""
+    pieces = (r"\s+".join(map(re.escape, piece.split(" "))) for piece in " ".join(line.split()).split("…"))
+    return r"\s*" + ".*".join(pieces) + r"\s*"
+
+
+def first_line_not_shown(shown: list[str], printed: str) -> str | None:
+    """The first of the shown lines that was not printed, in this order; None when all were."""
+    lines = iter(printed.splitlines())
+    return next((line for line in shown if not any(re.fullmatch(pattern(line), real) for real in lines)), None)
+
+
+def test_given_lines_in_another_order_when_compared_then_that_is_found() -> None:
+    assert first_line_not_shown(["a …", "b"], "a 1\nx\nb\n") is None
+    assert first_line_not_shown(["b", "a …"], "a 1\nb\n") == "a …"
+    assert first_line_not_shown(["a b"], "a  b c") == "a b"
+
+
+def test_the_guides_commands_print_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unpack("sample", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", COLUMNS)
+    clock = ManualClock(SHOWN_MS, running_ms=DAY)
+    codes = []
+    for command, shown in consoles(ROOT / "docs/guide.md"):
+        name, *arguments = shlex.split(command)
+        assert name == "janitor"
+        codes.append(execute(arguments, clock))
+        clock.advance(MINUTE)
+        printed = capsys.readouterr().out
+        assert first_line_not_shown(shown, printed) is None, f"{command}\n{printed}"
+    assert codes == [0, 0, 0, 0, 3, 0, 0]
+
+
+def test_the_readmes_demonstration_prints_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", COLUMNS)
+    [(command, shown)] = consoles(ROOT / "README.md")
+    assert command == "make demo"
+    assert demo.main(tmp_path / "demo", ManualClock(SHOWN_MS)) == 0
+    printed = capsys.readouterr().out
+    assert first_line_not_shown(shown, printed) is None, printed

@@ -148,6 +148,7 @@ class Session:
                 token_hex=secrets.token_hex,
                 batch_rows=janitor.batch_rows,
                 rows_per_second=janitor.rate_rows_per_second,
+                history_days=janitor.history_days,
                 observer=observer,
             )
 

@@ -98,7 +98,9 @@ class Reference:
 
     def _observe(self, name: str, topic: Topic, now_ms: int) -> None:
         if name in self.protected:
-            self._reach.setdefault(name, Reach()).at_ms = now_ms
+            # What gathers from here on is a jump of its own, which nobody has waited for or approved.
+            reach = self._reach.get(name, Reach())
+            self._reach[name] = Reach(reach.generation, reach.cutoff_ms, now_ms)
         elif self._granted(name, topic, now_ms):
             self._reach[name] = _let_go(topic, now_ms)
         else:

@@ -170,7 +170,7 @@ PLANTED: dict[Plant, set[str]] = {
     a_hold_is_over_at_once: {"frontier overrun"},
     no_clock_guard: {"frontier overrun", "live row lost"},
     no_store_guard: {"frontier overrun", "false claim", "aborted message visible"},
-    metadata_is_read_once: {"live row lost"},
+    metadata_is_read_once: {"live row lost", "frontier overrun"},
     nothing_is_protected: {"live row lost"},
     apply_knows_no_ranges: {"plan overrun"},
     seen_once_is_closed: {"false claim"},
