@@ -63,7 +63,7 @@ def advance(
     known = record or _unseen(now)
     target = (topic.generation, topic.ttl_seconds)
     opened = Frontier.open(now.wall_ms, topic)
-    if not _jumps(record, topic, opened.due, now, allowance_ms) or hold_seconds == 0 or known.approved == target:
+    if not _jumps(record, topic, opened.due, now, allowance_ms) or known.approved == target:
         return opened, _applied(known, topic, opened.due, now)
     pending = known.pending
     if pending is None or (pending.generation, pending.ttl_seconds) != target:

@@ -31,17 +31,23 @@ def check_clock(anchor: ClockAnchor | None, now: ClockAnchor, allowance_ms: int)
     if anchor is None:
         return None
     if not _same_boot(anchor, now):
-        away_ms = now.wall_ms - anchor.wall_ms
-        if away_ms <= REBOOT_ALLOWANCE_MS:
-            return None
-        message = f"the last run was {_days(away_ms)} days ago by this machine's clock, in another boot"
-        return GuardNote("clock", True, f"{message}; if that is right, say so with: janitor approve")
+        return _check_across_boots(now.wall_ms - anchor.wall_ms)
     ahead_ms = now.wall_ms - _expected_ms(anchor, now)
     if ahead_ms > allowance_ms:
         message = f"the clock is {ahead_ms / 1000:.0f} s ahead of what running time makes of the last run"
         return GuardNote("clock", True, f"{message}; set it right, or if it is right now, say so with: janitor approve")
     if ahead_ms < -allowance_ms:
         message = f"the clock is {-ahead_ms / 1000:.0f} s behind what running time makes of the last run"
+        return GuardNote("clock", False, f"{message}; less is deleted than is due")
+    return None
+
+
+def _check_across_boots(passed_ms: int) -> GuardNote | None:
+    if passed_ms > REBOOT_ALLOWANCE_MS:
+        message = f"the last run was {_days(passed_ms)} days ago by this machine's clock, in another boot"
+        return GuardNote("clock", True, f"{message}; if that is right, say so with: janitor approve")
+    if passed_ms < -REBOOT_ALLOWANCE_MS:
+        message = f"the last run, in another boot, was {_days(-passed_ms)} days later than the clock shows now"
         return GuardNote("clock", False, f"{message}; less is deleted than is due")
     return None
 

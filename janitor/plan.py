@@ -154,7 +154,7 @@ def _parse(document: Mapping[str, Any]) -> PlanFile:
 
 def _ranges(key: EntryKey, work: TopicWork | None) -> list[Range]:
     """What of one generation the entry's rule takes; the generation's part of the topic's spans."""
-    if work is None or key.rule is Rule.INVALID_TRANSACTION:
+    if work is None:
         return []
     prefix = key.topic.prefix
     own = Range(generation_prefix(prefix, key.generation), generation_prefix(prefix, key.generation + 1))

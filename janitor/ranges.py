@@ -41,7 +41,7 @@ class Span(NamedTuple):
 
 
 def message_spans(topic: TopicMetadata, frontier: Frontier) -> list[Span]:
-    """What the law takes of a topic's message rows, in key order, without empty spans."""
+    """What the law takes of a topic's message rows, in key order; contiguous where nothing is held."""
     prefix = topic.topic.prefix
     spans = _old_generations(topic, frontier)
     held_generation = _held_generation(topic, frontier)
@@ -133,7 +133,7 @@ def _held_generations(topic: TopicMetadata, frontier: Frontier) -> list[Span]:
     first = frontier.old_below + (1 if _held_generation(topic, frontier) is not None else 0)
     prefix = topic.topic.prefix
     start, stop = generation_prefix(prefix, first), generation_prefix(prefix, topic.old_below)
-    return [Span(start, stop, Rule.OLD_GENERATION, held=True)] if first < topic.old_below else []
+    return [Span(start, stop, Rule.OLD_GENERATION, held=True)]
 
 
 def _generation(prefix: bytes, generation: int) -> Range:

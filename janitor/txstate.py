@@ -22,6 +22,9 @@ from tms_core.errors import NoSnapshot, SnapshotError
 from tms_core.transaction.model import VisibilityState, transaction_ms
 from tms_core.transaction.source import SnapshotSource
 
+#: How long a closed pointer is remembered that has left the invalid list.
+REMEMBER_CLOSED_MS = 30 * 24 * 3600 * 1000
+
 
 class Problem(StrEnum):
     """Why there is no usable snapshot."""
@@ -130,13 +133,15 @@ def observe(
     """Compare an invalid list with the pointers known so far.
 
     Returns:
-        Records of all pointers that are open and listed, new ones among them, and the open pointers that left the
-        list: their transactions were aborted by their clients, or truncated by an operator.
+        Records of all pointers that are open and listed, new ones among them, and the pointers that left the list and
+        need not be remembered. An open one was aborted by its client, or truncated by an operator; a closed one was
+        truncated because of our claim, and is remembered for a while in which an audit can hold the claim against it.
     """
     listed = set(invalid)
     new = [OpenIdRecord(pointer, now_ms) for pointer in listed if pointer not in known]
     still = [record for pointer, record in known.items() if record.closed_ms is None and pointer in listed]
-    gone = [pointer for pointer, record in known.items() if record.closed_ms is None and pointer not in listed]
+    left = [record for pointer, record in known.items() if pointer not in listed]
+    gone = [r.pointer for r in left if r.closed_ms is None or r.closed_ms < now_ms - REMEMBER_CLOSED_MS]
     return sorted(still + new, key=lambda record: record.pointer), gone
 
 

@@ -89,6 +89,7 @@ def test_given_names_that_start_alike_when_sorted_then_rows_are_in_another_order
         ("-2147483648", INT_MIN),
         ("٤٢", 42),
         ("１２", 12),
+        ("0" * 5000 + "1", 1),
     ],
 )
 def test_given_what_java_reads_as_an_int_when_parsed_then_it_is_that_number(text: str, value: int) -> None:
@@ -119,6 +120,8 @@ def test_given_what_java_reads_as_an_int_when_parsed_then_it_is_that_number(text
         "2147483648",
         "-2147483649",
         "9" * 20,
+        "1" * 5000,
+        "𝟏",
     ],
 )
 def test_given_what_java_does_not_read_as_an_int_when_parsed_then_there_is_none(text: str) -> None:
@@ -179,6 +182,8 @@ def test_given_an_impossible_ttl_when_parsed_then_the_topic_and_the_value_are_na
         (b"{", "not JSON"),
         (b"\xff\xfe\xfd", "not JSON"),
         (b"[" * 100_000, "not JSON"),
+        ('{"generation":"1","ttl":"1"}'.encode("utf-16"), "not JSON"),
+        (b'{"generation":"1","generation":"5","ttl":"1"}', "not JSON: a property is there twice"),
         (b"null", "not a JSON object of strings"),
         (b'["generation"]', "not a JSON object of strings"),
         (b'{"generation":1,"ttl":"1"}', "not a JSON object of strings"),

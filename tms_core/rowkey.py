@@ -8,6 +8,7 @@ keys", has the layouts with worked examples.
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,6 +29,7 @@ LONG_MAX = 2**63 - 1
 _MESSAGE = struct.Struct(">iqH")
 _PAYLOAD = struct.Struct(">iqqH")
 _MESSAGE_ID = struct.Struct(">qHqH")
+_HEX_ID = re.compile(r"[0-9a-fA-F]{40}")
 
 
 class MessageKey(NamedTuple):
@@ -107,10 +109,9 @@ class MessageId(NamedTuple):
         Raises:
             KeyFormatError: not 40 hex digits.
         """
-        try:
-            return cls.parse(bytes.fromhex(text))
-        except ValueError as error:
-            raise KeyFormatError(f"{text!r} is not a message id: 40 hex digits") from error
+        if not _HEX_ID.fullmatch(text):
+            raise KeyFormatError(f"{text!r} is not a message id: 40 hex digits")
+        return cls.parse(bytes.fromhex(text))
 
     def pack(self) -> bytes:
         return _pack(_MESSAGE_ID, *self)

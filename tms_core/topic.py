@@ -18,9 +18,10 @@ from tms_core.errors import MetadataError
 _NAMESPACE = re.compile(rb"[a-zA-Z0-9_]+")
 _TOPIC = re.compile(rb"[a-zA-Z0-9_-]+")
 
-#: Java's Integer.parseInt for decimal text: an optional sign, digits, nothing else. The digits may be any Unicode
-#: decimal digits, which is what \d means here too.
-_JAVA_INT = re.compile(r"[+-]?\d+")
+#: Java's Integer.parseInt for decimal text: an optional sign, digits, nothing else. Any Unicode decimal digits will do
+#: that fit one of Java's chars.
+_JAVA_INT = re.compile(r"([+-]?)(\d+)")
+_LAST_CHAR = "\uffff"
 
 INT_MIN = -(2**31)
 INT_MAX = 2**31 - 1
@@ -43,7 +44,7 @@ class TopicId:
         Raises:
             ValueError: a part is missing or holds characters CDAP does not accept.
         """
-        topic = cls.from_prefix(text.encode("utf-8", "surrogateescape") + b":")
+        topic = cls.from_prefix(text.encode("utf-8", "surrogatepass") + b":")
         if topic is None:
             raise ValueError(f"{text!r} is not a topic: write namespace:topic in letters, digits and '_'")
         return topic
@@ -68,10 +69,14 @@ class TopicId:
 
 
 def parse_java_int(text: str) -> int | None:
-    """A 32-bit integer in Java's grammar (``Integer.parseInt``), or None."""
-    if not _JAVA_INT.fullmatch(text):
+    """A 32-bit integer in Java's grammar (``Integer.parseInt``), or None. Leading zeros do not count."""
+    match = _JAVA_INT.fullmatch(text)
+    if match is None or max(text) > _LAST_CHAR:
         return None
-    value = int(text)
+    digits = "".join(str(int(digit)) for digit in match[2]).lstrip("0")
+    if len(digits) > len(str(INT_MAX)):
+        return None
+    value = int(f"{match[1]}{digits or '0'}")
     return value if INT_MIN <= value <= INT_MAX else None
 
 
@@ -132,17 +137,26 @@ def first_kept_generation(metadata_generation: int) -> int:
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
     """The bytes Gson writes for a sorted map of strings: compact, sorted, HTML characters escaped."""
-    text = json.dumps(dict(sorted(properties.items())), separators=(",", ":"), ensure_ascii=False)
+    by_java_order = sorted(properties.items(), key=lambda item: item[0].encode("utf-16-be", "surrogatepass"))
+    text = json.dumps(dict(by_java_order), separators=(",", ":"), ensure_ascii=False)
     for char in "=<>&'\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
-    return text.encode("utf-8")
+    return text.encode("utf-8", "replace")
 
 
 def _properties(topic: TopicId, value: bytes) -> dict[str, str]:
     try:
-        loaded = json.loads(value)
+        loaded = json.loads(value.decode("utf-8"), object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as error:
         raise MetadataError(f"topic {topic}: its properties are not JSON: {error}") from error
     if not isinstance(loaded, dict) or not all(isinstance(item, str) for item in loaded.values()):
         raise MetadataError(f"topic {topic}: its properties are not a JSON object of strings")
     return loaded
+
+
+def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Gson refuses an object that names a key twice; it would not be clear which one counts."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a property is there twice")
+    return found

@@ -34,7 +34,7 @@ def show() -> None:
     table = render.grid(["setting", "value", "from"])
     for entry in entries:
         table.add_row(entry.path, text(entry.value), entry.origin)
-    render.console().print(table)
+    render.print_table(table)
 
 
 def _plain(value: object) -> object:

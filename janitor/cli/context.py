@@ -114,7 +114,8 @@ class Session:
     def reading(self) -> Iterator[Engine]:
         """An engine that can ask and not write: its store is a clone (rule S5)."""
         remove_stale(self.state_path)
-        with SqliteState(self.state_path) as state, clone(self.store_path, self.state_path) as store:
+        # The store first: at a place where there is none, no state is made.
+        with clone(self.store_path, self.state_path) as store, SqliteState(self.state_path) as state:
             if not store.linked:
                 logger.warning(
                     "the store's files were copied (%d bytes), since they cannot be hard-linked into %s",
@@ -129,10 +130,11 @@ class Session:
         """An engine on the store itself."""
         remove_stale(self.state_path)
         with (
-            SqliteState(self.state_path) as state,
             LevelDBStore(self.store_path) as store,
+            SqliteState(self.state_path) as state,
             self._engine(store, state) as engine,
         ):
+            logger.info("a run begins on %s", self.store_path)
             yield engine
 
     @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import click
@@ -14,9 +13,11 @@ from janitor import guards
 from janitor.cli import render
 from janitor.cli.context import Session, session
 from janitor.cli.options import common_options
-from janitor.state.sqlite import SqliteState
+from janitor.state.base import ClockAnchor, RunRecord, StoreRecord
+from janitor.state.sqlite import FILE_NAME, SqliteState
 from tms_core.errors import TmsError
 from tms_core.tables.leveldb_clone import clone
+from tms_core.tables.leveldb_layout import FOLDERS
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 #: Below this share of the disk a compaction may fail.
@@ -47,8 +48,8 @@ def command() -> int:
     else:
         table = render.grid(["check", "", ""])
         for finding in findings:
-            table.add_row(finding.check, f"[{_STYLES[finding.status]}]{finding.status}[/]", finding.message)
-        render.console().print(table)
+            table.add_row(finding.check, render.styled(finding.status, _STYLES[finding.status]), finding.message)
+        render.print_table(table)
     return 1 if any(finding.status == "fail" for finding in findings) else 0
 
 
@@ -78,15 +79,18 @@ def _store(current: Session) -> Finding:
     with clone(current.store_path, current.state_path) as store:
         topics = len(store.metadata.rows())
         copied = "" if store.linked else "; plans copy its files, since they cannot be linked into the state folder"
-    if not os.access(current.store_path, os.W_OK):
-        return Finding("store", "fail", f"{current.store_path} cannot be written; run as its owner")
+    folders = [path for name in FOLDERS.values() if (path := current.store_path / name).exists()]
+    for folder in folders:
+        if not os.access(folder, os.W_OK):
+            return Finding("store", "fail", f"{folder} cannot be written; run as its owner")
+        if folder.stat().st_uid != os.geteuid():
+            message = f"{folder} belongs to another user, who could not read what a sweep writes; run as its owner"
+            return Finding("store", "warn", message)
     return Finding("store", "warn" if copied else "ok", f"{current.store_path}, {topics} topics{copied}")
 
 
 def _state(current: Session) -> Finding:
-    with SqliteState(current.state_path) as state:
-        record = state.store()
-        last = next(iter(state.runs(1)), None)
+    record, last, _ = _remembered(current)
     if record is None or record.adopted_ms is None:
         return Finding(
             "state", "warn", f"{current.state_path}: not adopted yet; look at janitor plan, then janitor adopt"
@@ -107,8 +111,8 @@ def _snapshots(current: Session) -> Finding:
 
 def _clock(current: Session) -> Finding:
     now = guards.read_clocks(current.clock)
-    with SqliteState(current.state_path) as state:
-        note = guards.check_clock(state.anchor(), now, current.terms().lifetime.allowance_ms)
+    _, _, anchor = _remembered(current)
+    note = guards.check_clock(anchor, now, current.terms().lifetime.allowance_ms)
     if note is None:
         return Finding("clock", "ok", render.moment(now.wall_ms))
     return Finding("clock", "fail" if note.tripped else "warn", note.message)
@@ -124,7 +128,15 @@ def _lifetime(current: Session) -> Finding:
 
 
 def _disk(current: Session) -> Finding:
-    path = Path(current.store_path)
-    usage = shutil.disk_usage(path if path.exists() else path.parent)
+    path = current.store_path
+    usage = shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists()))
     text = f"{render.size(usage.free)} of {render.size(usage.total)} free"
     return Finding("disk", "ok" if usage.free > usage.total * _FREE_SHARE else "warn", text)
+
+
+def _remembered(current: Session) -> tuple[StoreRecord | None, RunRecord | None, ClockAnchor | None]:
+    """Store, last run and clocks out of the state. Where there is none, none is made."""
+    if not (current.state_path / FILE_NAME).exists():
+        return None, None, None
+    with SqliteState(current.state_path) as state:
+        return state.store(), next(iter(state.runs(1)), None), state.anchor()

@@ -11,6 +11,7 @@ from janitor.cli import render
 from janitor.cli.context import session
 from janitor.cli.options import common_options, topic_patterns
 from tms_core.errors import NoSnapshot
+from tms_core.transaction.model import transaction_ms
 
 _HIDDEN = {"key"}
 
@@ -94,9 +95,26 @@ def snapshot(limit: int) -> None:
     if current.as_json:
         render.print_json(figures)
         return
+    _show_snapshot(figures)
+
+
+def _show_snapshot(figures: dict[str, Any]) -> None:
     out = render.console()
+    lists = ("invalid", "in_progress")
     for name, value in figures.items():
-        out.print(f"{name}: {_text(value)}")
+        if name not in lists and value is not None:
+            shown = f" ({render.moment(value)})" if name == "timestamp_ms" else ""
+            out.print(f"{name}: {value}{shown}")
+    grid = render.grid(["transaction", "state", "began", "expires", "checkpoints"])
+    for pointer in figures["invalid"]:
+        grid.add_row(pointer, "invalid", render.moment(transaction_ms(int(pointer))))
+    for entry in figures["in_progress"]:
+        expires = render.moment(entry["expires_ms"])
+        checkpoints = ", ".join(entry["checkpoints"])
+        state = f"in progress, {entry['type']}" if entry["type"] else "in progress"
+        grid.add_row(entry["write_pointer"], state, render.moment(entry["began_ms"]), expires, checkpoints)
+    if grid.row_count:
+        render.print_table(grid)
 
 
 def _show(found: inspect.Inspected, table: str, as_json: bool) -> None:
@@ -116,11 +134,12 @@ def _show(found: inspect.Inspected, table: str, as_json: bool) -> None:
         grid = render.grid(columns)
         for row in found.rows:
             grid.add_row(*(_text(row.get(name)) for name in columns))
-        out.print(grid)
+        render.print_table(grid)
     out.print(", ".join(f"{count:,} {name}" for name, count in sorted(found.counts.items())) or "no rows")
     if found.min_transaction_ms is not None:
         out.print(f"oldest transaction: {render.moment(found.min_transaction_ms)}")
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+    """A value as a cell; stored bytes must not drive the terminal."""
+    return "" if value is None else "".join(char if char.isprintable() else "�" for char in str(value))

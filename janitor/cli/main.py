@@ -24,7 +24,6 @@ _CODES: tuple[tuple[type[TmsError], int], ...] = (
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="tms-janitor", prog_name="janitor")
 @common_options
 def cli() -> None:
     """Clean a CDAP messaging store: expired rows, old generations, invalid transactions.
@@ -82,7 +81,7 @@ def execute(arguments: Sequence[str] | None = None, clock: Clock | None = None) 
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except TmsError as error:
-        click.echo(click.style(error.message, fg="red") if sys.stderr.isatty() else error.message, err=True)
+        click.secho(error.message, fg=None if os.environ.get("NO_COLOR") else "red", err=True)
         if error.hint:
             click.echo(error.hint, err=True)
         return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)

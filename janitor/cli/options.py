@@ -100,6 +100,7 @@ _COMMON = (
     click.option("--snapshots", metavar="DIR_OR_URL", help="Where the transaction snapshots are."),
     click.option("--format", type=click.Choice(["table", "json"]), help="Tables for people or JSON for programs."),
     click.option("--log-format", type=click.Choice(["auto", "text", "json"]), help="Default: text on a terminal."),
+    click.version_option(package_name="tms-janitor", prog_name="janitor"),
 )
 
 

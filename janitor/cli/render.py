@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -37,12 +38,31 @@ _HOLDS = {
 FEW_COLUMNS = 3
 
 #: Columns of a table that goes to a file or a pipe, where nothing needs to be folded.
-PIPE_COLUMNS = 200
+PIPE_COLUMNS = 10_000
 
 
 def console() -> Console:
-    """Standard output; colours and folded tables on a terminal only, no colours with ``NO_COLOR``."""
-    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    """Standard output; colours and folded tables on a terminal only, no colours with ``NO_COLOR``.
+
+    Brackets and colons mean nothing: they stand in patterns and paths. Lines are not broken, so that a command shown
+    can be copied whole.
+    """
+    width = None if sys.stdout.isatty() else PIPE_COLUMNS
+    return Console(file=sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True, width=width)
+
+
+def print_table(table: Table) -> None:
+    """A table; where the terminal is too narrow for its columns, one row after the other, so that no cell is cut."""
+    out = console()
+    natural = out.measure(table, options=out.options.update(max_width=PIPE_COLUMNS)).maximum
+    if len(table.columns) <= FEW_COLUMNS or natural <= out.width:
+        out.print(table, soft_wrap=False)
+        return
+    headers = [str(column.header) for column in table.columns]
+    for first, *rest in zip(*(column.cells for column in table.columns), strict=True):
+        named = [f"{header} {cell}" for header, cell in zip(headers[1:], rest, strict=True) if cell]
+        out.print(first)
+        out.print(Padding(", ".join(named), (0, 0, 0, 2)), soft_wrap=False)
 
 
 def print_json(value: Any) -> None:
@@ -64,7 +84,7 @@ def print_report(report: Report, next_step: str = "") -> None:
             table.add_row(
                 str(key.topic), str(key.generation), key.table, _RULES[key.rule], *figures, oldest, newest, held
             )
-        out.print(table)
+        print_table(table)
     out.print(_totals(report))
     for line in _kept(report):
         out.print(line)
@@ -86,6 +106,11 @@ def grid(columns: Sequence[str], right: Sequence[int] = ()) -> Table:
         fits = number > 0 and len(columns) > FEW_COLUMNS
         table.add_column(column, justify="right" if number in right else "left", overflow="fold", no_wrap=fits)
     return table
+
+
+def styled(text: str, style: str) -> Text:
+    """A cell with a colour."""
+    return Text(text, style=style)
 
 
 def moment(ms: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from janitor.cli import render
-from janitor.cli.context import session
+from janitor.cli.context import Session, session
 from janitor.cli.options import common_options, topic_patterns
 from janitor.cli.outcome import finish, log_run
 from tms_core.errors import StoreBusy
@@ -32,9 +32,9 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
             "this version has no daemon: write janitor run --once, and start it every minute from cron or a timer"
         )
     current = session()
-    if not current.settings.janitor.apply:
-        return _only_plan(patterns)
     try:
+        if not current.settings.janitor.apply:
+            return _only_plan(current, patterns)
         with current.writing() as engine:
             report = engine.run_once(adopt=adopt, patterns=patterns)
     except StoreBusy as error:
@@ -46,9 +46,8 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
     return finish(current, report)
 
 
-def _only_plan(patterns: tuple[str, ...]) -> int:
-    current = session()
-    click.echo("janitor.apply is false: this is only a plan", err=True)
+def _only_plan(current: Session, patterns: tuple[str, ...]) -> int:
+    click.echo("janitor.apply is false, so this is only a plan; set it to true to delete", err=True)
     with current.reading() as engine:
         report = engine.plan(patterns=patterns)
     if current.as_json:

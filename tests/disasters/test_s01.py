@@ -34,6 +34,17 @@ def test_given_messages_around_the_cutoff_when_swept_then_those_strictly_before_
     assert orders(store).times() == [CUTOFF_MS, CUTOFF_MS + 1]
 
 
+def test_given_messages_of_an_invalid_transaction_around_the_cutoff_when_swept_then_those_that_stay_are_inverted(
+    store: Store,
+) -> None:
+    invalid = pointer(BEGUN_MS)
+    orders(store).tx(invalid, CUTOFF_MS - 1, CUTOFF_MS, CUTOFF_MS + 1)
+    rig = janitor(store)
+    rig.snapshots.invalid = [invalid]
+    rig.engine.run_once(adopt=True)
+    assert orders(store).pointers() == [-invalid, -invalid]
+
+
 def test_given_extreme_sequence_ids_when_swept_then_the_time_alone_decides(store: Store) -> None:
     prefix = orders(store).id
     last, first = MessageKey(prefix, 1, CUTOFF_MS - 1, 65535), MessageKey(prefix, 1, CUTOFF_MS, 0)

@@ -108,6 +108,19 @@ def test_given_no_invalid_transaction_when_run_then_no_message_is_searched_for_o
     assert "message.invert" not in asked
 
 
+def test_given_only_transactions_that_are_closed_when_run_again_then_no_message_is_searched(store: Store) -> None:
+    closed = pointer(NOW_MS - DAY)
+    orders = due_and_live(store).tx(closed, NOW_MS)
+    rig = janitor(store)
+    rig.snapshots.invalid = [closed]
+    rig.engine.run_once(adopt=True)
+    assert orders.pointers() == [INVALID, None, -closed]
+    asked: list[str] = []
+    watch(store, before=lambda call: asked.append(call.name))
+    rig.engine.run_once()
+    assert "message.cells" not in asked
+
+
 def test_given_nothing_deleted_when_run_then_nothing_is_compacted(store: Store) -> None:
     topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS)
     compacted: list[Call] = []

@@ -203,6 +203,17 @@ def test_given_a_protected_topic_when_it_is_protected_no_longer_then_what_gather
     assert orders.times() == []
 
 
+def test_given_a_topic_protected_for_a_while_when_it_is_protected_no_longer_then_what_gathered_is_held(
+    store: Store,
+) -> None:
+    rig, orders = prepared(store)
+    rig.clock.advance(DAY)
+    rig.restart(protect=("default:*",)).engine.run_once()
+    rig.clock.advance(MINUTE)
+    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    assert orders.times() == [SOON_MS, LIVE_MS]
+
+
 def test_given_a_topic_protected_at_adoption_when_it_is_protected_no_longer_then_what_gathered_is_held(
     store: Store,
 ) -> None:
@@ -255,15 +266,17 @@ def test_given_a_held_jump_when_the_wall_clock_is_set_forward_then_the_hold_is_n
 
 
 def test_given_a_store_never_adopted_when_run_then_nothing_goes_and_the_plan_says_first_contact(store: Store) -> None:
-    orders = topic(store, "default:orders", ttl_seconds=60).plain(1)
+    invalid = pointer(NOW_MS - DAY)
+    orders = topic(store, "default:orders", ttl_seconds=60).plain(1).tx(invalid, NOW_MS)
     rig = janitor(store)
+    rig.snapshots.invalid = [invalid]
     assert held(rig.engine.plan()) == {"default:orders": Hold.FIRST_CONTACT}
     report = rig.engine.run_once()
     assert report.tripped
-    assert orders.times() == [1]
+    assert orders.pointers() == [None, invalid]
     rig.clock.advance(30 * DAY)
     assert rig.engine.run_once().tripped
-    assert orders.times() == [1]
+    assert orders.pointers() == [None, invalid]
 
 
 def test_given_an_adopted_store_when_run_then_one_pass_cleans_what_was_due_then(store: Store) -> None:

@@ -110,9 +110,8 @@ def run(folder: Path, store: Store, state: SqliteState, batch_rows: int) -> list
 # --- looking at what is left -----------------------------------------------------------------------------------------
 
 
-def inspect(folder: Path, batch_rows: int) -> Iterator[str]:
+def inspect(folder: Path, batch_rows: int, fates: dict[str, Fates]) -> Iterator[str]:
     """What is wrong with a store whose sweep died, and with the run that finishes the work."""
-    fates: dict[str, Fates] = json.loads((folder / "expected.json").read_text())
     with SqliteState(folder / "state") as state:
         with LevelDBStore(folder / "messaging") as store:
             yield from wrong_rows(read(store), fates, finished=False)
@@ -192,13 +191,13 @@ def _link_or_copy(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def one_death(case: Path, batch_rows: int, k: int) -> dict[str, object]:
+def one_death(case: Path, batch_rows: int, k: int, fates: dict[str, Fates]) -> dict[str, object]:
     with copy(case) as folder:
         answer = folder / "answer.json"
         status = forked(lambda: sweep(folder, batch_rows, k), answer)
         died = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         problems = [] if died else [f"the sweep ended with status {status}, not by dying"]
-        if forked(lambda: list(inspect(folder, batch_rows)), answer):
+        if forked(lambda: list(inspect(folder, batch_rows, fates)), answer):
             problems.append("the store could not be looked at after the death")
         else:
             problems += json.loads(answer.read_text())
@@ -222,10 +221,11 @@ def say(answer: object) -> None:
 def main(case: Path, batch_rows: int, deaths: list[int]) -> None:
     # Small copies are compacted too, so that dying in it is tried.
     compaction.WORTHWHILE_ROWS = 10
+    fates: dict[str, Fates] = json.loads((case / "expected.json").read_text())
     if not deaths:
         say(count_things(case, batch_rows))
     for k in deaths:
-        say(one_death(case, batch_rows, k))
+        say(one_death(case, batch_rows, k, fates))
 
 
 if __name__ == "__main__":

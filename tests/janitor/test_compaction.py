@@ -28,7 +28,7 @@ class SlicedTable(MemoryPayloadTable):
 
 
 def keys(first: bytes, last: bytes, rows: int = 2) -> list[bytes]:
-    return [first, *[first] * (rows - 2), last]
+    return [first, *[first + b"\x01"] * (rows - 2), last]
 
 
 def parts(deleted: DeletedRanges) -> list[tuple[bytes, bytes, int]]:

@@ -97,6 +97,16 @@ def test_s7_given_another_boot_when_it_is_more_than_a_week_later_then_the_run_is
     assert "7.0 days ago" in note.message
 
 
+@pytest.mark.parametrize("now", [after(-WEEK_MS - 1, 0, "another"), after(-WEEK_MS - 1, -1)])
+def test_s7_given_another_boot_when_it_is_more_than_a_week_earlier_then_the_run_goes_on_and_says_so(
+    now: ClockAnchor,
+) -> None:
+    note = check_clock(ANCHOR, now, ALLOWANCE_MS)
+    assert note is not None
+    assert (note.guard, note.tripped) == ("clock", False)
+    assert "7.0 days later" in note.message
+
+
 def test_s7_given_the_same_boot_when_more_than_a_week_has_passed_honestly_then_nothing_is_wrong() -> None:
     month_ms = 30 * 86_400_000
     assert check_clock(ANCHOR, after(month_ms, month_ms), ALLOWANCE_MS) is None

@@ -35,14 +35,15 @@ MARK = "ab" * 16
 
 ORDERS_1 = generation_prefix(ORDERS.prefix, 1)
 ORDERS_2 = generation_prefix(ORDERS.prefix, 2)
-ORDERS_DUE = time_prefix(ORDERS.prefix, 2, DUE_MS)
+ORDERS_3 = generation_prefix(ORDERS.prefix, 3)
+ORDERS_DUE = time_prefix(ORDERS.prefix, 3, DUE_MS)
 
 
 @pytest.fixture
 def store() -> MemoryStore:
-    """Orders in its second life, and returns in its first."""
+    """Orders in its third life, and returns in its first."""
     store = MemoryStore()
-    topic(store, str(ORDERS), ttl_seconds=TTL_SECONDS, generation=2)
+    topic(store, str(ORDERS), ttl_seconds=TTL_SECONDS, generation=3)
     topic(store, str(RETURNS), ttl_seconds=TTL_SECONDS)
     return store
 
@@ -50,7 +51,7 @@ def store() -> MemoryStore:
 def world_of(store: MemoryStore, label: Hold | None = None, terms: Terms = TERMS) -> World:
     """Orders may go as far as the law, returns is held ten minutes behind it."""
     records = {
-        ORDERS: FrontierRecord(2, DUE_MS, NOW, NOW_MS),
+        ORDERS: FrontierRecord(3, DUE_MS, NOW, NOW_MS),
         RETURNS: FrontierRecord(1, HELD_AT_MS, NOW, NOW_MS),
     }
     world = World(NOW, store.metadata, terms, TransactionView(None, NOW_MS, LIFETIME.max_ms), records, label=label)
@@ -60,7 +61,7 @@ def world_of(store: MemoryStore, label: Hold | None = None, terms: Terms = TERMS
 
 def about(
     topic_id: TopicId = ORDERS,
-    generation: int = 2,
+    generation: int = 3,
     table: DataTable = "message",
     rule: Rule = Rule.EXPIRED,
     held: Hold | None = None,
@@ -121,7 +122,7 @@ def test_given_a_plan_when_written_then_the_file_is_the_report_and_what_it_rests
     assert document["store_id"] == MARK
     assert document["config_digest"] == "digest"
     assert document["what_if"] is False
-    assert document["format"] == plan.FORMAT
+    assert document["format"] == 1
     assert document["terms"] == {
         "hold_seconds": 3600,
         "protect": ["system:*"],
@@ -131,8 +132,8 @@ def test_given_a_plan_when_written_then_the_file_is_the_report_and_what_it_rests
     }
     [item] = document["topics"]
     assert (item["tms_namespace"], item["topic"], item["rows"]) == ("default", "orders", 1)
-    assert item["metadata"] == {"generation": 2, "ttl_seconds": TTL_SECONDS}
-    assert item["ranges"] == [{"start": ORDERS_2.hex(), "stop": ORDERS_DUE.hex()}]
+    assert item["metadata"] == {"generation": 3, "ttl_seconds": TTL_SECONDS}
+    assert item["ranges"] == [{"start": ORDERS_3.hex(), "stop": ORDERS_DUE.hex()}]
     assert item["pointers"] == []
 
 
@@ -170,10 +171,10 @@ def test_given_a_plan_when_read_back_then_it_is_what_was_written(store: MemorySt
         store_id=MARK,
         effective_now_ms=NOW_MS - 5,
         terms=describe_terms(TERMS),
-        topics={ORDERS: (2, TTL_SECONDS), RETURNS: (1, TTL_SECONDS)},
+        topics={ORDERS: (3, TTL_SECONDS), RETURNS: (1, TTL_SECONDS)},
         limits=Limits(
             {
-                ("message", ORDERS): (Range(ORDERS_2, ORDERS_DUE),),
+                ("message", ORDERS): (Range(ORDERS_3, ORDERS_DUE),),
                 ("message", RETURNS): (Range(returns_1, time_prefix(RETURNS.prefix, 1, HELD_AT_MS)),),
             }
         ),
@@ -185,8 +186,9 @@ def test_given_a_plan_when_read_back_then_it_is_what_was_written(store: MemorySt
     ("key", "ranges"),
     [
         (about(generation=1, rule=Rule.OLD_GENERATION), [Range(ORDERS_1, ORDERS_2)]),
-        (about(), [Range(ORDERS_2, ORDERS_DUE)]),
-        (about(table="payload"), [Range(ORDERS_2, generation_prefix(ORDERS.prefix, 3))]),
+        (about(generation=2, rule=Rule.OLD_GENERATION), [Range(ORDERS_2, ORDERS_3)]),
+        (about(), [Range(ORDERS_3, ORDERS_DUE)]),
+        (about(table="payload"), [Range(ORDERS_3, generation_prefix(ORDERS.prefix, 4))]),
         (about(generation=1, table="payload", rule=Rule.OLD_GENERATION), [Range(ORDERS_1, ORDERS_2)]),
         (about(LOST), []),
     ],
@@ -204,7 +206,7 @@ def test_given_several_entries_of_a_topic_when_read_back_then_their_ranges_are_i
 ) -> None:
     keys = (about(), about(generation=1, rule=Rule.OLD_GENERATION))
     limits = read(tmp_path / "plan", world_of(store), *keys).limits
-    assert limits.ranges("message", ORDERS) == (Range(ORDERS_1, ORDERS_2), Range(ORDERS_2, ORDERS_DUE))
+    assert limits.ranges("message", ORDERS) == (Range(ORDERS_1, ORDERS_2), Range(ORDERS_3, ORDERS_DUE))
 
 
 @pytest.mark.parametrize("hold", [hold for hold in Hold if hold is not Hold.FIRST_CONTACT])
@@ -343,15 +345,15 @@ def test_given_settings_that_moved_when_checked_then_they_are_named(
 
 
 def _created_again(store: MemoryStore) -> None:
-    topic(store, str(ORDERS), ttl_seconds=TTL_SECONDS, generation=3)
+    topic(store, str(ORDERS), ttl_seconds=TTL_SECONDS, generation=4)
 
 
 def _deleted(store: MemoryStore) -> None:
-    topic(store, str(ORDERS), ttl_seconds=TTL_SECONDS, generation=-2)
+    topic(store, str(ORDERS), ttl_seconds=TTL_SECONDS, generation=-3)
 
 
 def _shortened(store: MemoryStore) -> None:
-    topic(store, str(ORDERS), ttl_seconds=30, generation=2)
+    topic(store, str(ORDERS), ttl_seconds=30, generation=3)
 
 
 def _broken(store: MemoryStore) -> None:
@@ -361,8 +363,8 @@ def _broken(store: MemoryStore) -> None:
 @pytest.mark.parametrize(
     ("move", "what"),
     [
-        (_created_again, "is at generation 3, the plan at 2"),
-        (_deleted, "is at generation -2, the plan at 2"),
+        (_created_again, "is at generation 4, the plan at 3"),
+        (_deleted, "is at generation -3, the plan at 3"),
         (_shortened, "has a ttl of 30 s, the plan says 60 s"),
         (_broken, "has no readable metadata any more"),
     ],

@@ -181,6 +181,15 @@ def test_given_open_pointers_when_no_longer_listed_then_they_are_gone() -> None:
     assert observe({10: OPEN}, [], NOW_MS) == ([], [10])
 
 
+@pytest.mark.parametrize(("closed_days_ago", "left"), [(30, []), (31, [20])])
+def test_given_a_closed_pointer_when_taken_off_the_list_then_it_is_remembered_for_a_month(
+    closed_days_ago: int, left: list[int]
+) -> None:
+    closed = OpenIdRecord(20, first_seen_ms=5, scanned_ms=6, closed_ms=NOW_MS - closed_days_ago * 86_400_000)
+    assert observe({20: closed}, [], NOW_MS) == ([], left)
+    assert observe({20: closed}, [20], NOW_MS) == ([], [])
+
+
 def test_given_all_kinds_when_compared_then_the_open_ones_come_in_order() -> None:
     gone = OpenIdRecord(15, 5)
     records, left = observe({20: CLOSED, 15: gone, 10: OPEN}, [30, 20, 10, 1], NOW_MS)
@@ -192,7 +201,7 @@ def test_given_all_kinds_when_compared_then_the_open_ones_come_in_order() -> Non
 def test_given_any_list_when_compared_then_each_listed_pointer_is_open_unless_it_was_closed(
     closed: dict[int, bool], invalid: list[int]
 ) -> None:
-    known = {each: OpenIdRecord(each, 5, closed_ms=6 if shut else None) for each, shut in closed.items()}
+    known = {each: OpenIdRecord(each, 5, closed_ms=NOW_MS if shut else None) for each, shut in closed.items()}
     records, gone = observe(known, invalid, NOW_MS)
     assert [record.pointer for record in records] == sorted(set(invalid) - {each for each in closed if closed[each]})
     assert sorted(gone) == sorted({each for each in closed if not closed[each]} - set(invalid))

@@ -5,7 +5,7 @@
 * **zombie**: a row is there that was never written, or that had been deleted, or its value is not what was written.
 * **aborted message visible**, **committed message hidden**: what a transactional reader with today's lists sees is not
   what was committed.
-* **false claim**: the janitor states a bound, and a row carries a positive pointer at or below it that was not committed.
+* **false claim**: the janitor states a bound, and a row carries a positive pointer up to it that was not committed.
 * **frontier overrun**: a row was deleted before its hold was over, or by a clock that is ahead, or by a janitor that
   nobody let go.
 * **plan overrun**: an ``apply`` did something that its plan file does not show; a plan did anything at all.
@@ -22,7 +22,8 @@ from typing import Any
 
 from tests.simulation.model import ALLOWANCE_MS, GRACE_MS, LIFETIME_MS, SECOND_MS, START_MS, Row, Topic, topic_id
 from tests.simulation.reference import is_old
-from tests.simulation.site import ALL, Site
+from tests.simulation.site import Site
+from tests.simulation.store import ALL
 from tms_core.transaction.model import TX_PER_MS
 
 

@@ -87,16 +87,20 @@ class Reference:
 
     def observe(self, before: Mapping[str, Topic], after: Mapping[str, Topic], now_ms: int) -> None:
         """A run has ended that saw the topics as they were before, after, or in between."""
-        for name, topic in _readable(after).items():
+        for name, topic in after.items():
             earlier = before.get(name, topic)
-            waiting = dict(self._reach[name].pending) if name in self._reach else {}
-            if not earlier.garbled:
-                self._observe(name, earlier, now_ms)
-            if earlier != topic:
+            self._observe(name, earlier, now_ms)
+            if topic != earlier:
+                first = self._reach.get(name)
+                waiting, approved = (first.pending, first.approved) if first else ({}, None)
                 self._observe(name, topic, now_ms)
-                self._reach[name].pending = waiting | self._reach[name].pending
+                if (last := self._reach.get(name)) is not None:
+                    last.pending = waiting | last.pending
+                    last.approved = last.approved or approved
 
     def _observe(self, name: str, topic: Topic, now_ms: int) -> None:
+        if topic.garbled:
+            return
         if name in self.protected:
             # What gathers from here on is a jump of its own, which nobody has waited for or approved.
             reach = self._reach.get(name, Reach())

@@ -1,14 +1,14 @@
 """The simulated site: a messaging server, a transaction service, a store, and a janitor that works on it.
 
-Everything is real that can be: the store is ``MemoryStore``, the snapshots are files with Tephra's bytes, the janitor is
-an ``Engine`` made anew for each command on a memory that outlives it. Only the server and its clients are modelled, and
-time, which passes when an operation says so.
+Everything is real that can be: the store is ``MemoryStore``, the snapshots are files with Tephra's bytes, the janitor
+is an ``Engine`` made anew for each command on a memory that outlives it. Only the server and its clients are modelled,
+and time, which passes when an operation says so.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -37,63 +37,12 @@ from tests.simulation.model import (
     topic_id,
 )
 from tests.simulation.reference import Reference
+from tests.simulation.store import SimulatedStore
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue
-from tms_core.tables.memory import MemoryMessageTable, MemoryMetadataTable, MemoryPayloadTable, MemoryStore
 from tms_core.transaction.model import TX_PER_MS
 from tms_core.transaction.source import DirectorySource
-
-#: More rows than any history writes.
-ALL = 1_000_000
-
-
-class Crash(BaseException):
-    """The process dies. Nobody catches this, as nobody can."""
-
-
-class Alarm(Counter[str]):
-    """Counts a store's calls, and does something just before one of them."""
-
-    left = 0
-    action: Callable[[str], None] | None = None
-
-    def set(self, calls: int, action: Callable[[str], None]) -> None:
-        """Act before the call of that number, counted from now; the action is told the call's name."""
-        self.left, self.action = calls, action
-
-    def clear(self) -> None:
-        self.action = None
-
-    def __setitem__(self, name: str, value: int) -> None:
-        super().__setitem__(name, value)
-        if self.action is not None:
-            self.left -= 1
-            if self.left <= 0:
-                action, self.action = self.action, None
-                action(name)
-
-
-class SimulatedStore(MemoryStore):
-    """A store that can be interrupted at any call, copied, and replaced by a copy."""
-
-    def __init__(self, number: int = 1) -> None:
-        super().__init__(f"store {number}")
-        self.number = number
-        self.alarm = Alarm()
-        self.calls = self.alarm
-        self.metadata = MemoryMetadataTable(self.alarm)
-        self.message = MemoryMessageTable(self.alarm)
-        self.payload = MemoryPayloadTable(self.alarm)
-
-    def copy(self, number: int) -> SimulatedStore:
-        """The same rows under an identity of that number."""
-        twin = SimulatedStore(number)
-        for key, value in self.metadata.rows():
-            twin.metadata.compare_and_set(key, None, value)
-        twin.message.put(self.message.rows(b"", None, ALL).items)
-        twin.payload.put(self.payload.rows(b"", None, ALL).items)
-        return twin
 
 
 class Backup(NamedTuple):
@@ -246,7 +195,7 @@ class Site:
         return time_ms, self._sequences[time_ms] - 1
 
     def accepts(self, client: Client, late_ms: int) -> bool:
-        """Whether the server let a write pass ``late_ms`` ago, which lands now: it checks the lifetime, not the lists."""
+        """Whether the server let a write pass ``late_ms`` ago that lands now. It checks the lifetime, not the lists."""
         checked_ms = self.server_ms - late_ms
         begun_ms = client.write_pointer // TX_PER_MS
         return not client.done and late_ms <= LATE_MS and begun_ms <= checked_ms < begun_ms + LIFETIME_MS

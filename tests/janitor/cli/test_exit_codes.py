@@ -1,0 +1,303 @@
+"""What a script can rely on: every exit code, and what is said with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from janitor.engine import Engine
+from tests.builders import DAY, HOUR, topic
+from tests.janitor.cli.conftest import SETTINGS, Site
+from tms_core.errors import StoreError
+from tms_core.tables.leveldb import LevelDBMessageTable, LevelDBStore
+
+ROOT = Path(__file__).parents[3]
+
+
+# --- 0: done ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line", ["plan", "run --once --adopt", "adopt", "config show", "doctor", "audit", "boundary"])
+def test_given_a_store_when_all_goes_well_then_0(site: Site, line: str) -> None:
+    assert site.janitor(line).code == 0
+
+
+def test_given_a_stale_snapshot_when_run_then_0_with_a_warning(site: Site) -> None:
+    assert site.janitor("run --once --adopt").code == 0
+    site.clock.advance(HOUR)
+    done = site.janitor("run --once --format json")
+    assert done.code == 0
+    assert [(note["guard"], note["tripped"]) for note in done.json["guards"]] == [("snapshot", False)]
+
+
+def test_given_a_held_topic_when_run_then_0_and_the_approval_is_proposed(site: Site) -> None:
+    site.janitor("run --once --adopt")
+    with LevelDBStore(site.store) as store:
+        topic(store, "default:orders", ttl_seconds=30)
+    done = site.janitor("run --once")
+    assert done.code == 0
+    assert "next: janitor approve default:orders --config janitor.yaml" in done.out
+
+
+# --- 1: failed -------------------------------------------------------------------------------------------------------
+
+
+def test_given_no_store_when_planned_then_1_the_next_step_and_no_state_is_made(site: Site) -> None:
+    failed = site.run("plan --leveldb nowhere")
+    assert failed.code == 1
+    assert failed.out == ""
+    assert "There is no folder" in failed.err
+    assert "Give the folder that holds system.tms.meta." in failed.err
+    assert not (site.folder / "nowhere.janitor").exists()
+
+
+def test_given_a_plan_file_that_cannot_be_written_then_1(site: Site) -> None:
+    failed = site.janitor("plan --out missing/plan.json")
+    assert (failed.code, failed.out) == (1, "")
+    assert "missing/plan.json" in failed.err
+
+
+# --- 2: usage and configuration --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("sweep", "No such command 'sweep'"),
+        ("plan --never", "No such option"),
+        ("plan --at tomorrow", "now-1d12h"),
+        ("plan --topic orders", "namespace:topic"),
+        ("inspect message --limit -1", "--limit"),
+        ("run", "run --once"),
+        ("apply", "FILE"),
+        ("plan --hbase zk:9090", "LevelDB stores only"),
+        ("plan --snapshots webhdfs://host/tx", "webhdfs"),
+        ("plan --config absent.yaml", "absent.yaml"),
+    ],
+)
+def test_given_wrong_usage_then_2_and_nothing_on_standard_output(site: Site, line: str, said: str) -> None:
+    failed = site.run(f"{line} --leveldb data/messaging" if line != "sweep" else line)
+    assert (failed.code, failed.out) == (2, "")
+    assert said in failed.err
+
+
+def test_given_run_without_once_then_what_to_use_instead_is_said(site: Site) -> None:
+    failed = site.janitor("run")
+    assert failed.code == 2
+    assert "no daemon" in failed.err
+    assert "cron" in failed.err
+    assert "timer" in failed.err
+
+
+def test_given_a_misspelt_setting_then_2_and_the_right_one_is_named(site: Site) -> None:
+    site.set(SETTINGS + "server: {prot: 1}\n")
+    failed = site.janitor("plan")
+    assert failed.code == 2
+    assert "server.prot is not a setting" in failed.err
+
+
+def test_given_a_source_of_a_later_version_then_2(site: Site) -> None:
+    site.set(SETTINGS.replace("source: directory", "source: thrift"))
+    refused = site.janitor("plan")
+    assert refused.code == 2
+    assert "--snapshots DIR" in refused.err
+
+
+def test_given_a_store_of_cdap_6_then_2(site: Site) -> None:
+    (site.store / "default.tms.message.orders.1").mkdir()
+    failed = site.janitor("plan")
+    assert failed.code == 2
+    assert "CDAP 6" in failed.err
+
+
+def test_given_a_what_if_plan_when_applied_then_2_and_nothing_happens(site: Site) -> None:
+    assert site.janitor("plan --at now+7d --out plan.json").code == 0
+    refused = site.janitor("apply plan.json --adopt")
+    assert refused.code == 2
+    assert "what-if" in refused.err
+    assert "--at" in refused.err
+    assert site.janitor("plan --format json").json["totals"]["expired"] == 2, "nothing was deleted"
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"sha256": 1}'])
+def test_given_a_file_that_is_no_plan_when_applied_then_2(site: Site, text: str) -> None:
+    (site.folder / "plan.json").write_text(text)
+    assert site.janitor("apply plan.json").code == 2
+
+
+def test_given_no_plan_file_when_applied_then_2(site: Site) -> None:
+    refused = site.janitor("apply plan.json")
+    assert refused.code == 2
+    assert "plan.json" in refused.err
+
+
+# --- 3: refused ------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_store_never_adopted_when_run_then_3_a_report_and_what_to_do(site: Site) -> None:
+    refused = site.janitor("run --once")
+    assert refused.code == 3
+    assert "nobody has adopted this store yet" in refused.out
+    assert "next: janitor plan --config janitor.yaml" in refused.out
+    assert site.janitor("plan --format json").json["totals"]["expired"] == 2, "nothing was deleted"
+
+
+def test_given_a_store_never_adopted_when_run_for_a_program_then_3_and_the_report_is_json(site: Site) -> None:
+    refused = site.janitor("run --once --format json")
+    assert refused.code == 3
+    assert refused.json["topics"] == []
+    assert [(note["guard"], note["tripped"]) for note in refused.json["guards"]] == [("adoption", True)]
+
+
+def test_given_a_store_never_adopted_when_a_plan_is_applied_then_3_and_with_adopt_0(site: Site) -> None:
+    site.janitor("plan --out plan.json")
+    assert site.janitor("apply plan.json").code == 3
+    assert site.janitor("apply plan.json --adopt").code == 0
+
+
+def test_given_a_topic_that_moved_since_the_plan_when_applied_then_3_and_it_is_named(site: Site) -> None:
+    site.janitor("adopt")
+    site.janitor("plan --out plan.json")
+    with LevelDBStore(site.store) as store:
+        topic(store, "default:orders", ttl_seconds=60)
+    refused = site.janitor("apply plan.json")
+    assert (refused.code, refused.out) == (3, "")
+    assert "default:orders has a ttl of 60 s" in refused.err
+
+
+def test_given_a_clock_that_jumped_when_run_then_3(site: Site) -> None:
+    site.janitor("run --once --adopt")
+    site.clock.step(2 * DAY)
+    refused = site.janitor("run --once")
+    assert refused.code == 3
+    assert "clock:" in refused.out
+    assert site.janitor("approve").code == 0
+    assert site.janitor("run --once").code == 0
+
+
+def test_given_another_store_at_the_place_when_run_then_3_until_it_is_adopted(site: Site) -> None:
+    site.janitor("run --once --adopt")
+    shutil.copytree(site.store, site.folder / "copy")
+    shutil.rmtree(site.store)
+    shutil.move(site.folder / "copy", site.store)
+    refused = site.janitor("run --once")
+    assert refused.code == 3
+    assert "identity:" in refused.out
+    assert site.janitor("adopt").code == 0
+    assert site.janitor("run --once").code == 0
+
+
+def test_given_a_store_never_adopted_when_approved_then_3(site: Site) -> None:
+    refused = site.janitor("approve")
+    assert (refused.code, refused.out) == (3, "")
+    assert "janitor adopt" in refused.err
+
+
+# --- 4: busy ---------------------------------------------------------------------------------------------------------
+
+HOLD = """
+import plyvel, sys
+database = plyvel.DB(sys.argv[1])
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def held(site: Site) -> Any:
+    """Another process that has the message table open."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(site.store / "system.tms.message")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "open\n"
+    yield process
+    process.communicate()
+
+
+@pytest.mark.usefixtures("held")
+@pytest.mark.parametrize("line", ["plan", "run --once", "adopt", "inspect meta", "audit"])
+def test_given_another_process_holds_the_store_then_4_and_who(site: Site, line: str) -> None:
+    busy = site.janitor(line)
+    assert (busy.code, busy.out) == (4, "")
+    assert "one process at a time" in busy.err
+
+
+@pytest.mark.usefixtures("held")
+def test_given_another_process_holds_the_store_when_it_may_be_skipped_then_0(site: Site) -> None:
+    skipped = site.janitor("run --once --skip-if-locked")
+    assert (skipped.code, skipped.out) == (0, "")
+    assert "skipped" in skipped.err
+
+
+# --- 5: partly done --------------------------------------------------------------------------------------------------
+
+
+def test_given_a_topic_that_cannot_be_done_when_run_then_5_and_the_others_are_done(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete = LevelDBMessageTable.delete
+
+    def failing(table: LevelDBMessageTable, keys: Sequence[bytes]) -> None:
+        if keys[0].startswith(b"default:orders:"):
+            raise StoreError("the disk is full.")
+        delete(table, keys)
+
+    monkeypatch.setattr(LevelDBMessageTable, "delete", failing)
+    partly = site.janitor("run --once --adopt --format json")
+    assert partly.code == 5
+    assert partly.json["errors"] == ["default:orders: the disk is full."]
+    assert partly.json["totals"]["old_generation"] == 1
+
+
+# --- stopped from outside --------------------------------------------------------------------------------------------
+
+
+def test_given_ctrl_c_then_130_and_a_sentence(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "plan", interrupted)
+    stopped = site.janitor("plan")
+    assert (stopped.code, stopped.out) == (130, "")
+    assert "interrupted" in stopped.err
+    assert not list((site.folder / "data/janitor").glob("leveldb-clone-*"))
+
+
+@pytest.mark.parametrize("line", ["config show", "config show --format json", "config --help"])
+def test_given_nobody_reads_the_output_then_nothing_is_complained_about(line: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    process = subprocess.run(
+        [sys.executable, "-m", "janitor", *line.split()],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+        timeout=60,
+    )
+    os.close(write)
+    assert process.stderr == b""
+    assert process.returncode in (1, 141)
+
+
+def test_given_the_module_when_run_with_python_then_it_is_the_command() -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "janitor", "--version"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+        timeout=60,
+    )
+    assert process.stdout.startswith("janitor, version ")

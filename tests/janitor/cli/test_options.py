@@ -1,0 +1,104 @@
+"""Times, patterns, and options that stand before the verb or after it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor.cli.options import Moment, parse_time
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND
+from tests.janitor.cli.conftest import Site
+
+
+@pytest.mark.parametrize(
+    ("text", "at_ms"),
+    [
+        ("1700000000000", NOW_MS),
+        ("0", 0),
+        ("now", NOW_MS),
+        ("now-1d2h", NOW_MS - DAY - 2 * HOUR),
+        ("now+7d", NOW_MS + 7 * DAY),
+        ("now+1d-2h30m", NOW_MS + DAY - 2 * HOUR - 30 * MINUTE),
+        ("now-1500ms", NOW_MS - 1500),
+        ("now+3s", NOW_MS + 3 * SECOND),
+        ("2023-11-14T22:13:20Z", NOW_MS),
+        ("2023-11-14T22:13:20", NOW_MS),
+        ("2023-11-14T23:13:20+01:00", NOW_MS),
+        ("2023-11-14 22:13:20.250", NOW_MS + 250),
+        ("2023-11-14", NOW_MS - 22 * HOUR - 13 * MINUTE - 20 * SECOND),
+    ],
+)
+def test_given_a_time_in_any_of_three_ways_then_it_is_that_moment(text: str, at_ms: int) -> None:
+    moment = parse_time(text)
+    assert moment is not None
+    assert moment.at(NOW_MS) == at_ms
+
+
+@pytest.mark.parametrize(
+    "text", ["", "tomorrow", "-5", "1.5", "now-", "now1d", "now-1w", "now-d", "2023-13-01", "12:00"]
+)
+def test_given_anything_else_then_it_is_no_time(text: str) -> None:
+    assert parse_time(text) is None
+
+
+@given(st.text())
+def test_given_any_text_when_read_as_a_time_then_it_never_fails(text: str) -> None:
+    assert parse_time(text) is None or isinstance(parse_time(text), Moment)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "plan --leveldb data/messaging --snapshots data/tx --format json",
+        "--leveldb data/messaging --snapshots data/tx --format json plan",
+        "--leveldb nowhere --format table plan --leveldb data/messaging --snapshots data/tx --format json",
+    ],
+)
+def test_given_options_before_or_after_the_verb_then_they_count_and_those_after_win(site: Site, line: str) -> None:
+    done = site.run(line)
+    assert done.code == 0
+    assert done.json["totals"]["expired"] == 2
+
+
+@pytest.mark.parametrize("line", ["--version", "plan --version", "inspect meta --version"])
+def test_given_version_anywhere_then_it_is_printed_and_nothing_else_happens(site: Site, line: str) -> None:
+    done = site.run(line)
+    assert done.code == 0
+    assert done.out.startswith("janitor, version ")
+    assert not (site.folder / "data/janitor").exists()
+
+
+def test_given_flags_environment_and_file_when_shown_then_each_value_has_its_origin(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMS_JANITOR__BATCH_ROWS", "7")
+    shown = site.janitor("config show --snapshots elsewhere --format json").json
+    assert shown["janitor.batch_rows"] == {"value": 7, "origin": "environment TMS_JANITOR__BATCH_ROWS"}
+    assert shown["transactions.directory"] == {
+        "value": str(site.folder / "elsewhere"),
+        "origin": "flag --snapshots",
+    }
+    assert shown["transactions.grace_seconds"] == {"value": 3600, "origin": "file janitor.yaml"}
+    assert shown["janitor.hold_seconds"] == {"value": 3600, "origin": "default"}
+
+
+def test_given_the_leveldb_flag_then_the_state_is_beside_that_store(site: Site) -> None:
+    assert site.run("adopt --leveldb data/messaging").code == 0
+    assert (site.folder / "data/messaging.janitor/state.sqlite3").is_file()
+    assert sorted(entry.name for entry in site.store.iterdir()) == [
+        "system.tms.message",
+        "system.tms.meta",
+        "system.tms.payload",
+    ]
+
+
+@pytest.mark.parametrize(("patterns", "rows"), [("default:orders", 3), ("'*:ret*'", 1), ("'default:*'", 4), ("a:b", 0)])
+def test_given_a_topic_pattern_then_only_those_topics_are_looked_at(site: Site, patterns: str, rows: int) -> None:
+    found = site.janitor(f"plan --topic {patterns} --format json").json
+    assert sum(entry["rows"] for entry in found["topics"]) == rows
+
+
+def test_given_several_patterns_then_any_of_them_fits(site: Site) -> None:
+    found = site.janitor("plan --topic default:orders --topic default:retired --format json").json
+    assert {entry["topic"] for entry in found["topics"]} == {"orders", "retired"}

@@ -1,0 +1,345 @@
+"""What goes to which stream, in which form: JSON alone, tables that are never cut, colours on terminals only."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import pty
+import re
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor.cli import render
+from janitor.cli.progress import progress
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer
+from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
+from tms_core.topic import TopicId
+
+PLAN = """\
+plan … as of 2023-11-14 22:13:20 UTC, snapshot.1699999999000, 1 s old
+topic            gen  table    rule            rows  bytes  oldest  newest  waits
+default:orders     1  message  expired            2   58 B  3 d     2 d     until adopted
+default:orders     1  message  invert             1   29 B  3 h     3 h     until adopted
+default:retired    1  message  old generation     1   30 B  1 h     1 h     until adopted
+rows: 2 expired, 1 of old generations would be deleted, 1 of invalid transactions would be inverted
+next: janitor run --once --adopt --config janitor.yaml
+"""
+
+
+def plain(text: str) -> list[str]:
+    """The lines without ids, and without the spaces that fill a table."""
+    return [re.sub(r"^(plan|run) \S+", r"\1 …", line).rstrip() for line in text.splitlines()]
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_plan_then_it_reads_like_this(site: Site) -> None:
+    assert plain(site.janitor("plan").out) == PLAN.splitlines()
+
+
+def test_given_a_run_then_it_reads_like_its_plan(site: Site) -> None:
+    expected = PLAN.replace("plan …", "run …").replace("would be ", "").replace("until adopted", "").splitlines()
+    shown = plain(site.janitor("run --once --adopt").out)
+    assert shown[2:5] == [line.rstrip() for line in expected[2:5]]
+    assert shown[5] == expected[5]
+    assert shown[6].startswith(f"proven clean up to transaction {INVALID} (")
+    assert len(shown) == 7, "nothing is left to type"
+
+
+def test_given_rows_kept_on_purpose_then_they_are_counted_by_reason(site: Site) -> None:
+    site.set(SETTINGS.replace("janitor: {", "janitor: {protect: ['default:orders'], "))
+    assert "kept on purpose: 2 held" in plain(site.janitor("plan").out)
+
+
+def test_given_nothing_to_do_then_no_table_and_no_next_step(site: Site) -> None:
+    site.janitor("run --once --adopt")
+    shown = plain(site.janitor("plan").out)
+    assert [line.partition(" ")[0] for line in shown] == ["plan", "rows:", "proven"]
+
+
+def test_given_a_plan_file_then_applying_it_is_the_next_step(site: Site) -> None:
+    assert "next: janitor apply plan.json --adopt --config janitor.yaml" in site.janitor("plan --out plan.json").out
+    site.janitor("adopt")
+    assert "next: janitor apply plan.json --config janitor.yaml" in site.janitor("plan --out plan.json").out
+    assert "next: janitor run --once --config janitor.yaml" in site.janitor("plan").out
+
+
+def test_given_a_what_if_plan_then_there_is_no_next_step(site: Site) -> None:
+    assert "next:" not in site.janitor("plan --at now+1d").out
+
+
+def test_given_brackets_in_a_path_and_in_a_pattern_then_they_are_shown_as_they_are(site: Site) -> None:
+    moved = site.folder / "data" / "[bold]old"
+    site.store.rename(moved)
+    assert "janitor run --once --adopt --leveldb 'data/[bold]old'" in site.run("plan --leveldb 'data/[bold]old'").out
+    assert str(moved) in site.run("doctor --leveldb 'data/[bold]old'").out
+    site.run("adopt --leveldb 'data/[bold]old'")
+    assert "nothing is held of default:[a-z]*" in site.run("approve 'default:[a-z]*' --leveldb 'data/[bold]old'").out
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (0, "0 s"),
+        (59 * SECOND, "59 s"),
+        (61 * SECOND, "1 min 1 s"),
+        (HOUR, "1 h"),
+        (2 * HOUR - SECOND, "1 h 59 min"),
+        (DAY + 2 * HOUR, "1 d 2 h"),
+        (13 * DAY + 2 * HOUR, "13 d"),
+        (-MINUTE, "1 min"),
+    ],
+)
+def test_given_a_duration_then_it_reads_like_this(ms: int, text: str) -> None:
+    assert render.duration(ms) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1200, "1.2 kB"), (52_000, "52 kB"), (3_400_000, "3.4 MB"), (5 * 10**12, "5.0 TB")],
+)
+def test_given_a_size_then_it_reads_like_this(count: int, text: str) -> None:
+    assert render.size(count) == text
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_given_any_time_that_a_row_may_hold_then_it_can_be_shown(ms: int) -> None:
+    assert render.moment(ms)
+    assert render.duration(ms)
+
+
+def test_given_a_moment_then_it_is_in_utc() -> None:
+    assert render.moment(NOW_MS) == "2023-11-14 22:13:20 UTC"
+    assert render.moment(2**62) == f"{2**62} ms"
+
+
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+LINES = [
+    "plan",
+    "run --once",
+    "run --once --adopt",
+    "adopt",
+    "boundary",
+    "boundary --explain",
+    "audit",
+    "doctor",
+    "config show",
+    "inspect message",
+    "inspect payload",
+    "inspect meta",
+    "inspect snapshot",
+]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_given_json_then_standard_output_is_one_json_value_and_logs_go_elsewhere(site: Site, line: str) -> None:
+    (site.folder / "data/tx/snapshot.1699999999999").write_bytes(b"")  # something to warn about
+    done = site.janitor(f"{line} --format json --log-format json")
+    assert isinstance(done.json, dict | list)
+    assert all(isinstance(json.loads(said), dict) for said in done.err.splitlines())
+
+
+def test_given_json_then_approve_is_json_too(site: Site) -> None:
+    site.janitor("adopt")
+    assert site.janitor("approve --format json").json == {"approved": []}
+
+
+def test_given_64_bit_ids_in_json_then_they_are_strings(site: Site) -> None:
+    site.janitor("run --once --adopt")
+    assert site.janitor("plan --format json").json["boundary"] == str(INVALID)
+    assert site.janitor("boundary --format json").json["boundary"] == str(INVALID)
+    assert site.janitor("audit --format json").json["boundary"] == str(INVALID)
+    [row] = [row for row in site.janitor("inspect message --format json").json["rows"] if row["pointer"]]
+    assert row["pointer"] == str(-INVALID)
+    figures = site.janitor("inspect snapshot --format json").json
+    assert figures["invalid"] == [str(INVALID)]
+    assert figures["write_pointer"] == str(pointer(NOW_MS - SECOND))
+
+
+def test_given_a_plan_and_the_run_of_it_then_their_entries_are_the_same(site: Site) -> None:
+    planned = site.janitor("plan --format json").json
+    done = site.janitor("run --once --adopt --format json").json
+    assert [{**entry, "held": None} for entry in planned["topics"]] == done["topics"]
+    assert planned["totals"] == done["totals"]
+    assert (planned["mode"], done["mode"]) == ("plan", "apply")
+
+
+def test_given_apply_is_false_when_run_then_it_only_plans_and_says_so(site: Site) -> None:
+    site.janitor("adopt")
+    site.set(SETTINGS.replace("janitor: {", "janitor: {apply: false, "))
+    done = site.janitor("run --once --format json")
+    assert done.code == 0
+    assert done.json["mode"] == "plan"
+    assert "janitor.apply is false" in done.err
+    assert "2 expired" in site.janitor("run --once").out
+    assert site.janitor("plan --format json").json["totals"]["expired"] == 2, "nothing was deleted"
+
+
+# --- logs ------------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_run_then_its_begin_and_its_figures_are_logged(site: Site) -> None:
+    said = [json.loads(line) for line in site.janitor("run --once --adopt").err.splitlines()]
+    assert said[0]["message"] == f"a run begins on {site.store}"
+    last = said[-1]
+    assert last["level"] == "info"
+    assert {name: last[name] for name in ("expired", "old_generation", "invalid_transaction", "held")} == {
+        "expired": 2,
+        "old_generation": 1,
+        "invalid_transaction": 1,
+        "held": 0,
+    }
+
+
+def test_given_a_guard_that_trips_and_a_snapshot_passed_over_then_both_are_logged(site: Site) -> None:
+    (site.folder / "data/tx/snapshot.1699999999999").write_bytes(b"")
+    said = site.janitor("run --once --log-format text").err
+    assert "ERROR adoption: nobody has adopted this store yet" in said
+    assert "WARNING snapshot: passed over snapshot.1699999999999" in said
+
+
+def test_given_files_that_cannot_be_linked_then_it_is_said_that_they_were_copied(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    site.janitor("run --once --adopt")  # leaves tables, which is what can be linked
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    assert "files were copied" in site.janitor("plan").err
+
+
+def test_given_a_clone_left_by_a_crash_then_the_next_command_removes_it(site: Site) -> None:
+    stale = site.folder / "data/janitor/leveldb-clone-abandoned"
+    stale.mkdir(parents=True)
+    (stale / "rest").write_bytes(b"")
+    assert site.janitor("plan").code == 0
+    assert not stale.exists()
+
+
+# --- terminals -------------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    """A stream that takes itself for a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Type a command at a terminal with colours, 80 columns wide, and see what it shows."""
+    for name in ("NO_COLOR", "COLORTERM", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def typed(line: str) -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", stream := Terminal())
+            site.janitor(line)
+        return stream.getvalue()
+
+    return typed
+
+
+def test_given_a_terminal_then_there_are_colours(terminal: Callable[[str], str]) -> None:
+    assert "\x1b[32mok" in terminal("doctor")
+
+
+def test_given_a_pipe_then_there_are_no_colours(site: Site) -> None:
+    assert "\x1b" not in site.janitor("doctor").out + site.janitor("plan").out
+
+
+def test_given_no_color_then_a_terminal_has_none(
+    terminal: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[\d*3\dm", terminal("doctor"))
+
+
+@pytest.mark.parametrize("columns", [30, 80, 200])
+def test_given_any_width_then_no_cell_is_cut_and_the_next_command_stays_in_one_piece(
+    terminal: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "dumb")
+    shown = terminal("plan")
+    words = set(re.split(r"[\s,]+", shown))
+    assert {"default:orders", "default:retired", "expired", "generation", "adopted", "message"} <= words
+    assert "next: janitor run --once --adopt --config janitor.yaml\n" in shown
+    assert all(len(line) <= columns for line in shown.splitlines() if line.startswith("  "))
+
+
+# --- progress --------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_pipe_then_there_is_no_progress() -> None:
+    stream = io.StringIO()
+    with progress(stream) as observer:
+        for _ in range(3):
+            observer("message", None, 2000)
+    assert stream.getvalue() == ""
+
+
+def test_given_a_terminal_then_progress_is_one_line_told_rarely_and_gone_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("janitor.cli.progress.time.monotonic", lambda: now)
+    stream = Terminal()
+    with progress(stream) as observer:
+        for _ in range(100):
+            observer("message", TopicId("default", "orders"), 1000)
+            now += 0.02
+    written = stream.getvalue()
+    assert "messages of default:orders, 26,000 rows read" in written, "the first half second is silent"
+    assert "\n" not in written
+    assert 10 <= written.count("\r") <= 17, "ten times a second at most"
+    assert written.endswith("\r\x1b[K")
+
+
+def test_given_work_that_is_done_at_once_then_a_terminal_shows_nothing() -> None:
+    stream = Terminal()
+    with progress(stream) as observer:
+        observer("message", None, 1)
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.usefixtures("site")
+def test_given_a_real_terminal_when_a_command_runs_then_it_ends_well() -> None:
+    main, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (40, 80))
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(Path(__file__).parents[3])}
+    pid = os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-m", "janitor", "doctor", "--config", "janitor.yaml"],
+        environment,
+        file_actions=[(os.POSIX_SPAWN_DUP2, terminal, 1), (os.POSIX_SPAWN_DUP2, terminal, 2)],
+    )
+    os.close(terminal)
+    shown = b""
+    with os.fdopen(main, "rb", buffering=0) as reader:
+        while piece := _read(reader):
+            shown += piece
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert b"Traceback" not in shown
+    assert b"settings" in shown
+
+
+def _read(reader: io.FileIO) -> bytes:
+    try:
+        return reader.read(4096) or b""
+    except OSError:  # how a terminal says that nobody holds its other end
+        return b""

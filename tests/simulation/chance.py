@@ -1,0 +1,243 @@
+"""What happens by chance: one operation after the other, each with a look at the site.
+
+Looking makes most operations have something to work on: a transaction that is open, a plan that is there. What they do
+is fixed when they are drawn, so that the history can be played again without any chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import TypeVar
+
+from tests.simulation.commands import Adopt, Apply, Approve, BackUp, LoseState, Plan, Restore, Run, Trouble, Truncate
+from tests.simulation.model import (
+    DAY_MS,
+    ERROR_MS,
+    HOUR_MS,
+    IN_FLIGHT_MS,
+    LATE_MS,
+    LIFETIME_MS,
+    LOST_MS,
+    MINUTE_MS,
+    SKEW_MS,
+    Table,
+)
+from tests.simulation.operations import (
+    Abort,
+    Checkpoint,
+    Commit,
+    Create,
+    DamageSnapshot,
+    Delete,
+    Garble,
+    Invalidate,
+    Odd,
+    Operation,
+    Protect,
+    Publish,
+    PublishIn,
+    PutForeign,
+    Reboot,
+    SetClock,
+    SetTtl,
+    SkewServer,
+    Start,
+    Store,
+    Wait,
+)
+from tests.simulation.site import Site
+
+T = TypeVar("T")
+
+#: One is a prefix of another, and their rows do not sort as their names do.
+TOPICS = ("a", "a-b", "b")
+TTLS = (10 * 60, 3600, 6 * 3600, 2 * 86400, 10 * 86400)
+TIMEOUTS_MS = (30_000, 10 * MINUTE_MS, LIFETIME_MS)
+WAITS_MS = (1, 30_000, MINUTE_MS, MINUTE_MS, 10 * MINUTE_MS, 10 * MINUTE_MS, HOUR_MS, HOUR_MS + 1, 2 * HOUR_MS)
+LONG_WAITS_MS = (3 * HOUR_MS + 6 * MINUTE_MS, 6 * HOUR_MS, 25 * HOUR_MS, 3 * DAY_MS, 8 * DAY_MS)
+#: How old the newest snapshot is; from two minutes on it is stale.
+AGES_MS = (0, 0, 0, 30_000, 110_000, 121_000, None)
+ERRORS_MS = (0, 0, 0, ERROR_MS, -ERROR_MS, -HOUR_MS, HOUR_MS, DAY_MS, -3 * DAY_MS, 30 * DAY_MS, LOST_MS)
+TABLES: tuple[Table, ...] = ("message", "payload")
+
+#: How often each kind of operation is drawn, against the others.
+WEIGHTS = {
+    "wait": 20.0,
+    "run": 12,
+    "publish_in": 10,
+    "start": 7,
+    "publish": 6,
+    "store": 5,
+    "commit": 4,
+    "set_clock": 2.5,
+    "abort": 2,
+    "apply": 2,
+    "approve": 2,
+    "checkpoint": 2,
+    "create": 2,
+    "damage_snapshot": 2,
+    "plan": 2,
+    "set_ttl": 2,
+    "truncate": 2,
+    "adopt": 1.5,
+    "back_up": 1.5,
+    "delete": 1.5,
+    "skew_server": 1.5,
+    "garble": 1,
+    "invalidate": 1,
+    "protect": 1,
+    "put_foreign": 1,
+    "reboot": 1,
+    "restore": 0.7,
+    "lose_state": 0.3,
+}
+
+
+class Chance:
+    """Draws operations.
+
+    Args:
+        random: where chance comes from.
+        site: what is looked at.
+    """
+
+    def __init__(self, random: Random, site: Site) -> None:
+        self.random = random
+        self._site = site
+
+    # -- choices -------------------------------------------------------------------------------------------------
+
+    def luck(self, share: float) -> bool:
+        """True that often."""
+        return self.random.random() < share
+
+    def pick(self, choices: Sequence[T]) -> T:
+        return self.random.choice(choices)
+
+    def up_to(self, number: int) -> int:
+        """A number from 1."""
+        return self.random.randint(1, number)
+
+    def topic(self) -> str:
+        return self.pick(TOPICS)
+
+    def tx(self) -> int:
+        """A transaction whose client still works on it; 0 when there is none."""
+        active = [number for number, client in self._site.clients.items() if not client.done]
+        return self.pick(active[-4:]) if active else 0
+
+    def next_tx(self) -> int:
+        """The number of a transaction that was not started yet."""
+        return max(self._site.clients, default=0) + 1
+
+    def operation(self) -> Operation:
+        """Whatever happens next."""
+        (kind,) = self.random.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()))
+        drawn = getattr(self, kind)()
+        assert isinstance(drawn, Operation)
+        return drawn
+
+    # -- topics and messages -------------------------------------------------------------------------------------
+
+    def create(self) -> Operation:
+        return Create(self.topic(), self.pick(TTLS))
+
+    def delete(self) -> Operation:
+        return Delete(self.topic())
+
+    def set_ttl(self) -> Operation:
+        return SetTtl(self.topic(), self.pick(TTLS))
+
+    def garble(self) -> Operation:
+        return Garble(self.topic(), self.luck(0.4))
+
+    def protect(self) -> Operation:
+        return Protect(self.topic(), self.luck(0.4))
+
+    def publish(self) -> Operation:
+        return Publish(self.topic(), self.up_to(3))
+
+    def put_foreign(self) -> Operation:
+        return PutForeign(self.topic(), self.pick(TABLES), self.pick(tuple(Odd)))
+
+    # -- transactions --------------------------------------------------------------------------------------------
+
+    def start(self) -> Operation:
+        return Start(self.next_tx(), self.pick(TIMEOUTS_MS), self.luck(0.3))
+
+    def checkpoint(self) -> Operation:
+        return Checkpoint(self.tx())
+
+    def publish_in(self) -> Operation:
+        refers = self.luck(0.4)
+        rows = 1 if refers else self.up_to(3)
+        late_ms = self.pick((0, 0, 0, MINUTE_MS, LATE_MS // 2, LATE_MS))
+        return PublishIn(self.tx(), self.topic(), rows, refers, late_ms, self.pick((0, 0, 0, IN_FLIGHT_MS)))
+
+    def store(self) -> Operation:
+        return Store(self.tx(), self.topic(), self.up_to(2))
+
+    def commit(self) -> Operation:
+        return Commit(self.tx())
+
+    def abort(self) -> Operation:
+        return Abort(self.tx())
+
+    def invalidate(self) -> Operation:
+        return Invalidate(self.tx())
+
+    # -- time and snapshots --------------------------------------------------------------------------------------
+
+    def wait(self) -> Operation:
+        return Wait(self.pick(WAITS_MS if self.luck(0.85) else LONG_WAITS_MS), self.pick(AGES_MS))
+
+    def skew_server(self) -> Operation:
+        return SkewServer(self.pick((0, SKEW_MS, -SKEW_MS)))
+
+    def set_clock(self) -> Operation:
+        return SetClock(self.pick(ERRORS_MS))
+
+    def reboot(self) -> Operation:
+        return Reboot(self.pick(ERRORS_MS))
+
+    def damage_snapshot(self) -> Operation:
+        return DamageSnapshot(self.pick((-1, 0, 10, 50, 90)))
+
+    # -- the janitor and its operator ----------------------------------------------------------------------------
+
+    def run(self) -> Operation:
+        batch_rows = self.pick((1, 2, 5, 2000))
+        if self.luck(0.1):
+            return Run(topic=self.topic(), batch_rows=batch_rows)
+        if self.luck(0.6):
+            return Run(batch_rows=batch_rows)
+        at_call = self.up_to(self.pick((3, 8, 25)))
+        if self.luck(0.4):
+            return Run(batch_rows=batch_rows, at_call=at_call, meanwhile=self.pick(tuple(Trouble)))
+        others = (self.create, self.delete, self.set_ttl, self.publish_in, self.publish_in, self.commit, self.abort)
+        return Run(batch_rows=batch_rows, at_call=at_call, meanwhile=self.pick((*others, self.store))())
+
+    def plan(self) -> Operation:
+        return Plan(self.up_to(2))
+
+    def apply(self) -> Operation:
+        return Apply(self.up_to(2), self.luck(0.2))
+
+    def adopt(self) -> Operation:
+        return Adopt()
+
+    def approve(self) -> Operation:
+        return Approve(self.pick((None, None, *TOPICS)))
+
+    def truncate(self) -> Operation:
+        return Truncate()
+
+    def back_up(self) -> Operation:
+        return BackUp(self.up_to(2))
+
+    def restore(self) -> Operation:
+        return Restore(self.up_to(2), self.luck(0.5))
+
+    def lose_state(self) -> Operation:
+        return LoseState()

@@ -1,0 +1,59 @@
+"""A store in which things go wrong: calls fail, the process dies, a backup takes its place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from tms_core.tables.memory import MemoryMessageTable, MemoryMetadataTable, MemoryPayloadTable, MemoryStore
+
+#: More rows than any history writes.
+ALL = 1_000_000
+
+
+class Crash(BaseException):
+    """The process dies. Nobody catches this, as nobody can."""
+
+
+class Alarm(Counter[str]):
+    """Counts a store's calls, and does something just before one of them."""
+
+    left = 0
+    action: Callable[[str], None] | None = None
+
+    def set(self, calls: int, action: Callable[[str], None]) -> None:
+        """Act before the call of that number, counted from now; the action is told the call's name."""
+        self.left, self.action = calls, action
+
+    def clear(self) -> None:
+        self.action = None
+
+    def __setitem__(self, name: str, value: int) -> None:
+        super().__setitem__(name, value)
+        if self.action is not None:
+            self.left -= 1
+            if self.left <= 0:
+                action, self.action = self.action, None
+                action(name)
+
+
+class SimulatedStore(MemoryStore):
+    """A store that can be interrupted at any call, copied, and replaced by a copy."""
+
+    def __init__(self, number: int = 1) -> None:
+        super().__init__(f"store {number}")
+        self.number = number
+        self.alarm = Alarm()
+        self.calls = self.alarm
+        self.metadata = MemoryMetadataTable(self.alarm)
+        self.message = MemoryMessageTable(self.alarm)
+        self.payload = MemoryPayloadTable(self.alarm)
+
+    def copy(self, number: int) -> SimulatedStore:
+        """The same rows under an identity of that number."""
+        twin = SimulatedStore(number)
+        for key, value in self.metadata.rows():
+            twin.metadata.compare_and_set(key, None, value)
+        twin.message.put(self.message.rows(b"", None, ALL).items)
+        twin.payload.put(self.payload.rows(b"", None, ALL).items)
+        return twin

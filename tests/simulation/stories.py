@@ -1,0 +1,210 @@
+"""Stories: a few operations in the order that a rule was written for, begun now and then in a random history.
+
+Pure chance rarely gets deep: that a transaction times out, is scanned, is written to once more, and that all its times
+are over before the next look. The steps of a story come up between random operations, so that no two are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.simulation.chance import TTLS, Chance
+from tests.simulation.commands import Adopt, Apply, Approve, BackUp, Plan, Restore, Run, Truncate
+from tests.simulation.model import (
+    ALLOWANCE_MS,
+    DAY_MS,
+    ERROR_MS,
+    HOLD_MS,
+    HOUR_MS,
+    IN_FLIGHT_MS,
+    LATE_MS,
+    LIFETIME_MS,
+    MINUTE_MS,
+    SKEW_MS,
+)
+from tests.simulation.operations import (
+    Checkpoint,
+    Commit,
+    Create,
+    Delete,
+    Garble,
+    Operation,
+    Protect,
+    Publish,
+    PublishIn,
+    Reboot,
+    SetClock,
+    SetTtl,
+    SkewServer,
+    Start,
+    Store,
+    Wait,
+)
+
+
+def unaware_client(chance: Chance) -> list[Operation]:
+    """A transaction times out, is seen invalid, is scanned, and its client still publishes afterwards."""
+    tx, topic = chance.next_tx(), chance.topic()
+    twists = (Wait(MINUTE_MS), SetClock(ERROR_MS), SkewServer(-SKEW_MS), Garble(topic), Checkpoint(tx))
+    return [
+        Start(tx, 30_000),
+        PublishIn(tx, topic),
+        chance.pick(twists),
+        Wait(MINUTE_MS),
+        Run(),
+        Wait(chance.pick((MINUTE_MS, HOUR_MS))),
+        PublishIn(tx, topic),
+        chance.pick(twists),
+        Run(),
+        PublishIn(tx, topic, in_flight_ms=chance.pick((0, IN_FLIGHT_MS))),
+        Wait(LIFETIME_MS - chance.pick((0, 1, MINUTE_MS))),
+        PublishIn(tx, topic, late_ms=chance.pick((0, LATE_MS))),
+        Run(),
+        Wait(LATE_MS),
+        PublishIn(tx, topic, late_ms=LATE_MS),
+        Wait(10 * MINUTE_MS),
+        Run(),
+        Truncate(),
+    ]
+
+
+def slow_transaction(chance: Chance) -> list[Operation]:
+    """Payloads grow old before their message is published, and the message is committed after that."""
+    tx, topic = chance.next_tx(), chance.topic()
+    return [
+        Start(tx, LIFETIME_MS, long=True),
+        Store(tx, topic, 2),
+        Wait(HOUR_MS + 1),
+        Run(),
+        PublishIn(tx, topic, refers=True),
+        Run(),
+        Commit(tx),
+        Wait(MINUTE_MS),
+        Run(),
+        Wait(10 * MINUTE_MS),
+        Run(),
+    ]
+
+
+def no_snapshot(chance: Chance) -> list[Operation]:
+    """The transaction service writes no snapshots, and a transaction takes all the time it may."""
+    tx, topic = chance.next_tx(), chance.topic()
+    return [
+        Start(tx, LIFETIME_MS),
+        Store(tx, topic),
+        Wait(LIFETIME_MS - chance.pick((0, 1, MINUTE_MS, 4 * MINUTE_MS)), None),
+        SetClock(chance.pick((0, ERROR_MS))),
+        Run(),
+        PublishIn(tx, topic, refers=True),
+        Commit(tx),
+        Wait(chance.pick((1, ALLOWANCE_MS)), None),
+        Run(),
+    ]
+
+
+def clock_behind(chance: Chance) -> list[Operation]:
+    """The janitor's clock was behind when something changed, and is right after the next boot."""
+    topic = chance.topic()
+    return [
+        Publish(topic, 2),
+        SetClock(chance.pick((-HOUR_MS, -3 * DAY_MS))),
+        chance.pick((Delete(topic), SetTtl(topic, TTLS[0]), Create(topic, TTLS[0]))),
+        Run(),
+        Wait(MINUTE_MS),
+        Reboot(),
+        Run(),
+    ]
+
+
+def shortened_ttl(chance: Chance) -> list[Operation]:
+    """A ttl is shortened, by mistake or not."""
+    topic = chance.topic()
+    end = (Approve(topic), SetTtl(topic, TTLS[-1]), Wait(HOLD_MS - 10 * MINUTE_MS), Wait(HOLD_MS))
+    return [
+        Publish(topic, 2),
+        Wait(3 * HOUR_MS),
+        Run(),
+        SetTtl(topic, chance.pick(TTLS[:2])),
+        Run(),
+        chance.pick(end),
+        Run(),
+    ]
+
+
+def created_again(chance: Chance) -> list[Operation]:
+    """A topic is deleted and created again; what was in it is old."""
+    topic = chance.topic()
+    return [
+        Publish(topic, 2),
+        Run(),
+        Delete(topic),
+        Run(),
+        Create(topic, chance.pick(TTLS)),
+        Publish(topic),
+        Wait(chance.pick((MINUTE_MS, HOLD_MS))),
+        Run(),
+    ]
+
+
+def changed_meanwhile(chance: Chance) -> list[Operation]:
+    """A topic is given more time, or deleted, while the janitor is at work on it."""
+    topic = chance.topic()
+    change = chance.pick((SetTtl(topic, TTLS[-1]), Garble(topic), Delete(topic)))
+    return [
+        SetTtl(topic, TTLS[0]),
+        Approve(),
+        Publish(topic, 3),
+        Wait(HOUR_MS),
+        Run(batch_rows=1, at_call=chance.up_to(12), meanwhile=change),
+    ]
+
+
+def unreadable(chance: Chance) -> list[Operation]:
+    """A topic's metadata cannot be read for a while."""
+    topic = chance.topic()
+    return [Publish(topic), Garble(topic), Run(), Wait(HOLD_MS), Run(), Garble(topic, on_purpose=False), Run()]
+
+
+def protected(chance: Chance) -> list[Operation]:
+    """A topic is protected beyond its ttl."""
+    topic = chance.topic()
+    return [Publish(topic), Protect(topic), Wait(6 * HOUR_MS + 1), Run(), Protect(topic, protected=False), Run()]
+
+
+def planned(chance: Chance) -> list[Operation]:
+    """A plan is made, looked at, and carried out; something happened in between."""
+    meanwhile = chance.pick((chance.wait, chance.wait, chance.publish_in, chance.operation))
+    return [Plan(3), meanwhile(), Apply(3, adopt=chance.luck(0.3))]
+
+
+def restored(chance: Chance) -> list[Operation]:
+    """A backup is restored after the janitor has claimed."""
+    tx, topic = chance.next_tx(), chance.topic()
+    return [
+        Start(tx, 30_000),
+        PublishIn(tx, topic),
+        BackUp(3),
+        Wait(LIFETIME_MS + HOUR_MS + 10 * MINUTE_MS),
+        Run(),
+        Wait(MINUTE_MS),
+        Run(),
+        Restore(3, in_place=chance.luck(0.5)),
+        chance.pick((Truncate(), Run(), Adopt())),
+        Run(),
+        Truncate(),
+    ]
+
+
+STORIES: tuple[Callable[[Chance], list[Operation]], ...] = (
+    unaware_client,
+    slow_transaction,
+    no_snapshot,
+    clock_behind,
+    shortened_ttl,
+    created_again,
+    changed_meanwhile,
+    unreadable,
+    protected,
+    planned,
+    restored,
+)

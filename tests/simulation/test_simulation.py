@@ -1,0 +1,226 @@
+"""Random histories of a whole site hold every invariant, and a failing one is told shortly.
+
+``TMS_TEST_SEEDS`` says how many seeds are played (300 unless it is set), ``TMS_TEST_FIRST_SEED`` where they begin.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.simulation.commands import Adopt, BackUp, Restore, Run, Truncate
+from tests.simulation.history import Failed, History, play, play_seed
+from tests.simulation.invariants import Violation
+from tests.simulation.model import GRACE_MS, HOUR_MS, LIFETIME_MS, MINUTE_MS, START_MS
+from tests.simulation.operations import (
+    Commit,
+    Create,
+    Delete,
+    Operation,
+    Publish,
+    PublishIn,
+    SetTtl,
+    Start,
+    Store,
+    Wait,
+)
+from tests.simulation.shrink import shortest, tell
+from tests.simulation.site import Site
+from tests.support import size
+from tms_core.transaction.model import TX_PER_MS
+
+FIRST = size("TMS_TEST_FIRST_SEED", 0)
+SEEDS = size("TMS_TEST_SEEDS", 300)
+#: Seeds per test, so that tests can be spread over processes and none takes long.
+TOGETHER = 25
+
+
+@pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, TOGETHER))
+def test_every_history_keeps_what_the_law_keeps(first: int) -> None:
+    for seed in range(first, min(first + TOGETHER, FIRST + SEEDS)):
+        try:
+            play_seed(seed)
+        except Failed as failed:
+            again = f"TMS_TEST_FIRST_SEED={seed} TMS_TEST_SEEDS=1 make test PYTEST_ARGS=tests/simulation"
+            pytest.fail(f"seed {seed}: {tell(shortest(failed))}\nagain: {again}", pytrace=False)
+
+
+def test_histories_reach_what_they_are_about() -> None:
+    reached: Counter[str] = Counter()
+    for seed in range(60):
+        try:
+            reached += play_seed(seed)
+        except Failed:
+            continue  # the test above tells it
+
+    for event in (
+        "deleted",
+        "inverted",
+        "held",
+        "claimed",
+        "truncated",
+        "published while invalid",
+        "applied",
+        "refused",
+        "stopped",
+        "crashed",
+        "failed",
+    ):
+        assert reached[event] > 0, f"no history had anything {event}"
+
+
+def test_a_seed_is_one_history() -> None:
+    assert play_seed(1) == play_seed(1)
+
+
+# --- told in full ----------------------------------------------------------------------------------------------------
+
+
+def follow(site: Site, *operations: Operation) -> None:
+    for operation in operations:
+        operation.on(site)
+
+
+def pointers(site: Site) -> list[int]:
+    """Of all transactional message rows, in the order they were published."""
+    return [
+        -row.pointer if row.negated else row.pointer
+        for row in site.rows.values()
+        if row.table == "message" and row.pointer is not None
+    ]
+
+
+@pytest.fixture
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return Site(tmp_path_factory.mktemp("site"))
+
+
+def test_a_client_that_publishes_after_its_transaction_was_scanned_is_inverted_by_a_later_pass(site: Site) -> None:
+    # Given an adopted store, and a transaction that was committed long before,
+    follow(site, Create("a", 864_000), Adopt(), Start(1), PublishIn(1, "a"), Commit(1), Wait(LIFETIME_MS + GRACE_MS))
+    # and one that times out, is seen invalid, and is scanned,
+    follow(site, Start(2, timeout_ms=30_000), PublishIn(2, "a"), Wait(MINUTE_MS), Run())
+    failed = site.clients[2].id
+    assert pointers(site) == [site.clients[1].id, -failed]
+
+    # when its client goes on publishing, a moment later and at the very end of its lifetime,
+    follow(site, PublishIn(2, "a"), Wait(LIFETIME_MS - MINUTE_MS - 1), PublishIn(2, "a"))
+    assert pointers(site) == [site.clients[1].id, -failed, failed, failed]
+
+    # then a later pass inverts that too, and claims nothing up to it,
+    follow(site, Wait(MINUTE_MS), Run())
+    assert pointers(site) == [site.clients[1].id, -failed, -failed, -failed]
+    assert 0 < dict(site.claims)["the claim"] < failed
+
+    # until nothing of it can arrive any more: then the claim covers it, and the id can go.
+    follow(site, Wait(GRACE_MS + MINUTE_MS), Run())
+    assert dict(site.claims)["the claim"] == failed
+    follow(site, Truncate())
+    assert not site.manager.invalid
+
+
+def test_a_transactional_reader_sees_what_was_committed_after_the_id_list_was_truncated() -> None:
+    play(
+        [
+            *(Create("a", 864_000), Adopt()),
+            *(Start(1), PublishIn(1, "a"), Commit(1)),
+            *(Start(2, timeout_ms=30_000), PublishIn(2, "a", 3), Wait(4 * HOUR_MS), Run(), Truncate()),
+            *(Start(3), PublishIn(3, "a"), Commit(3)),
+        ]
+    )
+
+
+def test_payloads_older_than_their_ttl_outlive_a_slow_transaction_and_go_with_its_message(site: Site) -> None:
+    payloads = {"payload"}
+    follow(site, Create("a", 600), Adopt(), Start(1), Store(1, "a", 2), Wait(HOUR_MS), Run())
+    assert {row.table for row in site.rows.values()} == payloads
+
+    follow(site, PublishIn(1, "a", refers=True), Commit(1), Wait(10 * MINUTE_MS), Run())
+    assert {row.table for row in site.rows.values()} == {"message", "payload"}
+
+    follow(site, Wait(1), Run())
+    assert not site.rows
+
+
+# --- each invariant is alive: the model's own rows are tampered with, and it speaks -----------------------------------
+
+
+def tampered(site: Site, *, pointer: int | None) -> None:
+    """Change the only message row's pointer in the store behind everybody's back."""
+    ((key, value),) = site.store.message.rows(b"", None, 2).items
+    site.store.message.put([(key, value._replace(pointer=pointer))])
+
+
+def test_a_row_that_comes_back_is_a_zombie(site: Site) -> None:
+    follow(site, Create("a", 600), Adopt(), Publish("a"), BackUp(1), Wait(HOUR_MS), Run(), SetTtl("a", 864_000))
+    assert not site.rows
+
+    site.store.message.put(site.backups[1].store.message.rows(b"", None, 1).items)
+
+    with pytest.raises(Violation, match="zombie"):
+        Run().on(site)
+
+
+def test_a_row_whose_pointer_is_another_is_a_zombie(site: Site) -> None:
+    follow(site, Create("a", 864_000), Adopt(), Start(1), PublishIn(1, "a"))
+    tampered(site, pointer=START_MS * TX_PER_MS + 77)
+
+    with pytest.raises(Violation, match="zombie"):
+        Run().on(site)
+
+
+def test_a_committed_message_that_is_negated_is_hidden(site: Site) -> None:
+    follow(site, Create("a", 864_000), Adopt(), Start(1), PublishIn(1, "a"), Commit(1))
+    tampered(site, pointer=-site.clients[1].id)
+
+    with pytest.raises(Violation, match="committed message hidden"):
+        Run().on(site)
+
+
+def test_a_row_that_vanishes_before_its_time_is_lost(site: Site) -> None:
+    follow(site, Create("a", 600), Adopt(), Publish("a"), Wait(10 * MINUTE_MS))
+    site.store.message.delete([key for _, key in site.rows])
+
+    with pytest.raises(Violation, match="live row lost"):
+        Run().on(site)
+
+
+def test_a_row_that_vanishes_while_it_is_held_is_an_overrun(site: Site) -> None:
+    follow(site, Create("a", 864_000), Adopt(), Publish("a"), Wait(HOUR_MS), Delete("a"))
+    site.store.message.delete([key for _, key in site.rows])
+
+    with pytest.raises(Violation, match="frontier overrun"):
+        Run().on(site)
+
+
+# --- the shrinker -----------------------------------------------------------------------------------------------------
+
+
+def test_a_failing_history_is_cut_down_to_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a janitor that holds nothing, and a long history in which a ttl is shortened by mistake,
+    monkeypatch.setattr("janitor.frontier._jumps", lambda *_: False)
+    history: History = [
+        *(Create("a", 864_000), Create("b", 600), Adopt(), Publish("b", 2), Start(1), PublishIn(1, "b"), Commit(1)),
+        *(Publish("a", 3), Wait(2 * HOUR_MS), Run(batch_rows=5), BackUp(1), SetTtl("a", 3600), Wait(MINUTE_MS), Run()),
+        *(Truncate(), Restore(1, in_place=True), Run()),
+    ]
+
+    # when it is played and made shorter,
+    with pytest.raises(Failed) as caught:
+        play(history)
+    short = shortest(caught.value)
+
+    # then only what matters is left, and the text of it can be played again.
+    assert list(short.history) == [
+        Create("a", 864_000),
+        Adopt(),
+        Publish("a"),
+        Wait(2 * HOUR_MS),
+        SetTtl("a", 3600),
+        Run(),
+    ]
+    text = tell(short)
+    assert "SetTtl(topic='a', ttl_seconds=3600)" in text
+    replayed = eval(text[text.index("[\n") :])  # noqa: S307
+    assert replayed == list(short.history)
