@@ -11,6 +11,7 @@ from janitor.policy import Invert, Row, Rule, decide
 from janitor.ranges import Range, topic_stop
 from janitor.report import EntryKey
 from janitor.walk import Walk
+from tms_core.errors import StoreError
 from tms_core.rowkey import LONG_MAX, MessageKey, generation_prefix, time_prefix
 from tms_core.tables.base import TxCell
 
@@ -30,13 +31,20 @@ class Inversions:
         key = self._walk.first(table, b"")
         while key is not None:
             parsed = MessageKey.parse(key)
-            if parsed is None:
-                key = self._walk.first(table, key + b"\x00")
-                continue
-            start, stop = self._search(parsed, since_ms)
-            if self._walk.world.in_scope(parsed.topic.prefix):
-                self._search_cells(Range(max(key, start), stop))
-            key = self._walk.first(table, stop)
+            key = self._walk.first(table, key + b"\x00") if parsed is None else self._invert_from(key, parsed, since_ms)
+
+    def _invert_from(self, key: bytes, parsed: MessageKey, since_ms: int) -> bytes | None:
+        """Do the key's generation; returns the first key behind it, or behind its topic if that fails."""
+        table, prefix = self._walk.store.message, parsed.topic.prefix
+        start, stop = self._search(parsed, since_ms)
+        if prefix in self._walk.failed or not self._walk.world.in_scope(prefix):
+            return self._walk.first(table, topic_stop(prefix))
+        try:
+            self._search_cells(Range(max(key, start), stop))
+            return self._walk.first(table, stop)
+        except StoreError as error:
+            self._walk.fail(prefix, error)
+            return self._walk.first(table, topic_stop(prefix))
 
     def _search(self, key: MessageKey, since_ms: int) -> Range:
         prefix = key.topic.prefix

@@ -73,6 +73,10 @@ class Preview:
 Observer = Callable[[str, TopicId | None, int], None]
 
 
+#: Deletes in one topic from its first key on; returns where the rows start that no range speaks of.
+Visit = Callable[[TopicWork, bytes], bytes]
+
+
 class Batch(NamedTuple):
     """Rows of one topic, generation and table with one fate."""
 
@@ -110,28 +114,41 @@ class Walk:
 
     # -- from topic to topic ---------------------------------------------------------------------------------------
 
-    def each_topic(self, name: DataTable, table: KeyTable, visit: Callable[[TopicWork, bytes], bytes]) -> None:
-        """Jump through the table's topics in key order."""
+    def each_topic(self, name: DataTable, table: KeyTable, visit: Visit) -> None:
+        """Jump through the table's topics in key order.
+
+        Raises:
+            StoreError: the table cannot be read between topics either.
+        """
         key = self.first(table, b"")
         while key is not None:
             prefix = topic_prefix(key)
             if prefix is None:
                 self.tally.keep_foreign(name, [key])
                 key = self.first(table, key + b"\x00")
-                continue
-            if not self.world.in_scope(prefix):
+            elif prefix in self.failed or not self.world.in_scope(prefix):
                 key = self.first(table, topic_stop(prefix))
-                continue
-            resume = self._visit(name, table, prefix, key, visit)
-            key = self.first(table, resume)
-            if key is not None and key < topic_stop(prefix):
-                self.classify(name, table, prefix, key, topic_stop(prefix))
-                key = self.first(table, topic_stop(prefix))
+            else:
+                key = self._do(name, table, prefix, key, visit)
 
-    def _visit(
-        self, name: DataTable, table: KeyTable, prefix: bytes, key: bytes, visit: Callable[[TopicWork, bytes], bytes]
-    ) -> bytes:
-        """Do one topic, again if its metadata moves meanwhile; returns where its unvisited rows start."""
+    def fail(self, prefix: bytes, error: StoreError) -> None:
+        """Leave a topic undone, for this step and the next ones."""
+        self._fail(prefix, f"topic {prefix[:-1].decode()}: {error}")
+
+    def _do(self, name: DataTable, table: KeyTable, prefix: bytes, key: bytes, visit: Visit) -> bytes | None:
+        """Do one topic; returns the first key behind it."""
+        stop = topic_stop(prefix)
+        try:
+            rest = self.first(table, self._visit(name, table, prefix, key, visit))
+            if rest is None or rest >= stop:
+                return rest
+            self.classify(name, table, prefix, rest, stop)
+        except StoreError as error:
+            self.fail(prefix, error)
+        return self.first(table, stop)
+
+    def _visit(self, name: DataTable, table: KeyTable, prefix: bytes, key: bytes, visit: Visit) -> bytes:
+        """Delete in one topic, again if its metadata moves meanwhile; returns where its unvisited rows start."""
         kept = self.tally.kept.copy()
         for _ in range(REPLANS):
             work = self.world.topics.get(prefix)
@@ -140,21 +157,17 @@ class Walk:
             first = generation_prefix(prefix, 1)
             if key < first:
                 self.classify(name, table, prefix, key, first)
-            if prefix in self.failed:
-                return topic_stop(prefix)
             try:
                 return visit(work, max(key, first))
             except Moved:
                 self.tally.forget_kept(kept, work.topic.topic, name)
                 self.world.reread(prefix)
-            except StoreError as error:
-                return self._fail(prefix, f"{work.topic.topic}: {error}")
-        return self._fail(prefix, f"topic {prefix[:-1].decode()} keeps changing; left for the next run")
+        self._fail(prefix, f"topic {prefix[:-1].decode()} keeps changing; left for the next run")
+        return topic_stop(prefix)
 
-    def _fail(self, prefix: bytes, message: str) -> bytes:
+    def _fail(self, prefix: bytes, message: str) -> None:
         self.failed.add(prefix)
         self.tally.errors.append(message)
-        return topic_stop(prefix)
 
     # -- what all steps share --------------------------------------------------------------------------------------
 

@@ -230,7 +230,7 @@ def test_the_tables_of_the_report_and_the_plan_file_name_every_field(planned: di
     per_topic = names_after("An entry of `topics`:") | names_after("Each entry of `topics` has three fields more:")
     assert {name for entry in planned["topics"] for name in entry} == per_topic
     assert (
-        set(planned["totals"]["kept"]) == names_after("held for `first_contact`") == {str(r) for r in COUNTED_REASONS}
+        set(planned["totals"]["kept"]) == names_after("`totals` has") == {str(r) for r in COUNTED_REASONS}
     )
     assert {str(rule) for rule in Rule} | {"kept"} == set(planned["totals"])
 

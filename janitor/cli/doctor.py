@@ -35,7 +35,9 @@ class Finding(NamedTuple):
 @click.command("doctor")
 @common_options
 def command() -> int:
-    """Check settings, store, rights, state, snapshots and clocks; exit code 1 when something is broken.
+    """Check whether all is in place for a run.
+
+    Settings, store and rights, state, snapshots, clocks, disk. Exit code 1 when something is broken.
 
     \b
     Example:

@@ -28,7 +28,9 @@ def command() -> None:
 @topic_patterns
 @common_options
 def message(limit: int, patterns: tuple[str, ...]) -> None:
-    """Show messages, decoded, and count them all by kind and transaction.
+    """Show messages, decoded, and count them.
+
+    All are counted, by kind and by the state of their transaction.
 
     \b
     Example:
@@ -46,7 +48,9 @@ def message(limit: int, patterns: tuple[str, ...]) -> None:
 @topic_patterns
 @common_options
 def payload(limit: int, patterns: tuple[str, ...]) -> None:
-    """Show stored payloads, decoded, and count them all by transaction.
+    """Show stored payloads, decoded, and count them.
+
+    All are counted, by the state of their transaction.
 
     \b
     Example:
@@ -63,7 +67,9 @@ def payload(limit: int, patterns: tuple[str, ...]) -> None:
 @topic_patterns
 @common_options
 def meta(patterns: tuple[str, ...]) -> None:
-    """Show topics with generation and ttl, deleted ones and unreadable rows among them.
+    """Show topics with generation and ttl.
+
+    Deleted topics (their generation is negative) and rows that cannot be read are among them.
 
     \b
     Example:

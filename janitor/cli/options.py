@@ -17,7 +17,7 @@ from janitor.logs import LogFormat
 Command = Callable[..., Any]
 
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_RELATIVE = re.compile(r"now((?:[+-](?:\d+(?:ms|[smhd]))+)*)")
+_RELATIVE = re.compile(r"now((?:[+-](?:\d{1,18}(?:ms|[smhd]))+)*)")
 _TERM = re.compile(r"([+-])((?:\d+(?:ms|[smhd]))+)")
 _AMOUNT = re.compile(r"(\d+)(ms|[smhd])")
 
@@ -64,7 +64,7 @@ class PatternType(click.ParamType[str]):
 
 def parse_time(text: str) -> Moment | None:
     """Read a time in any of the three ways, or None."""
-    if re.fullmatch(r"\d+", text):
+    if re.fullmatch(r"\d{1,19}", text):
         return Moment(int(text), relative=False)
     if match := _RELATIVE.fullmatch(text):
         return Moment(sum(_signed(sign, amounts) for sign, amounts in _TERM.findall(match[1])), relative=True)

@@ -14,6 +14,9 @@ from janitor.report import Report
 from janitor.settings import config_digest
 from tms_core.errors import StoreError
 
+#: The last time that fits into a row's key.
+LAST_MS = 2**63 - 1
+
 
 @click.command("plan")
 @click.option("--at", type=TimeType(), help="What would be due at another moment; such a plan cannot be applied.")
@@ -31,6 +34,8 @@ def command(at: Moment | None, out: Path | None, patterns: tuple[str, ...]) -> N
     """
     current = session()
     at_ms = at.at(current.clock.now_ms()) if at else None
+    if at_ms is not None and not 0 <= at_ms <= LAST_MS:
+        raise click.BadParameter("rows have times between 1970 and 2^63-1 ms", param_hint="--at")
     with current.reading() as engine:
         try:
             report = engine.plan(at_ms=at_ms, patterns=patterns, out=out, digest=config_digest(current.settings))

@@ -132,7 +132,11 @@ class Chance:
         return max(self._site.clients, default=0) + 1
 
     def operation(self) -> Operation:
-        """Whatever happens next."""
+        """Whatever happens next; what stops the janitor altogether is not left so for long."""
+        if self.luck(0.15) and not self._site.clock_is_right:
+            return SetClock(0)
+        if self.luck(0.15) and not self._site.reference.adopted:
+            return Adopt()
         (kind,) = self.random.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()))
         drawn = getattr(self, kind)()
         assert isinstance(drawn, Operation)

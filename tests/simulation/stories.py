@@ -63,6 +63,7 @@ def unaware_client(chance: Chance) -> list[Operation]:
         Wait(LATE_MS),
         PublishIn(tx, topic, late_ms=LATE_MS),
         Wait(10 * MINUTE_MS),
+        chance.pick((Run(), Run(topic=chance.topic()))),
         Run(),
         Truncate(),
     ]
@@ -162,7 +163,8 @@ def changed_meanwhile(chance: Chance) -> list[Operation]:
 def unreadable(chance: Chance) -> list[Operation]:
     """A topic's metadata cannot be read for a while."""
     topic = chance.topic()
-    return [Publish(topic), Garble(topic), Run(), Wait(HOLD_MS), Run(), Garble(topic, on_purpose=False), Run()]
+    old = (Publish(topic), Delete(topic), Garble(topic), Run(), Wait(HOLD_MS), Run())
+    return [*old, Garble(topic, on_purpose=False), Run(), Wait(HOLD_MS), Run()]
 
 
 def protected(chance: Chance) -> list[Operation]:
@@ -173,8 +175,8 @@ def protected(chance: Chance) -> list[Operation]:
 
 def planned(chance: Chance) -> list[Operation]:
     """A plan is made, looked at, and carried out; something happened in between."""
-    meanwhile = chance.pick((chance.wait, chance.wait, chance.publish_in, chance.operation))
-    return [Plan(3), meanwhile(), Apply(3, adopt=chance.luck(0.3))]
+    meanwhile = chance.pick((Approve(), chance.wait(), chance.publish_in(), chance.operation()))
+    return [chance.set_ttl(), Plan(3), meanwhile, Apply(3, adopt=chance.luck(0.3))]
 
 
 def restored(chance: Chance) -> list[Operation]:

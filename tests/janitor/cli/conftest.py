@@ -57,9 +57,7 @@ def _copied(unpacked: Path, name: str, folder: Path) -> Place:
 
 
 @pytest.fixture
-def sample(
-    unpacked: Path, tmp_path: Path, clock: ManualClock, capsys: pytest.CaptureFixture[str]
-) -> Janitor:
+def sample(unpacked: Path, tmp_path: Path, clock: ManualClock, capsys: pytest.CaptureFixture[str]) -> Janitor:
     """The janitor on CDAP's ordinary store."""
     return Janitor(_copied(unpacked, "sample", tmp_path), clock, capsys)
 

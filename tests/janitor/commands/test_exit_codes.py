@@ -14,7 +14,7 @@ import pytest
 
 from janitor.engine import Engine
 from tests.builders import DAY, HOUR, topic
-from tests.janitor.cli.conftest import SETTINGS, Site
+from tests.janitor.commands.conftest import SETTINGS, Site
 from tms_core.errors import StoreError
 from tms_core.tables.leveldb import LevelDBMessageTable, LevelDBStore
 
@@ -256,7 +256,8 @@ def test_given_a_topic_that_cannot_be_done_when_run_then_5_and_the_others_are_do
     monkeypatch.setattr(LevelDBMessageTable, "delete", failing)
     partly = site.janitor("run --once --adopt --format json")
     assert partly.code == 5
-    assert partly.json["errors"] == ["default:orders: the disk is full."]
+    [error] = partly.json["errors"]
+    assert "default:orders: the disk is full." in error
     assert partly.json["totals"]["old_generation"] == 1
 
 

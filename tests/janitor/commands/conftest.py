@@ -1,0 +1,110 @@
+"""A site on a disk: a small store, its snapshots and a settings file, and the command typed in its folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from janitor.cli.main import execute
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic
+from tms_core.clock import ManualClock
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.transaction.model import Snapshot, VisibilityState
+from tms_core.transaction.snapshot import write_snapshot
+
+#: Published before its transaction became invalid; nothing else in the store is of that transaction.
+INVALID = pointer(NOW_MS - 4 * HOUR)
+
+SETTINGS = """\
+storage: {leveldb: {path: data/messaging}}
+transactions:
+  source: directory
+  directory: data/tx
+  max_lifetime_seconds: 3600
+  grace_seconds: 3600
+janitor: {state: data/janitor}
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left behind: its exit code and its two streams."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass
+class Site:
+    """A folder in which one types commands, at a clock that stands still."""
+
+    folder: Path
+    clock: ManualClock
+    streams: pytest.CaptureFixture[str]
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "data" / "messaging"
+
+    def run(self, line: str) -> Outcome:
+        """Type a command line (without ``janitor``) just as it is."""
+        self.streams.readouterr()
+        code = execute(shlex.split(line), self.clock)
+        return Outcome(code, *self.streams.readouterr())
+
+    def janitor(self, line: str) -> Outcome:
+        """Type a command line, with the settings of the site."""
+        return self.run(f"{line} --config janitor.yaml")
+
+    def set(self, text: str) -> None:
+        """Add lines to the settings file; a section that is there must be given whole."""
+        (self.folder / "janitor.yaml").write_text(text, encoding="utf-8")
+
+    def snapshot(self, invalid: Iterable[int] = (INVALID,), *, age_ms: int = 1000, name: str = "") -> None:
+        """Let the transaction manager write a snapshot."""
+        taken_ms = self.clock.now_ms() - age_ms
+        newest = pointer(taken_ms)
+        state = VisibilityState(taken_ms, newest, newest, array("q", invalid))
+        with (self.folder / "data" / "tx" / (name or f"snapshot.{taken_ms}")).open("wb") as stream:
+            write_snapshot(stream, Snapshot(state, {}, {}))
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Site:
+    """Two expired messages and a live one, a message of an invalid transaction, and a deleted topic with a row."""
+    monkeypatch.chdir(tmp_path)
+    made = Site(tmp_path, ManualClock(NOW_MS, running_ms=DAY), capsys)
+    made.store.mkdir(parents=True)
+    (tmp_path / "data" / "tx").mkdir()
+    with LevelDBStore(made.store, create=True) as store:
+        orders = topic(store, "default:orders", ttl_seconds=86400)
+        orders.plain(NOW_MS - 3 * DAY, NOW_MS - 2 * DAY, NOW_MS - MINUTE)
+        orders.tx(INVALID, NOW_MS - 3 * HOUR)
+        topic(store, "default:retired", ttl_seconds=86400, generation=-1).plain(NOW_MS - HOUR)
+    made.snapshot()
+    made.set(SETTINGS)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """Put logging back as it was: a command sets it for its whole process."""
+    loggers = [logging.getLogger(name) for name in ("", "janitor", "tms_core")]
+    before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
+    yield
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers

@@ -1,0 +1,84 @@
+"""Help that teaches: every command shows how it is typed, and what it shows can be typed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from janitor.cli.main import cli
+from tests.janitor.commands.conftest import Site
+
+
+def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name)
+
+
+ALL = [" ".join(path) for path in commands()]
+
+
+def examples(site: Site, verb: str) -> list[str]:
+    shown = site.run(f"{verb} --help").out
+    return re.findall(r"^ +(?:eval \"\$\()?janitor (.+?)(?:\)\"| > .*)?$", shown, flags=re.MULTILINE)
+
+
+def test_every_verb_of_this_version_is_there() -> None:
+    assert sorted(ALL) == [
+        "adopt",
+        "apply",
+        "approve",
+        "audit",
+        "boundary",
+        "completion",
+        "config show",
+        "doctor",
+        "inspect message",
+        "inspect meta",
+        "inspect payload",
+        "inspect snapshot",
+        "plan",
+        "run",
+    ]
+
+
+@pytest.mark.parametrize("verb", ["", *ALL])
+def test_given_a_verb_when_help_is_asked_then_it_shows_an_example_that_parses(site: Site, verb: str) -> None:
+    shown = examples(site, verb)
+    assert shown
+    for line in shown:
+        resolve(line)
+
+
+def resolve(line: str) -> None:
+    """Parse a command line without running it; raises where it does not parse."""
+    command: click.Command = cli
+    words = shlex.split(line)
+    while isinstance(command, click.Group):
+        command = command.commands[words.pop(0)]
+    command.make_context(command.name, words, obj={}).close()
+
+
+@pytest.mark.parametrize("verb", [verb for verb in ALL if verb != "completion"])
+def test_given_any_verb_then_it_takes_the_options_that_all_take(site: Site, verb: str) -> None:
+    shown = site.run(f"{verb} -h").out
+    for option in ("--config", "--leveldb", "--hbase", "--snapshots", "--format", "--log-format", "--version"):
+        assert option in shown
+
+
+@pytest.mark.parametrize("verb", ["", "inspect", "config", *ALL])
+def test_given_help_then_no_summary_is_cut(site: Site, verb: str) -> None:
+    shown = site.run(f"{verb} --help").out
+    assert not re.search(r"\w\.\.\.$", shown, flags=re.MULTILINE)
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_the_exit_codes_are_in_the_help(site: Site) -> None:
+    shown = site.run("--help").out
+    assert all(f"{code} " in shown.partition("Exit codes:")[2] for code in range(6))

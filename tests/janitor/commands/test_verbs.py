@@ -1,0 +1,300 @@
+"""The verbs that ask and decide: adopt, approve, inspect, boundary, audit, doctor, config, completion."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic
+from tests.janitor.commands.conftest import INVALID, SETTINGS, Site
+from tms_core.tables.leveldb import LevelDBStore
+
+
+def digests(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "plan --out plan.json",
+        "adopt",
+        "approve",
+        "inspect message",
+        "inspect payload",
+        "inspect meta",
+        "inspect snapshot",
+        "boundary --explain",
+        "audit",
+        "doctor",
+    ],
+)
+def test_given_a_question_or_a_decision_then_not_one_byte_of_the_store_changes(site: Site, line: str) -> None:
+    before = digests(site.store)
+    site.janitor(line)
+    assert digests(site.store) == before
+    assert not list((site.folder / "data/janitor").glob("leveldb-clone-*"))
+
+
+# --- adopt, approve --------------------------------------------------------------------------------------------------
+
+
+def test_given_adopt_then_the_topics_are_counted_and_the_next_run_deletes(site: Site) -> None:
+    done = site.janitor("adopt")
+    assert done.out == "adopted, with 2 topics\nnext: janitor run --once --config janitor.yaml\n"
+    assert site.janitor("run --once --format json").json["totals"]["expired"] == 2
+
+
+def test_given_held_topics_when_one_is_approved_then_that_one_goes(site: Site) -> None:
+    with LevelDBStore(site.store) as store:
+        topic(store, "default:bills", ttl_seconds=86400).plain(NOW_MS - MINUTE)
+    site.janitor("run --once --adopt")
+    with LevelDBStore(site.store) as store:
+        topic(store, "default:bills", ttl_seconds=30)
+        topic(store, "default:orders", ttl_seconds=30)
+    approved = site.janitor("approve default:bills")
+    assert approved.out == "approved:\n  default:bills\nnext: janitor run --once --config janitor.yaml\n"
+    done = site.janitor("run --once --format json").json
+    assert [(entry["topic"], entry["held"]) for entry in done["topics"]] == [("bills", None), ("orders", "frontier")]
+    assert site.janitor("approve --format json").json == {"approved": ["default:orders"]}
+
+
+def test_given_nothing_held_when_approved_then_that_is_said(site: Site) -> None:
+    site.janitor("adopt")
+    assert site.janitor("approve").out == "nothing is held; the clock is accepted\n"
+    assert site.janitor("approve default:orders").out == "nothing is held of default:orders\n"
+
+
+# --- inspect ---------------------------------------------------------------------------------------------------------
+
+
+def test_given_messages_then_they_are_decoded_counted_and_not_consumed(site: Site) -> None:
+    for _ in range(2):
+        found = site.janitor("inspect message --limit 1 --format json").json
+        assert found["counts"] == {"plain": 4, "transactional": 1, "invalid": 1}
+        assert found["min_transaction_ms"] == NOW_MS - 4 * HOUR
+        [row] = found["rows"]
+        assert (row["topic"], row["publish_ms"], row["kind"]) == ("default:orders", NOW_MS - 3 * DAY, "plain")
+
+
+def test_given_a_pattern_then_only_those_messages_are_counted(site: Site) -> None:
+    found = site.janitor("inspect message --topic '*:retired' --format json").json
+    assert found["counts"] == {"plain": 1}
+
+
+def test_given_payloads_then_they_are_decoded_and_counted(site: Site) -> None:
+    committed = pointer(NOW_MS - 2 * HOUR)
+    with LevelDBStore(site.store) as store:
+        topic(store, "default:orders", ttl_seconds=86400).stored(committed, NOW_MS - HOUR, NOW_MS - HOUR + 1)
+    shown = site.janitor("inspect payload").out
+    assert "2 committed" in shown
+    assert str(committed) in shown
+    assert "oldest transaction: 2023-11-14 20:13:20 UTC" in shown
+
+
+def test_given_an_empty_table_then_that_is_said(site: Site) -> None:
+    assert site.janitor("inspect payload").out == "no rows\n"
+
+
+def test_given_a_topic_whose_metadata_cannot_be_read_then_it_is_shown_with_the_reason_and_drives_no_terminal(
+    site: Site,
+) -> None:
+    with LevelDBStore(site.store) as store:
+        store.metadata.compare_and_set(b"default:odd:", None, b'{"ttl":"\x1b[2J"}')
+    shown = site.janitor("inspect meta")
+    assert "default:odd" in shown.out
+    assert "\x1b" not in shown.out
+    assert "1 deleted, 1 topics, 1 unreadable" in shown.out
+
+
+def test_given_a_snapshot_then_its_transactions_are_shown_with_their_times(site: Site) -> None:
+    shown = site.janitor("inspect snapshot").out
+    assert "source: snapshot.1699999999000" in shown
+    assert "timestamp_ms: 1699999999000 (2023-11-14 22:13:19 UTC)" in shown
+    assert f"{INVALID}  invalid  2023-11-14 18:13:20 UTC" in shown
+
+
+def test_given_a_stale_snapshot_then_it_is_shown_with_the_problem(site: Site) -> None:
+    site.clock.advance(HOUR)
+    assert "problem: snapshot.1699999999000 is 3601 s old" in site.janitor("inspect snapshot").out
+
+
+def test_given_no_snapshot_when_inspected_then_1_and_why(site: Site) -> None:
+    shutil.rmtree(site.folder / "data/tx")
+    missing = site.janitor("inspect snapshot")
+    assert (missing.code, missing.out) == (1, "")
+    assert "There is no snapshot" in missing.err
+    assert "--snapshots" in missing.err
+
+
+# --- boundary, audit -------------------------------------------------------------------------------------------------
+
+
+def test_given_a_complete_run_then_the_boundary_is_shown_with_what_holds_it(site: Site) -> None:
+    assert site.janitor("boundary").out == "no boundary has been claimed\n"
+    site.janitor("run --once --adopt")
+    shown = site.janitor("boundary --explain").out.splitlines()
+    assert shown[0].startswith(f"{INVALID}, transactions of 2023-11-14 18:13:20 UTC, by run 1700000000000-")
+    assert shown[1].startswith(f"held at {INVALID}: snapshot 1699999999000")
+
+
+def test_given_no_known_lifetime_then_explain_names_the_setting(site: Site) -> None:
+    site.set(SETTINGS.replace("  max_lifetime_seconds: 3600\n", ""))
+    assert "transactions.max_lifetime_seconds is not set" in site.janitor("boundary --explain").out
+    assert site.janitor("boundary --format json").json["obstacles"]
+
+
+def test_given_a_true_boundary_when_audited_then_it_is_proven(site: Site) -> None:
+    assert "no boundary has been claimed" in site.janitor("audit").out
+    site.janitor("run --once --adopt")
+    proven = site.janitor("audit")
+    assert proven.code == 0
+    assert f"proven: no row up to {INVALID}" in proven.out
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_given_a_row_that_makes_the_boundary_false_when_audited_then_it_is_refuted_and_named(
+    site: Site, listed: bool
+) -> None:
+    site.janitor("run --once --adopt")
+    with LevelDBStore(site.store) as store:
+        topic(store, "default:orders", ttl_seconds=86400).tx(INVALID, NOW_MS - 2 * HOUR)
+    if not listed:  # an operator has taken it off the list because of the claim
+        site.snapshot((), age_ms=500)
+    refuted = site.janitor("audit")
+    assert refuted.code == 1
+    assert f"refuted: 1 rows up to {INVALID}" in refuted.out
+    assert b"default:orders:".hex() in refuted.out
+    found = site.janitor("audit --format json")
+    assert found.code == 1
+    assert (found.json["refuted"], found.json["open_cells"]) == (1, 1)
+
+
+def test_given_an_invalid_row_above_the_boundary_when_audited_then_it_refutes_nothing(site: Site) -> None:
+    site.janitor("run --once --adopt")
+    later = pointer(NOW_MS - MINUTE)
+    with LevelDBStore(site.store) as store:
+        topic(store, "default:orders", ttl_seconds=86400).tx(later, NOW_MS - MINUTE)
+    site.snapshot((INVALID, later), age_ms=500)
+    found = site.janitor("audit --format json")
+    assert found.code == 0
+    assert (found.json["refuted"], found.json["open_cells"]) == (0, 1)
+
+
+# --- doctor ----------------------------------------------------------------------------------------------------------
+
+
+def checks(site: Site, line: str = "doctor --config janitor.yaml") -> dict[str, Any]:
+    found = site.run(f"{line} --format json")
+    assert found.code == (1 if any(check["status"] == "fail" for check in found.json) else 0)
+    return {check["check"]: (check["status"], check["message"]) for check in found.json}
+
+
+def test_given_all_in_place_then_every_check_is_ok(site: Site) -> None:
+    site.janitor("run --once --adopt")
+    found = checks(site)
+    assert {status for status, _ in found.values()} == {"ok"}
+    assert list(found) == ["settings", "store", "state", "snapshots", "clock", "lifetime", "disk"]
+    assert "last run done at 2023-11-14 22:13:20 UTC" in found["state"][1]
+
+
+def test_given_a_store_never_adopted_then_a_warning_says_what_to_do(site: Site) -> None:
+    status, message = checks(site)["state"]
+    assert status == "warn"
+    assert "janitor adopt" in message
+
+
+def test_given_no_store_then_the_check_fails_with_the_next_step_and_nothing_is_made(site: Site) -> None:
+    before = sorted(site.folder.rglob("*"))
+    status, message = checks(site, "doctor --leveldb nowhere/at/all")["store"]
+    assert status == "fail"
+    assert "Give the folder" in message
+    assert sorted(site.folder.rglob("*")) == before
+
+
+def test_given_a_store_that_cannot_be_written_then_the_check_fails(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    may = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: "payload" not in str(path) and may(path, mode))
+    status, message = checks(site)["store"]
+    assert status == "fail"
+    assert "system.tms.payload cannot be written; run as its owner" in message
+
+
+def test_given_a_store_of_another_user_then_a_warning_says_whom_to_run_as(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    status, message = checks(site)["store"]
+    assert status == "warn"
+    assert "run as its owner" in message
+
+
+def test_given_no_fresh_snapshot_then_a_warning(site: Site) -> None:
+    site.clock.advance(HOUR)
+    assert checks(site)["snapshots"][0] == "warn"
+
+
+def test_given_a_damaged_newest_snapshot_then_it_is_said_that_it_was_passed_over(site: Site) -> None:
+    (site.folder / "data/tx/snapshot.1699999999999").write_bytes(b"")
+    assert checks(site)["snapshots"] == ("ok", "snapshot.1699999999000, 1 passed over")
+
+
+def test_given_a_clock_that_jumped_then_the_check_fails(site: Site) -> None:
+    site.janitor("run --once --adopt")
+    site.clock.step(2 * HOUR)
+    assert checks(site)["clock"][0] == "fail"
+
+
+def test_given_a_clock_that_stepped_back_then_a_warning(site: Site) -> None:
+    site.janitor("run --once --adopt")
+    site.clock.step(-2 * HOUR)
+    assert checks(site)["clock"][0] == "warn"
+
+
+def test_given_no_known_lifetime_then_a_warning(site: Site) -> None:
+    site.set(SETTINGS.replace("  max_lifetime_seconds: 3600\n", ""))
+    assert checks(site)["lifetime"][0] == "warn"
+
+
+def test_given_a_disk_that_is_nearly_full_then_a_warning(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type(shutil.disk_usage("/"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1_000_000_000, 960_000_000, 40_000_000))
+    assert checks(site)["disk"] == ("warn", "40 MB of 1.0 GB free")
+
+
+def test_given_a_setting_that_is_wrong_then_doctor_is_refused_like_every_other_command(site: Site) -> None:
+    site.set("janitor: {workers: 0}\n")
+    assert site.janitor("doctor").code == 2
+
+
+# --- config, completion ----------------------------------------------------------------------------------------------
+
+
+def test_given_config_show_then_every_setting_stands_there_with_value_and_origin(site: Site) -> None:
+    shown = site.janitor("config show").out
+    assert re.search(r"^transactions.max_lifetime_seconds +3600 +file janitor.yaml$", shown, flags=re.MULTILINE)
+    assert shown.count("\n") > 50
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_given_a_shell_then_its_completion_script_names_the_command(site: Site, shell: str) -> None:
+    done = site.run(f"completion {shell}")
+    assert done.code == 0
+    assert "_JANITOR_COMPLETE" in done.out
+
+
+def test_given_a_shell_asks_then_verbs_and_options_are_completed(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_JANITOR_COMPLETE", "bash_complete")
+    for words, expected in (("janitor ap", {"apply", "approve"}), ("janitor inspect me", {"message", "meta"})):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        with pytest.raises(SystemExit):
+            site.run("")
+        assert {line.partition(",")[2] for line in capsys.readouterr().out.splitlines()} == expected

@@ -1,0 +1,87 @@
+"""Logs: one JSON object a line for programs, sentences for people, and the example that ships."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import logging.config
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from janitor import logs
+
+CONF = Path(__file__).parents[2] / "conf" / "logging.yaml"
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("", *logs.OURS)]
+    before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
+    yield
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_given_json_when_logged_then_a_line_is_an_object_with_the_fields() -> None:
+    stream = io.StringIO()
+    logs.configure("json", stream)
+    logging.getLogger("janitor.x").warning("%d rows\nleft", 3, extra={"fields": {"run": "r-1"}})
+    entry = json.loads(stream.getvalue())
+    assert stream.getvalue().count("\n") == 1
+    assert entry.pop("time").endswith("Z")
+    assert entry == {"level": "warning", "logger": "janitor.x", "message": "3 rows\nleft", "run": "r-1"}
+
+
+def test_given_json_when_an_error_is_logged_then_its_trace_is_a_field() -> None:
+    stream = io.StringIO()
+    logs.configure("json", stream)
+    try:
+        raise ValueError("odd")
+    except ValueError:
+        logging.getLogger("janitor").exception("it failed")
+    assert "ValueError: odd" in json.loads(stream.getvalue())["error"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stream", "as_text"),
+    [
+        ("auto", io.StringIO(), False),
+        ("auto", Terminal(), True),
+        ("text", io.StringIO(), True),
+        ("json", Terminal(), False),
+    ],
+)
+def test_given_a_format_then_auto_is_text_on_a_terminal_and_json_elsewhere(
+    kind: logs.LogFormat, stream: io.StringIO, as_text: bool
+) -> None:
+    logs.configure(kind, stream)
+    logging.getLogger("janitor").info("done")
+    assert (stream.getvalue() == "INFO done\n") is as_text
+    assert as_text or json.loads(stream.getvalue())["message"] == "done"
+
+
+def test_given_a_library_then_only_its_warnings_are_logged() -> None:
+    stream = io.StringIO()
+    logs.configure("text", stream)
+    logging.getLogger("urllib3").info("connected")
+    logging.getLogger("urllib3").warning("retrying")
+    logging.getLogger("tms_core").info("opened")
+    assert stream.getvalue() == "WARNING retrying\nINFO opened\n"
+
+
+def test_given_the_example_that_ships_then_python_takes_it_and_our_loggers_are_the_ones_it_names() -> None:
+    settings = yaml.safe_load(CONF.read_text(encoding="utf-8"))
+    logging.config.dictConfig(settings)
+    assert set(settings["loggers"]) == set(logs.OURS)
+    assert logging.getLogger("janitor.engine").isEnabledFor(logging.INFO)
+    assert not logging.getLogger("urllib3").isEnabledFor(logging.INFO)
