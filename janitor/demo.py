@@ -41,13 +41,14 @@ def main(folder: Path = ROOT / "data" / "demo", clock: Clock | None = None) -> i
         return 1
     store, snapshots = unpack(folder, clock)
     where = ["--leveldb", _short(store), "--snapshots", _short(snapshots)]
+    spoken = ["--log-format", "text"]
     _say("A messaging store that CDAP wrote: 8 topics, and what has gathered in them.")
     _figures(store, folder / "look")
     _say("1. What would a sweep do?   janitor plan")
-    if code := execute(["plan", *where], clock):
+    if code := execute(["plan", *where, *spoken], clock):
         return code
     _say("2. Do it; the first time a store has to be adopted.   janitor run --once --adopt")
-    if code := execute(["run", "--once", "--adopt", *where, "--log-format", "text"], clock):
+    if code := execute(["run", "--once", "--adopt", *where, *spoken], clock):
         return code
     _say("3. What is left")
     _figures(store, folder / "look")

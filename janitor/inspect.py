@@ -15,7 +15,7 @@ from janitor.ranges import topic_stop
 from janitor.world import matches
 from tms_core.errors import MetadataError
 from tms_core.rowkey import MessageKey, PayloadKey, topic_prefix
-from tms_core.tables.base import MessageTable, MessageValue, Page, Store
+from tms_core.tables.base import KeyTable, MessageTable, MessageValue, Page, Store
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import VisibilityState, transaction_ms
 
@@ -105,20 +105,24 @@ def messages(
 
     Args:
         snapshot: tells committed from undecided and invalid; without it they are all ``positive``.
-        limit: how many rows to decode; all are counted.
+        limit: how many rows to decode; all are counted, those whose value cannot be read as ``unreadable``.
     """
     rows: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
     oldest: int | None = None
-    for page in _pages(store.message.rows, _ranges(store, patterns), heartbeat):
-        for key, value in page:
-            counts[_kind(value)] += 1
+    unreadable = store.calls["unreadable"]
+    for page in _pages(store.message.rows, _ranges(store.message, patterns), heartbeat):
+        for raw, value in page:
+            key = MessageKey.parse(raw)
+            counts[_kind(key, value)] += 1
             state = _pointer_state(value.pointer, snapshot)
-            if value.pointer is not None:
+            if key and value.pointer is not None:
                 counts[state] += 1
                 oldest = _smaller(oldest, abs(value.pointer))
             if len(rows) < limit:
-                rows.append(_message(key, value, state))
+                rows.append(_message(raw, key, value, state))
+    if skipped := store.calls["unreadable"] - unreadable:
+        counts["unreadable"] = skipped
     return Inspected(rows, dict(counts), None if oldest is None else transaction_ms(oldest))
 
 
@@ -129,12 +133,12 @@ def payloads(
     rows: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
     oldest: int | None = None
-    for page in _pages(store.payload.rows, _ranges(store, patterns), heartbeat):
+    for page in _pages(store.payload.rows, _ranges(store.payload, patterns), heartbeat):
         for raw, body in page:
             key = PayloadKey.parse(raw)
-            state = _pointer_state(key.write_pointer, snapshot) if key else "foreign"
+            state = "foreign" if key is None or _is_foreign(key) else _pointer_state(key.write_pointer, snapshot)
             counts[state] += 1
-            if key:
+            if key and state != "foreign":
                 oldest = _smaller(oldest, key.write_pointer)
             if len(rows) < limit:
                 rows.append(_payload(raw, key, body, state))
@@ -184,13 +188,20 @@ def snapshot_figures(state: VisibilityState, name: str, limit: int) -> dict[str,
     }
 
 
-def _ranges(store: Store, patterns: tuple[str, ...]) -> list[tuple[bytes, bytes | None]]:
-    """The key ranges of the topics asked for; one for the whole table without any."""
+def _ranges(table: KeyTable, patterns: tuple[str, ...]) -> Iterator[tuple[bytes, bytes | None]]:
+    """The key ranges of the topics asked for, also of those without metadata; the whole table for no patterns."""
     if not patterns:
-        return [(b"", None)]
-    prefixes = [key for key, _ in store.metadata.rows() if topic_prefix(key) == key]
-    topics = [(prefix, TopicId.from_prefix(prefix)) for prefix in prefixes]
-    return [(prefix, topic_stop(prefix)) for prefix, topic in topics if topic and matches(topic, patterns)]
+        yield b"", None
+        return
+    start = b""
+    while keys := table.keys(start, None, 1).items:
+        topic = TopicId.from_prefix(topic_prefix(keys[0]) or b"")
+        if topic is None:
+            start = keys[0] + b"\x00"
+            continue
+        start = topic_stop(topic.prefix)
+        if matches(topic, patterns):
+            yield topic.prefix, start
 
 
 def _pages(
@@ -211,7 +222,14 @@ def _smaller(known: int | None, pointer: int) -> int:
     return pointer if known is None else min(known, pointer)
 
 
-def _kind(value: MessageValue) -> str:
+def _is_foreign(key: MessageKey | PayloadKey | None) -> bool:
+    """Whether the key is none of ours (rule L0)."""
+    return key is None or key.generation <= 0 or key.time_ms < 0
+
+
+def _kind(key: MessageKey | None, value: MessageValue) -> str:
+    if _is_foreign(key):
+        return "foreign"
     if value.pointer is None:
         return "plain"
     return "reference" if value.payload is None else "transactional"
@@ -229,17 +247,16 @@ def _pointer_state(pointer: int | None, snapshot: VisibilityState | None) -> str
     return "undecided" if snapshot.is_undecided(pointer) else "committed"
 
 
-def _message(raw: bytes, value: MessageValue, state: str) -> dict[str, Any]:
-    key = MessageKey.parse(raw)
+def _message(raw: bytes, key: MessageKey | None, value: MessageValue, state: str) -> dict[str, Any]:
     return {
         "key": raw.hex(),
         "topic": str(key.topic) if key else None,
         "generation": key.generation if key else None,
         "publish_ms": key.publish_ms if key else None,
         "sequence": key.sequence if key else None,
-        "kind": _kind(value) if key else "foreign",
+        "kind": _kind(key, value),
         "pointer": None if value.pointer is None else str(value.pointer),
-        "transaction": state or None,
+        "transaction": (state or None) if key else None,
         "payload_bytes": None if value.payload is None else len(value.payload),
     }
 

@@ -12,9 +12,9 @@ from janitor.cli.options import common_options
 @click.command("adopt")
 @common_options
 def command() -> None:
-    """Accept this store, its transaction system and this machine's clock as they are now.
+    """Accept this store as it is now.
 
-    From then on runs delete what is due. Nothing is deleted by this command itself. Needed once
+    And with it its transaction system and this machine's clock. From then on runs delete what is due. Nothing is deleted by this command itself. Needed once
     for a store, and again when it was copied, restored or given other snapshots.
 
     \b

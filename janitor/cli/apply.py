@@ -16,9 +16,9 @@ from janitor.cli.outcome import finish, log_run
 @click.option("--adopt", is_flag=True, help="Accept a store met for the first time, as the plan shows it.")
 @common_options
 def command(file: Path, adopt: bool) -> int:
-    """Carry out a plan file: nothing outside it, and nothing the law no longer allows.
+    """Carry out a plan file, at most.
 
-    Refuses (exit code 3) and names what moved when the store, a topic's generation or ttl, or a
+    Nothing outside it is done, and nothing that the law no longer allows. Refuses (exit code 3) and names what moved when the store, a topic's generation or ttl, or a
     setting is no longer what the plan was made for.
 
     \b

@@ -12,7 +12,9 @@ from janitor.cli.options import common_options
 @click.command("audit")
 @common_options
 def command() -> int:
-    """Read every transactional row and prove the boundary, or refute it (exit code 1).
+    """Prove the boundary, or refute it.
+
+    Reads every transactional row. Refuted is exit code 1.
 
     \b
     Example:

@@ -13,7 +13,9 @@ from janitor.cli.options import common_options
 @click.option("--explain", is_flag=True, help="Name what holds it back.")
 @common_options
 def command(explain: bool) -> None:
-    """Show the prune boundary: no row carries an invalid transaction's pointer up to there.
+    """Show up to where the store is proven clean.
+
+    The prune boundary: up to there no row carries an invalid transaction's pointer.
 
     \b
     Examples:

@@ -9,7 +9,9 @@ from click.shell_completion import get_completion_class
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
-    """Print the script that makes a shell complete janitor's commands.
+    """Print a shell's completion script.
+
+    With it the shell completes janitor's commands and options.
 
     \b
     Examples:

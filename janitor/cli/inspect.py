@@ -139,7 +139,8 @@ def _show(found: inspect.Inspected, table: str, as_json: bool) -> None:
         columns = [name for name in {name: None for row in found.rows for name in row} if name not in _HIDDEN]
         grid = render.grid(columns)
         for row in found.rows:
-            grid.add_row(*(_text(row.get(name)) for name in columns))
+            named = row if row["topic"] else {**row, "topic": row["key"]}
+            grid.add_row(*(_text(named.get(name)) for name in columns))
         render.print_table(grid)
     out.print(", ".join(f"{count:,} {name}" for name, count in sorted(found.counts.items())) or "no rows")
     if found.min_transaction_ms is not None:

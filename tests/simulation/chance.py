@@ -16,6 +16,7 @@ from tests.simulation.model import (
     ERROR_MS,
     HOUR_MS,
     IN_FLIGHT_MS,
+    INTERVAL_MS,
     LATE_MS,
     LIFETIME_MS,
     LOST_MS,
@@ -56,8 +57,8 @@ TTLS = (10 * 60, 3600, 6 * 3600, 2 * 86400, 10 * 86400)
 TIMEOUTS_MS = (30_000, 10 * MINUTE_MS, LIFETIME_MS)
 WAITS_MS = (1, 30_000, MINUTE_MS, MINUTE_MS, 10 * MINUTE_MS, 10 * MINUTE_MS, HOUR_MS, HOUR_MS + 1, 2 * HOUR_MS)
 LONG_WAITS_MS = (3 * HOUR_MS + 6 * MINUTE_MS, 6 * HOUR_MS, 25 * HOUR_MS, 3 * DAY_MS, 8 * DAY_MS)
-#: How old the newest snapshot is; from two minutes on it is stale.
-AGES_MS = (0, 0, 0, 30_000, 110_000, 121_000, None)
+#: How old the newest snapshot is; above two intervals it is stale.
+AGES_MS = (0, 0, 0, 30_000, INTERVAL_MS, 2 * INTERVAL_MS + 1, None)
 ERRORS_MS = (0, 0, 0, ERROR_MS, -ERROR_MS, -HOUR_MS, HOUR_MS, DAY_MS, -3 * DAY_MS, 30 * DAY_MS, LOST_MS)
 TABLES: tuple[Table, ...] = ("message", "payload")
 

@@ -27,7 +27,7 @@ LIFETIME_MS = 2 * HOUR_MS
 GRACE_MS = HOUR_MS
 ALLOWANCE_MS = 5 * MINUTE_MS
 HOLD_MS = HOUR_MS
-INTERVAL_MS = MINUTE_MS
+INTERVAL_MS = 5 * MINUTE_MS
 
 #: The server's clock is never further off than this, either way.
 SKEW_MS = MINUTE_MS

@@ -14,6 +14,7 @@ from tests.simulation.model import (
     ALLOWANCE_MS,
     DAY_MS,
     ERROR_MS,
+    GRACE_MS,
     HOLD_MS,
     HOUR_MS,
     IN_FLIGHT_MS,
@@ -64,6 +65,23 @@ def unaware_client(chance: Chance) -> list[Operation]:
         PublishIn(tx, topic, late_ms=LATE_MS),
         Wait(10 * MINUTE_MS),
         chance.pick((Run(), Run(topic=chance.topic()))),
+        Run(),
+        Truncate(),
+    ]
+
+
+def clocks_apart(chance: Chance) -> list[Operation]:
+    """A row appears just after a scan, with a time that the janitor's clock had passed long before it."""
+    tx, topic = chance.next_tx(), chance.topic()
+    return [
+        SkewServer(-SKEW_MS),
+        SetClock(ERROR_MS),
+        Start(tx, 30_000),
+        PublishIn(tx, topic),
+        Wait(MINUTE_MS),
+        Run(),
+        PublishIn(tx, topic, in_flight_ms=IN_FLIGHT_MS),
+        Wait(LIFETIME_MS + GRACE_MS + MINUTE_MS),
         Run(),
         Truncate(),
     ]
@@ -186,7 +204,7 @@ def restored(chance: Chance) -> list[Operation]:
         Start(tx, 30_000),
         PublishIn(tx, topic),
         BackUp(3),
-        Wait(LIFETIME_MS + HOUR_MS + 10 * MINUTE_MS),
+        Wait(LIFETIME_MS + GRACE_MS + 10 * MINUTE_MS),
         Run(),
         Wait(MINUTE_MS),
         Run(),
@@ -199,6 +217,7 @@ def restored(chance: Chance) -> list[Operation]:
 
 STORIES: tuple[Callable[[Chance], list[Operation]], ...] = (
     unaware_client,
+    clocks_apart,
     slow_transaction,
     no_snapshot,
     clock_behind,

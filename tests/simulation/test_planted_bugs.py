@@ -19,7 +19,7 @@ from janitor.state.base import Evidence, OpenIdRecord
 from janitor.sweep import Sweep
 from janitor.txstate import TransactionView
 from janitor.walk import Walk
-from janitor.world import Terms, World
+from janitor.world import Terms
 from tests.simulation.history import Failed, History, play, play_seed
 from tests.simulation.shrink import shortest, tell
 from tms_core.rowkey import Cutoff
@@ -145,14 +145,10 @@ def unknown_topics_are_passed_by(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(inversions.Inversions, "_inverts", only_known)
 
 
-def unreadable_topics_keep_their_last_policy(patch: pytest.MonkeyPatch) -> None:
-    """L1: metadata that does not parse is taken for deleted."""
-    read = World._set
-
-    def deleted(world: World, key: bytes, value: bytes) -> None:
-        read(world, key, value.replace(b"soon", b"1"))
-
-    patch.setattr(World, "_set", deleted)
+def unreadable_topics_get_a_ttl(patch: pytest.MonkeyPatch) -> None:
+    """L1: metadata that does not parse is made to."""
+    parse = TopicMetadata.parse
+    patch.setattr(TopicMetadata, "parse", lambda key, value: parse(key, value.replace(b"soon", b"1")))
 
 
 PLANTED: dict[Plant, set[str]] = {
@@ -174,7 +170,7 @@ PLANTED: dict[Plant, set[str]] = {
     tail_without_allowance: {"false claim"},
     inversion_is_only_counted: {"false claim", "left behind"},
     unknown_topics_are_passed_by: {"false claim"},
-    unreadable_topics_keep_their_last_policy: {"live row lost", "frontier overrun"},
+    unreadable_topics_get_a_ttl: {"live row lost", "frontier overrun"},
 }
 
 

@@ -11,7 +11,7 @@ import click
 from tms_core.errors import ConfigurationError, StoreBusy, StoreLayoutError, TmsError
 from tms_core.tables.leveldb import release
 
-DONE, FAILED, USAGE, BUSY = 0, 1, 2, 4
+DONE, FAILED, USAGE, BUSY, INTERRUPTED = 0, 1, 2, 4, 130
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -60,6 +60,9 @@ def execute(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         error.show(sys.stderr)
         return error.exit_code
+    except click.Abort:
+        click.echo("interrupted; no data is missing, give the command again", err=True)
+        return INTERRUPTED
     except TmsError as error:
         click.echo(str(error), err=True)
         if isinstance(error, StoreBusy):

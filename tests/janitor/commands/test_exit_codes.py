@@ -73,6 +73,8 @@ def test_given_a_plan_file_that_cannot_be_written_then_1(site: Site) -> None:
         ("sweep", "No such command 'sweep'"),
         ("plan --never", "No such option"),
         ("plan --at tomorrow", "now-1d12h"),
+        ("plan --at 9223372036854775808", "between 1970 and"),
+        ("plan --at now-99999d", "between 1970 and"),
         ("plan --topic orders", "namespace:topic"),
         ("inspect message --limit -1", "--limit"),
         ("run", "run --once"),
@@ -259,6 +261,9 @@ def test_given_a_topic_that_cannot_be_done_when_run_then_5_and_the_others_are_do
     [error] = partly.json["errors"]
     assert "default:orders: the disk is full." in error
     assert partly.json["totals"]["old_generation"] == 1
+    again = site.janitor("run --once")
+    assert again.code == 5
+    assert "failed: " in again.out
 
 
 # --- stopped from outside --------------------------------------------------------------------------------------------

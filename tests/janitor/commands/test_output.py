@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from janitor.cli import render
 from janitor.cli.progress import progress
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer, topic
 from tests.janitor.commands.conftest import INVALID, SETTINGS, Site
+from tms_core.tables.leveldb import LevelDBStore
 from tms_core.topic import TopicId
 
 PLAN = """\
@@ -71,6 +72,15 @@ def test_given_a_plan_file_then_applying_it_is_the_next_step(site: Site) -> None
     site.janitor("adopt")
     assert "next: janitor apply plan.json --config janitor.yaml" in site.janitor("plan --out plan.json").out
     assert "next: janitor run --once --config janitor.yaml" in site.janitor("plan").out
+
+
+def test_given_a_held_topic_then_approving_it_is_the_next_step(site: Site) -> None:
+    site.janitor("run --once --adopt")
+    with LevelDBStore(site.store) as store:
+        topic(store, "default:orders", ttl_seconds=30)
+    shown = site.janitor("plan").out
+    assert "until approved" in shown
+    assert "next: janitor approve default:orders --config janitor.yaml" in shown
 
 
 def test_given_a_what_if_plan_then_there_is_no_next_step(site: Site) -> None:
@@ -274,8 +284,7 @@ def test_given_any_width_then_no_cell_is_cut_and_the_next_command_stays_in_one_p
     terminal: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("TERM", "dumb")
-    shown = terminal("plan")
+    shown = re.sub(r"\x1b\[[\d;]*m", "", terminal("plan"))
     words = set(re.split(r"[\s,]+", shown))
     assert {"default:orders", "default:retired", "expired", "generation", "adopted", "message"} <= words
     assert "next: janitor run --once --adopt --config janitor.yaml\n" in shown

@@ -234,6 +234,13 @@ def test_given_a_store_of_another_user_then_a_warning_says_whom_to_run_as(
     assert "run as its owner" in message
 
 
+def test_given_no_snapshots_configured_then_a_warning_names_the_setting(site: Site) -> None:
+    site.set(SETTINGS.replace("source: directory", "source: none"))
+    status, message = checks(site)["snapshots"]
+    assert status == "warn"
+    assert "transactions.directory" in message
+
+
 def test_given_no_fresh_snapshot_then_a_warning(site: Site) -> None:
     site.clock.advance(HOUR)
     assert checks(site)["snapshots"][0] == "warn"

@@ -1,0 +1,100 @@
+"""``janitor apply``: what moved since the plan is named, and then nothing is done."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.builders import DAY, MINUTE, NOW_MS, Topic
+from tests.janitor.commands.conftest import SETTINGS, Site
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.topic import TopicId
+
+
+def change(site: Site, write: Callable[[Topic], object]) -> None:
+    """Let CDAP change the topic of the orders."""
+    with LevelDBStore(site.store) as store:
+        write(Topic(store, TopicId("default", "orders")))
+
+
+def replace_by_copy(site: Site) -> None:
+    """Restore a backup: the same rows in other files."""
+    shutil.copytree(site.store, site.folder / "backup")
+    shutil.rmtree(site.store)
+    shutil.move(site.folder / "backup", site.store)
+
+
+def protect(site: Site) -> None:
+    site.set(SETTINGS.replace("janitor: {", "janitor: {protect: ['default:audit'], "))
+
+
+@pytest.mark.parametrize(
+    ("move", "named"),
+    [
+        (
+            lambda site: change(site, lambda orders: orders.describe(ttl_seconds=86399)),
+            "topic default:orders has a ttl of 86399 s, the plan says 86400 s",
+        ),
+        (
+            lambda site: change(site, lambda orders: orders.describe(ttl_seconds=86400, generation=2)),
+            "topic default:orders is at generation 2, the plan at 1",
+        ),
+        (
+            lambda site: change(site, lambda orders: orders.write_metadata(b"{}")),
+            "topic default:orders has no readable metadata any more",
+        ),
+        (protect, "the settings it rests on have moved: protect"),
+        (replace_by_copy, "it was made for another store, or for this one before it was copied or restored"),
+    ],
+    ids=["ttl", "generation", "metadata", "protect", "store"],
+)
+def test_given_something_moved_since_the_plan_when_applied_then_it_is_named_and_nothing_is_done(
+    site: Site, move: Callable[[Site], None], named: str
+) -> None:
+    site.janitor("adopt")
+    site.janitor("plan --out plan.json")
+    move(site)
+    before = site.janitor("inspect message --format json").json["rows"]
+    refused = site.janitor("apply plan.json")
+    assert (refused.code, refused.out) == (3, "")
+    assert f"the plan was not applied: {named}.\nMake a new one: janitor plan --out FILE\n" in refused.err
+    assert site.janitor("inspect message --format json").json["rows"] == before
+
+
+def test_given_a_plan_edited_by_hand_when_applied_then_it_is_refused(site: Site) -> None:
+    site.janitor("plan --out plan.json")
+    file = site.folder / "plan.json"
+    document = json.loads(file.read_text(encoding="utf-8"))
+    document["effective_now_ms"] += 30 * DAY
+    file.write_text(json.dumps(document), encoding="utf-8")
+    refused = site.janitor("apply plan.json --adopt")
+    assert (refused.code, refused.out) == (2, "")
+    assert "plan.json was changed after it was made." in refused.err
+
+
+def test_given_rows_that_came_due_since_the_plan_when_applied_then_they_stay(site: Site) -> None:
+    change(site, lambda orders: orders.plain(NOW_MS - DAY + MINUTE))
+    site.janitor("plan --out plan.json")
+    site.clock.advance(2 * MINUTE)
+    assert site.janitor("apply plan.json --adopt --format json").json["totals"]["expired"] == 2
+    assert site.janitor("plan --format json").json["totals"]["expired"] == 1
+
+
+def test_given_a_plan_of_one_topic_when_applied_then_the_others_stay(site: Site) -> None:
+    site.janitor("plan --out plan.json --topic default:retired")
+    site.janitor("apply plan.json --adopt")
+    assert {entry["topic"] for entry in site.janitor("plan --format json").json["topics"]} == {"orders"}
+
+
+@pytest.mark.parametrize("line", ["plan", "run --once --adopt", "inspect message", "audit", "adopt"])
+def test_given_a_damaged_store_then_every_command_fails_in_a_sentence(site: Site, line: str) -> None:
+    current: Path = site.store / "system.tms.message" / "CURRENT"
+    current.write_text("nonsense\n")
+    failed = site.janitor(line)
+    assert (failed.code, failed.out) == (1, "")
+    assert f"{current} does not name a MANIFEST" in failed.err
+    assert "Traceback" not in failed.err

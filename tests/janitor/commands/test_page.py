@@ -1,0 +1,71 @@
+"""``docs/commands.md``: every command line in it is run, in the page's order, and prints what the page shows."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from janitor.cli.main import execute
+from tests.builders import DAY, NOW_MS
+from tests.interop.conftest import unpack
+from tests.janitor.commands.test_help import ALL, resolve
+from tests.test_docs import consoles, first_line_not_shown
+from tms_core.cli import main as tms
+from tms_core.clock import ManualClock
+
+PAGE = Path(__file__).parents[3] / "docs" / "commands.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that the page describes."""
+    (tmp_path / "data").mkdir()
+    unpack("sample", tmp_path / "data")
+    [settings] = re.findall(r"```yaml\n(.*?)```", TEXT, flags=re.DOTALL)
+    (tmp_path / "janitor.yaml").write_text(settings, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+def test_every_command_prints_what_the_page_shows_and_exits_as_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    for line, shown in consoles(PAGE):
+        command, _, comment = line.partition("#")
+        name, *arguments = shlex.split(command)
+        code = execute(arguments, clock) if name == "janitor" else tms.execute(arguments)
+        printed = capsys.readouterr().out
+        assert code == int(comment.removeprefix(" exit code ") or 0), line
+        assert first_line_not_shown(shown, printed) is None, f"{line}\n{printed}"
+
+
+def others() -> Iterator[str]:
+    """Command lines in blocks that are not typed here and now."""
+    for language, block in re.findall(r"```(\w+)\n(.*?)```", TEXT, flags=re.DOTALL):
+        if language != "console":
+            yield from re.findall(r"janitor ((?:run|completion) [^\n)]*)", block)
+
+
+def test_every_other_command_line_parses() -> None:
+    found = list(others())
+    assert len(found) == 2
+    for line in found:
+        resolve(line)
+
+
+@pytest.mark.parametrize("verb", [*ALL, "tms admin release"])
+def test_every_command_has_a_worked_example(verb: str) -> None:
+    typed = verb if verb.startswith("tms") else f"janitor {verb}"
+    assert any(line.startswith(typed) for line, _ in consoles(PAGE))
+
+
+@pytest.mark.parametrize("verb", ALL)
+def test_every_option_is_on_the_page(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    execute([*verb.split(), "--help"])
+    options = set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", capsys.readouterr().out, flags=re.MULTILINE))
+    assert {option for option in options if f"{option}" not in TEXT} == set()

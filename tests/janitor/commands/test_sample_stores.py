@@ -1,0 +1,129 @@
+"""The command on stores that CDAP's own classes wrote, at the moment they were made for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.builders import DAY, NOW_MS
+from tests.interop.conftest import Vector, unpack
+from tests.janitor.commands.conftest import Site
+from tms_core.clock import ManualClock
+
+SETTINGS = """\
+storage: {leveldb: {path: data/messaging}}
+transactions: {source: directory, directory: data/tx.snapshot, snapshot_interval_seconds: 1000}
+janitor: {state: data/janitor}
+"""
+
+#: The fields that programs rely on: of a report, of each of its entries, and the reasons for keeping.
+REPORT = {
+    *("id", "mode", "started_ms", "effective_now_ms", "snapshot", "topics", "totals", "boundary", "guards", "errors"),
+    *("store_calls", "duration_seconds", "phase_seconds", "thorough"),
+}
+ENTRY = {
+    *("tms_namespace", "topic", "generation", "table", "rule", "rows", "bytes", "bytes_exact", "oldest_ms"),
+    *("newest_ms", "sample_keys", "held"),
+}
+KEPT = {"unknown_topic", "newer_generation", "foreign", "undecided", "referenced", "held"}
+
+
+@pytest.fixture(params=["sample", "edge"])
+def vector(request: pytest.FixtureRequest, tmp_path: Path) -> Vector:
+    """Each of the two stores."""
+    (tmp_path / "data").mkdir()
+    return unpack(request.param, tmp_path / "data")
+
+
+@pytest.fixture
+def cdap(vector: Vector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Site:
+    """A folder with that store in it, as CDAP left it."""
+    monkeypatch.chdir(tmp_path)
+    site = Site(tmp_path, ManualClock(vector.now_ms, running_ms=DAY), capsys)
+    site.set(SETTINGS)
+    return site
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Every file by its content."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "plan",
+        "plan --at now+7d --out plan.json",
+        "adopt",
+        "boundary --explain",
+        "audit",
+        "doctor",
+        "inspect message",
+        "inspect payload",
+        "inspect meta",
+        "inspect snapshot",
+    ],
+)
+def test_given_files_as_cdap_left_them_when_looked_at_then_not_one_byte_changes_and_no_clone_is_left(
+    cdap: Site, line: str
+) -> None:
+    before = digests(cdap.store)
+    assert before
+    assert cdap.janitor(line).code == 0
+    assert digests(cdap.store) == before
+    assert list((cdap.folder / "data/janitor").glob("leveldb-clone-*")) == []
+
+
+def test_given_a_plan_when_read_by_a_program_then_it_has_the_promised_fields(cdap: Site) -> None:
+    report = cdap.janitor("plan --format json").json
+    assert set(report) == REPORT
+    assert {frozenset(entry) for entry in report["topics"]} == {frozenset(ENTRY)}
+    assert set(report["totals"]) == {"expired", "old_generation", "invalid_transaction", "kept"}
+    assert set(report["totals"]["kept"]) == KEPT
+    assert (report["mode"], report["effective_now_ms"]) == ("plan", NOW_MS)
+    assert report["snapshot"] == {"timestamp_ms": NOW_MS - 1000, "source": f"snapshot.{NOW_MS - 1000}"}
+    assert {entry["held"] for entry in report["topics"]} == {"first_contact"}
+
+
+def test_given_a_plan_when_counted_then_it_is_what_the_stores_manifest_says(cdap: Site, vector: Vector) -> None:
+    expected = Counter(row["reason"] for row in vector.rows if row["table"] != "meta")
+    totals = cdap.janitor("plan --format json").json["totals"]
+    assert totals["expired"] == expected["expired"]
+    assert totals["old_generation"] == expected["old_generation"] + expected["deleted_topic"]
+    assert totals["invalid_transaction"] == expected["invalid_tx"]
+    assert totals["kept"] == {reason: expected[reason] for reason in KEPT}
+
+
+def test_given_a_plan_file_when_applied_and_adopted_then_all_of_it_is_done_and_nothing_is_left(cdap: Site) -> None:
+    planned = cdap.janitor("plan --out plan.json --format json").json
+    applied = cdap.janitor("apply plan.json --adopt --format json").json
+    assert set(applied) == REPORT
+    assert applied["mode"] == "apply"
+    assert applied["topics"] == [{**entry, "held": None} for entry in planned["topics"]]
+    assert applied["totals"] == planned["totals"]
+    assert cdap.janitor("plan --format json").json["topics"] == []
+
+
+def test_given_a_run_when_it_ends_then_every_table_file_has_the_name_that_cdap_knows(cdap: Site) -> None:
+    assert cdap.janitor("run --once --adopt").code == 0
+    assert {path.suffix for path in cdap.store.glob("*/*.[ls][ds][bt]")} == {".sst"}
+    assert sorted(path.name for path in cdap.store.iterdir()) == [
+        "system.tms.message",
+        "system.tms.meta",
+        "system.tms.payload",
+    ]
+
+
+def test_given_foreign_rows_when_inspected_then_they_are_those_of_the_manifest_and_their_keys_are_shown(
+    cdap: Site, vector: Vector
+) -> None:
+    foreign = sorted(row["key"] for row in vector.table("message") if row["reason"] == "foreign")
+    found = cdap.janitor("inspect message --limit 100000 --format json").json
+    assert sorted(row["key"] for row in found["rows"] if row["kind"] == "foreign") == foreign
+    assert found["counts"]["foreign"] == len(foreign) > 0
+    [unnamed, *_] = [number for number, row in enumerate(found["rows"]) if row["topic"] is None]
+    assert found["rows"][unnamed]["key"] in cdap.janitor(f"inspect message --limit {unnamed + 1}").out

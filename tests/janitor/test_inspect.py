@@ -1,0 +1,245 @@
+"""The table debugger: every row counted, the first decoded, and the claim held against what is really there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import plyvel
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor import inspect
+from tests.builders import DAY, HOUR, NOW_MS, Call, pointer, topic, unknown_topic, visibility, watch
+from tms_core.rowkey import MessageKey
+from tms_core.tables.base import MessageValue
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb_layout import FOLDERS
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
+
+INVALID, OPEN, COMMITTED = (pointer(NOW_MS - hours * HOUR) for hours in (3, 2, 1))
+SNAPSHOT = visibility(NOW_MS, [INVALID], [OPEN])
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """Two topics, one without metadata, a foreign row in each table, and a transaction of each kind."""
+    made = MemoryStore()
+    orders = topic(made, "default:orders", ttl_seconds=60)
+    orders.plain(NOW_MS).tx(INVALID, NOW_MS).tx(OPEN, NOW_MS).tx(-COMMITTED, NOW_MS).ref(COMMITTED, NOW_MS)
+    orders.stored(COMMITTED, NOW_MS, NOW_MS + 1).stored(OPEN, NOW_MS)
+    unknown_topic(made, "default:unknown").plain(NOW_MS)
+    topic(made, "default:retired", ttl_seconds=60, generation=-2)
+    made.message.put([(b"foreign", MessageValue(None, b"?"))])
+    made.payload.put([(b"foreign", b"?")])
+    return made
+
+
+def nobody(rows: int) -> None:
+    """A heartbeat that nobody listens to."""
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def test_given_messages_then_all_are_counted_by_kind_and_by_transaction(store: MemoryStore) -> None:
+    found = inspect.messages(store, SNAPSHOT, (), 100, nobody)
+    assert found.counts == {
+        "plain": 2,
+        "foreign": 1,
+        "transactional": 3,
+        "reference": 1,
+        "invalid": 1,
+        "undecided": 1,
+        "rolled_back": 1,
+        "committed": 1,
+    }
+    assert found.min_transaction_ms == NOW_MS - 3 * HOUR
+
+
+def test_given_no_snapshot_then_positive_pointers_are_just_that(store: MemoryStore) -> None:
+    counts = inspect.messages(store, None, (), 0, nobody).counts
+    assert (counts["positive"], counts["rolled_back"]) == (3, 1)
+    assert inspect.payloads(store, None, (), 0, nobody).counts == {"positive": 3, "foreign": 1}
+
+
+def test_given_a_message_then_it_is_decoded(store: MemoryStore) -> None:
+    [reference] = [row for row in inspect.messages(store, SNAPSHOT, (), 100, nobody).rows if row["kind"] == "reference"]
+    assert reference == {
+        "key": MessageKey(TopicId("default", "orders"), 1, NOW_MS, 4).pack().hex(),
+        "topic": "default:orders",
+        "generation": 1,
+        "publish_ms": NOW_MS,
+        "sequence": 4,
+        "kind": "reference",
+        "pointer": str(COMMITTED),
+        "transaction": "committed",
+        "payload_bytes": None,
+    }
+
+
+def test_given_a_foreign_row_then_it_is_shown_by_its_key(store: MemoryStore) -> None:
+    for found in (inspect.messages(store, SNAPSHOT, (), 100, nobody), inspect.payloads(store, None, (), 100, nobody)):
+        [row] = [row for row in found.rows if row["topic"] is None]
+        assert row["key"] == b"foreign".hex()
+
+
+def test_given_a_generation_or_a_time_that_cdap_never_writes_then_the_row_counts_as_foreign_and_is_decoded() -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=60).plain(-1).stored(COMMITTED, -1)
+    orders.at(0).tx(INVALID, NOW_MS).stored(COMMITTED, NOW_MS)
+    orders.at(-3).plain(NOW_MS)
+    found = inspect.messages(store, SNAPSHOT, (), 100, nobody)
+    assert {(row["kind"], row["topic"]) for row in found.rows} == {("foreign", "default:orders")}
+    assert sorted(row["generation"] for row in found.rows) == [-3, 0, 1]
+    assert found.counts == {"foreign": 3, "invalid": 1}, "where the key parses, the pointer counts (L4)"
+    assert inspect.payloads(store, SNAPSHOT, (), 100, nobody).counts == {"foreign": 2}
+
+
+@pytest.mark.parametrize("value", [b"", b"\x01short", b"\x07of no kind"])
+def test_given_a_value_that_cannot_be_read_then_it_is_counted(tmp_path: Path, value: bytes) -> None:
+    with LevelDBStore(tmp_path, create=True) as store:
+        topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS)
+    with plyvel.DB(str(tmp_path / FOLDERS["message"])) as database:
+        database.put(MessageKey(TopicId("default", "orders"), 1, NOW_MS, 9).pack(), value)
+    with LevelDBStore(tmp_path) as store:
+        for _ in range(2):
+            assert inspect.messages(store, None, (), 100, nobody).counts == {"plain": 1, "unreadable": 1}
+
+
+def test_given_payloads_then_they_are_decoded_and_counted(store: MemoryStore) -> None:
+    found = inspect.payloads(store, SNAPSHOT, (), 100, nobody)
+    assert found.counts == {"committed": 2, "undecided": 1, "foreign": 1}
+    assert found.min_transaction_ms == NOW_MS - 2 * HOUR
+    assert [(row["write_ms"], row["payload_bytes"]) for row in found.rows if row["transaction"] == "committed"] == [
+        (NOW_MS, 6),
+        (NOW_MS + 1, 6),
+    ]
+
+
+@pytest.mark.parametrize(("limit", "shown"), [(0, 0), (2, 2), (100, 7)])
+def test_given_a_limit_then_so_many_are_decoded_and_all_are_counted(store: MemoryStore, limit: int, shown: int) -> None:
+    found = inspect.messages(store, SNAPSHOT, (), limit, nobody)
+    assert len(found.rows) == shown
+    assert sum(found.counts[kind] for kind in ("plain", "transactional", "reference", "foreign")) == 7
+
+
+def test_given_patterns_then_only_rows_of_those_topics_are_read(store: MemoryStore) -> None:
+    topic(store, "default:orders2", ttl_seconds=60).plain(NOW_MS)
+    found = inspect.messages(store, SNAPSHOT, ("default:orders",), 100, nobody)
+    assert {row["topic"] for row in found.rows} == {"default:orders"}
+    assert inspect.messages(store, SNAPSHOT, ("*:unknown",), 100, nobody).counts == {"plain": 1}, "has no metadata"
+    assert inspect.payloads(store, SNAPSHOT, ("x:*",), 100, nobody) == inspect.Inspected([], {}, None)
+
+
+def test_given_no_transaction_then_there_is_no_oldest() -> None:
+    assert inspect.messages(MemoryStore(), None, (), 1, nobody) == inspect.Inspected([], {}, None)
+
+
+def test_given_any_table_when_inspected_then_nothing_is_written_and_pages_are_told(store: MemoryStore) -> None:
+    written: list[Call] = []
+    watch(
+        store, lambda call: written.append(call) if call.name.split(".")[1] not in ("keys", "cells", "rows") else None
+    )
+    told: list[int] = []
+    inspect.messages(store, SNAPSHOT, (), 100, told.append)
+    inspect.payloads(store, SNAPSHOT, (), 100, told.append)
+    inspect.metadata(store, ())
+    inspect.audit(store.message, None, bool, told.append)
+    assert written == []
+    assert told == [7, 4, 4]
+
+
+def test_given_more_rows_than_a_page_then_all_are_read_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspect, "PAGE_ROWS", 3)
+    store = MemoryStore()
+    topic(store, "default:orders", ttl_seconds=60).tx(INVALID, *range(1, 11))
+    told: list[int] = []
+    assert inspect.messages(store, SNAPSHOT, (), 5, told.append).counts["invalid"] == 10
+    assert inspect.audit(store.message, None, lambda _: True, nobody).open_cells == 10
+    assert max(told) == 3
+    assert sum(told) == 10
+
+
+# --- topics and snapshot ---------------------------------------------------------------------------------------------
+
+
+def test_given_metadata_then_living_deleted_and_unreadable_topics_are_shown(store: MemoryStore) -> None:
+    store.metadata.compare_and_set(b"default:odd:", None, b"\xff{")
+    store.metadata.compare_and_set(b"foreign", None, b"{}")
+    found = inspect.metadata(store, ())
+    assert found.counts == {"topics": 1, "deleted": 1, "unreadable": 2}
+    by_key = {bytes.fromhex(row["key"]): row for row in found.rows}
+    assert by_key[b"default:retired:"]["generation"] == -2
+    assert by_key[b"default:odd:"]["problem"]
+    assert by_key[b"foreign"]["topic"] is None
+    assert [row["topic"] for row in inspect.metadata(store, ("*:r*",)).rows] == ["default:retired"]
+
+
+def test_given_a_snapshot_then_ids_are_strings_and_lists_are_cut_to_the_limit() -> None:
+    state = visibility(NOW_MS, [INVALID, INVALID + 1, INVALID + 2], [OPEN])
+    figures = inspect.snapshot_figures(state, "snapshot.1", 2)
+    assert json.loads(json.dumps(figures)) == figures
+    assert figures["invalid_count"] == 3
+    assert figures["invalid"] == [str(INVALID), str(INVALID + 1)]
+    [entry] = figures["in_progress"]
+    assert entry == {
+        "write_pointer": str(OPEN),
+        "type": "short",
+        "began_ms": NOW_MS - 2 * HOUR,
+        "expires_ms": NOW_MS + 60_000,
+        "checkpoints": [],
+    }
+
+
+# --- audit -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bound", "refuted"), [(None, 0), (INVALID - 1, 0), (INVALID, 1), (INVALID + 1, 1)], ids=["none", "-1", "0", "+1"]
+)
+def test_given_an_invalid_cell_then_it_refutes_claims_from_its_own_pointer_on(
+    store: MemoryStore, bound: int | None, refuted: int
+) -> None:
+    found = inspect.audit(store.message, bound, SNAPSHOT.is_invalid, nobody)
+    assert (found.cells, found.open_cells, found.refuted) == (4, 1, refuted)
+    assert len(found.sample_keys) == refuted
+    assert found.to_json()["boundary"] == (None if bound is None else str(bound))
+
+
+def test_given_an_inverted_cell_then_it_refutes_nothing() -> None:
+    store = MemoryStore()
+    topic(store, "default:orders", ttl_seconds=60).tx(-INVALID, NOW_MS)
+    assert inspect.audit(store.message, INVALID, lambda _: True, nobody).refuted == 0
+
+
+def test_given_rows_of_unknown_topics_and_foreign_keys_then_they_are_audited_too() -> None:
+    store = MemoryStore()
+    unknown_topic(store, "default:unknown").tx(INVALID, NOW_MS)
+    store.message.put([(b"foreign", MessageValue(INVALID, b"?"))])
+    assert inspect.audit(store.message, INVALID, SNAPSHOT.is_invalid, nobody).refuted == 2
+
+
+def test_given_many_refuting_rows_then_all_are_counted_and_the_first_are_named() -> None:
+    store = MemoryStore()
+    topic(store, "default:orders", ttl_seconds=60).tx(INVALID, *range(1, 3001))
+    found = inspect.audit(store.message, INVALID, SNAPSHOT.is_invalid, nobody)
+    assert found.refuted == 3000
+    assert [MessageKey.parse(key).publish_ms for key in found.sample_keys] == list(range(1, 11))  # type: ignore[union-attr]
+
+
+@given(
+    st.lists(st.sampled_from([INVALID, OPEN, COMMITTED, -INVALID, -OPEN, 1, DAY]), max_size=30),
+    st.sampled_from([None, 0, 1, INVALID - 1, INVALID, OPEN, COMMITTED]),
+)
+def test_given_any_cells_then_the_audit_counts_what_the_definition_says(pointers: list[int], bound: int | None) -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=60)
+    for number, write_pointer in enumerate(pointers):
+        orders.tx(write_pointer, NOW_MS + number)
+    known = {INVALID, OPEN}
+    found = inspect.audit(store.message, bound, known.__contains__, nobody)
+    assert found.refuted == sum(p in known and bound is not None and p <= bound for p in pointers)
+    assert found.open_cells == sum(p in known for p in pointers)

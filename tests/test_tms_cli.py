@@ -1,0 +1,123 @@
+"""The ``tms`` command: ``admin release`` makes a store CDAP's again, or says in a sentence why it cannot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.builders import NOW_MS, topic
+from tms_core.cli.main import execute, main
+from tms_core.tables.leveldb import LevelDBStore
+
+MESSAGES = "system.tms.message"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A store with one table file in the message folder, named as C++ LevelDB leaves it when it is killed."""
+    folder = tmp_path / "messaging"
+    with LevelDBStore(folder, create=True) as store:
+        topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS)
+        store.message.compact(b"", b"\xff")
+    [table] = (folder / MESSAGES).glob("*.sst")
+    table.rename(table.with_suffix(".ldb"))
+    return folder
+
+
+def test_given_a_store_left_by_a_crash_when_released_then_its_tables_have_the_names_cdap_knows(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["admin", "release", str(folder)]) == 0
+    assert {path.suffix for path in folder.glob("*/*.[ls][ds][bt]")} == {".sst"}
+    assert capsys.readouterr().out == f"{folder} can be opened by CDAP\n"
+    with LevelDBStore(folder) as store:
+        assert len(store.message.keys(b"", None, 10).items) == 1
+
+
+def test_given_a_store_that_is_in_order_when_released_then_nothing_is_lost(folder: Path) -> None:
+    assert [execute(["admin", "release", str(folder)]) for _ in range(2)] == [0, 0]
+    with LevelDBStore(folder) as store:
+        assert len(store.message.keys(b"", None, 10).items) == 1
+
+
+def test_given_no_store_when_released_then_1_with_the_next_step_and_none_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(["admin", "release", str(tmp_path / "nowhere")]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"There is no folder {tmp_path / 'nowhere'}." in captured.err
+    assert "Give the folder that holds system.tms.meta." in captured.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_given_a_layout_of_cdap_6_when_released_then_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "cdap_system.tms.message.orders.1").mkdir()
+    assert execute(["admin", "release", str(folder)]) == 2
+    assert "CDAP 6" in capsys.readouterr().err
+
+
+def test_given_a_store_that_is_open_when_released_then_4_and_its_files_stay(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LevelDBStore(folder):
+        before = sorted(path.name for path in (folder / MESSAGES).iterdir())
+        assert execute(["admin", "release", str(folder)]) == 4
+        assert sorted(path.name for path in (folder / MESSAGES).iterdir()) == before
+    assert "is already open in this process" in capsys.readouterr().err
+
+
+def test_given_a_damaged_store_when_released_then_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / MESSAGES / "CURRENT").write_text("nonsense\n")
+    assert execute(["admin", "release", str(folder)]) == 1
+    assert "does not name a MANIFEST" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["admin"], ["release"], ["admin", "release"], ["admin", "release", "--force"]])
+def test_given_wrong_usage_then_2_and_nothing_on_standard_output(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "tms" in captured.err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["admin", "-h"], ["admin", "release", "--help"], ["--version"]])
+def test_given_a_question_about_the_command_then_it_is_answered_on_standard_output(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(arguments) == 0
+    captured = capsys.readouterr()
+    assert "tms" in captured.out
+    assert captured.err == ""
+
+
+def test_the_help_of_release_shows_how_it_is_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    execute(["admin", "release", "--help"])
+    assert "tms admin release data/messaging" in capsys.readouterr().out
+
+
+def test_given_ctrl_c_when_releasing_then_130_and_no_traceback(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tms_core.cli.main.release", interrupted)
+    assert execute(["admin", "release", str(folder)]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_the_program_exits_with_the_commands_code(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["admin", "release", str(tmp_path / "nowhere")])
+    assert stopped.value.code == 1
+
+
+def test_the_installed_program_answers() -> None:
+    program = Path(sys.executable).with_name("tms")
+    assert subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.startswith("tms, ")
