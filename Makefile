@@ -68,6 +68,7 @@ bench: $(STAMP) ## measure every figure, or those named: make bench BENCH="p1 p8
 
 lint: $(STAMP) ## ruff, mypy --strict, the layers
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check --quiet .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 

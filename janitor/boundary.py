@@ -91,7 +91,8 @@ def find_gap(evidence: Sequence[Evidence]) -> str | None:
 def _limits(interval: Evidence, lifetime: Lifetime) -> list[Limit]:
     start = interval.start.hex() or "the beginning"
     stop = "the end" if interval.stop is None else interval.stop.hex()
-    writable = (interval.started_ms - lifetime.max_ms - lifetime.grace_ms) * TX_PER_MS - 1
+    late_ms = max(lifetime.grace_ms, lifetime.allowance_ms)
+    writable = (interval.started_ms - lifetime.max_ms - late_ms) * TX_PER_MS - 1
     return [
         Limit(interval.bound, f"snapshot {interval.snapshot_timestamp_ms}, used from {start} to {stop}"),
         Limit(writable, f"younger transactions could still write when the pass from {start} to {stop} began"),

@@ -1,8 +1,8 @@
 """What a pass leaves behind in memory once the store's own writes are durable.
 
-A run that covered everything moves frontiers, closes open ids and may make a claim (rule S4). A run that did not,
-because it was scoped, a topic failed, or no snapshot could be used, moves only what it really reached. The caller
-wraps all of it in one transaction.
+A run that covered everything moves frontiers, and if it was a thorough one it closes open ids and may make a claim
+(rule S4). A run that did not, because it was scoped, a topic failed, or no snapshot could be used, moves only what it
+really reached. The caller wraps all of it in one transaction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Pass:
     Attributes:
         running_ms: the machine's running time when it began.
         calls: how many store operations had been made by then.
-        boundary: the claim made; None while there is none.
+        boundary: the claim in force; None while there is none.
         failed: metadata keys of topics that were left undone.
     """
 
@@ -63,13 +63,21 @@ def conclude_run(current: Pass, state: State, terms: Terms, clocks: ClockAnchor,
     open_ids = ready.open_ids
     usable = ready.tx.usable
     if current.complete and usable is not None:
-        open_ids = txstate.covered(open_ids, ready.now.wall_ms, finished_ms, terms.lifetime)
-        still_open = [record.pointer for record in open_ids if record.closed_ms is None]
-        _save_evidence(current, state, terms, usable, still_open)
+        started_ms = ready.now.wall_ms
+        open_ids = txstate.covered(open_ids, started_ms, finished_ms, terms.lifetime, thorough=world.thorough)
+        if world.thorough:
+            still_open = [record.pointer for record in open_ids if record.closed_ms is None]
+            _save_evidence(current, state, terms, usable, still_open)
     state.save_open_ids(open_ids)
     state.forget_open_ids(ready.gone_ids)
     if current.complete and world.thorough:
         state.save_last_thorough_ms(ready.now.wall_ms)
+    claim = state.claim()
+    if claim is not None and claim.made_ms > ready.now.wall_ms:
+        # Made by a clock that has been set back since: what it called over may not be.
+        state.save_claim(None)
+        claim = None
+    current.boundary = None if claim is None else claim.bound
 
 
 def conclude_apply(current: Pass, state: State, clocks: ClockAnchor) -> None:
@@ -78,16 +86,18 @@ def conclude_apply(current: Pass, state: State, clocks: ClockAnchor) -> None:
     state.save_store(seen(current.ready.record, current.ready.tx))
 
 
-def obstacles(tx: TxState, terms: Terms) -> list[str]:
+def obstacles(ready: Prepared, terms: Terms) -> list[str]:
     """Why nothing can be claimed, whatever the evidence."""
     found = []
+    if ready.first_contact:
+        found.append("this store, with these transactions, has not been adopted")
     if not terms.lifetime_known:
         found.append(
             "transactions.max_lifetime_seconds is not set, so it is not known how long a transaction may write; "
             "set it to what the servers enforce (data.tx.max.lifetime)"
         )
-    if tx.usable is None:
-        found.append(tx.message)
+    if ready.tx.usable is None:
+        found.append(ready.tx.message)
     return found
 
 
@@ -103,11 +113,14 @@ def _save_evidence(
     current: Pass, state: State, terms: Terms, usable: VisibilityState, open_pointers: list[int]
 ) -> None:
     started_ms = current.ready.now.wall_ms
-    bound = max(0, usable.prune_upper_bound())
-    interval = Evidence(b"", None, usable.timestamp_ms, bound, started_ms, current.id)
+    bounds = [usable.prune_upper_bound()]
+    if current.tally.untouchable is not None:
+        # CDAP cuts a key from its end, so a reader may well be given such a row.
+        bounds.append(current.tally.untouchable - 1)
+    interval = Evidence(b"", None, usable.timestamp_ms, max(0, min(bounds)), started_ms, current.id)
     state.replace_evidence([interval])
-    if obstacles(current.ready.tx, terms):
+    if obstacles(current.ready, terms):
         return
-    current.boundary = boundary.claim([interval], open_pointers, terms.lifetime).bound
-    if current.boundary is not None:
-        state.save_claim(Claim(current.boundary, started_ms, current.id))
+    bound = boundary.claim([interval], open_pointers, terms.lifetime).bound
+    if bound is not None:
+        state.save_claim(Claim(bound, started_ms, current.id))

@@ -32,7 +32,7 @@ from janitor.txstate import TransactionView, TxState
 from janitor.walk import Act, Observer, Preview, Walk
 from janitor.world import Limits, Terms, World
 from tms_core.clock import Clock
-from tms_core.errors import NotAdopted, TmsError
+from tms_core.errors import NotAdopted, StoreError, TmsError
 from tms_core.tables.base import Store
 from tms_core.topic import TopicId
 from tms_core.transaction.source import SnapshotSource
@@ -130,7 +130,7 @@ class Engine:
         world = self._world(ready, thorough=True, patterns=patterns, label=label)
         world.load_topics()
         current = self._begin("plan", ready, world)
-        claim = self.state.claim()
+        claim = self._claim(ready)
         current.boundary = claim.bound if claim else None
         self._walk(current, Preview())
         report = self._report(current)
@@ -142,11 +142,12 @@ class Engine:
     def boundary(self) -> tuple[Claim | None, Boundary]:
         """The claim last made, and what would hold one back that were made now."""
         ready = self._prepare()
-        obstacles = conclude.obstacles(ready.tx, self.terms)
+        claim = self._claim(ready)
+        obstacles = conclude.obstacles(ready, self.terms)
         if obstacles:
-            return self.state.claim(), Boundary.none(*obstacles)
+            return claim, Boundary.none(*obstacles)
         pointers = [record.pointer for record in ready.open_ids]
-        return self.state.claim(), boundary.claim(self.state.evidence(), pointers, self.terms.lifetime)
+        return claim, boundary.claim(self.state.evidence(), pointers, self.terms.lifetime)
 
     def audit(self) -> Audit:
         """Read every transactional row, and prove the claim or refute it.
@@ -157,9 +158,9 @@ class Engine:
         Raises:
             StoreError: the store or the state could not be read.
         """
-        usable = self._prepare().tx.usable
+        ready = self._prepare()
+        usable, claim = ready.tx.usable, self._claim(ready)
         known = self.state.open_ids()
-        claim = self.state.claim()
         return audit(
             self.store.message,
             claim.bound if claim else None,
@@ -219,17 +220,18 @@ class Engine:
         errors and the others are done.
 
         Args:
-            adopt: accept the store first, as :meth:`adopt` does.
+            adopt: accept a store met for the first time, as :meth:`adopt` does; without effect on one that is known.
             patterns: shell patterns of the topics to do; such a pass claims nothing.
 
         Raises:
             StoreError: the store or the state failed as a whole.
         """
         ready = self._prepare()
-        if adopt:
+        if adopt and ready.first_contact:
             ready, _ = self._adopt(ready)
         last = self.state.last_thorough_ms()
-        thorough = last is None or ready.now.wall_ms - last >= THOROUGH_EVERY_MS
+        # A last time that lies ahead was written by a clock that has been set back since.
+        thorough = last is None or not 0 <= ready.now.wall_ms - last < THOROUGH_EVERY_MS
         world = self._world(ready, thorough=thorough, patterns=patterns)
         return self._sweep(ready, world, moves_frontiers=True)
 
@@ -246,11 +248,11 @@ class Engine:
         present = self._world(ready, thorough=True)
         present.load_topics()
         wanted.check(ready.record.mark, self.terms, present)
-        if adopt:
+        if adopt and ready.first_contact:
             ready, _ = self._adopt(ready)
         now = replace(ready.now, wall_ms=min(ready.now.wall_ms, wanted.effective_now_ms))
         ready = replace(ready, now=now)
-        world = self._world(ready, thorough=True, only=wanted.pointers, limits=wanted.limits)
+        world = self._world(ready, thorough=True, limits=wanted.limits)
         return self._sweep(ready, world, moves_frontiers=False)
 
     def _sweep(self, ready: Prepared, world: World, *, moves_frontiers: bool) -> Report:
@@ -258,30 +260,43 @@ class Engine:
         self.state.begin_run(RunRecord(current.id, current.mode, current.started_ms))
         try:
             if not ready.stopped:
-                world.load_topics()
-                sweep = Sweep(self.store, Pacer(self._rows_per_second, self._clock))
-                self._walk(current, sweep)
-                with self._phase(current, "sync"):
-                    sweep.sync()
-                with self._phase(current, "compact"):
-                    sweep.deleted.compact(lambda: self._observer("compact", None, 0))
+                self._sweep_store(current, moves_frontiers)
         except TmsError as error:
             self.state.finish_run(current.id, self._clock.now_ms(), "failed", json.dumps({"error": str(error)}))
             raise
+        report = self._report(current)
+        result = "stopped" if ready.stopped else "partial" if report.errors else "done"
         with self.state.transaction():
-            if not ready.stopped:
-                self._conclude(current, moves_frontiers)
-            report = self._report(current)
-            result = "stopped" if ready.stopped else "partial" if report.errors else "done"
-            self.state.finish_run(current.id, self._clock.now_ms(), result, json.dumps(report.to_json()))
+            self.state.finish_run(current.id, self._clock.now_ms(), result, json.dumps(report.to_history()))
             self.state.prune_runs(current.started_ms - self._history_ms)
         return report
+
+    def _sweep_store(self, current: Pass, moves_frontiers: bool) -> None:
+        current.world.load_topics()
+        sweep = Sweep(self.store, Pacer(self._rows_per_second, self._clock))
+        self._walk(current, sweep)
+        with self._phase(current, "sync"):
+            sweep.sync()
+        with self.state.transaction():
+            self._conclude(current, moves_frontiers)
+        with self._phase(current, "compact"):
+            try:
+                sweep.deleted.compact(lambda: self._observer("compact", None, 0))
+            except StoreError as error:
+                # The rows are gone and what was reached is saved; only their space is not free yet.
+                current.tally.errors.append(f"space was not given back: {error}")
 
     # -- before a pass -------------------------------------------------------------------------------------------
 
     def _prepare(self, at_ms: int | None = None) -> Prepared:
         identity = self.store.identity()
         return prepare(self.state, identity, self._source, self._clock, self.terms, self._token_hex, at_ms)
+
+    def _claim(self, ready: Prepared) -> Claim | None:
+        """The claim in force; what was claimed of another store, or by a clock set back since, is not."""
+        claim = self.state.claim()
+        in_force = claim is not None and not ready.first_contact and claim.made_ms <= ready.now.wall_ms
+        return claim if in_force else None
 
     def _world(
         self,
@@ -290,7 +305,6 @@ class Engine:
         thorough: bool,
         patterns: tuple[str, ...] = (),
         label: Hold | None = None,
-        only: frozenset[int] | None = None,
         limits: Limits | None = None,
     ) -> World:
         usable = ready.tx.usable
@@ -298,10 +312,11 @@ class Engine:
         if usable is not None and len(usable.invalid):
             since_ms = 0 if thorough else txstate.search_since_ms(ready.open_ids, self.terms.lifetime)
         return World(
-            now=ready.now,
+            now=ready.now if label is Hold.FIRST_CONTACT else ready.measured,
+            now_ms=ready.now.wall_ms,
             metadata=self.store.metadata,
             terms=self.terms,
-            transactions=TransactionView(usable, ready.now.wall_ms, self.terms.lifetime.max_ms, only),
+            transactions=TransactionView(usable, ready.now.wall_ms, self.terms.lifetime.undecided_ms),
             records={} if label is Hold.FIRST_CONTACT else self.state.frontiers(),
             search_since_ms=since_ms,
             thorough=thorough,
@@ -330,7 +345,7 @@ class Engine:
     def _begin(self, mode: Mode, ready: Prepared, world: World) -> Pass:
         started_ms = self._clock.now_ms()
         run_id = f"{started_ms}-{self._token_hex(4)}"
-        return Pass(run_id, mode, started_ms, self._clock.running_ms(), self.store.calls.total(), ready, world, Tally())
+        return Pass(run_id, mode, started_ms, self._clock.running_ms(), self.store.operations, ready, world, Tally())
 
     def _walk(self, current: Pass, act: Act) -> None:
         walk = Walk(self.store, current.world, act, current.tally, page_rows=self._batch_rows, observer=self._observer)
@@ -376,7 +391,7 @@ class Engine:
             boundary=current.boundary,
             guards=notes,
             errors=tally.errors,
-            store_calls=self.store.calls.total() - current.calls,
+            store_calls=self.store.operations - current.calls,
             duration_seconds=(self._clock.running_ms() - current.running_ms) / 1000,
             phase_seconds=tally.phase_seconds,
             thorough=current.world.thorough,

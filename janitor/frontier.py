@@ -18,11 +18,13 @@ from tms_core.topic import TopicMetadata, first_kept_generation
 
 
 def elapsed_ms(since: ClockAnchor, now: ClockAnchor) -> int:
-    """Time that passed between two readings, never negative.
+    """Time that passed between two readings, never negative; none where it cannot be told.
 
     Within one boot the machine's running time counts, and wall time only where it is smaller; across boots there is
     only wall time.
     """
+    if not since.comparable(now):
+        return 0
     wall = now.wall_ms - since.wall_ms
     if since.boot_id and since.boot_id == now.boot_id:
         wall = min(wall, now.running_ms - since.running_ms)
@@ -36,7 +38,7 @@ def admit(topic: TopicMetadata, now: ClockAnchor) -> FrontierRecord:
 
 def stand_still(record: FrontierRecord | None, now: ClockAnchor) -> FrontierRecord:
     """A record of a topic that was passed by, so that what gathered meanwhile is a jump once it is no longer."""
-    return replace(record or _unseen(now), at=now)
+    return replace(record or _unseen(now), at=now, pending=None, approved=None)
 
 
 def approve(record: FrontierRecord, topic: TopicMetadata) -> FrontierRecord:
@@ -51,28 +53,36 @@ def advance(
     *,
     hold_seconds: int,
     allowance_ms: int,
+    now_ms: int | None = None,
 ) -> tuple[Frontier, FrontierRecord]:
     """This run's frontier of a topic, and what to remember once the run has applied it.
 
     Args:
         record: what was remembered; None for a topic never seen since the store was adopted, which is held like a
             jump from nothing.
+        now: what elapsed time is measured by (``guards.measured``).
         hold_seconds: how long a jump is held; 0 for not at all.
         allowance_ms: how much further than the time passed a cut-off may move.
+        now_ms: the moment rows are judged by, where it is not that of ``now``.
     """
     known = record or _unseen(now)
     target = (topic.generation, topic.ttl_seconds)
-    opened = Frontier.open(now.wall_ms, topic)
+    opened = Frontier.open(now.wall_ms if now_ms is None else now_ms, topic)
     if not _jumps(record, topic, opened.due, now, allowance_ms) or known.approved == target:
         return opened, _applied(known, topic, opened.due, now)
     pending = known.pending
-    if pending is None or (pending.generation, pending.ttl_seconds) != target:
+    if pending is None or (pending.generation, pending.ttl_seconds) != target or _lies_ahead(pending.since, now):
         pending = PendingJump(topic.generation, topic.ttl_seconds, now)
     if elapsed_ms(pending.since, now) >= hold_seconds * 1000:
         return opened, _applied(known, topic, opened.due, now)
     cutoff_ms = min(opened.due.ms, known.cutoff_ms + elapsed_ms(known.at, now)) if record else 0
     held = replace(opened, cutoff=Cutoff(cutoff_ms), generation=known.generation, hold=Hold.FRONTIER)
     return held, replace(known, cutoff_ms=cutoff_ms, at=now, pending=pending, approved=None)
+
+
+def _lies_ahead(since: ClockAnchor, now: ClockAnchor) -> bool:
+    """Whether a reading cannot be compared with this moment, so that a wait has to begin again."""
+    return not since.comparable(now) or (since.boot_id != now.boot_id and since.wall_ms > now.wall_ms)
 
 
 def _jumps(

@@ -12,7 +12,7 @@ import hashlib
 from dataclasses import replace
 
 from janitor.report import GuardNote
-from janitor.state.base import ClockAnchor, StoreRecord
+from janitor.state.base import UNKNOWN_MS, ClockAnchor, StoreRecord
 from tms_core.clock import Clock
 from tms_core.transaction.model import VisibilityState
 
@@ -58,9 +58,25 @@ def next_anchor(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
     Within a boot the remembered wall time moves with running time alone, so that many small steps cannot add up to a
     jump unnoticed.
     """
-    if anchor is None or not _same_boot(anchor, now):
+    if anchor is None:
         return now
+    if not _same_boot(anchor, now):
+        # A machine that boots with its clock in the past must not look like one that jumps when the clock is set.
+        return now if now.wall_ms >= anchor.wall_ms else anchor
     return replace(now, wall_ms=_expected_ms(anchor, now))
+
+
+def measured(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
+    """This moment as elapsed time is measured by: wall time as running time has it.
+
+    In a boot whose clock is before what was last remembered, nobody knows what time it is. Such a reading can be
+    compared with others of that boot; to any later one it looks as if no time had passed.
+    """
+    if anchor is not None and _same_boot(anchor, now):
+        return replace(now, wall_ms=_expected_ms(anchor, now))
+    if anchor is None or now.wall_ms >= anchor.wall_ms:
+        return now
+    return replace(now, wall_ms=UNKNOWN_MS + now.running_ms)
 
 
 def check_store(record: StoreRecord, identity: str) -> GuardNote | None:

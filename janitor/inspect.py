@@ -51,6 +51,7 @@ class Audit:
     Attributes:
         bound: the boundary that was claimed; None without one.
         cells: transactional rows read.
+        foreign: of these, rows under keys that are none of ours, which the janitor leaves as they are.
         open_cells: rows that carry the positive pointer of an invalid transaction, below the boundary or not.
         refuted: such rows at or below the boundary.
         sample_keys: the first of those.
@@ -58,6 +59,7 @@ class Audit:
 
     bound: int | None
     cells: int = 0
+    foreign: int = 0
     open_cells: int = 0
     refuted: int = 0
     sample_keys: list[bytes] = field(default_factory=list)
@@ -66,6 +68,7 @@ class Audit:
         return {
             "boundary": None if self.bound is None else str(self.bound),
             "cells": self.cells,
+            "foreign": self.foreign,
             "open_cells": self.open_cells,
             "refuted": self.refuted,
             "sample_keys": [key.hex() for key in self.sample_keys],
@@ -88,6 +91,7 @@ def audit(table: MessageTable, bound: int | None, is_invalid: Callable[[int], bo
         page = table.cells(start, None, PAGE_ROWS)
         found.cells += len(page.items)
         for cell in page.items:
+            found.foreign += MessageKey.parse(cell.key) is None
             if cell.pointer > 0 and is_invalid(cell.pointer):
                 found.open_cells += 1
                 if bound is not None and cell.pointer <= bound:

@@ -16,6 +16,10 @@ from tms_core.rowkey import LONG_MAX, MessageKey, generation_prefix, time_prefix
 from tms_core.tables.base import TxCell
 
 
+def _leave(keys: list[bytes]) -> None:
+    """Keys of no topic were counted when messages were deleted."""
+
+
 class Inversions:
     """The step of a pass that comes after the messages', because a row that went need not be inverted."""
 
@@ -31,7 +35,14 @@ class Inversions:
         key = self._walk.first(table, b"")
         while key is not None:
             parsed = MessageKey.parse(key)
-            key = self._walk.first(table, key + b"\x00") if parsed is None else self._invert_from(key, parsed, since_ms)
+            key = self._look_at_foreign(key) if parsed is None else self._invert_from(key, parsed, since_ms)
+
+    def _look_at_foreign(self, key: bytes) -> bytes | None:
+        """Take note of invalid pointers under keys that are none of ours; returns the first key behind them."""
+        behind = self._walk.skip(self._walk.store.message, key, MessageKey.parse, _leave)
+        if self._walk.world.thorough and not self._walk.world.patterns:
+            self._search_cells(key, behind)
+        return behind
 
     def _invert_from(self, key: bytes, parsed: MessageKey, since_ms: int) -> bytes | None:
         """Do the key's generation; returns the first key behind it, or behind its topic if that fails."""
@@ -40,7 +51,7 @@ class Inversions:
         if prefix in self._walk.failed or not self._walk.world.in_scope(prefix):
             return self._walk.first(table, topic_stop(prefix))
         try:
-            self._search_cells(Range(max(key, start), stop))
+            self._search_cells(max(key, start), stop)
             return self._walk.first(table, stop)
         except StoreError as error:
             self._walk.fail(prefix, error)
@@ -53,11 +64,11 @@ class Inversions:
         last = key.generation == -1
         return Range(start, topic_stop(prefix) if last else generation_prefix(prefix, key.generation + 1))
 
-    def _search_cells(self, window: Range) -> None:
+    def _search_cells(self, first: bytes, stop: bytes | None) -> None:
         is_invalid = self._walk.world.transactions.is_invalid
-        start: bytes | None = window.start
-        while start is not None and start < window.stop:
-            page = self._walk.store.message.cells(start, window.stop, self._walk.page_rows)
+        start: bytes | None = first
+        while start is not None and (stop is None or start < stop):
+            page = self._walk.store.message.cells(start, stop, self._walk.page_rows)
             found = [cell for cell in page.items if cell.pointer > 0 and is_invalid(cell.pointer)]
             if found:
                 self._negate(found)
@@ -75,9 +86,13 @@ class Inversions:
     def _inverts(self, cell: TxCell) -> MessageKey | None:
         key = MessageKey.parse(cell.key)
         if key is None:
+            self._walk.tally.keep_pointer(cell.pointer)
             return None
         work = self._walk.world.topics.get(key.topic.prefix)
         topic, frontier = (work.topic, work.frontier) if work else (None, None)
+        limits = self._walk.world.limits
+        if limits is not None and cell.pointer not in limits.pointers.get(key.topic, ()):
+            return None
         verdict = decide(Row("message", key, cell.pointer), topic, frontier, self._walk.world.transactions, False, None)
         return key if isinstance(verdict, Invert) else None
 

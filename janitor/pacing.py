@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from tms_core.clock import Clock
 
+#: A wait is taken in pieces, so that whoever must stop the run gets a word in between.
+LONGEST_SLEEP_SECONDS = 1.0
+
 
 class Pacer:
     """Keeps the rate at or under a limit.
@@ -34,6 +37,8 @@ class Pacer:
         now_ms = float(self._clock.running_ms())
         self._free_at_ms = max(self._free_at_ms, now_ms) + rows * 1000 / self._rate
         seconds = max(0.0, (self._free_at_ms - now_ms) / 1000)
-        if seconds:
-            self._clock.sleep(seconds)
+        left = seconds
+        while left > 0:
+            self._clock.sleep(min(left, LONGEST_SLEEP_SECONDS))
+            left -= LONGEST_SLEEP_SECONDS
         return seconds

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 from janitor.policy import Reason, Rule
 from janitor.ranges import Span, newest_expired_pointer, payload_spans
-from janitor.references import find_referenced, search_range
+from janitor.references import find_referenced, search_range, timeless_range
 from janitor.walk import Batch, Walk
 from janitor.world import TopicWork
 from tms_core.rowkey import PayloadKey, generation_prefix
 
 #: Payload keys gathered before their messages are looked for; bounds memory, about 10 MB.
-CANDIDATES = 50_000
+CANDIDATES = 20_000
 
 
 class Payloads:
@@ -30,20 +30,18 @@ class Payloads:
         self._walk.each_topic("payload", self._walk.store.payload, self._visit)
 
     def _visit(self, work: TopicWork, first_key: bytes) -> bytes:
-        table = self._walk.store.payload
+        walk, table = self._walk, self._walk.store.payload
         newest = None
-        if not self._walk.world.thorough:
-            newest = newest_expired_pointer(work.frontier, self._walk.world.terms.lifetime.allowance_ms)
-        for span in self._walk.allowed("payload", work, payload_spans(work.topic, work.frontier, newest)):
-            if span.stop <= first_key:
-                continue
-            pages = self._walk.pages("payload", table, work, span, first_key)
+        if not walk.world.thorough:
+            newest = newest_expired_pointer(work.frontier, walk.world.terms.lifetime.allowance_ms)
+        for span in walk.allowed("payload", work, payload_spans(work.topic, work.frontier, newest)):
+            pages = walk.pages("payload", table, work, span, first_key)
             if span.by_row:
                 self._take_by_row(work, span, pages)
                 continue
             for page in pages:
-                for batch in self._walk.batches("payload", work, span, page):
-                    self._walk.take(table, work, batch, work.frontier.hold if span.held else None)
+                for batch in walk.batches("payload", work, span, page):
+                    walk.take(table, work, batch, work.frontier.hold if span.held else None)
         return generation_prefix(work.topic.topic.prefix, max(work.topic.old_below, work.topic.generation + 1))
 
     def _take_by_row(self, work: TopicWork, span: Span, pages: Iterator[list[bytes]]) -> None:
@@ -71,34 +69,38 @@ class Payloads:
     def _decided(self, keys: list[bytes]) -> list[bytes]:
         """Without the rows whose transaction may still commit."""
         undecided = self._walk.world.transactions.is_undecided
-        decided = [key for key in keys if not undecided(int.from_bytes(key[-18:-10], "big", signed=True))]
+        decided = [key for key in keys if not undecided(_pointer(key))]
         self._walk.tally.keep(Reason.UNDECIDED, len(keys) - len(decided))
         return decided
 
     def _take_candidates(self, work: TopicWork, span: Span, keys: list[bytes]) -> None:
         """Delete expired payload rows that no message refers to."""
-        parsed = [(key, parts) for key in keys if (parts := PayloadKey.parse(key)) is not None]
-        if not parsed:
+        if not keys:
             return
-        generation = parsed[0][1].generation
-        window = search_range(
-            work.topic.topic,
-            generation,
-            # Under a plan's ranges messages may stay that the frontier would let go.
-            work.frontier.cutoff.ms if self._walk.world.limits is None else 0,
-            (parts for _, parts in parsed),
-            self._walk.world.terms.lifetime,
-        )
-        pointers = {parts.write_pointer for _, parts in parsed}
-        referenced = find_referenced(
-            self._walk.store.message,
-            window,
-            pointers,
-            self._walk.page_rows,
-            lambda: self._walk.observe("references", work.topic.topic, 0),
-        )
-        free = [key for key, parts in parsed if parts.write_pointer not in referenced]
-        self._walk.tally.keep(Reason.REFERENCED, len(parsed) - len(free))
+        generation = int.from_bytes(keys[0][-22:-18], "big")
+        referenced = self._referenced(work, generation, keys)
+        free = [key for key in keys if _pointer(key) not in referenced]
+        self._walk.tally.keep(Reason.REFERENCED, len(keys) - len(free))
         for first in range(0, len(free), self._walk.page_rows):
             batch = Batch("payload", generation, span.rule, free[first : first + self._walk.page_rows])
             self._walk.take(self._walk.store.payload, work, batch, None)
+
+    def _referenced(self, work: TopicWork, generation: int, keys: list[bytes]) -> set[int]:
+        walk, topic = self._walk, work.topic.topic
+        # Under a plan's ranges, or after the topic was planned anew, messages may be there that its frontier lets go.
+        exact = walk.world.limits is None and topic.prefix not in walk.replanned
+        payloads = (parts for key in keys if (parts := PayloadKey.parse(key)) is not None)
+        since_ms = work.frontier.cutoff.ms if exact else 0
+        window = search_range(topic, generation, since_ms, payloads, walk.world.terms.lifetime)
+        return find_referenced(
+            walk.store.message,
+            (window, timeless_range(topic, generation)),
+            {_pointer(key) for key in keys},
+            walk.page_rows,
+            lambda: walk.observe("references", topic, 0),
+        )
+
+
+def _pointer(key: bytes) -> int:
+    """The write pointer in a payload key, without parsing the rest."""
+    return int.from_bytes(key[-18:-10], "big", signed=True)

@@ -34,8 +34,7 @@ class PlanFile:
 
     Attributes:
         effective_now_ms: the moment it was made for.
-        limits: the only ranges ``apply`` may delete in.
-        pointers: the only write pointers ``apply`` may invert.
+        limits: the only ranges ``apply`` may delete in, and the only write pointers it may invert.
     """
 
     id: str
@@ -44,7 +43,6 @@ class PlanFile:
     terms: Mapping[str, Any]
     topics: Mapping[TopicId, tuple[int, int]]
     limits: Limits
-    pointers: frozenset[int]
 
     def check(self, store_id: str, terms: Terms, world: World) -> None:
         """Compare with the present.
@@ -131,7 +129,7 @@ def _parse(document: Mapping[str, Any]) -> PlanFile:
         raise ValueError("format")
     ranges: dict[tuple[DataTable, TopicId], set[Range]] = {}
     topics: dict[TopicId, tuple[int, int]] = {}
-    pointers: set[int] = set()
+    pointers: dict[TopicId, set[int]] = {}
     for item in document["topics"]:
         if item["held"] not in APPLICABLE:
             continue
@@ -140,15 +138,17 @@ def _parse(document: Mapping[str, Any]) -> PlanFile:
             topics[topic] = (item["metadata"]["generation"], item["metadata"]["ttl_seconds"])
         found = {Range(bytes.fromhex(r["start"]), bytes.fromhex(r["stop"])) for r in item["ranges"]}
         ranges.setdefault((item["table"], topic), set()).update(found)
-        pointers.update(int(pointer) for pointer in item["pointers"])
+        pointers.setdefault(topic, set()).update(int(pointer) for pointer in item["pointers"])
     return PlanFile(
         id=document["id"],
         store_id=document["store_id"],
         effective_now_ms=document["effective_now_ms"],
         terms=document["terms"],
         topics=topics,
-        limits=Limits({key: tuple(sorted(found)) for key, found in ranges.items()}),
-        pointers=frozenset(pointers),
+        limits=Limits(
+            {key: tuple(sorted(found)) for key, found in ranges.items()},
+            {topic: frozenset(found) for topic, found in pointers.items()},
+        ),
     )
 
 

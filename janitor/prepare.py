@@ -24,12 +24,14 @@ class Prepared:
 
     Attributes:
         now: the clocks; ``wall_ms`` is the moment rows are judged by.
+        measured: the same moment as elapsed time is measured by, so that a wrong wall clock does not shorten a hold.
         record: what is known of the store; a fresh one for a store that is not the one remembered.
         open_ids: invalid pointers whose clients may still write.
         gone_ids: such pointers that have left the invalid list.
     """
 
     now: ClockAnchor
+    measured: ClockAnchor
     record: StoreRecord
     tx: TxState
     open_ids: list[OpenIdRecord]
@@ -68,20 +70,26 @@ def prepare(
     """
     allowance_ms = terms.lifetime.allowance_ms
     now = guards.read_clocks(clock)
+    measured = guards.measured(state.anchor(), now)
     clock_note = guards.check_clock(state.anchor(), now, allowance_ms) if at_ms is None else None
     if at_ms is not None:
         # Until then honest time passes, so that a frontier held then is one that would be.
-        now = replace(now, wall_ms=at_ms, running_ms=now.running_ms + at_ms - now.wall_ms)
+        later_ms = at_ms - now.wall_ms
+        now = replace(now, wall_ms=at_ms, running_ms=now.running_ms + later_ms)
+        measured = replace(measured, wall_ms=measured.wall_ms + later_ms, running_ms=measured.running_ms + later_ms)
     record, store_note = _known_store(state, identity, token_hex)
     interval_seconds = terms.snapshot_interval_seconds
     tx = txstate.refresh(source, now.wall_ms, interval_seconds=interval_seconds, allowance_ms=allowance_ms)
+    if at_ms is not None and tx.usable is None:
+        # A snapshot that is fresh today is the best there is to look ahead with.
+        tx = txstate.refresh(source, clock.now_ms(), interval_seconds=interval_seconds, allowance_ms=allowance_ms)
     system_note = guards.check_transaction_system(record, tx.usable)
     open_ids: list[OpenIdRecord] = []
     gone_ids: list[int] = []
     if tx.usable is not None:
-        open_ids, gone_ids = txstate.observe(state.open_ids(), tx.usable.invalid, now.wall_ms)
+        open_ids, gone_ids = txstate.observe(state.open_ids(), tx.usable.invalid, now.wall_ms, terms.lifetime)
     notes = [note for note in (clock_note, store_note, system_note) if note is not None]
-    return Prepared(now, record, tx, open_ids, gone_ids, notes)
+    return Prepared(now, measured, record, tx, open_ids, gone_ids, notes)
 
 
 def _known_store(state: State, identity: str, token_hex: Callable[[int], str]) -> tuple[StoreRecord, GuardNote | None]:

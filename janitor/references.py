@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from janitor.ranges import Range
-from tms_core.rowkey import LONG_MAX, PayloadKey, generation_prefix, java_abs, time_prefix
+from tms_core.rowkey import LONG_MAX, NEGATIVE, PayloadKey, generation_prefix, java_abs, time_prefix
 from tms_core.tables.base import MessageTable
 from tms_core.topic import TopicId
 from tms_core.transaction.model import TX_PER_MS
@@ -35,9 +35,14 @@ class Lifetime(NamedTuple):
     grace_ms: int
     allowance_ms: int
 
+    @property
+    def undecided_ms(self) -> int:
+        """How long after its begin, by our clock, a transaction nobody knows more of may still commit."""
+        return self.max_ms + self.allowance_ms
+
     def window_end_ms(self, pointer: int) -> int:
-        """The first moment at which nothing of the transaction can be published any more."""
-        return pointer // TX_PER_MS + self.max_ms + self.grace_ms
+        """The first moment at which nothing of the transaction can be published any more, by any machine's clock."""
+        return pointer // TX_PER_MS + self.max_ms + max(self.grace_ms, self.allowance_ms)
 
     def window_start_ms(self, pointer: int) -> int:
         """The first moment at which something of the transaction can have been published."""
@@ -69,10 +74,16 @@ def search_range(
     return Range(start, max(start, time_prefix(topic.prefix, generation, end_ms)))
 
 
+def timeless_range(topic: TopicId, generation: int) -> Range:
+    """Where message rows of a negative time lie; they stay whatever happens (L0), and CDAP reads them."""
+    start = generation_prefix(topic.prefix, generation)
+    return Range(start + NEGATIVE, generation_prefix(topic.prefix, generation + 1))
+
+
 def find_referenced(
-    table: MessageTable, window: Range, pointers: set[int], page_rows: int, progress: Progress
+    table: MessageTable, windows: Iterable[Range], pointers: set[int], page_rows: int, progress: Progress
 ) -> set[int]:
-    """Which of ``pointers`` are referred to by a message row in ``window``.
+    """Which of ``pointers`` are referred to by a message row in one of ``windows``.
 
     Pointers are compared as CDAP reads them: by Java's absolute value, since a reader without a transaction sees
     rolled-back messages too. Memory is bounded by ``pointers``.
@@ -81,12 +92,13 @@ def find_referenced(
         StoreError: the table could not be read.
     """
     found: set[int] = set()
-    start: bytes | None = window.start
-    while start is not None and start < window.stop and len(found) < len(pointers):
-        page = table.cells(start, window.stop, page_rows)
-        for cell in page.items:
-            if cell.refers and (pointer := java_abs(cell.pointer)) in pointers:
-                found.add(pointer)
-        progress()
-        start = page.resume
+    for window in windows:
+        start: bytes | None = window.start
+        while start is not None and start < window.stop and len(found) < len(pointers):
+            page = table.cells(start, window.stop, page_rows)
+            for cell in page.items:
+                if cell.refers and (pointer := java_abs(cell.pointer)) in pointers:
+                    found.add(pointer)
+            progress()
+            start = page.resume
     return found

@@ -20,6 +20,9 @@ DataTable = Literal["message", "payload"]
 #: How many keys of an entry are shown.
 SAMPLE_KEYS = 3
 
+#: How many entries of a report are remembered; a report of a thousand topics every minute would fill the disk.
+HISTORY_ENTRIES = 100
+
 #: How many foreign keys of a pass are named in the log.
 NAMED_KEYS = 20
 
@@ -82,6 +85,7 @@ class Tally:
     Attributes:
         foreign: the first foreign keys met, so that they can be named.
         pointers: which write pointers were inverted, by topic.
+        untouchable: the lowest invalid write pointer under a key that is none of ours, which nobody may invert.
     """
 
     entries: dict[EntryKey, Entry] = field(default_factory=dict)
@@ -89,6 +93,7 @@ class Tally:
     errors: list[str] = field(default_factory=list)
     foreign: list[ForeignKey] = field(default_factory=list)
     pointers: dict[TopicId, set[int]] = field(default_factory=dict)
+    untouchable: int | None = None
     phase_seconds: dict[str, float] = field(default_factory=dict)
 
     def entry(self, key: EntryKey) -> Entry:
@@ -106,6 +111,10 @@ class Tally:
             self.kept[Reason.FOREIGN] += 1
             if len(self.foreign) < NAMED_KEYS:
                 self.foreign.append(ForeignKey(table, key.hex()))
+
+    def keep_pointer(self, pointer: int) -> None:
+        """Note an invalid write pointer that has to stay as it is."""
+        self.untouchable = pointer if self.untouchable is None else min(self.untouchable, pointer)
 
     def keep(self, reason: Reason, rows: int = 1) -> None:
         if rows and reason is not Reason.LIVE:
@@ -192,6 +201,15 @@ class Report:
             "phase_seconds": {name: round(seconds, 6) for name, seconds in self.phase_seconds.items()},
             "thorough": self.thorough,
         }
+
+    def to_history(self) -> dict[str, Any]:
+        """The report as it is remembered: of very many entries only those with the most rows, and how many more."""
+        report = self.to_json()
+        topics = sorted(report["topics"], key=lambda entry: entry["rows"], reverse=True)
+        if len(topics) > HISTORY_ENTRIES:
+            report["topics"] = topics[:HISTORY_ENTRIES]
+            report["topics_omitted"] = len(topics) - HISTORY_ENTRIES
+        return report
 
     def sorted_entries(self) -> list[tuple[EntryKey, Entry]]:
         """Entries that hold rows, by topic, table, generation and rule."""

@@ -11,7 +11,7 @@ covered all the time in which it can have published. Only then do its rows count
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -107,28 +107,24 @@ class TransactionView:
     Attributes:
         snapshot: the usable snapshot, None without one.
         now_ms: the moment the run judges by.
-        max_lifetime_ms: how long a transaction may write; what undecided means without a snapshot.
-        only: pointers that may be inverted at all, None for no such limit (``apply`` of a plan).
+        undecided_ms: how long after its begin a transaction counts as undecided without a snapshot.
     """
 
     snapshot: VisibilityState | None
     now_ms: int
-    max_lifetime_ms: int
-    only: Collection[int] | None = None
+    undecided_ms: int
 
     def is_invalid(self, pointer: int) -> bool:
-        if self.snapshot is None or not self.snapshot.is_invalid(pointer):
-            return False
-        return self.only is None or pointer in self.only
+        return self.snapshot is not None and self.snapshot.is_invalid(pointer)
 
     def is_undecided(self, pointer: int) -> bool:
         if self.snapshot is not None:
             return self.snapshot.is_undecided(pointer)
-        return transaction_ms(pointer) + self.max_lifetime_ms > self.now_ms
+        return transaction_ms(pointer) + self.undecided_ms > self.now_ms
 
 
 def observe(
-    known: Mapping[int, OpenIdRecord], invalid: Iterable[int], now_ms: int
+    known: Mapping[int, OpenIdRecord], invalid: Iterable[int], now_ms: int, lifetime: Lifetime
 ) -> tuple[list[OpenIdRecord], list[int]]:
     """Compare an invalid list with the pointers known so far.
 
@@ -139,10 +135,21 @@ def observe(
     """
     listed = set(invalid)
     new = [OpenIdRecord(pointer, now_ms) for pointer in listed if pointer not in known]
-    still = [record for pointer, record in known.items() if record.closed_ms is None and pointer in listed]
+    still = [_now(record, now_ms) for record in known.values() if record.pointer in listed]
+    still = [record for record in still if not is_closed(record, lifetime)]
     left = [record for pointer, record in known.items() if pointer not in listed]
     gone = [r.pointer for r in left if r.closed_ms is None or r.closed_ms < now_ms - REMEMBER_CLOSED_MS]
     return sorted(still + new, key=lambda record: record.pointer), gone
+
+
+def is_closed(record: OpenIdRecord, lifetime: Lifetime) -> bool:
+    """Whether a thorough pass has covered all the time in which the pointer's client can have published.
+
+    Judged by the lifetime that is configured now: one that was raised since opens the pointer again.
+    """
+    if record.closed_ms is None or record.scanned_ms is None:
+        return False
+    return record.scanned_ms >= lifetime.window_end_ms(record.pointer)
 
 
 def search_since_ms(open_ids: Iterable[OpenIdRecord], lifetime: Lifetime) -> int | None:
@@ -154,17 +161,27 @@ def search_since_ms(open_ids: Iterable[OpenIdRecord], lifetime: Lifetime) -> int
 
 
 def covered(
-    open_ids: Iterable[OpenIdRecord], started_ms: int, finished_ms: int, lifetime: Lifetime
+    open_ids: Iterable[OpenIdRecord], started_ms: int, finished_ms: int, lifetime: Lifetime, *, thorough: bool
 ) -> list[OpenIdRecord]:
-    """The records after a complete pass: searched up to its start, and closed if nothing can be published any more."""
+    """The records after a complete pass: searched up to its start.
+
+    A thorough pass, which looked at rows of any time, closes those of which nothing can be published any more; one
+    that searched a window rests on clocks agreeing, which is enough to invert promptly and not enough for a claim.
+    """
     return [
         replace(
             record,
             scanned_ms=started_ms,
-            closed_ms=finished_ms if started_ms >= lifetime.window_end_ms(record.pointer) else None,
+            closed_ms=finished_ms if thorough and started_ms >= lifetime.window_end_ms(record.pointer) else None,
         )
         for record in open_ids
     ]
+
+
+def _now(record: OpenIdRecord, now_ms: int) -> OpenIdRecord:
+    """The record, as never searched for if it was by a clock that has been set back since."""
+    ahead = record.scanned_ms is not None and record.scanned_ms > now_ms
+    return replace(record, scanned_ms=None, closed_ms=None) if ahead else record
 
 
 def _since_ms(record: OpenIdRecord, lifetime: Lifetime) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from janitor.policy import Hold, Keep, Reason, Row, Rule, decide
@@ -37,6 +38,10 @@ from tms_core.topic import TopicId
 
 #: How often a topic is planned anew within one pass before it is left for the next.
 REPLANS = 3
+
+
+#: Holds that may last for years. What they hold is counted by thorough passes only, or every pass would read it all.
+STANDING_HOLDS = frozenset({Hold.PROTECTED, Hold.PAUSED, Hold.QUARANTINED})
 
 
 class Moved(Exception):
@@ -99,6 +104,7 @@ class Walk:
 
     Attributes:
         failed: metadata keys of topics that were left undone; ``tally.errors`` says why.
+        replanned: metadata keys of topics that moved during the pass.
     """
 
     def __init__(
@@ -111,6 +117,7 @@ class Walk:
         self.page_rows = page_rows
         self.observe = observer
         self.failed: set[bytes] = set()
+        self.replanned: set[bytes] = set()
 
     # -- from topic to topic ---------------------------------------------------------------------------------------
 
@@ -124,8 +131,7 @@ class Walk:
         while key is not None:
             prefix = topic_prefix(key)
             if prefix is None:
-                self.tally.keep_foreign(name, [key])
-                key = self.first(table, key + b"\x00")
+                key = self.skip(table, key, topic_prefix, lambda keys: self.tally.keep_foreign(name, keys))
             elif prefix in self.failed or not self.world.in_scope(prefix):
                 key = self.first(table, topic_stop(prefix))
             else:
@@ -161,6 +167,7 @@ class Walk:
                 return visit(work, max(key, first))
             except Moved:
                 self.tally.forget_kept(kept, work.topic.topic, name)
+                self.replanned.add(prefix)
                 self.world.reread(prefix)
         self._fail(prefix, f"topic {prefix[:-1].decode()} keeps changing; left for the next run")
         return topic_stop(prefix)
@@ -176,7 +183,28 @@ class Walk:
         items = table.keys(start, None, 1).items
         return items[0] if items else None
 
+    def skip(
+        self,
+        table: KeyTable,
+        key: bytes,
+        parse: Callable[[bytes], object],
+        found: Callable[[list[bytes]], None],
+    ) -> bytes | None:
+        """The next key that ``parse`` understands, a page at a time; ``found`` is told of those it does not."""
+        start: bytes | None = key
+        while start is not None:
+            page = table.keys(start, None, self.page_rows)
+            strangers = list(takewhile(lambda item: parse(item) is None, page.items))
+            found(strangers)
+            if len(strangers) < len(page.items):
+                return page.items[len(strangers)]
+            start = page.resume
+        return None
+
     def allowed(self, name: DataTable, work: TopicWork, spans: list[Span]) -> list[Span]:
+        """The spans this pass looks at: within a plan's ranges, and what is held for good only now and then."""
+        if not self.world.thorough and work.frontier.hold in STANDING_HOLDS:
+            return []
         limits = self.world.limits
         return spans if limits is None else intersect(spans, limits.ranges(name, work.topic.topic))
 

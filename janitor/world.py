@@ -61,9 +61,10 @@ class TopicWork:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a plan file allows: nothing outside its ranges."""
+    """What a plan file allows: nothing outside its ranges, and of each topic the pointers it names."""
 
     by_topic: Mapping[tuple[DataTable, TopicId], tuple[Range, ...]]
+    pointers: Mapping[TopicId, frozenset[int]]
 
     def ranges(self, table: DataTable, topic: TopicId) -> tuple[Range, ...]:
         return self.by_topic.get((table, topic), ())
@@ -74,7 +75,8 @@ class World:
     """Everything a pass judges by.
 
     Attributes:
-        now: the clocks when the pass began; ``now.wall_ms`` is the effective now.
+        now: what elapsed time is measured by.
+        now_ms: the moment rows are judged by (the effective now).
         records: frontiers as remembered (rule S8).
         topics: by metadata row key; topics whose metadata does not parse are not in it.
         unparsed: why, for those.
@@ -87,6 +89,7 @@ class World:
     """
 
     now: ClockAnchor
+    now_ms: int
     metadata: MetadataTable
     terms: Terms
     transactions: TransactionView
@@ -128,12 +131,17 @@ class World:
     def _frontier(self, topic: TopicMetadata) -> tuple[Frontier, FrontierRecord]:
         record = self.records.get(topic.topic)
         if self.terms.protects(topic.topic):
-            return Frontier.closed(self.now.wall_ms, topic, Hold.PROTECTED), stand_still(record, self.now)
+            return Frontier.closed(self.now_ms, topic, Hold.PROTECTED), stand_still(record, self.now)
         if self.label is Hold.FIRST_CONTACT:
-            return Frontier.open(self.now.wall_ms, topic), admit(topic, self.now)
+            return Frontier.open(self.now_ms, topic), admit(topic, self.now)
         terms = self.terms
         return advance(
-            record, topic, self.now, hold_seconds=terms.hold_seconds, allowance_ms=terms.lifetime.allowance_ms
+            record,
+            topic,
+            self.now,
+            hold_seconds=terms.hold_seconds,
+            allowance_ms=terms.lifetime.allowance_ms,
+            now_ms=self.now_ms,
         )
 
 

@@ -14,8 +14,9 @@ from janitor.cli.options import common_options
 def command() -> None:
     """Accept this store as it is now.
 
-    And with it its transaction system and this machine's clock. From then on runs delete what is due. Nothing is deleted by this command itself. Needed once
-    for a store, and again when it was copied, restored or given other snapshots.
+    And with it its transaction system and this machine's clock. From then on runs delete what is
+    due. Nothing is deleted by this command itself. Needed once for a store, and again when it was
+    copied, restored or given other snapshots.
 
     \b
     Example:

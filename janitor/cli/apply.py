@@ -18,8 +18,9 @@ from janitor.cli.outcome import finish, log_run
 def command(file: Path, adopt: bool) -> int:
     """Carry out a plan file, at most.
 
-    Nothing outside it is done, and nothing that the law no longer allows. Refuses (exit code 3) and names what moved when the store, a topic's generation or ttl, or a
-    setting is no longer what the plan was made for.
+    Nothing outside it is done, and nothing that the law no longer allows. Refuses (exit code 3)
+    and names what moved when the store, a topic's generation or ttl, or a setting is no longer
+    what the plan was made for.
 
     \b
     Example:

@@ -15,8 +15,9 @@ from janitor.cli.options import PatternType, common_options
 def command(topic: str | None) -> None:
     """Let go what is held.
 
-    Of one topic (or pattern), or all of it and the clock with it. A frontier is held when a ttl was shortened, a topic deleted or created again, or a store
-    restored. The next run then deletes what janitor plan shows as held.
+    Of one topic (or pattern), or all of it and the clock with it. A frontier is held when a ttl
+    was shortened, a topic deleted or created again, or a store restored. The next run then deletes
+    what janitor plan shows as held.
 
     \b
     Examples:

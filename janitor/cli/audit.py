@@ -27,7 +27,9 @@ def command() -> int:
         render.print_json(found.to_json())
     else:
         out = render.console()
-        out.print(f"{found.cells:,} transactional rows read, {found.open_cells:,} of invalid transactions not inverted")
+        foreign = f" ({found.foreign:,} of them under keys that are none of ours)" if found.foreign else ""
+        rows = f"{found.cells:,} transactional rows read{foreign}"
+        out.print(f"{rows}, {found.open_cells:,} of invalid transactions not inverted")
         if found.bound is None:
             out.print("no boundary has been claimed, so there is nothing to prove")
         elif found.refuted:

@@ -19,6 +19,9 @@ from typing import Self
 
 from tms_core.topic import TopicId
 
+#: Later than any clock shows: where the wall time of readings lies of a boot whose clock is known to be wrong.
+UNKNOWN_MS = 2**62
+
 #: Bytes of randomness in a store's mark: enough that no two stores ever get the same.
 MARK_BYTES = 16
 
@@ -54,11 +57,20 @@ class StoreRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClockAnchor:
-    """A reading of a machine's clocks (``tms_core.clock.Clock``) to measure elapsed time from (rule S7)."""
+    """A reading of a machine's clocks (``tms_core.clock.Clock``) to measure elapsed time from (rule S7).
+
+    Attributes:
+        wall_ms: wall time; from ``UNKNOWN_MS`` on it can only be compared with other readings of the same boot.
+    """
 
     wall_ms: int
     running_ms: int
     boot_id: str
+
+    def comparable(self, other: ClockAnchor) -> bool:
+        """Whether the time between the two readings can be told."""
+        same_boot = bool(self.boot_id) and self.boot_id == other.boot_id
+        return same_boot or (self.wall_ms < UNKNOWN_MS and other.wall_ms < UNKNOWN_MS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import pytest
 from janitor import frontier
 from janitor.policy import Delete, Row, decide
 from janitor.txstate import TransactionView
-from tests.builders import HOUR, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
+from tests.builders import HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
 from tms_core.errors import MetadataError
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import Store
@@ -76,7 +76,7 @@ class Judge:
             allowance_ms=self.rig.engine.terms.lifetime.allowance_ms,
         )
         snapshot = self.rig.snapshots.latest().snapshot
-        transactions = TransactionView(snapshot, NOW_MS, self.rig.engine.terms.lifetime.max_ms)
+        transactions = TransactionView(snapshot, NOW_MS, self.rig.engine.terms.lifetime.undecided_ms)
         row = Row("message" if table == "message" else "payload", key)
         return isinstance(decide(row, described, reach, transactions, False, None), Delete)
 
@@ -170,6 +170,27 @@ def test_given_a_plan_when_the_topic_moves_while_it_is_applied_then_the_rest_sta
     watch(store, after=lengthen)
     rig.engine.apply(file)
     assert orders.times() == DUE_MS[2:] + LIVE_MS
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_given_a_ttl_shortened_when_payloads_are_deleted_then_those_of_messages_that_are_still_there_stay(
+    store: Store, moves: bool
+) -> None:
+    rig, orders = prepared(store)
+    late = pointer(NOW_MS - 20 * MINUTE)
+    orders.stored(late, NOW_MS - 20 * MINUTE).ref(late, NOW_MS - 10 * MINUTE)
+
+    def shorten(call: Call) -> None:
+        if call.name == "payload.keys":
+            orders.describe(ttl_seconds=60)
+
+    if moves:
+        watch(store, before=shorten)
+    else:
+        orders.describe(ttl_seconds=60)
+    rig.restart(hold_seconds=0).engine.run_once()
+    assert orders.times() == ([*LIVE_MS, NOW_MS - 10 * MINUTE] if moves else [])
+    assert orders.stored_times() == [NOW_MS - 20 * MINUTE] * moves
 
 
 def test_given_leveldb_when_a_topic_moves_in_the_middle_then_it_is_as_in_memory(tmp_path: Path) -> None:

@@ -155,10 +155,123 @@ def test_given_a_client_that_publishes_after_its_transaction_was_scanned_when_ru
         assert_true(rig)
     rig.clock.advance(2)
     rig.engine.run_once()
+    assert rig.state.open_ids()[YOUNG].closed_ms is None, "only a thorough pass looks at rows of any time"
+    rig.clock.advance(DAY)
+    rig.engine.run_once()
     claim = rig.state.claim()
     assert claim is not None
     assert claim.bound == YOUNG
     assert orders.pointers() == [-OLD, -YOUNG, -YOUNG, -YOUNG]
+
+
+def test_given_a_pass_that_searched_a_window_when_it_ends_then_it_inverts_and_the_claim_and_its_evidence_are_as_before(
+    store: Store,
+) -> None:
+    rig, orders = prepared(store)
+    rig.engine.run_once()
+    before = (rig.state.claim(), rig.state.evidence())
+    younger = pointer(NOW_MS - 3 * HOUR)
+    rig.snapshots.invalid = [OLD, younger]
+    orders.tx(younger, NOW_MS - 2 * HOUR)
+    # By a clock that was further behind than is allowed; a search of the transaction's time misses it.
+    orders.tx(younger, NOW_MS - 4 * HOUR)
+    rig.clock.advance(12 * HOUR)
+    report = rig.engine.run_once()
+    assert not report.thorough
+    assert sorted(filter(None, orders.pointers())) == [-younger, -OLD, younger]
+    assert (rig.state.claim(), rig.state.evidence()) == before
+    assert (report.boundary, rig.state.open_ids()[younger].closed_ms) == (OLD, None)
+    assert_true(rig)
+    rig.clock.advance(12 * HOUR)
+    report = rig.engine.run_once()
+    assert (report.thorough, report.boundary) == (True, younger)
+    assert_true(rig)
+
+
+@pytest.mark.parametrize("place", [b"", b"default:orders:", b"~"], ids=["before", "in a topic", "behind"])
+@pytest.mark.parametrize(("write_pointer", "ends_below"), [(OLD, OLD), (OLD - 5, OLD - 5), (OLD - 1, OLD + 1)])
+def test_given_an_invalid_pointer_under_a_key_that_is_not_ours_when_claimed_then_the_claim_ends_below_it(
+    store: Store, write_pointer: int, ends_below: int, place: bytes
+) -> None:
+    rig, _ = prepared(store)
+    rig.snapshots.invalid = [OLD - 5, OLD]
+    store.message.put([(place + b"foreign", MessageValue(write_pointer, b"?"))])
+    assert rig.engine.run_once().boundary == ends_below - 1
+    assert [cell.pointer for cell in store.message.cells(b"", None, 10).items if b"foreign" in cell.key] == [
+        write_pointer
+    ]
+    assert_true(rig)
+    assert rig.engine.audit().refuted == 0
+
+
+@pytest.mark.parametrize(("ahead_ms", "thorough"), [(1, True), (DAY, True), (0, False), (1 - DAY, False), (-DAY, True)])
+def test_given_the_last_thorough_pass_when_it_is_a_day_old_or_lies_ahead_then_the_next_one_is_thorough(
+    store: Store, ahead_ms: int, thorough: bool
+) -> None:
+    rig, _ = prepared(store)
+    rig.state.save_last_thorough_ms(NOW_MS + ahead_ms)
+    assert rig.engine.run_once().thorough is thorough
+
+
+def test_given_clocks_that_differ_by_more_than_the_grace_when_claimed_then_no_transaction_is_that_could_still_write(
+    store: Store,
+) -> None:
+    topic(store, "default:orders", ttl_seconds=3600)
+    report = janitor(store, lifetime=LIFETIME._replace(grace_ms=0)).engine.run_once(adopt=True)
+    assert report.boundary == pointer(NOW_MS - LIFETIME.max_ms - LIFETIME.allowance_ms) - 1
+
+
+def test_given_a_lifetime_that_was_raised_when_run_then_transactions_are_open_again_and_the_next_claim_ends_below_them(
+    store: Store,
+) -> None:
+    rig, orders = prepared(store)
+    rig.engine.run_once()
+    assert rig.state.open_ids()[OLD].closed_ms == NOW_MS
+    longer = rig.restart(lifetime=LIFETIME._replace(max_ms=12 * HOUR))
+    longer.clock.advance(MINUTE)
+    orders.tx(OLD, NOW_MS)
+    longer.engine.run_once()
+    assert orders.pointers() == [-OLD, -OLD]
+    assert rig.state.open_ids()[OLD].closed_ms is None
+    longer.clock.advance(LIFETIME.window_end_ms(OLD) + 11 * HOUR - 1 - longer.clock.now_ms())
+    rig.state.save_last_thorough_ms(NOW_MS - DAY)
+    report = longer.engine.run_once()
+    assert report.thorough
+    assert report.boundary is not None
+    assert report.boundary < OLD
+
+
+def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_a_pass_makes_none_then_it_is_withdrawn(
+    store: Store,
+) -> None:
+    rig, _ = prepared(store)
+    rig.snapshots.write_pointer = pointer(NOW_MS)
+    assert rig.engine.run_once().boundary == OLD
+    rig.clock.step(-HOUR)
+    report = rig.engine.run_once(patterns=("default:*",))
+    assert (report.tripped, report.boundary, rig.state.claim()) == (False, None, None)
+
+
+def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_a_whole_pass_ends_then_it_is_made_anew(
+    store: Store,
+) -> None:
+    rig, _ = prepared(store)
+    rig.snapshots.write_pointer = pointer(NOW_MS)
+    rig.engine.run_once()
+    rig.clock.step(-HOUR)
+    report = rig.engine.run_once()
+    claim = rig.state.claim()
+    assert claim is not None
+    assert (claim.bound, claim.made_ms, report.boundary, report.thorough) == (OLD, NOW_MS - HOUR, OLD, True)
+
+
+def test_given_a_claim_in_force_when_a_pass_makes_none_then_the_report_still_shows_it(store: Store) -> None:
+    rig, _ = prepared(store)
+    rig.engine.run_once()
+    for patterns, age_ms in ((("default:orders",), 0), ((), 0), ((), 121_000)):
+        rig.clock.advance(MINUTE)
+        rig.snapshots.age_ms = age_ms
+        assert rig.engine.run_once(patterns=patterns).boundary == OLD
 
 
 def test_given_a_transaction_that_becomes_invalid_during_the_scan_when_claimed_then_it_is_not_in_the_claim(

@@ -106,6 +106,24 @@ def test_given_another_boot_when_run_then_wall_time_may_be_a_week_away_and_no_mo
     assert clock_notes(report) == [True] * stopped
 
 
+@pytest.mark.parametrize("behind_ms", [MINUTE, 30 * DAY, NOW_MS - 1])
+def test_given_a_machine_that_boots_with_its_clock_in_the_past_when_it_is_set_then_that_is_no_jump(
+    store: Store, behind_ms: int
+) -> None:
+    rig, orders = prepared(store)
+    rig.snapshots.write_pointer = pointer(NOW_MS)
+    rig.clock.step(-behind_ms)
+    rig.clock.reboot("another")
+    assert not rig.engine.run_once().tripped
+    rig.clock.step(behind_ms)
+    # Nobody knows how much of this hour and that jump was honest time, so what it makes due may be held, but no more.
+    for _ in range(2):
+        rig.clock.advance(HOUR + 1)
+        report = rig.engine.run_once()
+        assert (report.tripped, clock_notes(report)) == (False, [])
+    assert orders.times() == []
+
+
 @pytest.mark.parametrize(("off_ms", "stopped"), [(HOUR, False), (8 * DAY, True)])
 def test_given_running_time_that_went_back_when_run_then_it_is_taken_for_another_boot(
     store: Store, off_ms: int, stopped: bool
@@ -156,6 +174,27 @@ def test_given_a_clock_that_jumped_when_it_is_approved_then_runs_go_on_from_ther
     assert rig.engine.run_once().tripped
 
 
+def test_given_a_clock_that_jumped_when_a_known_store_is_run_with_adopt_then_it_stays_stopped(
+    store: Store, tmp_path: Path
+) -> None:
+    rig, orders = prepared(store)
+    before = (rig.state.anchor(), rig.state.frontiers(), rig.state.store())
+    rig.clock.step(3 * HOUR)
+    rig.engine.plan(out=tmp_path / "plan.json")
+    assert rig.engine.run_once(adopt=True).tripped
+    assert rig.engine.apply(tmp_path / "plan.json", adopt=True).tripped
+    assert (rig.state.anchor(), rig.state.frontiers(), rig.state.store()) == before
+    assert orders.times() == [NOW_MS - DAY + HOUR]
+
+
+def test_given_a_clock_that_jumped_when_the_store_is_adopted_again_then_runs_go_on_from_there(store: Store) -> None:
+    rig, orders = prepared(store)
+    rig.clock.step(3 * HOUR)
+    rig.engine.adopt()
+    assert not rig.engine.run_once().tripped
+    assert orders.times() == []
+
+
 def test_given_a_clock_that_jumped_when_only_a_topic_is_approved_then_it_stays_stopped(store: Store) -> None:
     rig, _ = prepared(store)
     rig.clock.step(3 * HOUR)
@@ -170,7 +209,6 @@ def test_given_a_clock_that_jumped_when_planned_then_the_plan_says_so(store: Sto
 
 
 def test_given_a_clock_that_jumped_when_a_plan_is_applied_then_it_stops_too(store: Store, tmp_path: Path) -> None:
-
     rig, orders = prepared(store)
     rig.clock.step(3 * HOUR)
     file = tmp_path / "plan.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -223,6 +224,64 @@ def test_given_a_topic_protected_at_adoption_when_it_is_protected_no_longer_then
     report = rig.restart(protect=()).engine.run_once()
     assert held(report) == {"default:orders": Hold.FRONTIER}
     assert orders.times() == [1, LIVE_MS]
+
+
+@pytest.mark.parametrize("approved", [False, True])
+def test_given_a_held_jump_when_the_topic_was_protected_for_days_then_it_is_held_anew_once_it_no_longer_is(
+    store: Store, approved: bool
+) -> None:
+    rig, orders = prepared(store)
+    orders.describe(ttl_seconds=60)
+    rig.engine.run_once()
+    if approved:
+        rig.engine.approve()
+    rig.clock.advance(MINUTE)
+    protected = rig.restart(protect=("default:*",))
+    protected.engine.run_once()
+    rig.clock.advance(3 * DAY)
+    protected.engine.run_once()
+    rig.clock.advance(MINUTE)
+    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    assert orders.times() == [SOON_MS, LIVE_MS]
+    rig.clock.advance(HOLD_SECONDS * SECOND)
+    rig.engine.run_once()
+    assert orders.times() == []
+
+
+def test_given_a_jump_when_a_known_store_is_run_with_adopt_then_it_is_held_all_the_same(
+    store: Store, jump: Callable[[Topic], object], tmp_path: Path
+) -> None:
+    rig, orders = prepared(store)
+    jump(orders)
+    before = rig.state.frontiers()
+    rig.engine.plan(out=tmp_path / "plan.json")
+    rig.engine.apply(tmp_path / "plan.json", adopt=True)
+    assert rig.state.frontiers() == before
+    assert held(rig.engine.run_once(adopt=True)) == {"default:orders": Hold.FRONTIER}
+    assert orders.times() == [SOON_MS, LIVE_MS]
+
+
+def test_given_a_jump_when_the_store_is_adopted_again_then_it_is_let_go(
+    store: Store, jump: Callable[[Topic], object]
+) -> None:
+    rig, orders = prepared(store)
+    jump(orders)
+    assert rig.engine.adopt() == [orders.id]
+    assert held(rig.engine.run_once()) == {}
+    assert orders.times() == []
+
+
+def test_given_a_held_jump_when_the_wall_clock_is_set_back_then_the_hold_is_not_stretched(store: Store) -> None:
+    rig, orders = prepared(store)
+    rig.snapshots.write_pointer = pointer(NOW_MS)
+    orders.describe(ttl_seconds=60)
+    rig.engine.run_once()
+    rig.clock.step(-HOUR)
+    rig.clock.advance(HOLD_SECONDS * SECOND - 1)
+    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    rig.clock.advance(1)
+    assert held(rig.engine.run_once()) == {}
+    assert orders.times() == []
 
 
 def test_given_a_protected_topic_when_run_then_its_invalid_rows_are_still_inverted(store: Store) -> None:

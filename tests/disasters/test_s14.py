@@ -134,7 +134,7 @@ def test_given_a_half_written_newest_snapshot_when_run_then_the_report_names_it(
 def test_given_no_snapshot_when_payloads_are_due_then_those_younger_than_a_transactions_lifetime_stay(
     store: Store, younger_ms: int, kept: bool
 ) -> None:
-    write_pointer = pointer(NOW_MS - DAY + younger_ms)
+    write_pointer = pointer(NOW_MS - LONG.undecided_ms + younger_ms)
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).stored(write_pointer, NOW_MS - HOUR)
     rig = janitor(store, lifetime=LONG)
     report = engine(rig, None).run_once(adopt=True)
@@ -178,4 +178,6 @@ def test_given_a_snapshot_that_went_stale_when_a_fresh_one_comes_then_the_transa
     rig.clock.advance(HOUR)
     rig.engine.run_once()
     assert orders.pointers() == [-INVALID]
+    rig.clock.advance(DAY)
+    rig.engine.run_once()
     assert rig.state.open_ids()[INVALID].closed_ms is not None

@@ -111,7 +111,7 @@ def judge(store: Store, state: VisibilityState) -> dict[str, Fates]:
     """What the law makes of every row, one by one."""
     described = {key: TopicMetadata.parse(key, value) for key, value in store.metadata.rows()}
     frontiers = {key: Frontier.open(NOW_MS, found) for key, found in described.items()}
-    view = TransactionView(state, NOW_MS, TERMS.lifetime.max_ms)
+    view = TransactionView(state, NOW_MS, TERMS.lifetime.undecided_ms)
     referenced: set[tuple[bytes, int, int]] = set()
     fates: dict[str, Fates] = {"message": {}, "payload": {}}
     for raw, value in store.message.rows(b"", None, 10**6).items:

@@ -37,11 +37,11 @@ def is_done(described: Topic) -> bool:
 
 
 def prepared(store: Store) -> tuple[Rig, list[Topic]]:
-    """Three topics with the same rows, adopted an hour ago, before they had any."""
+    """Three topics with the same rows, adopted a day ago, before they had any; a thorough pass is due."""
     topics = [topic(store, name, ttl_seconds=TTL_SECONDS) for name in NAMES]
-    rig = janitor(store, now_ms=NOW_MS - HOUR, batch_rows=2)
+    rig = janitor(store, now_ms=NOW_MS - DAY, batch_rows=2)
     rig.engine.run_once(adopt=True)
-    rig.clock.advance(HOUR)
+    rig.clock.advance(DAY)
     for described in topics:
         fill(described)
     rig.snapshots.invalid = [OLD]
@@ -99,8 +99,9 @@ def test_given_a_store_error_in_one_topic_when_swept_then_the_others_are_done_an
     after = rig.state.frontiers()
     assert after[broken.id] == before[broken.id]
     assert after[first.id] != before[first.id]
+    assert claim is not None
     assert rig.state.claim() == claim
-    assert report.boundary is None
+    assert report.boundary == claim.bound
     assert NOW_MS in broken.times()
     assert NOW_MS in broken.stored_times()
 
@@ -149,7 +150,7 @@ def test_given_a_store_that_fails_as_a_whole_when_swept_then_nothing_is_remember
     assert all(map(is_done, topics))
 
 
-SAVES = ["save_anchor", "save_store", "save_frontiers", "save_open_ids", "replace_evidence", "save_claim", "finish_run"]
+SAVES = ["save_anchor", "save_store", "save_frontiers", "save_open_ids", "replace_evidence", "save_claim"]
 
 
 @pytest.mark.parametrize("name", SAVES)
@@ -174,6 +175,51 @@ def test_given_a_state_that_cannot_be_written_at_the_end_when_swept_then_it_is_a
     assert rig.engine.run_once().errors == []
     assert all(map(is_done, topics))
     assert rig.state.claim() is not None
+
+
+def test_given_a_history_that_cannot_be_written_when_swept_then_what_was_reached_is_kept(store: Store) -> None:
+    rig, topics = prepared(store)
+    before = rig.state.claim()
+    failing = [True]
+
+    def fail(call: Call) -> None:
+        if failing[0] and call.name == "state.finish_run":
+            raise StoreError("the state's disk is full.")
+
+    watch_state(rig.state, before=fail)
+    with pytest.raises(StoreError, match="disk is full"):
+        rig.engine.run_once()
+    failing[0] = False
+    assert rig.state.runs(1)[0].result == ""
+    claim = rig.state.claim()
+    assert claim not in (None, before)
+    assert all(map(is_done, topics))
+    assert {record.at.wall_ms for record in rig.state.frontiers().values()} == {NOW_MS}
+
+
+def test_given_a_compaction_that_fails_when_swept_then_what_was_reached_is_kept_and_the_report_names_it(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("janitor.compaction.WORTHWHILE_ROWS", 1)
+    rig, topics = prepared(store)
+    seen: list[object] = []
+
+    def fail(call: Call) -> None:
+        if call.name.endswith(".compact"):
+            seen.append(rig.state.claim())
+            raise StoreError("No space left on device.")
+
+    watch(store, before=fail)
+    report = rig.engine.run_once()
+    claim = rig.state.claim()
+    assert claim is not None
+    assert seen == [claim]
+    assert (claim.made_ms, report.boundary) == (NOW_MS, claim.bound)
+    assert report.errors == ["space was not given back: No space left on device."]
+    [run] = rig.state.runs(1)
+    assert (run.result, json.loads(run.report)["errors"]) == ("partial", report.errors)
+    assert all(map(is_done, topics))
+    assert {record.at.wall_ms for record in rig.state.frontiers().values()} == {NOW_MS}
 
 
 def test_given_a_state_that_cannot_be_written_at_all_when_swept_then_no_row_is_touched(store: Store) -> None:

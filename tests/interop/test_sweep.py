@@ -113,7 +113,7 @@ def test_given_a_random_store_of_cdap_when_swept_then_every_row_is_as_the_law_sa
     # When
     report = sweep(messaging, tmp_path / "tx.snapshot")
     # Then
-    assert report.total(Rule.EXPIRED) and report.total(Rule.OLD_GENERATION) and report.total(Rule.INVALID_TRANSACTION)
+    assert min(report.total(rule) for rule in Rule) > 0
     assert not report.errors
     assert_only_leveldb_files(messaging)
     for table in ("message", "payload"):
@@ -142,7 +142,7 @@ def test_given_a_sweep_killed_in_the_middle_when_opened_again_then_tables_are_na
         sweeping.Sweep.delete = dying
         sweep(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
     """)
-    command = [sys.executable, "-c", child, sample.directory, sample.snapshot.parent, str(sample.now_ms)]
+    command = [sys.executable, "-c", child, *map(str, (sample.directory, sample.snapshot.parent, sample.now_ms))]
     died = subprocess.run(command, check=False, cwd=Path(__file__).parents[2], env={**os.environ})
     assert died.returncode == -signal.SIGKILL
     assert list(sample.directory.glob("*/*.ldb"))
@@ -175,7 +175,7 @@ def _empty_invalid_list(snapshot: Path, into: Path) -> None:
 def _law(messaging: Path, snapshots: Path, scratch: Path) -> dict[str, dict[bytes, str]]:
     """What the law leaves of each row, judged one by one: key to SHA-256 of the stored value."""
     shutil.copytree(messaging, scratch)
-    view = TransactionView(DirectorySource(snapshots).latest().snapshot, NOW_MS, LIFETIME.max_ms)
+    view = TransactionView(DirectorySource(snapshots).latest().snapshot, NOW_MS, LIFETIME.undecided_ms)
     with LevelDBStore(scratch) as store:
         topics = {key: TopicMetadata.parse(key, value) for key, value in store.metadata.rows()}
         messages = store.message.rows(b"", None, 10**7).items
@@ -194,9 +194,9 @@ def _law(messaging: Path, snapshots: Path, scratch: Path) -> dict[str, dict[byte
             continue
         if value.payload is None and value.pointer is not None and parsed:
             references.add((parsed.topic, parsed.generation, java_abs(value.pointer)))
-        if isinstance(fate, Invert) and value.pointer is not None:
-            value = value._replace(pointer=-value.pointer)
-        left["message"][key] = hashlib.sha256(_stored(value)).hexdigest()
+        inverted = isinstance(fate, Invert) and value.pointer is not None
+        after = value._replace(pointer=-(value.pointer or 0)) if inverted else value
+        left["message"][key] = hashlib.sha256(_stored(after)).hexdigest()
     for key, body in payloads:
         row = PayloadKey.parse(key)
         referenced = row is not None and (row.topic, row.generation, row.write_pointer) in references

@@ -9,10 +9,12 @@ only: a message beyond the time in which its transaction could write may or may 
 from __future__ import annotations
 
 import tempfile
+from array import array
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,7 @@ from janitor.engine import Engine
 from janitor.frontier import advance, stand_still
 from janitor.policy import Delete, Frontier, Hold, Invert, Keep, Reason, Row, Rule, Verdict, decide
 from janitor.ranges import message_spans
-from janitor.references import Lifetime, search_range
+from janitor.references import Lifetime, search_range, timeless_range
 from janitor.report import Report
 from janitor.state.base import ClockAnchor, FrontierRecord, StoreRecord
 from janitor.state.sqlite import SqliteState
@@ -122,8 +124,6 @@ def records(draw: st.DrawFn, scene: Scene, generation: int, ttl_seconds: int) ->
 
 @st.composite
 def snapshots(draw: st.DrawFn, now_ms: int, pointers: st.SearchStrategy[int]) -> VisibilityState:
-    from array import array
-
     invalid = draw(st.lists(pointers, max_size=4))
     open_pointers = draw(st.lists(pointers, max_size=2, unique=True))
     in_progress = tuple(InProgress(p, now_ms, p - 1, InProgressType.SHORT) for p in open_pointers if p not in invalid)
@@ -186,7 +186,7 @@ class FixedSource:
 
 def judge(scene: Scene) -> tuple[dict[bytes, Verdict], dict[bytes, Verdict], set[bytes]]:
     """The law, row by row: verdicts on messages and payloads, and the payloads of which both answers are right."""
-    view = TransactionView(scene.snapshot, scene.now_ms, LIFETIME.max_ms)
+    view = TransactionView(scene.snapshot, scene.now_ms, LIFETIME.undecided_ms)
     messages: dict[bytes, Verdict] = {}
     references: dict[tuple[TopicId, int, int], list[bytes]] = {}
     for key, value in scene.messages.items():
@@ -203,7 +203,8 @@ def judge(scene: Scene) -> tuple[dict[bytes, Verdict], dict[bytes, Verdict], set
         found = references.get((row.topic, row.generation, row.write_pointer), []) if row else []
         if found and row and frontier:
             window = search_range(row.topic, row.generation, frontier.cutoff.ms, [row], LIFETIME)
-            inside = [reference for reference in found if window.start <= reference < window.stop]
+            windows = (window, timeless_range(row.topic, row.generation))
+            inside = [ref for ref in found if any(window.start <= ref < window.stop for window in windows)]
             without = decide(Row("payload", row), topic, frontier, view, False, None)
             if not inside and isinstance(without, Delete):
                 either.add(key)
@@ -338,5 +339,5 @@ def test_given_an_open_frontier_when_spans_are_made_then_they_are_contiguous_fro
 ) -> None:
     topic = TopicMetadata(NAMES[0], generation, 60)
     spans = message_spans(topic, Frontier.open(1_700_000_000_000, topic))
-    assert all(first.stop == second.start for first, second in zip(spans, spans[1:], strict=False))
+    assert all(first.stop == second.start for first, second in pairwise(spans))
     assert not any(span.held for span in spans)

@@ -342,6 +342,28 @@ def test_given_a_topic_that_was_passed_by_when_it_is_no_longer_then_what_gathere
     assert frontier.cutoff.ms == due(START) + 60_000
 
 
+def test_given_a_held_jump_when_the_topic_is_passed_by_for_days_then_the_hold_begins_anew() -> None:
+    _, record = step(settled(), topic(2), START)
+    record = approve(record, topic(2))
+    assert (record.pending, record.approved) != (None, None)
+    away = later(START, 2 * DAY_MS)
+    record = stand_still(record, away)
+    assert (record.pending, record.approved) == (None, None)
+    frontier, record = step(record, topic(2), later(away, 1000))
+    assert frontier.hold is Hold.FRONTIER
+    assert record.pending == PendingJump(2, TTL_SECONDS, later(away, 1000))
+
+
+def test_given_a_wall_clock_that_is_behind_when_advanced_then_rows_are_judged_by_it_and_time_that_passed_is_not() -> (
+    None
+):
+    now = later(START, HOUR_MS)
+    _, held = step(settled(), topic(2), START)
+    terms = {"hold_seconds": HOLD_SECONDS, "allowance_ms": ALLOWANCE_MS}
+    frontier, _ = advance(held, topic(2), now, now_ms=START_MS - DAY_MS, **terms)
+    assert frontier == Frontier.open(START_MS - DAY_MS, topic(2))
+
+
 def test_given_a_topic_never_seen_when_passed_by_then_it_is_held_once_it_is_no_longer() -> None:
     record = stand_still(None, START)
     assert record == FrontierRecord(0, 0, START, START_MS)

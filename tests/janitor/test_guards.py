@@ -77,7 +77,6 @@ def test_s7_given_steps_that_are_each_within_the_allowance_when_they_add_up_then
     ("anchor", "now"),
     [
         (ANCHOR, after(WEEK_MS, 0, "another")),
-        (ANCHOR, after(-WEEK_MS, 0, "another")),
         (ANCHOR, after(WEEK_MS, -1)),
         (replace(ANCHOR, boot_id=""), after(WEEK_MS, 60_000, "")),
     ],
@@ -87,6 +86,15 @@ def test_s7_given_another_boot_when_it_is_not_more_than_a_week_later_then_wall_t
 ) -> None:
     assert check_clock(anchor, now, ALLOWANCE_MS) is None
     assert next_anchor(anchor, now) == now
+
+
+@pytest.mark.parametrize(("off_ms", "moves"), [(-WEEK_MS, False), (-1, False), (0, True), (1, True)])
+def test_s7_given_another_boot_when_its_clock_is_behind_then_the_anchor_stays_until_it_is_not(
+    off_ms: int, moves: bool
+) -> None:
+    now = after(off_ms, 0, "another")
+    assert check_clock(ANCHOR, now, ALLOWANCE_MS) is None
+    assert next_anchor(ANCHOR, now) == (now if moves else ANCHOR)
 
 
 @pytest.mark.parametrize("now", [after(WEEK_MS + 1, 0, "another"), after(WEEK_MS + 1, -1)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import plyvel
@@ -102,7 +103,7 @@ def test_given_a_generation_or_a_time_that_cdap_never_writes_then_the_row_counts
 def test_given_a_value_that_cannot_be_read_then_it_is_counted(tmp_path: Path, value: bytes) -> None:
     with LevelDBStore(tmp_path, create=True) as store:
         topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS)
-    with plyvel.DB(str(tmp_path / FOLDERS["message"])) as database:
+    with closing(plyvel.DB(str(tmp_path / FOLDERS["message"]))) as database:
         database.put(MessageKey(TopicId("default", "orders"), 1, NOW_MS, 9).pack(), value)
     with LevelDBStore(tmp_path) as store:
         for _ in range(2):
@@ -219,7 +220,8 @@ def test_given_rows_of_unknown_topics_and_foreign_keys_then_they_are_audited_too
     store = MemoryStore()
     unknown_topic(store, "default:unknown").tx(INVALID, NOW_MS)
     store.message.put([(b"foreign", MessageValue(INVALID, b"?"))])
-    assert inspect.audit(store.message, INVALID, SNAPSHOT.is_invalid, nobody).refuted == 2
+    found = inspect.audit(store.message, INVALID, SNAPSHOT.is_invalid, nobody)
+    assert (found.cells, found.refuted, found.foreign) == (2, 2, 1)
 
 
 def test_given_many_refuting_rows_then_all_are_counted_and_the_first_are_named() -> None:

@@ -6,8 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.pacing import Pacer
+from janitor.pacing import LONGEST_SLEEP_SECONDS, Pacer
 from tms_core.clock import ManualClock
+
+
+class Sleepy(ManualClock):
+    """Remembers each of its sleeps."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.sleeps: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        super().sleep(seconds)
 
 
 def test_given_no_limit_when_paid_then_nothing_is_waited_for() -> None:
@@ -23,6 +35,16 @@ def test_given_a_limit_when_a_batch_is_paid_then_the_wait_is_what_it_is_worth() 
     assert clock.running_ms() == 500
     assert pacer.pay(2000) == 2.0
     assert clock.running_ms() == 2500
+
+
+@pytest.mark.parametrize(
+    ("rows", "sleeps"), [(500, [0.5]), (1000, [1.0]), (1001, [1.0, 0.001]), (3500, [1.0, 1.0, 1.0, 0.5])]
+)
+def test_given_a_long_wait_when_paid_then_it_is_slept_in_pieces(rows: int, sleeps: list[float]) -> None:
+    clock = Sleepy()
+    assert Pacer(1000, clock).pay(rows) == rows / 1000
+    assert clock.sleeps == pytest.approx(sleeps)
+    assert max(clock.sleeps) <= LONGEST_SLEEP_SECONDS == 1.0
 
 
 def test_given_time_the_batch_itself_took_when_paid_then_it_is_no_discount() -> None:

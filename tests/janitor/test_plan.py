@@ -54,7 +54,15 @@ def world_of(store: MemoryStore, label: Hold | None = None, terms: Terms = TERMS
         ORDERS: FrontierRecord(3, DUE_MS, NOW, NOW_MS),
         RETURNS: FrontierRecord(1, HELD_AT_MS, NOW, NOW_MS),
     }
-    world = World(NOW, store.metadata, terms, TransactionView(None, NOW_MS, LIFETIME.max_ms), records, label=label)
+    world = World(
+        NOW,
+        NOW.wall_ms,
+        store.metadata,
+        terms,
+        TransactionView(None, NOW_MS, LIFETIME.undecided_ms),
+        records,
+        label=label,
+    )
     world.load_topics()
     return world
 
@@ -151,7 +159,7 @@ def test_given_a_topic_without_metadata_when_written_then_the_file_says_so(store
     path = write(tmp_path / "plan", world_of(store), key, pointers=(9,))
     assert load(path)["topics"][0]["metadata"] is None
     assert plan.read(path).topics == {}
-    assert plan.read(path).pointers == {9}
+    assert plan.read(path).limits.pointers == {LOST: {9}}
 
 
 # --- what apply may do -----------------------------------------------------------------------------------------------
@@ -176,10 +184,21 @@ def test_given_a_plan_when_read_back_then_it_is_what_was_written(store: MemorySt
             {
                 ("message", ORDERS): (Range(ORDERS_3, ORDERS_DUE),),
                 ("message", RETURNS): (Range(returns_1, time_prefix(RETURNS.prefix, 1, HELD_AT_MS)),),
-            }
+            },
+            {ORDERS: frozenset({5, 7}), RETURNS: frozenset()},
         ),
-        pointers=frozenset({5, 7}),
     )
+
+
+def test_given_inversions_in_several_topics_when_read_back_then_each_topic_has_its_own_pointers(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    keys = [about(each, 1, rule=Rule.INVALID_TRANSACTION) for each in (ORDERS, RETURNS)]
+    path = write(tmp_path / "plan", world_of(store), *keys, pointers=(5,))
+    topics = load(path)["topics"]
+    topics[1]["pointers"] = ["7"]
+    tamper(path, seal=True, topics=topics)
+    assert plan.read(path).limits.pointers == {ORDERS: {5}, RETURNS: {7}}
 
 
 @pytest.mark.parametrize(
@@ -218,7 +237,7 @@ def test_given_rows_that_are_held_when_read_back_then_they_are_in_the_file_and_m
     held_from, held_to = (time_prefix(RETURNS.prefix, 1, ms).hex() for ms in (HELD_AT_MS, DUE_MS))
     assert item["held"] == str(hold)
     assert item["ranges"] == [{"start": held_from, "stop": held_to}]
-    assert plan.read(path).limits == Limits({})
+    assert plan.read(path).limits == Limits({}, {})
 
 
 def test_given_payloads_some_of_which_are_held_when_read_back_then_each_entry_covers_the_generation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from janitor.ranges import Range
-from janitor.references import Lifetime, find_referenced, search_range
+from janitor.references import Lifetime, find_referenced, search_range, timeless_range
 from tms_core.rowkey import LONG_MAX, MessageKey, PayloadKey, generation_prefix, time_prefix
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
@@ -67,6 +67,13 @@ def test_given_a_cutoff_after_the_end_when_asked_then_there_is_nowhere_to_look(s
     assert found.start == found.stop == time_prefix(TOPIC.prefix, 2, since_ms)
 
 
+@pytest.mark.parametrize(("grace_ms", "allowance_ms", "late_ms"), [(10_000, 9_999, 10_000), (300, 10_000, 10_000)])
+def test_given_a_lifetime_when_asked_then_the_greater_of_grace_and_allowance_ends_the_window(
+    grace_ms: int, allowance_ms: int, late_ms: int
+) -> None:
+    assert Lifetime(90_000, grace_ms, allowance_ms).window_end_ms(POINTER) == BEGUN_MS + 90_000 + late_ms
+
+
 def test_given_no_payloads_when_asked_then_there_is_nowhere_to_look() -> None:
     found = window(since_ms=0)
     assert found.start == found.stop
@@ -76,17 +83,21 @@ def test_given_no_payloads_when_asked_then_there_is_nowhere_to_look() -> None:
 
 
 def search(
-    rows: dict[tuple[int, int, int], MessageValue], wanted: set[int], found_in: Range = WHOLE, page_rows: int = 100
+    rows: dict[tuple[int, int, int], MessageValue],
+    wanted: set[int],
+    *windows: Range,
+    page_rows: int = 100,
 ) -> tuple[set[int], int, int]:
     """What is found, in how many reads, and how often progress was told.
 
     Args:
         rows: by generation, publish time and sequence.
+        windows: where to look; WHOLE without any.
     """
     store = MemoryStore()
     store.message.put([(MessageKey(TOPIC, *parts).pack(), value) for parts, value in rows.items()])
     told: list[None] = []
-    found = find_referenced(store.message, found_in, wanted, page_rows, lambda: told.append(None))
+    found = find_referenced(store.message, windows or (WHOLE,), wanted, page_rows, lambda: told.append(None))
     return found, store.calls["cells"], len(told)
 
 
@@ -136,6 +147,24 @@ def test_given_a_window_with_an_end_when_looked_through_then_it_is_not_part_of_i
 ) -> None:
     rows = {(2, publish_ms, 65535): reference(POINTER)}
     assert search(rows, {POINTER}, window(stored(BEGUN_MS)))[0] == found
+
+
+@pytest.mark.parametrize(
+    ("generation", "publish_ms", "found"),
+    [(2, -1, {5}), (2, -(2**63), {5}), (2, 0, set()), (2, LONG_MAX, set()), (1, -1, set()), (3, -1, set())],
+)
+def test_given_messages_of_a_negative_time_when_looked_for_then_they_are_in_a_window_of_their_own(
+    generation: int, publish_ms: int, found: set[int]
+) -> None:
+    rows = {(generation, publish_ms, 0): reference(5)}
+    assert search(rows, {5}, timeless_range(TOPIC, 2))[0] == found
+
+
+def test_given_several_windows_when_looked_through_then_all_are_until_everything_is_found() -> None:
+    rows = {(2, SINCE_MS, 0): reference(5), (2, -1, 0): reference(6), (2, 0, 0): reference(7)}
+    windows = (window(stored(BEGUN_MS)), timeless_range(TOPIC, 2))
+    assert search(rows, {5, 6, 7}, *windows) == ({5, 6}, 2, 2)
+    assert search(rows, {5}, *windows) == ({5}, 1, 1)
 
 
 def test_given_many_messages_when_looked_through_then_it_goes_page_by_page_and_says_so() -> None:

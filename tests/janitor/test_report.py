@@ -12,6 +12,7 @@ import pytest
 from janitor.policy import Hold, Reason, Rule
 from janitor.report import (
     COUNTED_REASONS,
+    HISTORY_ENTRIES,
     NAMED_KEYS,
     SAMPLE_KEYS,
     DataTable,
@@ -272,6 +273,24 @@ def test_given_rows_that_are_held_when_written_as_json_then_they_are_counted_fro
     assert written["totals"]["kept"]["held"] == 5
     assert written["totals"]["kept"]["unknown_topic"] == 1
     assert written["topics"][0]["held"] == "protected"
+
+
+# --- as it is remembered ---------------------------------------------------------------------------------------------
+
+
+def test_given_few_entries_when_remembered_then_the_report_is_as_it_is() -> None:
+    entries = {about(generation=number): rows(number) for number in range(1, HISTORY_ENTRIES + 1)}
+    made = report(entries)
+    assert made.to_history() == made.to_json()
+
+
+def test_given_very_many_entries_when_remembered_then_those_with_the_most_rows_are_and_the_totals_are_of_all() -> None:
+    entries = {about(generation=number): rows(number) for number in range(1, HISTORY_ENTRIES + 6)}
+    remembered = report(entries).to_history()
+    assert sorted(item["rows"] for item in remembered["topics"]) == list(range(6, HISTORY_ENTRIES + 6))
+    assert remembered["topics_omitted"] == 5
+    assert remembered["totals"] == report(entries).to_json()["totals"]
+    assert "topics_omitted" not in report(entries).to_json()
 
 
 def test_given_the_reasons_a_row_stays_for_when_counted_then_only_live_rows_have_no_figure() -> None:

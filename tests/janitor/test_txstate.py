@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from janitor.references import Lifetime
 from janitor.report import SnapshotUsed
 from janitor.state.base import OpenIdRecord
-from janitor.txstate import Problem, TransactionView, TxState, covered, observe, refresh, search_since_ms
+from janitor.txstate import Problem, TransactionView, TxState, covered, is_closed, observe, refresh, search_since_ms
 from tests.builders import LIFETIME, NOW_MS, pointer, visibility
 from tms_core.errors import NoSnapshot, SnapshotError, UnsupportedSnapshotVersion
 from tms_core.transaction.source import Loaded, Rejected, Rejection
 
 INTERVAL_SECONDS = 60
 ALLOWANCE_MS = LIFETIME.allowance_ms
+#: A lifetime, and how far the clock it is measured by may be ahead.
+UNDECIDED_MS = LIFETIME.max_ms + ALLOWANCE_MS
 INVALID, IN_PROGRESS = pointer(NOW_MS - 500, 1), pointer(NOW_MS - 400, 2)
 
 
@@ -111,9 +113,9 @@ def test_given_an_error_of_another_kind_when_read_then_it_is_not_hidden() -> Non
 # --- the law's two questions -----------------------------------------------------------------------------------------
 
 
-def view(age_ms: int | None = 0, only: frozenset[int] | None = None) -> TransactionView:
+def view(age_ms: int | None = 0) -> TransactionView:
     snapshot = None if age_ms is None else visibility(NOW_MS - age_ms, [INVALID], [IN_PROGRESS])
-    return TransactionView(snapshot, NOW_MS, LIFETIME.max_ms, only)
+    return TransactionView(snapshot, NOW_MS, LIFETIME.undecided_ms)
 
 
 def test_given_a_snapshot_when_asked_then_its_invalid_list_answers() -> None:
@@ -134,10 +136,10 @@ def test_given_no_snapshot_when_asked_then_nothing_is_invalid() -> None:
 @pytest.mark.parametrize(
     ("begin_ms", "number", "undecided"),
     [
-        (NOW_MS - LIFETIME.max_ms - 1, 999_999, False),
-        (NOW_MS - LIFETIME.max_ms, 0, False),
-        (NOW_MS - LIFETIME.max_ms, 999_999, False),
-        (NOW_MS - LIFETIME.max_ms + 1, 0, True),
+        (NOW_MS - UNDECIDED_MS - 1, 999_999, False),
+        (NOW_MS - UNDECIDED_MS, 0, False),
+        (NOW_MS - UNDECIDED_MS, 999_999, False),
+        (NOW_MS - UNDECIDED_MS + 1, 0, True),
         (NOW_MS + 1, 0, True),
         (-1, 0, False),
     ],
@@ -148,51 +150,45 @@ def test_given_no_snapshot_when_asked_then_a_transaction_is_undecided_until_its_
     assert view(None).is_undecided(pointer(begin_ms, number)) is undecided
 
 
-@pytest.mark.parametrize(
-    ("only", "invalid"),
-    [(None, True), (frozenset({INVALID}), True), (frozenset({1}), False), (frozenset(), False)],
-)
-def test_given_the_pointers_of_a_plan_when_asked_then_no_other_is_invalid(
-    only: frozenset[int] | None, invalid: bool
-) -> None:
-    assert view(only=only).is_invalid(INVALID) is invalid
-    assert not view(only=frozenset({1})).is_invalid(1)
-
-
 # --- open pointers ---------------------------------------------------------------------------------------------------
 
+TERM = Lifetime(max_ms=90_000, grace_ms=10_000, allowance_ms=300)
+BEGUN_MS = 1_000_000
+#: The first moment at which nothing of a transaction begun then can be published any more.
+END_MS = BEGUN_MS + 100_000
+
 OPEN = OpenIdRecord(10, first_seen_ms=5, scanned_ms=6)
-CLOSED = OpenIdRecord(20, first_seen_ms=5, scanned_ms=6, closed_ms=7)
+CLOSED = OpenIdRecord(20, first_seen_ms=5, scanned_ms=TERM.window_end_ms(20), closed_ms=NOW_MS)
 
 
 def test_given_pointers_never_seen_when_listed_then_they_are_open_from_now_on() -> None:
-    assert observe({}, [9, 3], NOW_MS) == ([OpenIdRecord(3, NOW_MS), OpenIdRecord(9, NOW_MS)], [])
+    assert observe({}, [9, 3], NOW_MS, TERM) == ([OpenIdRecord(3, NOW_MS), OpenIdRecord(9, NOW_MS)], [])
 
 
 def test_given_open_pointers_when_still_listed_then_they_stay_as_they_are() -> None:
-    assert observe({10: OPEN}, [10], NOW_MS) == ([OPEN], [])
+    assert observe({10: OPEN}, [10], NOW_MS, TERM) == ([OPEN], [])
 
 
 def test_given_closed_pointers_when_still_listed_then_they_are_not_opened_again() -> None:
-    assert observe({20: CLOSED}, [20], NOW_MS) == ([], [])
+    assert observe({20: CLOSED}, [20], NOW_MS, TERM) == ([], [])
 
 
 def test_given_open_pointers_when_no_longer_listed_then_they_are_gone() -> None:
-    assert observe({10: OPEN}, [], NOW_MS) == ([], [10])
+    assert observe({10: OPEN}, [], NOW_MS, TERM) == ([], [10])
 
 
 @pytest.mark.parametrize(("closed_days_ago", "left"), [(30, []), (31, [20])])
 def test_given_a_closed_pointer_when_taken_off_the_list_then_it_is_remembered_for_a_month(
     closed_days_ago: int, left: list[int]
 ) -> None:
-    closed = OpenIdRecord(20, first_seen_ms=5, scanned_ms=6, closed_ms=NOW_MS - closed_days_ago * 86_400_000)
-    assert observe({20: closed}, [], NOW_MS) == ([], left)
-    assert observe({20: closed}, [20], NOW_MS) == ([], [])
+    closed = replace(CLOSED, closed_ms=NOW_MS - closed_days_ago * 86_400_000)
+    assert observe({20: closed}, [], NOW_MS, TERM) == ([], left)
+    assert observe({20: closed}, [20], NOW_MS, TERM) == ([], [])
 
 
 def test_given_all_kinds_when_compared_then_the_open_ones_come_in_order() -> None:
     gone = OpenIdRecord(15, 5)
-    records, left = observe({20: CLOSED, 15: gone, 10: OPEN}, [30, 20, 10, 1], NOW_MS)
+    records, left = observe({20: CLOSED, 15: gone, 10: OPEN}, [30, 20, 10, 1], NOW_MS, TERM)
     assert records == [OpenIdRecord(1, NOW_MS), OPEN, OpenIdRecord(30, NOW_MS)]
     assert left == [15]
 
@@ -201,16 +197,13 @@ def test_given_all_kinds_when_compared_then_the_open_ones_come_in_order() -> Non
 def test_given_any_list_when_compared_then_each_listed_pointer_is_open_unless_it_was_closed(
     closed: dict[int, bool], invalid: list[int]
 ) -> None:
-    known = {each: OpenIdRecord(each, 5, closed_ms=NOW_MS if shut else None) for each, shut in closed.items()}
-    records, gone = observe(known, invalid, NOW_MS)
+    known = {each: replace(CLOSED if shut else OPEN, pointer=each) for each, shut in closed.items()}
+    records, gone = observe(known, invalid, NOW_MS, TERM)
     assert [record.pointer for record in records] == sorted(set(invalid) - {each for each in closed if closed[each]})
     assert sorted(gone) == sorted({each for each in closed if not closed[each]} - set(invalid))
 
 
 # --- from when on to search ------------------------------------------------------------------------------------------
-
-TERM = Lifetime(max_ms=90_000, grace_ms=10_000, allowance_ms=300)
-BEGUN_MS = 1_000_000
 
 
 def test_given_nothing_open_when_asked_then_nothing_is_searched() -> None:
@@ -232,11 +225,51 @@ def test_given_several_pointers_when_asked_then_the_earliest_counts() -> None:
     assert search_since_ms([searched, never, searched], TERM) == BEGUN_MS + 39_700
 
 
-@pytest.mark.parametrize(("after_ms", "closed"), [(99_999, False), (100_000, True), (100_001, True)])
-def test_given_a_complete_pass_when_it_began_after_the_last_possible_write_then_the_pointer_is_closed(
-    after_ms: int, closed: bool
+# --- after a complete pass -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("thorough", [True, False])
+@pytest.mark.parametrize(("late_ms", "over"), [(-1, False), (0, True), (1, True)])
+def test_given_a_complete_pass_when_it_was_thorough_and_began_after_the_last_possible_write_then_the_pointer_is_closed(
+    late_ms: int, over: bool, thorough: bool
 ) -> None:
     record = OpenIdRecord(pointer(BEGUN_MS, 999_999), 5)
-    started_ms, finished_ms = BEGUN_MS + after_ms, BEGUN_MS + 200_000
-    expected = OpenIdRecord(record.pointer, 5, started_ms, finished_ms if closed else None)
-    assert covered([record], started_ms, finished_ms, TERM) == [expected]
+    finished_ms = END_MS + 100_000
+    expected = OpenIdRecord(record.pointer, 5, END_MS + late_ms, finished_ms if over and thorough else None)
+    assert covered([record], END_MS + late_ms, finished_ms, TERM, thorough=thorough) == [expected]
+    assert is_closed(expected, TERM) is (over and thorough)
+
+
+def test_given_clocks_that_may_differ_by_more_than_the_grace_when_asked_then_that_is_how_late_a_write_may_be() -> None:
+    loose = TERM._replace(allowance_ms=20_000)
+    [record] = covered([OpenIdRecord(pointer(BEGUN_MS), 5)], END_MS + 9_999, END_MS + 10_000, loose, thorough=True)
+    assert record.closed_ms is None
+
+
+# --- closed, and then known better -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [TERM._replace(max_ms=90_001), TERM._replace(grace_ms=10_001), TERM._replace(allowance_ms=10_001)],
+)
+def test_given_a_closed_pointer_when_the_lifetime_was_raised_then_it_is_open_again_and_a_window_pass_does_not_close_it(
+    raised: Lifetime,
+) -> None:
+    shut = OpenIdRecord(pointer(BEGUN_MS), 5, END_MS, END_MS)
+    assert is_closed(shut, TERM)
+    assert observe({shut.pointer: shut}, [shut.pointer], NOW_MS, raised) == ([shut], [])
+    [again] = covered([shut], NOW_MS, NOW_MS, raised, thorough=False)
+    assert again == replace(shut, scanned_ms=NOW_MS, closed_ms=None)
+    [again] = covered([shut], END_MS, NOW_MS, raised, thorough=True)
+    assert again.closed_ms is None
+
+
+@pytest.mark.parametrize("closed_ms", [None, NOW_MS + 5])
+@pytest.mark.parametrize(("ahead_ms", "believed"), [(0, True), (1, False)])
+def test_given_a_search_that_lies_ahead_of_now_when_compared_then_it_counts_as_none(
+    ahead_ms: int, believed: bool, closed_ms: int | None
+) -> None:
+    searched = OpenIdRecord(10, 5, NOW_MS + ahead_ms, closed_ms)
+    expected = [OpenIdRecord(10, 5)] if not believed else [] if closed_ms else [searched]
+    assert observe({10: searched}, [10], NOW_MS, TERM) == (expected, [])

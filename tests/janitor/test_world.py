@@ -34,9 +34,9 @@ def make(
     patterns: tuple[str, ...] = (),
     records: dict[TopicId, FrontierRecord] | None = None,
 ) -> World:
-    transactions = TransactionView(None, NOW_MS, LIFETIME.max_ms)
+    transactions = TransactionView(None, NOW_MS, LIFETIME.undecided_ms)
     terms = replace(TERMS, protect=protect)
-    return World(NOW, store.metadata, terms, transactions, records or {}, label=label, patterns=patterns)
+    return World(NOW, NOW.wall_ms, store.metadata, terms, transactions, records or {}, label=label, patterns=patterns)
 
 
 @pytest.fixture
@@ -94,6 +94,19 @@ def test_given_the_settings_allowance_when_a_cutoff_is_ahead_then_it_is_measured
     world = make(store, records={ORDERS: record})
     world.load_topics()
     assert world.topics[ORDERS.prefix].frontier.hold is hold
+
+
+@pytest.mark.parametrize("label", [None, Hold.FIRST_CONTACT])
+@pytest.mark.parametrize("protect", [(), ("*",)])
+def test_given_a_moment_that_is_not_the_clocks_when_loaded_then_rows_are_judged_by_it(
+    store: MemoryStore, protect: tuple[str, ...], label: Hold | None
+) -> None:
+    world = make(store, protect=protect, label=label, records={ORDERS: admit(metadata(ORDERS), NOW)})
+    world.now_ms = NOW_MS - 5000
+    world.load_topics()
+    work = world.topics[ORDERS.prefix]
+    assert (work.frontier.now_ms, work.frontier.due.ms) == (NOW_MS - 5000, NOW_MS - 65_000)
+    assert work.record.at == NOW
 
 
 def test_given_a_topic_never_seen_when_loaded_then_it_is_held_as_long_as_the_settings_say(store: MemoryStore) -> None:
@@ -197,6 +210,6 @@ def test_given_patterns_when_asked_then_only_topics_that_fit_are_in_scope(store:
 
 def test_given_a_plans_limits_when_asked_then_each_table_and_topic_has_its_own() -> None:
     piece = Range(b"a", b"b")
-    limits = Limits({("message", ORDERS): (piece,)})
+    limits = Limits({("message", ORDERS): (piece,)}, {})
     assert limits.ranges("message", ORDERS) == (piece,)
     assert limits.ranges("payload", ORDERS) == limits.ranges("message", RETURNS) == ()

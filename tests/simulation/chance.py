@@ -15,7 +15,6 @@ from tests.simulation.model import (
     DAY_MS,
     ERROR_MS,
     HOUR_MS,
-    IN_FLIGHT_MS,
     INTERVAL_MS,
     LATE_MS,
     LIFETIME_MS,
@@ -178,7 +177,7 @@ class Chance:
         refers = self.luck(0.4)
         rows = 1 if refers else self.up_to(3)
         late_ms = self.pick((0, 0, 0, MINUTE_MS, LATE_MS // 2, LATE_MS))
-        return PublishIn(self.tx(), self.topic(), rows, refers, late_ms, self.pick((0, 0, 0, IN_FLIGHT_MS)))
+        return PublishIn(self.tx(), self.topic(), rows, refers, late_ms, self.pick((0, late_ms)))
 
     def store(self) -> Operation:
         return Store(self.tx(), self.topic(), self.up_to(2))

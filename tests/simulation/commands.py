@@ -45,9 +45,7 @@ class Run(Operation):
         if self.adopt and not site.clock_is_right:
             return
         watch = Watch(site)
-        if self.adopt:
-            site.was_adopted()
-        elif self.meanwhile is not None:
+        if self.meanwhile is not None and not self.adopt:
             site.store.alarm.set(self.at_call, lambda call: self._interrupt(site, watch, call))
         patterns = () if self.topic is None else (str(topic_id(self.topic)),)
         report = None
@@ -58,6 +56,7 @@ class Run(Operation):
         except StoreError:
             site.reached["failed"] += 1
         site.store.alarm.clear()
+        site.notice_adoption()
         watch.judge()
         if report is not None:
             self._learn(site, watch, report)
@@ -93,7 +92,7 @@ class Run(Operation):
 
 def _failed(name: str, report: Report) -> bool:
     """Whether the topic is one that the run left undone."""
-    starts = (f"{topic_id(name)}: ", f"topic {topic_id(name)} ")
+    starts = (f"topic {topic_id(name)}: ", f"topic {topic_id(name)} ")
     return any(error.startswith(starts) for error in report.errors)
 
 
@@ -129,8 +128,7 @@ class Apply(Operation):
         except Refused:
             site.reached["refused"] += 1
             return
-        if self.adopt:
-            site.was_adopted()
+        site.notice_adoption()
         watch.judge()
         if not report.tripped:
             site.clock_was_remembered()
@@ -148,7 +146,7 @@ class Adopt(Operation):
     def on(self, site: Site) -> None:
         if site.clock_is_right:
             site.engine().adopt()
-            site.was_adopted()
+            site.notice_adoption(anyway=True)
             site.read_claims()
 
 
@@ -169,7 +167,7 @@ class Approve(Operation):
         topics = {name: topic for name, topic in site.topics.items() if self.topic in (None, name)}
         site.reference.approve(topics, site.now_ms)
         if self.topic is None:
-            site.clock_was_remembered()
+            site.clock_was_accepted()
 
 
 @dataclass(frozen=True, repr=False)

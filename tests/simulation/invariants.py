@@ -42,10 +42,10 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a plan file shows: ranges by table and topic prefix, and pointers."""
+    """What a plan file shows: ranges by table, and pointers by topic."""
 
     ranges: list[tuple[str, bytes, bytes]]
-    pointers: frozenset[int]
+    pointers: frozenset[tuple[str, int | None]]
 
     @classmethod
     def read(cls, path: Path) -> Allowed:
@@ -57,7 +57,7 @@ class Allowed:
                 for part in entry["ranges"]
                 if entry["held"] in (None, "first_contact")
             ],
-            frozenset(int(pointer) for entry in entries for pointer in entry["pointers"]),
+            frozenset((entry["topic"], int(pointer)) for entry in entries for pointer in entry["pointers"]),
         )
 
     def shows(self, row: Row) -> bool:
@@ -146,7 +146,7 @@ class Watch:
             raise Violation(invariant, f"{describe(row)}: {reason}")
 
     def _check_inverted(self, row: Row) -> None:
-        if self._allowed is not None and row.pointer not in self._allowed.pointers:
+        if self._allowed is not None and (row.topic, row.pointer) not in self._allowed.pointers:
             raise Violation("plan overrun", f"{describe(row)} was inverted, and the plan does not say so")
         if row.pointer in self._site.committed:
             raise Violation("committed message hidden", f"{describe(row)} was inverted")

@@ -33,8 +33,6 @@ INTERVAL_MS = 5 * MINUTE_MS
 SKEW_MS = MINUTE_MS
 #: The janitor's clock passes for right up to here; with the server's it makes less than the allowance.
 ERROR_MS = 200 * SECOND_MS
-#: A row is in the store at most this long after the time it bears: what the two clocks leave of the allowance.
-IN_FLIGHT_MS = ALLOWANCE_MS - ERROR_MS - SKEW_MS
 #: A write that passed the server's lifetime check lands at most this much later: the grace, less what clocks take.
 LATE_MS = GRACE_MS - ALLOWANCE_MS
 #: A machine that boots with a clock ahead by less than this looks like one that was switched off for a while.

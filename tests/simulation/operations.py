@@ -7,12 +7,11 @@ be made shorter by leaving things out.
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields
-from enum import StrEnum
+from enum import Enum, StrEnum
 
-from tests.simulation.model import IN_FLIGHT_MS, LIFETIME_MS, Client, Row, Table, Topic, topic_id
+from tests.simulation.model import LIFETIME_MS, Client, Row, Table, Topic, topic_id
 from tests.simulation.site import Site
 from tms_core.rowkey import MessageKey, PayloadKey
-from tms_core.transaction.model import TX_PER_MS
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,12 @@ class Operation:
     def __repr__(self) -> str:
         """As one would write it: what is at its default is left out."""
         given = [(item.name, getattr(self, item.name), item.default) for item in fields(self)]
-        shown = [f"{name}={value!r}" for name, value, default in given if default is MISSING or value != default]
+        shown = [f"{name}={_code(value)}" for name, value, default in given if default is MISSING or value != default]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _code(value: object) -> str:
+    return f"{type(value).__name__}.{value.name}" if isinstance(value, Enum) else repr(value)
 
 
 # --- topics ----------------------------------------------------------------------------------------------------------
@@ -192,7 +195,7 @@ class PublishIn(OfTransaction):
 
     Attributes:
         late_ms: how long ago the server let the write pass.
-        in_flight_ms: how long ago it gave the rows their time; they appear only now.
+        in_flight_ms: how long ago, since then, it gave the rows their time; they appear only now.
     """
 
     topic: str
@@ -207,7 +210,7 @@ class PublishIn(OfTransaction):
                 site.reached["published while invalid"] += 1
             client.topics.add(self.topic)
             pointer = client.write_pointer
-            in_flight_ms = min(self.in_flight_ms, IN_FLIGHT_MS, site.server_ms - pointer // TX_PER_MS)
+            in_flight_ms = min(self.in_flight_ms, self.late_ms)
             site.write_messages(self.topic, self.rows, pointer, refers=self.refers, in_flight_ms=in_flight_ms)
 
 

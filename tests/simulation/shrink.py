@@ -9,8 +9,17 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from tests.simulation.history import Failed, History, play
+from tests.simulation.history import Failed, History, play, play_seed
 from tests.simulation.operations import Operation
+
+
+def failure_of(seed: int) -> Failed | None:
+    """How the random history of a seed fails; None when it does not."""
+    try:
+        play_seed(seed)
+    except Failed as failed:
+        return failed
+    return None
 
 
 def failure(history: History, invariant: str) -> Failed | None:

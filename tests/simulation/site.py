@@ -53,6 +53,14 @@ class Backup(NamedTuple):
     topics: dict[str, Topic]
 
 
+class _Anchor(NamedTuple):
+    """The clocks as the janitor last noted them: in which boot, what the wall clock should show, and when that was."""
+
+    boot: int
+    wall_ms: int
+    at_ms: int
+
+
 class Site:
     """Everything there is.
 
@@ -93,8 +101,9 @@ class Site:
         self.reached: Counter[str] = Counter()
         self._boots = 1
         self._identities = 1
-        self._anchored_boot = 0
+        self._anchor: _Anchor | None = None
         self._tokens = 0
+        self._accepted: tuple[str, int] | None = None
         self._sequences: Counter[int] = Counter()
 
     # -- time ----------------------------------------------------------------------------------------------------
@@ -128,7 +137,7 @@ class Site:
         Before the janitor has noted a boot's clocks it knows nothing of them but that the last boot was earlier.
         """
         noticed = abs(error_ms) <= ERROR_MS or error_ms > UNNOTICED_MS or error_ms <= LOST_MS
-        if noticed or self._anchored_boot == self._boots:
+        if noticed or (self._anchor is not None and self._anchor.boot == self._boots):
             self.clock.step(error_ms - self.error_ms)
             self.error_ms = error_ms
 
@@ -140,9 +149,17 @@ class Site:
         self.error_ms = 0
         self.set_clock(error_ms)
 
+    def clock_was_accepted(self) -> None:
+        """An operator has vouched for the clock."""
+        self._anchor = _Anchor(self._boots, self.wall_ms, self.now_ms)
+
     def clock_was_remembered(self) -> None:
-        """The janitor has noted the clocks of this boot, so that a later step shows."""
-        self._anchored_boot = self._boots
+        """A run has noted the clocks, so that a later step shows; not those of a boot that began in the past."""
+        anchor = self._anchor
+        if anchor is None or (anchor.boot != self._boots and self.wall_ms >= anchor.wall_ms):
+            self.clock_was_accepted()
+        elif anchor.boot == self._boots:
+            self._anchor = _Anchor(anchor.boot, anchor.wall_ms + self.now_ms - anchor.at_ms, self.now_ms)
 
     # -- the server ----------------------------------------------------------------------------------------------
 
@@ -309,14 +326,25 @@ class Site:
         self.state = SqliteState.in_memory()
         self.reference.forget()
         self.restored_in_place = False
+        self._accepted = None
+        self._anchor = None
 
-    def was_adopted(self) -> None:
-        """An operator has accepted the store and the clock as they are."""
+    def notice_adoption(self, *, anyway: bool = False) -> None:
+        """Take note if somebody has just accepted the store, the transaction system and the clock as they are.
+
+        Args:
+            anyway: it was done whether or not there was anything new.
+        """
+        record = self.state.store()
+        accepted = (record.mark, record.adopted_ms) if record and record.adopted_ms is not None else None
+        if not anyway and accepted == self._accepted:
+            return
         if not self.reference.adopted:
             self.reference.forget()
             self.restored_in_place = False
+        self._accepted = accepted
         self.reference.adopt(self.topics, self.now_ms)
-        self.clock_was_remembered()
+        self.clock_was_accepted()
 
     def read_claims(self) -> None:
         """Ask what the janitor claims now."""

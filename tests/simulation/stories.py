@@ -17,9 +17,9 @@ from tests.simulation.model import (
     GRACE_MS,
     HOLD_MS,
     HOUR_MS,
-    IN_FLIGHT_MS,
     LATE_MS,
     LIFETIME_MS,
+    LOST_MS,
     MINUTE_MS,
     SKEW_MS,
 )
@@ -57,31 +57,33 @@ def unaware_client(chance: Chance) -> list[Operation]:
         PublishIn(tx, topic),
         chance.pick(twists),
         Run(),
-        PublishIn(tx, topic, in_flight_ms=chance.pick((0, IN_FLIGHT_MS))),
+        PublishIn(tx, topic, late_ms=MINUTE_MS, in_flight_ms=chance.pick((0, MINUTE_MS))),
         Wait(LIFETIME_MS - chance.pick((0, 1, MINUTE_MS))),
         PublishIn(tx, topic, late_ms=chance.pick((0, LATE_MS))),
         Run(),
         Wait(LATE_MS),
-        PublishIn(tx, topic, late_ms=LATE_MS),
-        Wait(10 * MINUTE_MS),
+        PublishIn(tx, topic, late_ms=LATE_MS, in_flight_ms=chance.pick((0, LATE_MS))),
+        Wait(chance.pick((10 * MINUTE_MS, DAY_MS))),
         chance.pick((Run(), Run(topic=chance.topic()))),
         Run(),
         Truncate(),
     ]
 
 
-def clocks_apart(chance: Chance) -> list[Operation]:
-    """A row appears just after a scan, with a time that the janitor's clock had passed long before it."""
+def long_in_flight(chance: Chance) -> list[Operation]:
+    """A row appears after two scans, with a time from before the first."""
     tx, topic = chance.next_tx(), chance.topic()
     return [
-        SkewServer(-SKEW_MS),
-        SetClock(ERROR_MS),
         Start(tx, 30_000),
         PublishIn(tx, topic),
-        Wait(MINUTE_MS),
+        Wait(10 * MINUTE_MS),
         Run(),
-        PublishIn(tx, topic, in_flight_ms=IN_FLIGHT_MS),
-        Wait(LIFETIME_MS + GRACE_MS + MINUTE_MS),
+        Wait(LATE_MS - 10 * MINUTE_MS),
+        Run(),
+        PublishIn(tx, topic, late_ms=LATE_MS, in_flight_ms=LATE_MS),
+        Wait(LIFETIME_MS + GRACE_MS),
+        Run(),
+        Wait(chance.pick((MINUTE_MS, DAY_MS))),
         Run(),
         Truncate(),
     ]
@@ -126,7 +128,8 @@ def clock_behind(chance: Chance) -> list[Operation]:
     topic = chance.topic()
     return [
         Publish(topic, 2),
-        SetClock(chance.pick((-HOUR_MS, -3 * DAY_MS))),
+        Wait(2 * HOUR_MS),
+        chance.pick((SetClock(-HOUR_MS), SetClock(-3 * DAY_MS), Reboot(LOST_MS))),
         chance.pick((Delete(topic), SetTtl(topic, TTLS[0]), Create(topic, TTLS[0]))),
         Run(),
         Wait(MINUTE_MS),
@@ -204,7 +207,7 @@ def restored(chance: Chance) -> list[Operation]:
         Start(tx, 30_000),
         PublishIn(tx, topic),
         BackUp(3),
-        Wait(LIFETIME_MS + GRACE_MS + 10 * MINUTE_MS),
+        Wait(DAY_MS),
         Run(),
         Wait(MINUTE_MS),
         Run(),
@@ -217,7 +220,7 @@ def restored(chance: Chance) -> list[Operation]:
 
 STORIES: tuple[Callable[[Chance], list[Operation]], ...] = (
     unaware_client,
-    clocks_apart,
+    long_in_flight,
     slow_transaction,
     no_snapshot,
     clock_behind,

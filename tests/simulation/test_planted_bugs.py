@@ -6,22 +6,20 @@ the way a hurried change would. The failing history must come out short enough t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from janitor import boundary, conclude, frontier, guards, inversions, payloads, txstate
+from janitor import boundary, conclude, frontier, guards, inversions, payloads
 from janitor.frontier import elapsed_ms
-from janitor.references import Lifetime
-from janitor.state.base import Evidence, OpenIdRecord
+from janitor.state.base import Evidence
 from janitor.sweep import Sweep
 from janitor.txstate import TransactionView
 from janitor.walk import Walk
 from janitor.world import Terms
-from tests.simulation.history import Failed, History, play, play_seed
-from tests.simulation.shrink import shortest, tell
+from tests.simulation.history import Failed, History, play
+from tests.simulation.shrink import failure_of, shortest, tell
 from tms_core.rowkey import Cutoff
 from tms_core.topic import TopicMetadata
 
@@ -97,13 +95,15 @@ def apply_knows_no_ranges(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Walk, "allowed", lambda *arguments: arguments[3])
 
 
-def seen_once_is_closed(patch: pytest.MonkeyPatch) -> None:
-    """S4: an invalid transaction counts as clean after one scan, though its client may still write."""
+def every_pass_counts_as_thorough(patch: pytest.MonkeyPatch) -> None:
+    """S4: claimed after a search of the latest rows only."""
+    conclude_run = conclude.conclude_run
 
-    def covered(records: Iterable[OpenIdRecord], started_ms: int, *_: Any) -> list[OpenIdRecord]:
-        return [replace(record, scanned_ms=started_ms, closed_ms=started_ms) for record in records]
+    def conclude_boldly(current: conclude.Pass, *rest: Any) -> None:
+        current.world.thorough = True
+        conclude_run(current, *rest)
 
-    patch.setattr(txstate, "covered", covered)
+    patch.setattr(conclude, "conclude_run", conclude_boldly)
 
 
 def claim_to_the_snapshots_bound(patch: pytest.MonkeyPatch) -> None:
@@ -119,15 +119,6 @@ def claim_to_the_snapshots_bound(patch: pytest.MonkeyPatch) -> None:
 def claim_after_part_of_the_store(patch: pytest.MonkeyPatch) -> None:
     """S4: a pass over some topics counts for all."""
     patch.setattr(conclude.Pass, "complete", True)
-
-
-def tail_without_allowance(patch: pytest.MonkeyPatch) -> None:
-    """A scan begins where the last one began, by a clock that is not the server's."""
-
-    def since_ms(record: OpenIdRecord, lifetime: Lifetime) -> int:
-        return record.scanned_ms or lifetime.window_start_ms(record.pointer)
-
-    patch.setattr(txstate, "_since_ms", since_ms)
 
 
 def inversion_is_only_counted(patch: pytest.MonkeyPatch) -> None:
@@ -164,10 +155,9 @@ PLANTED: dict[Plant, set[str]] = {
     metadata_is_read_once: {"live row lost", "frontier overrun"},
     nothing_is_protected: {"live row lost"},
     apply_knows_no_ranges: {"plan overrun"},
-    seen_once_is_closed: {"false claim"},
+    every_pass_counts_as_thorough: {"false claim", "left behind"},
     claim_to_the_snapshots_bound: {"false claim"},
     claim_after_part_of_the_store: {"false claim"},
-    tail_without_allowance: {"false claim"},
     inversion_is_only_counted: {"false claim", "left behind"},
     unknown_topics_are_passed_by: {"false claim"},
     unreadable_topics_get_a_ttl: {"live row lost", "frontier overrun"},
@@ -194,14 +184,6 @@ def test_a_planted_bug_is_found_and_told_in_few_words(plant: Plant, monkeypatch:
         play(short.history)
         return
     pytest.fail(f"{SEEDS} histories did not show it")
-
-
-def failure_of(seed: int) -> Failed | None:
-    try:
-        play_seed(seed)
-    except Failed as failed:
-        return failed
-    return None
 
 
 def passes(patch: pytest.MonkeyPatch, history: History) -> bool:

@@ -17,6 +17,9 @@ from typing import Generic, Literal, NamedTuple, Self, TypeVar
 
 T = TypeVar("T")
 
+#: Under this name ``Store.calls`` counts rows whose value could not be read.
+UNREADABLE = "unreadable"
+
 TableName = Literal["message", "payload", "metadata"]
 
 
@@ -143,13 +146,18 @@ class Store(ABC):
 
     Attributes:
         calls: how many operations were asked of the store, by name: ``keys``, ``cells``, ``delete`` and so on. A page
-            of any size is one call.
+            of any size is one call. ``unreadable`` among them is a number of rows.
     """
 
     metadata: MetadataTable
     message: MessageTable
     payload: PayloadTable
     calls: Counter[str]
+
+    @property
+    def operations(self) -> int:
+        """How many operations were asked for so far; ``calls`` without what is no operation."""
+        return self.calls.total() - self.calls[UNREADABLE]
 
     @abstractmethod
     def identity(self) -> str:

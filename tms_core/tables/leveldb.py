@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tms_core.errors import StoreError
 from tms_core.tables.base import (
+    UNREADABLE,
     MessageTable,
     MessageValue,
     MetadataTable,
@@ -145,7 +146,7 @@ class LevelDBMessageReads(LevelDBKeys):
         page = self._database.rows(start, stop, limit)
         rows = [(key, value) for key, raw in page.items if (value := decode(raw)) is not None]
         if len(rows) < len(page.items):
-            self._calls["unreadable"] += len(page.items) - len(rows)
+            self._calls[UNREADABLE] += len(page.items) - len(rows)
         return Page(rows, page.resume)
 
 

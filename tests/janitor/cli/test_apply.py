@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import DAY, MINUTE, NOW_MS, Topic
-from tests.janitor.commands.conftest import SETTINGS, Site
+from tests.builders import DAY, MINUTE, NOW_MS, Topic, pointer
+from tests.janitor.cli.conftest import SETTINGS, Site
 from tms_core.tables.leveldb import LevelDBStore
 from tms_core.topic import TopicId
 
@@ -77,11 +77,14 @@ def test_given_a_plan_edited_by_hand_when_applied_then_it_is_refused(site: Site)
 
 
 def test_given_rows_that_came_due_since_the_plan_when_applied_then_they_stay(site: Site) -> None:
-    change(site, lambda orders: orders.plain(NOW_MS - DAY + MINUTE))
+    soon_ms = NOW_MS - DAY + MINUTE - 1
+    # A payload due now and one due soon: both lie in the range the plan allows.
+    change(site, lambda orders: orders.plain(soon_ms).stored(pointer(NOW_MS - 3 * DAY), NOW_MS - 2 * DAY, soon_ms))
     site.janitor("plan --out plan.json")
-    site.clock.advance(2 * MINUTE)
-    assert site.janitor("apply plan.json --adopt --format json").json["totals"]["expired"] == 2
-    assert site.janitor("plan --format json").json["totals"]["expired"] == 1
+    site.clock.advance(MINUTE)
+    assert site.janitor("apply plan.json --adopt --format json").json["totals"]["expired"] == 3
+    left = site.janitor("plan --format json").json["topics"]
+    assert [(entry["table"], entry["rows"]) for entry in left] == [("message", 1), ("payload", 1)]
 
 
 def test_given_a_plan_of_one_topic_when_applied_then_the_others_stay(site: Site) -> None:

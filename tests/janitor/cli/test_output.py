@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from janitor.cli import render
 from janitor.cli.progress import progress
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer, topic
-from tests.janitor.commands.conftest import INVALID, SETTINGS, Site
+from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
 from tms_core.tables.leveldb import LevelDBStore
 from tms_core.topic import TopicId
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic
-from tests.janitor.commands.conftest import INVALID, SETTINGS, Site
+from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
 from tms_core.tables.leveldb import LevelDBStore
 
 

@@ -12,7 +12,7 @@ import pytest
 from janitor.cli.main import execute
 from tests.builders import DAY, NOW_MS
 from tests.interop.conftest import unpack
-from tests.janitor.commands.test_help import ALL, resolve
+from tests.janitor.cli.test_help import ALL, resolve
 from tests.test_docs import consoles, first_line_not_shown
 from tms_core.cli import main as tms
 from tms_core.clock import ManualClock

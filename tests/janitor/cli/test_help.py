@@ -10,7 +10,7 @@ import click
 import pytest
 
 from janitor.cli.main import cli
-from tests.janitor.commands.conftest import Site
+from tests.janitor.cli.conftest import Site
 
 
 def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.builders import DAY, NOW_MS
 from tests.interop.conftest import Vector, unpack
-from tests.janitor.commands.conftest import Site
+from tests.janitor.cli.conftest import Site
 from tms_core.clock import ManualClock
 
 SETTINGS = """\

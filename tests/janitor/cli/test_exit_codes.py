@@ -14,7 +14,7 @@ import pytest
 
 from janitor.engine import Engine
 from tests.builders import DAY, HOUR, topic
-from tests.janitor.commands.conftest import SETTINGS, Site
+from tests.janitor.cli.conftest import SETTINGS, Site
 from tms_core.errors import StoreError
 from tms_core.tables.leveldb import LevelDBMessageTable, LevelDBStore
 

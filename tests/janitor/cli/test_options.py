@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from janitor.cli.options import Moment, parse_time
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND
-from tests.janitor.commands.conftest import Site
+from tests.janitor.cli.conftest import Site
 
 
 @pytest.mark.parametrize(

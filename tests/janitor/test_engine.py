@@ -1,0 +1,216 @@
+"""One janitor as its callers see it: what a pass reads, what it leaves, and what its report says of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from janitor.policy import Hold, Reason, Rule
+from janitor.report import HISTORY_ENTRIES
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
+from tms_core.tables.base import MessageValue
+from tms_core.tables.memory import MemoryStore
+
+OLD = pointer(NOW_MS - 10 * HOUR)
+TTL_SECONDS = 86400
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """An empty store."""
+    return MemoryStore()
+
+
+# --- first contact ---------------------------------------------------------------------------------------------------
+
+
+def test_given_a_store_never_met_when_run_with_adopt_then_it_is_adopted_and_cleaned_in_one_pass(
+    store: MemoryStore,
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=60).plain(1, NOW_MS)
+    report = janitor(store).engine.run_once(adopt=True)
+    assert (report.tripped, report.thorough) == (False, True)
+    assert orders.times() == [NOW_MS]
+
+
+def test_given_a_store_never_met_when_a_plan_is_applied_with_adopt_then_it_is_adopted(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=60).plain(1, NOW_MS)
+    rig = janitor(store)
+    rig.engine.plan(out=tmp_path / "plan.json")
+    assert rig.engine.apply(tmp_path / "plan.json").tripped
+    assert not rig.engine.apply(tmp_path / "plan.json", adopt=True).tripped
+    assert orders.times() == [NOW_MS]
+
+
+def test_given_a_known_store_when_run_with_adopt_then_nothing_of_it_is_adopted_again(store: MemoryStore) -> None:
+    topic(store, "default:orders", ttl_seconds=60)
+    rig = janitor(store)
+    rig.engine.adopt()
+    adopted = rig.state.store()
+    assert adopted is not None
+    rig.clock.advance(HOUR)
+    rig.engine.run_once(adopt=True)
+    known = rig.state.store()
+    assert known is not None
+    assert known.adopted_ms == adopted.adopted_ms == NOW_MS
+
+
+# --- what a plan may do ----------------------------------------------------------------------------------------------
+
+
+def test_given_a_plan_with_inversions_when_applied_then_each_topic_has_only_its_own_pointers_inverted(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    other = pointer(NOW_MS - 9 * HOUR)
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).tx(OLD, NOW_MS)
+    returns = topic(store, "default:returns", ttl_seconds=TTL_SECONDS).tx(other, NOW_MS)
+    rig = janitor(store)
+    rig.snapshots.invalid = [OLD, other]
+    rig.engine.adopt()
+    rig.engine.plan(out=tmp_path / "plan.json")
+    orders.tx(other, NOW_MS + 1)
+    returns.tx(OLD, NOW_MS + 1)
+    report = rig.engine.apply(tmp_path / "plan.json")
+    assert (orders.pointers(), returns.pointers()) == ([-OLD, other], [-other, OLD])
+    assert report.total(Rule.INVALID_TRANSACTION) == 2
+    assert rig.engine.run_once().total(Rule.INVALID_TRANSACTION) == 2
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "at_ms", "used"),
+    [
+        (0, NOW_MS + DAY, True),
+        (0, NOW_MS - DAY, True),
+        (10 * MINUTE, NOW_MS - 10 * MINUTE, True),
+        (-10 * MINUTE, NOW_MS + 10 * MINUTE, True),
+        (10 * MINUTE, NOW_MS + DAY, False),
+        (-10 * MINUTE, NOW_MS - DAY, False),
+    ],
+)
+def test_given_another_moment_when_planned_then_a_snapshot_of_then_is_used_and_one_that_is_fresh_now(
+    store: MemoryStore, age_ms: int, at_ms: int, used: bool
+) -> None:
+    topic(store, "default:orders", ttl_seconds=30 * 86400).tx(OLD, NOW_MS)
+    rig = janitor(store)
+    rig.engine.adopt()
+    rig.snapshots.invalid = [OLD]
+    rig.snapshots.age_ms = age_ms
+    rig.snapshots.write_pointer = pointer(NOW_MS)
+    report = rig.engine.plan(at_ms=at_ms)
+    assert (report.snapshot is not None) is used
+    assert report.total(Rule.INVALID_TRANSACTION) == used
+    assert rig.engine.plan().snapshot is None or age_ms == 0
+
+
+# --- holds that stand ------------------------------------------------------------------------------------------------
+
+
+def test_given_a_protected_topic_when_run_then_what_it_holds_is_counted_by_thorough_passes_only(
+    store: MemoryStore,
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=60).plain(*range(50)).stored(pointer(1), *range(50))
+    rig = janitor(store, protect=("default:*",), batch_rows=10)
+    assert rig.engine.run_once(adopt=True).held_topics() == {orders.id: Hold.PROTECTED}
+    rig.clock.advance(DAY - 1)
+    quick = rig.engine.run_once()
+    assert (quick.thorough, quick.held_rows(), quick.store_calls < 10) == (False, 0, True)
+    rig.clock.advance(1)
+    assert rig.engine.run_once().held_rows() == 100
+    assert len(orders.times()) == len(orders.stored_times()) == 50
+
+
+def test_given_a_protected_topic_when_planned_then_what_it_holds_is_shown(store: MemoryStore) -> None:
+    topic(store, "default:orders", ttl_seconds=60).plain(1)
+    rig = janitor(store, protect=("default:*",))
+    rig.engine.run_once(adopt=True)
+    assert rig.engine.plan().held_rows() == 1
+
+
+# --- keys that are none of ours --------------------------------------------------------------------------------------
+
+
+def strangers(store: MemoryStore, number: int) -> None:
+    """Keys of no topic, before, between and after the topics' own."""
+    for start in (b"#", b"default:p", b"~"):
+        keys = [start + number.to_bytes(4, "big") for number in range(number)]
+        store.message.put([(key, MessageValue(None, b"?")) for key in keys])
+        store.payload.put([(key, b"?") for key in keys])
+
+
+def swept(store: MemoryStore, number: int) -> tuple[Rig, list[Topic], int]:
+    """A pass over two topics with so many strangers around them; how many store calls it made."""
+    topics = [topic(store, name, ttl_seconds=60) for name in ("default:orders", "default:returns")]
+    for described in topics:
+        described.plain(1, NOW_MS).tx(OLD, NOW_MS).stored(pointer(1), 1, NOW_MS)
+    strangers(store, number)
+    rig = janitor(store, batch_rows=100)
+    rig.snapshots.invalid = [OLD]
+    report = rig.engine.run_once(adopt=True)
+    assert report.kept[Reason.FOREIGN] == 6 * number
+    return rig, topics, report.store_calls
+
+
+@pytest.mark.parametrize("number", [1, 99, 100, 101, 1000])
+def test_given_keys_of_no_topic_when_swept_then_they_are_skipped_in_pages_and_the_topics_are_done(number: int) -> None:
+    _, _, calls = swept(MemoryStore(), 0)
+    _, topics, more = swept(MemoryStore(), number)
+    for described in topics:
+        assert (described.times(), described.stored_times()) == ([NOW_MS, NOW_MS], [NOW_MS])
+        assert described.pointers() == [None, -OLD]
+    # In three places, four reads (messages twice for their keys and once for their pointers, payloads once), by page.
+    assert more - calls <= 3 * 4 * (number // 100 + 1)
+
+
+# --- payloads that are still needed ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("publish_ms", "refers", "kept"),
+    [(-1, True, True), (-(2**63), True, True), (-1, False, False), (0, True, False)],
+)
+def test_given_a_message_of_a_negative_time_when_its_payload_expires_then_both_stay(
+    store: MemoryStore, publish_ms: int, refers: bool, kept: bool
+) -> None:
+    begun = NOW_MS - 2 * DAY
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).stored(pointer(begun), begun)
+    orders.ref(pointer(begun if refers else begun + 1), publish_ms)
+    report = janitor(store).engine.run_once(adopt=True)
+    assert orders.stored_times() == [begun] * kept
+    assert report.kept[Reason.REFERENCED] == kept
+    assert orders.times() == [publish_ms] * (publish_ms < 0)
+
+
+# --- waiting and remembering -----------------------------------------------------------------------------------------
+
+
+def test_given_topics_without_end_when_run_then_history_keeps_those_with_the_most_rows(store: MemoryStore) -> None:
+    for number in range(HISTORY_ENTRIES + 3):
+        topic(store, f"default:t{number}", ttl_seconds=60).plain(*range(1 + (number >= 3)))
+    rig = janitor(store)
+    report = rig.engine.run_once(adopt=True)
+    assert len(report.entries) == HISTORY_ENTRIES + 3
+    remembered = json.loads(rig.state.runs(1)[0].report)
+    assert {item["rows"] for item in remembered["topics"]} == {2}
+    assert (len(remembered["topics"]), remembered["topics_omitted"]) == (HISTORY_ENTRIES, 3)
+    assert remembered["totals"] == report.to_json()["totals"]
+
+
+def test_given_a_run_when_it_compacts_then_what_it_reached_is_already_remembered(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("janitor.compaction.WORTHWHILE_ROWS", 1)
+    topic(store, "default:orders", ttl_seconds=60).plain(1)
+    rig = janitor(store)
+    seen: list[bool] = []
+
+    def look(call: Call) -> None:
+        if call.name == "message.compact":
+            seen.append(rig.state.claim() is not None and bool(rig.state.frontiers()))
+
+    watch(store, before=look)
+    rig.engine.run_once(adopt=True)
+    assert seen == [True]
