@@ -9,7 +9,7 @@ the reference gives it that much and no more.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tests.simulation.model import ALLOWANCE_MS, ERROR_MS, HOLD_MS, Row, Topic
 
@@ -29,7 +29,7 @@ def _kept_from(current: int) -> int:
     return current if current > 0 else 1 - current
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Reach:
     """How far deleting may have come in one topic, in honest time (rule S8).
 
@@ -50,6 +50,16 @@ class Reach:
     def earned_ms(self, now_ms: int) -> int:
         """Where time alone has brought the cut-off."""
         return self.cutoff_ms + now_ms - self.at_ms
+
+    def joined(self, other: Reach) -> Reach:
+        """What either of two reaches of the same moment allows."""
+        return Reach(
+            max(self.generation, other.generation, key=_kept_from),
+            max(self.cutoff_ms, other.cutoff_ms),
+            self.at_ms,
+            self.pending | other.pending,
+            other.approved or self.approved,
+        )
 
 
 class Reference:
@@ -83,7 +93,7 @@ class Reference:
         for name, topic in _readable(topics).items():
             if name not in self.protected and not self._granted(name, topic, now_ms):
                 self._hold(name, topic, now_ms)
-                self._reach[name].approved = _pair(topic)
+                self._reach[name] = replace(self._reach[name], approved=_pair(topic))
 
     def observe(self, before: Mapping[str, Topic], after: Mapping[str, Topic], now_ms: int) -> None:
         """A run has ended that saw the topics as they were before, after, or in between."""
@@ -92,11 +102,9 @@ class Reference:
             self._observe(name, earlier, now_ms)
             if topic != earlier:
                 first = self._reach.get(name)
-                waiting, approved = (first.pending, first.approved) if first else ({}, None)
                 self._observe(name, topic, now_ms)
-                if (last := self._reach.get(name)) is not None:
-                    last.pending = waiting | last.pending
-                    last.approved = last.approved or approved
+                if first is not None:
+                    self._reach[name] = first.joined(self._reach[name])
 
     def _observe(self, name: str, topic: Topic, now_ms: int) -> None:
         if topic.garbled:
@@ -111,11 +119,10 @@ class Reference:
             self._hold(name, topic, now_ms)
 
     def _hold(self, name: str, topic: Topic, now_ms: int) -> None:
-        reach = self._reach.setdefault(name, Reach(at_ms=now_ms))
-        reach.cutoff_ms = min(now_ms - topic.ttl_seconds * 1000, reach.earned_ms(now_ms))
-        reach.at_ms = now_ms
-        reach.pending = {_pair(topic): reach.pending.get(_pair(topic), now_ms)}
-        reach.approved = None
+        reach = self._reach.get(name, Reach(at_ms=now_ms))
+        cutoff_ms = min(now_ms - topic.ttl_seconds * 1000, reach.earned_ms(now_ms))
+        since_ms = reach.pending.get(_pair(topic), now_ms)
+        self._reach[name] = Reach(reach.generation, cutoff_ms, now_ms, {_pair(topic): since_ms})
 
     def _granted(self, name: str, topic: Topic, now_ms: int) -> bool:
         """Whether the topic may go as far as the law takes it."""

@@ -138,6 +138,20 @@ def clock_behind(chance: Chance) -> list[Operation]:
     ]
 
 
+def clock_ahead(chance: Chance) -> list[Operation]:
+    """The machine boots far in the future, and somebody approves a topic before setting its clock right."""
+    topic = chance.topic()
+    return [
+        Publish(topic, 2),
+        Reboot(30 * DAY_MS),
+        chance.pick((Approve(topic), Run(), Plan(3))),
+        SetClock(0),
+        Wait(2 * HOUR_MS),
+        SetTtl(topic, chance.pick(TTLS[:2])),
+        Run(),
+    ]
+
+
 def shortened_ttl(chance: Chance) -> list[Operation]:
     """A ttl is shortened, by mistake or not."""
     topic = chance.topic()
@@ -224,6 +238,7 @@ STORIES: tuple[Callable[[Chance], list[Operation]], ...] = (
     slow_transaction,
     no_snapshot,
     clock_behind,
+    clock_ahead,
     shortened_ttl,
     created_again,
     changed_meanwhile,
