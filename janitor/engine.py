@@ -106,7 +106,7 @@ class Engine:
         self._rows_per_second = rows_per_second
         self._history_ms = history_days * 86_400_000
         self._observer = _Guarded(observer)
-        self._named: set[ForeignKey] = set()
+        self._named: set[ForeignKey | TopicId] = set()
 
     # -- questions -----------------------------------------------------------------------------------------------
 
@@ -372,7 +372,7 @@ class Engine:
 
     def _report(self, current: Pass) -> Report:
         ready, tally = current.ready, current.tally
-        self._name_foreign(tally)
+        self._name_strangers(tally)
         notes = list(ready.notes)
         if current.mode == "apply" and not ready.adopted:
             notes.append(NOT_ADOPTED)
@@ -397,9 +397,12 @@ class Engine:
             thorough=current.world.thorough,
         )
 
-    def _name_foreign(self, tally: Tally) -> None:
-        """Name foreign rows in the log, each once in this process (rule L0)."""
+    def _name_strangers(self, tally: Tally) -> None:
+        """Name foreign rows (rule L0) and unknown topics (L1) in the log, each once in this process."""
         for found in tally.foreign:
             if found not in self._named:
                 logger.warning("left alone: a row of the %s table that is none of ours, key %s", *found)
-                self._named.add(found)
+        for topic in sorted(tally.unknown):
+            if topic not in self._named:
+                logger.warning("left alone: rows of topic %s, which has no metadata that can be read", topic)
+        self._named.update(tally.foreign, tally.unknown)

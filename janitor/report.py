@@ -23,7 +23,7 @@ SAMPLE_KEYS = 3
 #: How many entries of a report are remembered; a report of a thousand topics every minute would fill the disk.
 HISTORY_ENTRIES = 100
 
-#: How many foreign keys of a pass are named in the log.
+#: How many foreign keys, and how many unknown topics, of a pass are named in the log.
 NAMED_KEYS = 20
 
 #: Reasons that are counted; live rows are not visited, so there is no count of them.
@@ -84,6 +84,7 @@ class Tally:
 
     Attributes:
         foreign: the first foreign keys met, so that they can be named.
+        unknown: topics that have rows and no readable metadata.
         pointers: which write pointers were inverted, by topic.
         untouchable: the lowest invalid write pointer under a key that is none of ours, which nobody may invert.
     """
@@ -92,6 +93,7 @@ class Tally:
     kept: Counter[Reason] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
     foreign: list[ForeignKey] = field(default_factory=list)
+    unknown: set[TopicId] = field(default_factory=set)
     pointers: dict[TopicId, set[int]] = field(default_factory=dict)
     untouchable: int | None = None
     phase_seconds: dict[str, float] = field(default_factory=dict)
@@ -111,6 +113,13 @@ class Tally:
             self.kept[Reason.FOREIGN] += 1
             if len(self.foreign) < NAMED_KEYS:
                 self.foreign.append(ForeignKey(table, key.hex()))
+
+    def keep_unknown(self, prefix: bytes) -> None:
+        """Count a row of a topic nobody knows, and note the first such topics."""
+        self.kept[Reason.UNKNOWN_TOPIC] += 1
+        topic = TopicId.from_prefix(prefix)
+        if topic is not None and len(self.unknown) < NAMED_KEYS:
+            self.unknown.add(topic)
 
     def keep_pointer(self, pointer: int) -> None:
         """Note an invalid write pointer that has to stay as it is."""

@@ -266,6 +266,8 @@ class Walk:
                 verdict = decide(Row(name, _parse(name, key)), topic, frontier, self.world.transactions, False, None)
                 if verdict == Keep(Reason.FOREIGN):
                     self.tally.keep_foreign(name, [key])
+                elif verdict == Keep(Reason.UNKNOWN_TOPIC):
+                    self.tally.keep_unknown(prefix)
                 elif isinstance(verdict, Keep):
                     self.tally.keep(verdict.reason)
             self.observe(name, work.topic.topic if work else None, len(page.items))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 
 import click
 
@@ -57,9 +58,22 @@ def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> 
     sys.exit(execute(arguments, clock))
 
 
+def _refuse_namesake() -> None:
+    """The pyjanitor package is imported as ``janitor`` too; in one environment each overwrites files of the other."""
+    try:
+        metadata.distribution("pyjanitor")
+    except metadata.PackageNotFoundError:
+        return
+    raise ConfigurationError(
+        "pyjanitor is installed in this environment, and its package is named janitor like this one.",
+        "Use an environment of its own for each of the two.",
+    )
+
+
 def execute(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> int:
     """Run a command and return its exit code."""
     try:
+        _refuse_namesake()
         code = cli.main(
             None if arguments is None else list(arguments),
             prog_name="janitor",

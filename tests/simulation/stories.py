@@ -143,9 +143,12 @@ def clock_ahead(chance: Chance) -> list[Operation]:
     topic = chance.topic()
     return [
         Publish(topic, 2),
+        chance.pick((SetTtl(topic, TTLS[2]), Delete(topic))),
         Reboot(30 * DAY_MS),
         chance.pick((Approve(topic), Run(), Plan(3))),
         SetClock(0),
+        Create(topic, TTLS[2]),
+        Publish(topic, 2),
         Wait(2 * HOUR_MS),
         SetTtl(topic, chance.pick(TTLS[:2])),
         Run(),
