@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from janitor import plan
 from janitor.cli.context import session
 from janitor.cli.options import common_options
 from janitor.cli.outcome import finish, log_run
@@ -28,6 +29,8 @@ def command(file: Path, adopt: bool) -> int:
       janitor apply --config janitor.yaml plan.json
     """
     current = session()
+    # A file that cannot be applied is no reason to open the store for writing.
+    plan.read(file)
     with current.writing() as engine:
         report = engine.apply(file, adopt=adopt)
     log_run(report)

@@ -314,6 +314,46 @@ def test_given_a_hold_of_zero_when_the_topic_jumps_then_nothing_is_held(
     assert orders.times() == []
 
 
+def behind(rig: Rig) -> None:
+    """The machine boots with its clock two hours in the past."""
+    rig.snapshots.write_pointer = pointer(NOW_MS)
+    rig.clock.step(-2 * HOUR)
+    rig.clock.reboot("with a clock that is wrong")
+
+
+def test_given_a_held_jump_when_the_machine_boots_with_its_clock_in_the_past_then_the_hold_begins_anew_and_ends(
+    store: Store,
+) -> None:
+    rig, orders = prepared(store)
+    orders.describe(ttl_seconds=TTL_SECONDS, generation=-1)
+    rig.engine.run_once()
+    behind(rig)
+    rig.engine.run_once()
+    rig.clock.advance(HOLD_SECONDS * SECOND - 1)
+    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    rig.clock.advance(1)
+    assert held(rig.engine.run_once()) == {}
+    assert orders.times() == []
+
+
+def test_given_a_clock_in_the_past_when_a_topic_jumps_then_it_is_held_and_setting_the_clock_does_not_end_it(
+    store: Store,
+) -> None:
+    rig, orders = prepared(store)
+    behind(rig)
+    orders.describe(ttl_seconds=1).plain(NOW_MS - 3 * HOUR)
+    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    rig.clock.step(2 * HOUR)
+    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    rig.clock.reboot("and set right")
+    rig.clock.advance(MINUTE)
+    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    assert len(orders.times()) == 3
+    rig.clock.advance(HOLD_SECONDS * SECOND)
+    rig.engine.run_once()
+    assert orders.times() == []
+
+
 def test_given_a_held_jump_when_the_wall_clock_is_set_forward_then_the_hold_is_not_shortened(store: Store) -> None:
     rig, orders = prepared(store)
     orders.describe(ttl_seconds=60)

@@ -169,6 +169,17 @@ def test_given_another_transaction_system_when_adopted_then_what_was_claimed_abo
     assert (rig.state.claim(), rig.state.evidence()) == (None, [])
 
 
+def test_given_another_transaction_system_when_asked_then_what_was_claimed_about_the_former_is_not_in_force(
+    store: Store,
+) -> None:
+    rig, _ = wrong_directory(store)
+    claim, explained = rig.engine.boundary()
+    assert (claim, explained.bound) == (None, None)
+    assert "has not been adopted" in " ".join(explained.obstacles)
+    assert (rig.engine.plan().boundary, rig.engine.audit().bound) == (None, None)
+    assert rig.state.claim() is not None
+
+
 def test_given_a_memory_of_nothing_when_run_then_it_is_a_first_contact(store: Store) -> None:
     described = topic(store, "default:orders", ttl_seconds=60).plain(1)
     janitor(store).engine.run_once(adopt=True)

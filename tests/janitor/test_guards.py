@@ -10,6 +10,7 @@ from janitor.guards import (
     check_clock,
     check_store,
     check_transaction_system,
+    measured,
     next_anchor,
     read_clocks,
     successor_mark,
@@ -126,6 +127,23 @@ def test_s7_given_the_same_boot_when_more_than_a_week_has_passed_honestly_then_n
 @pytest.mark.parametrize("step_ms", [-10_000, 0, 10_000])
 def test_given_a_boot_that_goes_on_when_remembered_then_wall_time_moves_with_running_time_alone(step_ms: int) -> None:
     assert next_anchor(ANCHOR, after(60_000 + step_ms, 60_000)) == after(60_000, 60_000)
+
+
+def test_given_a_boot_that_goes_on_when_time_is_measured_then_it_is_running_time_that_counts() -> None:
+    assert measured(ANCHOR, after(60_000 - 3_600_000, 60_000)) == after(60_000, 60_000)
+    assert measured(None, ANCHOR) == ANCHOR
+    assert measured(ANCHOR, after(0, 0, "another")) == after(0, 0, "another")
+
+
+def test_given_a_boot_whose_clock_is_in_the_past_when_time_is_measured_then_only_readings_of_that_boot_compare() -> (
+    None
+):
+    first, second = (measured(ANCHOR, after(passed_ms - WEEK_MS, passed_ms, "another")) for passed_ms in (0, 60_000))
+    assert second.wall_ms - first.wall_ms == 60_000
+    assert first.comparable(second)
+    assert not first.comparable(ANCHOR)
+    assert not ANCHOR.comparable(first)
+    assert ANCHOR.comparable(after(0, 0, "another"))
 
 
 def test_given_no_memory_when_remembered_then_it_is_this_moment() -> None:

@@ -101,3 +101,10 @@ def test_given_a_damaged_store_then_every_command_fails_in_a_sentence(site: Site
     assert (failed.code, failed.out) == (1, "")
     assert f"{current} does not name a MANIFEST" in failed.err
     assert "Traceback" not in failed.err
+
+
+def test_given_a_file_that_is_no_plan_when_applied_then_the_store_is_not_even_opened(site: Site) -> None:
+    (site.folder / "plan.json").write_text("{}", encoding="utf-8")
+    before = {path: path.stat().st_mtime_ns for path in site.store.rglob("*")}
+    assert site.janitor("apply plan.json --adopt").code == 2
+    assert {path: path.stat().st_mtime_ns for path in site.store.rglob("*")} == before
