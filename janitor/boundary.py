@@ -74,6 +74,12 @@ def claim(evidence: Sequence[Evidence], open_pointers: Iterable[int], lifetime: 
     return Boundary(bound, tuple(limits))
 
 
+def newest_settled(started_ms: int, lifetime: Lifetime) -> int:
+    """The newest pointer under which nothing could be published any more when a pass began."""
+    late_ms = max(lifetime.grace_ms, lifetime.allowance_ms)
+    return (started_ms - lifetime.max_ms - late_ms) * TX_PER_MS - 1
+
+
 def find_gap(evidence: Sequence[Evidence]) -> str | None:
     """Where the intervals leave keys uncovered, in words; None when they cover everything."""
     if not evidence:
@@ -91,9 +97,10 @@ def find_gap(evidence: Sequence[Evidence]) -> str | None:
 def _limits(interval: Evidence, lifetime: Lifetime) -> list[Limit]:
     start = interval.start.hex() or "the beginning"
     stop = "the end" if interval.stop is None else interval.stop.hex()
-    late_ms = max(lifetime.grace_ms, lifetime.allowance_ms)
-    writable = (interval.started_ms - lifetime.max_ms - late_ms) * TX_PER_MS - 1
     return [
         Limit(interval.bound, f"snapshot {interval.snapshot_timestamp_ms}, used from {start} to {stop}"),
-        Limit(writable, f"younger transactions could still write when the pass from {start} to {stop} began"),
+        Limit(
+            newest_settled(interval.started_ms, lifetime),
+            f"younger transactions could still write when the pass from {start} to {stop} began",
+        ),
     ]

@@ -72,12 +72,17 @@ def conclude_run(current: Pass, state: State, terms: Terms, clocks: ClockAnchor,
     state.forget_open_ids(ready.gone_ids)
     if current.complete and world.thorough:
         state.save_last_thorough_ms(ready.now.wall_ms)
+    _forget_the_future(state, ready.now.wall_ms)
+
+
+def _forget_the_future(state: State, now_ms: int) -> None:
+    """Withdraw what was proven by a clock that has been set back since: what it called over may not be."""
     claim = state.claim()
-    if claim is not None and claim.made_ms > ready.now.wall_ms:
-        # Made by a clock that has been set back since: what it called over may not be.
+    if claim is not None and claim.made_ms > now_ms:
         state.save_claim(None)
-        claim = None
-    current.boundary = None if claim is None else claim.bound
+    evidence = state.evidence()
+    if any(interval.started_ms > now_ms for interval in evidence):
+        state.replace_evidence([interval for interval in evidence if interval.started_ms <= now_ms])
 
 
 def conclude_apply(current: Pass, state: State, clocks: ClockAnchor) -> None:

@@ -264,6 +264,8 @@ class Engine:
         except TmsError as error:
             self.state.finish_run(current.id, self._clock.now_ms(), "failed", json.dumps({"error": str(error)}))
             raise
+        claim = self._claim(ready)
+        current.boundary = claim.bound if claim else None
         report = self._report(current)
         result = "stopped" if ready.stopped else "partial" if report.errors else "done"
         with self.state.transaction():
@@ -293,10 +295,11 @@ class Engine:
         return prepare(self.state, identity, self._source, self._clock, self.terms, self._token_hex, at_ms)
 
     def _claim(self, ready: Prepared) -> Claim | None:
-        """The claim in force; what was claimed of another store, or by a clock set back since, is not."""
+        """The claim in force: not of another store, nor by a clock set back since, nor with a lifetime raised since."""
         claim = self.state.claim()
-        in_force = claim is not None and not ready.first_contact and claim.made_ms <= ready.now.wall_ms
-        return claim if in_force else None
+        if claim is None or ready.first_contact or claim.made_ms > ready.now.wall_ms:
+            return None
+        return claim if claim.bound <= boundary.newest_settled(claim.made_ms, self.terms.lifetime) else None
 
     def _world(
         self,

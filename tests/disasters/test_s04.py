@@ -391,3 +391,38 @@ def test_given_evidence_with_a_hole_when_asked_then_there_is_no_claim(store: Sto
     _, explained = rig.engine.boundary()
     assert explained.bound is None
     assert "6d to 6e" in explained.obstacles[0]
+
+
+def test_given_a_claim_when_other_runs_follow_then_each_report_says_it(store: Store, tmp_path: Path) -> None:
+    rig, _ = prepared(store)
+    assert rig.engine.run_once().boundary == OLD
+    rig.engine.plan(out=tmp_path / "plan.json")
+    assert rig.engine.apply(tmp_path / "plan.json").boundary == OLD
+    assert rig.engine.run_once(patterns=("default:orders",)).boundary == OLD
+
+
+def test_given_a_lifetime_that_is_raised_when_asked_then_what_was_claimed_with_the_shorter_one_is_not_in_force(
+    store: Store,
+) -> None:
+    rig, orders = prepared(store)
+    assert rig.engine.run_once().boundary == OLD
+    raised = rig.restart(lifetime=LIFETIME._replace(max_ms=12 * HOUR))
+    orders.tx(OLD, NOW_MS - 8 * HOUR)
+    assert raised.engine.boundary()[0] is None
+    assert raised.engine.audit().bound is None
+    assert raised.engine.plan().boundary is None
+    # Seen as what it was with the shorter one again, it is in force again.
+    assert rig.engine.boundary()[0] is not None
+
+
+def test_given_a_clock_that_is_set_back_when_run_then_claim_and_evidence_of_the_future_are_forgotten(
+    store: Store,
+) -> None:
+    rig, _ = prepared(store)
+    assert rig.engine.run_once().boundary == OLD
+    rig.clock.step(-10 * MINUTE)
+    rig.snapshots.write_pointer = pointer(NOW_MS)
+    watch(store, before=fail("message.cells"))
+    assert rig.engine.run_once().boundary is None
+    assert (rig.state.claim(), rig.state.evidence()) == (None, [])
+    assert rig.engine.boundary()[1].bound is None
