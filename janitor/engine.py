@@ -32,7 +32,7 @@ from janitor.txstate import TransactionView, TxState
 from janitor.walk import Act, Observer, Preview, Walk
 from janitor.world import Limits, Terms, World
 from tms_core.clock import Clock
-from tms_core.errors import NotAdopted, StoreError, TmsError
+from tms_core.errors import GuardTripped, NotAdopted, StoreError, TmsError
 from tms_core.tables.base import Store
 from tms_core.topic import TopicId
 from tms_core.transaction.source import SnapshotSource
@@ -194,14 +194,18 @@ class Engine:
 
         Raises:
             NotAdopted: there is nothing to approve before the store is adopted.
+            GuardTripped: some topics are named while the clock is in doubt; what is due by it is not known.
         """
         ready = self._prepare()
         if not ready.adopted:
             raise NotAdopted("Nobody has adopted this store yet.", "Look at janitor plan, then: janitor adopt")
+        for note in ready.notes:
+            if patterns and note.tripped and note.guard == "clock":
+                raise GuardTripped(f"Nothing was approved: {note.message}.")
         world = self._world(ready, thorough=False, patterns=patterns)
         world.load_topics()
         held = {
-            work.topic.topic: frontier.approve(work.record, work.topic)
+            work.topic.topic: frontier.approve(world.records.get(work.topic.topic, work.record), work.topic)
             for work in world.topics.values()
             if work.frontier.hold is Hold.FRONTIER and world.in_scope(work.topic.topic.prefix)
         }

@@ -9,6 +9,7 @@ import pytest
 
 from janitor.report import Report
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, Rig, Topic, janitor, pointer, topic
+from tms_core.errors import GuardTripped
 from tms_core.tables.base import Store
 
 ALLOWANCE_MS = LIFETIME.allowance_ms
@@ -198,7 +199,8 @@ def test_given_a_clock_that_jumped_when_the_store_is_adopted_again_then_runs_go_
 def test_given_a_clock_that_jumped_when_only_a_topic_is_approved_then_it_stays_stopped(store: Store) -> None:
     rig, _ = prepared(store)
     rig.clock.step(3 * HOUR)
-    rig.engine.approve(("default:*",))
+    with pytest.raises(GuardTripped):
+        rig.engine.approve(("default:*",))
     assert rig.engine.run_once().tripped
 
 
@@ -215,3 +217,20 @@ def test_given_a_clock_that_jumped_when_a_plan_is_applied_then_it_stops_too(stor
     rig.engine.plan(out=file)
     assert rig.engine.apply(file).tripped
     assert orders.times() == [NOW_MS - DAY + HOUR]
+
+
+def test_given_a_clock_in_doubt_when_one_topic_is_approved_then_it_is_refused_and_nothing_is_remembered(
+    store: Store,
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=30 * 86400).plain(NOW_MS - DAY)
+    rig = janitor(store)
+    rig.engine.run_once(adopt=True)
+    orders.describe(ttl_seconds=3600)
+    before = rig.state.frontiers()
+    rig.clock.step(30 * DAY)
+    with pytest.raises(GuardTripped, match=r"Nothing was approved: the clock is .* ahead"):
+        rig.engine.approve(("default:orders",))
+    assert rig.state.frontiers() == before
+    # Without a topic the clock itself is approved.
+    assert [str(name) for name in rig.engine.approve()] == ["default:orders"]
+    assert not rig.engine.run_once().tripped
