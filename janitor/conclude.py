@@ -127,5 +127,4 @@ def _save_evidence(
     if obstacles(current.ready, terms):
         return
     bound = boundary.claim([interval], open_pointers, terms.lifetime).bound
-    if bound is not None:
-        state.save_claim(Claim(bound, started_ms, current.id))
+    state.save_claim(None if bound is None else Claim(bound, started_ms, current.id))

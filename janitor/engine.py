@@ -224,19 +224,17 @@ class Engine:
         errors and the others are done.
 
         Args:
-            adopt: accept a store met for the first time, as :meth:`adopt` does; without effect on one that is known.
+            adopt: accept a store met for the first time, as :meth:`adopt` does. Without effect on one that is adopted,
+                also when a guard stops the run: only :meth:`adopt` and :meth:`approve` settle that.
             patterns: shell patterns of the topics to do; such a pass claims nothing.
 
         Raises:
             StoreError: the store or the state failed as a whole.
         """
         ready = self._prepare()
-        if adopt and ready.first_contact:
+        if adopt and not ready.adopted:
             ready, _ = self._adopt(ready)
-        last = self.state.last_thorough_ms()
-        # A last time that lies ahead was written by a clock that has been set back since.
-        thorough = last is None or not 0 <= ready.now.wall_ms - last < THOROUGH_EVERY_MS
-        world = self._world(ready, thorough=thorough, patterns=patterns)
+        world = self._world(ready, thorough=self._thorough_is_due(ready), patterns=patterns)
         return self._sweep(ready, world, moves_frontiers=True)
 
     def apply(self, path: Path, *, adopt: bool = False) -> Report:
@@ -252,7 +250,7 @@ class Engine:
         present = self._world(ready, thorough=True)
         present.load_topics()
         wanted.check(ready.record.mark, self.terms, present)
-        if adopt and ready.first_contact:
+        if adopt and not ready.adopted:
             ready, _ = self._adopt(ready)
         now = replace(ready.now, wall_ms=min(ready.now.wall_ms, wanted.effective_now_ms))
         ready = replace(ready, now=now)
@@ -298,10 +296,18 @@ class Engine:
         identity = self.store.identity()
         return prepare(self.state, identity, self._source, self._clock, self.terms, self._token_hex, at_ms)
 
+    def _thorough_is_due(self, ready: Prepared) -> bool:
+        """Whether this run looks at everything: daily, and when the last such run could prove nothing."""
+        last = self.state.last_thorough_ms()
+        # A last time that lies ahead was written by a clock that has been set back since.
+        if last is None or not 0 <= ready.now.wall_ms - last < THOROUGH_EVERY_MS:
+            return True
+        return ready.tx.usable is not None and all(item.started_ms < last for item in self.state.evidence())
+
     def _claim(self, ready: Prepared) -> Claim | None:
         """The claim in force: not of another store, nor by a clock set back since, nor with a lifetime raised since."""
         claim = self.state.claim()
-        if claim is None or ready.first_contact or claim.made_ms > ready.now.wall_ms:
+        if claim is None or ready.first_contact or claim.made_ms > self._clock.now_ms():
             return None
         return claim if claim.bound <= boundary.newest_settled(claim.made_ms, self.terms.lifetime) else None
 

@@ -26,7 +26,7 @@ class Prepared:
         now: the clocks; ``wall_ms`` is the moment rows are judged by.
         measured: the same moment as elapsed time is measured by, so that a wrong wall clock does not shorten a hold.
         record: what is known of the store; a fresh one for a store that is not the one remembered.
-        open_ids: invalid pointers whose clients may still write.
+        open_ids: invalid pointers whose clients may still write, or that await a thorough pass.
         gone_ids: such pointers that have left the invalid list.
     """
 

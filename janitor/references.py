@@ -5,9 +5,10 @@ Its own time is the publish time, theirs is when they were stored, so in a long 
 first. CDAP deletes them then, before anyone could read the message; we look for the message first.
 
 Such a message can only have been published while its transaction could still write: after the cut-off (or it goes
-itself) and before the transaction's begin + lifetime + grace. Looking costs reading the message rows of that window,
-once for many payload rows. A payload row whose own write time does not fit its pointer shows a pointer that was not
-made from the time, which tells nothing about when its message may come; then the window has no end.
+itself) and before the transaction's begin + lifetime + grace (or the clock allowance, where that is more). Looking
+costs reading the message rows of that window, once for many payload rows. A payload row whose own write time does not
+fit its pointer shows a pointer that was not made from the time, which tells nothing about when its message may come;
+then the window has no end.
 """
 
 from __future__ import annotations

@@ -192,8 +192,11 @@ class Walk:
     ) -> bytes | None:
         """The next key that ``parse`` understands, a page at a time; ``found`` is told of those it does not."""
         start: bytes | None = key
+        # There is seldom more than one, and what follows may be live rows, which are nobody's business here.
+        limit = 1
         while start is not None:
-            page = table.keys(start, None, self.page_rows)
+            page = table.keys(start, None, limit)
+            limit = min(2 * limit, self.page_rows)
             strangers = list(takewhile(lambda item: parse(item) is None, page.items))
             found(strangers)
             if len(strangers) < len(page.items):

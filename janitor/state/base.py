@@ -69,8 +69,10 @@ class ClockAnchor:
 
     def comparable(self, other: ClockAnchor) -> bool:
         """Whether the time between the two readings can be told."""
-        same_boot = bool(self.boot_id) and self.boot_id == other.boot_id
-        return same_boot or (self.wall_ms < UNKNOWN_MS and other.wall_ms < UNKNOWN_MS)
+        known = self.wall_ms < UNKNOWN_MS
+        if known != (other.wall_ms < UNKNOWN_MS):
+            return False
+        return known or (bool(self.boot_id) and self.boot_id == other.boot_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ class OpenIdRecord:
 
     Attributes:
         scanned_ms: when the last complete pass that covered it began; None: none has.
-        closed_ms: when it was closed; None: its client may still write.
+        closed_ms: when a thorough pass closed it; None: its client may still write, or no such pass has come since.
     """
 
     pointer: int

@@ -209,8 +209,46 @@ def test_given_the_last_thorough_pass_when_it_is_a_day_old_or_lies_ahead_then_th
     store: Store, ahead_ms: int, thorough: bool
 ) -> None:
     rig, _ = prepared(store)
+    rig.engine.run_once()
     rig.state.save_last_thorough_ms(NOW_MS + ahead_ms)
     assert rig.engine.run_once().thorough is thorough
+
+
+def test_given_a_thorough_pass_without_a_usable_snapshot_when_there_is_one_again_then_the_next_pass_is_thorough_too(
+    store: Store,
+) -> None:
+    rig, _ = prepared(store)
+    rig.snapshots.age_ms = DAY
+    assert rig.engine.run_once().thorough
+    rig.clock.advance(MINUTE)
+    assert not rig.engine.run_once().thorough, "it could prove nothing either"
+    rig.snapshots.age_ms = 0
+    rig.clock.advance(MINUTE)
+    report = rig.engine.run_once()
+    assert (report.thorough, report.boundary) == (True, OLD)
+    rig.clock.advance(MINUTE)
+    assert not rig.engine.run_once().thorough
+
+
+def test_given_a_claim_when_a_later_pass_finds_nothing_can_be_claimed_then_it_is_withdrawn(store: Store) -> None:
+    rig, _ = prepared(store)
+    assert rig.engine.run_once().boundary == OLD
+    rig.snapshots.invalid = [1, OLD]
+    store.message.put([(b"foreign", MessageValue(1, b"?"))])
+    rig.clock.advance(DAY)
+    assert rig.engine.run_once().boundary is None
+    assert rig.state.claim() is None
+    assert rig.engine.audit().refuted == 0
+
+
+def test_given_a_claim_made_after_a_plan_when_the_plan_is_applied_then_its_report_says_the_claim(
+    store: Store, tmp_path: Path
+) -> None:
+    rig, _ = prepared(store)
+    rig.engine.plan(out=tmp_path / "plan.json")
+    rig.clock.advance(MINUTE)
+    assert rig.engine.run_once().boundary == OLD
+    assert rig.engine.apply(tmp_path / "plan.json").boundary == OLD
 
 
 def test_given_clocks_that_differ_by_more_than_the_grace_when_claimed_then_no_transaction_is_that_could_still_write(

@@ -393,3 +393,20 @@ def test_given_a_run_of_one_topic_when_others_jumped_then_their_frontiers_do_not
     rig.clock.advance(HOUR)
     rig.engine.run_once(patterns=("default:orders",))
     assert rig.state.frontiers()[other.id] == before
+
+
+def test_given_a_boot_whose_clock_was_behind_when_it_is_set_right_then_a_hold_begun_before_ends(store: Store) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=30 * 86400).plain(NOW_MS - DAY)
+    rig = janitor(store)
+    rig.engine.run_once(adopt=True)
+    rig.clock.reboot("behind")
+    rig.clock.step(-2 * HOUR)
+    orders.describe(ttl_seconds=3600)
+    rig.engine.run_once()
+    rig.clock.advance(MINUTE)
+    rig.clock.step(2 * HOUR)
+    rig.engine.run_once()
+    assert orders.times() == [NOW_MS - DAY], "held"
+    rig.clock.advance(HOUR)
+    rig.engine.run_once()
+    assert orders.times() == []

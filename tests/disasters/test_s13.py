@@ -155,7 +155,10 @@ def test_given_another_transaction_system_when_adopted_then_its_transactions_are
     store: Store,
 ) -> None:
     rig, described = wrong_directory(store)
-    assert not rig.engine.run_once(adopt=True).tripped
+    assert rig.engine.run_once(adopt=True).tripped, "a timer that always adopts must not accept a wrong directory"
+    assert described.pointers() == [None, OLD]
+    rig.engine.adopt()
+    assert not rig.engine.run_once().tripped
     assert described.pointers() == [-OLD]
     assert identity_guards(rig) == []
 
