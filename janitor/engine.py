@@ -205,7 +205,7 @@ class Engine:
         world = self._world(ready, thorough=False, patterns=patterns)
         world.load_topics()
         held = {
-            work.topic.topic: frontier.approve(world.records.get(work.topic.topic, work.record), work.topic)
+            work.topic.topic: frontier.approve(work.record, work.topic)
             for work in world.topics.values()
             if work.frontier.hold is Hold.FRONTIER and world.in_scope(work.topic.topic.prefix)
         }
