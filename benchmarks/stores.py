@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from janitor.engine import Engine, tell_nobody
+from janitor.engine import Engine
+from janitor.observe import Observer, tell_nobody
 from janitor.references import Lifetime
 from janitor.state.sqlite import SqliteState
-from janitor.walk import Observer
 from janitor.world import Terms
 from tms_core.clock import Clock
 from tms_core.rowkey import MessageKey

@@ -21,6 +21,7 @@ from janitor.conclude import Pass
 from janitor.inspect import Audit, audit
 from janitor.inversions import Inversions
 from janitor.messages import Messages
+from janitor.observe import Guarded, Observer, tell_nobody
 from janitor.pacing import Pacer
 from janitor.payloads import Payloads
 from janitor.policy import Hold
@@ -29,7 +30,7 @@ from janitor.report import ForeignKey, GuardNote, Mode, Report, Tally
 from janitor.state.base import Claim, RunRecord, State
 from janitor.sweep import Sweep
 from janitor.txstate import TransactionView, TxState
-from janitor.walk import Act, Observer, Preview, Walk
+from janitor.walk import Act, Preview, Walk
 from janitor.world import Limits, Terms, World
 from tms_core.clock import Clock
 from tms_core.errors import GuardTripped, NotAdopted, StoreError, TmsError
@@ -45,25 +46,6 @@ NOT_ADOPTED = GuardNote(
 )
 
 logger = logging.getLogger(__name__)
-
-
-class _Guarded:
-    """An observer that cannot hurt: one that fails is named in the log and not called again (rule S15)."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-
-    def __call__(self, phase: str, topic: TopicId | None, rows: int) -> None:
-        try:
-            self._observer(phase, topic, rows)
-        # Whatever it raises: showing progress must never stop a deletion half-way.
-        except Exception:
-            logger.exception("showing progress failed; the run goes on without it")
-            self._observer = tell_nobody
-
-
-def tell_nobody(phase: str, topic: TopicId | None, rows: int) -> None:
-    """The observer of runs nobody watches."""
 
 
 class Engine:
@@ -105,7 +87,7 @@ class Engine:
         self._batch_rows = batch_rows
         self._rows_per_second = rows_per_second
         self._history_ms = history_days * 86_400_000
-        self._observer = _Guarded(observer)
+        self._observer = Guarded(observer)
         self._named: set[ForeignKey | TopicId] = set()
 
     # -- questions -----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from janitor.ranges import topic_stop
 from janitor.world import matches
 from tms_core.errors import MetadataError
 from tms_core.rowkey import MessageKey, PayloadKey, topic_prefix
-from tms_core.tables.base import KeyTable, MessageTable, MessageValue, Page, Store
+from tms_core.tables.base import UNREADABLE, KeyTable, MessageTable, MessageValue, Page, Store
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import VisibilityState, transaction_ms
 
@@ -114,7 +114,7 @@ def messages(
     rows: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
     oldest: int | None = None
-    unreadable = store.calls["unreadable"]
+    unreadable = store.calls[UNREADABLE]
     for page in _pages(store.message.rows, _ranges(store.message, patterns), heartbeat):
         for raw, value in page:
             key = MessageKey.parse(raw)
@@ -125,7 +125,7 @@ def messages(
                 oldest = _smaller(oldest, abs(value.pointer))
             if len(rows) < limit:
                 rows.append(_message(raw, key, value, state))
-    if skipped := store.calls["unreadable"] - unreadable:
+    if skipped := store.calls[UNREADABLE] - unreadable:
         counts["unreadable"] = skipped
     return Inspected(rows, dict(counts), None if oldest is None else transaction_ms(oldest))
 

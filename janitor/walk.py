@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
+from janitor.observe import Observer
 from janitor.policy import Hold, Keep, Reason, Row, Rule, decide
 from janitor.ranges import (
     Span,
@@ -34,7 +35,6 @@ from tms_core.rowkey import (
     topic_prefix,
 )
 from tms_core.tables.base import KeyTable, Store, TxCell
-from tms_core.topic import TopicId
 
 #: How often a topic is planned anew within one pass before it is left for the next.
 REPLANS = 3
@@ -72,10 +72,6 @@ class Preview:
 
     def invert(self, cells: Sequence[TxCell]) -> list[bool]:
         return [True] * len(cells)
-
-
-#: Told after every page: the phase, the topic, and how many rows the page had.
-Observer = Callable[[str, TopicId | None, int], None]
 
 
 #: Deletes in one topic from its first key on; returns where the rows start that no range speaks of.

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from janitor.engine import tell_nobody
-from janitor.walk import Observer
+from janitor.observe import Observer, tell_nobody
 from tms_core.topic import TopicId
 
 _EVERY_SECONDS = 0.1
