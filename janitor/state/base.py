@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 from tms_core.topic import TopicId
 
@@ -122,7 +122,11 @@ class OpenIdRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run, as ``janitor history`` shows it; ``result`` and ``report`` are empty until it has finished."""
+    """One run, as ``janitor history`` shows it; ``result`` and ``report`` are empty until it has finished.
+
+    Attributes:
+        heartbeat_ms: when it last showed that it was alive (rule S10).
+    """
 
     id: str
     mode: str
@@ -130,6 +134,91 @@ class RunRecord:
     finished_ms: int | None = None
     result: str = ""
     report: str = ""
+    heartbeat_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Topics nothing is done in until somebody resumes them; ``pattern`` is a shell pattern on ``NS:TOPIC``."""
+
+    pattern: str
+    since_ms: int
+
+
+#: The pattern that stands for everything.
+EVERYTHING = "*:*"
+
+
+@dataclass(frozen=True, slots=True)
+class Strikes:
+    """Failures of one topic in a row (rule S9).
+
+    Attributes:
+        count: how many runs in a row failed in it.
+        error: what the last one said.
+        quarantined_ms: when it was put aside; None while it is still retried in every run.
+        probe_ms: when it will be tried again; None while it is not put aside.
+    """
+
+    count: int
+    last_ms: int
+    error: str
+    quarantined_ms: int | None = None
+    probe_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """Rows of one topic, generation and table that one run took by one rule.
+
+    Attributes:
+        rule: ``expired``, ``old_generation`` or ``invalid_transaction``.
+        start: the first key that was taken.
+        stop: just behind the last one. Rows between the two may have stayed: those the rule did not take.
+        rows: how many; None when the run died and the number with it, and ``stop`` is then where it might have come to.
+        metadata_generation, ttl_seconds, cutoff_ms: the policy it was taken by.
+        snapshot_timestamp_ms: of the transaction snapshot in use; None without one.
+    """
+
+    run_id: str
+    at_ms: int
+    topic: TopicId
+    generation: int
+    table: str
+    rule: str
+    start: bytes
+    stop: bytes
+    rows: int | None
+    oldest_ms: int | None
+    newest_ms: int | None
+    metadata_generation: int
+    ttl_seconds: int
+    cutoff_ms: int
+    snapshot_timestamp_ms: int | None
+
+
+class CounterKey(NamedTuple):
+    """One series of a counter: its name without the prefix, and its labels in order."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCount:
+    """What the background count found in one topic.
+
+    Attributes:
+        size_bytes: of keys and payloads, in both tables.
+        oldest_ms, newest_ms: publish times; None when it is empty.
+        counted_ms: when the count of this topic was finished.
+    """
+
+    messages: int
+    size_bytes: int
+    oldest_ms: int | None
+    newest_ms: int | None
+    counted_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +303,110 @@ class State(ABC):
     @abstractmethod
     def forget_open_ids(self, pointers: Iterable[int]) -> None:
         """Drop pointers that left the invalid list; unknown ones are no error."""
+
+    # -- an operator's words, and what topics did to deserve a rest -------------------------------------------------
+
+    @abstractmethod
+    def pauses(self) -> list[Pause]:
+        """What is paused, by pattern. Cheap: it is asked before every batch."""
+
+    @abstractmethod
+    def pause(self, pattern: str, since_ms: int) -> None:
+        """Pause topics; a pattern that is paused already stays so since then."""
+
+    @abstractmethod
+    def resume(self, pattern: str) -> bool:
+        """Take a pause back; returns whether there was one of exactly this pattern."""
+
+    @abstractmethod
+    def strikes(self) -> dict[TopicId, Strikes]:
+        """Topics that failed, the quarantined ones among them."""
+
+    @abstractmethod
+    def save_strikes(self, changed: Mapping[TopicId, Strikes | None]) -> None:
+        """Remember failures; None forgets a topic's. Those of other topics stay."""
+
+    # -- the lease (rule S12) ---------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def lease(self) -> bytes | None:
+        """The lease as its holder wrote it; None when nobody ever did. Cheap: it is asked before every batch."""
+
+    @abstractmethod
+    def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
+        """Write the lease if it is still ``expected``; returns whether it was."""
+
+    # -- runs and what they did -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def created_ms(self) -> int | None:
+        """When this memory began; None before anybody said so. Nothing older is known."""
+
+    @abstractmethod
+    def save_created_ms(self, created_ms: int) -> None:
+        """Say when this memory began, unless that is known."""
+
+    @abstractmethod
+    def beat(self, run_id: str, heartbeat_ms: int) -> None:
+        """Remember that a run is alive; without effect on one that is unknown or finished."""
+
+    @abstractmethod
+    def unfinished_runs(self) -> list[RunRecord]:
+        """Runs that began and did not end, oldest first."""
+
+    @abstractmethod
+    def add_ledger(self, entries: Iterable[LedgerEntry]) -> None:
+        """Remember what was taken."""
+
+    @abstractmethod
+    def ledger(
+        self, limit: int, *, topic: TopicId | None = None, run_id: str | None = None, key: bytes | None = None
+    ) -> list[LedgerEntry]:
+        """The last ``limit`` entries, newest first; of one topic (those whose range holds a key), or of one run."""
+
+    @abstractmethod
+    def intend(self, entry: LedgerEntry) -> None:
+        """Remember what a run is about to take.
+
+        Cheap, because it comes before the first batch of every topic: it survives the death of the process, and of
+        the machine only as well as the deletes it announces, which are not synced batch by batch either.
+        """
+
+    @abstractmethod
+    def intents(self) -> list[LedgerEntry]:
+        """What was announced and not cleared since, oldest first; a last one that was cut short is left out."""
+
+    @abstractmethod
+    def clear_intents(self) -> None:
+        """Forget what was announced: the ledger has it now."""
+
+    @abstractmethod
+    def prune_ledger(self, before_ms: int, keep: int) -> int:
+        """Forget entries that are older, and the oldest beyond ``keep`` of them; returns how many."""
+
+    @abstractmethod
+    def counters(self) -> dict[CounterKey, float]:
+        """Every counter since this memory began."""
+
+    @abstractmethod
+    def add_counters(self, amounts: Mapping[CounterKey, float]) -> None:
+        """Add to counters; unknown ones begin at 0."""
+
+    @abstractmethod
+    def counts(self) -> dict[TopicId, TopicCount]:
+        """What the background count last found."""
+
+    @abstractmethod
+    def save_counts(self, changed: Mapping[TopicId, TopicCount | None]) -> None:
+        """Remember counts; None forgets a topic's."""
+
+    @abstractmethod
+    def note(self, name: str) -> Any:
+        """A small JSON value that was left under a name; None without one."""
+
+    @abstractmethod
+    def save_note(self, name: str, value: Any) -> None:
+        """Leave a small JSON value under a name; None removes it."""
 
     @abstractmethod
     def begin_run(self, run: RunRecord) -> None:

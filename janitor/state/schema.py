@@ -10,7 +10,7 @@ import sqlite3
 from tms_core.errors import StoreError
 
 #: What ``PRAGMA user_version`` says of a file of this layout.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 #: What ``PRAGMA application_id`` says of a file of ours ("tmsj").
 APPLICATION_ID = 0x746D736A
 
@@ -20,7 +20,7 @@ LOSS = (
     "the store is then a first contact and nothing is deleted until `janitor adopt`."
 )
 
-_SCHEMA = (
+_LAYOUT_1 = (
     """CREATE TABLE store (
         only_row INTEGER PRIMARY KEY CHECK (only_row = 1), mark TEXT NOT NULL, identity TEXT NOT NULL,
         adopted_ms INTEGER, snapshot_timestamp_ms INTEGER, snapshot_write_pointer INTEGER)""",
@@ -49,9 +49,41 @@ _SCHEMA = (
         bound INTEGER NOT NULL, made_ms INTEGER NOT NULL, run_id TEXT NOT NULL)""",
     """CREATE TABLE thorough (
         only_row INTEGER PRIMARY KEY CHECK (only_row = 1), completed_ms INTEGER NOT NULL)""",
-    f"PRAGMA application_id = {APPLICATION_ID}",
-    f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
+
+#: What layout 2 added: history beyond runs, pauses, quarantine, the lease.
+_LAYOUT_2 = (
+    "ALTER TABLE runs ADD COLUMN heartbeat_ms INTEGER",
+    """CREATE TABLE created (
+        only_row INTEGER PRIMARY KEY CHECK (only_row = 1), created_ms INTEGER NOT NULL)""",
+    "CREATE TABLE pauses (pattern TEXT PRIMARY KEY, since_ms INTEGER NOT NULL) WITHOUT ROWID",
+    """CREATE TABLE strikes (
+        namespace TEXT NOT NULL, topic TEXT NOT NULL, count INTEGER NOT NULL, last_ms INTEGER NOT NULL,
+        error TEXT NOT NULL, quarantined_ms INTEGER, probe_ms INTEGER,
+        PRIMARY KEY (namespace, topic)) WITHOUT ROWID""",
+    "CREATE TABLE lease (only_row INTEGER PRIMARY KEY CHECK (only_row = 1), value BLOB NOT NULL)",
+    """CREATE TABLE ledger (
+        number INTEGER PRIMARY KEY, run_id TEXT NOT NULL, at_ms INTEGER NOT NULL,
+        namespace TEXT NOT NULL, topic TEXT NOT NULL, generation INTEGER NOT NULL,
+        data_table TEXT NOT NULL, rule TEXT NOT NULL, start BLOB NOT NULL, stop BLOB NOT NULL,
+        row_count INTEGER, oldest_ms INTEGER, newest_ms INTEGER,
+        metadata_generation INTEGER NOT NULL, ttl_seconds INTEGER NOT NULL, cutoff_ms INTEGER NOT NULL,
+        snapshot_timestamp_ms INTEGER)""",
+    "CREATE INDEX ledger_by_topic ON ledger (namespace, topic, number)",
+    "CREATE INDEX ledger_by_run ON ledger (run_id)",
+    "CREATE INDEX ledger_by_time ON ledger (at_ms)",
+    """CREATE TABLE counters (
+        name TEXT NOT NULL, labels TEXT NOT NULL, value REAL NOT NULL,
+        PRIMARY KEY (name, labels)) WITHOUT ROWID""",
+    """CREATE TABLE counts (
+        namespace TEXT NOT NULL, topic TEXT NOT NULL, messages INTEGER NOT NULL, size_bytes INTEGER NOT NULL,
+        oldest_ms INTEGER, newest_ms INTEGER, counted_ms INTEGER NOT NULL,
+        PRIMARY KEY (namespace, topic)) WITHOUT ROWID""",
+    "CREATE TABLE notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+)
+
+#: The statements that lead from one layout to the next; the first makes an empty file one of layout 1.
+_STEPS = (_LAYOUT_1, _LAYOUT_2)
 
 
 def version(connection: sqlite3.Connection, where: str) -> int:
@@ -77,8 +109,10 @@ def version(connection: sqlite3.Connection, where: str) -> int:
     return int(number)
 
 
-def create(connection: sqlite3.Connection, where: str) -> None:
-    """Make the tables in an empty file, unless another process did meanwhile; call it inside a transaction."""
-    if version(connection, where) == 0:
-        for statement in _SCHEMA:
+def bring_up(connection: sqlite3.Connection, where: str) -> None:
+    """Make the tables that an empty file, or one of an earlier layout, lacks; call it inside a transaction."""
+    for step in _STEPS[version(connection, where) :]:
+        for statement in step:
             connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

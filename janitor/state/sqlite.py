@@ -1,39 +1,29 @@
 """The memory as one SQLite file, ``state.sqlite3``, in a folder of its own.
 
-One file rather than many, so that a run's end is one commit. The journal is SQLite's plain rollback journal and not
-the write-ahead log: commits are few, the folder may lie on a network volume, where a write-ahead log does not work, and
-between runs there is one file to copy. ``synchronous`` is EXTRA, which also syncs the folder after the journal is gone:
-a claim must not come true only until the power fails.
+One file rather than many, so that a run's end is one commit.
 """
 
 from __future__ import annotations
 
-import os
-import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from threading import RLock
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from janitor.state import schema
 from janitor.state.base import (
     Claim,
     ClockAnchor,
     Evidence,
     FrontierRecord,
     OpenIdRecord,
+    Pause,
     PendingJump,
-    RunRecord,
-    State,
     StoreRecord,
+    Strikes,
 )
-from tms_core.errors import StoreBusy, StoreError
+from janitor.state.sqlite_file import BUSY_SECONDS, FILE_NAME
+from janitor.state.sqlite_history import SqliteHistory
 from tms_core.topic import TopicId
 
-FILE_NAME = "state.sqlite3"
-#: How long to wait for another process that is writing, in seconds; a commit takes milliseconds.
-BUSY_SECONDS = 10.0
+__all__ = ["BUSY_SECONDS", "FILE_NAME", "SqliteState"]
 
 _FORGET_STORE = (
     "DELETE FROM frontiers",
@@ -41,6 +31,9 @@ _FORGET_STORE = (
     "DELETE FROM evidence",
     "DELETE FROM claim",
     "DELETE FROM thorough",
+    "DELETE FROM strikes",
+    "DELETE FROM counts",
+    "DELETE FROM notes",
 )
 
 #: An update in place, because SQLite leaves a page alone on which nothing changes; a replacement it writes always.
@@ -48,67 +41,9 @@ _SAVE_OPEN_ID = """
     INSERT INTO open_ids VALUES (?, ?, ?, ?) ON CONFLICT (pointer) DO UPDATE
     SET first_seen_ms = excluded.first_seen_ms, scanned_ms = excluded.scanned_ms, closed_ms = excluded.closed_ms"""
 
-_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
-_CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
-
-class SqliteState(State):
-    """The memory in a file. Threads may share one; processes may each have their own on the same folder.
-
-    Args:
-        folder: where ``state.sqlite3`` is or shall be, made (for this user only) if it is not there; None keeps the
-            memory in memory, see :meth:`in_memory`.
-        busy_seconds: how long to wait for another process that is writing.
-
-    Raises:
-        StoreError: the file is corrupt, another program's, a newer version's, or cannot be opened.
-        StoreBusy: another process is writing it all that time.
-    """
-
-    def __init__(self, folder: Path | None, *, busy_seconds: float = BUSY_SECONDS) -> None:
-        self._where = "the state in memory" if folder is None else str(folder / FILE_NAME)
-        self._lock = RLock()
-        self._depth = 0
-        if folder is not None:
-            _prepare(folder)
-        with self._border():
-            self._connection = sqlite3.connect(
-                ":memory:" if folder is None else folder / FILE_NAME,
-                timeout=busy_seconds,
-                isolation_level=None,
-                check_same_thread=False,
-            )
-        try:
-            self._open()
-        except StoreError:
-            self._connection.close()
-            raise
-
-    @classmethod
-    def in_memory(cls) -> SqliteState:
-        """A memory that ends with the object."""
-        return cls(None)
-
-    def close(self) -> None:
-        with self._lock, self._border():
-            self._connection.close()
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        with self._lock, self._border():
-            if self._depth and not self._connection.in_transaction:
-                raise StoreError(f"{self._where}: the transaction was rolled back when something inside it failed.")
-            inner = self._depth > 0
-            self._connection.execute("SAVEPOINT inner_part" if inner else "BEGIN IMMEDIATE")
-            self._depth += 1
-            try:
-                yield
-                self._connection.execute("RELEASE inner_part" if inner else "COMMIT")
-            except BaseException:
-                self._undo(inner)
-                raise
-            finally:
-                self._depth -= 1
+class SqliteState(SqliteHistory):
+    """The memory of one store; see :class:`~janitor.state.sqlite_file.SqliteFile` for how it is opened."""
 
     def store(self) -> StoreRecord | None:
         row = self._one("SELECT mark, identity, adopted_ms, snapshot_timestamp_ms, snapshot_write_pointer FROM store")
@@ -162,31 +97,6 @@ class SqliteState(State):
     def forget_open_ids(self, pointers: Iterable[int]) -> None:
         self._write("DELETE FROM open_ids WHERE pointer = ?", ((pointer,) for pointer in pointers))
 
-    def begin_run(self, run: RunRecord) -> None:
-        self._write(
-            "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?)",
-            [(run.id, run.mode, run.started_ms, run.finished_ms, run.result, run.report)],
-        )
-
-    def finish_run(self, run_id: str, finished_ms: int, result: str, report: str) -> None:
-        changed = self._write(
-            "UPDATE runs SET finished_ms = ?, result = ?, report = ? WHERE id = ?",
-            [(finished_ms, result, report, run_id)],
-        )
-        if not changed:
-            raise StoreError(f"{self._where}: no run {run_id} began here.")
-
-    def runs(self, limit: int) -> list[RunRecord]:
-        rows = self._rows(
-            "SELECT id, mode, started_ms, finished_ms, result, report FROM runs"
-            " ORDER BY started_ms DESC, rowid DESC LIMIT ?",
-            (limit,),
-        )
-        return [RunRecord(*row) for row in rows]
-
-    def prune_runs(self, before_ms: int) -> int:
-        return self._write("DELETE FROM runs WHERE started_ms < ?", [(before_ms,)])
-
     def evidence(self) -> list[Evidence]:
         rows = self._rows(
             "SELECT start, stop, snapshot_timestamp_ms, bound, started_ms, run_id FROM evidence ORDER BY start"
@@ -218,70 +128,47 @@ class SqliteState(State):
     def save_last_thorough_ms(self, completed_ms: int) -> None:
         self._write("INSERT OR REPLACE INTO thorough VALUES (1, ?)", [(completed_ms,)])
 
-    def _open(self) -> None:
-        with self._border():
-            self._connection.execute("PRAGMA synchronous = EXTRA")
-            if schema.version(self._connection, self._where) == 0:
-                with self.transaction():
-                    schema.create(self._connection, self._where)
+    def pauses(self) -> list[Pause]:
+        return [Pause(*row) for row in self._rows("SELECT pattern, since_ms FROM pauses")]
 
-    def _undo(self, inner: bool) -> None:
-        if not self._connection.in_transaction:  # SQLite itself has undone everything, as it does when the disk is full
-            return
-        if inner:
-            self._connection.execute("ROLLBACK TO inner_part")
-            self._connection.execute("RELEASE inner_part")
-        else:
-            self._connection.execute("ROLLBACK")
+    def pause(self, pattern: str, since_ms: int) -> None:
+        self._write("INSERT OR IGNORE INTO pauses VALUES (?, ?)", [(pattern, since_ms)])
 
-    def _write(self, statement: str, rows: Iterable[Sequence[object]]) -> int:
-        """Run one statement for each of the rows, all or none; returns how many rows it changed."""
+    def resume(self, pattern: str) -> bool:
+        return self._write("DELETE FROM pauses WHERE pattern = ?", [(pattern,)]) > 0
+
+    def strikes(self) -> dict[TopicId, Strikes]:
+        rows = self._rows(
+            "SELECT namespace, topic, count, last_ms, error, quarantined_ms, probe_ms FROM strikes"
+            " ORDER BY namespace, topic"
+        )
+        return {TopicId(namespace, topic): Strikes(*rest) for namespace, topic, *rest in rows}
+
+    def save_strikes(self, changed: Mapping[TopicId, Strikes | None]) -> None:
         with self.transaction():
-            return self._connection.executemany(statement, rows).rowcount
+            self._write(
+                "DELETE FROM strikes WHERE namespace = ? AND topic = ?",
+                ((topic.namespace, topic.topic) for topic in changed),
+            )
+            self._write(
+                "INSERT INTO strikes VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    (topic.namespace, topic.topic, s.count, s.last_ms, s.error, s.quarantined_ms, s.probe_ms)
+                    for topic, s in changed.items()
+                    if s is not None
+                ),
+            )
 
-    def _rows(self, query: str, parameters: Sequence[object] = ()) -> list[Any]:
-        with self._lock, self._border():
-            return self._connection.execute(query, parameters).fetchall()
+    def lease(self) -> bytes | None:
+        row = self._one("SELECT value FROM lease")
+        return row[0] if row else None
 
-    def _one(self, query: str) -> Any:
-        rows = self._rows(query)
-        return rows[0] if rows else None
-
-    @contextmanager
-    def _border(self) -> Iterator[None]:
-        """Turns SQLite's errors into ours."""
-        try:
-            yield
-        except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            if code in _BUSY:
-                raise StoreBusy(
-                    f"{self._where} is being written by another process.", "Wait for it to end, then try again."
-                ) from error
-            if code in _CORRUPT:
-                raise StoreError(
-                    f"{self._where} is corrupt: {error}.", f"Move its folder away: {schema.LOSS}"
-                ) from error
-            if code == sqlite3.SQLITE_CONSTRAINT:
-                raise StoreError(f"{self._where} cannot hold this: {error}.") from error
-            raise StoreError(
-                f"{self._where} cannot be used: {error}.", "Check the folder's rights and the space on its disk."
-            ) from error
-
-
-def _prepare(folder: Path) -> None:
-    """Make the folder and an empty file that only this user can read.
-
-    A file that is there is not opened here: closing it again would drop the locks that this process holds on it.
-    """
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(folder / FILE_NAME, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    except OSError as error:
-        if not (folder / FILE_NAME).is_file():
-            raise StoreError(
-                f"the state folder {folder} cannot be made: {error}.", "Name a folder you may write in janitor.state."
-            ) from error
+    def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
+        with self.transaction():
+            if self.lease() != expected:
+                return False
+            self._write("INSERT OR REPLACE INTO lease VALUES (1, ?)", [(value,)])
+            return True
 
 
 def _anchor(anchor: ClockAnchor) -> tuple[int, int, str]:

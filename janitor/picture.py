@@ -1,0 +1,254 @@
+"""What an operator sees of a janitor, as one frozen value.
+
+The status page, ``janitor status``, the API and the metrics are all drawn from it, so that they cannot contradict each
+other (rule S15). It is taken now and then, by the daemon or from the memory alone, and handed to whoever asks: nobody
+who looks ever waits for a sweep or reads a table.
+
+Times are milliseconds since the epoch. In JSON, write pointers are decimal strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from janitor.state.base import CounterKey
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFigures:
+    """One topic's queue, and how far behind its cleaning is.
+
+    Attributes:
+        generation: the metadata's, signed.
+        messages, size_bytes, oldest_ms, newest_ms, counted_ms: as the background count found them; None before it did.
+        overdue_rows: rows that were due in the last run and stayed; of both tables.
+        oldest_overdue_ms: the time of the oldest of them; None without any.
+    """
+
+    tms_namespace: str
+    topic: str
+    generation: int
+    ttl_seconds: int
+    messages: int | None = None
+    size_bytes: int | None = None
+    oldest_ms: int | None = None
+    newest_ms: int | None = None
+    counted_ms: int | None = None
+    overdue_rows: int = 0
+    oldest_overdue_ms: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.tms_namespace}:{self.topic}"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTopic:
+    """Deletions of one topic that wait.
+
+    Attributes:
+        reason: a ``Hold``.
+        rows, size_bytes, oldest_ms: what waited in the last run.
+        until_ms: when it goes by itself; None: never.
+        command: what lets it go; empty where nothing has to be done.
+    """
+
+    topic: str
+    reason: str
+    rows: int
+    size_bytes: int
+    oldest_ms: int | None
+    until_ms: int | None
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A topic that failed too often (rule S9)."""
+
+    topic: str
+    since_ms: int
+    strikes: int
+    error: str
+    probe_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One run in a line.
+
+    Attributes:
+        mode: ``plan`` or ``apply``.
+        result: ``done``, ``partial``, ``stopped`` (by a guard), ``halted`` (by a signal or a pause), ``failed`` or
+            ``lost``; empty while it goes on.
+        error: why it failed, empty otherwise.
+    """
+
+    id: str
+    mode: str
+    started_ms: int
+    finished_ms: int | None
+    result: str
+    expired: int = 0
+    old_generation: int = 0
+    invalid_transaction: int = 0
+    held: int = 0
+    duration_seconds: float = 0.0
+    phase_seconds: Mapping[str, float] = field(default_factory=dict)
+    thorough: bool = False
+    errors: Sequence[str] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A run under way."""
+
+    id: str
+    started_ms: int
+    heartbeat_ms: int
+    phase: str
+    topic: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """An invalid transaction whose client may still write, or which awaits a thorough pass."""
+
+    pointer: str
+    began_ms: int
+    first_seen_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFigures:
+    """The transaction snapshot.
+
+    Attributes:
+        timestamp_ms: None without one.
+        problem: a ``txstate.Problem``; empty when it is used.
+        oldest_open: the transactions that have been open longest, at most ten.
+    """
+
+    timestamp_ms: int | None = None
+    source: str = ""
+    problem: str = ""
+    message: str = ""
+    invalid: int = 0
+    open: int = 0
+    in_progress: int = 0
+    oldest_open: Sequence[OpenTransaction] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryFigures:
+    """The prune boundary: the claim in force, and what holds back one made now."""
+
+    bound: str | None = None
+    made_ms: int | None = None
+    run_id: str | None = None
+    limits: Sequence[tuple[str, str]] = ()
+    obstacles: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GuardFigures:
+    """What a guard said in the last run."""
+
+    guard: str
+    tripped: bool
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryFigures:
+    """What became of the janitor's own messages.
+
+    Attributes:
+        early: how many went before they were due; 0 for ever, or something is very wrong.
+        late_seconds: how long after it was due the last one went; None before the first.
+    """
+
+    enabled: bool = False
+    published: int = 0
+    early: int = 0
+    late_seconds: float | None = None
+    waiting: int = 0
+
+
+class Overdue(NamedTuple):
+    """Rows of one table and rule that are due and still there."""
+
+    table: str
+    rule: str
+    rows: int
+    oldest_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All of it.
+
+    Attributes:
+        process: ``running`` in a daemon, ``down`` when it was taken from the memory alone.
+        mode: ``apply`` or ``plan_only`` (``janitor.apply: false``).
+        schedule: in words, as in ``every 60 s``.
+        started_ms: when the daemon started; None when none runs.
+        heartbeat_ms: when the daemon, or else the last run, last showed that it was alive.
+        history_since_ms: when the memory began; nothing older is known.
+        leader: whether this process has the lease.
+        lease_holder: who has it; empty for nobody.
+        skew_seconds: how far wall time is ahead, by the clock it was compared with.
+        counters: every counter since the memory began, without the prefix.
+    """
+
+    version: str
+    store: str
+    process: Literal["running", "down"]
+    mode: Literal["apply", "plan_only"]
+    schedule: str
+    now_ms: int
+    started_ms: int | None = None
+    heartbeat_ms: int | None = None
+    next_run_ms: int | None = None
+    history_since_ms: int | None = None
+    adopted_ms: int | None = None
+    leader: bool = False
+    lease_holder: str = ""
+    running: Running | None = None
+    last_run: RunSummary | None = None
+    last_success_ms: Mapping[str, int] = field(default_factory=dict)
+    paused: Sequence[tuple[str, int]] = ()
+    quarantined: Sequence[Quarantined] = ()
+    held: Sequence[HeldTopic] = ()
+    overdue: Sequence[Overdue] = ()
+    kept: Mapping[str, int] = field(default_factory=dict)
+    guards: Sequence[GuardFigures] = ()
+    snapshot: SnapshotFigures = SnapshotFigures()
+    boundary: BoundaryFigures = BoundaryFigures()
+    canary: CanaryFigures = CanaryFigures()
+    skew_seconds: Mapping[str, float] = field(default_factory=dict)
+    topics: Sequence[TopicFigures] = ()
+    counters: Mapping[CounterKey, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The picture as JSON values; counters are for the metrics and not in it."""
+        rest = {name: getattr(self, name) for name in self.__slots__ if name not in ("counters", "topics")}
+        document = {name: _plain(value) for name, value in rest.items()}
+        document["paused"] = [{"pattern": pattern, "since_ms": since_ms} for pattern, since_ms in self.paused]
+        document["topics"] = [asdict(topic) for topic in self.topics]
+        return document
+
+
+def _plain(value: Any) -> Any:
+    """A value of the picture as JSON has it."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return value._asdict()
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return dict(value)
+    return asdict(value) if hasattr(value, "__dataclass_fields__") else value

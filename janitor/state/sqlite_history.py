@@ -1,0 +1,167 @@
+"""What the memory's file keeps of the past: runs, the ledger of what they took, counters, counts of the queues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from janitor.state.base import CounterKey, LedgerEntry, RunRecord, State, TopicCount
+from janitor.state.sqlite_file import SqliteFile
+from tms_core.errors import StoreError
+from tms_core.topic import TopicId
+
+_OF_ALL = "SELECT * FROM ledger ORDER BY number DESC LIMIT ?"
+_OF_RUN = "SELECT * FROM ledger WHERE run_id = ? ORDER BY number DESC LIMIT ?"
+_OF_TOPIC = "SELECT * FROM ledger WHERE namespace = ? AND topic = ? ORDER BY number DESC LIMIT ?"
+_OF_KEY = """
+    SELECT * FROM ledger WHERE namespace = ? AND topic = ? AND start <= ? AND ? < stop ORDER BY number DESC LIMIT ?"""
+_ADD_COUNTER = """
+    INSERT INTO counters VALUES (?, ?, ?) ON CONFLICT (name, labels) DO UPDATE SET value = value + excluded.value"""
+
+
+class SqliteHistory(SqliteFile, State):
+    """The part of the memory that looks back."""
+
+    def begin_run(self, run: RunRecord) -> None:
+        self._write(
+            "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [(run.id, run.mode, run.started_ms, run.finished_ms, run.result, run.report, run.heartbeat_ms)],
+        )
+
+    def finish_run(self, run_id: str, finished_ms: int, result: str, report: str) -> None:
+        changed = self._write(
+            "UPDATE runs SET finished_ms = ?, result = ?, report = ? WHERE id = ?",
+            [(finished_ms, result, report, run_id)],
+        )
+        if not changed:
+            raise StoreError(f"{self._where}: no run {run_id} began here.")
+
+    def runs(self, limit: int) -> list[RunRecord]:
+        rows = self._rows("SELECT * FROM runs ORDER BY started_ms DESC, rowid DESC LIMIT ?", (limit,))
+        return [RunRecord(*row) for row in rows]
+
+    def unfinished_runs(self) -> list[RunRecord]:
+        rows = self._rows("SELECT * FROM runs WHERE finished_ms IS NULL ORDER BY started_ms, rowid")
+        return [RunRecord(*row) for row in rows]
+
+    def beat(self, run_id: str, heartbeat_ms: int) -> None:
+        self._write("UPDATE runs SET heartbeat_ms = ? WHERE id = ? AND finished_ms IS NULL", [(heartbeat_ms, run_id)])
+
+    def prune_runs(self, before_ms: int) -> int:
+        return self._write("DELETE FROM runs WHERE started_ms < ?", [(before_ms,)])
+
+    def created_ms(self) -> int | None:
+        row = self._one("SELECT created_ms FROM created")
+        return row[0] if row else None
+
+    def save_created_ms(self, created_ms: int) -> None:
+        self._write("INSERT OR IGNORE INTO created VALUES (1, ?)", [(created_ms,)])
+
+    def add_ledger(self, entries: Iterable[LedgerEntry]) -> None:
+        self._write(
+            "INSERT INTO ledger VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_entry_row, entries)
+        )
+
+    def ledger(
+        self, limit: int, *, topic: TopicId | None = None, run_id: str | None = None, key: bytes | None = None
+    ) -> list[LedgerEntry]:
+        if run_id is not None:
+            rows = self._rows(_OF_RUN, (run_id, limit))
+        elif topic is None:
+            rows = self._rows(_OF_ALL, (limit,))
+        elif key is None:
+            rows = self._rows(_OF_TOPIC, (topic.namespace, topic.topic, limit))
+        else:
+            rows = self._rows(_OF_KEY, (topic.namespace, topic.topic, key, key, limit))
+        return [_entry(*row) for _, *row in rows]
+
+    def prune_ledger(self, before_ms: int, keep: int) -> int:
+        with self.transaction():
+            old = self._write("DELETE FROM ledger WHERE at_ms < ?", [(before_ms,)])
+            surplus = "DELETE FROM ledger WHERE number <= (SELECT max(number) FROM ledger) - ?"
+            return old + self._write(surplus, [(keep,)])
+
+    def intend(self, entry: LedgerEntry) -> None:
+        with self._lock:
+            self._intents.append(_entry_row(entry))
+
+    def intents(self) -> list[LedgerEntry]:
+        with self._lock:
+            return [_entry(*row) for row in self._intents.read()]
+
+    def clear_intents(self) -> None:
+        with self._lock:
+            self._intents.clear()
+
+    def counters(self) -> dict[CounterKey, float]:
+        rows = self._rows("SELECT name, labels, value FROM counters ORDER BY name, labels")
+        return {CounterKey(name, _labels(labels)): value for name, labels, value in rows}
+
+    def add_counters(self, amounts: Mapping[CounterKey, float]) -> None:
+        self._write(
+            _ADD_COUNTER,
+            ((key.name, json.dumps(key.labels), amount) for key, amount in amounts.items()),
+        )
+
+    def counts(self) -> dict[TopicId, TopicCount]:
+        rows = self._rows(
+            "SELECT namespace, topic, messages, size_bytes, oldest_ms, newest_ms, counted_ms FROM counts"
+            " ORDER BY namespace, topic"
+        )
+        return {TopicId(namespace, topic): TopicCount(*figures) for namespace, topic, *figures in rows}
+
+    def save_counts(self, changed: Mapping[TopicId, TopicCount | None]) -> None:
+        with self.transaction():
+            self._write(
+                "DELETE FROM counts WHERE namespace = ? AND topic = ?",
+                ((topic.namespace, topic.topic) for topic in changed),
+            )
+            self._write(
+                "INSERT INTO counts VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    (topic.namespace, topic.topic, c.messages, c.size_bytes, c.oldest_ms, c.newest_ms, c.counted_ms)
+                    for topic, c in changed.items()
+                    if c is not None
+                ),
+            )
+
+    def note(self, name: str) -> Any:
+        rows = self._rows("SELECT value FROM notes WHERE name = ?", (name,))
+        return json.loads(rows[0][0]) if rows else None
+
+    def save_note(self, name: str, value: Any) -> None:
+        if value is None:
+            self._write("DELETE FROM notes WHERE name = ?", [(name,)])
+        else:
+            self._write("INSERT OR REPLACE INTO notes VALUES (?, ?)", [(name, json.dumps(value))])
+
+
+def _entry_row(entry: LedgerEntry) -> tuple[Any, ...]:
+    return (
+        entry.run_id,
+        entry.at_ms,
+        entry.topic.namespace,
+        entry.topic.topic,
+        entry.generation,
+        entry.table,
+        entry.rule,
+        entry.start,
+        entry.stop,
+        entry.rows,
+        entry.oldest_ms,
+        entry.newest_ms,
+        entry.metadata_generation,
+        entry.ttl_seconds,
+        entry.cutoff_ms,
+        entry.snapshot_timestamp_ms,
+    )
+
+
+def _entry(*columns: Any) -> LedgerEntry:
+    run_id, at_ms, namespace, topic, *rest = columns
+    return LedgerEntry(run_id, at_ms, TopicId(namespace, topic), *rest)
+
+
+def _labels(text: str) -> tuple[tuple[str, str], ...]:
+    return tuple((name, value) for name, value in json.loads(text))
