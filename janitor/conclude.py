@@ -7,14 +7,19 @@ really reached. The caller wraps all of it in one transaction.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from janitor import boundary, guards, txstate
+from janitor import boundary, guards, quarantine, txstate
 from janitor.prepare import Prepared
-from janitor.report import Mode, Tally
-from janitor.state.base import Claim, ClockAnchor, Evidence, State, StoreRecord
+from janitor.report import GuardNote, Mode, Tally
+from janitor.state.base import Claim, ClockAnchor, Evidence, FrontierRecord, State, StoreRecord
 from janitor.txstate import TxState
-from janitor.world import Terms, World
+from janitor.world import Terms, TopicWork, World
+from tms_core.errors import Interrupted
+from tms_core.tables.base import UNREADABLE, Store
+from tms_core.topic import TopicId
 from tms_core.transaction.model import VisibilityState
 
 
@@ -24,26 +29,59 @@ class Pass:
 
     Attributes:
         running_ms: the machine's running time when it began.
-        calls: how many store operations had been made by then.
+        calls: which store operations had been made by then.
         boundary: the claim in force; None while there is none.
-        failed: metadata keys of topics that were left undone.
+        failed: metadata keys of topics that were left undone, and why.
+        withheld: metadata keys of topics in which deleting was stopped on the way.
+        halted: why the walk ended early; None when it came to its end.
     """
 
     id: str
     mode: Mode
     started_ms: int
     running_ms: int
-    calls: int
+    calls: Counter[str]
     ready: Prepared
     world: World
     tally: Tally
     boundary: int | None = None
-    failed: frozenset[bytes] = frozenset()
+    failed: Mapping[bytes, str] = field(default_factory=dict)
+    withheld: frozenset[bytes] = frozenset()
+    halted: Interrupted | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it came to every topic that is not put aside."""
+        return not (self.tally.errors or self.world.patterns or self.withheld or self.halted)
 
     @property
     def complete(self) -> bool:
-        """Whether it covered every topic."""
-        return not self.tally.errors and not self.world.patterns
+        """Whether it covered every topic (rule S4)."""
+        return self.finished and not self.world.has_aside
+
+
+def calls_made(current: Pass, store: Store) -> Counter[str]:
+    """The store operations of a pass so far, by name."""
+    made = store.calls - current.calls
+    del made[UNREADABLE]
+    return made
+
+
+def notes_on_aside(current: Pass, state: State) -> list[GuardNote]:
+    """What there is to say of topics in which nothing was changed."""
+    world = current.world
+    notes = []
+    if world.paused:
+        patterns = ", ".join(sorted(world.paused))
+        notes.append(
+            GuardNote("paused", False, f"nothing is changed in {patterns}, because it is paused: janitor resume")
+        )
+    strikes = state.strikes() if world.quarantined else {}
+    for topic in sorted(set(world.quarantined) & set(strikes)):
+        record = strikes[topic]
+        message = f"{topic} is passed by after {record.count} failures in a row, the last one: {record.error}"
+        notes.append(GuardNote("quarantine", False, message))
+    return notes
 
 
 def conclude_run(current: Pass, state: State, terms: Terms, clocks: ClockAnchor, finished_ms: int) -> None:
@@ -54,12 +92,11 @@ def conclude_run(current: Pass, state: State, terms: Terms, clocks: ClockAnchor,
     """
     conclude_apply(current, state, clocks)
     ready, world = current.ready, current.world
-    done = {
-        work.topic.topic: work.record
-        for key, work in world.topics.items()
-        if key not in current.failed and world.in_scope(key)
-    }
-    state.save_frontiers(done)
+    done = {key: work for key, work in world.topics.items() if _is_done(current, key)}
+    state.save_frontiers(_applied(state, world, [work for work in done.values() if not work.waits]))
+    failed = {topic: error for key, error in current.failed.items() if (topic := TopicId.from_prefix(key)) is not None}
+    visited = [work.topic.topic for work in done.values() if not work.waits]
+    state.save_strikes(quarantine.judge(state.strikes(), failed, visited, ready.now.wall_ms))
     open_ids = ready.open_ids
     usable = ready.tx.usable
     if current.complete and usable is not None:
@@ -70,9 +107,29 @@ def conclude_run(current: Pass, state: State, terms: Terms, clocks: ClockAnchor,
             _save_evidence(current, state, terms, usable, still_open)
     state.save_open_ids(open_ids)
     state.forget_open_ids(ready.gone_ids)
-    if current.complete and world.thorough:
+    if current.finished and world.thorough:
         state.save_last_thorough_ms(ready.now.wall_ms)
     _forget_the_future(state, ready.now.wall_ms)
+
+
+def _is_done(current: Pass, key: bytes) -> bool:
+    """Whether all was done in this topic that was to be."""
+    world = current.world
+    undone = key in current.failed or key in current.withheld or world.is_aside(key)
+    return world.in_scope(key) and not undone
+
+
+def _applied(state: State, world: World, done: Iterable[TopicWork]) -> dict[TopicId, FrontierRecord]:
+    """The frontiers a run has reached, with approvals that were given while it ran."""
+    present = state.frontiers()
+    records = {}
+    for work in done:
+        topic, record = work.topic.topic, work.record
+        before, now = world.records.get(topic), present.get(topic)
+        if now is not None and now.approved is not None and (before is None or before.approved != now.approved):
+            record = replace(record, approved=now.approved)
+        records[topic] = record
+    return records
 
 
 def _forget_the_future(state: State, now_ms: int) -> None:

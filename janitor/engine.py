@@ -9,31 +9,36 @@ durable. A run that dies in between has forgotten nothing but its report: the ne
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
+from threading import RLock
+from typing import Any, NamedTuple, Protocol
 
-from janitor import boundary, conclude, frontier, guards, plan, txstate
+from janitor import boundary, conclude, figures, frontier, guards, plan, quarantine, txstate
 from janitor.boundary import Boundary
 from janitor.conclude import Pass
-from janitor.inspect import Audit, audit
+from janitor.inspect import Audit, Inspected, Table, audit, messages, metadata, payloads
 from janitor.inversions import Inversions
+from janitor.ledger import Ledger
 from janitor.messages import Messages
 from janitor.observe import Guarded, Observer, tell_nobody
 from janitor.pacing import Pacer
 from janitor.payloads import Payloads
+from janitor.permission import Permission, never
+from janitor.plan import PlanFile
 from janitor.policy import Hold
 from janitor.prepare import Prepared, prepare
-from janitor.report import ForeignKey, GuardNote, Mode, Report, Tally
+from janitor.report import GuardNote, Mode, Report, Tally
 from janitor.state.base import Claim, RunRecord, State
-from janitor.sweep import Sweep
+from janitor.strangers import Strangers
+from janitor.sweep import Keeper, Sweep
 from janitor.txstate import TransactionView, TxState
 from janitor.walk import Act, Preview, Walk
 from janitor.world import Limits, Terms, World
 from tms_core.clock import Clock
-from tms_core.errors import GuardTripped, NotAdopted, StoreError, TmsError
+from tms_core.errors import GuardTripped, Halted, Interrupted, NotAdopted, StoreError, TmsError
+from tms_core.lease import Lease
 from tms_core.tables.base import Store
 from tms_core.topic import TopicId
 from tms_core.transaction.source import SnapshotSource
@@ -45,7 +50,20 @@ NOT_ADOPTED = GuardNote(
     "adoption", True, "nobody has adopted this store yet, nothing is deleted; look at janitor plan, then: janitor adopt"
 )
 
-logger = logging.getLogger(__name__)
+
+class Archive(Protocol):
+    """Where rows go before they are deleted (``janitor.archive``)."""
+
+    def begin(self, run_id: str, transactions: TransactionView) -> Keeper:
+        """A keeper for one run's rows."""
+        ...
+
+
+class Planned(NamedTuple):
+    """A plan, and the document of its file (:func:`janitor.plan.save`)."""
+
+    report: Report
+    document: dict[str, Any]
 
 
 class Engine:
@@ -62,6 +80,9 @@ class Engine:
         rows_per_second: the limit on deleting; None for none.
         history_days: how long past runs are remembered.
         observer: told about progress.
+        lease: what runs write under; None where nothing else can write.
+        halted: whether a run shall end before its next batch.
+        archive: where rows go before they are deleted; None for nowhere.
     """
 
     def __init__(
@@ -77,6 +98,9 @@ class Engine:
         rows_per_second: float | None = None,
         history_days: int = 30,
         observer: Observer = tell_nobody,
+        lease: Lease | None = None,
+        halted: Callable[[], bool] = never,
+        archive: Archive | None = None,
     ) -> None:
         self.store = store
         self.state = state
@@ -88,24 +112,25 @@ class Engine:
         self._rows_per_second = rows_per_second
         self._history_ms = history_days * 86_400_000
         self._observer = Guarded(observer)
-        self._named: set[ForeignKey | TopicId] = set()
+        self._lease = lease
+        self._halted = halted
+        self._archive = archive
+        self._strangers = Strangers()
+        self._turn = RLock()
 
     # -- questions -----------------------------------------------------------------------------------------------
 
-    def plan(
-        self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), out: Path | None = None, digest: str = ""
-    ) -> Report:
+    def plan(self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "") -> Planned:
         """What a run would do, without doing it.
 
         Args:
             at_ms: judge by another moment than the present; such a plan cannot be applied.
             patterns: shell patterns of the topics to look at; none for all.
-            out: write a plan file there.
-            digest: names the settings in force, for the file.
+            digest: names the settings in force, for the plan file.
 
         Raises:
             StoreError: the store or the state could not be read.
-            OSError: the plan file could not be written.
+            Halted: the process is ending.
         """
         ready = self._prepare(at_ms)
         label = Hold.FIRST_CONTACT if ready.first_contact else None
@@ -114,12 +139,24 @@ class Engine:
         current = self._begin("plan", ready, world)
         claim = self._claim(ready)
         current.boundary = claim.bound if claim else None
-        self._walk(current, Preview())
+        self._walk(current, Preview(self._stop_if_halted))
+        if current.halted is not None:
+            raise current.halted
         report = self._report(current)
-        if out is not None:
-            store_id = ready.record.mark
-            plan.write(out, report, current.tally, world, store_id=store_id, digest=digest, what_if=at_ms is not None)
-        return report
+        store_id, what_if = ready.record.mark, at_ms is not None
+        document = plan.document(report, current.tally, world, store_id=store_id, digest=digest, what_if=what_if)
+        return Planned(report, document)
+
+    def inspect(self, table: Table, patterns: tuple[str, ...], limit: int) -> Inspected:
+        """The rows of one table, the first ones decoded, all of them counted.
+
+        Raises:
+            StoreError: the store could not be read.
+        """
+        if table == "metadata":
+            return metadata(self.store, patterns)
+        read = messages if table == "message" else payloads
+        return read(self.store, self.transactions().usable, patterns, limit, self.heartbeat)
 
     def boundary(self) -> tuple[Claim | None, Boundary]:
         """The claim last made, and what would hold one back that were made now."""
@@ -151,8 +188,13 @@ class Engine:
         )
 
     def heartbeat(self, rows: int) -> None:
-        """Tell the observer that a read outside a pass has come so many rows further."""
+        """Tell the observer that a read outside a pass has come so many rows further.
+
+        Raises:
+            Halted: the process is ending.
+        """
         self._observer("read", None, rows)
+        self._stop_if_halted()
 
     def transactions(self) -> TxState:
         """The snapshot a run would use now, or why it would use none."""
@@ -166,7 +208,8 @@ class Engine:
         Returns:
             The topics whose rows may go from now on as they come due.
         """
-        return self._adopt(self._prepare())[1]
+        with self._turn:
+            return self._adopt(self._prepare())[1]
 
     def approve(self, patterns: tuple[str, ...] = ()) -> list[TopicId]:
         """Let held frontiers go with the next run.
@@ -199,78 +242,132 @@ class Engine:
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
-    def run_once(self, *, adopt: bool = False, patterns: tuple[str, ...] = ()) -> Report:
+    def recover(self) -> list[str]:
+        """Close what a janitor left open that has died; called once this one holds the store and the lease.
+
+        Its runs are closed as lost, and what it had announced goes into the ledger, with no number of rows.
+
+        Returns:
+            The ids of those runs.
+
+        Raises:
+            StoreError: the state could not be read or written.
+        """
+        with self._turn, self.state.transaction():
+            self.state.save_created_ms(self._clock.now_ms())
+            lost = {run.id for run in self.state.unfinished_runs()}
+            self.state.add_ledger(entry for entry in self.state.intents() if entry.run_id in lost)
+            for run_id in lost:
+                error = {"error": "the process ended before the run did"}
+                self.state.finish_run(run_id, self._clock.now_ms(), "lost", json.dumps(error))
+            self.state.add_counters(figures.results("lost", len(lost)))
+        self.state.clear_intents()
+        return sorted(lost)
+
+    def run_once(self, *, adopt: bool = False, patterns: tuple[str, ...] = (), patient: bool = False) -> Report:
         """One pass that deletes and inverts what the law and the frontiers allow.
 
         A run that a guard stops changes nothing and says so in its report; a topic that fails is in the report's
-        errors and the others are done.
+        errors and the others are done; a run that is halted or loses its lease keeps what it did, and says so.
 
         Args:
             adopt: accept a store met for the first time, as :meth:`adopt` does. Without effect on one that is adopted,
                 also when a guard stops the run: only :meth:`adopt` and :meth:`approve` settle that.
             patterns: shell patterns of the topics to do; such a pass claims nothing.
+            patient: leave topics for later in which little has come due; for a daemon, which comes again soon.
 
         Raises:
             StoreError: the store or the state failed as a whole.
         """
-        ready = self._prepare()
-        if adopt and not ready.adopted:
-            ready, _ = self._adopt(ready)
-        world = self._world(ready, thorough=self._thorough_is_due(ready), patterns=patterns)
-        return self._sweep(ready, world, moves_frontiers=True)
+        with self._turn:
+            ready = self._prepare()
+            if adopt and not ready.adopted:
+                ready, _ = self._adopt(ready)
+            thorough = self._thorough_is_due(ready)
+            world = self._world(ready, thorough=thorough, patterns=patterns, patient=patient and not thorough)
+            return self._sweep(ready, world, moves_frontiers=True)
 
-    def apply(self, path: Path, *, adopt: bool = False) -> Report:
+    def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
         """Carry out a plan file: at most what it shows, and nothing the law no longer allows.
 
         Raises:
-            ConfigurationError: the file is no plan, damaged, or a what-if plan.
             PlanRefused: what it rests on has moved; nothing was done.
             StoreError: the store or the state failed as a whole.
         """
-        wanted = plan.read(path)
-        ready = self._prepare()
-        present = self._world(ready, thorough=True)
-        present.load_topics()
-        wanted.check(ready.record.mark, self.terms, present)
-        if adopt and not ready.adopted:
-            ready, _ = self._adopt(ready)
-        now = replace(ready.now, wall_ms=min(ready.now.wall_ms, wanted.effective_now_ms))
-        ready = replace(ready, now=now)
-        world = self._world(ready, thorough=True, limits=wanted.limits)
-        return self._sweep(ready, world, moves_frontiers=False)
+        with self._turn:
+            ready = self._prepare()
+            present = self._world(ready, thorough=True)
+            present.load_topics()
+            wanted.check(ready.record.mark, self.terms, present)
+            if adopt and not ready.adopted:
+                ready, _ = self._adopt(ready)
+            now = replace(ready.now, wall_ms=min(ready.now.wall_ms, wanted.effective_now_ms))
+            ready = replace(ready, now=now)
+            world = self._world(ready, thorough=True, limits=wanted.limits)
+            return self._sweep(ready, world, moves_frontiers=False)
 
     def _sweep(self, ready: Prepared, world: World, *, moves_frontiers: bool) -> Report:
         current = self._begin("apply", ready, world)
-        self.state.begin_run(RunRecord(current.id, current.mode, current.started_ms))
+        usable = ready.tx.usable
+        ledger = Ledger(self.state, self._clock, current.id, usable.timestamp_ms if usable else None)
+        self.state.begin_run(RunRecord(current.id, current.mode, current.started_ms, heartbeat_ms=current.started_ms))
         try:
             if not ready.stopped:
-                self._sweep_store(current, moves_frontiers)
+                self._sweep_store(current, ledger, moves_frontiers)
         except TmsError as error:
-            self.state.finish_run(current.id, self._clock.now_ms(), "failed", json.dumps({"error": str(error)}))
+            self._close_failed(current, ledger, error)
             raise
         claim = self._claim(ready)
         current.boundary = claim.bound if claim else None
         report = self._report(current)
-        result = "stopped" if ready.stopped else "partial" if report.errors else "done"
         with self.state.transaction():
+            result = _result(current, report)
             self.state.finish_run(current.id, self._clock.now_ms(), result, json.dumps(report.to_history()))
+            self.state.add_ledger(ledger.entries())
+            figures.save(self.state, current, report, result, conclude.calls_made(current, self.store))
             self.state.prune_runs(current.started_ms - self._history_ms)
+        self.state.clear_intents()
         return report
 
-    def _sweep_store(self, current: Pass, moves_frontiers: bool) -> None:
+    def _close_failed(self, current: Pass, ledger: Ledger, error: TmsError) -> None:
+        with self.state.transaction():
+            self.state.finish_run(current.id, self._clock.now_ms(), "failed", json.dumps({"error": str(error)}))
+            self.state.add_ledger(ledger.entries())
+            self.state.add_counters(figures.results("failed", 1))
+        self.state.clear_intents()
+
+    def _sweep_store(self, current: Pass, ledger: Ledger, moves_frontiers: bool) -> None:
         current.world.load_topics()
-        sweep = Sweep(self.store, Pacer(self._rows_per_second, self._clock))
+        permission = Permission(self.state, self._lease, self._clock, current.id, self._halted)
+        pacer = Pacer(self._rows_per_second, self._clock, permission.alive)
+        keeper = self._archive.begin(current.id, current.world.transactions) if self._archive else None
+        sweep = Sweep(self.store, permission, pacer, ledger, keeper)
         self._walk(current, sweep)
         with self._phase(current, "sync"):
             sweep.sync()
+        if sweep.archive_error is not None:
+            current.tally.errors.append(
+                f"nothing more was deleted, since it could not be archived: {sweep.archive_error}"
+            )
+        if current.halted is not None:
+            return
         with self.state.transaction():
             self._conclude(current, moves_frontiers)
         with self._phase(current, "compact"):
-            try:
-                sweep.deleted.compact(lambda: self._observer("compact", None, 0))
-            except StoreError as error:
-                # The rows are gone and what was reached is saved; only their space is not free yet.
-                current.tally.errors.append(f"space was not given back: {error}")
+            self._compact(current, sweep, permission)
+
+    def _compact(self, current: Pass, sweep: Sweep, permission: Permission) -> None:
+        def heartbeat() -> None:
+            self._observer("compact", None, 0)
+            permission.alive()
+
+        try:
+            sweep.deleted.compact(heartbeat)
+        except Interrupted as error:
+            current.halted = error
+        except StoreError as error:
+            # The rows are gone and what was reached is saved; only their space is not free yet.
+            current.tally.errors.append(f"space was not given back: {error}")
 
     # -- before a pass -------------------------------------------------------------------------------------------
 
@@ -284,7 +381,12 @@ class Engine:
         # A last time that lies ahead was written by a clock that has been set back since.
         if last is None or not 0 <= ready.now.wall_ms - last < THOROUGH_EVERY_MS:
             return True
-        return ready.tx.usable is not None and all(item.started_ms < last for item in self.state.evidence())
+        if ready.tx.usable is None or self.state.pauses() or self._quarantined(ready):
+            return False  # it could prove nothing either
+        return all(item.started_ms < last for item in self.state.evidence())
+
+    def _quarantined(self, ready: Prepared) -> frozenset[TopicId]:
+        return quarantine.quarantined(self.state.strikes(), ready.now.wall_ms)
 
     def _claim(self, ready: Prepared) -> Claim | None:
         """The claim in force: not of another store, nor by a clock set back since, nor with a lifetime raised since."""
@@ -301,6 +403,7 @@ class Engine:
         patterns: tuple[str, ...] = (),
         label: Hold | None = None,
         limits: Limits | None = None,
+        patient: bool = False,
     ) -> World:
         usable = ready.tx.usable
         since_ms = None
@@ -318,6 +421,9 @@ class Engine:
             label=label,
             patterns=patterns,
             limits=limits,
+            paused=tuple(pause.pattern for pause in self.state.pauses()),
+            quarantined=self._quarantined(ready),
+            patient=patient,
         )
 
     def _adopt(self, ready: Prepared) -> tuple[Prepared, list[TopicId]]:
@@ -340,17 +446,25 @@ class Engine:
     def _begin(self, mode: Mode, ready: Prepared, world: World) -> Pass:
         started_ms = self._clock.now_ms()
         run_id = f"{started_ms}-{self._token_hex(4)}"
-        return Pass(run_id, mode, started_ms, self._clock.running_ms(), self.store.operations, ready, world, Tally())
+        return Pass(run_id, mode, started_ms, self._clock.running_ms(), self.store.calls.copy(), ready, world, Tally())
 
     def _walk(self, current: Pass, act: Act) -> None:
         walk = Walk(self.store, current.world, act, current.tally, page_rows=self._batch_rows, observer=self._observer)
-        with self._phase(current, "message"):
-            Messages(walk).delete()
-        with self._phase(current, "invert"):
-            Inversions(walk).invert()
-        with self._phase(current, "payload"):
-            Payloads(walk).delete()
-        current.failed = frozenset(walk.failed)
+        try:
+            with self._phase(current, "message"):
+                Messages(walk).delete()
+            with self._phase(current, "invert"):
+                Inversions(walk).invert()
+            with self._phase(current, "payload"):
+                Payloads(walk).delete()
+        except Interrupted as error:
+            current.halted = error
+        current.failed = walk.failed
+        current.withheld = frozenset(walk.withheld)
+
+    def _stop_if_halted(self) -> None:
+        if self._halted():
+            raise Halted("the janitor is stopping.", "Try again when it is back.")
 
     @contextmanager
     def _phase(self, current: Pass, name: str) -> Iterator[None]:
@@ -367,10 +481,13 @@ class Engine:
 
     def _report(self, current: Pass) -> Report:
         ready, tally = current.ready, current.tally
-        self._name_strangers(tally)
+        self._strangers.name(tally)
         notes = list(ready.notes)
         if current.mode == "apply" and not ready.adopted:
             notes.append(NOT_ADOPTED)
+        if current.halted is not None:
+            notes.append(GuardNote("halted", False, str(current.halted)))
+        notes += conclude.notes_on_aside(current, self.state)
         if ready.tx.problem is not None:
             notes.append(GuardNote("snapshot", False, ready.tx.message))
         notes += [GuardNote("snapshot", False, f"passed over {item}") for item in ready.tx.rejected]
@@ -386,18 +503,17 @@ class Engine:
             boundary=current.boundary,
             guards=notes,
             errors=tally.errors,
-            store_calls=self.store.operations - current.calls,
+            store_calls=sum(conclude.calls_made(current, self.store).values()),
             duration_seconds=(self._clock.running_ms() - current.running_ms) / 1000,
             phase_seconds=tally.phase_seconds,
             thorough=current.world.thorough,
         )
 
-    def _name_strangers(self, tally: Tally) -> None:
-        """Name foreign rows (rule L0) and unknown topics (L1) in the log, each once in this process."""
-        for found in tally.foreign:
-            if found not in self._named:
-                logger.warning("left alone: a row of the %s table that is none of ours, key %s", *found)
-        for topic in sorted(tally.unknown):
-            if topic not in self._named:
-                logger.warning("left alone: rows of topic %s, which has no metadata that can be read", topic)
-        self._named.update(tally.foreign, tally.unknown)
+
+def _result(current: Pass, report: Report) -> str:
+    """How a run ended, in a word (``RunRecord.result``)."""
+    if current.ready.stopped:
+        return "stopped"
+    if current.halted is not None:
+        return "halted"
+    return "partial" if report.errors or current.withheld else "done"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from janitor.ranges import topic_stop
 from janitor.world import matches
@@ -28,6 +28,9 @@ NAMED_ROWS = 10
 Heartbeat = Callable[[int], None]
 
 V = TypeVar("V")
+
+#: The tables that can be looked into.
+Table = Literal["message", "payload", "metadata"]
 
 
 class Inspected(NamedTuple):

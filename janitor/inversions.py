@@ -7,6 +7,7 @@ over topics nobody knows too, because a row stays a row of its transaction whoev
 
 from __future__ import annotations
 
+from janitor.permission import Withheld
 from janitor.policy import Invert, Row, Rule, decide
 from janitor.ranges import Range, topic_stop
 from janitor.report import EntryKey
@@ -48,14 +49,16 @@ class Inversions:
         """Do the key's generation; returns the first key behind it, or behind its topic if that fails."""
         table, prefix = self._walk.store.message, parsed.topic.prefix
         start, stop = self._search(parsed, since_ms)
-        if prefix in self._walk.failed or not self._walk.world.in_scope(prefix):
+        if self._walk.passes_by(prefix) or self._walk.world.is_paused(prefix):
             return self._walk.first(table, topic_stop(prefix))
         try:
             self._search_cells(max(key, start), stop)
             return self._walk.first(table, stop)
         except StoreError as error:
-            self._walk.fail(prefix, error)
-            return self._walk.first(table, topic_stop(prefix))
+            self._walk.fail("message", prefix, error)
+        except Withheld:
+            self._walk.withheld.add(prefix)
+        return self._walk.first(table, topic_stop(prefix))
 
     def _search(self, key: MessageKey, since_ms: int) -> Range:
         prefix = key.topic.prefix
@@ -76,12 +79,16 @@ class Inversions:
             start = page.resume
 
     def _negate(self, cells: list[TxCell]) -> None:
-        """Negate the cells that the law inverts; it has the last word on each."""
+        """Negate the cells, all of one topic, that the law inverts; it has the last word on each."""
         doomed = [(key, cell) for cell in cells if (key := self._inverts(cell)) is not None]
-        changed = self._walk.act.invert([cell for _, cell in doomed]) if doomed else []
+        if not doomed:
+            return
+        changed = self._walk.act.invert(doomed[0][0].topic, [cell for _, cell in doomed])
         for (key, cell), done in zip(doomed, changed, strict=True):
             if done:
+                self._walk.act.inverted(self._walk.world.topics.get(key.topic.prefix), key, cell)
                 self._tally_inverted(key, cell)
+        self._walk.act.pay(len(doomed))
 
     def _inverts(self, cell: TxCell) -> MessageKey | None:
         key = MessageKey.parse(cell.key)

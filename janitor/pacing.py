@@ -7,6 +7,8 @@ not hit by an hour's worth of deletes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tms_core.clock import Clock
 
 #: A wait is taken in pieces, so that whoever must stop the run gets a word in between.
@@ -19,11 +21,13 @@ class Pacer:
     Args:
         rows_per_second: the limit; None for no limit.
         clock: what time is measured and waited by.
+        alive: called between two pieces of a wait; what it raises ends the wait.
     """
 
-    def __init__(self, rows_per_second: float | None, clock: Clock) -> None:
+    def __init__(self, rows_per_second: float | None, clock: Clock, alive: Callable[[], None] = lambda: None) -> None:
         self._rate = rows_per_second
         self._clock = clock
+        self._alive = alive
         self._free_at_ms = 0.0
 
     def pay(self, rows: int) -> float:
@@ -40,5 +44,6 @@ class Pacer:
         left = seconds
         while left > 0:
             self._clock.sleep(min(left, LONGEST_SLEEP_SECONDS))
+            self._alive()
             left -= LONGEST_SLEEP_SECONDS
         return seconds

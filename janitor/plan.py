@@ -18,7 +18,7 @@ from janitor.policy import Hold, Rule
 from janitor.ranges import Range, Span, intersect, message_spans, payload_spans
 from janitor.report import DataTable, EntryKey, Report, Tally
 from janitor.world import Limits, Terms, TopicWork, World
-from tms_core.errors import ConfigurationError, PlanRefused
+from tms_core.errors import ConfigurationError, PlanRefused, StoreError
 from tms_core.rowkey import generation_prefix
 from tms_core.topic import TopicId
 
@@ -69,48 +69,81 @@ class PlanFile:
             raise _refused(f"topic {topic} has a ttl of {work.topic.ttl_seconds} s, the plan says {ttl_seconds} s")
 
 
-def write(path: Path, report: Report, tally: Tally, world: World, *, store_id: str, digest: str, what_if: bool) -> None:
-    """Write a plan file.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    document = report.to_json()
-    for item, (key, _) in zip(document["topics"], report.sorted_entries(), strict=True):
+def document(
+    report: Report, tally: Tally, world: World, *, store_id: str, digest: str, what_if: bool
+) -> dict[str, Any]:
+    """A plan file's contents."""
+    found = report.to_json()
+    for item, (key, _) in zip(found["topics"], report.sorted_entries(), strict=True):
         work = world.topics.get(key.topic.prefix)
         item["metadata"] = work and {"generation": work.topic.generation, "ttl_seconds": work.topic.ttl_seconds}
         item["ranges"] = [{"start": r.start.hex(), "stop": r.stop.hex()} for r in _ranges(key, work)]
         inverted = key.rule is Rule.INVALID_TRANSACTION
         item["pointers"] = [str(p) for p in sorted(tally.pointers.get(key.topic, ()))] if inverted else []
-    document["format"] = FORMAT
-    document["store_id"] = store_id
-    document["config_digest"] = digest
-    document["terms"] = describe_terms(world.terms)
-    document["what_if"] = what_if
-    document["sha256"] = checksum(document)
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    found["format"] = FORMAT
+    found["store_id"] = store_id
+    found["config_digest"] = digest
+    found["terms"] = describe_terms(world.terms)
+    found["what_if"] = what_if
+    found["sha256"] = checksum(found)
+    return found
+
+
+def save(path: Path, contents: Mapping[str, Any]) -> None:
+    """Write a plan file.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"the plan could not be written to {path}: {error.strerror}.") from error
+
+
+def load(path: Path) -> Any:
+    """A plan file's contents, not checked yet.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is no JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise _no_plan(str(path)) from error
+
+
+def parse(contents: Any, name: str) -> PlanFile:
+    """Check a plan file's contents and read what ``apply`` may carry out.
+
+    Args:
+        name: the file, for messages.
+
+    Raises:
+        ConfigurationError: not a plan, damaged, or a what-if plan.
+    """
+    try:
+        if contents["sha256"] != checksum(contents):
+            raise ConfigurationError(f"{name} was changed after it was made.", "Make a new one: janitor plan --out")
+        if contents["what_if"]:
+            raise ConfigurationError(
+                f"{name} is a what-if plan, made for another moment than the present.",
+                "Make one without --at: janitor plan --out FILE",
+            )
+        return _parse(contents)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _no_plan(name) from error
 
 
 def read(path: Path) -> PlanFile:
-    """Read a plan file that ``apply`` may carry out.
+    """Read a plan file that ``apply`` may carry out; raises as :func:`load` and :func:`parse`."""
+    return parse(load(path), str(path))
 
-    Raises:
-        ConfigurationError: not a plan file, damaged, or a what-if plan.
-    """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["sha256"] != checksum(document):
-            raise ConfigurationError(f"{path} was changed after it was made.", "Make a new one: janitor plan --out")
-        if document["what_if"]:
-            raise ConfigurationError(
-                f"{path} is a what-if plan, made for another moment than the present.",
-                "Make one without --at: janitor plan --out FILE",
-            )
-        return _parse(document)
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"{path} is not a plan file.", "Make one with: janitor plan --out FILE") from error
+
+def _no_plan(name: str) -> ConfigurationError:
+    return ConfigurationError(f"{name} is not a plan file.", "Make one with: janitor plan --out FILE")
 
 
 def describe_terms(terms: Terms) -> dict[str, Any]:

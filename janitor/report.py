@@ -87,6 +87,8 @@ class Tally:
         unknown: topics that have rows and no readable metadata.
         pointers: which write pointers were inverted, by topic.
         untouchable: the lowest invalid write pointer under a key that is none of ours, which nobody may invert.
+        scanned: rows read, by phase.
+        failures: how often a topic was left undone, by table and reason.
     """
 
     entries: dict[EntryKey, Entry] = field(default_factory=dict)
@@ -97,6 +99,8 @@ class Tally:
     pointers: dict[TopicId, set[int]] = field(default_factory=dict)
     untouchable: int | None = None
     phase_seconds: dict[str, float] = field(default_factory=dict)
+    scanned: Counter[str] = field(default_factory=Counter)
+    failures: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def entry(self, key: EntryKey) -> Entry:
         return self.entries.setdefault(key, Entry())

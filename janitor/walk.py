@@ -16,6 +16,7 @@ from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from janitor.observe import Observer
+from janitor.permission import Withheld
 from janitor.policy import Hold, Keep, Reason, Row, Rule, decide
 from janitor.ranges import (
     Span,
@@ -35,6 +36,7 @@ from tms_core.rowkey import (
     topic_prefix,
 )
 from tms_core.tables.base import KeyTable, Store, TxCell
+from tms_core.topic import TopicId
 
 #: How often a topic is planned anew within one pass before it is left for the next.
 REPLANS = 3
@@ -48,43 +50,84 @@ class Moved(Exception):
     """A topic's metadata changed between planning and deleting (rule S2); the batch was dropped."""
 
 
-class Act(Protocol):
-    """What is done with the rows a walk finds."""
-
-    def delete(self, work: TopicWork, table: KeyTable, keys: Sequence[bytes]) -> None:
-        """Delete one batch.
-
-        Raises:
-            Moved: the topic is no longer what ``work`` says; nothing was deleted.
-        """
-        ...
-
-    def invert(self, cells: Sequence[TxCell]) -> list[bool]:
-        """Negate pointers; returns for each whether its row was changed."""
-        ...
-
-
-class Preview:
-    """The act of a plan: nothing."""
-
-    def delete(self, work: TopicWork, table: KeyTable, keys: Sequence[bytes]) -> None:
-        """Leave the rows where they are."""
-
-    def invert(self, cells: Sequence[TxCell]) -> list[bool]:
-        return [True] * len(cells)
-
-
-#: Deletes in one topic from its first key on; returns where the rows start that no range speaks of.
-Visit = Callable[[TopicWork, bytes], bytes]
-
-
 class Batch(NamedTuple):
-    """Rows of one topic, generation and table with one fate."""
+    """Rows of one topic, generation and table with one fate, in key order."""
 
     table: DataTable
     generation: int
     rule: Rule
     keys: list[bytes]
+
+
+class Act(Protocol):
+    """What is done with the rows a walk finds."""
+
+    def alive(self) -> None:
+        """Called after every page.
+
+        Raises:
+            Interrupted: the pass is over.
+        """
+        ...
+
+    def delete(self, work: TopicWork, table: KeyTable, batch: Batch) -> list[bytes]:
+        """Delete one batch; returns the keys that were.
+
+        Raises:
+            Moved: the topic is no longer what ``work`` says; nothing was deleted.
+            Withheld: nothing may be deleted in this topic now; nothing was.
+            Interrupted: the pass is over; nothing was deleted.
+        """
+        ...
+
+    def invert(self, topic: TopicId, cells: Sequence[TxCell]) -> list[bool]:
+        """Negate pointers of one topic's rows; returns for each whether its row was changed.
+
+        Raises:
+            Withheld: nothing may be changed in this topic now; nothing was.
+            Interrupted: the pass is over; nothing was changed.
+        """
+        ...
+
+    def inverted(self, work: TopicWork | None, key: MessageKey, cell: TxCell) -> None:
+        """Told of each row that was changed."""
+        ...
+
+    def pay(self, rows: int) -> None:
+        """Wait until so many rows more are within the rate.
+
+        Raises:
+            Interrupted: the pass is over.
+        """
+        ...
+
+
+class Preview:
+    """The act of a plan: nothing.
+
+    Args:
+        alive: called after every page; may raise ``Interrupted``.
+    """
+
+    def __init__(self, alive: Callable[[], None] = lambda: None) -> None:
+        self.alive = alive
+
+    def delete(self, work: TopicWork, table: KeyTable, batch: Batch) -> list[bytes]:
+        """Leave the rows where they are."""
+        return batch.keys
+
+    def invert(self, topic: TopicId, cells: Sequence[TxCell]) -> list[bool]:
+        return [True] * len(cells)
+
+    def inverted(self, work: TopicWork | None, key: MessageKey, cell: TxCell) -> None:
+        """Nothing was."""
+
+    def pay(self, rows: int) -> None:
+        """Looking costs nothing."""
+
+
+#: Deletes in one topic from its first key on; returns where the rows start that no range speaks of.
+Visit = Callable[[TopicWork, bytes], bytes]
 
 
 class Walk:
@@ -99,7 +142,8 @@ class Walk:
         observer: told about progress.
 
     Attributes:
-        failed: metadata keys of topics that were left undone; ``tally.errors`` says why.
+        failed: metadata keys of topics that were left undone, and why; ``tally.errors`` has it too.
+        withheld: metadata keys of topics in which deleting was stopped on the way.
         replanned: metadata keys of topics that moved during the pass.
     """
 
@@ -111,8 +155,9 @@ class Walk:
         self.act = act
         self.tally = tally
         self.page_rows = page_rows
-        self.observe = observer
-        self.failed: set[bytes] = set()
+        self._observer = observer
+        self.failed: dict[bytes, str] = {}
+        self.withheld: set[bytes] = set()
         self.replanned: set[bytes] = set()
 
     # -- from topic to topic ---------------------------------------------------------------------------------------
@@ -123,19 +168,45 @@ class Walk:
         Raises:
             StoreError: the table cannot be read between topics either.
         """
+        if self.world.patient:
+            self._each_due_topic(name, table, visit)
+            return
         key = self.first(table, b"")
         while key is not None:
             prefix = topic_prefix(key)
             if prefix is None:
                 key = self.skip(table, key, topic_prefix, lambda keys: self.tally.keep_foreign(name, keys))
-            elif prefix in self.failed or not self.world.in_scope(prefix):
+            elif self.passes_by(prefix):
                 key = self.first(table, topic_stop(prefix))
             else:
                 key = self._do(name, table, prefix, key, visit)
 
-    def fail(self, prefix: bytes, error: StoreError) -> None:
+    def _each_due_topic(self, name: DataTable, table: KeyTable, visit: Visit) -> None:
+        """Go to the topics that cannot wait, and to no others."""
+        due = [prefix for prefix, work in sorted(self.world.topics.items()) if not work.waits]
+        for prefix in due:
+            if not self.passes_by(prefix):
+                key = self.first(table, prefix)
+                if key is not None and key < topic_stop(prefix):
+                    self._do(name, table, prefix, key, visit)
+
+    def passes_by(self, prefix: bytes) -> bool:
+        """Whether nothing is done in this topic."""
+        return prefix in self.failed or not self.world.in_scope(prefix) or self.world.is_quarantined(prefix)
+
+    def fail(self, table: DataTable, prefix: bytes, error: StoreError) -> None:
         """Leave a topic undone, for this step and the next ones."""
-        self._fail(prefix, f"topic {prefix[:-1].decode()}: {error}")
+        self._fail(table, prefix, "store", f"topic {prefix[:-1].decode()}: {error}")
+
+    def observe(self, phase: str, topic: TopicId | None, rows: int) -> None:
+        """Count a page that was read, show progress, and ask whether to go on.
+
+        Raises:
+            Interrupted: the pass is over.
+        """
+        self.tally.scanned[phase] += rows
+        self._observer(phase, topic, rows)
+        self.act.alive()
 
     def _do(self, name: DataTable, table: KeyTable, prefix: bytes, key: bytes, visit: Visit) -> bytes | None:
         """Do one topic; returns the first key behind it."""
@@ -146,7 +217,7 @@ class Walk:
                 return rest
             self.classify(name, table, prefix, rest, stop)
         except StoreError as error:
-            self.fail(prefix, error)
+            self.fail(name, prefix, error)
         return self.first(table, stop)
 
     def _visit(self, name: DataTable, table: KeyTable, prefix: bytes, key: bytes, visit: Visit) -> bytes:
@@ -165,11 +236,15 @@ class Walk:
                 self.tally.forget_kept(kept, work.topic.topic, name)
                 self.replanned.add(prefix)
                 self.world.reread(prefix)
-        self._fail(prefix, f"topic {prefix[:-1].decode()} keeps changing; left for the next run")
+            except Withheld:
+                self.withheld.add(prefix)
+                return topic_stop(prefix)
+        self._fail(name, prefix, "moved", f"topic {prefix[:-1].decode()} keeps changing; left for the next run")
         return topic_stop(prefix)
 
-    def _fail(self, prefix: bytes, message: str) -> None:
-        self.failed.add(prefix)
+    def _fail(self, table: DataTable, prefix: bytes, reason: str, message: str) -> None:
+        self.tally.failures[table, reason] += 1
+        self.failed[prefix] = message
         self.tally.errors.append(message)
 
     # -- what all steps share --------------------------------------------------------------------------------------
@@ -204,6 +279,8 @@ class Walk:
         """The spans this pass looks at: within a plan's ranges, and what is held for good only now and then."""
         if not self.world.thorough and work.frontier.hold in STANDING_HOLDS:
             return []
+        if not work.counts_held:
+            spans = [span for span in spans if not span.held]
         limits = self.world.limits
         return spans if limits is None else intersect(spans, limits.ranges(name, work.topic.topic))
 
@@ -248,9 +325,16 @@ class Walk:
             return
         size = sum(map(len, batch.keys)) + table.estimate_bytes(batch.keys[0], batch.keys[-1])
         if hold is None:
-            self.act.delete(work, table, batch.keys)
+            done = self.act.delete(work, table, batch)
+            if len(done) < len(batch.keys):
+                if not done:
+                    return
+                size = size * len(done) // len(batch.keys)
+                batch = batch._replace(keys=done)
         label = EntryKey(work.topic.topic, batch.generation, batch.table, batch.rule, hold or self.world.label)
-        self.tally.entry(label).add(batch.keys, size, *_times(batch))
+        self.tally.entry(label).add(batch.keys, size, *times_of(batch))
+        if hold is None:
+            self.act.pay(len(batch.keys))
 
     def classify(self, name: DataTable, table: KeyTable, prefix: bytes, start: bytes, stop: bytes) -> None:
         """Count rows that stay and that no range speaks of, one by one."""
@@ -282,7 +366,7 @@ def _is_foreign(name: DataTable, key: bytes) -> bool:
     return parsed is None or parsed.generation <= 0 or parsed.time_ms < 0
 
 
-def _times(batch: Batch) -> tuple[int, int]:
+def times_of(batch: Batch) -> tuple[int, int]:
     """Time of the oldest and of the newest row; message rows are in order of time."""
     if batch.table == "message":
         times = (batch.keys[0][-10:-2], batch.keys[-1][-10:-2])

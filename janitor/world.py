@@ -6,7 +6,7 @@ S2). A plan and a run are given the same world and so come to the same verdicts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -20,6 +20,9 @@ from janitor.txstate import TransactionView
 from tms_core.errors import MetadataError
 from tms_core.tables.base import MetadataTable
 from tms_core.topic import TopicId, TopicMetadata
+
+#: What came due in less time than this is not worth a visit of its own.
+LEAST_WINDOW_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +54,16 @@ class TopicWork:
     Attributes:
         raw: the metadata row's value when it was read; what S2 compares with.
         record: what to remember of the frontier once the pass has applied it.
+        counts_held: whether rows that are due and held are counted; a patient pass does so only when the hold is new.
+        waits: whether so little has come due since the last pass that a patient one leaves the topic for later.
     """
 
     topic: TopicMetadata
     raw: bytes
     frontier: Frontier
     record: FrontierRecord
+    waits: bool = False
+    counts_held: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,9 @@ class World:
         label: set on what an act would do if the store were adopted; None once it is.
         patterns: topics in scope; empty for all.
         limits: ranges a plan file allows; None without one.
+        paused: patterns of topics in which nothing is changed.
+        quarantined: topics that are passed by, because they failed too often (rule S9).
+        patient: leave topics alone in which little has come due (``docs/design.md``, "Patience").
     """
 
     now: ClockAnchor
@@ -99,6 +109,9 @@ class World:
     label: Hold | None = None
     patterns: tuple[str, ...] = ()
     limits: Limits | None = None
+    paused: tuple[str, ...] = ()
+    quarantined: Collection[TopicId] = ()
+    patient: bool = False
     topics: dict[bytes, TopicWork] = field(default_factory=dict)
     unparsed: dict[bytes, str] = field(default_factory=dict)
 
@@ -120,16 +133,40 @@ class World:
         topic = TopicId.from_prefix(prefix)
         return topic is not None and matches(topic, self.patterns)
 
+    def is_paused(self, prefix: bytes) -> bool:
+        topic = TopicId.from_prefix(prefix)
+        return topic is not None and matches(topic, self.paused)
+
+    def is_quarantined(self, prefix: bytes) -> bool:
+        return bool(self.quarantined) and TopicId.from_prefix(prefix) in self.quarantined
+
+    def is_aside(self, prefix: bytes) -> bool:
+        """Whether nothing is changed in this topic, so that nothing can be said of it either."""
+        return self.is_paused(prefix) or self.is_quarantined(prefix)
+
+    @property
+    def has_aside(self) -> bool:
+        """Whether there may be topics in which nothing is changed."""
+        return bool(self.paused or self.quarantined)
+
     def _set(self, key: bytes, value: bytes) -> None:
         try:
             topic = TopicMetadata.parse(key, value)
         except MetadataError as error:
             self.unparsed[key] = str(error)
             return
-        self.topics[key] = TopicWork(topic, value, *self._frontier(topic))
+        frontier, record = self._frontier(topic)
+        waits = self.patient and self._may_wait(topic, frontier)
+        known = self.records.get(topic.topic)
+        old_hold = frontier.hold is Hold.FRONTIER and known is not None and known.pending == record.pending
+        self.topics[key] = TopicWork(topic, value, frontier, record, waits, not (self.patient and old_hold))
 
     def _frontier(self, topic: TopicMetadata) -> tuple[Frontier, FrontierRecord]:
         record = self.records.get(topic.topic)
+        if matches(topic.topic, self.paused):
+            return Frontier.closed(self.now_ms, topic, Hold.PAUSED), stand_still(record, self.now)
+        if topic.topic in self.quarantined:
+            return Frontier.closed(self.now_ms, topic, Hold.QUARANTINED), stand_still(record, self.now)
         if self.terms.protects(topic.topic):
             return Frontier.closed(self.now_ms, topic, Hold.PROTECTED), stand_still(record, self.now)
         if self.label is Hold.FIRST_CONTACT:
@@ -143,6 +180,14 @@ class World:
             allowance_ms=terms.lifetime.allowance_ms,
             now_ms=self.now_ms,
         )
+
+    def _may_wait(self, topic: TopicMetadata, frontier: Frontier) -> bool:
+        """Whether what came due since the last pass is less than a minute, or a hundredth of the ttl."""
+        record = self.records.get(topic.topic)
+        if record is None or frontier.hold is not None or record.generation != topic.generation:
+            return False
+        window_ms = max(LEAST_WINDOW_MS, topic.ttl_seconds * 1000 // 100)
+        return 0 <= frontier.cutoff.ms - record.cutoff_ms < window_ms
 
 
 def matches(topic: TopicId, patterns: tuple[str, ...]) -> bool:

@@ -17,10 +17,13 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from janitor import plan
 from janitor.engine import Engine
 from janitor.references import Lifetime
+from janitor.report import Report
 from janitor.state.base import State
 from janitor.state.sqlite import SqliteState
 from janitor.world import Terms
@@ -172,11 +175,26 @@ def visibility(
 # --- the janitor -----------------------------------------------------------------------------------------------------
 
 
+class Desk(Engine):
+    """An engine whose plans go to files and come from there, as the commands' do."""
+
+    def preview(self, *, out: Path | None = None, **options: Any) -> Report:
+        """What a run would do; written to a plan file, if one is named."""
+        report, document = self.plan(**options)
+        if out is not None:
+            plan.save(out, document)
+        return report
+
+    def carry_out(self, path: Path, *, adopt: bool = False) -> Report:
+        """Apply a plan file."""
+        return self.apply(plan.read(path), adopt=adopt)
+
+
 @dataclass(frozen=True)
 class Rig:
     """A janitor and all it stands on."""
 
-    engine: Engine
+    engine: Desk
     store: Store
     state: State
     clock: ManualClock
@@ -217,7 +235,7 @@ def janitor(
     state = state or SqliteState.in_memory()
     terms = Terms(hold_seconds, protect, lifetime, lifetime_known, snapshot_interval_seconds)
     settings = {"token_hex": secrets.token_hex, **options}
-    engine = Engine(store, state, snapshots, clock, terms, **settings)
+    engine = Desk(store, state, snapshots, clock, terms, **settings)
     used: dict[str, Any] = {
         "hold_seconds": hold_seconds,
         "protect": protect,

@@ -217,7 +217,7 @@ def planned(tmp_path: Path) -> dict[str, Any]:
     topic(store, "default:orders", ttl_seconds=86400).plain(NOW_MS - 2 * DAY).tx(invalid, NOW_MS - DAY // 2)
     rig = janitor(store)
     rig.snapshots.invalid = [invalid]
-    rig.engine.plan(out=tmp_path / "plan.json")
+    rig.engine.preview(out=tmp_path / "plan.json")
     document: dict[str, Any] = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
     return document
 

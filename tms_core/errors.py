@@ -10,8 +10,13 @@
     ├── NoSnapshot               no snapshot where one was looked for
     ├── StoreError               the store could not be opened, read or written
     │   ├── StoreBusy            another process holds the store
+    │   │   └── LeaseHeld        another process has the lease on it
     │   ├── StoreNotFound        there is no store at that place
     │   └── StoreLayoutError     a store of a layout this version does not serve (CDAP 6)
+    ├── ArchiveError             rows could not be archived, or an archive cannot be read
+    ├── Interrupted              a run was ended between two batches
+    │   ├── Halted               somebody asked it to stop
+    │   └── LeaseLost            another process has the lease now
     └── Refused                  the request was understood and is not safe to carry out
         ├── NotAdopted           first contact: nobody has adopted this store yet
         ├── GuardTripped         a guard stopped the run before its first write
@@ -81,12 +86,32 @@ class StoreBusy(StoreError):
     """Another process holds the store; LevelDB allows one process at a time."""
 
 
+class LeaseHeld(StoreBusy):
+    """Another process has the lease on the store (rule S12)."""
+
+
 class StoreNotFound(StoreError):
     """No store at the configured place."""
 
 
 class StoreLayoutError(StoreError):
     """A LevelDB folder in a layout of CDAP 6, which is not served."""
+
+
+class ArchiveError(TmsError):
+    """Rows could not be archived before they were to be deleted, or an archive could not be read."""
+
+
+class Interrupted(TmsError):
+    """A run was ended between two batches; what was done is done."""
+
+
+class Halted(Interrupted):
+    """Somebody asked the run to stop: a signal, or the end of its process."""
+
+
+class LeaseLost(Interrupted):
+    """Another process has the lease now, so this one may not write (rule S12)."""
 
 
 class Refused(TmsError):

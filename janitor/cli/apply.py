@@ -30,8 +30,8 @@ def command(file: Path, adopt: bool) -> int:
     """
     current = session()
     # A file that cannot be applied is no reason to open the store for writing.
-    plan.read(file)
+    wanted = plan.read(file)
     with current.writing() as engine:
-        report = engine.apply(file, adopt=adopt)
+        report = engine.apply(wanted, adopt=adopt)
     log_run(report)
     return finish(current, report)

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import shlex
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from janitor.state.sqlite import SqliteState
 from janitor.world import Terms
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError
+from tms_core.lease import Lease
 from tms_core.tables.base import Store
 from tms_core.tables.leveldb import LevelDBStore
 from tms_core.tables.leveldb_clone import clone, remove_stale
@@ -132,13 +134,36 @@ class Session:
         with (
             LevelDBStore(self.store_path) as store,
             SqliteState(self.state_path) as state,
-            self._engine(store, state) as engine,
+            self._lease(state) as lease,
+            self._engine(store, state, lease) as engine,
         ):
+            engine.recover()
             logger.info("a run begins on %s", self.store_path)
             yield engine
 
     @contextmanager
-    def _engine(self, store: Store, state: SqliteState) -> Iterator[Engine]:
+    def _lease(self, state: SqliteState) -> Iterator[Lease | None]:
+        """The lease on the store, held while the block runs; None where the settings want none (rule S12)."""
+        wanted = self.settings.janitor.lease
+        if wanted.kind == "kubernetes":
+            raise ConfigurationError(
+                "janitor.lease.kind is kubernetes, and this version keeps its lease in the store only.",
+                "Set janitor.lease.kind: store.",
+            )
+        if wanted.kind == "none":
+            yield None
+            return
+        holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        lease = Lease(state, holder, wanted.seconds, self.clock)
+        # LevelDB's own lock is held already, so a holder that is still named there is dead.
+        lease.acquire(sole=True)
+        try:
+            yield lease
+        finally:
+            lease.release()
+
+    @contextmanager
+    def _engine(self, store: Store, state: SqliteState, lease: Lease | None = None) -> Iterator[Engine]:
         janitor = self.settings.janitor
         with progress(sys.stderr) as observer:
             yield Engine(
@@ -152,6 +177,7 @@ class Session:
                 rows_per_second=janitor.rate_rows_per_second,
                 history_days=janitor.history_days,
                 observer=observer,
+                lease=lease,
             )
 
 

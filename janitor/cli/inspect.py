@@ -38,8 +38,7 @@ def message(limit: int, patterns: tuple[str, ...]) -> None:
     """
     current = session()
     with current.reading() as engine:
-        snapshot = engine.transactions().usable
-        found = inspect.messages(engine.store, snapshot, patterns, limit, engine.heartbeat)
+        found = engine.inspect("message", patterns, limit)
     _show(found, "message", current.as_json)
 
 
@@ -58,8 +57,7 @@ def payload(limit: int, patterns: tuple[str, ...]) -> None:
     """
     current = session()
     with current.reading() as engine:
-        snapshot = engine.transactions().usable
-        found = inspect.payloads(engine.store, snapshot, patterns, limit, engine.heartbeat)
+        found = engine.inspect("payload", patterns, limit)
     _show(found, "payload", current.as_json)
 
 
@@ -77,7 +75,7 @@ def meta(patterns: tuple[str, ...]) -> None:
     """
     current = session()
     with current.reading() as engine:
-        found = inspect.metadata(engine.store, patterns)
+        found = engine.inspect("metadata", patterns, 0)
     _show(found, "metadata", current.as_json)
 
 

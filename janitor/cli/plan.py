@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
+from janitor import plan
 from janitor.cli import render
 from janitor.cli.context import Session, session
 from janitor.cli.options import Moment, TimeType, common_options, topic_patterns
 from janitor.policy import Hold
 from janitor.report import Report
 from janitor.settings import config_digest
-from tms_core.errors import StoreError
 
 #: The last time that fits into a row's key.
 LAST_MS = 2**63 - 1
@@ -37,10 +37,9 @@ def command(at: Moment | None, out: Path | None, patterns: tuple[str, ...]) -> N
     if at_ms is not None and not 0 <= at_ms <= LAST_MS:
         raise click.BadParameter("rows have times between 1970 and 2^63-1 ms", param_hint="--at")
     with current.reading() as engine:
-        try:
-            report = engine.plan(at_ms=at_ms, patterns=patterns, out=out, digest=config_digest(current.settings))
-        except OSError as error:
-            raise StoreError(f"the plan could not be written to {out}: {error.strerror}.") from error
+        report, document = engine.plan(at_ms=at_ms, patterns=patterns, digest=config_digest(current.settings))
+    if out is not None:
+        plan.save(out, document)
     if current.as_json:
         render.print_json(report.to_json())
     else:

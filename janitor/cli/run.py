@@ -49,7 +49,7 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
 def _only_plan(current: Session, patterns: tuple[str, ...]) -> int:
     click.echo("janitor.apply is false, so this is only a plan; set it to true to delete", err=True)
     with current.reading() as engine:
-        report = engine.plan(patterns=patterns)
+        report = engine.plan(patterns=patterns).report
     if current.as_json:
         render.print_json(report.to_json())
     else:

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 from janitor.state.base import (
+    EVERYTHING,
+    UNKNOWN_MS,
     Claim,
     ClockAnchor,
+    CounterKey,
     Evidence,
     FrontierRecord,
+    LedgerEntry,
     OpenIdRecord,
+    Pause,
     PendingJump,
     RunRecord,
     State,
     StoreRecord,
+    Strikes,
+    TopicCount,
 )
 from janitor.state.sqlite import SqliteState
 
 __all__ = [
+    "EVERYTHING",
+    "UNKNOWN_MS",
     "Claim",
     "ClockAnchor",
+    "CounterKey",
     "Evidence",
     "FrontierRecord",
+    "LedgerEntry",
     "OpenIdRecord",
+    "Pause",
     "PendingJump",
     "RunRecord",
     "SqliteState",
     "State",
     "StoreRecord",
+    "Strikes",
+    "TopicCount",
 ]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import fields
+from fnmatch import fnmatchcase
+from itertools import islice
 from typing import Any
 
 from janitor.state.base import CounterKey, LedgerEntry, RunRecord, State, TopicCount
@@ -11,13 +15,18 @@ from janitor.state.sqlite_file import SqliteFile
 from tms_core.errors import StoreError
 from tms_core.topic import TopicId
 
-_OF_ALL = "SELECT * FROM ledger ORDER BY number DESC LIMIT ?"
-_OF_RUN = "SELECT * FROM ledger WHERE run_id = ? ORDER BY number DESC LIMIT ?"
-_OF_TOPIC = "SELECT * FROM ledger WHERE namespace = ? AND topic = ? ORDER BY number DESC LIMIT ?"
-_OF_KEY = """
-    SELECT * FROM ledger WHERE namespace = ? AND topic = ? AND start <= ? AND ? < stop ORDER BY number DESC LIMIT ?"""
+_OF_ALL = "SELECT * FROM ledger ORDER BY number DESC"
+_OF_RUN = "SELECT * FROM ledger WHERE run_id = ? ORDER BY number DESC"
+_OF_TOPIC = "SELECT * FROM ledger WHERE namespace = ? AND topic = ? ORDER BY number DESC"
+_OF_KEY = "SELECT * FROM ledger WHERE namespace = ? AND topic = ? AND start <= ? AND ? < stop ORDER BY number DESC"
+#: By their place and not by their number: where the clock was set back, entries have gone from the middle.
+_FORGET_SURPLUS = """
+    DELETE FROM ledger WHERE number <= (SELECT number FROM ledger ORDER BY number DESC LIMIT 1 OFFSET ?)"""
 _ADD_COUNTER = """
     INSERT INTO counters VALUES (?, ?, ?) ON CONFLICT (name, labels) DO UPDATE SET value = value + excluded.value"""
+
+#: A topic takes two columns.
+_ENTRY_COLUMNS = len(fields(LedgerEntry)) + 1
 
 
 class SqliteHistory(SqliteFile, State):
@@ -40,6 +49,10 @@ class SqliteHistory(SqliteFile, State):
     def runs(self, limit: int) -> list[RunRecord]:
         rows = self._rows("SELECT * FROM runs ORDER BY started_ms DESC, rowid DESC LIMIT ?", (limit,))
         return [RunRecord(*row) for row in rows]
+
+    def run(self, run_id: str) -> RunRecord | None:
+        rows = self._rows("SELECT * FROM runs WHERE id = ?", (run_id,))
+        return RunRecord(*rows[0]) if rows else None
 
     def unfinished_runs(self) -> list[RunRecord]:
         rows = self._rows("SELECT * FROM runs WHERE finished_ms IS NULL ORDER BY started_ms, rowid")
@@ -64,23 +77,37 @@ class SqliteHistory(SqliteFile, State):
         )
 
     def ledger(
-        self, limit: int, *, topic: TopicId | None = None, run_id: str | None = None, key: bytes | None = None
+        self,
+        limit: int,
+        *,
+        topic: TopicId | None = None,
+        run_id: str | None = None,
+        key: bytes | None = None,
+        patterns: Sequence[str] = (),
     ) -> list[LedgerEntry]:
+        query: tuple[str, tuple[object, ...]] = (_OF_ALL, ())
         if run_id is not None:
-            rows = self._rows(_OF_RUN, (run_id, limit))
-        elif topic is None:
-            rows = self._rows(_OF_ALL, (limit,))
-        elif key is None:
-            rows = self._rows(_OF_TOPIC, (topic.namespace, topic.topic, limit))
-        else:
-            rows = self._rows(_OF_KEY, (topic.namespace, topic.topic, key, key, limit))
-        return [_entry(*row) for _, *row in rows]
+            query = _OF_RUN, (run_id,)
+        elif topic is not None:
+            name = topic.namespace, topic.topic
+            query = (_OF_TOPIC, name) if key is None else (_OF_KEY, (*name, key, key))
+        with self._lock, self._border(), closing(self._connection.execute(*query)) as rows:
+            # Row by row: the ledger may hold far more entries than fit one of the patterns.
+            entries = (_entry(*row) for _, *row in rows)
+            return list(islice((entry for entry in entries if _fits(entry.topic, patterns)), limit))
+
+    def ledger_generations(self, topic: TopicId) -> list[int]:
+        query = "SELECT DISTINCT generation FROM ledger WHERE namespace = ? AND topic = ? ORDER BY generation"
+        return [generation for (generation,) in self._rows(query, (topic.namespace, topic.topic))]
+
+    def ledger_since_ms(self) -> int | None:
+        row = self._one("SELECT number, at_ms FROM ledger ORDER BY number LIMIT 1")
+        return row[1] if row and row[0] > 1 else None
 
     def prune_ledger(self, before_ms: int, keep: int) -> int:
         with self.transaction():
             old = self._write("DELETE FROM ledger WHERE at_ms < ?", [(before_ms,)])
-            surplus = "DELETE FROM ledger WHERE number <= (SELECT max(number) FROM ledger) - ?"
-            return old + self._write(surplus, [(keep,)])
+            return old + self._write(_FORGET_SURPLUS, [(keep,)])
 
     def intend(self, entry: LedgerEntry) -> None:
         with self._lock:
@@ -88,7 +115,9 @@ class SqliteHistory(SqliteFile, State):
 
     def intents(self) -> list[LedgerEntry]:
         with self._lock:
-            return [_entry(*row) for row in self._intents.read()]
+            rows = self._intents.read()
+        # A row of other columns was left by another version.
+        return [_entry(*row) for row in rows if len(row) == _ENTRY_COLUMNS]
 
     def clear_intents(self) -> None:
         with self._lock:
@@ -161,6 +190,10 @@ def _entry_row(entry: LedgerEntry) -> tuple[Any, ...]:
 def _entry(*columns: Any) -> LedgerEntry:
     run_id, at_ms, namespace, topic, *rest = columns
     return LedgerEntry(run_id, at_ms, TopicId(namespace, topic), *rest)
+
+
+def _fits(topic: TopicId, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatchcase(str(topic), pattern) for pattern in patterns)
 
 
 def _labels(text: str) -> tuple[tuple[str, str], ...]:

@@ -7,6 +7,7 @@ run's end, when the ledger takes over. So it is one line appended to ``intents.j
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Sequence
@@ -42,7 +43,10 @@ class Intents:
         try:
             handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
-                os.write(handle, f"{line}\n".encode())
+                # On a line of its own even where the one before was cut short.
+                whole = f"\n{line}\n".encode()
+                if os.write(handle, whole) < len(whole):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             finally:
                 os.close(handle)
         except OSError as error:
@@ -76,7 +80,9 @@ class Intents:
             try:
                 self._path.unlink(missing_ok=True)
             except OSError as error:
-                raise StoreError(f"{self._path} cannot be removed: {error.strerror}.") from error
+                raise StoreError(
+                    f"{self._path} cannot be removed: {error.strerror}.", "Check the rights of its folder."
+                ) from error
 
     def _lines(self) -> list[str]:
         if self._path is None:
@@ -86,4 +92,4 @@ class Intents:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise StoreError(f"{self._path} cannot be read: {error.strerror}.") from error
+            raise StoreError(f"{self._path} cannot be read: {error.strerror}.", "Check its rights.") from error

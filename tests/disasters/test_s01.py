@@ -126,9 +126,9 @@ def test_given_a_plans_range_when_applied_then_its_start_is_in_and_its_stop_is_o
     store.payload.put([(found, b"x") for found in keys if table == "payload"])
     rig = janitor(store)
     file = tmp_path / "plan.json"
-    rig.engine.plan(out=file)
+    rig.engine.preview(out=file)
     narrow(file, key(0), key(due))
-    rig.engine.apply(file, adopt=True)
+    rig.engine.carry_out(file, adopt=True)
     data = store.message if table == "message" else store.payload
     assert data.keys(b"", None, 100).items == [key(-1), *(key(offset) for offset in range(due, 5))]
 

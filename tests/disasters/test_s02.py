@@ -161,14 +161,14 @@ def test_given_a_plan_when_the_topic_moves_while_it_is_applied_then_the_rest_sta
 ) -> None:
     rig, orders = prepared(store)
     file = tmp_path / "plan.json"
-    rig.engine.plan(out=file)
+    rig.engine.preview(out=file)
 
     def lengthen(call: Call) -> None:
         if call.name == "message.delete":
             orders.describe(ttl_seconds=10 * TTL_SECONDS)
 
     watch(store, after=lengthen)
-    rig.engine.apply(file)
+    rig.engine.carry_out(file)
     assert orders.times() == DUE_MS[2:] + LIVE_MS
 
 

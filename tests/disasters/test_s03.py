@@ -56,8 +56,8 @@ def test_given_a_pattern_that_fits_no_topic_when_planned_then_the_plan_shows_not
     rig = janitor(store)
     rig.snapshots.invalid = [INVALID]
     before = orders.messages()
-    assert rig.engine.plan(patterns=("nowhere:*",), out=tmp_path / "plan.json").entries == {}
-    rig.engine.apply(tmp_path / "plan.json", adopt=True)
+    assert rig.engine.preview(patterns=("nowhere:*",), out=tmp_path / "plan.json").entries == {}
+    rig.engine.carry_out(tmp_path / "plan.json", adopt=True)
     assert orders.messages() == before
 
 
@@ -76,11 +76,11 @@ def test_given_a_plan_made_when_nothing_was_due_when_applied_later_then_it_delet
     orders = topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS).tx(INVALID, NOW_MS)
     rig = janitor(store)
     rig.engine.adopt()
-    rig.engine.plan(out=tmp_path / "plan.json")
+    rig.engine.preview(out=tmp_path / "plan.json")
     before = orders.messages()
     rig.clock.advance(DAY)
     rig.snapshots.invalid = [INVALID]
-    assert rig.engine.apply(tmp_path / "plan.json").entries == {}
+    assert rig.engine.carry_out(tmp_path / "plan.json").entries == {}
     assert orders.messages() == before
 
 

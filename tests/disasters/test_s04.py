@@ -123,8 +123,8 @@ def test_given_an_unknown_lifetime_when_run_then_it_inverts_but_claims_nothing(s
 
 def test_given_an_applied_plan_when_it_ends_then_nothing_is_claimed(store: Store, tmp_path: Path) -> None:
     rig, orders = prepared(store)
-    rig.engine.plan(out=tmp_path / "plan.json")
-    rig.engine.apply(tmp_path / "plan.json")
+    rig.engine.preview(out=tmp_path / "plan.json")
+    rig.engine.carry_out(tmp_path / "plan.json")
     assert orders.pointers() == [-OLD]
     assert rig.state.claim() is None
 
@@ -245,10 +245,10 @@ def test_given_a_claim_made_after_a_plan_when_the_plan_is_applied_then_its_repor
     store: Store, tmp_path: Path
 ) -> None:
     rig, _ = prepared(store)
-    rig.engine.plan(out=tmp_path / "plan.json")
+    rig.engine.preview(out=tmp_path / "plan.json")
     rig.clock.advance(MINUTE)
     assert rig.engine.run_once().boundary == OLD
-    assert rig.engine.apply(tmp_path / "plan.json").boundary == OLD
+    assert rig.engine.carry_out(tmp_path / "plan.json").boundary == OLD
 
 
 def test_given_clocks_that_differ_by_more_than_the_grace_when_claimed_then_no_transaction_is_that_could_still_write(
@@ -297,7 +297,7 @@ def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_asked_then_i
     rig.snapshots.write_pointer = pointer(NOW_MS)
     rig.engine.run_once()
     rig.clock.step(-1)
-    assert (rig.engine.plan().boundary, rig.engine.boundary()[0], rig.engine.audit().bound) == (None, None, None)
+    assert (rig.engine.preview().boundary, rig.engine.boundary()[0], rig.engine.audit().bound) == (None, None, None)
 
 
 def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_a_whole_pass_ends_then_it_is_made_anew(
@@ -434,8 +434,8 @@ def test_given_evidence_with_a_hole_when_asked_then_there_is_no_claim(store: Sto
 def test_given_a_claim_when_other_runs_follow_then_each_report_says_it(store: Store, tmp_path: Path) -> None:
     rig, _ = prepared(store)
     assert rig.engine.run_once().boundary == OLD
-    rig.engine.plan(out=tmp_path / "plan.json")
-    assert rig.engine.apply(tmp_path / "plan.json").boundary == OLD
+    rig.engine.preview(out=tmp_path / "plan.json")
+    assert rig.engine.carry_out(tmp_path / "plan.json").boundary == OLD
     assert rig.engine.run_once(patterns=("default:orders",)).boundary == OLD
 
 
@@ -448,7 +448,7 @@ def test_given_a_lifetime_that_is_raised_when_asked_then_what_was_claimed_with_t
     orders.tx(OLD, NOW_MS - 8 * HOUR)
     assert raised.engine.boundary()[0] is None
     assert raised.engine.audit().bound is None
-    assert raised.engine.plan().boundary is None
+    assert raised.engine.preview().boundary is None
     # Seen as what it was with the shorter one again, it is in force again.
     assert rig.engine.boundary()[0] is not None
 

@@ -56,7 +56,7 @@ def test_given_rows_that_are_due_when_planned_then_no_writing_operation_is_asked
     watch(store, before=lambda call: asked.append(call.name))
     rig = planner(store)
     before = orders.messages()
-    report = rig.engine.plan(out=tmp_path / "plan.json")
+    report = rig.engine.preview(out=tmp_path / "plan.json")
     assert sum(entry.rows for entry in report.entries.values()) == 4
     assert not set(asked) & set(WRITES)
     assert orders.messages() == before
@@ -68,7 +68,7 @@ def test_given_a_plan_when_made_then_the_state_forgets_and_learns_nothing_that_a
     rig.engine.adopt()
     before = (rig.state.frontiers(), rig.state.anchor(), rig.state.open_ids(), rig.state.store())
     rig.clock.advance(HOUR)
-    rig.engine.plan()
+    rig.engine.preview()
     assert (rig.state.frontiers(), rig.state.anchor(), rig.state.open_ids(), rig.state.store()) == before
     assert (rig.state.claim(), rig.state.evidence(), rig.state.runs(10)) == (None, [], [])
 
@@ -79,7 +79,7 @@ def test_given_a_closed_store_when_planned_on_a_clone_then_every_file_of_it_is_u
     before = digests(tmp_path / "messaging")
     assert {Path(name).suffix for name in before} >= {".sst", ".log"}
     with clone(tmp_path / "messaging", tmp_path / "clones") as cloned:
-        report = planner(cloned).engine.plan(out=tmp_path / "plan.json")
+        report = planner(cloned).engine.preview(out=tmp_path / "plan.json")
         assert digests(tmp_path / "messaging") == before
     assert report.to_json()["totals"]["expired"] == 3
     assert digests(tmp_path / "messaging") == before
@@ -91,9 +91,9 @@ def test_given_a_plan_of_a_clone_when_applied_to_the_store_then_it_is_the_same_s
         due(store)
     with clone(tmp_path / "messaging", tmp_path / "clones") as cloned:
         rig = planner(cloned)
-        rig.engine.plan(out=tmp_path / "plan.json")
+        rig.engine.preview(out=tmp_path / "plan.json")
     with LevelDBStore(tmp_path / "messaging") as store:
-        report = rig.restart(store=store).engine.apply(tmp_path / "plan.json", adopt=True)
+        report = rig.restart(store=store).engine.carry_out(tmp_path / "plan.json", adopt=True)
         assert not report.tripped
         assert topic(store, "default:orders", ttl_seconds=3600).times() == [NOW_MS, NOW_MS]
 

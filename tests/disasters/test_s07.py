@@ -181,9 +181,9 @@ def test_given_a_clock_that_jumped_when_a_known_store_is_run_with_adopt_then_it_
     rig, orders = prepared(store)
     before = (rig.state.anchor(), rig.state.frontiers(), rig.state.store())
     rig.clock.step(3 * HOUR)
-    rig.engine.plan(out=tmp_path / "plan.json")
+    rig.engine.preview(out=tmp_path / "plan.json")
     assert rig.engine.run_once(adopt=True).tripped
-    assert rig.engine.apply(tmp_path / "plan.json", adopt=True).tripped
+    assert rig.engine.carry_out(tmp_path / "plan.json", adopt=True).tripped
     assert (rig.state.anchor(), rig.state.frontiers(), rig.state.store()) == before
     assert orders.times() == [NOW_MS - DAY + HOUR]
 
@@ -207,15 +207,15 @@ def test_given_a_clock_that_jumped_when_only_a_topic_is_approved_then_it_stays_s
 def test_given_a_clock_that_jumped_when_planned_then_the_plan_says_so(store: Store) -> None:
     rig, _ = prepared(store)
     rig.clock.step(3 * HOUR)
-    assert clock_notes(rig.engine.plan()) == [True]
+    assert clock_notes(rig.engine.preview()) == [True]
 
 
 def test_given_a_clock_that_jumped_when_a_plan_is_applied_then_it_stops_too(store: Store, tmp_path: Path) -> None:
     rig, orders = prepared(store)
     rig.clock.step(3 * HOUR)
     file = tmp_path / "plan.json"
-    rig.engine.plan(out=file)
-    assert rig.engine.apply(file).tripped
+    rig.engine.preview(out=file)
+    assert rig.engine.carry_out(file).tripped
     assert orders.times() == [NOW_MS - DAY + HOUR]
 
 

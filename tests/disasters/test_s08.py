@@ -66,7 +66,7 @@ def test_given_a_jump_when_planned_then_the_plan_shows_what_is_held(
 ) -> None:
     rig, orders = prepared(store)
     jump(orders)
-    report = rig.engine.plan()
+    report = rig.engine.preview()
     assert held(report) == {"default:orders": Hold.FRONTIER}
     assert report.to_json()["totals"]["kept"]["held"] == 4
 
@@ -254,8 +254,8 @@ def test_given_a_jump_when_a_known_store_is_run_with_adopt_then_it_is_held_all_t
     rig, orders = prepared(store)
     jump(orders)
     before = rig.state.frontiers()
-    rig.engine.plan(out=tmp_path / "plan.json")
-    rig.engine.apply(tmp_path / "plan.json", adopt=True)
+    rig.engine.preview(out=tmp_path / "plan.json")
+    rig.engine.carry_out(tmp_path / "plan.json", adopt=True)
     assert rig.state.frontiers() == before
     assert held(rig.engine.run_once(adopt=True)) == {"default:orders": Hold.FRONTIER}
     assert orders.times() == [SOON_MS, LIVE_MS]
@@ -369,7 +369,7 @@ def test_given_a_store_never_adopted_when_run_then_nothing_goes_and_the_plan_say
     orders = topic(store, "default:orders", ttl_seconds=60).plain(1).tx(invalid, NOW_MS)
     rig = janitor(store)
     rig.snapshots.invalid = [invalid]
-    assert held(rig.engine.plan()) == {"default:orders": Hold.FIRST_CONTACT}
+    assert held(rig.engine.preview()) == {"default:orders": Hold.FIRST_CONTACT}
     report = rig.engine.run_once()
     assert report.tripped
     assert orders.pointers() == [None, invalid]

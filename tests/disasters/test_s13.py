@@ -52,7 +52,7 @@ def assert_first_contact(rig: Rig) -> None:
     assert due != []
     assert identity_guards(rig) == [True]
     assert orders(rig.store).times() == due
-    assert set(rig.engine.plan().held_topics().values()) == {Hold.FIRST_CONTACT}
+    assert set(rig.engine.preview().held_topics().values()) == {Hold.FIRST_CONTACT}
     report = rig.engine.run_once(adopt=True)
     assert not report.tripped
     assert orders(rig.store).times() == []
@@ -117,11 +117,11 @@ def test_given_a_plan_of_the_store_when_applied_to_a_copy_then_it_is_refused(
     known: Rig, folder: Path, tmp_path: Path
 ) -> None:
     with LevelDBStore(folder) as store:
-        known.restart(store=store).engine.plan(out=tmp_path / "plan.json")
+        known.restart(store=store).engine.preview(out=tmp_path / "plan.json")
     copied = shutil.copytree(folder, folder.with_name("copied"))
     with LevelDBStore(copied) as store:
         with pytest.raises(PlanRefused, match="another store"):
-            known.restart(store=store).engine.apply(tmp_path / "plan.json", adopt=True)
+            known.restart(store=store).engine.carry_out(tmp_path / "plan.json", adopt=True)
         assert orders(store).times() == [NOW_MS - 2 * DAY]
 
 
@@ -179,7 +179,7 @@ def test_given_another_transaction_system_when_asked_then_what_was_claimed_about
     claim, explained = rig.engine.boundary()
     assert (claim, explained.bound) == (None, None)
     assert "has not been adopted" in " ".join(explained.obstacles)
-    assert (rig.engine.plan().boundary, rig.engine.audit().bound) == (None, None)
+    assert (rig.engine.preview().boundary, rig.engine.audit().bound) == (None, None)
     assert rig.state.claim() is not None
 
 

@@ -78,8 +78,8 @@ def test_given_a_plan_when_it_is_applied_then_both_reports_count_the_same_rows(
     case: tuple[Rig, Topic], tmp_path: Path
 ) -> None:
     rig, _ = case
-    planned = rig.engine.plan(out=tmp_path / "plan.json").to_json()
-    applied = rig.engine.apply(tmp_path / "plan.json", adopt=True).to_json()
+    planned = rig.engine.preview(out=tmp_path / "plan.json").to_json()
+    applied = rig.engine.carry_out(tmp_path / "plan.json", adopt=True).to_json()
     assert applied["totals"] == planned["totals"]
     assert [{**item, "held": None} for item in planned["topics"]] == applied["topics"]
 

@@ -21,7 +21,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.engine import Engine
 from janitor.frontier import advance, stand_still
 from janitor.policy import Delete, Frontier, Hold, Invert, Keep, Reason, Row, Rule, Verdict, decide
 from janitor.ranges import message_spans
@@ -31,6 +30,7 @@ from janitor.state.base import ClockAnchor, FrontierRecord, StoreRecord
 from janitor.state.sqlite import SqliteState
 from janitor.txstate import TransactionView
 from janitor.world import Terms
+from tests.builders import Desk
 from tms_core.clock import ManualClock
 from tms_core.errors import MetadataError
 from tms_core.rowkey import MessageKey, PayloadKey, java_abs
@@ -231,11 +231,11 @@ def sweep(scene: Scene, store: Store, batch_rows: int) -> tuple[Report, Report]:
     state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
     state.save_frontiers(scene.records)
     source = FixedSource(scene.snapshot) if scene.snapshot else None
-    engine = Engine(
+    engine = Desk(
         store, state, source, ManualClock(scene.now_ms), TERMS, token_hex=lambda n: "0" * n, batch_rows=batch_rows
     )
     with state:
-        return engine.plan(), engine.run_once()
+        return engine.preview(), engine.run_once()
 
 
 def check(scene: Scene, store: Store, batch_rows: int) -> None:
@@ -306,7 +306,7 @@ def test_given_a_swept_store_when_swept_again_at_once_then_nothing_is_left_to_do
         state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
         state.save_frontiers(scene.records)
         source = FixedSource(scene.snapshot) if scene.snapshot else None
-        engine = Engine(store, state, source, ManualClock(scene.now_ms), TERMS, token_hex=lambda n: "0" * n)
+        engine = Desk(store, state, source, ManualClock(scene.now_ms), TERMS, token_hex=lambda n: "0" * n)
         again = engine.run_once()
         assert [again.total(rule) for rule in Rule] == [0, 0, 0]
 
@@ -323,11 +323,11 @@ def test_given_a_plan_of_a_random_store_when_applied_later_then_exactly_what_it_
         state.save_frontiers(scene.records)
         clock = ManualClock(scene.now_ms)
         source = FixedSource(scene.snapshot) if scene.snapshot else None
-        engine = Engine(store, state, source, clock, TERMS, token_hex=lambda n: "0" * n, batch_rows=batch_rows)
-        planned = engine.plan(out=Path(folder) / "plan.json")
+        engine = Desk(store, state, source, clock, TERMS, token_hex=lambda n: "0" * n, batch_rows=batch_rows)
+        planned = engine.preview(out=Path(folder) / "plan.json")
         # More has come due by then, which is none of the plan's business.
         clock.advance(min(later_ms, 100_000))
-        applied = engine.apply(Path(folder) / "plan.json")
+        applied = engine.carry_out(Path(folder) / "plan.json")
         assert {rule: planned.total(rule) for rule in Rule} == {rule: applied.total(rule) for rule in Rule}
         assert store.message.rows(b"", None, 10_000) == twin.message.rows(b"", None, 10_000)
         assert store.payload.rows(b"", None, 10_000) == twin.payload.rows(b"", None, 10_000)

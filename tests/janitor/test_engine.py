@@ -40,9 +40,9 @@ def test_given_a_store_never_met_when_a_plan_is_applied_with_adopt_then_it_is_ad
 ) -> None:
     orders = topic(store, "default:orders", ttl_seconds=60).plain(1, NOW_MS)
     rig = janitor(store)
-    rig.engine.plan(out=tmp_path / "plan.json")
-    assert rig.engine.apply(tmp_path / "plan.json").tripped
-    assert not rig.engine.apply(tmp_path / "plan.json", adopt=True).tripped
+    rig.engine.preview(out=tmp_path / "plan.json")
+    assert rig.engine.carry_out(tmp_path / "plan.json").tripped
+    assert not rig.engine.carry_out(tmp_path / "plan.json", adopt=True).tripped
     assert orders.times() == [NOW_MS]
 
 
@@ -71,10 +71,10 @@ def test_given_a_plan_with_inversions_when_applied_then_each_topic_has_only_its_
     rig = janitor(store)
     rig.snapshots.invalid = [OLD, other]
     rig.engine.adopt()
-    rig.engine.plan(out=tmp_path / "plan.json")
+    rig.engine.preview(out=tmp_path / "plan.json")
     orders.tx(other, NOW_MS + 1)
     returns.tx(OLD, NOW_MS + 1)
-    report = rig.engine.apply(tmp_path / "plan.json")
+    report = rig.engine.carry_out(tmp_path / "plan.json")
     assert (orders.pointers(), returns.pointers()) == ([-OLD, other], [-other, OLD])
     assert report.total(Rule.INVALID_TRANSACTION) == 2
     assert rig.engine.run_once().total(Rule.INVALID_TRANSACTION) == 2
@@ -100,10 +100,10 @@ def test_given_another_moment_when_planned_then_a_snapshot_of_then_is_used_and_o
     rig.snapshots.invalid = [OLD]
     rig.snapshots.age_ms = age_ms
     rig.snapshots.write_pointer = pointer(NOW_MS)
-    report = rig.engine.plan(at_ms=at_ms)
+    report = rig.engine.preview(at_ms=at_ms)
     assert (report.snapshot is not None) is used
     assert report.total(Rule.INVALID_TRANSACTION) == used
-    assert rig.engine.plan().snapshot is None or age_ms == 0
+    assert rig.engine.preview().snapshot is None or age_ms == 0
 
 
 # --- holds that stand ------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_given_a_protected_topic_when_planned_then_what_it_holds_is_shown(store:
     topic(store, "default:orders", ttl_seconds=60).plain(1)
     rig = janitor(store, protect=("default:*",))
     rig.engine.run_once(adopt=True)
-    assert rig.engine.plan().held_rows() == 1
+    assert rig.engine.preview().held_rows() == 1
 
 
 # --- keys that are none of ours --------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def write(path: Path, world: World, *keys: EntryKey, what_if: bool = False, poin
         phase_seconds={},
         thorough=True,
     )
-    plan.write(path, report, tally, world, store_id=MARK, digest="digest", what_if=what_if)
+    plan.save(path, plan.document(report, tally, world, store_id=MARK, digest="digest", what_if=what_if))
     return path
 
 

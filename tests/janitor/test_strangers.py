@@ -33,7 +33,7 @@ def test_given_a_foreign_row_and_an_unknown_topic_when_run_twice_then_each_is_na
         "left alone: a row of the message table that is none of ours, key 2330303030",
         "left alone: rows of topic default:lost, which has no metadata that can be read",
     ]
-    site.engine.plan()
+    site.engine.preview()
     assert len(named(caplog)) == 2
 
 

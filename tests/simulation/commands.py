@@ -104,7 +104,7 @@ class Plan(Operation):
 
     def on(self, site: Site) -> None:
         watch = Watch(site, may_write=False)
-        report = site.engine().plan(out=site.folder / f"plan.{self.slot}")
+        report = site.engine().preview(out=site.folder / f"plan.{self.slot}")
         watch.judge()
         site.read_claims()
         if report.boundary is not None:
@@ -124,7 +124,7 @@ class Apply(Operation):
             return
         watch = Watch(site, allowed=Allowed.read(path))
         try:
-            report = site.engine().apply(path, adopt=self.adopt)
+            report = site.engine().carry_out(path, adopt=self.adopt)
         except Refused:
             site.reached["refused"] += 1
             return

@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from janitor.engine import Engine
 from janitor.references import Lifetime
 from janitor.state.sqlite import SqliteState
 from janitor.world import Terms
+from tests.builders import Desk
 from tests.simulation.manager import Manager
 from tests.simulation.model import (
     ALLOWANCE_MS,
@@ -309,10 +309,10 @@ class Site:
             snapshot_interval_seconds=INTERVAL_MS // 1000,
         )
 
-    def engine(self, batch_rows: int = 2000) -> Engine:
+    def engine(self, batch_rows: int = 2000) -> Desk:
         """A janitor as each command makes one."""
         source = DirectorySource(self.snapshots)
-        return Engine(
+        return Desk(
             self.store, self.state, source, self.clock, self.terms, token_hex=self._token_hex, batch_rows=batch_rows
         )
 

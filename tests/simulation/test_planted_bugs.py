@@ -16,11 +16,12 @@ from janitor.frontier import elapsed_ms
 from janitor.state.base import Evidence
 from janitor.sweep import Sweep
 from janitor.txstate import TransactionView
-from janitor.walk import Walk
-from janitor.world import Terms
+from janitor.walk import Batch, Walk
+from janitor.world import Terms, TopicWork
 from tests.simulation.history import Failed, History, play
 from tests.simulation.shrink import failure_of, shortest, tell
 from tms_core.rowkey import Cutoff
+from tms_core.tables.base import KeyTable
 from tms_core.topic import TopicMetadata
 
 #: Seeds tried for each bug; most are found by the first few.
@@ -83,7 +84,11 @@ def no_store_guard(patch: pytest.MonkeyPatch) -> None:
 def metadata_is_read_once(patch: pytest.MonkeyPatch) -> None:
     """S2: a batch goes whatever became of its topic meanwhile."""
 
-    patch.setattr(Sweep, "delete", lambda *arguments: arguments[2].delete(arguments[3]))
+    def delete(sweep: Sweep, work: TopicWork, table: KeyTable, batch: Batch) -> list[bytes]:
+        table.delete(batch.keys)
+        return batch.keys
+
+    patch.setattr(Sweep, "delete", delete)
 
 
 def nothing_is_protected(patch: pytest.MonkeyPatch) -> None:
@@ -122,7 +127,7 @@ def claim_after_part_of_the_store(patch: pytest.MonkeyPatch) -> None:
 
 
 def inversion_is_only_counted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Sweep, "invert", lambda *arguments: [True] * len(arguments[1]))
+    patch.setattr(Sweep, "invert", lambda sweep, topic, cells: [True] * len(cells))
 
 
 def unknown_topics_are_passed_by(patch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,170 @@
+"""What an archive holds, told from the ends of its files: by topic, day and run.
+
+No row is read and nothing is remembered between two questions, so an archive that was copied, thinned out or merged
+with another one is listed as it is. A file that cannot be read is named, and the others are listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from datetime import date
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from janitor import archive_folder, parquet
+from janitor.parquet import Summary
+from janitor.world import matches
+from tms_core.errors import ArchiveError
+from tms_core.topic import TopicId
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedFile:
+    """One file of an archive: a batch of one topic, table and rule.
+
+    Attributes:
+        day: the day it was archived on, by its folder.
+        size_bytes: on disk.
+    """
+
+    path: Path
+    day: date
+    size_bytes: int
+    summary: Summary
+
+
+class Listing(NamedTuple):
+    """What an archive holds; ``damaged`` says of files that cannot be read, why."""
+
+    files: list[ArchivedFile]
+    damaged: list[ArchiveError]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which archived rows are meant.
+
+    Attributes:
+        run_id: those that this run deleted; None for any.
+        since_ms, until_ms: those whose own time (publish time; of payload rows, write time) lies in this half-open
+            range; None for no end.
+    """
+
+    run_id: str | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+
+    def takes(self, run_id: str, time_ms: int) -> bool:
+        return self._meets(run_id, time_ms, time_ms)
+
+    def may_take(self, summary: Summary) -> bool:
+        """Whether there can be such rows in a file."""
+        return self._meets(summary.run_id, summary.oldest_ms, summary.newest_ms)
+
+    def _meets(self, run_id: str, oldest_ms: int, newest_ms: int) -> bool:
+        if self.run_id is not None and run_id != self.run_id:
+            return False
+        if self.since_ms is not None and newest_ms < self.since_ms:
+            return False
+        return self.until_ms is None or oldest_ms < self.until_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What one run archived of one topic on one day.
+
+    Attributes:
+        rules: by which the rows went.
+        oldest_ms, newest_ms: publish times; of payload rows, write times.
+    """
+
+    topic: TopicId
+    day: date
+    run_id: str
+    rules: tuple[str, ...]
+    messages: int
+    payloads: int
+    size_bytes: int
+    files: int
+    oldest_ms: int
+    newest_ms: int
+
+    def to_json(self) -> dict[str, Any]:
+        figures = asdict(self)
+        figures.update(day=self.day.isoformat(), rules=list(self.rules), topic=self.topic.topic)
+        return {"tms_namespace": self.topic.namespace, **figures}
+
+
+def find(folder: Path, patterns: tuple[str, ...] = ()) -> Listing:
+    """The files of an archive, without reading their rows.
+
+    Args:
+        folder: the archive's; need not exist.
+        patterns: shell patterns of topics; none for all.
+
+    Raises:
+        ArchiveError: a folder cannot be read. What is wrong with a single file is in the answer.
+        ConfigurationError: pyarrow is not installed.
+    """
+    return _find(archive_folder.days(folder), lambda topic: not patterns or matches(topic, patterns))
+
+
+def find_topic(folder: Path, topic: TopicId) -> list[ArchivedFile]:
+    """The files of one topic.
+
+    Raises:
+        ArchiveError: one of them is damaged, and what it holds might be meant; or there is none.
+        ConfigurationError: pyarrow is not installed.
+    """
+    files, damaged = _find(archive_folder.days(folder, topic), lambda found: found == topic)
+    if damaged:
+        raise damaged[0]
+    if not files:
+        raise ArchiveError(f"Nothing of {topic} is archived in {folder}.", "See what there is: janitor archive list")
+    return files
+
+
+def groups(files: Iterable[ArchivedFile], selection: Selection) -> list[Group]:
+    """Files by topic, day and run; those that hold nothing of the selection are left out."""
+
+    def place(file: ArchivedFile) -> tuple[TopicId, date, str]:
+        return file.summary.topic, file.day, file.summary.run_id
+
+    found = sorted((file for file in files if selection.may_take(file.summary)), key=place)
+    return [_group(*key, list(members)) for key, members in groupby(found, place)]
+
+
+def _find(days: Iterable[archive_folder.DayFolder], wanted: Callable[[TopicId], bool]) -> Listing:
+    listing = Listing([], [])
+    for day in days:
+        if day.topic is not None and not wanted(day.topic):
+            continue
+        for path in day.files():
+            try:
+                file = ArchivedFile(path, day.day, path.stat().st_size, parquet.summarise(path))
+            except ArchiveError as error:
+                listing.damaged.append(error)
+            except FileNotFoundError:
+                continue  # given up meanwhile
+            else:
+                if wanted(file.summary.topic):
+                    listing.files.append(file)
+    return listing
+
+
+def _group(topic: TopicId, day: date, run_id: str, files: list[ArchivedFile]) -> Group:
+    summaries = [file.summary for file in files]
+    return Group(
+        topic=topic,
+        day=day,
+        run_id=run_id,
+        rules=tuple(sorted({summary.rule for summary in summaries})),
+        messages=sum(summary.rows for summary in summaries if summary.table == "message"),
+        payloads=sum(summary.rows for summary in summaries if summary.table == "payload"),
+        size_bytes=sum(file.size_bytes for file in files),
+        files=len(files),
+        oldest_ms=min(summary.oldest_ms for summary in summaries),
+        newest_ms=max(summary.newest_ms for summary in summaries),
+    )

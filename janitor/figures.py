@@ -1,0 +1,134 @@
+"""What a finished run adds to the memory's counters and notes, from its report and from nowhere else (rule S15).
+
+Counters live in the memory and not in a process, so that they mean the same in a daemon, in a CronJob's runs and after
+a restart. Notes are small facts that the status page and the metrics show between runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from janitor.conclude import Pass
+from janitor.policy import Hold, Rule
+from janitor.report import Entry, EntryKey, Report
+from janitor.state.base import CounterKey, State
+
+#: Which table's rows are read in a phase of a pass.
+_TABLE_OF_PHASE = {"message": "message", "invert": "message", "references": "message", "payload": "payload"}
+
+#: How many topics with overdue rows are remembered by name.
+NAMED_OVERDUE = 1000
+
+
+def results(result: str, runs: int) -> dict[CounterKey, float]:
+    """The counter of runs that ended so."""
+    return {CounterKey("sweeps_total", (("result", result),)): float(runs)}
+
+
+def save(state: State, current: Pass, report: Report, result: str, calls: Mapping[str, int]) -> None:
+    """Add a finished run to counters and notes; call it inside the state's transaction.
+
+    Args:
+        calls: store operations of the run, by name.
+    """
+    state.add_counters({**results(result, 1), **_counters(current, report, calls)})
+    state.save_note("snapshot", _snapshot(current))
+    if current.ready.stopped or current.halted is not None:
+        return
+    if result == "done":
+        finished_ms = report.effective_now_ms
+        state.save_note("success_ms", {"message": finished_ms, "payload": finished_ms})
+    if report.thorough and not current.world.patterns:
+        state.save_note("kept", report.to_json()["totals"]["kept"])
+    state.save_note("overdue", _overdue(state.note("overdue") or [], current, report))
+
+
+def plan_notes(state: State, report: Report) -> None:
+    """What a daemon that only plans remembers of its plans."""
+    state.save_note("kept", report.to_json()["totals"]["kept"])
+    state.save_note("overdue", [_overdue_item(key, entry) for key, entry in _most(list(report.entries.items()))])
+
+
+def _counters(current: Pass, report: Report, calls: Mapping[str, int]) -> dict[CounterKey, float]:
+    tally = current.tally
+    amounts: Counter[CounterKey] = _rows(report)
+    for phase, rows in tally.scanned.items():
+        amounts[CounterKey("rows_scanned_total", (("table", _TABLE_OF_PHASE[phase]),))] += rows
+    for (table, reason), times in tally.failures.items():
+        amounts[CounterKey("delete_errors_total", (("table", table), ("reason", reason)))] += times
+    for call, times in calls.items():
+        amounts[CounterKey("store_calls_total", (("call", call),))] += times
+    for note in report.guards:
+        amounts[CounterKey("guard_trips_total", (("guard", note.guard),))] += note.tripped
+    if current.ready.tx.problem is not None:
+        amounts[CounterKey("snapshot_errors_total", (("reason", str(current.ready.tx.problem)),))] += 1
+    found = {key: float(amount) for key, amount in amounts.items() if amount}
+    for phase, seconds in report.phase_seconds.items():
+        found[CounterKey("sweep_phase_duration_seconds_sum", (("phase", phase),))] = seconds
+        found[CounterKey("sweep_phase_duration_seconds_count", (("phase", phase),))] = 1.0
+    return found
+
+
+def _rows(report: Report) -> Counter[CounterKey]:
+    """What was deleted and inverted; what was held is no counter's."""
+    amounts: Counter[CounterKey] = Counter()
+    for key, entry in report.entries.items():
+        if key.held is not None:
+            continue
+        if key.rule is Rule.INVALID_TRANSACTION:
+            amounts[CounterKey("rows_inverted_total")] += entry.rows
+            continue
+        labels = (("table", str(key.table)), ("rule", str(key.rule)))
+        amounts[CounterKey("rows_deleted_total", labels)] += entry.rows
+        amounts[CounterKey("bytes_deleted_total", labels)] += entry.size_bytes
+    return amounts
+
+
+def _snapshot(current: Pass) -> dict[str, Any]:
+    tx = current.ready.tx
+    snapshot = tx.snapshot
+    return {
+        "timestamp_ms": snapshot.timestamp_ms if snapshot else None,
+        "source": tx.name,
+        "problem": str(tx.problem) if tx.problem else "",
+        "message": tx.message,
+        "invalid": len(snapshot.invalid) if snapshot else 0,
+        "in_progress": len(snapshot.in_progress) if snapshot else 0,
+    }
+
+
+def _overdue(known: list[dict[str, Any]], current: Pass, report: Report) -> list[dict[str, Any]]:
+    """What is due and stayed: as this run counted it, or as an earlier one did where this one had no reason to."""
+    counted = [(key, entry) for key, entry in report.entries.items() if _is_overdue(key, entry)]
+    topics = {(key.topic.namespace, key.topic.topic) for key, _ in counted}
+    world = current.world
+    unseen = {
+        (work.topic.topic.namespace, work.topic.topic.topic)
+        for key, work in world.topics.items()
+        if not work.counts_held or not world.in_scope(key) or (world.is_aside(key) and not world.thorough)
+    }
+    kept = [item for item in known if (item["tms_namespace"], item["topic"]) in unseen - topics]
+    return kept + [_overdue_item(key, entry) for key, entry in _most(counted)]
+
+
+def _is_overdue(key: EntryKey, entry: Entry) -> bool:
+    return bool(entry.rows) and key.held not in (None, Hold.PROTECTED)
+
+
+def _most(entries: list[tuple[EntryKey, Entry]]) -> list[tuple[EntryKey, Entry]]:
+    return sorted(entries, key=lambda item: item[1].rows, reverse=True)[:NAMED_OVERDUE]
+
+
+def _overdue_item(key: EntryKey, entry: Entry) -> dict[str, Any]:
+    return {
+        "tms_namespace": key.topic.namespace,
+        "topic": key.topic.topic,
+        "table": key.table,
+        "rule": str(key.rule),
+        "held": str(key.held) if key.held else "",
+        "rows": entry.rows,
+        "bytes": entry.size_bytes,
+        "oldest_ms": entry.oldest_ms,
+    }

@@ -1,0 +1,115 @@
+"""What one run takes, range by range, as ``janitor ledger`` shows it afterwards.
+
+An entry speaks of one topic, generation, table and rule, and says between which keys rows went, how many, and by which
+policy. It is announced before the first of its rows goes (``State.intend``), so that the ranges of a run that dies are
+known as well, and written with the rest of the run's memory when it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from janitor.policy import Rule
+from janitor.report import DataTable
+from janitor.state.base import LedgerEntry, State
+from janitor.walk import Batch, times_of
+from janitor.world import TopicWork
+from tms_core.clock import Clock
+from tms_core.rowkey import LONG_MAX, MessageKey, generation_prefix, time_prefix
+from tms_core.tables.base import TxCell
+from tms_core.topic import TopicId
+
+#: How many entries are remembered at most, whatever ``history_days`` says: about 250 MB.
+KEPT_ENTRIES = 1_000_000
+
+
+class _Key(NamedTuple):
+    topic: TopicId
+    generation: int
+    table: DataTable
+    rule: Rule
+
+
+class Ledger:
+    """The entries of one run.
+
+    Args:
+        state: where they are announced.
+        clock: what they are dated by.
+        run_id: whose they are.
+        snapshot_timestamp_ms: of the transaction snapshot in use; None without one.
+    """
+
+    def __init__(self, state: State, clock: Clock, run_id: str, snapshot_timestamp_ms: int | None) -> None:
+        self._state = state
+        self._clock = clock
+        self._run_id = run_id
+        self._snapshot_timestamp_ms = snapshot_timestamp_ms
+        self._entries: dict[_Key, LedgerEntry] = {}
+
+    def announce(self, work: TopicWork, batch: Batch) -> None:
+        """Called before a batch is deleted.
+
+        Raises:
+            StoreError: it could not be written down; nothing may be deleted then.
+        """
+        key = _Key(work.topic.topic, batch.generation, batch.table, batch.rule)
+        if key not in self._entries:
+            entry = self._new(key, work, batch.keys[0], self._furthest(work, batch))
+            self._state.intend(entry)
+            self._entries[key] = replace(entry, stop=batch.keys[0], rows=0)
+
+    def deleted(self, work: TopicWork, batch: Batch) -> None:
+        """Called when a batch was deleted."""
+        self._add(_Key(work.topic.topic, batch.generation, batch.table, batch.rule), batch.keys, *times_of(batch))
+
+    def inverted(self, work: TopicWork | None, key: MessageKey, cell: TxCell) -> None:
+        """Called when a pointer was negated."""
+        name = _Key(key.topic, key.generation, "message", Rule.INVALID_TRANSACTION)
+        if name not in self._entries:
+            self._entries[name] = replace(self._new(name, work, cell.key, cell.key), rows=0)
+        self._add(name, [cell.key], key.publish_ms, key.publish_ms)
+
+    def entries(self) -> list[LedgerEntry]:
+        """What was taken so far."""
+        return [entry for entry in self._entries.values() if entry.rows]
+
+    def _new(self, key: _Key, work: TopicWork | None, start: bytes, stop: bytes) -> LedgerEntry:
+        return LedgerEntry(
+            run_id=self._run_id,
+            at_ms=self._clock.now_ms(),
+            topic=key.topic,
+            generation=key.generation,
+            table=key.table,
+            rule=str(key.rule),
+            start=start,
+            stop=stop,
+            rows=None,
+            oldest_ms=None,
+            newest_ms=None,
+            metadata_generation=work.topic.generation if work else 0,
+            ttl_seconds=work.topic.ttl_seconds if work else 0,
+            cutoff_ms=work.frontier.cutoff.ms if work else 0,
+            snapshot_timestamp_ms=self._snapshot_timestamp_ms,
+        )
+
+    def _furthest(self, work: TopicWork, batch: Batch) -> bytes:
+        """Where the deletes may come to."""
+        prefix = work.topic.topic.prefix
+        if batch.table == "message" and batch.rule is Rule.EXPIRED:
+            return time_prefix(prefix, batch.generation, min(work.frontier.cutoff.ms, LONG_MAX))
+        return generation_prefix(prefix, batch.generation + 1)
+
+    def _add(self, key: _Key, keys: Sequence[bytes], oldest_ms: int, newest_ms: int) -> None:
+        entry = self._entries[key]
+        first = entry.oldest_ms is None or entry.newest_ms is None
+        self._entries[key] = replace(
+            entry,
+            start=min(entry.start, keys[0]),
+            stop=max(entry.stop, keys[-1] + b"\x00"),
+            rows=(entry.rows or 0) + len(keys),
+            oldest_ms=oldest_ms if first else min(entry.oldest_ms or 0, oldest_ms),
+            newest_ms=newest_ms if first else max(entry.newest_ms or 0, newest_ms),
+        )

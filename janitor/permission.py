@@ -1,0 +1,82 @@
+"""Whether the next batch may still be written.
+
+A run that was right to begin may not be right to go on: its lease may be lost (rule S12), somebody may have paused a
+topic or asked the process to stop. So a run asks here before every batch, and after every page it shows that it is
+alive (rule S10): a run that hangs in a call stops showing it, its lease runs out, and the next holder closes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+
+from janitor.state.base import State
+from tms_core.clock import Clock
+from tms_core.errors import Halted
+from tms_core.lease import Lease
+from tms_core.topic import TopicId
+
+#: How often a run's heartbeat is written, in milliseconds of running time.
+HEARTBEAT_MS = 5_000
+
+
+class Withheld(Exception):
+    """Nothing more may be deleted in this topic now; it has not failed, and the others go on."""
+
+
+def never() -> bool:
+    """Nobody asks this run to stop."""
+    return False
+
+
+class Permission:
+    """What one run asks before it writes.
+
+    Args:
+        state: where pauses and the heartbeat are.
+        lease: the lease the run works under; None where there is none to lose.
+        clock: what the heartbeat is timed and dated by.
+        halted: whether somebody asked the run to stop.
+    """
+
+    def __init__(
+        self, state: State, lease: Lease | None, clock: Clock, run_id: str, halted: Callable[[], bool] = never
+    ) -> None:
+        self._state = state
+        self._lease = lease
+        self._clock = clock
+        self._run_id = run_id
+        self._halted = halted
+        self._beaten_ms = clock.running_ms()
+
+    def check(self, topic: TopicId) -> None:
+        """Called before every batch of a topic's rows.
+
+        Raises:
+            Halted, LeaseLost: the run is over.
+            Withheld: the topic was paused.
+        """
+        self._stop_if_halted()
+        if self._lease is not None:
+            self._lease.check()
+        if any(fnmatchcase(str(topic), pause.pattern) for pause in self._state.pauses()):
+            raise Withheld
+
+    def alive(self) -> None:
+        """Called after every page, and in every wait.
+
+        Raises:
+            Halted, LeaseLost: the run is over.
+        """
+        self._stop_if_halted()
+        if self._lease is not None:
+            self._lease.renew_if_due()
+        now_ms = self._clock.running_ms()
+        if now_ms - self._beaten_ms < HEARTBEAT_MS:
+            return
+        self._beaten_ms = now_ms
+        self._state.beat(self._run_id, self._clock.now_ms())
+
+    def _stop_if_halted(self) -> None:
+        if self._halted():
+            raise Halted("the run was asked to stop; what was done is done, the next one goes on from there.")

@@ -1,0 +1,311 @@
+"""Bringing archived rows back (rule S16: a restore never resurrects).
+
+A row comes back as it was, with two exceptions. Its key gets the generation that its topic has now, since nobody reads
+an earlier one. And its write pointer stays positive only if its transaction was known to be committed when the row was
+archived, and nothing learnt since speaks against it. Anything else comes back negated, invisible to every
+transactional reader: whether such a transaction went through can no longer be asked, since the invalid list that
+knew may have been truncated meanwhile.
+
+Rows that are there already are left alone, whatever they hold. So a restore may be repeated, also after it died on the
+way, and an archive that holds a row twice (archived, not deleted, archived again) gives it back once.
+
+Payloads are written before the messages that refer to them, so that no reader is given a message without its parts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from janitor import parquet
+from janitor.archive import Verdict, pick
+from janitor.archived import ArchivedFile, Selection
+from janitor.state.base import State
+from janitor.world import matches
+from tms_core.errors import ArchiveError, MetadataError, Refused
+from tms_core.rowkey import Cutoff, MessageKey, PayloadKey, java_abs, pointer_prefix, stop_key
+from tms_core.tables.base import KeyTable, MessageValue, Store
+from tms_core.topic import INT_MAX, TopicId, TopicMetadata
+from tms_core.transaction.model import VisibilityState
+
+#: What a proposed ttl leaves on top, so that restored rows do not go at once.
+_DAY_SECONDS = 86_400
+
+
+@dataclass(slots=True)
+class Restored:
+    """What a restore did, or with ``dry_run`` would do.
+
+    Attributes:
+        generation: the target's, which the rows are in now.
+        restored: rows that were written.
+        negated: those of them with a negative pointer, which no transactional reader sees.
+        already_there: rows the target had.
+        skipped: rows of the topic that were not meant.
+        expired: restored rows that are older than the target's ttl.
+        ttl_seconds: the ttl that would keep all of them one more day; None when none is expired.
+    """
+
+    source: TopicId
+    target: TopicId
+    generation: int
+    dry_run: bool
+    restored: int = 0
+    messages: int = 0
+    payloads: int = 0
+    negated: int = 0
+    already_there: int = 0
+    skipped: int = 0
+    expired: int = 0
+    oldest_ms: int | None = None
+    newest_ms: int | None = None
+    ttl_seconds: int | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "source": str(self.source), "target": str(self.target)}
+
+
+class _Row(NamedTuple):
+    """A row on its way back: its new key, its time, and what is stored under it."""
+
+    key: bytes
+    time_ms: int
+    pointer: int | None
+    payload: bytes | None
+
+
+def restore(
+    store: Store,
+    state: State,
+    snapshot: VisibilityState | None,
+    files: Sequence[ArchivedFile],
+    source: TopicId,
+    *,
+    now_ms: int,
+    target: TopicId | None = None,
+    selection: Selection = Selection(),
+    dry_run: bool = False,
+    heartbeat: Callable[[int], None] = lambda _: None,
+) -> Restored:
+    """Write archived rows into a topic's current generation; durable on return.
+
+    With the messages come all payloads they refer to, whenever and in whichever run those were deleted.
+
+    Args:
+        store: where to; with ``dry_run`` only read.
+        state: which topics are paused, and which transactions were once seen invalid.
+        snapshot: a usable transaction snapshot of now, or None.
+        files: all there is of the topic (:func:`find_topic`), whatever is selected.
+        source: the topic whose rows they are.
+        now_ms: the moment by which rows count as expired.
+        target: another topic to write to; None for the same.
+        selection: which rows.
+        dry_run: count only; takes about 200 bytes of memory a row.
+        heartbeat: told how many rows were read.
+
+    Raises:
+        Refused: the target is unknown, deleted, or the same topic and not paused; or it changed on the way, and then
+            what was written stays.
+        ArchiveError: a file cannot be read. Nothing was written if it is one of messages of which the keys, the
+            pointers or the verdicts cannot; else what was written stays.
+        StoreError: the store failed.
+    """
+    work = _Restore(store, state, snapshot, source, target or source, now_ms, selection, dry_run, heartbeat)
+    work.survey(files)
+    # Of a row that was archived twice the later file mostly knows more.
+    newest_first = sorted(files, key=lambda file: file.summary.deleted_ms, reverse=True)
+    for table in ("payload", "message"):
+        for file in newest_first:
+            if file.summary.table == table:
+                work.bring_back(file)
+    return work.finish()
+
+
+class _Restore:
+    """One restore under way."""
+
+    def __init__(
+        self,
+        store: Store,
+        state: State,
+        snapshot: VisibilityState | None,
+        source: TopicId,
+        target: TopicId,
+        now_ms: int,
+        selection: Selection,
+        dry_run: bool,
+        heartbeat: Callable[[int], None],
+    ) -> None:
+        self._store = store
+        self._state = state
+        self._snapshot = snapshot
+        self._now_ms = now_ms
+        self._selection = selection
+        self._heartbeat = heartbeat
+        self._same_topic = source == target
+        self._topic = self._target(target)
+        self._cutoff = Cutoff.at(now_ms, self._topic.ttl_seconds)
+        #: Transactions that were once known to be invalid, though they may have left the invalid list since.
+        self._void: set[int] = set()
+        #: Generation and transaction of payloads: those that messages refer to, and those the archive has.
+        self._referenced: set[tuple[int, int]] = set()
+        self._archived: set[tuple[int, int]] = set()
+        self._would_write: set[bytes] = set()
+        self._result = Restored(source, target, self._topic.generation, dry_run)
+
+    def survey(self, files: Sequence[ArchivedFile]) -> None:
+        """Read what decides, before anything is written: what is void, and which payloads are needed."""
+        if self._snapshot is None:
+            self._result.warnings.append(
+                "there is no usable transaction snapshot, so only what was known when the rows were archived counts"
+            )
+        self._void.update(self._state.open_ids())
+        for file in files:
+            if file.summary.table != "message":
+                continue
+            columns = ["key", "write_pointer", "verdict", *(["payload"] if file.summary.references else [])]
+            for rows in parquet.read(file.path, columns):
+                for key, pointer, verdict, *payload in rows:
+                    if verdict == Verdict.INVALID:
+                        self._void.add(pointer)
+                    parts = self._parts(file, key)
+                    if payload == [None] and self._selection.takes(file.summary.run_id, parts.time_ms):
+                        self._referenced.add((parts.generation, java_abs(pointer)))
+                self._heartbeat(len(rows))
+
+    def bring_back(self, file: ArchivedFile) -> None:
+        """Write what is meant of one file, unless it is there."""
+        table: KeyTable = self._store.message if file.summary.table == "message" else self._store.payload
+        for rows in parquet.read(file.path, ("key", "write_pointer", "payload", "verdict")):
+            meant = {row.key: row for row in self._meant(file, rows)}
+            missing = self._missing(table, sorted(meant))
+            self._result.skipped += len(rows) - len(meant)
+            self._result.already_there += len(meant) - len(missing)
+            if missing:
+                self._write(file.summary.table, [meant[key] for key in missing])
+            self._heartbeat(len(rows))
+
+    def finish(self) -> Restored:
+        """The result, with what there is to say about it."""
+        result = self._result
+        lacking = sum(not self._has_payload(pointer) for _, pointer in self._referenced - self._archived)
+        if lacking:
+            result.warnings.append(
+                f"messages of {lacking} transactions refer to payloads that are neither archived nor in {result.target}"
+            )
+        if result.expired and result.oldest_ms is not None:
+            ttl_seconds = -(-(self._now_ms - result.oldest_ms) // 1000) + _DAY_SECONDS
+            result.ttl_seconds = min(ttl_seconds, INT_MAX)
+            until = "when the topic is resumed" if self._same_topic else "with the next run, unless the topic is paused"
+            result.warnings.append(
+                f"{result.expired} of these rows are older than the ttl of {result.target} "
+                f"({self._topic.ttl_seconds} s) and go again {until}; "
+                f"set its ttl to {result.ttl_seconds} s before, to keep them for a day"
+            )
+        return result
+
+    # -- the target ----------------------------------------------------------------------------------------------
+
+    def _target(self, topic: TopicId) -> TopicMetadata:
+        """The target as it is now.
+
+        Raises:
+            Refused: nothing may be written to it.
+        """
+        value = self._store.metadata.get(topic.prefix)
+        if value is None:
+            raise Refused(f"There is no topic {topic}.", "Create it, or name another one with --to NS:TOPIC.")
+        try:
+            found = TopicMetadata.parse(topic.prefix, value)
+        except MetadataError as error:
+            raise Refused(f"Nothing is restored: {error}.", "Set its properties right first.") from error
+        if found.deleted:
+            raise Refused(
+                f"Topic {topic} is deleted, so nobody could read its rows.",
+                "Create it again, or name another one with --to NS:TOPIC.",
+            )
+        paused = any(matches(topic, (pause.pattern,)) for pause in self._state.pauses())
+        if self._same_topic and not paused:
+            raise Refused(
+                f"Topic {topic} is not paused, so what is restored could go again at once.", f"janitor pause {topic}"
+            )
+        return found
+
+    def _refuse_if_moved(self) -> None:
+        """Look again before each write, as a sweep does (rule S2)."""
+        present = self._target(self._topic.topic)
+        if present.generation != self._topic.generation:
+            raise Refused(
+                f"Topic {self._topic.topic} was created anew while it was restored to.",
+                "What was written before goes as an old generation; restore again.",
+            )
+
+    # -- rows ----------------------------------------------------------------------------------------------------
+
+    def _meant(self, file: ArchivedFile, rows: list[tuple[Any, ...]]) -> Iterator[_Row]:
+        """The rows that are selected or needed, as they come back."""
+        topic, run_id = self._topic, file.summary.run_id
+        for key, pointer, payload, verdict in rows:
+            parts = self._parts(file, key)
+            needed = isinstance(parts, PayloadKey) and self._is_needed(parts)
+            if needed or self._selection.takes(run_id, parts.time_ms):
+                new_key = parts._replace(topic=topic.topic, generation=topic.generation).pack()
+                yield _Row(new_key, parts.time_ms, self._signed(pointer, verdict), payload)
+
+    def _is_needed(self, payload: PayloadKey) -> bool:
+        """Whether a message that comes back refers to it."""
+        transaction = (payload.generation, java_abs(payload.write_pointer))
+        self._archived.add(transaction)
+        return transaction in self._referenced
+
+    def _has_payload(self, pointer: int) -> bool:
+        """Whether the target has any payload of the transaction."""
+        start = pointer_prefix(self._topic.topic.prefix, self._topic.generation, pointer)
+        return bool(self._store.payload.keys(start, stop_key(start), 1).items)
+
+    def _signed(self, pointer: int | None, verdict: str) -> int | None:
+        """The pointer a message comes back with: positive only where it is known that it may be seen."""
+        if pointer is None or pointer < 0:
+            return pointer
+        return pointer if verdict == Verdict.COMMITTED and not self._is_void(pointer) else -pointer
+
+    def _is_void(self, pointer: int) -> bool:
+        return pointer in self._void or (self._snapshot is not None and self._snapshot.is_invalid(pointer))
+
+    def _missing(self, table: KeyTable, keys: list[bytes]) -> list[bytes]:
+        """Those of the keys that have no row in the target."""
+        there = {key for page in pick(table.keys, lambda key: key, len, keys) for key in page}
+        return [key for key in keys if key not in there and key not in self._would_write]
+
+    def _write(self, table: str, rows: list[_Row]) -> None:
+        if self._result.dry_run:
+            self._would_write.update(row.key for row in rows)
+        else:
+            self._refuse_if_moved()
+            if table == "message":
+                self._store.message.put([(row.key, MessageValue(row.pointer, row.payload)) for row in rows])
+            else:
+                self._store.payload.put([(row.key, row.payload or b"") for row in rows])
+        self._count(table, rows)
+
+    def _count(self, table: str, rows: list[_Row]) -> None:
+        result = self._result
+        result.restored += len(rows)
+        if table == "message":
+            result.messages += len(rows)
+            result.negated += sum(row.pointer is not None and row.pointer < 0 for row in rows)
+        else:
+            result.payloads += len(rows)
+        times = sorted(row.time_ms for row in rows)
+        result.expired += bisect_left(times, self._cutoff.ms)
+        result.oldest_ms = times[0] if result.oldest_ms is None else min(result.oldest_ms, times[0])
+        result.newest_ms = times[-1] if result.newest_ms is None else max(result.newest_ms, times[-1])
+
+    def _parts(self, file: ArchivedFile, key: bytes) -> MessageKey | PayloadKey:
+        parts = MessageKey.parse(key) if file.summary.table == "message" else PayloadKey.parse(key)
+        if parts is None or parts.topic != self._result.source:
+            raise ArchiveError(f"{file.path} holds a row that is not of {self._result.source}: {key.hex()}.")
+        return parts

@@ -1,0 +1,262 @@
+"""What is remembered, record by record: frozen values, so that whoever judges by one needs no memory to do so.
+
+Times are milliseconds since the epoch; write pointers, bounds and times are signed 64-bit numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tms_core.topic import TopicId
+
+#: Later than any clock shows: where the wall time of readings lies of a boot whose clock is known to be wrong.
+UNKNOWN_MS = 2**62
+
+#: Bytes of randomness in a store's mark: enough that no two stores ever get the same.
+MARK_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRecord:
+    """The one store this state is about (rule S13).
+
+    Attributes:
+        mark: a random name given at first contact; another mark is another store.
+        identity: ``Store.identity()`` when it was last found right.
+        adopted_ms: when it was adopted; None as long as nobody has.
+        snapshot_timestamp_ms: of the newest transaction snapshot used so far; None before the first.
+        snapshot_write_pointer: that snapshot's write pointer; one below it is another transaction system's.
+    """
+
+    mark: str
+    identity: str
+    adopted_ms: int | None = None
+    snapshot_timestamp_ms: int | None = None
+    snapshot_write_pointer: int | None = None
+
+    @classmethod
+    def first_contact(cls, identity: str, token_hex: Callable[[int], str]) -> StoreRecord:
+        """A record of a store met just now, not adopted.
+
+        Args:
+            identity: ``Store.identity()``.
+            token_hex: makes that many random bytes, as hex: ``secrets.token_hex``.
+        """
+        return cls(token_hex(MARK_BYTES), identity)
+
+
+@dataclass(frozen=True, slots=True)
+class ClockAnchor:
+    """A reading of a machine's clocks (``tms_core.clock.Clock``) to measure elapsed time from (rule S7).
+
+    Attributes:
+        wall_ms: wall time; from ``UNKNOWN_MS`` on it can only be compared with other readings of the same boot.
+    """
+
+    wall_ms: int
+    running_ms: int
+    boot_id: str
+
+    def comparable(self, other: ClockAnchor) -> bool:
+        """Whether the time between the two readings can be told."""
+        known = self.wall_ms < UNKNOWN_MS
+        if known != (other.wall_ms < UNKNOWN_MS):
+            return False
+        return known or (bool(self.boot_id) and self.boot_id == other.boot_id)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingJump:
+    """What a topic wants to become that is more than time alone allows, and since when it waits."""
+
+    generation: int
+    ttl_seconds: int
+    since: ClockAnchor
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierRecord:
+    """How far deleting has come in one topic (rule S8).
+
+    Attributes:
+        generation: the metadata generation last applied, signed; 0 before the first.
+        cutoff_ms: the cut-off last applied.
+        at: when that was.
+        first_seen_ms: when the topic was first met.
+        pending: a held jump.
+        approved: generation and ttl in seconds of the jump that was approved.
+    """
+
+    generation: int
+    cutoff_ms: int
+    at: ClockAnchor
+    first_seen_ms: int
+    pending: PendingJump | None = None
+    approved: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenIdRecord:
+    """An invalid transaction's write pointer, and whether its rows can all have been seen.
+
+    Attributes:
+        scanned_ms: when the last complete pass that covered it began; None: none has.
+        closed_ms: when a thorough pass closed it; None: its client may still write, or no such pass has come since.
+    """
+
+    pointer: int
+    first_seen_ms: int
+    scanned_ms: int | None = None
+    closed_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run, as ``janitor history`` shows it; ``result`` and ``report`` are empty until it has finished.
+
+    Attributes:
+        heartbeat_ms: when it last showed that it was alive (rule S10).
+    """
+
+    id: str
+    mode: str
+    started_ms: int
+    finished_ms: int | None = None
+    result: str = ""
+    report: str = ""
+    heartbeat_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Topics nothing is done in until somebody resumes them; ``pattern`` is a shell pattern on ``NS:TOPIC``."""
+
+    pattern: str
+    since_ms: int
+
+
+#: The pattern that stands for everything.
+EVERYTHING = "*:*"
+
+
+@dataclass(frozen=True, slots=True)
+class Strikes:
+    """Failures of one topic in a row (rule S9).
+
+    Attributes:
+        count: how many runs in a row failed in it.
+        error: what the last one said.
+        quarantined_ms: when it was put aside; None while it is still retried in every run.
+        probe_ms: when it will be tried again; None while it is not put aside.
+    """
+
+    count: int
+    last_ms: int
+    error: str
+    quarantined_ms: int | None = None
+    probe_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """Rows of one topic, generation and table that one run took by one rule.
+
+    Attributes:
+        rule: ``expired``, ``old_generation`` or ``invalid_transaction``.
+        start: the first key that was taken.
+        stop: just behind the last one. Rows between the two may have stayed: those the rule did not take.
+        rows: how many; None when the run died and the number with it, and ``stop`` is then where it might have come to.
+        metadata_generation, ttl_seconds, cutoff_ms: the policy it was taken by.
+        snapshot_timestamp_ms: of the transaction snapshot in use; None without one.
+    """
+
+    run_id: str
+    at_ms: int
+    topic: TopicId
+    generation: int
+    table: str
+    rule: str
+    start: bytes
+    stop: bytes
+    rows: int | None
+    oldest_ms: int | None
+    newest_ms: int | None
+    metadata_generation: int
+    ttl_seconds: int
+    cutoff_ms: int
+    snapshot_timestamp_ms: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry as JSON values; keys are in hex."""
+        return {
+            "run": self.run_id,
+            "at_ms": self.at_ms,
+            "tms_namespace": self.topic.namespace,
+            "topic": self.topic.topic,
+            "generation": self.generation,
+            "table": self.table,
+            "rule": self.rule,
+            "start": self.start.hex(),
+            "stop": self.stop.hex(),
+            "rows": self.rows,
+            "oldest_ms": self.oldest_ms,
+            "newest_ms": self.newest_ms,
+            "metadata_generation": self.metadata_generation,
+            "ttl_seconds": self.ttl_seconds,
+            "cutoff_ms": self.cutoff_ms,
+            "snapshot_timestamp_ms": self.snapshot_timestamp_ms,
+        }
+
+
+class CounterKey(NamedTuple):
+    """One series of a counter: its name without the prefix, and its labels in order."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCount:
+    """What the background count found in one topic.
+
+    Attributes:
+        size_bytes: of keys and payloads, in both tables.
+        oldest_ms, newest_ms: publish times; None when it is empty.
+        counted_ms: when the count of this topic was finished.
+    """
+
+    messages: int
+    size_bytes: int
+    oldest_ms: int | None
+    newest_ms: int | None
+    counted_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One key interval ``[start, stop)`` of the message table that a pass left clean (rule S4).
+
+    Attributes:
+        stop: None is the end of the table.
+        snapshot_timestamp_ms: of the snapshot the pass worked with.
+        bound: that snapshot's prune upper bound.
+        started_ms: when the pass began.
+    """
+
+    start: bytes
+    stop: bytes | None
+    snapshot_timestamp_ms: int
+    bound: int
+    started_ms: int
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """No row carries a positive write pointer of an invalid transaction up to and including ``bound``."""
+
+    bound: int
+    made_ms: int
+    run_id: str

@@ -1,0 +1,290 @@
+"""Pictures to look at: a janitor in full work, one that has just met its store, and one with everything wrong.
+
+The names in the last are hostile: whoever creates topics chooses them, and errors repeat what others wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from janitor.picture import (
+    BoundaryFigures,
+    CanaryFigures,
+    GuardFigures,
+    HeldTopic,
+    OpenTransaction,
+    Overdue,
+    Picture,
+    Quarantined,
+    Running,
+    RunSummary,
+    SnapshotFigures,
+    TopicFigures,
+)
+from janitor.state.base import CounterKey
+from tests.builders import DAY, HOUR, MINUTE, SECOND, pointer
+
+#: A name that becomes an element, a request and a script wherever it is put in a page as it is.
+HOSTILE = "x'\"><img src=/injected-image onerror=\"document.title='injected'\"><script src=/injected-script></script>"
+
+
+@dataclass
+class StillViews:
+    """Views that stand still until a test changes them, and count how often they are asked."""
+
+    shown: Picture
+    past: Sequence[RunSummary] = ()
+    body: bytes = b"tms_janitor_heartbeat_timestamp_seconds 1\n"
+    not_alive: str = ""
+    not_ready: str = ""
+    asked: list[str] = field(default_factory=list)
+
+    def picture(self) -> Picture:
+        self.asked.append("picture")
+        return self.shown
+
+    def runs(self, limit: int) -> Sequence[RunSummary]:
+        self.asked.append(f"runs {limit}")
+        return self.past[:limit]
+
+    def metrics(self) -> tuple[bytes, str]:
+        self.asked.append("metrics")
+        return self.body, "text/plain; version=0.0.4; charset=utf-8"
+
+    def alive(self) -> str:
+        return self.not_alive
+
+    def ready(self) -> str:
+        return self.not_ready
+
+
+def empty(now_ms: int) -> Picture:
+    """Started a moment ago on a store nobody has adopted, with no topic in it."""
+    return Picture(
+        version="0.1.0",
+        store="leveldb data/messaging",
+        process="running",
+        mode="apply",
+        schedule="every 60 s",
+        now_ms=now_ms,
+        started_ms=now_ms - 3 * SECOND,
+        heartbeat_ms=now_ms,
+        next_run_ms=now_ms + 57 * SECOND,
+        leader=True,
+        lease_holder="host-7:4711",
+        snapshot=SnapshotFigures(problem="not_configured", message="No transaction snapshots are configured."),
+    )
+
+
+def full(now_ms: int) -> Picture:
+    """All well, with something to see in every part, and a run under way."""
+    return Picture(
+        version="0.1.0",
+        store="leveldb data/messaging",
+        process="running",
+        mode="apply",
+        schedule="every 60 s",
+        now_ms=now_ms,
+        started_ms=now_ms - 11 * DAY - 4 * HOUR,
+        heartbeat_ms=now_ms - SECOND,
+        next_run_ms=now_ms + 42 * SECOND,
+        history_since_ms=now_ms - 60 * DAY,
+        adopted_ms=now_ms - 60 * DAY,
+        leader=True,
+        lease_holder="host-7:4711",
+        running=Running("r-20481", now_ms - 6 * SECOND, now_ms - SECOND, "payload", "default:orders", 182_340),
+        last_run=runs(now_ms)[0],
+        last_success_ms={"message": now_ms - 64 * SECOND, "payload": now_ms - 62 * SECOND},
+        held=(HeldTopic("finance:ledger", "protected", 12_400, 48_000_000, now_ms - 40 * DAY, None, ""),),
+        overdue=(Overdue("message", "expired", 640, now_ms - 9 * MINUTE - 7 * DAY),),
+        kept={"referenced": 1_204, "undecided": 37, "held": 12_400, "foreign": 0},
+        guards=(GuardFigures("clock", False, "the clock is 2 s behind what running time makes of the last run"),),
+        snapshot=SnapshotFigures(
+            now_ms - 38 * SECOND, f"snapshot.{now_ms - 38 * SECOND}", "", "", 1_731, 3, 12, _open(now_ms)
+        ),
+        boundary=BoundaryFigures(
+            str(pointer(now_ms - 26 * HOUR)),
+            now_ms - 5 * HOUR,
+            "r-20180",
+            (
+                (
+                    str(pointer(now_ms - 26 * HOUR)),
+                    "younger transactions could still write when the pass from the beginning to the end began",
+                ),
+                (
+                    str(pointer(now_ms - 3 * HOUR)),
+                    f"snapshot {now_ms - 5 * HOUR}, used from the beginning to the end",
+                ),
+            ),
+        ),
+        canary=CanaryFigures(True, 15_802, 0, 41.3, 2),
+        skew_seconds={"running time": -2.1, "store": 0.0},
+        topics=topics(now_ms),
+        counters={CounterKey("sweeps_total", (("result", "done"),)): 20_480.0},
+    )
+
+
+def wrong(now_ms: int) -> Picture:
+    """Everything wrong at once, told in names that try to get into the page."""
+    hostile = f"default:{HOSTILE}"
+    return Picture(
+        version="0.1.0",
+        store=f"leveldb data/{HOSTILE}",
+        process="down",
+        mode="plan_only",
+        schedule="every 60 s",
+        now_ms=now_ms,
+        heartbeat_ms=now_ms - 3 * HOUR,
+        history_since_ms=now_ms - 2 * DAY,
+        adopted_ms=now_ms - 2 * DAY,
+        lease_holder=f"host-9:{HOSTILE}",
+        last_run=RunSummary(
+            "r-77",
+            "apply",
+            now_ms - 3 * HOUR,
+            now_ms - 3 * HOUR + 2 * SECOND,
+            "failed",
+            duration_seconds=2.25,
+            phase_seconds={"message": 1.9},
+            errors=(f"default:orders: reading failed: {HOSTILE}", "default:audit: no space left on device"),
+            error="the disk is full: no space left on device",
+        ),
+        last_success_ms={"message": now_ms - 26 * HOUR},
+        paused=(("*:*", now_ms - HOUR), ("team's:*", now_ms - DAY)),
+        quarantined=(
+            Quarantined(hostile, now_ms - 2 * HOUR, 4, f"corrupted block {HOSTILE}", now_ms + HOUR),
+            Quarantined("default:audit", now_ms - HOUR, 3, "no space left on device", now_ms + 25 * MINUTE),
+        ),
+        held=(
+            HeldTopic(
+                hostile, "frontier", 41_000, 9_300_000, now_ms - 20 * DAY, now_ms + 20 * MINUTE, _approve(hostile)
+            ),
+            HeldTopic("default:orders", "frontier", 1, 29, now_ms - 3 * DAY, None, _approve("default:orders")),
+            HeldTopic(
+                "default:new", "first_contact", 12, 340, now_ms - DAY, now_ms + 5 * MINUTE, _approve("default:new")
+            ),
+            HeldTopic("default:audit", "quarantined", 70_000, 81_000_000, now_ms - 9 * DAY, None, ""),
+        ),
+        overdue=(
+            Overdue("message", "expired", 111_013, now_ms - 20 * DAY),
+            Overdue("payload", "old_generation", 8_100, now_ms - 30 * DAY),
+            Overdue("message", "invalid_transaction", 3, now_ms - HOUR),
+        ),
+        kept={"unknown_topic": 9, "newer_generation": 4, "foreign": 2},
+        guards=(
+            GuardFigures("clock", True, "the clock is 7200 s ahead of what running time makes of the last run"),
+            GuardFigures("identity", False, f"pointers of another system in {HOSTILE}"),
+        ),
+        snapshot=SnapshotFigures(
+            now_ms - 4 * HOUR,
+            HOSTILE,
+            "stale",
+            f"it is older than twice its interval: {HOSTILE}",
+            9,
+            1,
+            0,
+            _open(now_ms)[:1],
+        ),
+        boundary=BoundaryFigures(obstacles=("no complete pass has covered the message table yet", HOSTILE)),
+        canary=CanaryFigures(True, 9, 1, 7_200.0, 4),
+        skew_seconds={HOSTILE: 7_200.0},
+        topics=(
+            TopicFigures(
+                "default",
+                HOSTILE,
+                3,
+                3_600,
+                41_000,
+                9_300_000,
+                now_ms - 20 * DAY,
+                now_ms,
+                now_ms,
+                41_000,
+                now_ms - 20 * DAY,
+            ),
+            TopicFigures(
+                "default",
+                "audit",
+                -2,
+                86_400,
+                70_000,
+                81_000_000,
+                now_ms - 9 * DAY,
+                now_ms,
+                now_ms,
+                70_000,
+                now_ms - 9 * DAY,
+            ),
+            TopicFigures("default", "orders", 1, 86_400),
+        ),
+    )
+
+
+def topics(now_ms: int, number: int = 64) -> tuple[TopicFigures, ...]:
+    """Topics of falling size, in the order of their names; two that are behind, and one nobody has counted yet."""
+    names = ("orders", "audit", "metadata", "program.status", "time.events", "preview")
+    found = []
+    for index in range(number):
+        messages = 9_400_000 // (index + 1) ** 2
+        found.append(
+            TopicFigures(
+                "default" if index % 4 else "system",
+                names[index] if index < len(names) else f"tenant-{index:02d}.events",
+                1 + index % 3,
+                7 * 86_400 if index % 2 else 86_400,
+                messages,
+                messages * 212,
+                now_ms - (7 * DAY if index % 2 else DAY) + index * MINUTE,
+                now_ms - index * 7 * SECOND,
+                now_ms - 4 * MINUTE,
+                *(
+                    (480, now_ms - 9 * MINUTE - 7 * DAY)
+                    if index == 1
+                    else (160, now_ms - 3 * MINUTE - DAY)
+                    if index == 4
+                    else (0, None)
+                ),
+            )
+        )
+    found.append(TopicFigures("default", "brand-new", 1, 3_600))
+    return tuple(sorted(found, key=lambda topic: topic.name))
+
+
+def runs(now_ms: int, number: int = 180) -> tuple[RunSummary, ...]:
+    """One run a minute, newest first: a daily wave, a deleted topic, a few inverted rows, one failure, a gap."""
+    past = []
+    for age in range(number):
+        if 60 <= age < 78:
+            continue
+        started_ms = now_ms - MINUTE * (age + 1) - 4 * SECOND
+        failed = age == 78
+        expired = 0 if failed else 1_400 + 60 * ((age * 7) % 13) + 900 * (age % 47 > 38)
+        past.append(
+            RunSummary(
+                f"r-{20_480 - age}",
+                "apply",
+                started_ms,
+                started_ms + 1_400,
+                "failed" if failed else "done",
+                expired,
+                5_200 if age in (24, 25) else 0,
+                210 + age % 5 if age % 11 < 4 else 0,
+                12_400,
+                1.4 + 0.1 * (age % 3),
+                {"message": 0.61, "invert": 0.18, "payload": 0.42, "sync": 0.011, "compact": 0.2},
+                age % 60 == 30,
+                (),
+                "the store could not be read: input/output error" if failed else "",
+            )
+        )
+    return tuple(past)
+
+
+def _open(now_ms: int) -> tuple[OpenTransaction, ...]:
+    ages = (31 * HOUR, 9 * HOUR, 40 * MINUTE)
+    return tuple(OpenTransaction(str(pointer(now_ms - age)), now_ms - age, now_ms - age + MINUTE) for age in ages)
+
+
+def _approve(topic: str) -> str:
+    return f"janitor approve '{topic}' --config janitor.yaml"

@@ -1,0 +1,186 @@
+"""One holder at a time, with a number that only grows (rule S12).
+
+A lease lives in one small cell that can be compared and set: in the janitor's memory, in a table of the store it
+cleans. Whoever writes the cell holds the lease; every holder gets a higher *fence* than the one before, so that what a
+former holder still has under way can be told apart. Nobody can be stopped who does not look, so a holder looks before
+every batch: at most the one batch whose call had begun can follow the loss.
+
+Time is measured by each side's own running clock: a holder that could not renew for ``seconds`` stops by itself, and a
+challenger waits until it has watched the same record for that long. Wall clocks are only believed when they say that
+the lease is over by far, which saves the wait after a crash.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Protocol
+
+from tms_core.clock import Clock
+from tms_core.errors import LeaseHeld, LeaseLost
+
+#: How far two wall clocks may disagree, in milliseconds, where a lease is taken over by what they say.
+WALL_ALLOWANCE_MS = 300_000
+
+
+class LeaseCell(Protocol):
+    """Where a lease is kept."""
+
+    def lease(self) -> bytes | None:
+        """What is there; None when nothing ever was."""
+        ...
+
+    def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
+        """Write ``value`` if ``expected`` is still there; returns whether it was."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRecord:
+    """A lease as it is kept, in JSON.
+
+    Attributes:
+        holder: who has it, for people; empty when it was given back.
+        fence: one more than that of the holder before.
+        beat: how often it was renewed.
+        renewed_ms: when that last was, by the holder's wall clock.
+        seconds: how long it lasts without being renewed.
+    """
+
+    holder: str
+    fence: int
+    beat: int
+    renewed_ms: int
+    seconds: int
+
+    @classmethod
+    def parse(cls, value: bytes | None) -> LeaseRecord | None:
+        """Read a cell; what cannot be read is nobody's lease."""
+        try:
+            return None if value is None else cls(**json.loads(value))
+        except (ValueError, TypeError):
+            return None
+
+    def pack(self) -> bytes:
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+
+class Lease:
+    """One candidate's side of a lease. Not for two threads at once, but for :meth:`check`.
+
+    Args:
+        cell: where it is kept.
+        holder: who this is, for people; different for every process.
+        seconds: how long it lasts without being renewed.
+        clock: whose running time counts.
+
+    Attributes:
+        fence: this holder's number; 0 while it does not hold the lease.
+    """
+
+    def __init__(self, cell: LeaseCell, holder: str, seconds: int, clock: Clock) -> None:
+        self._cell = cell
+        self._holder = holder
+        self._seconds = seconds
+        self._clock = clock
+        self._mine: bytes | None = None
+        self._renewed_at_ms = 0
+        self._watched: tuple[bytes, int] | None = None
+        self.fence = 0
+
+    @property
+    def held(self) -> bool:
+        """Whether it was held when last looked at."""
+        return self._mine is not None
+
+    def acquire(self, *, sole: bool = False) -> None:
+        """Take the lease.
+
+        Args:
+            sole: the caller knows by other means, such as LevelDB's own lock, that no other holder can be alive.
+
+        Raises:
+            LeaseHeld: somebody else has it; says who, and for how long at most.
+        """
+        present = self._cell.lease()
+        record = LeaseRecord.parse(present)
+        if record is not None and record.holder and not sole and not self._is_over(present, record):
+            raise LeaseHeld(
+                f"{record.holder} has the lease, renewed for the last time {self._age(record)}.",
+                f"Stop that one, or wait: it is free {record.seconds} s after its holder has died.",
+            )
+        fence = record.fence + 1 if record else 1
+        taken = LeaseRecord(self._holder, fence, 0, self._clock.now_ms(), self._seconds)
+        started_ms = self._clock.running_ms()
+        if not self._cell.swap_lease(present, taken.pack()):
+            raise LeaseHeld("Somebody else took the lease at this moment.", "Try again.")
+        self._mine, self._renewed_at_ms, self.fence = taken.pack(), started_ms, fence
+
+    def renew(self) -> None:
+        """Hold it for another while.
+
+        Raises:
+            LeaseLost: somebody else has taken it.
+        """
+        mine = LeaseRecord.parse(self._mine)
+        if mine is None:
+            raise _lost(None)
+        started_ms = self._clock.running_ms()
+        renewed = replace(mine, beat=mine.beat + 1, renewed_ms=self._clock.now_ms()).pack()
+        if not self._cell.swap_lease(self._mine, renewed):
+            self._lose()
+        self._mine, self._renewed_at_ms = renewed, started_ms
+
+    def renew_if_due(self) -> None:
+        """Renew it when a third of its time is over; cheap otherwise.
+
+        Raises:
+            LeaseLost: somebody else has taken it.
+        """
+        if self._clock.running_ms() - self._renewed_at_ms >= self._seconds * 1000 // 3:
+            self.renew()
+
+    def check(self) -> None:
+        """Look whether it is still held; called before every batch.
+
+        Raises:
+            LeaseLost: somebody else has taken it.
+        """
+        if self._mine is None:
+            raise _lost(None)
+        if self._cell.lease() != self._mine:
+            self._lose()
+        self.renew_if_due()
+
+    def release(self) -> None:
+        """Give it back; without effect when it is not held any more."""
+        mine = LeaseRecord.parse(self._mine)
+        if mine is not None:
+            self._cell.swap_lease(self._mine, replace(mine, holder="").pack())
+        self._mine, self.fence = None, 0
+
+    def _is_over(self, present: bytes | None, record: LeaseRecord) -> bool:
+        """Whether its holder has let it expire."""
+        if self._clock.now_ms() - record.renewed_ms > record.seconds * 1000 + WALL_ALLOWANCE_MS:
+            return True
+        now_ms = self._clock.running_ms()
+        if present is not None and (self._watched is None or self._watched[0] != present):
+            self._watched = (present, now_ms)
+        return self._watched is not None and now_ms - self._watched[1] > record.seconds * 1000
+
+    def _age(self, record: LeaseRecord) -> str:
+        return f"{max(0, self._clock.now_ms() - record.renewed_ms) // 1000} s ago"
+
+    def _lose(self) -> None:
+        self._mine, self.fence = None, 0
+        raise _lost(LeaseRecord.parse(self._cell.lease()))
+
+
+#: Makes the lease of a process, given where it is kept.
+LeaseFactory = Callable[[LeaseCell], Lease]
+
+
+def _lost(record: LeaseRecord | None) -> LeaseLost:
+    holder = record.holder if record and record.holder else "nobody"
+    return LeaseLost(f"the lease was lost, {holder} has it now; the run ends here, the next holder goes on from there.")
