@@ -134,7 +134,7 @@ class Session:
         with (
             LevelDBStore(self.store_path) as store,
             SqliteState(self.state_path) as state,
-            self._lease(state) as lease,
+            self.lease(state) as lease,
             self._engine(store, state, lease) as engine,
         ):
             engine.recover()
@@ -142,7 +142,7 @@ class Session:
             yield engine
 
     @contextmanager
-    def _lease(self, state: SqliteState) -> Iterator[Lease | None]:
+    def lease(self, state: SqliteState) -> Iterator[Lease | None]:
         """The lease on the store, held while the block runs; None where the settings want none (rule S12)."""
         wanted = self.settings.janitor.lease
         if wanted.kind == "kubernetes":
@@ -162,23 +162,26 @@ class Session:
         finally:
             lease.release()
 
+    def engine(self, store: Store, state: SqliteState, **options: Any) -> Engine:
+        """An engine by the settings; ``options`` are further ones of :class:`~janitor.engine.Engine`."""
+        janitor = self.settings.janitor
+        return Engine(
+            store,
+            state,
+            options.pop("source", None) or self.source(),
+            self.clock,
+            self.terms(),
+            token_hex=secrets.token_hex,
+            batch_rows=janitor.batch_rows,
+            rows_per_second=janitor.rate_rows_per_second,
+            history_days=janitor.history_days,
+            **options,
+        )
+
     @contextmanager
     def _engine(self, store: Store, state: SqliteState, lease: Lease | None = None) -> Iterator[Engine]:
-        janitor = self.settings.janitor
         with progress(sys.stderr) as observer:
-            yield Engine(
-                store,
-                state,
-                self.source(),
-                self.clock,
-                self.terms(),
-                token_hex=secrets.token_hex,
-                batch_rows=janitor.batch_rows,
-                rows_per_second=janitor.rate_rows_per_second,
-                history_days=janitor.history_days,
-                observer=observer,
-                lease=lease,
-            )
+            yield self.engine(store, state, observer=observer, lease=lease)
 
 
 def session() -> Session:
