@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from janitor.references import Lifetime
-from janitor.state.base import Evidence
+from janitor.state.base import Claim, Evidence
 from tms_core.transaction.model import TX_PER_MS
 
 
@@ -78,6 +78,11 @@ def newest_settled(started_ms: int, lifetime: Lifetime) -> int:
     """The newest pointer under which nothing could be published any more when a pass began."""
     late_ms = max(lifetime.grace_ms, lifetime.allowance_ms)
     return (started_ms - lifetime.max_ms - late_ms) * TX_PER_MS - 1
+
+
+def in_force(claim: Claim, now_ms: int, lifetime: Lifetime) -> bool:
+    """Whether a claim still stands: not made by a clock set back since, nor with a lifetime raised since."""
+    return claim.made_ms <= now_ms and claim.bound <= newest_settled(claim.made_ms, lifetime)
 
 
 def find_gap(evidence: Sequence[Evidence]) -> str | None:

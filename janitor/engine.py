@@ -20,7 +20,7 @@ from janitor.boundary import Boundary
 from janitor.conclude import Pass
 from janitor.inspect import Audit, Inspected, Table, audit, messages, metadata, payloads
 from janitor.inversions import Inversions
-from janitor.ledger import Ledger
+from janitor.ledger import KEPT_ENTRIES, Ledger
 from janitor.messages import Messages
 from janitor.observe import Guarded, Observer, tell_nobody
 from janitor.pacing import Pacer
@@ -35,9 +35,9 @@ from janitor.strangers import Strangers
 from janitor.sweep import Keeper, Sweep
 from janitor.txstate import TransactionView, TxState
 from janitor.walk import Act, Preview, Walk
-from janitor.world import Limits, Terms, World
+from janitor.world import Limits, Terms, World, parse_or_none
 from tms_core.clock import Clock
-from tms_core.errors import GuardTripped, Halted, Interrupted, NotAdopted, StoreError, TmsError
+from tms_core.errors import GuardTripped, Halted, Interrupted, NotAdopted, StoreError
 from tms_core.lease import Lease
 from tms_core.tables.base import Store
 from tms_core.topic import TopicId
@@ -55,7 +55,11 @@ class Archive(Protocol):
     """Where rows go before they are deleted (``janitor.archive``)."""
 
     def begin(self, run_id: str, transactions: TransactionView) -> Keeper:
-        """A keeper for one run's rows."""
+        """A keeper for one run's rows, which are kept with what the run knows of their transactions."""
+        ...
+
+    def expire(self, keep_days: int, now_ms: int) -> int:
+        """Give up what was kept longer than that; returns how many files went."""
         ...
 
 
@@ -83,6 +87,7 @@ class Engine:
         lease: what runs write under; None where nothing else can write.
         halted: whether a run shall end before its next batch.
         archive: where rows go before they are deleted; None for nowhere.
+        archive_days: how long they are kept there.
     """
 
     def __init__(
@@ -101,6 +106,7 @@ class Engine:
         lease: Lease | None = None,
         halted: Callable[[], bool] = never,
         archive: Archive | None = None,
+        archive_days: int = 7,
     ) -> None:
         self.store = store
         self.state = state
@@ -115,6 +121,7 @@ class Engine:
         self._lease = lease
         self._halted = halted
         self._archive = archive
+        self._archive_days = archive_days
         self._strangers = Strangers()
         self._turn = RLock()
 
@@ -146,6 +153,44 @@ class Engine:
         store_id, what_if = ready.record.mark, at_ms is not None
         document = plan.document(report, current.tally, world, store_id=store_id, digest=digest, what_if=what_if)
         return Planned(report, document)
+
+    def rehearse(self, *, patterns: tuple[str, ...] = ()) -> Report:
+        """A plan that is remembered as a run is, for a daemon that only plans (``janitor.apply: false``).
+
+        Raises:
+            StoreError, Halted: as :meth:`plan`.
+        """
+        report = self.plan(patterns=patterns).report
+        with self.state.transaction():
+            record = RunRecord(report.id, report.mode, report.started_ms)
+            self.state.begin_run(record)
+            self.state.finish_run(report.id, self._clock.now_ms(), "done", json.dumps(report.to_history()))
+            figures.save_plan(self.state, report)
+            self.state.prune_runs(report.started_ms - self._history_ms)
+        return report
+
+    def remember_topics(self) -> None:
+        """Read the metadata table, so that a topic is shown before the next sweep has come to it.
+
+        Raises:
+            StoreError: the store could not be read, or the state not written.
+        """
+        parsed = (parse_or_none(key, value) for key, value in self.store.metadata.rows())
+        figures.save_topics(self.state, [topic for topic in parsed if topic is not None])
+
+    def keep_house(self) -> None:
+        """Forget what was remembered and archived for long enough, unless a guard doubts what time it is.
+
+        Raises:
+            StoreError: the state could not be written.
+            ArchiveError: something archived could not be removed.
+        """
+        ready = self._prepare()
+        if ready.stopped:
+            return
+        self.state.prune_ledger(ready.now.wall_ms - self._history_ms, KEPT_ENTRIES)
+        if self._archive is not None:
+            self._archive.expire(self._archive_days, ready.now.wall_ms)
 
     def inspect(self, table: Table, patterns: tuple[str, ...], limit: int) -> Inspected:
         """The rows of one table, the first ones decoded, all of them counted.
@@ -314,7 +359,8 @@ class Engine:
         try:
             if not ready.stopped:
                 self._sweep_store(current, ledger, moves_frontiers)
-        except TmsError as error:
+        # Also for a bug of ours: what was deleted has to be in the ledger, and the run must not look alive.
+        except Exception as error:
             self._close_failed(current, ledger, error)
             raise
         claim = self._claim(ready)
@@ -329,7 +375,7 @@ class Engine:
         self.state.clear_intents()
         return report
 
-    def _close_failed(self, current: Pass, ledger: Ledger, error: TmsError) -> None:
+    def _close_failed(self, current: Pass, ledger: Ledger, error: Exception) -> None:
         with self.state.transaction():
             self.state.finish_run(current.id, self._clock.now_ms(), "failed", json.dumps({"error": str(error)}))
             self.state.add_ledger(ledger.entries())
@@ -391,9 +437,9 @@ class Engine:
     def _claim(self, ready: Prepared) -> Claim | None:
         """The claim in force: not of another store, nor by a clock set back since, nor with a lifetime raised since."""
         claim = self.state.claim()
-        if claim is None or ready.first_contact or claim.made_ms > self._clock.now_ms():
+        if claim is None or ready.first_contact:
             return None
-        return claim if claim.bound <= boundary.newest_settled(claim.made_ms, self.terms.lifetime) else None
+        return claim if boundary.in_force(claim, self._clock.now_ms(), self.terms.lifetime) else None
 
     def _world(
         self,

@@ -7,13 +7,14 @@ a restart. Notes are small facts that the status page and the metrics show betwe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from janitor.conclude import Pass
 from janitor.policy import Hold, Rule
 from janitor.report import Entry, EntryKey, Report
 from janitor.state.base import CounterKey, State
+from tms_core.topic import TopicMetadata
 
 #: Which table's rows are read in a phase of a pass.
 _TABLE_OF_PHASE = {"message": "message", "invert": "message", "references": "message", "payload": "payload"}
@@ -37,6 +38,7 @@ def save(state: State, current: Pass, report: Report, result: str, calls: Mappin
     state.save_note("snapshot", _snapshot(current))
     if current.ready.stopped or current.halted is not None:
         return
+    save_topics(state, (work.topic for _, work in sorted(current.world.topics.items())))
     if result == "done":
         finished_ms = report.effective_now_ms
         state.save_note("success_ms", {"message": finished_ms, "payload": finished_ms})
@@ -45,10 +47,18 @@ def save(state: State, current: Pass, report: Report, result: str, calls: Mappin
     state.save_note("overdue", _overdue(state.note("overdue") or [], current, report))
 
 
-def plan_notes(state: State, report: Report) -> None:
-    """What a daemon that only plans remembers of its plans."""
+def save_topics(state: State, topics: Iterable[TopicMetadata]) -> None:
+    """Remember which topics there are; costs no write when nothing has changed."""
+    found = [[t.topic.namespace, t.topic.topic, t.generation, t.ttl_seconds] for t in topics]
+    if found != state.note("topics"):
+        state.save_note("topics", found)
+
+
+def save_plan(state: State, report: Report) -> None:
+    """What a daemon that only plans remembers of its plans; all that is due in them is overdue."""
     state.save_note("kept", report.to_json()["totals"]["kept"])
-    state.save_note("overdue", [_overdue_item(key, entry) for key, entry in _most(list(report.entries.items()))])
+    due = [(key, entry) for key, entry in report.entries.items() if entry.rows and key.held is not Hold.PROTECTED]
+    state.save_note("overdue", [_overdue_item(key, entry) for key, entry in _most(due)])
 
 
 def _counters(current: Pass, report: Report, calls: Mapping[str, int]) -> dict[CounterKey, float]:

@@ -26,6 +26,11 @@ def read_clocks(clock: Clock) -> ClockAnchor:
     return ClockAnchor(clock.now_ms(), clock.running_ms(), clock.boot_id())
 
 
+def ahead_ms(anchor: ClockAnchor | None, now: ClockAnchor) -> int | None:
+    """How far wall time is ahead of what running time makes of the last run; None where that cannot be told."""
+    return now.wall_ms - _expected_ms(anchor, now) if anchor is not None and _same_boot(anchor, now) else None
+
+
 def check_clock(anchor: ClockAnchor | None, now: ClockAnchor, allowance_ms: int) -> GuardNote | None:
     """Whether wall time is ahead of, or behind, what the remembered clocks make of it (rule S7)."""
     if anchor is None:

@@ -193,3 +193,11 @@ class World:
 def matches(topic: TopicId, patterns: tuple[str, ...]) -> bool:
     """Whether a topic's name fits one of the shell patterns."""
     return any(fnmatchcase(str(topic), pattern) for pattern in patterns)
+
+
+def parse_or_none(key: bytes, value: bytes) -> TopicMetadata | None:
+    """A metadata row, None where it does not parse."""
+    try:
+        return TopicMetadata.parse(key, value)
+    except MetadataError:
+        return None

@@ -106,6 +106,10 @@ class State(ABC):
         """Invalid transactions by write pointer, the closed ones among them."""
 
     @abstractmethod
+    def lowest_open(self, limit: int) -> tuple[int, list[OpenIdRecord]]:
+        """How many ids no thorough pass has closed, and the lowest ``limit`` of them."""
+
+    @abstractmethod
     def save_open_ids(self, records: Iterable[OpenIdRecord]) -> None:
         """Remember these; a record that did not change costs no write, and those of other pointers stay."""
 

@@ -88,6 +88,15 @@ class SqliteState(SqliteHistory):
             rows = self._connection.execute("SELECT pointer, first_seen_ms, scanned_ms, closed_ms FROM open_ids")
             return {row[0]: OpenIdRecord(*row) for row in rows}
 
+    def lowest_open(self, limit: int) -> tuple[int, list[OpenIdRecord]]:
+        [(number,)] = self._rows("SELECT count(*) FROM open_ids WHERE closed_ms IS NULL")
+        rows = self._rows(
+            "SELECT pointer, first_seen_ms, scanned_ms, closed_ms FROM open_ids WHERE closed_ms IS NULL"
+            " ORDER BY pointer LIMIT ?",
+            (limit,),
+        )
+        return number, [OpenIdRecord(*row) for row in rows]
+
     def save_open_ids(self, records: Iterable[OpenIdRecord]) -> None:
         self._write(
             _SAVE_OPEN_ID,

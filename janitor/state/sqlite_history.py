@@ -93,8 +93,8 @@ class SqliteHistory(SqliteFile, State):
             query = (_OF_TOPIC, name) if key is None else (_OF_KEY, (*name, key, key))
         with self._lock, self._border(), closing(self._connection.execute(*query)) as rows:
             # Row by row: the ledger may hold far more entries than fit one of the patterns.
-            entries = (_entry(*row) for _, *row in rows)
-            return list(islice((entry for entry in entries if _fits(entry.topic, patterns)), limit))
+            fitting = (row for row in rows if not patterns or _fits(f"{row[3]}:{row[4]}", patterns))
+            return [_entry(*row) for _, *row in islice(fitting, limit)]
 
     def ledger_generations(self, topic: TopicId) -> list[int]:
         query = "SELECT DISTINCT generation FROM ledger WHERE namespace = ? AND topic = ? ORDER BY generation"
@@ -192,8 +192,8 @@ def _entry(*columns: Any) -> LedgerEntry:
     return LedgerEntry(run_id, at_ms, TopicId(namespace, topic), *rest)
 
 
-def _fits(topic: TopicId, patterns: Sequence[str]) -> bool:
-    return not patterns or any(fnmatchcase(str(topic), pattern) for pattern in patterns)
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _labels(text: str) -> tuple[tuple[str, str], ...]:

@@ -1,0 +1,296 @@
+"""The janitor that runs for years: a schedule, and what keeps it honest.
+
+Every piece of work is a job of its own: the sweep, the transaction snapshot, the topics, the background count, the
+canary, housekeeping, and a tick that renews the lease, takes the picture operators see and notices what hangs. A job
+that fails is a failed job and no dead daemon. Nothing in here decides what may be deleted; that is the engine's.
+
+A stop is asked for by an event that every run looks at between two batches, so it takes effect within one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from threading import Event, Lock
+from typing import Protocol
+
+from janitor import look
+from janitor.engine import Engine
+from janitor.look import Live, Site
+from janitor.metrics import Metrics
+from janitor.picture import Picture, Running, RunSummary
+from janitor.refresh import Refreshed
+from janitor.run_log import RunLog
+from janitor.schedule import Schedule, Trigger
+from janitor.state.base import State
+from tms_core.clock import Clock
+from tms_core.errors import Halted, LeaseHeld, LeaseLost, TmsError
+from tms_core.lease import Lease
+from tms_core.topic import TopicId
+
+#: How often the picture is taken and the lease looked after, in seconds.
+TICK_SECONDS = 5
+#: How often the metadata table is read for what is shown, in seconds; a sweep reads it by itself.
+TOPICS_SECONDS = 60
+#: How often past runs, ledger and archive are pruned, in seconds.
+HOUSEKEEPING_SECONDS = 3600
+#: A tick that is later than this, in milliseconds, means that the process hangs.
+LATE_TICK_MS = 60_000
+#: A run that has shown no sign of life for so long, in milliseconds, hangs; no single call may take that long.
+HUNG_RUN_MS = 900_000
+
+logger = logging.getLogger(__name__)
+
+
+class Chore(Protocol):
+    """Work beside the sweeps, such as the background count."""
+
+    def __call__(self) -> None:
+        """Do a piece of it.
+
+        Raises:
+            TmsError: it could not be done.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A chore and how often it is done."""
+
+    name: str
+    seconds: float
+    chore: Chore
+
+
+class Watched:
+    """What a run does at this moment; the engine's observer."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        self._running: Running | None = None
+        self._seen_ms = clock.running_ms()
+
+    def __call__(self, phase: str, topic: TopicId | None, rows: int) -> None:
+        with self._lock:
+            self._seen_ms = self._clock.running_ms()
+            if self._running is not None:
+                self._running = replace(
+                    self._running,
+                    heartbeat_ms=self._clock.now_ms(),
+                    phase=phase,
+                    topic=str(topic) if topic else "",
+                    rows=self._running.rows + rows,
+                )
+
+    def begin(self) -> None:
+        with self._lock:
+            now_ms = self._clock.now_ms()
+            self._seen_ms = self._clock.running_ms()
+            self._running = Running("", now_ms, now_ms, "beginning", "", 0)
+
+    def end(self) -> None:
+        with self._lock:
+            self._running = None
+
+    @property
+    def running(self) -> Running | None:
+        return self._running
+
+    def silent_ms(self) -> int:
+        """How long a run under way has shown no sign of life; 0 without one. Takes no lock."""
+        return self._clock.running_ms() - self._seen_ms if self._running is not None else 0
+
+
+class Daemon:
+    """The jobs and their life cycle; also what the HTTP server shows (``janitor.http.Views``).
+
+    Args:
+        engine: sweeps.
+        watched: the engine's observer.
+        source: the snapshots the engine uses; None for nowhere.
+        trigger: when sweeps run.
+        adopt: accept a store met for the first time with the first sweep.
+        patterns: topics to sweep; none for all.
+        jobs: further chores.
+        stop: set from outside to end everything.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        watched: Watched,
+        source: Refreshed | None,
+        schedule: Schedule,
+        trigger: Trigger,
+        state: State,
+        site: Site,
+        metrics: Metrics,
+        clock: Clock,
+        *,
+        lease: Lease | None = None,
+        adopt: bool = False,
+        patterns: tuple[str, ...] = (),
+        snapshot_seconds: float = 30,
+        jobs: Sequence[Job] = (),
+        stop: Event | None = None,
+    ) -> None:
+        self.engine = engine
+        self._watched = watched
+        self._source = source
+        self._schedule = schedule
+        self._state = state
+        self._site = site
+        self._metrics = metrics
+        self._clock = clock
+        self._lease = lease
+        self._adopt = adopt
+        self._patterns = patterns
+        self.stop = stop or Event()
+        self._wake = Event()
+        self._lock = Lock()
+        self._started_ms = clock.now_ms()
+        self._ticked_ms = clock.running_ms()
+        self._log = RunLog()
+        self._picture = look.look(state, site, clock, self._live())
+        self._add_jobs(trigger, snapshot_seconds, jobs)
+
+    # -- life cycle ------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Work until :attr:`stop` is set."""
+        self._schedule.start()
+        try:
+            while not self.stop.is_set():
+                self._wake.wait()
+                self._wake.clear()
+                if not self.stop.is_set():
+                    self._schedule.run_now("sweep")
+        finally:
+            self._schedule.shutdown()
+
+    def halt(self) -> None:
+        """End everything, within one batch; safe in a signal handler."""
+        self.stop.set()
+        self._wake.set()
+
+    def sweep_now(self) -> None:
+        """Sweep as soon as possible; safe in a signal handler."""
+        self._wake.set()
+
+    def nudge(self) -> None:
+        """Take the picture again, because somebody has changed something."""
+        self.tick()
+
+    # -- jobs ------------------------------------------------------------------------------------------------------
+
+    def _add_jobs(self, trigger: Trigger, snapshot_seconds: float, jobs: Sequence[Job]) -> None:
+        every = self._schedule.every
+        if self._source is not None:
+            self._add("snapshot", every(snapshot_seconds), self._source.refresh, at_once=True)
+        self._add("sweep", trigger, self.sweep, at_once=True)
+        self._add("topics", every(TOPICS_SECONDS), self.engine.remember_topics, at_once=True)
+        self._add("housekeeping", every(HOUSEKEEPING_SECONDS), self.engine.keep_house)
+        self._add("tick", every(TICK_SECONDS), self.tick, at_once=True)
+        for job in jobs:
+            self._add(job.name, every(job.seconds), job.chore, at_once=True)
+
+    def _add(self, name: str, trigger: Trigger, chore: Callable[[], None], *, at_once: bool = False) -> None:
+        self._schedule.add(name, trigger, lambda: self._guarded(name, chore), at_once=at_once)
+
+    def _guarded(self, name: str, chore: Callable[[], None]) -> None:
+        """Do a chore; one that fails has failed, and is done again when it is due."""
+        if self.stop.is_set():
+            return
+        try:
+            chore()
+        except Halted:
+            logger.info("%s was ended, because the janitor stops", name)
+        except TmsError as error:
+            logger.error("%s failed: %s", name, error)
+        # A bug in one job must not end the others; it is in the log with where it happened.
+        except Exception:
+            logger.exception("%s failed", name)
+
+    def sweep(self) -> None:
+        """One sweep, or one plan where only plans are wanted."""
+        if not self._leads():
+            return
+        self._watched.begin()
+        try:
+            if self._site.mode == "plan_only":
+                self._log.write(self.engine.rehearse(patterns=self._patterns))
+            else:
+                self._log.write(self.engine.run_once(adopt=self._adopt, patterns=self._patterns, patient=True))
+        finally:
+            self._watched.end()
+            self.tick()
+
+    def tick(self) -> None:
+        """Look after the lease, take the picture, prepare the metrics."""
+        self._ticked_ms = self._clock.running_ms()
+        if self._lease is not None and self._watched.running is None and self._lease.held:
+            self._renew(self._lease)
+        picture = look.look(self._state, self._site, self._clock, self._live())
+        with self._lock:
+            self._picture = picture
+        self._metrics.update(picture)
+
+    def _leads(self) -> bool:
+        """Whether this process holds the lease; one that lost it tries to get it back."""
+        if self._lease is None or self._lease.held:
+            return True
+        try:
+            self._lease.acquire()
+        except LeaseHeld as error:
+            logger.warning("no sweep: %s", error)
+            return False
+        self.engine.recover()
+        return True
+
+    def _renew(self, lease: Lease) -> None:
+        try:
+            lease.renew_if_due()
+        except LeaseLost as error:
+            logger.error("%s", error)
+
+    def _live(self) -> Live:
+        return Live(
+            started_ms=self._started_ms,
+            heartbeat_ms=self._clock.now_ms(),
+            next_run_ms=self._schedule.next_run_ms("sweep"),
+            running=self._watched.running,
+            leader=self._lease is None or self._lease.held,
+        )
+
+    # -- what others see -------------------------------------------------------------------------------------------
+
+    def picture(self) -> Picture:
+        """The picture as of the last tick."""
+        with self._lock:
+            return self._picture
+
+    def runs(self, limit: int) -> list[RunSummary]:
+        """The last runs, newest first."""
+        return [look.summary(run) for run in self._state.runs(limit)]
+
+    def metrics(self) -> tuple[bytes, str]:
+        """The metrics' text and its content type."""
+        return self._metrics.render()
+
+    def alive(self) -> str:
+        """Why this process should be restarted; empty when it should not."""
+        late_ms = self._clock.running_ms() - self._ticked_ms
+        if late_ms > LATE_TICK_MS:
+            return f"nothing has moved in this process for {late_ms // 1000} s"
+        silent_ms = self._watched.silent_ms()
+        if silent_ms > HUNG_RUN_MS:
+            return f"the run under way has shown no sign of life for {silent_ms // 1000} s"
+        return ""
+
+    def ready(self) -> str:
+        """Why this process cannot do its work now; empty when it can. A paused janitor is ready."""
+        return "the janitor is stopping" if self.stop.is_set() else ""
+

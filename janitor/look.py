@@ -1,0 +1,275 @@
+"""Taking the picture that operators see: from the memory, and from the daemon where one runs.
+
+The memory alone is enough for all but what is happening this moment, so the figures are there when the process is
+down, and where sweeps are CronJobs and only an exporter runs. Nothing here reads the store.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Literal
+
+from janitor import boundary, canary, guards
+from janitor.picture import (
+    BoundaryFigures,
+    GuardFigures,
+    HeldTopic,
+    OpenTransaction,
+    Overdue,
+    Picture,
+    Quarantined,
+    Running,
+    RunSummary,
+    SnapshotFigures,
+    TopicFigures,
+)
+from janitor.policy import Hold, Rule
+from janitor.state.base import OpenIdRecord, RunRecord, State
+from janitor.world import Terms, matches
+from tms_core.clock import Clock
+from tms_core.lease import LeaseRecord
+from tms_core.topic import TopicId
+from tms_core.transaction.model import transaction_ms
+
+#: How many open transactions are named.
+NAMED_OPEN = 10
+#: How many past runs are looked through for the last one that finished.
+RECENT_RUNS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What does not change while a process lives.
+
+    Attributes:
+        store: which store it is, for people.
+        arguments: options that lead to it, to be typed after a command.
+        schedule: when sweeps run, in words.
+    """
+
+    store: str
+    mode: Literal["apply", "plan_only"]
+    schedule: str
+    terms: Terms
+    canary: bool = False
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What only the daemon knows."""
+
+    started_ms: int
+    heartbeat_ms: int
+    next_run_ms: int | None = None
+    running: Running | None = None
+    leader: bool = True
+
+
+def look(state: State, site: Site, clock: Clock, live: Live | None = None) -> Picture:
+    """The picture at this moment.
+
+    Args:
+        live: what the daemon adds; None where none runs.
+
+    Raises:
+        StoreError: the memory cannot be read.
+    """
+    clocks = guards.read_clocks(clock)
+    record = state.store()
+    runs = state.runs(RECENT_RUNS)
+    last = next((run for run in runs if run.finished_ms is not None), None)
+    report = _report(last)
+    overdue = state.note("overdue") or []
+    ahead_ms = guards.ahead_ms(state.anchor(), clocks)
+    lease = LeaseRecord.parse(state.lease())
+    return Picture(
+        version=metadata.version("tms-janitor"),
+        store=site.store,
+        process="running" if live else "down",
+        mode=site.mode,
+        schedule=site.schedule,
+        now_ms=clocks.wall_ms,
+        started_ms=live.started_ms if live else None,
+        heartbeat_ms=live.heartbeat_ms if live else _last_sign(runs),
+        next_run_ms=live.next_run_ms if live else None,
+        history_since_ms=state.created_ms(),
+        adopted_ms=record.adopted_ms if record else None,
+        leader=live.leader if live else False,
+        lease_holder=lease.holder if lease else "",
+        running=live.running if live else None,
+        last_run=summary(last) if last else None,
+        last_success_ms=state.note("success_ms") or {},
+        paused=[(pause.pattern, pause.since_ms) for pause in state.pauses()],
+        quarantined=_quarantined(state),
+        held=_held(state, site, overdue),
+        overdue=_overdue(overdue),
+        kept=state.note("kept") or {},
+        guards=[GuardFigures(**note) for note in report.get("guards", ())],
+        snapshot=_snapshot(state),
+        boundary=_boundary(state, site.terms, clocks.wall_ms),
+        canary=canary.figures(state, enabled=site.canary),
+        skew_seconds={} if ahead_ms is None else {"running_time": ahead_ms / 1000},
+        topics=_topics(state, overdue),
+        counters=state.counters(),
+    )
+
+
+def summary(run: RunRecord) -> RunSummary:
+    """One run in a line."""
+    report = _report(run)
+    totals = report.get("totals", {})
+    return RunSummary(
+        id=run.id,
+        mode=run.mode,
+        started_ms=run.started_ms,
+        finished_ms=run.finished_ms,
+        result=run.result,
+        **{str(rule): totals.get(str(rule), 0) for rule in Rule},
+        held=totals.get("kept", {}).get("held", 0),
+        duration_seconds=report.get("duration_seconds", 0.0),
+        phase_seconds=report.get("phase_seconds", {}),
+        thorough=report.get("thorough", False),
+        errors=report.get("errors", []),
+        error=report.get("error", ""),
+    )
+
+
+def _report(run: RunRecord | None) -> dict[str, Any]:
+    found = json.loads(run.report) if run is not None and run.report else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _last_sign(runs: Iterable[RunRecord]) -> int | None:
+    """When a run last showed that it was alive."""
+    signs = [ms for run in runs for ms in (run.finished_ms, run.heartbeat_ms, run.started_ms) if ms is not None]
+    return max(signs, default=None)
+
+
+def _quarantined(state: State) -> list[Quarantined]:
+    return [
+        Quarantined(str(topic), record.quarantined_ms, record.count, record.error, record.probe_ms)
+        for topic, record in state.strikes().items()
+        if record.quarantined_ms is not None and record.probe_ms is not None
+    ]
+
+
+def _held(state: State, site: Site, overdue: Sequence[Mapping[str, Any]]) -> list[HeldTopic]:
+    """Topics whose deletions wait: those a frontier holds, and those with rows that a run found held."""
+    waiting: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for item in overdue:
+        if item["held"]:
+            waiting[f"{item['tms_namespace']}:{item['topic']}"].append(item)
+    hold_ms = site.terms.hold_seconds * 1000
+    ends = {
+        str(topic): record.pending.since.wall_ms + hold_ms
+        for topic, record in state.frontiers().items()
+        if record.pending is not None and record.approved is None
+    }
+    pauses = tuple(pause.pattern for pause in state.pauses())
+    return [
+        _held_topic(name, waiting.get(name, []), ends.get(name), pauses, site.arguments)
+        for name in sorted({*waiting, *ends})
+    ]
+
+
+def _held_topic(
+    name: str, items: Sequence[Mapping[str, Any]], until_ms: int | None, pauses: tuple[str, ...], arguments: str
+) -> HeldTopic:
+    reason = str(Hold.FRONTIER) if until_ms is not None else items[0]["held"]
+    pattern = next((pause for pause in pauses if matches(TopicId.parse(name), (pause,))), None)
+    if pattern is not None:
+        reason, until_ms = str(Hold.PAUSED), None
+    commands = {
+        str(Hold.FRONTIER): f"janitor approve {name}",
+        str(Hold.PAUSED): f"janitor resume '{pattern}'",
+        str(Hold.FIRST_CONTACT): "janitor adopt",
+    }
+    command = f"{commands[reason]} {arguments}".rstrip() if reason in commands else ""
+    oldest = [item["oldest_ms"] for item in items if item["oldest_ms"] is not None]
+    return HeldTopic(
+        topic=name,
+        reason=reason,
+        rows=sum(item["rows"] for item in items),
+        size_bytes=sum(item["bytes"] for item in items),
+        oldest_ms=min(oldest, default=None),
+        until_ms=until_ms,
+        command=command,
+    )
+
+
+def _overdue(items: Sequence[Mapping[str, Any]]) -> list[Overdue]:
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for item in items:
+        found[item["table"], item["rule"]].append(item)
+    return [
+        Overdue(table, rule, sum(item["rows"] for item in part), _oldest(part))
+        for (table, rule), part in sorted(found.items())
+    ]
+
+
+def _oldest(items: Sequence[Mapping[str, Any]]) -> int | None:
+    return min((item["oldest_ms"] for item in items if item["oldest_ms"] is not None), default=None)
+
+
+def _snapshot(state: State) -> SnapshotFigures:
+    number, lowest = state.lowest_open(NAMED_OPEN)
+    return SnapshotFigures(
+        **(state.note("snapshot") or {}), open=number, oldest_open=[_open_transaction(record) for record in lowest]
+    )
+
+
+def _open_transaction(record: OpenIdRecord) -> OpenTransaction:
+    return OpenTransaction(str(record.pointer), transaction_ms(record.pointer), record.first_seen_ms)
+
+
+def _boundary(state: State, terms: Terms, now_ms: int) -> BoundaryFigures:
+    _, lowest = state.lowest_open(1)
+    present = boundary.claim(state.evidence(), [record.pointer for record in lowest], terms.lifetime)
+    limits = [(str(limit.bound), limit.reason) for limit in present.limits]
+    obstacles = list(present.obstacles)
+    if not terms.lifetime_known:
+        obstacles.append("transactions.max_lifetime_seconds is not set, so it is not known how long one may write")
+    claim = state.claim()
+    if claim is None or not boundary.in_force(claim, now_ms, terms.lifetime):
+        return BoundaryFigures(limits=limits, obstacles=obstacles)
+    return BoundaryFigures(str(claim.bound), claim.made_ms, claim.run_id, limits, obstacles)
+
+
+def _topics(state: State, overdue: Sequence[Mapping[str, Any]]) -> list[TopicFigures]:
+    late: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for item in overdue:
+        late[item["tms_namespace"], item["topic"]].append(item)
+    counts = state.counts()
+    return [
+        _topic(namespace, topic, generation, ttl_seconds, late.get((namespace, topic), []), counts)
+        for namespace, topic, generation, ttl_seconds in state.note("topics") or ()
+    ]
+
+
+def _topic(
+    namespace: str,
+    topic: str,
+    generation: int,
+    ttl_seconds: int,
+    late: Sequence[Mapping[str, Any]],
+    counts: Mapping[TopicId, Any],
+) -> TopicFigures:
+    count = counts.get(TopicId(namespace, topic))
+    return TopicFigures(
+        tms_namespace=namespace,
+        topic=topic,
+        generation=generation,
+        ttl_seconds=ttl_seconds,
+        messages=count.messages if count else None,
+        size_bytes=count.size_bytes if count else None,
+        oldest_ms=count.oldest_ms if count else None,
+        newest_ms=count.newest_ms if count else None,
+        counted_ms=count.counted_ms if count else None,
+        overdue_rows=sum(item["rows"] for item in late),
+        oldest_overdue_ms=_oldest(late),
+    )

@@ -1,0 +1,49 @@
+"""What a run says in the log: what it did, and what is new about what stopped or troubled it.
+
+A daemon runs every minute, and a warning that is repeated every minute is soon read by nobody. So a run that did
+nothing is a debugging line, and what a guard says is said when it begins; the status page shows it while it lasts.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from janitor.policy import Rule
+from janitor.report import Report
+
+logger = logging.getLogger(__name__)
+
+
+class RunLog:
+    """Writes about the runs of one process."""
+
+    def __init__(self) -> None:
+        self._first = True
+        self._notes: set[tuple[str, bool]] = set()
+        self._errors: set[str] = set()
+
+    def write(self, report: Report) -> None:
+        """Say what a run did, what stopped it and what failed."""
+        figures = {str(rule): report.total(rule) for rule in Rule}
+        held = report.held_rows()
+        fields = {"run": report.id, **figures, "held": held, "seconds": report.duration_seconds}
+        summary = ", ".join(f"{count} {rule}" for rule, count in figures.items())
+        level = logging.INFO if any(figures.values()) or self._first else logging.DEBUG
+        self._first = False
+        logger.log(level, "%s %s: %s, %d held", _kind(report), report.id, summary, held, extra={"fields": fields})
+        self._write_notes(report)
+        for error in report.errors:
+            if error not in self._errors:
+                logger.error("%s", error, extra={"fields": {"run": report.id}})
+        self._errors = set(report.errors)
+
+    def _write_notes(self, report: Report) -> None:
+        for note in report.guards:
+            if (note.guard, note.tripped) not in self._notes:
+                level = logging.ERROR if note.tripped else logging.WARNING
+                logger.log(level, "%s: %s", note.guard, note.message, extra={"fields": {"run": report.id}})
+        self._notes = {(note.guard, note.tripped) for note in report.guards}
+
+
+def _kind(report: Report) -> str:
+    return "plan" if report.mode == "plan" else "run"
