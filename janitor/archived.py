@@ -71,18 +71,24 @@ class Selection:
         return self.until_ms is None or oldest_ms < self.until_ms
 
 
+#: Everything there is.
+ANY = Selection()
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """What one run archived of one topic on one day.
 
     Attributes:
-        rules: by which the rows went.
+        generations: the rows'.
+        rules: by which they went.
         oldest_ms, newest_ms: publish times; of payload rows, write times.
     """
 
     topic: TopicId
     day: date
     run_id: str
+    generations: tuple[int, ...]
     rules: tuple[str, ...]
     messages: int
     payloads: int
@@ -93,7 +99,7 @@ class Group:
 
     def to_json(self) -> dict[str, Any]:
         figures = asdict(self)
-        figures.update(day=self.day.isoformat(), rules=list(self.rules), topic=self.topic.topic)
+        figures.update(day=self.day.isoformat(), topic=self.topic.topic)
         return {"tms_namespace": self.topic.namespace, **figures}
 
 
@@ -160,6 +166,7 @@ def _group(topic: TopicId, day: date, run_id: str, files: list[ArchivedFile]) ->
         topic=topic,
         day=day,
         run_id=run_id,
+        generations=tuple(sorted({summary.generation for summary in summaries})),
         rules=tuple(sorted({summary.rule for summary in summaries})),
         messages=sum(summary.rows for summary in summaries if summary.table == "message"),
         payloads=sum(summary.rows for summary in summaries if summary.table == "payload"),

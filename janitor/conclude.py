@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from janitor import boundary, guards, quarantine, txstate
 from janitor.prepare import Prepared
 from janitor.report import GuardNote, Mode, Tally
-from janitor.state.base import Claim, ClockAnchor, Evidence, FrontierRecord, State, StoreRecord
+from janitor.state.base import Claim, ClockAnchor, Evidence, FrontierRecord, State, StoreRecord, Strikes
 from janitor.txstate import TxState
 from janitor.world import Terms, TopicWork, World
 from tms_core.errors import Interrupted
@@ -94,9 +94,7 @@ def conclude_run(current: Pass, state: State, terms: Terms, clocks: ClockAnchor,
     ready, world = current.ready, current.world
     done = {key: work for key, work in world.topics.items() if _is_done(current, key)}
     state.save_frontiers(_applied(state, world, [work for work in done.values() if not work.waits]))
-    failed = {topic: error for key, error in current.failed.items() if (topic := TopicId.from_prefix(key)) is not None}
-    visited = [work.topic.topic for work in done.values() if not work.waits]
-    state.save_strikes(quarantine.judge(state.strikes(), failed, visited, ready.now.wall_ms))
+    state.save_strikes(_strikes(current, state, [work.topic.topic for work in done.values() if not work.waits]))
     open_ids = ready.open_ids
     usable = ready.tx.usable
     if current.complete and usable is not None:
@@ -110,6 +108,15 @@ def conclude_run(current: Pass, state: State, terms: Terms, clocks: ClockAnchor,
     if current.finished and world.thorough:
         state.save_last_thorough_ms(ready.now.wall_ms)
     _forget_the_future(state, ready.now.wall_ms)
+
+
+def _strikes(current: Pass, state: State, visited: list[TopicId]) -> dict[TopicId, Strikes | None]:
+    """What changes in the records of failures. A topic without metadata has nothing left that could fail."""
+    world, known = current.world, state.strikes()
+    failed = {topic: error for key, error in current.failed.items() if (topic := TopicId.from_prefix(key)) is not None}
+    gone = {topic for topic in known if topic.prefix not in world.topics and _is_done(current, topic.prefix)}
+    written = {key.topic for key, entry in current.tally.entries.items() if key.held is None and entry.rows}
+    return quarantine.judge(known, failed, gone.union(visited), written, current.ready.now.wall_ms)
 
 
 def _is_done(current: Pass, key: bytes) -> bool:

@@ -10,8 +10,9 @@ A stop is asked for by an event that every run looks at between two batches, so 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Event, Lock
 from typing import Protocol
 
@@ -22,7 +23,7 @@ from janitor.metrics import Metrics
 from janitor.picture import Picture, Running, RunSummary
 from janitor.refresh import Refreshed
 from janitor.run_log import RunLog
-from janitor.schedule import Schedule, Trigger
+from janitor.schedule import Schedule, Trigger, every
 from janitor.state.base import State
 from tms_core.clock import Clock
 from tms_core.errors import Halted, LeaseHeld, LeaseLost, TmsError
@@ -31,6 +32,8 @@ from tms_core.topic import TopicId
 
 #: How often the picture is taken and the lease looked after, in seconds.
 TICK_SECONDS = 5
+#: How often the main thread looks after the schedule, in seconds.
+WATCH_SECONDS = 1.0
 #: How often the metadata table is read for what is shown, in seconds; a sweep reads it by itself.
 TOPICS_SECONDS = 60
 #: How often past runs, ledger and archive are pruned, in seconds.
@@ -46,7 +49,7 @@ logger = logging.getLogger(__name__)
 class Chore(Protocol):
     """Work beside the sweeps, such as the background count."""
 
-    def __call__(self) -> None:
+    def __call__(self) -> object:
         """Do a piece of it.
 
         Raises:
@@ -60,7 +63,7 @@ class Job:
     """A chore and how often it is done."""
 
     name: str
-    seconds: float
+    seconds: int
     chore: Chore
 
 
@@ -133,7 +136,7 @@ class Daemon:
         lease: Lease | None = None,
         adopt: bool = False,
         patterns: tuple[str, ...] = (),
-        snapshot_seconds: float = 30,
+        snapshot_seconds: int = 30,
         jobs: Sequence[Job] = (),
         stop: Event | None = None,
     ) -> None:
@@ -149,8 +152,7 @@ class Daemon:
         self._adopt = adopt
         self._patterns = patterns
         self.stop = stop or Event()
-        self._wake = Event()
-        self._lock = Lock()
+        self._looking = Lock()
         self._started_ms = clock.now_ms()
         self._ticked_ms = clock.running_ms()
         self._log = RunLog()
@@ -164,21 +166,19 @@ class Daemon:
         self._schedule.start()
         try:
             while not self.stop.is_set():
-                self._wake.wait()
-                self._wake.clear()
-                if not self.stop.is_set():
-                    self._schedule.run_now("sweep")
+                self._schedule.watch(WATCH_SECONDS)
         finally:
-            self._schedule.shutdown()
+            self._schedule.shutdown(wait=True)
 
     def halt(self) -> None:
         """End everything, within one batch; safe in a signal handler."""
         self.stop.set()
-        self._wake.set()
+        # Any wish wakes the loop that watches the schedule.
+        self._schedule.run_now("tick")
 
     def sweep_now(self) -> None:
         """Sweep as soon as possible; safe in a signal handler."""
-        self._wake.set()
+        self._schedule.run_now("sweep")
 
     def nudge(self) -> None:
         """Take the picture again, because somebody has changed something."""
@@ -186,8 +186,7 @@ class Daemon:
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
-    def _add_jobs(self, trigger: Trigger, snapshot_seconds: float, jobs: Sequence[Job]) -> None:
-        every = self._schedule.every
+    def _add_jobs(self, trigger: Trigger, snapshot_seconds: int, jobs: Sequence[Job]) -> None:
         if self._source is not None:
             self._add("snapshot", every(snapshot_seconds), self._source.refresh, at_once=True)
         self._add("sweep", trigger, self.sweep, at_once=True)
@@ -197,10 +196,10 @@ class Daemon:
         for job in jobs:
             self._add(job.name, every(job.seconds), job.chore, at_once=True)
 
-    def _add(self, name: str, trigger: Trigger, chore: Callable[[], None], *, at_once: bool = False) -> None:
-        self._schedule.add(name, trigger, lambda: self._guarded(name, chore), at_once=at_once)
+    def _add(self, name: str, trigger: Trigger, chore: Chore, *, at_once: bool = False) -> None:
+        self._schedule.add(name, trigger, partial(self._do, name, chore), at_once=at_once)
 
-    def _guarded(self, name: str, chore: Callable[[], None]) -> None:
+    def _do(self, name: str, chore: Chore) -> None:
         """Do a chore; one that fails has failed, and is done again when it is due."""
         if self.stop.is_set():
             return
@@ -210,9 +209,6 @@ class Daemon:
             logger.info("%s was ended, because the janitor stops", name)
         except TmsError as error:
             logger.error("%s failed: %s", name, error)
-        # A bug in one job must not end the others; it is in the log with where it happened.
-        except Exception:
-            logger.exception("%s failed", name)
 
     def sweep(self) -> None:
         """One sweep, or one plan where only plans are wanted."""
@@ -226,17 +222,18 @@ class Daemon:
                 self._log.write(self.engine.run_once(adopt=self._adopt, patterns=self._patterns, patient=True))
         finally:
             self._watched.end()
-            self.tick()
+            self._schedule.run_now("tick")
 
     def tick(self) -> None:
         """Look after the lease, take the picture, prepare the metrics."""
         self._ticked_ms = self._clock.running_ms()
         if self._lease is not None and self._watched.running is None and self._lease.held:
             self._renew(self._lease)
-        picture = look.look(self._state, self._site, self._clock, self._live())
-        with self._lock:
+        # One at a time, so that an older picture never follows a newer one: counters would seem to go back.
+        with self._looking:
+            picture = look.look(self._state, self._site, self._clock, self._live())
             self._picture = picture
-        self._metrics.update(picture)
+            self._metrics.update(picture)
 
     def _leads(self) -> bool:
         """Whether this process holds the lease; one that lost it tries to get it back."""
@@ -269,16 +266,15 @@ class Daemon:
 
     def picture(self) -> Picture:
         """The picture as of the last tick."""
-        with self._lock:
-            return self._picture
+        return self._picture
 
     def runs(self, limit: int) -> list[RunSummary]:
         """The last runs, newest first."""
         return [look.summary(run) for run in self._state.runs(limit)]
 
-    def metrics(self) -> tuple[bytes, str]:
-        """The metrics' text and its content type."""
-        return self._metrics.render()
+    def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
+        """The metrics' text and its content type, as a scraper's ``Accept`` header wants it."""
+        return self._metrics.render(accept)
 
     def alive(self) -> str:
         """Why this process should be restarted; empty when it should not."""
@@ -293,4 +289,3 @@ class Daemon:
     def ready(self) -> str:
         """Why this process cannot do its work now; empty when it can. A paused janitor is ready."""
         return "the janitor is stopping" if self.stop.is_set() else ""
-

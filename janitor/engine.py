@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from janitor import boundary, conclude, figures, frontier, guards, plan, quarantine, txstate
 from janitor.boundary import Boundary
 from janitor.conclude import Pass
-from janitor.inspect import Audit, Inspected, Table, audit, messages, metadata, payloads
+from janitor.inspect import Audit, Inspected, Table, audit, messages, metadata, payloads, snapshot_figures
 from janitor.inversions import Inversions
 from janitor.ledger import KEPT_ENTRIES, Ledger
 from janitor.messages import Messages
@@ -35,10 +35,12 @@ from janitor.strangers import Strangers
 from janitor.sweep import Keeper, Sweep
 from janitor.txstate import TransactionView, TxState
 from janitor.walk import Act, Preview, Walk
+from janitor.why import Why, why
 from janitor.world import Limits, Terms, World, parse_or_none
 from tms_core.clock import Clock
-from tms_core.errors import GuardTripped, Halted, Interrupted, NotAdopted, StoreError
+from tms_core.errors import GuardTripped, Halted, Interrupted, NoSnapshot, NotAdopted, StoreError
 from tms_core.lease import Lease
+from tms_core.rowkey import MessageId
 from tms_core.tables.base import Store
 from tms_core.topic import TopicId
 from tms_core.transaction.source import SnapshotSource
@@ -203,6 +205,18 @@ class Engine:
         read = messages if table == "message" else payloads
         return read(self.store, self.transactions().usable, patterns, limit, self.heartbeat)
 
+    def why(self, topic: TopicId, message_id: MessageId) -> Why:
+        """Which rule will take a message, when, and what holds it; or which run has taken it.
+
+        Raises:
+            StoreError: the store or the state could not be read.
+        """
+        ready = self._prepare()
+        world = self._world(ready, thorough=True, patterns=(str(topic),))
+        world.load_topics()
+        history_days = self._history_ms // 86_400_000
+        return why(self.store, self.state, world, topic, message_id, ready.now.wall_ms, history_days)
+
     def boundary(self) -> tuple[Claim | None, Boundary]:
         """The claim last made, and what would hold one back that were made now."""
         ready = self._prepare()
@@ -244,6 +258,24 @@ class Engine:
     def transactions(self) -> TxState:
         """The snapshot a run would use now, or why it would use none."""
         return self._prepare().tx
+
+    def snapshot_figures(self, limit: int) -> dict[str, Any]:
+        """That snapshot as JSON values, its longest lists cut to ``limit``; ``problem`` says why it is not used.
+
+        Raises:
+            NoSnapshot: there is none, and why.
+        """
+        state = self.transactions()
+        if state.snapshot is None:
+            raise NoSnapshot(f"There is no snapshot: {state.message}")
+        return {**snapshot_figures(state.snapshot, state.name, limit), "problem": state.message or None}
+
+    def at_work(self) -> bool:
+        """Whether a run, or a decision that excludes one, is under way in another thread."""
+        if not self._turn.acquire(blocking=False):
+            return True
+        self._turn.release()
+        return False
 
     # -- decisions of an operator --------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Topics that fail again and again are put aside, so that the others are done and the log stays readable (rule S9).
 
 A failure is retried in every run. After three in a row the topic is quarantined: nothing of it is read or written for
-an hour, then it is probed, then after two hours, and so on up to a day. A store in which nothing at all works has not
-got one bad topic, so nobody is put aside there.
+an hour, then it is probed, then after two hours, and so on up to a day. A store that takes no writes at all, because its
+disk is full, has not got one bad topic: nobody is put aside by a run in which nothing was written anywhere.
 """
 
 from __future__ import annotations
@@ -48,19 +48,23 @@ def quarantined(strikes: Mapping[TopicId, Strikes], now_ms: int) -> frozenset[To
 
 
 def judge(
-    strikes: Mapping[TopicId, Strikes], failed: Mapping[TopicId, str], done: Iterable[TopicId], now_ms: int
+    strikes: Mapping[TopicId, Strikes],
+    failed: Mapping[TopicId, str],
+    done: Iterable[TopicId],
+    written: Iterable[TopicId],
+    now_ms: int,
 ) -> dict[TopicId, Strikes | None]:
     """What changes in the records after a run.
 
     Args:
         failed: topics that failed in it, and why.
         done: topics that did not.
+        written: topics in which rows were deleted or inverted.
 
     Returns:
         New records; None for a topic whose failures are forgotten.
     """
-    fine = set(done) - set(failed)
-    changed: dict[TopicId, Strikes | None] = dict.fromkeys(fine & set(strikes))
-    if fine:
+    changed: dict[TopicId, Strikes | None] = dict.fromkeys(set(done) & set(strikes))
+    if not set(written) <= set(failed):
         changed.update((topic, strike(strikes.get(topic), error, now_ms)) for topic, error in failed.items())
     return changed

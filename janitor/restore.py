@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from janitor import parquet
 from janitor.archive import Verdict, pick
-from janitor.archived import ArchivedFile, Selection
+from janitor.archived import ANY, ArchivedFile, Selection
 from janitor.state.base import State
 from janitor.world import matches
 from tms_core.errors import ArchiveError, MetadataError, Refused
@@ -32,6 +32,23 @@ from tms_core.transaction.model import VisibilityState
 
 #: What a proposed ttl leaves on top, so that restored rows do not go at once.
 _DAY_SECONDS = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What somebody wants back.
+
+    Attributes:
+        source: the topic whose rows they are.
+        target: another topic to write them to; None for the same.
+        selection: which of its rows.
+        dry_run: only count.
+    """
+
+    source: TopicId
+    target: TopicId | None = None
+    selection: Selection = ANY
+    dry_run: bool = False
 
 
 @dataclass(slots=True)
@@ -82,38 +99,30 @@ def restore(
     state: State,
     snapshot: VisibilityState | None,
     files: Sequence[ArchivedFile],
-    source: TopicId,
-    *,
+    request: Request,
     now_ms: int,
-    target: TopicId | None = None,
-    selection: Selection = Selection(),
-    dry_run: bool = False,
-    heartbeat: Callable[[int], None] = lambda _: None,
+    heartbeat: Callable[[int], None],
 ) -> Restored:
     """Write archived rows into a topic's current generation; durable on return.
 
     With the messages come all payloads they refer to, whenever and in whichever run those were deleted.
 
     Args:
-        store: where to; with ``dry_run`` only read.
+        store: where to; only read by a dry run, which takes about 200 bytes of memory a row instead.
         state: which topics are paused, and which transactions were once seen invalid.
         snapshot: a usable transaction snapshot of now, or None.
-        files: all there is of the topic (:func:`find_topic`), whatever is selected.
-        source: the topic whose rows they are.
+        files: all there is of the source (:func:`janitor.archived.find_topic`), whatever is selected.
+        request: what is wanted.
         now_ms: the moment by which rows count as expired.
-        target: another topic to write to; None for the same.
-        selection: which rows.
-        dry_run: count only; takes about 200 bytes of memory a row.
         heartbeat: told how many rows were read.
 
     Raises:
-        Refused: the target is unknown, deleted, or the same topic and not paused; or it changed on the way, and then
+        Refused: the target is unknown, deleted, or the source itself and not paused. If that came about on the way,
             what was written stays.
-        ArchiveError: a file cannot be read. Nothing was written if it is one of messages of which the keys, the
-            pointers or the verdicts cannot; else what was written stays.
-        StoreError: the store failed.
+        ArchiveError: a file cannot be read. Mostly that is seen before anything is written; what was written stays.
+        StoreError: the store failed; what was written stays.
     """
-    work = _Restore(store, state, snapshot, source, target or source, now_ms, selection, dry_run, heartbeat)
+    work = _Restore(store, state, snapshot, request, now_ms, heartbeat)
     work.survey(files)
     # Of a row that was archived twice the later file mostly knows more.
     newest_first = sorted(files, key=lambda file: file.summary.deleted_ms, reverse=True)
@@ -132,20 +141,18 @@ class _Restore:
         store: Store,
         state: State,
         snapshot: VisibilityState | None,
-        source: TopicId,
-        target: TopicId,
+        request: Request,
         now_ms: int,
-        selection: Selection,
-        dry_run: bool,
         heartbeat: Callable[[int], None],
     ) -> None:
         self._store = store
         self._state = state
         self._snapshot = snapshot
         self._now_ms = now_ms
-        self._selection = selection
+        self._selection = request.selection
         self._heartbeat = heartbeat
-        self._same_topic = source == target
+        target = request.target or request.source
+        self._same_topic = target == request.source
         self._topic = self._target(target)
         self._cutoff = Cutoff.at(now_ms, self._topic.ttl_seconds)
         #: Transactions that were once known to be invalid, though they may have left the invalid list since.
@@ -154,7 +161,7 @@ class _Restore:
         self._referenced: set[tuple[int, int]] = set()
         self._archived: set[tuple[int, int]] = set()
         self._would_write: set[bytes] = set()
-        self._result = Restored(source, target, self._topic.generation, dry_run)
+        self._result = Restored(request.source, target, self._topic.generation, request.dry_run)
 
     def survey(self, files: Sequence[ArchivedFile]) -> None:
         """Read what decides, before anything is written: what is void, and which payloads are needed."""

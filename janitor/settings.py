@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from janitor.crontab import Crontab
 from tms_core import settings as core
 from tms_core.layered import Entry, Flags, Loaded, Section, load_as, setting, wrong
 from tms_core.settings import Count, CountOrZero, Host, Port, Switch, TopicPattern
@@ -33,41 +33,10 @@ __all__ = [
     "load",
 ]
 
-_MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
-_WEEKDAYS = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"]
-#: Name, least and greatest number of a crontab's five fields; Sunday is both 0 and 7.
-_CRON_FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12), ("weekday", 0, 7))
-_CRON_ITEM = re.compile(r"(?:\*|(?P<first>\d+)(?:-(?P<last>\d+))?)(?:/(?P<step>\d+))?")
-
 
 def _cron(text: str) -> str:
-    parts = text.lower().split()
-    if len(parts) != len(_CRON_FIELDS):
-        raise ValueError("write five fields: minute hour day month weekday")
-    for part, (name, least, greatest) in zip(parts, _CRON_FIELDS, strict=True):
-        numbers = _numbered(part, name)
-        if not all(_is_cron_item(item, least, greatest) for item in numbers.split(",")):
-            raise ValueError(f"{part} is not a {name}, {least} to {greatest}")
+    Crontab.parse(text)
     return text
-
-
-def _numbered(part: str, field: str) -> str:
-    names = {
-        "month": dict(zip(_MONTHS, range(1, 13), strict=True)),
-        "weekday": dict(zip(_WEEKDAYS, range(7), strict=True)),
-    }
-    for name, number in names.get(field, {}).items():
-        part = re.sub(rf"\b{name}\b", str(number), part)
-    return part
-
-
-def _is_cron_item(item: str, least: int, greatest: int) -> bool:
-    match = _CRON_ITEM.fullmatch(item)
-    if match is None:
-        return False
-    first = int(match["first"] or least)
-    last = int(match["last"] or (greatest if match["first"] is None or match["step"] else first))
-    return least <= first <= last <= greatest and 1 <= int(match["step"] or 1) <= max(1, last - first)
 
 
 Cron = Annotated[str, AfterValidator(_cron)]
@@ -141,7 +110,8 @@ class JanitorSettings(Section):
     )
     cron: Cron | None = setting(
         None,
-        "when to sweep, as in a crontab (minute hour day month weekday, Sunday is 0), instead of every_seconds",
+        "when to sweep, instead of every_seconds: a crontab's five fields (minute hour day month weekday), in UTC. "
+        "Sunday is 0 or 7. Of day and weekday one has to fit, or both if one of them begins with `*`",
         reason="an interval fits most",
     )
     rate_rows_per_second: Count | None = setting(

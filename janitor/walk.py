@@ -185,10 +185,14 @@ class Walk:
         """Go to the topics that cannot wait, and to no others."""
         due = [prefix for prefix, work in sorted(self.world.topics.items()) if not work.waits]
         for prefix in due:
-            if not self.passes_by(prefix):
+            if self.passes_by(prefix):
+                continue
+            try:
                 key = self.first(table, prefix)
                 if key is not None and key < topic_stop(prefix):
-                    self._do(name, table, prefix, key, visit)
+                    self._visit(name, table, prefix, key, visit)
+            except StoreError as error:
+                self.fail(name, prefix, error)
 
     def passes_by(self, prefix: bytes) -> bool:
         """Whether nothing is done in this topic."""
@@ -250,9 +254,41 @@ class Walk:
     # -- what all steps share --------------------------------------------------------------------------------------
 
     def first(self, table: KeyTable, start: bytes) -> bytes | None:
-        """The first key at or after ``start``."""
-        items = table.keys(start, None, 1).items
-        return items[0] if items else None
+        """The first key at or after ``start``.
+
+        Between two topics what cannot be read is passed over, up to the next topic that is known and can be read.
+
+        Raises:
+            StoreError: ``start`` is in a topic, or no topic is known behind it.
+            Interrupted: the pass is over.
+        """
+        self.act.alive()
+        try:
+            return _first(table, start)
+        except StoreError as error:
+            if topic_prefix(start) is not None:
+                raise
+            return self._first_behind(table, start, error)
+
+    def _first_behind(self, table: KeyTable, start: bytes, error: StoreError) -> bytes | None:
+        """The first key of the next known topic; those that cannot be read either are left undone."""
+        culprit = False
+        for prefix in sorted(prefix for prefix in self.world.topics if prefix >= start):
+            if self.passes_by(prefix):
+                culprit = True
+                continue
+            try:
+                key = _first(table, prefix)
+            except StoreError as again:
+                self.fail("message" if table.name == "message" else "payload", prefix, again)
+                culprit = True
+                continue
+            if not culprit:
+                self.tally.errors.append(f"{table.name} rows before topic {prefix[:-1].decode()}: {error}")
+            return key
+        if culprit:
+            return None
+        raise error
 
     def skip(
         self,
@@ -266,6 +302,7 @@ class Walk:
         # There is seldom more than one, and what follows may be live rows, which are nobody's business here.
         limit = 1
         while start is not None:
+            self.act.alive()
             page = table.keys(start, None, limit)
             limit = min(2 * limit, self.page_rows)
             strangers = list(takewhile(lambda item: parse(item) is None, page.items))
@@ -355,6 +392,11 @@ class Walk:
                     self.tally.keep(verdict.reason)
             self.observe(name, work.topic.topic if work else None, len(page.items))
             resume = page.resume
+
+
+def _first(table: KeyTable, start: bytes) -> bytes | None:
+    items = table.keys(start, None, 1).items
+    return items[0] if items else None
 
 
 def _parse(name: DataTable, key: bytes) -> MessageKey | PayloadKey | None:

@@ -220,7 +220,7 @@ def janitor(
     *,
     state: State | None = None,
     clock: ManualClock | None = None,
-    snapshots: Snapshots | None = None,
+    snapshots: SnapshotSource | None = None,
     now_ms: int = NOW_MS,
     hold_seconds: int = 3600,
     protect: tuple[str, ...] = (),

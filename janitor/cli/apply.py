@@ -9,7 +9,8 @@ import click
 from janitor import plan
 from janitor.cli.context import session
 from janitor.cli.options import common_options
-from janitor.cli.outcome import finish, log_run
+from janitor.cli.outcome import finish
+from janitor.run_log import RunLog
 
 
 @click.command("apply")
@@ -33,5 +34,5 @@ def command(file: Path, adopt: bool) -> int:
     wanted = plan.read(file)
     with current.writing() as engine:
         report = engine.apply(wanted, adopt=adopt)
-    log_run(report)
+    RunLog().write(report)
     return finish(current, report)

@@ -16,9 +16,11 @@ from typing import Any, cast
 import click
 
 from janitor import logs
+from janitor.archive import ParquetArchive
 from janitor.cli.options import Common
 from janitor.cli.progress import progress
-from janitor.engine import Engine
+from janitor.engine import Archive, Engine
+from janitor.look import Site
 from janitor.references import Lifetime
 from janitor.settings import Loaded, Settings, load
 from janitor.state.sqlite import SqliteState
@@ -162,6 +164,34 @@ class Session:
         finally:
             lease.release()
 
+    def archive(self) -> Archive | None:
+        """Where rows go before they are deleted; None where the settings want none.
+
+        Raises:
+            ConfigurationError: pyarrow is not installed, or the place is none on this machine.
+        """
+        wanted = self.settings.janitor.archive
+        if not wanted.enabled:
+            return None
+        if "://" in wanted.path:
+            raise ConfigurationError(
+                f"janitor.archive.path is {wanted.path}, and this version archives into local folders only.",
+                "Set it to a folder.",
+            )
+        return ParquetArchive(Path(wanted.path), self.clock)
+
+    def site(self) -> Site:
+        """What status page and metrics say of this janitor."""
+        janitor = self.settings.janitor
+        return Site(
+            store=str(self.store_path),
+            mode="apply" if janitor.apply else "plan_only",
+            schedule=f"cron {janitor.cron}" if janitor.cron else f"every {janitor.every_seconds} s",
+            terms=self.terms(),
+            canary=janitor.canary.enabled,
+            arguments=self.arguments(),
+        )
+
     def engine(self, store: Store, state: SqliteState, **options: Any) -> Engine:
         """An engine by the settings; ``options`` are further ones of :class:`~janitor.engine.Engine`."""
         janitor = self.settings.janitor
@@ -175,13 +205,14 @@ class Session:
             batch_rows=janitor.batch_rows,
             rows_per_second=janitor.rate_rows_per_second,
             history_days=janitor.history_days,
+            archive_days=janitor.archive.keep_days,
             **options,
         )
 
     @contextmanager
     def _engine(self, store: Store, state: SqliteState, lease: Lease | None = None) -> Iterator[Engine]:
         with progress(sys.stderr) as observer:
-            yield self.engine(store, state, observer=observer, lease=lease)
+            yield self.engine(store, state, observer=observer, lease=lease, archive=self.archive())
 
 
 def session() -> Session:

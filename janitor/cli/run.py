@@ -1,4 +1,4 @@
-"""``janitor run``: one pass that deletes."""
+"""``janitor run``: the daemon, or one pass."""
 
 from __future__ import annotations
 
@@ -7,42 +7,47 @@ import click
 from janitor.cli import render
 from janitor.cli.context import Session, session
 from janitor.cli.options import common_options, topic_patterns
-from janitor.cli.outcome import finish, log_run
+from janitor.cli.outcome import finish
+from janitor.cli.serve import serve
+from janitor.run_log import RunLog
 from tms_core.errors import StoreBusy
 
 
 @click.command("run")
-@click.option("--once", is_flag=True, help="Make one pass and exit.")
+@click.option("--once", is_flag=True, help="Make one pass and exit, for cron.")
 @click.option("--adopt", is_flag=True, help="Accept a store met for the first time, with all that is due in it.")
 @click.option("--skip-if-locked", is_flag=True, help="Exit 0 when another process holds the store.")
 @topic_patterns
 @common_options
 def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, ...]) -> int:
-    """Delete what is due and invert invalid transactions.
+    """Delete what is due and invert invalid transactions, on a schedule or once.
 
-    A store met for the first time is left alone until it is adopted (exit code 3).
+    A store met for the first time is left alone until it is adopted (with --once: exit code 3).
+
+    The daemon serves a status page and metrics, and answers the other commands while it holds the
+    store. SIGTERM or Ctrl-C ends it within one batch, SIGHUP sweeps at once.
 
     \b
     Examples:
+      janitor run --config janitor.yaml
       janitor run --once --adopt --leveldb data/messaging --snapshots data/tx.snapshot
       janitor run --once --config janitor.yaml --skip-if-locked
     """
-    if not once:
-        raise click.UsageError(
-            "this version has no daemon: write janitor run --once, and start it every minute from cron or a timer"
-        )
     current = session()
+    if not once:
+        return serve(current, adopt=adopt, patterns=patterns)
     try:
         if not current.settings.janitor.apply:
             return _only_plan(current, patterns)
         with current.writing() as engine:
             report = engine.run_once(adopt=adopt, patterns=patterns)
+            engine.keep_house()
     except StoreBusy as error:
         if not skip_if_locked:
             raise
         click.echo(f"skipped: {error}", err=True)
         return 0
-    log_run(report)
+    RunLog().write(report)
     return finish(current, report)
 
 

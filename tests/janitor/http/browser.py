@@ -16,7 +16,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -66,8 +65,10 @@ class Page:
 
     browser: Browser
     session: str
+    context: str
     requests: list[str] = field(default_factory=list)
     console: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """One command of the protocol."""
@@ -110,6 +111,17 @@ class Page:
         named = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
         self.call("Emulation.setEmulatedMedia", features=named)
 
+    def type_into(self, selector: str, text: str) -> None:
+        """Replace what stands in a field, as a keyboard does."""
+        self.run(f"document.querySelector({json.dumps(selector)}).select()")
+        self.call("Input.insertText", text=text)
+
+    def press(self, key: str) -> None:
+        """One key, down and up."""
+        codes = {"Tab": 9, "Enter": 13}
+        for kind in ("rawKeyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key])
+
     def screenshot(self, path: Path) -> None:
         """The whole page as PNG."""
         shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
@@ -119,6 +131,19 @@ class Page:
         """Load a page; returns when the browser has begun to."""
         self.call("Page.navigate", url=url)
 
+    def before(self, script: str) -> None:
+        """Run a script in every page before its own do."""
+        self.call("Page.addScriptToEvaluateOnNewDocument", source=script)
+
+    def loaded(self) -> None:
+        """Return when the page that :meth:`go` asked for is there."""
+        while "load" not in self.events:
+            self.browser.wait()
+
+    def close(self) -> None:
+        """Close the tab."""
+        self.browser.close(self)
+
     def note(self, method: str, params: dict[str, Any]) -> None:
         """Keep what an event says that tests ask for."""
         if method == "Network.requestWillBeSent":
@@ -127,6 +152,8 @@ class Page:
             self.console.append(str(params["args"]))
         elif method == "Runtime.exceptionThrown":
             self.console.append(str(params["exceptionDetails"]))
+        elif method == "Page.loadEventFired":
+            self.events.append("load")
         elif method == "Log.entryAdded":
             self.console.append(params["entry"]["text"])
 
@@ -143,7 +170,7 @@ class Browser:
         self._pages: dict[str, Page] = {}
 
     @classmethod
-    def start(cls, profile: Path, flags: Sequence[str] = ()) -> Self:
+    def start(cls, profile: Path) -> Self:
         """Start it.
 
         Args:
@@ -155,7 +182,7 @@ class Browser:
         launch = [sys.executable, "-c", _LAUNCH, str(command_read), str(answer_write), chromium]
         environment = {**os.environ, "HOME": str(profile)}
         process = subprocess.Popen(
-            [*launch, *_FLAGS, *flags, f"--user-data-dir={profile}", "about:blank"],
+            [*launch, *_FLAGS, f"--user-data-dir={profile}", "about:blank"],
             pass_fds=(command_read, answer_write),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -171,7 +198,7 @@ class Browser:
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        page = self._pages[session] = Page(self, session)
+        page = self._pages[session] = Page(self, session, context)
         for domain in ("Page", "Runtime", "Network", "Log"):
             page.call(f"{domain}.enable")
         page.shape(1280, 900)
@@ -188,14 +215,24 @@ class Browser:
             command["sessionId"] = session
         self._commands.write(json.dumps(command).encode() + b"\0")
         while True:
-            message = self._read()
+            message = self.wait()
             if message.get("id") == self._last_id:
                 assert "error" not in message, f"{method}: {message['error']}"
                 result: dict[str, Any] = message["result"]
                 return result
-            page = self._pages.get(message.get("sessionId", ""))
-            if page is not None:
-                page.note(message.get("method", ""), message.get("params", {}))
+
+    def wait(self) -> dict[str, Any]:
+        """The next message; an event is noted by the page it is about."""
+        message = self._read()
+        page = self._pages.get(message.get("sessionId", ""))
+        if page is not None and "method" in message:
+            page.note(message["method"], message["params"])
+        return message
+
+    def close(self, page: Page) -> None:
+        """Close a tab, and forget what it knew."""
+        self._pages.pop(page.session)
+        self.call("Target.disposeBrowserContext", browserContextId=page.context)
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._unread:

@@ -1,0 +1,124 @@
+"""Figure P9: a scrape in a store of 10,000 topics, against prometheus-client's own way to write as many samples.
+
+With ``per_topic: top`` the bar is a time, because a scrape that takes longer than a tenth of a second is in the way of
+others in this process. With ``all`` it is a ratio: the same samples, as plain gauges with labels in a registry. Both
+are written in one process, in turn, and the medians are compared. The product's part is measured as if a new picture
+came before every scrape: preparing the samples of it counts, while the plain gauges have their values already.
+
+``python -m benchmarks.p9_metrics`` prints two JSON lines.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+from benchmarks.figure import Figure, report
+from janitor.metrics import Metrics
+from janitor.picture import Picture, TopicFigures
+
+TOPICS = 10_000
+TOP = 200
+RUNS = 15
+MAX_TOP_MS = 100
+MAX_RATIO = 1.2
+NOW_MS = 1_700_000_000_000
+
+
+def main() -> None:
+    picture = Picture("0.1.0", "store", "running", "apply", "every 60 s", NOW_MS, topics=topics())
+    report(top(picture))
+    report(every(picture))
+
+
+def topics() -> list[TopicFigures]:
+    """Topics of very different sizes, the same in every run."""
+    chance = random.Random(9)
+    found = []
+    for number in range(TOPICS):
+        messages = int(chance.paretovariate(0.5)) % 10**9
+        oldest_ms = NOW_MS - chance.randrange(7 * 86_400_000)
+        found.append(
+            TopicFigures(
+                f"namespace{number % 20}",
+                f"events-of-service-{number}",
+                generation=1,
+                ttl_seconds=604_800,
+                messages=messages,
+                size_bytes=messages * chance.randrange(100, 2000),
+                oldest_ms=oldest_ms,
+                newest_ms=oldest_ms + chance.randrange(86_400_000),
+                counted_ms=NOW_MS - chance.randrange(600_000),
+            )
+        )
+    return found
+
+
+def top(picture: Picture) -> Figure:
+    metrics = Metrics("top", TOP)
+    [seconds] = in_turn(lambda: scrape(metrics, picture))
+    name = "time of a scrape of 10,000 topics with per_topic: top, in milliseconds"
+    return Figure("P9", name, round(seconds * 1000, 2), at_most=MAX_TOP_MS, details=details(metrics))
+
+
+def every(picture: Picture) -> Figure:
+    metrics, plain_scrape = Metrics("all", TOP), partial(generate_latest, plain(picture))
+    # A few samples more are of the janitor itself; they are the product's burden in the comparison.
+    assert samples(scrape(metrics, picture)) >= samples(plain_scrape()) == 5 * TOPICS
+    plain_seconds, seconds = in_turn(plain_scrape, lambda: scrape(metrics, picture))
+    more = {"plain_seconds": round(plain_seconds, 4), "scrape_seconds": round(seconds, 4)}
+    name = "time of a scrape of 10,000 topics with per_topic: all ÷ prometheus-client's own gauges"
+    found = details(metrics) | more
+    return Figure("P9", name, round(seconds / plain_seconds, 3), at_most=MAX_RATIO, details=found)
+
+
+def scrape(metrics: Metrics, picture: Picture) -> bytes:
+    metrics.update(picture)
+    return metrics.render()[0]
+
+
+def plain(picture: Picture) -> CollectorRegistry:
+    """The same samples as one has them without a collector of one's own."""
+    registry = CollectorRegistry()
+    values: dict[str, Callable[[TopicFigures], float | None]] = {
+        "messages": lambda topic: topic.messages,
+        "bytes": lambda topic: topic.size_bytes,
+        "stats_timestamp_seconds": lambda topic: (topic.counted_ms or 0) / 1000,
+        "oldest_message_timestamp_seconds": lambda topic: (topic.oldest_ms or 0) / 1000,
+        "newest_message_timestamp_seconds": lambda topic: (topic.newest_ms or 0) / 1000,
+    }
+    for name, value in values.items():
+        gauge = Gauge(f"tms_topic_{name}", "The same.", ["tms_namespace", "topic"], registry=registry)
+        for topic in picture.topics:
+            gauge.labels(topic.tms_namespace, topic.topic).set(value(topic) or 0)
+    return registry
+
+
+def details(metrics: Metrics) -> dict[str, Any]:
+    text, _ = metrics.render()
+    return {"topics": TOPICS, "samples": samples(text), "bytes": len(text), "runs": RUNS}
+
+
+def samples(text: bytes) -> int:
+    return sum(not line.startswith(b"#") for line in text.splitlines())
+
+
+def in_turn(*candidates: Callable[[], object]) -> list[float]:
+    """Median seconds of each, the candidates taking turns."""
+    seconds: list[list[float]] = [[] for _ in candidates]
+    for _ in range(RUNS):
+        for candidate, taken in zip(candidates, seconds, strict=True):
+            start = time.perf_counter()
+            candidate()
+            taken.append(time.perf_counter() - start)
+    return [statistics.median(taken) for taken in seconds]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,302 @@
+"""The undo window: rows are written to Parquet files before they are deleted (rule S16).
+
+A batch is deleted only after its file is complete, synced and under its name, and the name itself is synced. So
+whatever dies in between, a row is in the store, in the archive, or in both. With each row goes what was known of its
+transaction, because a restore long afterwards could not find that out any more.
+
+The trade is one file and a few syncs per batch: deleting takes longer, and a store of many small topics makes many
+small files. In return there is nothing to keep in step: no index, no file that stays open, and a day is given up by
+removing its folders.
+"""
+
+from __future__ import annotations
+
+import errno
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain, count
+from pathlib import Path
+from typing import Any, TypeVar
+
+from janitor import archive_folder, parquet
+from janitor.policy import Rule
+from janitor.txstate import TransactionView
+from tms_core.clock import Clock
+from tms_core.errors import ArchiveError
+from tms_core.tables.base import MessageTable, MessageValue, Page, PayloadTable
+from tms_core.topic import TopicId
+from tms_core.transaction.model import VisibilityState
+
+T = TypeVar("T")
+
+#: Rows of the first page that is read of a batch, and the most of any.
+FIRST_PAGE_ROWS, PAGE_ROWS = 32, 1000
+#: Payload bytes that a page should not have more of, and after which a row group is written.
+GROUP_BYTES = 4 << 20
+
+_FULL = "Free some space there, or lower janitor.archive.keep_days; until then nothing is deleted."
+_FORBIDDEN = "Run as a user who may write there; until then nothing is deleted."
+_HINTS = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _FORBIDDEN),
+}
+_LOOK = "Look at that disk; until it can be written nothing is deleted."
+
+
+class Verdict(StrEnum):
+    """What was known of a row's transaction when the row was archived."""
+
+    NONE = "none"
+    COMMITTED = "committed"
+    INVALID = "invalid"
+    ROLLED_BACK = "rolled_back"
+    UNDECIDED = "undecided"
+
+
+def verdict(pointer: int | None, snapshot: VisibilityState | None) -> Verdict:
+    """What a snapshot says of a stored write pointer.
+
+    Args:
+        pointer: as it is stored; None outside transactions.
+        snapshot: a usable one (rule S14), or None.
+    """
+    if pointer is None:
+        return Verdict.NONE
+    if pointer < 0:
+        return Verdict.ROLLED_BACK
+    if pointer == 0:
+        # No transaction has this number, so none can take the row back: every reader sees it.
+        return Verdict.COMMITTED
+    if snapshot is None:
+        return Verdict.UNDECIDED
+    if snapshot.is_invalid(pointer):
+        return Verdict.INVALID
+    return Verdict.UNDECIDED if snapshot.is_undecided(pointer) else Verdict.COMMITTED
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFile:
+    """A batch in the archive.
+
+    Attributes:
+        path: its file; None when none of its rows could be read.
+        keys: the rows that are safe, in key order. The others of the batch are gone already or cannot be read, and
+            nobody may delete them.
+    """
+
+    path: Path | None
+    keys: list[bytes]
+
+    def discard(self) -> None:
+        """Remove the file again, because its rows stay where they are.
+
+        Raises:
+            ArchiveError: it cannot be removed. That does no harm: a restore leaves rows alone that are there.
+        """
+        if self.path is None:
+            return
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise _failed(self.path, error) from error
+
+
+class ParquetArchive:
+    """A folder of archived rows.
+
+    Args:
+        folder: where; made when the first row comes.
+        clock: what day it is.
+
+    Raises:
+        ConfigurationError: pyarrow is not installed.
+    """
+
+    def __init__(self, folder: Path, clock: Clock) -> None:
+        parquet.require_pyarrow()
+        self.folder = folder
+        self._clock = clock
+
+    def begin(self, run_id: str, transactions: TransactionView) -> RunArchive:
+        """Take in the rows of one run.
+
+        Args:
+            run_id: as in its report.
+            transactions: what it judges by.
+        """
+        return RunArchive(self.folder, self._clock, run_id, transactions.snapshot)
+
+    def expire(self, keep_days: int, now_ms: int) -> int:
+        """Give up what was archived on days that ended more than ``keep_days`` days ago.
+
+        Args:
+            now_ms: a moment no guard doubts; a clock that ran ahead would cost the archive.
+
+        Returns:
+            How many files were removed.
+
+        Raises:
+            ArchiveError: something cannot be removed.
+        """
+        return archive_folder.give_up(self.folder, keep_days, now_ms)
+
+
+class RunArchive:
+    """The archive during one run; made by :meth:`ParquetArchive.begin`."""
+
+    def __init__(self, folder: Path, clock: Clock, run_id: str, snapshot: VisibilityState | None) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._run_id = run_id
+        self._snapshot = snapshot
+        self._numbers = count(1)
+        self._made: set[Path] = set()
+
+    def save(
+        self, topic: TopicId, generation: int, table: MessageTable | PayloadTable, rule: Rule, keys: Sequence[bytes]
+    ) -> SavedFile:
+        """Write one batch; on return its file survives a crash of the machine.
+
+        It takes a while. So whoever deletes the rows looks once more whether they may go, and then deletes
+        ``SavedFile.keys`` and nothing else.
+
+        Args:
+            topic, generation, rule: of all the rows.
+            table: where they are.
+            keys: theirs, ascending.
+
+        Raises:
+            ArchiveError: the batch is not in the archive, and nothing of it can be seen there.
+            StoreError: the rows could not be read.
+        """
+        deleted_ms = self._clock.now_ms()
+        same = {
+            "table": table.name,
+            "rule": str(rule),
+            "run_id": self._run_id,
+            "deleted_ms": deleted_ms,
+            "generation": generation,
+            "snapshot_timestamp_ms": None if self._snapshot is None else self._snapshot.timestamp_ms,
+        }
+        saved: list[bytes] = []
+        groups = _groups(self._rows(table, keys), same, saved)
+        first = next(groups, None)
+        if first is None:
+            return SavedFile(None, saved)
+        day = archive_folder.day_path(self._folder, topic, archive_folder.day_of(deleted_ms))
+        try:
+            path = self._next_path(day)
+            archive_folder.create(path, lambda stream: parquet.write(stream, topic, chain([first], groups)))
+        except OSError as error:
+            raise _failed(day, error) from error
+        return SavedFile(path, saved)
+
+    def _rows(self, table: MessageTable | PayloadTable, keys: Sequence[bytes]) -> Iterator[list[dict[str, Any]]]:
+        """What differs from row to row, by column; a page at a time."""
+        if isinstance(table, MessageTable):
+            for page in pick(table.rows, _key, lambda row: len(row[1].payload or b""), keys):
+                yield [_message(key, value, self._snapshot) for key, value in page]
+        else:
+            for stored in pick(table.rows, _key, lambda row: len(row[1]), keys):
+                yield [_payload(key, value, self._snapshot) for key, value in stored]
+
+    def _next_path(self, day: Path) -> Path:
+        """A path that no file has, in a folder that is there for good."""
+        if day not in self._made:
+            archive_folder.make_durable(day, self._folder)
+            self._made.add(day)
+        paths = (day / archive_folder.file_name(self._run_id, number) for number in self._numbers)
+        return next(path for path in paths if not path.exists())
+
+
+def pick(
+    read: Callable[[bytes, bytes | None, int], Page[T]],
+    key_of: Callable[[T], bytes],
+    size_of: Callable[[T], int],
+    keys: Sequence[bytes],
+) -> Iterator[list[T]]:
+    """Read what a table has under these keys, a page at a time; keys without a row are passed over.
+
+    The keys of a batch may lie side by side, or one here and one there among rows that stay. So a page is twice as
+    long as what the one before was good for: dense keys cost few pages, scattered ones read little that nobody wants.
+
+    Args:
+        read: a table's ``keys`` or ``rows``.
+        key_of: an item's key.
+        size_of: how many bytes it takes; pages of large ones are shorter.
+        keys: ascending.
+    """
+    at, limit = 0, FIRST_PAGE_ROWS
+    while at < len(keys):
+        page = read(keys[at], keys[-1] + b"\x00", limit)
+        end = len(keys) if page.resume is None else bisect_left(keys, page.resume, at)
+        wanted = set(keys[at:end])
+        found = [item for item in page.items if key_of(item) in wanted]
+        yield found
+        at = end
+        average_bytes = sum(map(size_of, page.items)) // max(1, len(page.items))
+        limit = max(1, min(2 * len(found), PAGE_ROWS, GROUP_BYTES // max(1, average_bytes)))
+
+
+def _groups(
+    pages: Iterator[list[dict[str, Any]]], same: Mapping[str, Any], saved: list[bytes]
+) -> Iterator[dict[str, list[Any]]]:
+    """Gather rows into row groups, as columns, and their keys in ``saved``."""
+    rows: list[dict[str, Any]] = []
+    size = 0
+    for page in pages:
+        rows += page
+        saved += [row["key"] for row in page]
+        size += sum(len(row["payload"] or b"") for row in page)
+        if size >= GROUP_BYTES:
+            yield _columns(rows, same)
+            rows, size = [], 0
+    if rows:
+        yield _columns(rows, same)
+
+
+def _columns(rows: list[dict[str, Any]], same: Mapping[str, Any]) -> dict[str, list[Any]]:
+    repeated = {name: [value] * len(rows) for name, value in same.items()}
+    return {**repeated, **{name: [row[name] for row in rows] for name in rows[0]}}
+
+
+def _message(key: bytes, value: MessageValue, snapshot: VisibilityState | None) -> dict[str, Any]:
+    return {
+        "key": key,
+        "publish_ms": _number(key[-10:-2]),
+        "sequence": _number(key[-2:]),
+        "write_pointer": value.pointer,
+        "write_ms": None,
+        "payload_sequence": None,
+        "payload": value.payload,
+        "verdict": str(verdict(value.pointer, snapshot)),
+    }
+
+
+def _payload(key: bytes, value: bytes, snapshot: VisibilityState | None) -> dict[str, Any]:
+    pointer = int.from_bytes(key[-18:-10], "big", signed=True)
+    return {
+        "key": key,
+        "publish_ms": None,
+        "sequence": None,
+        "write_pointer": pointer,
+        "write_ms": _number(key[-10:-2]),
+        "payload_sequence": _number(key[-2:]),
+        "payload": value,
+        "verdict": str(verdict(pointer, snapshot)),
+    }
+
+
+def _key(row: tuple[bytes, object]) -> bytes:
+    return row[0]
+
+
+def _number(data: bytes) -> int:
+    """Times and sequences; a row of a negative time is never deleted (L0), and so never here."""
+    return int.from_bytes(data, "big")
+
+
+def _failed(path: Path, error: OSError) -> ArchiveError:
+    return ArchiveError(f"{path} cannot be written: {error}.", _HINTS.get(error.errno or 0, _LOOK))

@@ -1,0 +1,173 @@
+"""``janitor archive``: what was deleted and is still kept, and bringing it back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from janitor import archive_folder, archived
+from janitor.archived import Listing, Selection
+from janitor.cli import render
+from janitor.cli.context import Session, session
+from janitor.cli.options import Command, Moment, TimeType, common_options, topic_patterns
+from janitor.restore import Request, Restored, restore
+from tms_core.topic import TopicId
+
+DONE, PARTLY = 0, 5
+
+
+class TopicType(click.ParamType[TopicId]):
+    """``namespace:topic``, one and no pattern."""
+
+    name = "topic"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TopicId:
+        if isinstance(value, TopicId):
+            return value
+        try:
+            return TopicId.parse(str(value))
+        except ValueError as error:
+            self.fail(f"{error}", param, ctx)
+
+
+_SELECTING = (
+    click.option("--run", "run_id", metavar="ID", help="Only what this run deleted."),
+    click.option("--since", type=TimeType(), help="Only rows of this time or later (their own, not that of deletion)."),
+    click.option("--until", type=TimeType(), help="Only rows of before this time."),
+)
+
+
+def selecting(command: Command) -> Command:
+    """Add the options that say which rows are meant."""
+    for option in reversed(_SELECTING):
+        command = option(command)
+    return command
+
+
+@click.group("archive")
+def command() -> None:
+    """Look at deleted rows that are still kept, and bring them back."""
+
+
+@command.command("list")
+@topic_patterns
+@selecting
+@common_options
+def show(patterns: tuple[str, ...], run_id: str | None, since: Moment | None, until: Moment | None) -> int:
+    """Show what is archived, by topic, day and run.
+
+    Exit code 5 when a file of the archive cannot be read; the others are shown.
+
+    \b
+    Examples:
+      janitor archive list --config janitor.yaml
+      janitor archive list --topic 'default:*' --since now-2d --config janitor.yaml
+    """
+    current = session()
+    folder = archive_folder.local_folder(current.settings.janitor.archive.path)
+    found = archived.find(folder, patterns)
+    groups = archived.groups(found.files, _selection(current, run_id, since, until))
+    if current.as_json:
+        damaged = [str(error) for error in found.damaged]
+        shown = [group.to_json() for group in groups]
+        render.print_json({"path": str(folder), "archived": shown, "damaged": damaged})
+    else:
+        _show_groups(current, groups, found)
+    return PARTLY if found.damaged else DONE
+
+
+@command.command("restore")
+@click.argument("topic", type=TopicType())
+@click.option("--to", "target", type=TopicType(), help="Another topic to restore to; it need not be paused.")
+@click.option("--dry-run", is_flag=True, help="Only count; nothing is written.")
+@selecting
+@common_options
+def bring_back(
+    topic: TopicId,
+    target: TopicId | None,
+    dry_run: bool,
+    run_id: str | None,
+    since: Moment | None,
+    until: Moment | None,
+) -> None:
+    """Bring archived rows of a topic back.
+
+    They go into the topic's current generation. The topic has to be paused, or a run would take
+    them again at once. Rows that are there already are left alone. Rows of transactions that are
+    not known to be committed come back negated, so that no transactional reader sees them.
+
+    \b
+    Examples:
+      janitor archive restore default:orders --dry-run --config janitor.yaml
+      janitor archive restore default:orders --since now-3d --config janitor.yaml
+      janitor archive restore default:orders --to default:found --config janitor.yaml
+    """
+    current = session()
+    folder = archive_folder.local_folder(current.settings.janitor.archive.path)
+    files = archived.find_topic(folder, topic)
+    request = Request(topic, target, _selection(current, run_id, since, until), dry_run)
+    with current.reading() if dry_run else current.writing() as engine:
+        snapshot = engine.transactions().usable
+        done = restore(engine.store, engine.state, snapshot, files, request, current.clock.now_ms(), engine.heartbeat)
+    if current.as_json:
+        render.print_json(done.to_json())
+    else:
+        _show_restored(done)
+
+
+def _selection(current: Session, run_id: str | None, since: Moment | None, until: Moment | None) -> Selection:
+    now_ms = current.clock.now_ms()
+    return Selection(
+        run_id=run_id,
+        since_ms=None if since is None else since.at(now_ms),
+        until_ms=None if until is None else until.at(now_ms),
+    )
+
+
+def _show_groups(current: Session, groups: list[archived.Group], found: Listing) -> None:
+    out = render.console()
+    if groups:
+        columns = ["topic", "deleted on", "run", "gen", "rule", "messages", "payloads", "bytes", "oldest", "newest"]
+        table = render.grid(columns, right=(5, 6, 7))
+        for group in groups:
+            table.add_row(
+                str(group.topic),
+                group.day.isoformat(),
+                group.run_id,
+                ", ".join(map(str, group.generations)),
+                ", ".join(group.rules),
+                f"{group.messages:,}",
+                f"{group.payloads:,}",
+                render.size(group.size_bytes),
+                render.moment(group.oldest_ms),
+                render.moment(group.newest_ms),
+            )
+        render.print_table(table)
+    else:
+        out.print("nothing of this kind is archived" if found.files else "nothing is archived")
+        if not current.settings.janitor.archive.enabled:
+            out.print("janitor.archive.enabled is false: what is deleted is gone")
+    for error in found.damaged:
+        out.print(render.styled(str(error), "bold red"))
+
+
+def _show_restored(done: Restored) -> None:
+    out = render.console()
+    would = "would be " if done.dry_run else ""
+    out.print(
+        render.styled(
+            f"{done.restored:,} rows {would}restored to {done.target}, generation {done.generation}: "
+            f"{done.messages:,} messages, {done.payloads:,} payloads",
+            "bold",
+        )
+    )
+    for figure, meaning in (
+        (done.negated, "of them negated, since their transactions are not known to be committed"),
+        (done.already_there, "already there, left as they are"),
+        (done.skipped, "not asked for"),
+    ):
+        if figure:
+            out.print(f"{figure:,} {meaning}")
+    for warning in done.warnings:
+        out.print(render.styled(warning, "yellow"))

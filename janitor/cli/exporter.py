@@ -1,0 +1,154 @@
+"""``janitor exporter``: metrics and status page where no daemon runs, because the sweeps are CronJobs.
+
+A run that lasts seconds cannot be scraped, but what it leaves in the memory can. So this process reads the memory every
+few seconds, never the store, and shows what a daemon would show. It opens the memory anew each time: the runs may
+replace it, and one that is not there yet is no error. It makes none itself; an empty one at a wrong path would look
+like a store nobody has ever swept.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+
+import click
+
+from janitor.cli.context import session
+from janitor.cli.options import common_options
+from janitor.http.app import make_app
+from janitor.http.server import HttpServer
+from janitor.look import Site, look, summary
+from janitor.metrics import Metrics
+from janitor.picture import Picture, RunSummary
+from janitor.state.sqlite import FILE_NAME, SqliteState
+from tms_core.clock import Clock
+from tms_core.errors import TmsError
+
+#: How often the memory is read, in seconds: well within the time between two scrapes.
+REFRESH_SECONDS = 5
+#: A refresh that is later than this, in milliseconds, means that the process hangs.
+LATE_MS = 60_000
+
+logger = logging.getLogger(__name__)
+
+
+class Exporter:
+    """What the HTTP server shows (``janitor.http.Views``), from the memory alone.
+
+    Args:
+        folder: where the memory is, or will be.
+        site: what is shown besides.
+        metrics: are given each new picture.
+    """
+
+    def __init__(self, folder: Path, site: Site, metrics: Metrics, clock: Clock) -> None:
+        self._folder = folder
+        self._site = site
+        self._metrics = metrics
+        self._clock = clock
+        self._problem = "the memory has not been read yet"
+        self._refreshed_ms = clock.running_ms()
+        with SqliteState.in_memory() as nothing:
+            self._picture = look(nothing, site, clock)
+
+    def refresh(self) -> None:
+        """Read the memory; while that fails, what was read last is shown, and the reason is in the log once."""
+        problem = self._read()
+        if problem and problem != self._problem:
+            logger.warning("%s", problem)
+        elif self._problem and not problem:
+            logger.info("the memory is read: %s", self._folder)
+        self._problem = problem
+        self._refreshed_ms = self._clock.running_ms()
+
+    def keep_fresh(self, stop: Event) -> None:
+        """Read the memory again and again until ``stop`` is set."""
+        while not stop.wait(REFRESH_SECONDS):
+            self.refresh()
+
+    def _read(self) -> str:
+        """Take the picture; returns why that was not possible, or nothing."""
+        if not (self._folder / FILE_NAME).is_file():
+            return f"there is no memory in {self._folder} yet; the first janitor run makes it"
+        try:
+            with SqliteState(self._folder) as state:
+                picture = look(state, self._site, self._clock)
+        except TmsError as error:
+            return str(error)
+        self._metrics.update(picture)
+        self._picture = picture
+        return ""
+
+    def picture(self) -> Picture:
+        """The picture as of the last refresh; of a janitor that has done nothing yet, before the first."""
+        return self._picture
+
+    def runs(self, limit: int) -> list[RunSummary]:
+        """The last runs, newest first.
+
+        Raises:
+            StoreError: the memory cannot be read.
+        """
+        if not (self._folder / FILE_NAME).is_file():
+            return []
+        with SqliteState(self._folder) as state:
+            return [summary(run) for run in state.runs(limit)]
+
+    def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
+        """The metrics' text and its content type."""
+        return self._metrics.render(accept)
+
+    def alive(self) -> str:
+        """Why this process should be restarted; empty when it should not."""
+        late_ms = self._clock.running_ms() - self._refreshed_ms
+        return f"the memory was last read {late_ms // 1000} s ago" if late_ms > LATE_MS else ""
+
+    def ready(self) -> str:
+        """Why there is nothing to show, or nothing new; empty when there is."""
+        return self._problem
+
+
+@click.command("exporter")
+@common_options
+def command() -> None:
+    """Serve metrics and status page from the state, for sites whose sweeps are CronJobs.
+
+    The daemon, janitor run, serves them itself and needs no exporter. SIGTERM or Ctrl-C ends it.
+
+    \b
+    Example:
+      janitor exporter --config janitor.yaml
+    """
+    current = session()
+    wanted = current.settings.janitor
+    # How often CronJobs run, their own settings say.
+    site = replace(current.site(), schedule="started from outside")
+    metrics = Metrics(wanted.metrics.per_topic, wanted.metrics.top)
+    exporter = Exporter(current.state_path, site, metrics, current.clock)
+    exporter.refresh()
+    http = HttpServer(make_app(exporter, wanted.http.host, current.arguments()), wanted.http.host, wanted.http.port)
+    with _signals() as stop:
+        http.start()
+        try:
+            logger.info("metrics: %s/metrics (status page: %s/)", http.url, http.url)
+            exporter.keep_fresh(stop)
+        finally:
+            http.stop()
+
+
+@contextmanager
+def _signals() -> Iterator[Event]:
+    """An event that SIGTERM and SIGINT set."""
+    stop = Event()
+
+    former = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

@@ -1,0 +1,168 @@
+"""``janitor history``: the runs of the past, and what each of them did."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.text import Text
+
+from janitor.cli import render
+from janitor.cli.context import Session, session
+from janitor.cli.memory import beginning, explain_beginning, memory
+from janitor.cli.options import Moment, TimeType, common_options
+from janitor.look import summary
+from janitor.policy import Rule
+from janitor.state.base import RunRecord
+
+RUNNING, LOST = "running", "lost"
+
+_COLUMNS = ("run", "began", "took", "mode", "result", "expired", "old gen", "inverted", "held", "")
+_FIGURES = (5, 6, 7, 8)
+
+
+@click.command("history")
+@click.argument("run_id", required=False)
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Runs to show.")
+@click.option("--since", type=TimeType(), help="Only runs that began then or later.")
+@common_options
+def command(run_id: str | None, limit: int, since: Moment | None) -> None:
+    """Show past runs, newest first, or one run's report.
+
+    Reads what the janitor remembers and not the store, so it works while a daemon runs.
+
+    \b
+    Examples:
+      janitor history --config janitor.yaml
+      janitor history --since now-1d --limit 100 --config janitor.yaml
+      janitor history 1700000000000-0a1b2c3d --config janitor.yaml
+    """
+    current = session()
+    if run_id is not None:
+        _show_run(current, run_id)
+        return
+    now_ms = current.clock.now_ms()
+    with memory(current) as state:
+        runs = state.runs(limit) if state else []
+        if since is not None:
+            runs = [run for run in runs if run.started_ms >= since.at(now_ms)]
+        if current.as_json:
+            render.print_json({**beginning(state), "runs": [_run_json(current, run) for run in runs]})
+            return
+        lines = explain_beginning(current, state, runs[-1].started_ms if runs else None)
+    out = render.console()
+    for line in lines:
+        out.print(line)
+    if not runs:
+        out.print("no runs")
+        return
+    table = render.grid(_COLUMNS, right=_FIGURES)
+    for run in runs:
+        table.add_row(*_cells(current, run))
+    render.print_table(table)
+
+
+def status(run: RunRecord, now_ms: int, lease_seconds: int) -> str:
+    """How a run ended; of one that did not, whether it goes on or has not shown a sign of life for too long (S10).
+
+    Args:
+        lease_seconds: how long a run may be silent.
+    """
+    if run.finished_ms is not None:
+        return run.result
+    silent_ms = now_ms - _last_sign_ms(run)
+    return RUNNING if silent_ms <= lease_seconds * 1000 else LOST
+
+
+def _last_sign_ms(run: RunRecord) -> int:
+    return run.started_ms if run.heartbeat_ms is None else run.heartbeat_ms
+
+
+def _status(current: Session, run: RunRecord) -> str:
+    return status(run, current.clock.now_ms(), current.settings.janitor.lease.seconds)
+
+
+def _run_json(current: Session, run: RunRecord) -> dict[str, Any]:
+    return {**asdict(summary(run)), "status": _status(current, run), "heartbeat_ms": run.heartbeat_ms}
+
+
+def _cells(current: Session, run: RunRecord) -> list[str | Text]:
+    short, state = summary(run), _status(current, run)
+    figures = [f"{getattr(short, str(rule)):,}" for rule in Rule] + [f"{short.held:,}"]
+    took = render.duration(round(short.duration_seconds * 1000)) if short.result else ""
+    style = {"done": "", RUNNING: "green", "stopped": "bold red", "failed": "bold red", LOST: "bold red"}
+    shown = render.styled(state, style.get(state, "yellow"))
+    return [run.id, render.moment(run.started_ms), took, run.mode, shown, *figures, _note(run, state)]
+
+
+def _note(run: RunRecord, state: str) -> str:
+    """What else there is to say of a run, in one line."""
+    if run.finished_ms is None:
+        sign = render.moment(_last_sign_ms(run))
+        return f"last sign of life {sign}" + ("; the next run closes it" if state == LOST else "")
+    short = summary(run)
+    stopped = [note["message"] for note in _report(run).get("guards", ()) if note["tripped"]]
+    errors = [*stopped, *short.errors] if not short.error else [short.error]
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return "".join(errors[:1]) + more
+
+
+def _report(run: RunRecord) -> dict[str, Any]:
+    found = json.loads(run.report) if run.report else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _show_run(current: Session, run_id: str) -> None:
+    with memory(current) as state:
+        run = state.run(run_id) if state else None
+    if run is None:
+        raise click.UsageError(f"no run {run_id} is remembered; see: janitor history {current.arguments()}")
+    report = _report(run)
+    if current.as_json:
+        render.print_json({**_run_json(current, run), "report": report or None})
+        return
+    out = render.console()
+    state_word = _status(current, run)
+    out.print(f"run {run.id}, {run.mode}, {state_word}; began {render.moment(run.started_ms)}")
+    if "topics" not in report:
+        out.print(_note(run, state_word))
+        return
+    _print_report(report)
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    out = render.console()
+    snapshot = report["snapshot"]
+    source = f"snapshot {snapshot['source']}" if snapshot else "no transaction snapshot"
+    took = render.duration(round(report["duration_seconds"] * 1000))
+    thorough = "everything was looked at" if report["thorough"] else "only what was due was looked at"
+    out.print(f"as of {render.moment(report['effective_now_ms'])}, {source}; took {took}, {thorough}")
+    if report["topics"]:
+        table = render.grid(["topic", "gen", "table", "rule", "rows", "bytes", "oldest", "newest", "held"], (1, 4, 5))
+        for item in report["topics"]:
+            table.add_row(*_entry_cells(item))
+        render.print_table(table)
+    if omitted := report.get("topics_omitted"):
+        out.print(f"and {omitted:,} smaller entries, which were not kept")
+    totals = report["totals"]
+    out.print(", ".join(f"{totals[str(rule)]:,} {_words(rule)}" for rule in Rule))
+    kept = ", ".join(f"{rows:,} {_words(reason)}" for reason, rows in totals["kept"].items() if rows)
+    if kept:
+        out.print(f"kept on purpose: {kept}")
+    for note in report["guards"]:
+        out.print(render.styled(f"{note['guard']}: {note['message']}", "bold red" if note["tripped"] else "yellow"))
+    for error in report["errors"]:
+        out.print(render.styled(f"failed: {error}", "bold red"))
+
+
+def _entry_cells(item: dict[str, Any]) -> list[str]:
+    times = [render.moment(ms) if ms is not None else "" for ms in (item["oldest_ms"], item["newest_ms"])]
+    name, held = f"{item['tms_namespace']}:{item['topic']}", _words(item["held"] or "")
+    figures = [f"{item['rows']:,}", render.size(item["bytes"])]
+    return [name, str(item["generation"]), item["table"], _words(item["rule"]), *figures, *times, held]
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

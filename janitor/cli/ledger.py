@@ -1,0 +1,119 @@
+"""``janitor ledger``: which range of which topic went, by which rule and policy, in which run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from janitor.cli import render
+from janitor.cli.context import session
+from janitor.cli.memory import beginning, explain_beginning, memory
+from janitor.cli.options import common_options, topic_patterns
+from janitor.policy import Rule
+from janitor.state.base import LedgerEntry
+from tms_core.rowkey import GENERATION_BYTES
+from tms_core.transaction.model import transaction_ms
+
+_COLUMNS = ("topic", "gen", "table", "rule", "rows", "from", "to", "policy", "snapshot", "run")
+
+#: The parts of a key behind its generation: name, bytes, whether it is signed.
+_PARTS = {
+    "message": (("publish_ms", 8, True), ("sequence", 2, False)),
+    "payload": (("pointer", 8, True), ("write_ms", 8, True), ("sequence", 2, False)),
+}
+
+
+@click.command("ledger")
+@topic_patterns
+@click.option("--run", "run_id", metavar="ID", help="Only what this run took.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Entries to show.")
+@common_options
+def command(patterns: tuple[str, ...], run_id: str | None, limit: int) -> None:
+    """Show what was taken: from which key to which, by which rule.
+
+    Newest first. Reads what the janitor remembers and not the store, so it works while a daemon runs. Rows that a
+    rule did not take may lie between the two keys of an entry.
+
+    \b
+    Examples:
+      janitor ledger --topic default:orders --config janitor.yaml
+      janitor ledger --run 1700000000000-0a1b2c3d --limit 1000 --config janitor.yaml
+    """
+    current = session()
+    with memory(current) as state:
+        entries = state.ledger(limit, run_id=run_id, patterns=patterns) if state else []
+        if current.as_json:
+            render.print_json({**beginning(state), "entries": [_entry_json(entry) for entry in entries]})
+            return
+        lines = explain_beginning(current, state)
+    out = render.console()
+    for line in lines:
+        out.print(line)
+    if not entries:
+        out.print("no entries")
+        return
+    table = render.grid(_COLUMNS, right=(1, 4))
+    for entry in entries:
+        table.add_row(*cells(entry))
+    render.print_table(table)
+
+
+def parts(entry: LedgerEntry, key: bytes) -> dict[str, int]:
+    """The numbers in a key of an entry, by name; of a bound that ends early only those it has."""
+    rest = key[len(entry.topic.prefix) :]
+    found = {}
+    for name, size, signed in (("generation", GENERATION_BYTES, True), *_PARTS[entry.table]):
+        if len(rest) < size:
+            break
+        found[name] = int.from_bytes(rest[:size], "big", signed=signed)
+        rest = rest[size:]
+    return found
+
+
+def cells(entry: LedgerEntry) -> list[str]:
+    """An entry as a row of a table."""
+    rows = "unknown" if entry.rows is None else f"{entry.rows:,}"
+    snapshot = "none" if entry.snapshot_timestamp_ms is None else render.moment(entry.snapshot_timestamp_ms)
+    ends = [_place(entry, key) for key in (entry.start, entry.stop)]
+    rule = entry.rule.replace("_", " ")
+    return [
+        str(entry.topic),
+        str(entry.generation),
+        entry.table,
+        rule,
+        rows,
+        *ends,
+        policy(entry),
+        snapshot,
+        entry.run_id,
+    ]
+
+
+def policy(entry: LedgerEntry) -> str:
+    """The policy that an entry was taken by, in words."""
+    if entry.rule == Rule.EXPIRED:
+        return f"ttl {render.duration(entry.ttl_seconds * 1000)}, cut-off {render.moment(entry.cutoff_ms)}"
+    return f"generation {entry.metadata_generation}" if entry.rule == Rule.OLD_GENERATION else ""
+
+
+def _place(entry: LedgerEntry, key: bytes) -> str:
+    """Where in its generation a key lies, for people."""
+    found = parts(entry, key)
+    if found.get("generation") != entry.generation:
+        return "the end"
+    if "publish_ms" in found:
+        number = f" #{found['sequence']}" if "sequence" in found else ""
+        return f"{render.moment(found['publish_ms'])}{number}"
+    if "pointer" in found:
+        return f"transaction of {render.moment(transaction_ms(found['pointer']))}"
+    return "the beginning"
+
+
+def _entry_json(entry: LedgerEntry) -> dict[str, Any]:
+    ends = {"from": parts(entry, entry.start), "to": parts(entry, entry.stop)}
+    return {**entry.to_json(), **{name: _strings(found) for name, found in ends.items()}}
+
+
+def _strings(found: dict[str, int]) -> dict[str, Any]:
+    return {name: str(number) if name == "pointer" else number for name, number in found.items()}

@@ -1,0 +1,65 @@
+"""The memory without the store, for verbs that look back: they work while a daemon runs and when the store is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from janitor.cli import render
+from janitor.cli.context import Session
+from janitor.state.base import State
+from janitor.state.sqlite import FILE_NAME, SqliteState
+
+_DAY_MS = 86_400_000
+
+
+@contextmanager
+def memory(current: Session) -> Iterator[SqliteState | None]:
+    """What is remembered; None where nothing is yet, and then none is made.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    if not (current.state_path / FILE_NAME).exists():
+        yield None
+        return
+    with SqliteState(current.state_path) as state:
+        yield state
+
+
+def beginning(state: State | None) -> dict[str, Any]:
+    """When the memory began and the store was adopted, as JSON values."""
+    record = state.store() if state else None
+    return {
+        "known_since_ms": state.created_ms() if state else None,
+        "adopted_ms": record.adopted_ms if record else None,
+    }
+
+
+def explain_beginning(current: Session, state: State | None, oldest_ms: int | None = None) -> list[str]:
+    """From when on the memory knows, and what to make of it that it knows no more, in sentences.
+
+    Args:
+        oldest_ms: the oldest thing that is shown; a file that an earlier version began has runs of before.
+    """
+    archive = f"rows that were archived can still be listed: janitor archive list {current.arguments()}".rstrip()
+    if state is None:
+        return [f"no memory at {current.state_path}: nothing ran here yet, or it was lost; {archive}"]
+    known = beginning(state)
+    since_ms, adopted_ms = known["known_since_ms"], known["adopted_ms"]
+    if since_ms is None:
+        return ["nobody wrote down since when this memory knows"]
+    lines = []
+    if oldest_ms is not None:
+        since_ms = min(since_ms, oldest_ms)
+    days = current.settings.janitor.history_days
+    if current.clock.now_ms() - since_ms >= days * _DAY_MS:
+        lines.append(f"known: the last {days} days")
+    else:
+        lines.append(f"known since {render.moment(since_ms)}; nothing older is in this memory; {archive}")
+    if adopted_ms is not None and adopted_ms < since_ms:
+        lines.append(
+            f"the store was adopted {render.moment(adopted_ms)}: what was done until this memory began is lost"
+        )
+    return lines

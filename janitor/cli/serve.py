@@ -1,0 +1,149 @@
+"""The daemon's process: everything that has to be opened, in order, and closed again, and the signals."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from threading import Event
+from types import FrameType
+
+from janitor.canary import Canary
+from janitor.cli.context import Session
+from janitor.control.server import ControlServer
+from janitor.count import Counter
+from janitor.daemon import Daemon, Job, Watched
+from janitor.http.app import make_app
+from janitor.http.server import HttpServer
+from janitor.metrics import Metrics
+from janitor.refresh import Refreshed
+from janitor.schedule import Schedule
+from janitor.state.sqlite import SqliteState
+from tms_core.tables.base import Store
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb_clone import remove_stale
+from tms_core.tables.read_only import read_only
+
+#: How often the background count goes on where it was, and the canary is looked after, in seconds.
+COUNT_SECONDS, CANARY_SECONDS = 60, 10
+
+#: Something that lives as long as the daemon, beside it.
+Companion = Callable[[Store, Daemon], AbstractContextManager[object]]
+
+logger = logging.getLogger(__name__)
+
+
+def serve(
+    current: Session, *, adopt: bool = False, patterns: tuple[str, ...] = (), companion: Companion | None = None
+) -> int:
+    """Run the daemon until a signal ends it; returns an exit code.
+
+    Args:
+        adopt: accept a store met for the first time.
+        patterns: topics to sweep; none for all.
+        companion: started when all is up, ended before anything is closed.
+
+    Raises:
+        StoreBusy: another process has the store or its lease.
+        TmsError: something could not be opened.
+    """
+    stop = Event()
+    with ExitStack() as stack:
+        remove_stale(current.state_path)
+        store = stack.enter_context(LevelDBStore(current.store_path))
+        state = stack.enter_context(SqliteState(current.state_path))
+        daemon = _assemble(current, store, state, stack, stop, adopt, patterns)
+        _open_doors(current, daemon, store, state, stack)
+        with _signals(daemon):
+            stack.enter_context(companion(store, daemon) if companion else nullcontext())
+            daemon.run()
+    logger.info("the janitor has stopped; the store is closed")
+    return 0
+
+
+def _assemble(
+    current: Session,
+    store: Store,
+    state: SqliteState,
+    stack: ExitStack,
+    stop: Event,
+    adopt: bool,
+    patterns: tuple[str, ...],
+) -> Daemon:
+    settings, clock = current.settings, current.clock
+    wanted = settings.janitor
+    lease = stack.enter_context(current.lease(state))
+    watched = Watched(clock)
+    read = current.source()
+    source = Refreshed(read) if read is not None else None
+    engine = current.engine(
+        # What only plans gets no object that could write (rule S5).
+        store if wanted.apply else read_only(store),
+        state,
+        source=source,
+        observer=watched,
+        lease=lease,
+        halted=stop.is_set,
+        archive=current.archive(),
+    )
+    for run_id in engine.recover():
+        logger.warning("run %s was never finished; it is closed as lost, its ledger says what it may have taken", run_id)
+    schedule = Schedule(clock)
+    trigger = schedule.cron(wanted.cron) if wanted.cron else schedule.every(wanted.every_seconds or 60)
+    count = Counter(read_only(store), state, clock, rows_per_second=wanted.stats_rows_per_second, halted=stop.is_set)
+    jobs = [Job("count", COUNT_SECONDS, count.step)]
+    canary = Canary(store, state, clock, enabled=wanted.canary.enabled)
+    jobs.append(Job("canary", CANARY_SECONDS, canary.tick))
+    return Daemon(
+        engine,
+        watched,
+        source,
+        schedule,
+        trigger,
+        state,
+        current.site(),
+        Metrics(wanted.metrics.per_topic, wanted.metrics.top),
+        clock,
+        lease=lease,
+        adopt=adopt,
+        patterns=patterns,
+        snapshot_seconds=max(1, settings.transactions.snapshot_interval_seconds / 2),
+        jobs=jobs,
+        stop=stop,
+    )
+
+
+def _open_doors(current: Session, daemon: Daemon, store: Store, state: SqliteState, stack: ExitStack) -> None:
+    """Let others look and ask: HTTP and the control socket."""
+    wanted = current.settings.janitor.http
+    http = HttpServer(make_app(daemon, wanted.host, current.arguments()), wanted.host, wanted.port)
+    http.start()
+    stack.callback(http.stop)
+    logger.info("status page: %s/ (metrics: %s/metrics)", http.url, http.url)
+    # What only looks gets no object that could write (rule S5).
+    reader = current.engine(read_only(store), state, halted=daemon.stop.is_set)
+    control = ControlServer(current.state_path, daemon.engine, reader, daemon)
+    control.start()
+    stack.callback(control.stop)
+
+
+@contextmanager
+def _signals(daemon: Daemon) -> Iterator[None]:
+    """SIGTERM and SIGINT end the daemon within one batch, a second one at once; SIGHUP sweeps now."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        if daemon.stop.is_set():
+            # Nothing is lost by it: LevelDB recovers, and the next janitor closes the run.
+            os._exit(128 + number)
+        os.write(2, b"stopping after this batch; once more to stop at once\n")
+        daemon.halt()
+
+    wanted = {signal.SIGTERM: end, signal.SIGINT: end, signal.SIGHUP: lambda *_: daemon.sweep_now()}
+    former = {number: signal.signal(number, handler) for number, handler in wanted.items()}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

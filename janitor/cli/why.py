@@ -1,0 +1,185 @@
+"""``janitor why``: which rule will take a message, when, and what holds it; or which run took it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from janitor.cli import render
+from janitor.cli.archive import TopicType
+from janitor.cli.context import session
+from janitor.cli.ledger import policy
+from janitor.cli.options import common_options
+from janitor.policy import Hold, Reason, Rule
+from janitor.why import Fate, Found, Missing, Trace, Why
+from tms_core.errors import KeyFormatError
+from tms_core.rowkey import MessageId
+from tms_core.topic import TopicId
+
+#: How many runs are named of those that may have taken a row.
+NAMED_RUNS = 5
+
+_TRANSACTIONS = {
+    "": "published outside a transaction",
+    "rolled_back": "its transaction was rolled back, or found invalid and its pointer negated",
+    "positive": "of a transaction; without a snapshot nothing is known of it",
+    "invalid": "of an invalid transaction",
+    "undecided": "of a transaction that may still commit",
+    "committed": "of a committed transaction",
+    "unreadable": "its value cannot be read",
+}
+
+
+class MessageIdType(click.ParamType[MessageId]):
+    """40 hex digits, as a consumer sees them."""
+
+    name = "message_id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> MessageId:
+        if isinstance(value, MessageId):
+            return value
+        try:
+            return MessageId.from_hex(str(value))
+        except KeyFormatError as error:
+            self.fail(f"{error}", param, ctx)
+
+
+@click.command("why")
+@click.argument("topic", type=TopicType(), metavar="NS:TOPIC")
+@click.argument("message_id", type=MessageIdType(), metavar="MESSAGE_ID")
+@common_options
+def command(topic: TopicId, message_id: MessageId) -> None:
+    """Say why a message is still there, or who took it.
+
+    Which rule takes it, when, and what holds it; of one that is gone, which run's range took it.
+
+    \b
+    Example:
+      janitor why default:orders 0000018bcfe5680000000000000000000000000000 --config janitor.yaml
+    """
+    current = session()
+    with current.reading() as engine:
+        answer = engine.why(topic, message_id)
+    if current.as_json:
+        render.print_json(answer.to_json())
+        return
+    out = render.console()
+    for line in lines(answer, current.arguments()):
+        out.print(line)
+
+
+def lines(answer: Why, arguments: str = "") -> Iterator[str]:
+    """The answer in sentences.
+
+    Args:
+        arguments: options to be typed after a command.
+    """
+    yield f"{answer.topic}, {_metadata(answer)}; as of {render.moment(answer.now_ms)}"
+    for found in answer.found:
+        yield _heading(found)
+        yield f"  {_TRANSACTIONS[found.transaction]}"
+        yield f"  {_fate(answer, found, arguments)}"
+        if found.fate.action == "invert":
+            yield "  the next run negates its pointer"
+        for trace in found.inverted[:NAMED_RUNS]:
+            yield f"  perhaps negated by {_run(trace)}"
+    for missing in answer.missing:
+        yield from _missing(answer, missing)
+    if answer.message_id.in_payload_table and answer.found and not answer.found[0].refers:
+        yield "the id names a stored payload, but the message carries its own"
+
+
+def _metadata(answer: Why) -> str:
+    if answer.problem:
+        return answer.problem
+    if answer.generation is None or answer.ttl_seconds is None:
+        return "which has no metadata"
+    deleted = " (deleted)" if answer.generation < 0 else ""
+    return f"generation {answer.generation}{deleted}, ttl {render.duration(answer.ttl_seconds * 1000)}"
+
+
+def _heading(found: Found) -> str:
+    what, when = ("message", "published") if found.table == "message" else ("payload", "stored")
+    return f"{what} of generation {found.generation}, {when} {render.moment(found.time_ms)}, is there"
+
+
+def _fate(answer: Why, found: Found, arguments: str) -> str:
+    fate = found.fate
+    if fate.rule is None:
+        return f"stays: {_KEPT[fate.reason] if fate.reason else ''}" + _hold(answer, fate, arguments)
+    due = "is due for its generation" if fate.due_ms is None else _due(fate, answer.now_ms)
+    if fate.action == "delete":
+        return f"{due}; the next run takes it"
+    if fate.reason in _WAITING:
+        when = f", {render.moment(fate.goes_ms)} at the earliest" if fate.goes_ms else ""
+        return f"{due}, but stays as long as {_WAITING[fate.reason]} (rule L5){when}{_hold(answer, fate, arguments)}"
+    later = ""
+    if fate.hold is None and fate.goes_ms is not None and fate.goes_ms != fate.due_ms:
+        later = f", but goes with its message: {render.moment(fate.goes_ms)} at the earliest"
+    return f"{due}{later}{_hold(answer, fate, arguments)}"
+
+
+def _due(fate: Fate, now_ms: int) -> str:
+    """When the ttl is over, of a row that only time takes."""
+    if fate.due_ms is None or fate.due_ms <= now_ms:
+        return f"has expired {render.moment(fate.due_ms or 0)}"
+    return f"expires {render.moment(fate.due_ms)}, in {render.duration(fate.due_ms - now_ms)}"
+
+
+_KEPT = {
+    Reason.UNKNOWN_TOPIC: "nothing is deleted of a topic whose metadata is missing or cannot be read (rule L1)",
+    Reason.NEWER_GENERATION: "its generation is above the topic's, as after a restored metadata table (rule L2)",
+    Reason.FOREIGN: "its key is none of ours (rule L0)",
+    Reason.LIVE: "no rule takes it",
+}
+_WAITING = {
+    Reason.UNDECIDED: "its transaction may still commit",
+    Reason.REFERENCED: "a message refers to it",
+}
+
+
+def _hold(answer: Why, fate: Fate, arguments: str) -> str:
+    """What keeps the janitor from it, and the command that lets it go."""
+    until = "" if fate.until_ms is None else render.moment(fate.until_ms)
+    if fate.hold is Hold.FRONTIER:
+        goes = "" if fate.goes_ms is None else f" until {render.moment(fate.goes_ms)}"
+        return f"; held{goes} because its topic changed, or at once with: janitor approve {answer.topic} {arguments}"
+    if fate.hold is Hold.PAUSED:
+        resume = ", ".join(f"janitor resume '{pattern}' {arguments}".rstrip() for pattern in answer.resume)
+        return f"; its topic is paused, until: {resume}"
+    if fate.hold is Hold.QUARANTINED:
+        return f"; its topic failed too often and is tried again {until}".rstrip()
+    if fate.hold is Hold.PROTECTED:
+        return "; never deleted, since janitor.protect names its topic"
+    return f"; until the store is adopted: janitor adopt {arguments}".rstrip() if fate.hold else ""
+
+
+def _missing(answer: Why, missing: Missing) -> Iterator[str]:
+    what = "the message" if missing.table == "message" else "its stored payload"
+    yield f"{what} is not there"
+    for trace in missing.taken[:NAMED_RUNS]:
+        yield f"  {'taken' if trace.certain else 'perhaps taken'} by {_run(trace)}"
+    if len(missing.taken) > NAMED_RUNS:
+        yield f"  and {len(missing.taken) - NAMED_RUNS} runs more, all of them with --format json"
+    since_ms = answer.memory.complete_since_ms
+    known = "nobody wrote down since when this memory knows"
+    if since_ms is not None:
+        known = f"this memory knows what was deleted since {render.moment(since_ms)}"
+    if not missing.taken:
+        yield f"  no run is known to have taken it: {known}; it went before, was deleted by CDAP, or never was there"
+
+
+def _run(trace: Trace) -> str:
+    entry = trace.entry
+    how = f"{entry.rule.replace('_', ' ')}"
+    if entry.rule != Rule.INVALID_TRANSACTION:
+        how += f" ({policy(entry)})"
+    snapshot = (
+        "no snapshot"
+        if entry.snapshot_timestamp_ms is None
+        else (f"the snapshot of {render.moment(entry.snapshot_timestamp_ms)}")
+    )
+    died = "; that run died, or goes on" if entry.rows is None else ""
+    return f"run {entry.run_id}, {render.moment(entry.at_ms)}, as {how}, with {snapshot}{died}"

@@ -1,0 +1,127 @@
+"""Values of ours as JSON and back, told by their types alone.
+
+What an engine answers is made of a few kinds of parts: dataclasses and named tuples, enums, bytes, numbers, and
+collections of these. So one pair of functions carries them all, exactly, and a new answer needs no code of its own.
+Only types that the reader names are ever made, whatever the other side sends.
+
+A field that the reader does not know is passed over, and one that is missing takes its default: the two sides may be
+of different versions.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Mapping, Set
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Union
+
+#: How a collection is made of its items, by what it is annotated as.
+_COLLECTIONS: Mapping[Any, Callable[[list[Any]], Any]] = {
+    list: list,
+    collections.abc.Sequence: list,
+    set: set,
+    frozenset: frozenset,
+}
+#: Types that JSON has itself.
+_PLAIN = (str, int, float, bool)
+
+
+def pack(value: Any) -> Any:
+    """The value as JSON has it.
+
+    Bytes become hex, a dataclass or a named tuple an object; a mapping becomes an object where all its keys are
+    strings, and a list of pairs where not.
+
+    Raises:
+        TypeError: a value of another kind.
+    """
+    if value is None or isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {str(key): pack(item) for key, item in value.items()}
+        return [[pack(key), pack(item)] for key, item in value.items()]
+    names = _names(type(value))
+    if names:
+        return {name: pack(getattr(value, name)) for name in names}
+    if isinstance(value, (list, tuple, Set)):
+        return [pack(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no form on the wire")
+
+
+def unpack(kind: Any, value: Any) -> Any:
+    """Read what :func:`pack` made of a value.
+
+    Args:
+        kind: its type, as it would be annotated.
+        value: what JSON has.
+
+    Raises:
+        ValueError, TypeError: it is no such value.
+    """
+    if kind is Any:
+        return value
+    arguments = typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    if origin is not None:
+        return _unpack_generic(kind, origin, arguments, value)
+    if kind is types.NoneType or kind in _PLAIN:
+        return _checked(kind, value)
+    if kind is bytes:
+        return bytes.fromhex(value)
+    if issubclass(kind, (Enum, Path)):
+        return kind(value)
+    hints = typing.get_type_hints(kind)
+    given = _checked(dict, value)
+    return kind(**{name: unpack(hints[name], given[name]) for name in _names(kind) if name in given})
+
+
+def _unpack_generic(kind: Any, origin: Any, arguments: tuple[Any, ...], value: Any) -> Any:
+    if origin in (Union, types.UnionType):
+        return _unpack_union(kind, arguments, value)
+    if origin is Literal:
+        if value not in arguments:
+            raise ValueError(f"{value!r} is none of {arguments}")
+        return value
+    if origin is tuple:
+        items = _checked(list, value)
+        kinds = [arguments[0]] * len(items) if arguments[1:] == (...,) else arguments
+        return tuple(unpack(item_kind, item) for item_kind, item in zip(kinds, items, strict=True))
+    if origin in (dict, collections.abc.Mapping):
+        pairs = value.items() if isinstance(value, dict) else _checked(list, value)
+        return {unpack(arguments[0], key): unpack(arguments[1], item) for key, item in pairs}
+    if origin in _COLLECTIONS:
+        return _COLLECTIONS[origin]([unpack(arguments[0], item) for item in _checked(list, value)])
+    raise TypeError(f"{kind} has no form on the wire")
+
+
+def _unpack_union(kind: Any, arguments: tuple[Any, ...], value: Any) -> Any:
+    """Only ``X | None``: JSON does not tell other unions apart."""
+    wanted = [argument for argument in arguments if argument is not types.NoneType]
+    if len(wanted) != 1:
+        raise TypeError(f"{kind} has no form on the wire")
+    return None if value is None else unpack(wanted[0], value)
+
+
+def _checked(kind: type, value: Any) -> Any:
+    """The value, if it is of that very type; a whole number will do for a float."""
+    if type(value) is kind or (kind is float and type(value) is int):
+        return value
+    raise ValueError(f"{type(value).__name__} where there should be {kind.__name__}")
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass or a named tuple; none of other types."""
+    if dataclasses.is_dataclass(kind):
+        return tuple(field.name for field in dataclasses.fields(kind))
+    return tuple(getattr(kind, "_fields", ()))

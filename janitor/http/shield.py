@@ -1,0 +1,85 @@
+"""What protects a page without a password: headers that tie it down, and no answer under a stranger's name.
+
+The page shows names and errors that others wrote, so the browser is told to run nothing but the one script and use
+nothing but the one style sheet in it, known by their hashes. And a page on the loopback address must not be read by a
+web site that points its own name at 127.0.0.1 (DNS rebinding): there the ``Host`` header has to be a loopback name.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from ipaddress import ip_address
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+#: A ``Host`` header: an IPv6 address in brackets or a name or IPv4 address, and a port.
+_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::\d+)?")
+
+
+def content_security_policy(page: str) -> str:
+    """A policy that allows the inline style and script of a page, its data: icon, and talking to its own server."""
+    styles, scripts = (_hashes(page, tag) for tag in ("style", "script"))
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src {styles}; img-src data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _hashes(page: str, tag: str) -> str:
+    blocks: list[str] = re.findall(rf"<{tag}>(.*?)</{tag}>", page, flags=re.DOTALL)
+    digests = (hashlib.sha256(block.encode()).digest() for block in blocks)
+    return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this machine reach a host: ``localhost``, 127.0.0.0/8, ::1."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Shield:
+    """ASGI middleware: adds the headers to every answer, and refuses a foreign ``Host``.
+
+    Args:
+        app: what it stands before.
+        policy: the Content-Security-Policy.
+        loopback: whether the server listens on a loopback address, where ``Host`` can only be such a name.
+    """
+
+    def __init__(self, app: ASGIApp, policy: str, loopback: bool) -> None:
+        self._app = app
+        self._loopback = loopback
+        self._headers = {
+            "content-security-policy": policy,
+            "x-content-type-options": "nosniff",
+            "referrer-policy": "no-referrer",
+            "cross-origin-resource-policy": "same-origin",
+            "cache-control": "no-store",
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_shielded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(self._headers)
+            await send(message)
+
+        if self._loopback and not _names_loopback(Headers(scope=scope).get("host", "")):
+            refusal = (
+                "this address answers to localhost only; ask http://localhost with the port, or set janitor.http.host"
+            )
+            await JSONResponse({"error": refusal}, status_code=400)(scope, receive, send_shielded)
+        else:
+            await self._app(scope, receive, send_shielded)
+
+
+def _names_loopback(header: str) -> bool:
+    match = _HOST.fullmatch(header)
+    return match is not None and is_loopback(match[1] or match[2])

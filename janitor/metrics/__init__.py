@@ -1,0 +1,11 @@
+"""The janitor's metrics, for Prometheus.
+
+``Metrics`` is given a picture (``janitor.picture``) now and then and prepares from it what a scrape is answered with.
+So a scrape reads no table and no memory, and costs no more than its text. ``docs/metrics.md`` explains each metric.
+"""
+
+from __future__ import annotations
+
+from janitor.metrics.exposition import Metrics
+
+__all__ = ["Metrics"]

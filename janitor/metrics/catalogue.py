@@ -1,0 +1,121 @@
+"""Every metric there is.
+
+The names are what dashboards and alerts are written against, so they never change their meaning. A counter whose label
+values are known beforehand is exported as 0 until it first counts; otherwise ``rate()`` would miss the first event, and
+an alert on it would be silent just then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
+
+from janitor.metrics.definition import Definition, Labels
+from janitor.policy import Hold, Rule
+from janitor.report import COUNTED_REASONS
+from janitor.txstate import Problem
+
+TABLES = ("message", "payload")
+
+#: ``RunSummary.result`` of runs that have ended.
+RESULTS = ("done", "partial", "stopped", "halted", "failed", "lost")
+
+#: The parts of a run whose time is taken.
+PHASES = ("message", "invert", "payload", "sync", "compact")
+
+#: Guards that stop a run.
+GUARDS = ("clock", "identity", "adoption")
+
+#: What wall time is compared with (``Picture.skew_seconds``).
+CLOCKS = ("running_time",)
+
+#: Why a topic was left undone (``Tally.failures``).
+FAILURES = ("store", "moved")
+
+#: Operations a store counts (``Store.calls``).
+CALLS = ("cells", "compact", "delete", "get", "invert", "keys", "metadata", "put", "rows", "set", "sync")
+
+#: Rules by which rows go; the third one changes them.
+DELETING = (Rule.EXPIRED, Rule.OLD_GENERATION)
+
+PREFIX = "tms_janitor_"
+
+
+def _counter(name: str, text: str, **labels: Iterable[str]) -> Definition:
+    """A counter whose labels take every combination of these values."""
+    return Definition(f"{PREFIX}{name}_total", "counter", text, tuple(labels), _combinations(*labels.values()))
+
+
+def _gauge(name: str, text: str, **labels: Iterable[str]) -> Definition:
+    """A gauge, likewise."""
+    return Definition(f"{PREFIX}{name}", "gauge", text, tuple(labels), _combinations(*labels.values()))
+
+
+def _combinations(*values: Iterable[str]) -> tuple[Labels, ...]:
+    return tuple(product(*(map(str, part) for part in values)))
+
+
+COUNTERS = (
+    _counter("sweeps", "Runs that ended, by how.", result=RESULTS),
+    _counter("rows_scanned", "Rows read by runs.", table=TABLES),
+    _counter("rows_deleted", "Rows deleted.", table=TABLES, rule=DELETING),
+    _counter(
+        "bytes_deleted", "Bytes of deleted rows; values as the store estimates them.", table=TABLES, rule=DELETING
+    ),
+    _counter("rows_inverted", "Message rows of invalid transactions whose write pointer was negated."),
+    _counter("delete_errors", "Topics that a run left undone.", table=TABLES, reason=FAILURES),
+    _counter("store_calls", "Operations that runs asked of the store.", call=CALLS),
+    _counter("snapshot_errors", "Runs that had no usable transaction snapshot.", reason=Problem),
+    _counter("guard_trips", "Times a guard stopped a run.", guard=GUARDS),
+    _counter("canary_early", "Canary messages that went before they were due; ever one is an emergency."),
+)
+
+PHASE_DURATION = Definition(
+    f"{PREFIX}sweep_phase_duration_seconds",
+    "summary",
+    "How long the phases of runs took.",
+    ("phase",),
+    _combinations(PHASES),
+)
+
+#: What can be due: what is deleted, and rows whose pointer is to be negated.
+DUE = (*_combinations(TABLES, DELETING), ("message", str(Rule.INVALID_TRANSACTION)))
+
+GAUGES = (
+    Definition(f"{PREFIX}build_info", "gauge", "The version that runs; always 1.", ("version",), None),
+    _gauge("heartbeat_timestamp_seconds", "When the daemon, or else the last run, last showed that it was alive."),
+    _gauge("next_run_timestamp_seconds", "When the next run is due."),
+    _gauge("last_success_timestamp_seconds", "When a run last did all there was to do.", table=TABLES),
+    Definition(f"{PREFIX}overdue_rows", "gauge", "Rows that are due and still there.", ("table", "rule"), DUE),
+    Definition(
+        f"{PREFIX}oldest_overdue_timestamp_seconds", "gauge", "Time of the oldest overdue row.", ("table", "rule"), DUE
+    ),
+    _gauge("kept_rows", "Rows that stay for another reason than being live.", reason=COUNTED_REASONS),
+    _gauge("held_topics", "Topics whose deletions wait.", reason=Hold),
+    _gauge("quarantined_topics", "Topics that are put aside because they failed too often."),
+    _gauge("paused", "1 when anything is paused, be it a single topic."),
+    _gauge("plan_only", "1 when nothing is deleted, because janitor.apply is false."),
+    _gauge("is_leader", "1 in the process that holds the lease."),
+    _gauge("snapshot_timestamp_seconds", "When the transaction snapshot was taken."),
+    _gauge("invalid_transactions", "Transactions in the snapshot's invalid list."),
+    _gauge("open_invalid_transactions", "Invalid transactions that may still write, or await a thorough run."),
+    _gauge("in_progress_transactions", "Transactions that are in progress in the snapshot."),
+    _gauge("prune_boundary_timestamp_seconds", "Transactions that began until then have no rows left to negate."),
+    _gauge("clock_skew_seconds", "How far wall time is ahead of another clock.", source=CLOCKS),
+    _gauge("canary_late_seconds", "How long after it was due the last canary message went."),
+)
+
+
+def _of_topic(name: str, text: str) -> Definition:
+    """A gauge of every topic."""
+    return Definition(f"tms_topic_{name}", "gauge", text, ("tms_namespace", "topic"), None)
+
+
+MESSAGES = _of_topic("messages", "Messages in the topic.")
+SIZE = _of_topic("bytes", "Bytes of the topic's keys and payloads.")
+COUNTED = _of_topic("stats_timestamp_seconds", "When messages and bytes were counted.")
+OLDEST = _of_topic("oldest_message_timestamp_seconds", "When the oldest message was published.")
+NEWEST = _of_topic("newest_message_timestamp_seconds", "When the newest message was published.")
+TOPICS = (MESSAGES, SIZE, COUNTED, OLDEST, NEWEST)
+
+CATALOGUE = (*COUNTERS, PHASE_DURATION, *GAUGES, *TOPICS)

@@ -1,0 +1,88 @@
+"""What a scrape is answered with.
+
+All that depends on the picture is prepared when the picture comes, once, and only written out when somebody asks. Until
+the first picture there are no metrics of the janitor: its counters go on from what the memory holds, and a 0 before
+that would look to Prometheus like a counter that began anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from janitor.metrics import counters, gauges, topics
+from janitor.metrics.topics import Name, PerTopic
+from janitor.picture import Picture
+
+#: The version of OpenMetrics that prometheus-client writes.
+OPENMETRICS_VERSION = "1.0.0"
+
+OPENMETRICS, TEXT = "application/openmetrics-text", "text/plain"
+
+
+class Metrics(Collector):
+    """The metrics of one janitor.
+
+    Args:
+        per_topic: which topics get series of their own.
+        top: how many of them, where that is ``top``.
+
+    Attributes:
+        registry: what is written out; others in this process may register theirs.
+    """
+
+    def __init__(self, per_topic: PerTopic, top: int) -> None:
+        self._per_topic = per_topic
+        self._top = top
+        self._shown: frozenset[Name] = frozenset()
+        self._families: tuple[Metric, ...] = ()
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+
+    def update(self, picture: Picture) -> None:
+        """Prepare the metrics of a picture; until it is done, scrapes get those of the one before."""
+        self._shown = topics.shown(picture.topics, self._shown, self._per_topic, self._top)
+        self._families = (
+            *counters.families(picture.counters),
+            *gauges.families(picture),
+            *topics.families(picture.topics, self._shown),
+        )
+
+    def render(self, accept: str | None = None) -> tuple[bytes, str]:
+        """The metrics as text, and its content type.
+
+        Args:
+            accept: the request's ``Accept`` header; OpenMetrics when it asks for that.
+        """
+        # The library's own choice trips over headers it does not expect, so it is not shown what others wrote.
+        encode, content_type = choose_encoder(OPENMETRICS if wants_openmetrics(accept or "") else TEXT)
+        return encode(self.registry), content_type
+
+    def collect(self) -> Iterable[Metric]:
+        """What is prepared; called by the registry."""
+        return self._families
+
+
+def wants_openmetrics(accept: str) -> bool:
+    """Whether an ``Accept`` header asks for OpenMetrics, in the version that is written here, rather than for text."""
+    asked = {OPENMETRICS: 0.0, TEXT: 0.0}
+    for part in accept.lower().replace(" ", "").split(","):
+        kind, *rest = part.split(";")
+        parameters = {name: value.strip('"') for name, _, value in (text.partition("=") for text in rest)}
+        if kind == OPENMETRICS and parameters.get("version", OPENMETRICS_VERSION) != OPENMETRICS_VERSION:
+            continue
+        if kind in asked:
+            asked[kind] = max(asked[kind], _quality(parameters.get("q", "1")))
+    return asked[OPENMETRICS] > 0 and asked[OPENMETRICS] >= asked[TEXT]
+
+
+def _quality(text: str) -> float:
+    """A quality as HTTP writes it; 1 for nonsense."""
+    return float(text) if re.fullmatch(r"[01](\.[0-9]{0,3})?", text) else 1.0

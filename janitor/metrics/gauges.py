@@ -1,0 +1,72 @@
+"""Gauges: what the picture shows of the janitor itself.
+
+A value that is not known is a series that is not there: a 0 would look like a fact.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client.core import Metric
+
+from janitor.metrics.catalogue import DUE, GAUGES, PREFIX
+from janitor.metrics.definition import Series
+from janitor.picture import Picture
+from janitor.policy import Hold
+from tms_core.transaction.model import transaction_ms
+
+
+def families(picture: Picture) -> Iterator[Metric]:
+    """Every gauge of the catalogue that is not a topic's."""
+    values = {**_janitor(picture), **_rows(picture), **_transactions(picture)}
+    for definition in GAUGES:
+        yield definition.family({"": values[definition.name.removeprefix(PREFIX)]})
+
+
+def seconds(moment_ms: int | None) -> float | None:
+    """A moment as Prometheus has it."""
+    return None if moment_ms is None else moment_ms / 1000
+
+
+def _janitor(picture: Picture) -> dict[str, Series]:
+    """What is said of the process and its runs."""
+    return {
+        "build_info": {(picture.version,): 1},
+        "heartbeat_timestamp_seconds": {(): seconds(picture.heartbeat_ms)},
+        "next_run_timestamp_seconds": {(): seconds(picture.next_run_ms)},
+        "last_success_timestamp_seconds": {
+            (table,): seconds(at_ms) for table, at_ms in picture.last_success_ms.items()
+        },
+        "paused": {(): bool(picture.paused)},
+        "plan_only": {(): picture.mode == "plan_only"},
+        "is_leader": {(): picture.leader},
+        "clock_skew_seconds": {(source,): ahead for source, ahead in picture.skew_seconds.items()},
+        "canary_late_seconds": {(): picture.canary.late_seconds},
+    }
+
+
+def _rows(picture: Picture) -> dict[str, Series]:
+    """What is said of rows that stay, and of topics that have them."""
+    overdue = {(item.table, item.rule): item for item in picture.overdue}
+    held = Counter(reason for reason, _ in {(item.reason, item.topic) for item in picture.held})
+    return {
+        "overdue_rows": {**dict.fromkeys(DUE, 0), **{due: item.rows for due, item in overdue.items()}},
+        "oldest_overdue_timestamp_seconds": {due: seconds(item.oldest_ms) for due, item in overdue.items()},
+        "kept_rows": {(reason,): rows for reason, rows in picture.kept.items()},
+        "held_topics": {(reason,): held[reason] for reason in {*map(str, Hold), *held}},
+        "quarantined_topics": {(): len(picture.quarantined)},
+    }
+
+
+def _transactions(picture: Picture) -> dict[str, Series]:
+    """What is said of transactions; of a snapshot that is not there, nothing."""
+    snapshot, bound = picture.snapshot, picture.boundary.bound
+    there = snapshot.timestamp_ms is not None
+    return {
+        "snapshot_timestamp_seconds": {(): seconds(snapshot.timestamp_ms)},
+        "invalid_transactions": {(): snapshot.invalid if there else None},
+        "in_progress_transactions": {(): snapshot.in_progress if there else None},
+        "open_invalid_transactions": {(): snapshot.open},
+        "prune_boundary_timestamp_seconds": {(): None if bound is None else seconds(transaction_ms(int(bound)))},
+    }

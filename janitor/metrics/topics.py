@@ -1,0 +1,106 @@
+"""The topics' queues: which of them get series of their own, and those series.
+
+Every series costs memory in Prometheus for as long as it is kept, so in a store of very many topics only the largest
+are shown and the others summed as one. Sizes change all the time, and a topic that kept changing sides would leave gaps
+in its line and steps in the sum. So one that is shown stays until another is larger by a quarter.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from prometheus_client.core import Metric, Sample
+
+from janitor.metrics.catalogue import COUNTED, MESSAGES, NEWEST, OLDEST, SIZE
+from janitor.metrics.definition import Definition, legible
+from janitor.metrics.gauges import seconds
+from janitor.picture import TopicFigures
+
+PerTopic = Literal["none", "top", "all"]
+
+
+class Name(NamedTuple):
+    """A topic's name, as labels have it."""
+
+    tms_namespace: str
+    topic: str
+
+
+#: Under this name stand all topics that have no series of their own. It can be a topic's, which is then one of them.
+OTHER = Name("_other", "_other")
+
+_SERIES: tuple[tuple[Definition, Callable[[TopicFigures], float | None]], ...] = (
+    (MESSAGES, lambda topic: topic.messages),
+    (SIZE, lambda topic: topic.size_bytes),
+    (COUNTED, lambda topic: seconds(topic.counted_ms)),
+    (OLDEST, lambda topic: seconds(topic.oldest_ms)),
+    (NEWEST, lambda topic: seconds(topic.newest_ms)),
+)
+
+
+def shown(topics: Iterable[TopicFigures], before: Collection[Name], per_topic: PerTopic, top: int) -> frozenset[Name]:
+    """The topics that get series of their own.
+
+    Args:
+        before: those that had them so far.
+        top: how many, where it is ``top``.
+    """
+    sizes = {Name(topic.tms_namespace, topic.topic): topic.size_bytes for topic in topics}
+    sizes.pop(OTHER, None)
+    if per_topic == "none":
+        return frozenset()
+    if per_topic == "all":
+        return frozenset(sizes)
+    return largest({name: size for name, size in sizes.items() if size is not None}, before, top)
+
+
+def largest(sizes: Mapping[Name, int], before: Collection[Name], top: int) -> frozenset[Name]:
+    """The largest, where one of ``before`` leaves only when it is more than a fifth smaller than one that comes."""
+    weighed = ((-(5 if name in before else 4) * size, name not in before, name) for name, size in sizes.items())
+    return frozenset(name for *_, name in heapq.nsmallest(top, weighed))
+
+
+def families(topics: Sequence[TopicFigures], named: Collection[Name]) -> list[Metric]:
+    """The series of the topics named, and of all others together."""
+    own = [topic for topic in topics if (topic.tms_namespace, topic.topic) in named]
+    others = [topic for topic in topics if (topic.tms_namespace, topic.topic) not in named]
+    # One set of labels for all series of a topic: they are never changed, and there can be very many.
+    labelled = [(_labels(topic), topic) for topic in (*own, together(others))]
+    return [_family(definition, value, labelled) for definition, value in _SERIES]
+
+
+def together(topics: Collection[TopicFigures]) -> TopicFigures:
+    """Topics summed as one: as old as the oldest of their counts and messages, as new as their newest message."""
+
+    def known(value: Callable[[TopicFigures], int | None]) -> list[int]:
+        return [found for topic in topics if (found := value(topic)) is not None]
+
+    messages, sizes = known(lambda topic: topic.messages), known(lambda topic: topic.size_bytes)
+    return TopicFigures(
+        *OTHER,
+        generation=0,
+        ttl_seconds=0,
+        messages=sum(messages) if messages else None,
+        size_bytes=sum(sizes) if sizes else None,
+        oldest_ms=min(known(lambda topic: topic.oldest_ms), default=None),
+        newest_ms=max(known(lambda topic: topic.newest_ms), default=None),
+        counted_ms=min(known(lambda topic: topic.counted_ms), default=None),
+    )
+
+
+def _labels(topic: TopicFigures) -> dict[str, str]:
+    return {"tms_namespace": legible(topic.tms_namespace), "topic": legible(topic.topic)}
+
+
+def _family(
+    definition: Definition,
+    value: Callable[[TopicFigures], float | None],
+    labelled: Iterable[tuple[dict[str, str], TopicFigures]],
+) -> Metric:
+    family = definition.empty()
+    family.samples = [
+        Sample(definition.name, labels, found) for labels, topic in labelled if (found := value(topic)) is not None
+    ]
+    return family

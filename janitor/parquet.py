@@ -1,0 +1,210 @@
+"""One file of the archive: its columns, writing it and reading it back. The only module that knows pyarrow.
+
+pyarrow takes 40 MB of memory and is an optional part of the installation, so it is loaded when the first file is
+written or read. A file describes itself: its layout and the topic its rows are of stand in its metadata, and what one
+wants to know of it without reading its rows in Parquet's own statistics. So nothing about an archive has to be kept
+elsewhere, and copying its folders is enough to move it.
+
+Rows are written in groups of a few megabytes and read the same way, so neither side holds a whole batch of large
+messages. Every page has a checksum, which is looked at when it is read. ``docs/formats.md``, "Archive".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO, NamedTuple
+
+from tms_core.errors import ArchiveError, ConfigurationError
+from tms_core.topic import TopicId
+
+#: Counted up whenever a column changes.
+LAYOUT = 1
+
+#: What a file's metadata say of it.
+_LAYOUT, _TOPIC, _REFERENCES = b"tms_janitor.layout", b"tms_janitor.topic", b"tms_janitor.references"
+
+
+class Column(NamedTuple):
+    """A column of the archive; ``type`` is Arrow's name of it."""
+
+    name: str
+    type: str
+    nullable: bool = False
+
+
+COLUMNS = (
+    Column("table", "string"),
+    Column("rule", "string"),
+    Column("run_id", "string"),
+    Column("deleted_ms", "int64"),
+    Column("generation", "int32"),
+    Column("key", "binary"),
+    Column("publish_ms", "int64", nullable=True),
+    Column("sequence", "int32", nullable=True),
+    Column("write_pointer", "int64", nullable=True),
+    Column("write_ms", "int64", nullable=True),
+    Column("payload_sequence", "int32", nullable=True),
+    Column("payload", "binary", nullable=True),
+    Column("verdict", "string"),
+    Column("snapshot_timestamp_ms", "int64", nullable=True),
+)
+
+#: Columns in which most rows of a file say the same; the others would gain nothing from a dictionary.
+_REPEATING = ["table", "rule", "run_id", "deleted_ms", "generation", "write_pointer", "verdict"]
+
+#: Columns of which each row group and page says what is the lowest and the highest: not of what people have written.
+_SUMMED_UP = [column.name for column in COLUMNS if column.name != "payload"]
+
+#: Rows made into Python objects at a time.
+_READ_ROWS = 1000
+
+
+class Summary(NamedTuple):
+    """What a file says of itself.
+
+    Attributes:
+        topic: whose rows; in the folder's name something else may stand for it.
+        table: ``message`` or ``payload``.
+        rule: by which they went.
+        deleted_ms: when they were archived, just before they were deleted.
+        oldest_ms, newest_ms: publish times; of payload rows, write times.
+        references: how many are messages that take their payload from the payload table.
+    """
+
+    topic: TopicId
+    table: str
+    generation: int
+    rule: str
+    run_id: str
+    deleted_ms: int
+    rows: int
+    oldest_ms: int
+    newest_ms: int
+    references: int
+
+
+def require_pyarrow() -> None:
+    """Make sure that pyarrow can be loaded, without loading it.
+
+    Raises:
+        ConfigurationError: it is not installed.
+    """
+    if find_spec("pyarrow") is None:
+        raise ConfigurationError(
+            "The archive needs pyarrow, which is not installed.",
+            "Install tms-janitor[archive], or set janitor.archive.enabled: false.",
+        )
+
+
+def write(stream: BinaryIO, topic: TopicId, groups: Iterable[Mapping[str, Sequence[Any]]]) -> None:
+    """Write one file.
+
+    Args:
+        groups: the values of all columns by name; each becomes one row group.
+
+    Raises:
+        OSError: as the stream does.
+    """
+    pa = _load_pyarrow()
+    schema = _schema(pa).with_metadata({_LAYOUT: str(LAYOUT), _TOPIC: str(topic)})
+    references = 0
+    with pa.parquet.ParquetWriter(
+        stream,
+        schema,
+        compression="zstd",
+        use_dictionary=_REPEATING,
+        write_statistics=_SUMMED_UP,
+        write_page_checksum=True,
+    ) as writer:
+        for columns in groups:
+            writer.write_batch(pa.RecordBatch.from_pydict(columns, schema=schema))
+            references += sum(payload is None for payload in columns["payload"])
+        writer.add_key_value_metadata({_REFERENCES: str(references)})
+
+
+def summarise(path: Path) -> Summary:
+    """What a file says of itself; reads its end only.
+
+    Raises:
+        ArchiveError: it is damaged, none of ours, or of a newer janitor.
+    """
+    with _opened(path) as file:
+        footer, metadata = file.metadata, file.metadata.metadata
+        table = _span(footer, "table")[0]
+        oldest_ms, newest_ms = _span(footer, "publish_ms" if table == "message" else "write_ms")
+        return Summary(
+            topic=TopicId.parse(metadata[_TOPIC].decode("utf-8")),
+            table=table,
+            generation=_span(footer, "generation")[0],
+            rule=_span(footer, "rule")[0],
+            run_id=_span(footer, "run_id")[0],
+            deleted_ms=_span(footer, "deleted_ms")[0],
+            rows=footer.num_rows,
+            oldest_ms=oldest_ms,
+            newest_ms=newest_ms,
+            references=int(metadata[_REFERENCES]),
+        )
+
+
+def read(path: Path, columns: Sequence[str]) -> Iterator[list[tuple[Any, ...]]]:
+    """The values of some columns, some rows at a time.
+
+    Raises:
+        ArchiveError: as :func:`summarise`, or a checksum is wrong.
+    """
+    with _opened(path) as file:
+        for batch in file.iter_batches(_READ_ROWS, columns=list(columns), use_threads=False):
+            found = batch.to_pydict()
+            yield list(zip(*(found[name] for name in columns), strict=True))
+
+
+def _load_pyarrow() -> ModuleType:
+    require_pyarrow()
+    import pyarrow.parquet  # noqa: PLC0415
+
+    return pyarrow
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A file of ours; the border where pyarrow's errors become one of ours."""
+    pa = _load_pyarrow()
+    try:
+        with pa.parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            _check(pa, path, file)
+            yield file
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ArchiveError(
+            f"{path} cannot be read: {' '.join(str(error).split()).rstrip('.')}.",
+            "It is damaged or none of ours: move it out of the archive. The other files can be read without it.",
+        ) from error
+
+
+def _check(pa: ModuleType, path: Path, file: Any) -> None:
+    metadata = file.metadata.metadata or {}
+    layout = metadata.get(_LAYOUT, b"").decode("utf-8", "replace")
+    if layout and layout != str(LAYOUT):
+        raise ArchiveError(
+            f"{path} was written by a newer janitor (layout {layout}; this one knows {LAYOUT}).",
+            "Use that version.",
+        )
+    complete = {_LAYOUT, _TOPIC, _REFERENCES} <= set(metadata)
+    if not complete or not file.schema_arrow.equals(_schema(pa), check_metadata=False):
+        raise ValueError("it is not laid out as a file of the archive")
+
+
+def _schema(pa: ModuleType) -> Any:
+    return pa.schema([pa.field(c.name, pa.type_for_alias(c.type), nullable=c.nullable) for c in COLUMNS])
+
+
+def _span(footer: Any, column: str) -> tuple[Any, Any]:
+    """The lowest and the highest value of a column that has one in every row."""
+    index = [c.name for c in COLUMNS].index(column)
+    found = [footer.row_group(number).column(index).statistics for number in range(footer.num_row_groups)]
+    if not found or any(statistics is None or not statistics.has_min_max for statistics in found):
+        raise ValueError(f"it does not say what is in column {column}")
+    return min(statistics.min for statistics in found), max(statistics.max for statistics in found)

@@ -1,0 +1,139 @@
+"""The answer to ``janitor why``, as frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from janitor.report import DataTable
+from janitor.state.base import LedgerEntry
+from janitor.why.fate import Fate
+from tms_core.rowkey import MessageId
+from tms_core.topic import TopicId
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """An entry of the ledger that speaks of a row.
+
+    Attributes:
+        certain: whether the run took the row if it was there; otherwise it may have.
+    """
+
+    entry: LedgerEntry
+    certain: bool
+
+    def to_json(self) -> dict[str, Any]:
+        return {"certain": self.certain, **self.entry.to_json()}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A row that is in the store.
+
+    Attributes:
+        time_ms: what its age is measured from: publish time, or the payload's write time.
+        pointer: the write pointer as it is stored; None outside transactions.
+        transaction: its state, as ``janitor inspect`` names it; empty outside transactions, ``unreadable`` for a row
+            whose value cannot be read.
+        refers: a message that takes its payload from the payload table.
+        inverted: runs that may have negated its pointer.
+    """
+
+    table: DataTable
+    key: bytes
+    generation: int
+    time_ms: int
+    pointer: int | None
+    transaction: str
+    refers: bool
+    fate: Fate
+    inverted: tuple[Trace, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "table": self.table,
+            "key": self.key.hex(),
+            "generation": self.generation,
+            "time_ms": self.time_ms,
+            "pointer": None if self.pointer is None else str(self.pointer),
+            "transaction": self.transaction or None,
+            "refers": self.refers,
+            **asdict(self.fate),
+            "inverted": [trace.to_json() for trace in self.inverted],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A row that is not in the store.
+
+    Attributes:
+        key: None for a message row: its generation is not known.
+        taken: runs that took it, or may have; newest first.
+    """
+
+    table: DataTable
+    key: bytes | None
+    taken: tuple[Trace, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        key = self.key and self.key.hex()
+        return {"table": self.table, "key": key, "taken": [trace.to_json() for trace in self.taken]}
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """How far back the ledger can be relied on.
+
+    Attributes:
+        created_ms: when this memory began; None when nobody wrote that down.
+        complete_since_ms: from when on every deletion of this janitor's is in the ledger; None when it is not known.
+        history_days: how long entries are kept.
+    """
+
+    created_ms: int | None
+    complete_since_ms: int | None
+    history_days: int
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """The answer.
+
+    Attributes:
+        generation, ttl_seconds: the topic's metadata; None where there is none that can be read.
+        problem: why it cannot be read; empty where it can, or where there is no row.
+        found: rows that are there, each message row before its payload row.
+        missing: rows that are not.
+        resume: the patterns to resume that pause the topic.
+    """
+
+    topic: TopicId
+    message_id: MessageId
+    now_ms: int
+    generation: int | None
+    ttl_seconds: int | None
+    problem: str
+    found: tuple[Found, ...]
+    missing: tuple[Missing, ...]
+    memory: Memory
+    resume: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer as JSON values; keys and ids are in hex, write pointers are decimal strings."""
+        return {
+            "tms_namespace": self.topic.namespace,
+            "topic": self.topic.topic,
+            "message_id": str(self.message_id),
+            "publish_ms": self.message_id.publish_ms,
+            "sequence": self.message_id.sequence,
+            "now_ms": self.now_ms,
+            "generation": self.generation,
+            "ttl_seconds": self.ttl_seconds,
+            "problem": self.problem or None,
+            "found": [found.to_json() for found in self.found],
+            "missing": [missing.to_json() for missing in self.missing],
+            "resume": list(self.resume),
+            "memory": asdict(self.memory),
+        }

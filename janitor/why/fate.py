@@ -1,0 +1,148 @@
+"""What becomes of one row: the law, asked for the present and for the future.
+
+Nothing here says when a row goes but ``decide``: it is asked as the next run would ask it, and again as the row will
+stand when it is due and when a held cut-off has come to it. So there is no second copy of the law that could differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from janitor.frontier import elapsed_ms
+from janitor.policy import Delete, Frontier, Hold, Invert, Reason, Row, Rule, Verdict, decide
+from janitor.world import TopicWork, World
+from tms_core.rowkey import LONG_MAX, Cutoff, MessageKey, PayloadKey
+from tms_core.topic import TopicId
+from tms_core.transaction.model import transaction_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of a row.
+
+    Attributes:
+        action: what the next run does with it.
+        reason: why it stays; None where it goes.
+        rule: the rule that takes it, now or in time; None: none ever does, as things are.
+        due_ms: the first moment at which that rule takes it; None where time has nothing to do with it.
+        hold: what keeps the rule from it.
+        until_ms: when the hold ends by itself; None: never, or nobody can say.
+        goes_ms: the first moment at which a run takes it, if nobody does anything; None: not by time alone.
+        invert: its transaction is invalid, so its pointer is to be negated as long as the row stays.
+    """
+
+    action: Literal["delete", "invert", "keep"]
+    reason: Reason | None
+    rule: Rule | None = None
+    due_ms: int | None = None
+    hold: Hold | None = None
+    until_ms: int | None = None
+    goes_ms: int | None = None
+    invert: bool = False
+
+    @property
+    def doomed(self) -> bool:
+        """Whether the law takes it now, and nothing is in the way but perhaps that nobody has adopted the store."""
+        return self.action == "delete" or (self.reason is Reason.HELD and self.hold is Hold.FIRST_CONTACT)
+
+
+def judge(
+    world: World,
+    row: Row,
+    key: MessageKey | PayloadKey,
+    *,
+    referenced: bool = False,
+    message: Fate | None = None,
+    probe_ms: int | None = None,
+) -> Fate:
+    """What becomes of a row.
+
+    Args:
+        row, key: the row, and its key.
+        referenced: whether a message that stays refers to this payload row (L5).
+        message: what becomes of a message that refers to it.
+        probe_ms: when its topic is tried again, if it is quarantined.
+    """
+    work = world.topics.get(key.topic.prefix)
+    topic, frontier = (work.topic, work.frontier) if work else (None, None)
+    verdict = decide(row, topic, frontier, world.transactions, referenced, None)
+    stopped = _stopped(world, key.topic)
+    fate = _now(verdict, stopped, _inverts(world, row))
+    rule = _rule_in_time(world, key, work) if work else None
+    if rule is None or work is None:
+        return replace(fate, hold=stopped if fate.invert else None)
+    due_ms = _due_ms(key, work)
+    fate = replace(fate, rule=rule, due_ms=due_ms if rule is Rule.EXPIRED else None)
+    hold = stopped or (Hold.PROTECTED if work.frontier.hold is Hold.PROTECTED else None)
+    if hold is not None:
+        return replace(fate, hold=hold, until_ms=probe_ms if hold is Hold.QUARANTINED else None)
+    fate = _in_time(world, work, key, fate, isinstance(verdict, Delete))
+    return _with_message(world, key, fate, message) if isinstance(key, PayloadKey) else fate
+
+
+def _now(verdict: Verdict, stopped: Hold | None, invert: bool) -> Fate:
+    if isinstance(verdict, Delete):
+        return Fate("keep", Reason.HELD, invert=invert) if stopped else Fate("delete", None, invert=invert)
+    action: Literal["invert", "keep"] = "invert" if isinstance(verdict, Invert) and not stopped else "keep"
+    return Fate(action, verdict.reason, invert=invert)
+
+
+def _stopped(world: World, topic: TopicId) -> Hold | None:
+    """What keeps runs from changing anything in a topic."""
+    if world.is_paused(topic.prefix):
+        return Hold.PAUSED
+    return Hold.QUARANTINED if world.is_quarantined(topic.prefix) else world.label
+
+
+def _inverts(world: World, row: Row) -> bool:
+    """Whether the law would negate the row's pointer, if no other rule took it."""
+    return isinstance(decide(row, None, None, world.transactions, False, None), Invert)
+
+
+def _due_ms(key: MessageKey | PayloadKey, work: TopicWork) -> int:
+    """The first moment whose cut-off lies behind the row's time: a row exactly at the cut-off lives."""
+    return key.time_ms + work.topic.ttl_seconds * 1000 + 1
+
+
+def _rule_in_time(world: World, key: MessageKey | PayloadKey, work: TopicWork) -> Rule | None:
+    """The rule that takes the row once it is due and nothing holds it or needs it."""
+    if key.time_ms == LONG_MAX:
+        return None
+    ripe = Frontier.open(max(world.now_ms, _due_ms(key, work)), work.topic)
+    # As a message's row, because L5 then does not ask.
+    verdict = decide(Row("message", key), work.topic, ripe, world.transactions, False, None)
+    return verdict.rule if isinstance(verdict, Delete) else None
+
+
+def _in_time(world: World, work: TopicWork, key: MessageKey | PayloadKey, fate: Fate, goes: bool) -> Fate:
+    """When time alone takes the row: when it is due, or when the hold on the frontier (S8) has come to its end."""
+    ripe_ms = max(world.now_ms, fate.due_ms or 0)
+    if work.frontier.hold is not Hold.FRONTIER or goes:
+        return replace(fate, goes_ms=ripe_ms)
+    pending, hold_ms = work.record.pending, world.terms.hold_seconds * 1000
+    waited_ms = elapsed_ms(pending.since, world.now) if pending else 0
+    end_ms = world.now_ms + hold_ms - waited_ms
+    goes_ms = max(ripe_ms, end_ms)
+    # A held cut-off moves with time, and may come to the row before the hold ends.
+    reached = replace(work.frontier, now_ms=ripe_ms, cutoff=Cutoff(key.time_ms + 1), due=Cutoff(key.time_ms + 1))
+    if isinstance(decide(Row("message", key), work.topic, reached, world.transactions, False, None), Delete):
+        reached_ms = world.now_ms + key.time_ms + 1 - work.frontier.cutoff.ms
+        goes_ms = min(goes_ms, max(ripe_ms, _due_ms(key, work), reached_ms))
+    if goes_ms == ripe_ms:
+        return replace(fate, goes_ms=ripe_ms)
+    return replace(fate, goes_ms=goes_ms, hold=Hold.FRONTIER, until_ms=end_ms)
+
+
+def _with_message(world: World, key: PayloadKey, fate: Fate, message: Fate | None) -> Fate:
+    """L5: a payload waits for its transaction, and for the messages that refer to it."""
+    goes_ms = fate.goes_ms
+    if world.transactions.snapshot is None and fate.rule is Rule.EXPIRED and goes_ms is not None:
+        goes_ms = max(goes_ms, transaction_ms(key.write_pointer) + world.transactions.undecided_ms)
+    elif fate.reason is Reason.UNDECIDED:
+        goes_ms = None
+    if fate.reason is Reason.REFERENCED and (message is None or message.doomed):
+        goes_ms = None  # by another message, of which nothing is known here
+    elif message is not None and goes_ms is not None:
+        goes_ms = None if message.goes_ms is None else max(goes_ms, message.goes_ms)
+    return replace(fate, goes_ms=goes_ms)

@@ -1,0 +1,211 @@
+"""Looking for what an answer is made of: the rows in the store, and what the memory has of those that are gone.
+
+An id names no generation (``docs/formats.md``, "Message ids"), so every one that has rows is looked at. Of a row that
+is gone only the ledger can tell, and only of ranges. That a run took *this* row is certain of message rows, which go
+without gaps; payload rows lie scattered, and of a run that died nothing is known but what it had set out to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from janitor.policy import Delete, Row, Rule, decide
+from janitor.ranges import topic_stop
+from janitor.references import find_referenced, search_range, timeless_range
+from janitor.state.base import LedgerEntry, State
+from janitor.why.answer import Found, Memory, Missing, Trace, Why
+from janitor.why.fate import judge
+from janitor.world import World, matches
+from tms_core.rowkey import GENERATION_BYTES, Cutoff, MessageId, MessageKey, PayloadKey, java_abs, stop_key
+from tms_core.tables.base import MessageValue, Store
+from tms_core.topic import TopicId
+from tms_core.transaction.model import VisibilityState
+
+#: How many entries of the ledger are named at most for one row, and among how many of its range they are looked for.
+TRACES = 100
+SEARCHED_ENTRIES = 10_000
+#: Rows per page where messages that refer to a payload are looked for.
+PAGE_ROWS = 2000
+
+_DAY_MS = 86_400_000
+#: Rules that delete.
+_TAKING = frozenset({Rule.EXPIRED, Rule.OLD_GENERATION})
+
+
+def why(
+    store: Store, state: State, world: World, topic: TopicId, message_id: MessageId, now_ms: int, history_days: int
+) -> Why:
+    """Which rule will take a message, when, and what holds it; or which run has taken it. Nothing is written.
+
+    Args:
+        world: as a thorough plan judges, its topics loaded.
+        now_ms: the moment of the question.
+        history_days: how long the memory keeps its ledger.
+
+    Raises:
+        StoreError: the store or the state could not be read.
+    """
+    strikes = state.strikes().get(topic)
+    ask = _Question(store, state, world, topic, message_id, strikes.probe_ms if strikes else None)
+    found, missing = ask.answer()
+    work = world.topics.get(topic.prefix)
+    return Why(
+        topic,
+        message_id,
+        now_ms,
+        work.topic.generation if work else None,
+        work.topic.ttl_seconds if work else None,
+        world.unparsed.get(topic.prefix, ""),
+        tuple(found),
+        tuple(missing),
+        remembered(state, now_ms, history_days),
+        tuple(pattern for pattern in world.paused if matches(topic, (pattern,))),
+    )
+
+
+def remembered(state: State, now_ms: int, history_days: int) -> Memory:
+    """How far back the state's ledger can be relied on.
+
+    Raises:
+        StoreError: the state could not be read.
+    """
+    created_ms = state.created_ms()
+    if created_ms is None:
+        return Memory(None, None, history_days)
+    since_ms = max(created_ms, now_ms - history_days * _DAY_MS, state.ledger_since_ms() or created_ms)
+    return Memory(created_ms, since_ms, history_days)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One question, and all it is put to."""
+
+    store: Store
+    state: State
+    world: World
+    topic: TopicId
+    message_id: MessageId
+    probe_ms: int | None
+
+    def answer(self) -> tuple[list[Found], list[Missing]]:
+        found: list[Found] = []
+        missing: list[Missing] = []
+        for key, value in self._messages():
+            message = self._message(key, value)
+            found.append(message)
+            if message.refers and self.message_id.in_payload_table and message.pointer is not None:
+                wanted = PayloadKey(self.topic, key.generation, java_abs(message.pointer), *self.message_id[2:])
+                if self._has_payload(wanted):
+                    found.append(self._payload(wanted, message))
+                else:
+                    missing.append(Missing("payload", wanted.pack(), self._traces([wanted], _TAKING)))
+        if not found:
+            missing.append(Missing("message", None, self._traces(self._candidates(), _TAKING)))
+        return found, missing
+
+    def _messages(self) -> Iterator[tuple[MessageKey, MessageValue | None]]:
+        """The rows of every generation under the id's time and sequence; None for a value that cannot be read."""
+        table, prefix = self.store.message, self.topic.prefix
+        start, stop = prefix, topic_stop(prefix)
+        while start < stop and (keys := table.keys(start, stop, 1).items):
+            head = keys[0][: len(prefix) + GENERATION_BYTES]
+            start = (stop_key(head) or stop) if len(head) == len(prefix) + GENERATION_BYTES else keys[0] + b"\x00"
+            generation = int.from_bytes(head[len(prefix) :], "big", signed=True)
+            key = MessageKey(self.topic, generation, *self.message_id[:2])
+            raw = key.pack()
+            if table.keys(raw, raw + b"\x00", 1).items:
+                values = [value for _, value in table.rows(raw, raw + b"\x00", 1).items]
+                yield key, values[0] if values else None
+
+    def _message(self, key: MessageKey, value: MessageValue | None) -> Found:
+        pointer = value.pointer if value else None
+        return Found(
+            table="message",
+            key=key.pack(),
+            generation=key.generation,
+            time_ms=key.publish_ms,
+            pointer=pointer,
+            transaction=_state(pointer, self.world.transactions.snapshot) if value else "unreadable",
+            refers=pointer is not None and value is not None and value.payload is None,
+            fate=judge(self.world, Row("message", key, pointer), key, probe_ms=self.probe_ms),
+            inverted=self._traces([key], {Rule.INVALID_TRANSACTION}) if pointer is not None and pointer < 0 else (),
+        )
+
+    def _has_payload(self, key: PayloadKey) -> bool:
+        raw = key.pack()
+        return bool(self.store.payload.keys(raw, raw + b"\x00", 1).items)
+
+    def _payload(self, key: PayloadKey, message: Found) -> Found:
+        row, referenced = Row("payload", key), not message.fate.doomed or self._is_referenced(key)
+        fate = judge(self.world, row, key, referenced=referenced, message=message.fate, probe_ms=self.probe_ms)
+        return Found(
+            table="payload",
+            key=key.pack(),
+            generation=key.generation,
+            time_ms=key.write_ms,
+            pointer=key.write_pointer,
+            transaction=_state(key.write_pointer, self.world.transactions.snapshot),
+            refers=False,
+            fate=fate,
+        )
+
+    def _is_referenced(self, key: PayloadKey) -> bool:
+        """Whether another message that stays refers to the row; looked for only where the law asks."""
+        work = self.world.topics.get(self.topic.prefix)
+        if work is None:
+            return False
+        verdict = decide(Row("payload", key), work.topic, work.frontier, self.world.transactions, False, None)
+        if not isinstance(verdict, Delete):
+            return False
+        since_ms, lifetime = work.frontier.cutoff.ms, self.world.terms.lifetime
+        windows = (
+            search_range(self.topic, key.generation, since_ms, [key], lifetime),
+            timeless_range(self.topic, key.generation),
+        )
+        return bool(find_referenced(self.store.message, windows, {key.write_pointer}, PAGE_ROWS, lambda: None))
+
+    def _candidates(self) -> list[MessageKey]:
+        """The keys the message may have had, by what the ledger and the announcements know of generations."""
+        known = {*self.state.ledger_generations(self.topic), *(entry.generation for entry in self._announced())}
+        return [MessageKey(self.topic, generation, *self.message_id[:2]) for generation in sorted(known)]
+
+    def _announced(self) -> list[LedgerEntry]:
+        """What runs have set out to do in the topic that have not ended."""
+        going_on = {run.id for run in self.state.unfinished_runs()}
+        return [entry for entry in self.state.intents() if entry.topic == self.topic and entry.run_id in going_on]
+
+    def _traces(self, keys: Sequence[MessageKey | PayloadKey], rules: Collection[Rule]) -> tuple[Trace, ...]:
+        """Entries of these rules that may speak of one of the keys, newest first."""
+        table = "payload" if any(isinstance(key, PayloadKey) for key in keys) else "message"
+        announced = self._announced()
+        traces = []
+        for key in keys:
+            raw = key.pack()
+            entries = self.state.ledger(SEARCHED_ENTRIES, topic=self.topic, key=raw)
+            entries += [entry for entry in announced if entry.start <= raw < entry.stop]
+            for entry in entries:
+                if entry.table == table and entry.rule in rules and _may_have(entry, key.time_ms):
+                    certain = table == "message" and rules is _TAKING and entry.rows is not None
+                    traces.append(Trace(entry, certain))
+        return tuple(sorted(traces, key=lambda trace: trace.entry.at_ms, reverse=True)[:TRACES])
+
+
+def _may_have(entry: LedgerEntry, time_ms: int) -> bool:
+    """Whether a row of that time can have been among those of an entry."""
+    if entry.oldest_ms is not None and entry.newest_ms is not None:
+        return entry.oldest_ms <= time_ms <= entry.newest_ms
+    return entry.rule != Rule.EXPIRED or Cutoff(entry.cutoff_ms).expires(time_ms)
+
+
+def _state(pointer: int | None, snapshot: VisibilityState | None) -> str:
+    """The state of a pointer's transaction, in the words of ``janitor inspect``."""
+    if pointer is None:
+        return ""
+    if pointer < 0:
+        return "rolled_back"
+    if snapshot is None:
+        return "positive"
+    if snapshot.is_invalid(pointer):
+        return "invalid"
+    return "undecided" if snapshot.is_undecided(pointer) else "committed"

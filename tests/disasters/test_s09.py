@@ -1,0 +1,369 @@
+"""S9: a topic that fails again and again is put aside and probed now and then; the others go on all the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from janitor.quarantine import FIRST_PROBE_MS, LAST_PROBE_MS, STRIKES
+from janitor.report import Report
+from janitor.state.base import Strikes
+from janitor.state.sqlite import SqliteState
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Topic, janitor, pointer, topic, watch
+from tms_core.errors import StoreError
+from tms_core.tables.base import Store, TxCell
+from tms_core.tables.memory import MemoryStore
+
+TTL_SECONDS = 3600
+#: Long past its lifetime and grace, so that a thorough pass closes it.
+OLD = pointer(NOW_MS - 10 * DAY)
+
+
+class Trouble:
+    """Fails what is asked about some topics, and notes whatever is asked about any."""
+
+    def __init__(self, *broken: Topic, operations: tuple[str, ...] = ("message.delete",)) -> None:
+        self.prefixes = [described.id.prefix for described in broken]
+        self.operations = operations
+        self.mended = False
+        self.calls: list[Call] = []
+
+    def __call__(self, call: Call) -> None:
+        self.calls.append(call)
+        broken = call.name in self.operations and any(self.concerns(call, prefix) for prefix in self.prefixes)
+        if broken and not self.mended:
+            raise StoreError("a block is damaged.")
+
+    @staticmethod
+    def concerns(call: Call, prefix: bytes) -> bool:
+        """Whether a call reads or writes rows of the topic."""
+        first: Any = call.arguments[0] if call.arguments else b""
+        if isinstance(first, list):
+            return any((item.key if isinstance(item, TxCell) else item).startswith(prefix) for item in first)
+        return bytes(first).startswith(prefix)
+
+    def about(self, described: Topic) -> list[str]:
+        """Names of the calls that spoke of a topic's rows since they were last asked for."""
+        found = [call.name for call in self.calls if self.concerns(call, described.id.prefix)]
+        self.calls.clear()
+        return [name for name in found if name != "metadata.get"]
+
+
+class Site:
+    """Three topics, one of them in trouble. Before every run rows are published that are due, and one to invert."""
+
+    def __init__(self, store: Store, *operations: str, state: SqliteState | None = None) -> None:
+        self.topics = [topic(store, f"default:{name}", ttl_seconds=TTL_SECONDS) for name in "abc"]
+        self.first, self.bad, self.last = self.topics
+        self.rig = janitor(store, state=state, now_ms=NOW_MS, batch_rows=2)
+        self.rig.snapshots.invalid = [OLD]
+        self.rig.engine.run_once(adopt=True)
+        self.trouble = Trouble(self.bad, operations=operations or ("message.delete",))
+        watch(store, before=self.trouble)
+
+    def run(self, wait_ms: int = MINUTE, *, patient: bool = False) -> Report:
+        self.rig.clock.advance(wait_ms)
+        now_ms = self.rig.clock.now_ms()
+        due_ms, invalid = now_ms - TTL_SECONDS * 1000 - 1, pointer(now_ms - HOUR // 2)
+        self.rig.snapshots.invalid = [*self.rig.snapshots.invalid, invalid]
+        for described in self.topics:
+            described.plain(due_ms).tx(invalid, now_ms - MINUTE).stored(pointer(due_ms), due_ms)
+        self.trouble.calls.clear()
+        return self.rig.engine.run_once(patient=patient)
+
+    def strike_out(self) -> None:
+        for _ in range(STRIKES):
+            assert self.run().errors
+        assert self.aside
+
+    @property
+    def strikes(self) -> dict[str, Strikes]:
+        return {record.topic: strikes for record, strikes in self.rig.state.strikes().items()}
+
+    @property
+    def aside(self) -> bool:
+        """Whether the bad topic is passed by now."""
+        probe_ms = self.strikes["b"].probe_ms if "b" in self.strikes else None
+        return probe_ms is not None and self.rig.clock.now_ms() < probe_ms
+
+    def others_are_done(self) -> bool:
+        """Whether all that is due is gone from the topics that are not in trouble, and the rest is inverted."""
+        cutoff_ms = self.rig.clock.now_ms() - TTL_SECONDS * 1000
+        return all(
+            min(described.times(), default=cutoff_ms) >= cutoff_ms
+            and min(described.stored_times(), default=cutoff_ms) >= cutoff_ms
+            and not set(self.rig.snapshots.invalid) & set(described.pointers())
+            for described in (self.first, self.last)
+        )
+
+
+OPERATIONS = ("message.delete", "message.invert", "message.cells", "payload.keys", "payload.delete")
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_given_a_topic_that_fails_when_run_again_and_again_then_it_is_tried_three_times_and_passed_by(
+    store: Store, operation: str
+) -> None:
+    site = Site(store, operation)
+    for strike in range(1, STRIKES + 1):
+        report = site.run()
+        assert any("default:b" in error for error in report.errors)
+        assert site.strikes["b"].count == strike
+        assert set(site.strikes) == {"b"}
+        assert site.others_are_done()
+    before = (site.bad.messages(), site.bad.stored_times())
+    for _ in range(3):
+        report = site.run()
+        assert report.errors == []
+        assert site.trouble.about(site.bad) == [], "it is neither read nor written"
+        assert any(note.guard == "quarantine" and "default:b" in note.message for note in report.guards)
+        assert site.others_are_done()
+    assert set(before[0]) <= set(site.bad.messages())
+    assert set(before[1]) <= set(site.bad.stored_times())
+
+
+def test_given_a_quarantined_topic_when_time_passes_then_it_is_probed_after_an_hour_doubling_up_to_a_day(
+    store: Store,
+) -> None:
+    site = Site(store)
+    site.strike_out()
+    waits = []
+    for _ in range(8):
+        probe_ms = site.strikes["b"].probe_ms
+        assert probe_ms is not None
+        wait_ms = probe_ms - site.rig.clock.now_ms()
+        waits.append(wait_ms)
+        assert site.run(wait_ms - 1).errors == [], "not yet"
+        assert site.trouble.about(site.bad) == []
+        assert site.run(1).errors, "probed, and it still fails"
+        assert site.others_are_done()
+    assert [wait_ms // HOUR for wait_ms in waits] == [1, 2, 4, 8, 16, 24, 24, 24]
+    assert {wait_ms % HOUR for wait_ms in waits} == {0}
+
+
+def test_given_a_quarantined_topic_that_was_mended_when_probed_then_it_is_done_at_once_and_forgotten(
+    store: Store,
+) -> None:
+    site = Site(store)
+    site.strike_out()
+    site.trouble.mended = True
+    assert site.run().errors == []
+    assert site.aside, "nobody knows yet"
+    report = site.run(FIRST_PROBE_MS)
+    assert (report.errors, site.strikes, report.held_topics()) == ([], {}, {})
+    due_ms = site.rig.clock.now_ms() - TTL_SECONDS * 1000
+    assert min(site.bad.times()) >= due_ms
+    assert min(site.bad.stored_times(), default=due_ms) >= due_ms
+    assert not set(site.rig.snapshots.invalid) & set(site.bad.pointers())
+
+
+def test_given_two_failures_when_the_next_run_succeeds_then_they_are_forgotten(store: Store) -> None:
+    site = Site(store)
+    for _ in range(4):
+        site.trouble.mended = False
+        site.run()
+        site.run()
+        assert site.strikes["b"].count == 2
+        site.trouble.mended = True
+        assert site.run().errors == []
+        assert site.strikes == {}
+
+
+def test_given_a_quarantined_topic_when_run_then_nothing_is_claimed_until_it_is_done(store: Store) -> None:
+    site = Site(store)
+    claim = site.rig.state.claim()
+    assert claim is not None
+    site.bad.tx(OLD - 1, site.rig.clock.now_ms())
+    site.rig.snapshots.invalid = [OLD - 1, *site.rig.snapshots.invalid]
+    site.strike_out()
+    evidence = site.rig.state.evidence()
+    for wait_ms in (MINUTE, DAY - HOUR, 2 * MINUTE):
+        site.rig.state.save_strikes({site.bad.id: Strikes(9, 0, "it fails.", 0, site.rig.clock.now_ms() + DAY)})
+        site.run(wait_ms)
+        assert (site.rig.state.claim(), site.rig.state.evidence()) == (claim, evidence)
+    assert (OLD - 1) in site.bad.pointers()
+    site.trouble.mended = True
+    report = site.run(DAY)
+    assert (report.thorough, site.bad.pointers().count(OLD - 1), site.strikes) == (True, 0, {})
+    assert report.boundary is not None
+    assert report.boundary >= OLD
+
+
+def test_given_a_quarantined_topic_when_run_all_day_then_one_pass_is_thorough_and_not_all(store: Store) -> None:
+    site = Site(store)
+    site.strike_out()
+    thorough = []
+    for _ in range(48):
+        probe = site.strikes["b"].probe_ms
+        assert probe is not None
+        if probe - site.rig.clock.now_ms() > 30 * MINUTE:
+            thorough.append(site.run(30 * MINUTE).thorough)
+        else:
+            site.run(30 * MINUTE)
+    assert len(thorough) > 40
+    assert sum(thorough) <= 2
+
+
+def test_given_a_store_in_which_everything_fails_when_run_then_nobody_is_put_aside(store: Store) -> None:
+    site = Site(store)
+    site.trouble.prefixes = [described.id.prefix for described in site.topics]
+    for _ in range(2 * STRIKES):
+        assert len(site.run().errors) == 3
+        assert site.strikes == {}
+    site.trouble.mended = True
+    assert site.run().errors == []
+    assert site.others_are_done()
+
+
+def test_given_a_full_disk_and_topics_in_which_nothing_is_due_when_run_then_nobody_is_put_aside(store: Store) -> None:
+    """What has nothing to write is no proof that the store takes writes."""
+    quiet = topic(store, "default:quiet", ttl_seconds=30 * 86400).plain(NOW_MS)
+    site = Site(store, "message.delete", "message.invert", "payload.delete")
+    site.trouble.prefixes = [described.id.prefix for described in (*site.topics, quiet)]
+    for _ in range(2 * STRIKES):
+        assert site.run().errors
+        assert site.strikes == {}
+    site.trouble.mended = True
+    assert site.run().errors == []
+    assert site.others_are_done()
+
+
+def test_given_strikes_when_the_process_ends_then_the_next_one_knows_them(store: Store, tmp_path: Path) -> None:
+    with SqliteState(tmp_path / "state") as state:
+        site = Site(store, state=state)
+        site.run()
+        site.run()
+    with SqliteState(tmp_path / "state") as state:
+        site.rig = site.rig.restart(state=state)
+        site.run()
+        assert site.aside
+        assert site.run().errors == []
+
+
+@pytest.mark.parametrize("back_ms", [2 * HOUR, 3 * DAY, 365 * DAY])
+def test_given_a_quarantined_topic_when_the_clock_is_set_back_then_it_is_probed_within_a_day(back_ms: int) -> None:
+    site = Site(MemoryStore())
+    site.rig.snapshots.write_pointer = pointer(NOW_MS + DAY)
+    site.strike_out()
+    site.trouble.mended = True
+    site.rig.clock.step(-back_ms)
+    for _ in range(25):
+        site.run(HOUR)
+    assert site.strikes == {}
+
+
+def test_given_a_topic_in_quarantine_when_planned_then_the_plan_says_so_and_reads_nothing_of_it(store: Store) -> None:
+    site = Site(store)
+    site.strike_out()
+    site.trouble.calls.clear()
+    report = site.rig.engine.preview()
+    assert site.trouble.about(site.bad) == []
+    assert [note.guard for note in report.guards] == ["quarantine"]
+    assert not report.tripped
+
+
+def test_given_a_quarantined_topic_when_its_metadata_is_gone_then_it_is_forgotten_at_its_probe(
+    store: Store,
+) -> None:
+    site = Site(store)
+    site.strike_out()
+    gone = topic(store, "default:b", ttl_seconds=TTL_SECONDS).write_metadata(b"{")
+    site.run()
+    assert site.aside
+    site.run(FIRST_PROBE_MS)
+    assert site.strikes == {}, "nothing is deleted in it, so nothing failed"
+    gone.describe(ttl_seconds=TTL_SECONDS)
+    site.run()
+    assert site.strikes["b"].count == 1, "and it begins anew"
+
+
+def test_given_an_unknown_topic_that_cannot_be_read_when_run_then_it_is_put_aside_too(store: Store) -> None:
+    site = Site(store, "message.cells")
+    site.bad.write_metadata(b"{")
+    site.strike_out()
+    assert site.run().errors == []
+    assert site.others_are_done()
+
+
+def test_given_a_topic_that_failed_for_an_hour_when_it_is_mended_then_its_frontier_was_not_moved_and_nothing_is_held(
+    store: Store,
+) -> None:
+    site = Site(store)
+    frontier = site.rig.state.frontiers()[site.bad.id]
+    site.strike_out()
+    site.run(FIRST_PROBE_MS // 2)
+    assert site.rig.state.frontiers()[site.bad.id] == frontier
+    assert site.rig.state.frontiers()[site.last.id] != frontier
+    site.trouble.mended = True
+    assert site.run(LAST_PROBE_MS).held_topics() == {}
+    assert site.rig.state.frontiers()[site.bad.id].cutoff_ms == site.rig.clock.now_ms() - TTL_SECONDS * 1000
+
+
+# --- a topic whose very first row cannot be read ----------------------------------------------------------------------
+
+
+def damaged(store: MemoryStore, described: Topic) -> Callable[[Call], None]:
+    """Fails every read that comes upon a row of the topic, wherever it began."""
+
+    def look(call: Call) -> None:
+        name, _, operation = call.name.partition(".")
+        if operation in ("keys", "cells"):
+            keys = (store.message if name == "message" else store.payload).keys(*call.arguments).items
+            if any(key.startswith(described.id.prefix) for key in keys):
+                raise StoreError("a block is damaged.")
+
+    return look
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_given_a_damaged_block_at_a_topics_beginning_when_run_then_the_topics_behind_it_are_done_all_the_same(
+    patient: bool,
+) -> None:
+    store = MemoryStore()
+    site = Site(store)
+    site.trouble.mended = True
+    site.bad.plain(1).stored(pointer(1), 1)
+    watch(store, before=damaged(store, site.bad))
+    for _ in range(STRIKES):
+        report = site.run(2 * MINUTE, patient=patient)
+        assert any("default:b" in error for error in report.errors)
+        assert site.others_are_done()
+    assert site.aside
+    for _ in range(3):
+        report = site.run(2 * MINUTE, patient=patient)
+        assert report.errors == []
+        assert site.others_are_done()
+
+
+def test_given_damage_between_two_topics_when_run_then_both_are_done_and_nothing_is_claimed() -> None:
+    store = MemoryStore()
+    stray = Topic(store, topic(store, "default:bb", ttl_seconds=1).id)
+    stray.write_metadata(b"{").plain(1)
+    site = Site(store)
+    claim = site.rig.state.claim()
+    site.trouble.mended = True
+    site.rig.clock.advance(DAY)
+    watch(store, before=damaged(store, stray))
+    report = site.run()
+    assert report.thorough
+    assert report.errors
+    assert site.others_are_done()
+    assert (site.rig.state.claim(), site.strikes) == (claim, {})
+
+
+def test_given_a_store_that_cannot_be_read_at_all_when_run_then_the_run_fails() -> None:
+    store = MemoryStore()
+    site = Site(store)
+
+    def fail(call: Call) -> None:
+        if call.name.endswith((".keys", ".cells")):
+            raise StoreError("the disk is gone.")
+
+    watch(store, before=fail)
+    report = site.run()
+    assert len(report.errors) >= 3
+    assert site.strikes == {}
+    assert site.rig.state.runs(1)[0].result == "partial"

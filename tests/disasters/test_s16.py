@@ -1,0 +1,213 @@
+"""S16: what is restored from the archive is as visible as it was, and never more so."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from janitor import archived
+from janitor.state.base import OpenIdRecord
+from tests.archives import Undo, keys_of
+from tests.builders import HOUR, NOW_MS, SECOND, Topic, pointer, topic, unknown_topic, visibility
+from tms_core.errors import ArchiveError, Refused
+from tms_core.rowkey import MessageKey
+from tms_core.tables.base import Store
+from tms_core.transaction.model import VisibilityState
+
+BEGUN = NOW_MS - 3 * HOUR
+COMMITTED, INVALID, OPEN, ROLLED_BACK = (pointer(BEGUN, number) for number in (1, 2, 3, 4))
+LATER = pointer(NOW_MS, 5)
+THEN = visibility(NOW_MS - SECOND, invalid=[INVALID], in_progress=[OPEN])
+
+#: Much later: everything is over, and an operator has truncated the invalid list.
+TRUNCATED = visibility(NOW_MS + 1000 * HOUR)
+
+
+@pytest.fixture
+def undo(store: Store, tmp_path: Path) -> Undo:
+    made = Undo(store, tmp_path / "archive")
+    made.state.pause("default:orders", NOW_MS)
+    return made
+
+
+@pytest.fixture
+def orders(store: Store) -> Topic:
+    return topic(store, "default:orders", ttl_seconds=86_400)
+
+
+def visible(orders: Topic, snapshot: VisibilityState) -> list[int]:
+    """Sequences of the messages a transaction is given that starts by this snapshot."""
+    reader = snapshot.dummy_transaction()
+    return [
+        key.sequence
+        for key, value in orders.messages()
+        if value.pointer is None or (value.pointer >= 0 and reader.is_visible(value.pointer))
+    ]
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stored", "back"),
+    [
+        (None, None),
+        (COMMITTED, COMMITTED),
+        (INVALID, -INVALID),
+        (OPEN, -OPEN),
+        (LATER, -LATER),
+        (-ROLLED_BACK, -ROLLED_BACK),
+    ],
+)
+def test_given_a_row_of_any_verdict_when_restored_after_the_invalid_list_was_truncated_then_it_is_no_more_visible(
+    undo: Undo, orders: Topic, stored: int | None, back: int | None
+) -> None:
+    orders.plain(BEGUN) if stored is None else orders.tx(stored, BEGUN)
+    seen = visible(orders, THEN)
+    undo.sweep(orders, snapshot=THEN)
+    assert orders.pointers() == []
+    undo.restore(orders, snapshot=TRUNCATED)
+    assert orders.pointers() == [back]
+    assert visible(orders, TRUNCATED) == seen
+
+
+def test_given_no_usable_snapshot_when_archived_then_no_transactional_row_comes_back_visible(
+    undo: Undo, orders: Topic
+) -> None:
+    undo.sweep(orders.tx(COMMITTED, BEGUN).tx(INVALID, BEGUN).plain(BEGUN), snapshot=None)
+    done = undo.restore(orders, snapshot=TRUNCATED)
+    assert orders.pointers() == [-COMMITTED, -INVALID, None]
+    assert (done.restored, done.negated) == (3, 2)
+
+
+def test_given_a_transaction_that_is_invalid_now_when_restored_then_its_rows_are_negated(
+    undo: Undo, orders: Topic
+) -> None:
+    undo.sweep(orders.tx(COMMITTED, BEGUN), snapshot=THEN)
+    undo.restore(orders, snapshot=visibility(NOW_MS, invalid=[COMMITTED]))
+    assert orders.pointers() == [-COMMITTED]
+
+
+def test_given_a_transaction_that_was_once_seen_invalid_when_restored_then_its_rows_are_negated(
+    undo: Undo, orders: Topic
+) -> None:
+    undo.sweep(orders.tx(COMMITTED, BEGUN), snapshot=THEN)
+    undo.state.save_open_ids([OpenIdRecord(COMMITTED, NOW_MS, NOW_MS, NOW_MS)])
+    undo.restore(orders, snapshot=TRUNCATED)
+    assert orders.pointers() == [-COMMITTED]
+
+
+def test_given_rows_of_one_transaction_in_two_runs_when_the_first_knew_it_to_be_invalid_then_all_are_negated(
+    undo: Undo, orders: Topic
+) -> None:
+    undo.sweep(orders.tx(INVALID, BEGUN), run_id="run-1", snapshot=THEN)
+    undo.clock.advance(HOUR)
+    undo.sweep(orders.tx(INVALID, BEGUN + 1), run_id="run-2", snapshot=TRUNCATED)
+    undo.restore(orders, snapshot=TRUNCATED, since_ms=BEGUN + 1)
+    assert orders.pointers() == [-INVALID]
+
+
+def test_given_a_reference_when_restored_then_its_payloads_keep_their_keys(undo: Undo, orders: Topic) -> None:
+    orders.ref(INVALID, BEGUN).stored(INVALID, BEGUN, BEGUN + 1)
+    before = keys_of(orders, undo.store.payload)
+    undo.sweep(orders, snapshot=THEN)
+    undo.restore(orders, snapshot=TRUNCATED)
+    assert orders.pointers() == [-INVALID]
+    assert keys_of(orders, undo.store.payload) == before
+
+
+# --- where to --------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_topic_that_is_not_paused_when_restored_then_it_is_refused_with_the_command_that_pauses_it(
+    undo: Undo, orders: Topic
+) -> None:
+    undo.sweep(orders.plain(BEGUN))
+    undo.state.resume("default:orders")
+    undo.state.pause("default:order", NOW_MS)
+    with pytest.raises(Refused, match="janitor pause default:orders"):
+        undo.restore(orders)
+    with pytest.raises(Refused, match="janitor pause default:orders"):
+        undo.restore(orders, orders)
+    assert orders.times() == []
+    undo.state.pause("default:*", NOW_MS)
+    assert undo.restore(orders).restored == 1
+
+
+def test_given_a_topic_nobody_can_read_when_restored_to_then_it_is_refused(undo: Undo, orders: Topic) -> None:
+    undo.sweep(orders.plain(BEGUN))
+    deleted = topic(undo.store, "default:deleted", ttl_seconds=60, generation=-3)
+    broken = unknown_topic(undo.store, "default:broken").write_metadata(b"{}")
+    for target, reason in ((deleted, "is deleted"), (broken, "Nothing is restored")):
+        with pytest.raises(Refused, match=reason):
+            undo.restore(orders, target)
+    with pytest.raises(Refused, match="There is no topic default:nowhere"):
+        undo.restore(orders, unknown_topic(undo.store, "default:nowhere"))
+    assert undo.store.message.keys(b"", None, 9).items == []
+
+
+def test_given_a_topic_that_was_deleted_since_when_restored_then_it_is_refused_until_it_is_there_again(
+    undo: Undo, orders: Topic
+) -> None:
+    undo.sweep(orders.plain(BEGUN).tx(COMMITTED, BEGUN), snapshot=THEN)
+    orders.describe(ttl_seconds=86_400, generation=-1)
+    with pytest.raises(Refused, match="is deleted"):
+        undo.restore(orders)
+    orders.describe(ttl_seconds=86_400, generation=2)
+    undo.restore(orders, snapshot=THEN)
+    assert orders.at(2).pointers() == [None, COMMITTED]
+
+
+# --- crashes ---------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_crash_between_archiving_and_deleting_then_every_row_is_restored_once(
+    undo: Undo, orders: Topic
+) -> None:
+    orders.plain(BEGUN, BEGUN + 1).ref(COMMITTED, BEGUN).stored(COMMITTED, BEGUN)
+    before = orders.messages()
+    undo.archive(orders, run_id="died", snapshot=THEN)
+    undo.sweep(orders, run_id="next", snapshot=THEN)
+    assert len(undo.files(orders)) == 4
+    done = undo.restore(orders, snapshot=TRUNCATED)
+    assert (done.restored, done.already_there) == (4, 4)
+    assert orders.messages() == before
+    assert orders.stored_times() == [BEGUN]
+
+
+def test_given_a_crash_after_archiving_when_nothing_was_deleted_then_a_restore_changes_nothing(
+    undo: Undo, orders: Topic
+) -> None:
+    orders.tx(INVALID, BEGUN).tx(COMMITTED, BEGUN)
+    before = orders.messages()
+    undo.archive(orders, snapshot=THEN)
+    assert undo.restore(orders, snapshot=TRUNCATED).restored == 0
+    assert orders.messages() == before
+
+
+@pytest.mark.parametrize("step", ["fsync", "rename"])
+def test_given_a_disk_that_is_full_when_archived_then_nothing_is_deleted_and_nothing_can_be_seen(
+    undo: Undo, orders: Topic, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    orders.plain(BEGUN)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"os.{step}" if step == "fsync" else f"pathlib.Path.{step}", fail)
+        with pytest.raises(ArchiveError, match="No space left"):
+            undo.sweep(orders)
+    assert orders.times() == [BEGUN]
+    assert archived.find(undo.folder) == ([], [])
+
+
+def test_given_a_restored_row_when_it_is_deleted_again_then_its_verdict_stays(undo: Undo, orders: Topic) -> None:
+    undo.sweep(orders.tx(OPEN, BEGUN), run_id="run-1", snapshot=THEN)
+    undo.restore(orders, snapshot=THEN)
+    undo.clock.advance(HOUR)
+    undo.sweep(orders, run_id="run-2", snapshot=TRUNCATED)
+    undo.restore(orders, snapshot=TRUNCATED)
+    assert orders.messages()[0][0] == MessageKey(orders.id, 1, BEGUN, 0)
+    assert orders.pointers() == [-OPEN]

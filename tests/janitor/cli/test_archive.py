@@ -1,0 +1,140 @@
+"""``janitor archive``: what was deleted is shown and brought back by typing commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from janitor.cli import archive
+from janitor.cli.main import cli
+from janitor.state.sqlite import SqliteState
+from tests.archives import Undo
+from tests.builders import DAY, HOUR, NOW_MS, topic, unknown_topic, visibility
+from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
+from tms_core.tables.leveldb import LevelDBStore
+
+ARCHIVED = SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: data/archive}, ")
+OLD_MS = NOW_MS - 2 * DAY
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cli.commands, "archive", archive.command)
+
+
+@pytest.fixture
+def archived(site: Site) -> Site:
+    """The site, with another topic; two messages of each were deleted, one of them of an invalid transaction."""
+    site.set(ARCHIVED)
+    with LevelDBStore(site.store) as store:
+        for name, generation in (("default:billing", 1), ("default:shipping", 2)):
+            made = topic(store, name, ttl_seconds=86_400, generation=generation)
+            made.plain(OLD_MS, body=b"old").tx(INVALID, OLD_MS + HOUR)
+            undo = Undo(store, Path("data/archive"), site.clock)
+            undo.sweep(made, run_id=f"run-{generation}", snapshot=visibility(NOW_MS, invalid=[INVALID]))
+    return site
+
+
+def pause(site: Site, pattern: str) -> None:
+    with SqliteState(site.folder / "data" / "janitor") as state:
+        state.pause(pattern, site.clock.now_ms())
+
+
+def billing(site: Site) -> list[tuple[int, int | None]]:
+    with LevelDBStore(site.store) as store:
+        return [(key.publish_ms, value.pointer) for key, value in unknown_topic(store, "default:billing").messages()]
+
+
+def test_given_an_archive_when_listed_then_each_topic_is_shown(archived: Site) -> None:
+    shown = archived.janitor("archive list")
+    assert (shown.code, shown.err) == (0, "")
+    lines = [line.split() for line in shown.out.splitlines()]
+    assert lines[1][:7] == ["default:billing", "2023-11-14", "run-1", "1", "expired", "2", "0"]
+    assert lines[2][:4] == ["default:shipping", "2023-11-14", "run-2", "2"]
+    listed = archived.janitor("archive list --topic 'default:b*' --format json").json
+    assert [(group["topic"], group["messages"]) for group in listed["archived"]] == [("billing", 2)]
+    assert (listed["path"].endswith("data/archive"), listed["damaged"]) == (True, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "topics"),
+    [
+        ("--run run-2", ["shipping"]),
+        (f"--since {OLD_MS + HOUR}", ["billing", "shipping"]),
+        ("--since now-1d", []),
+        ("--until now-1d", ["billing", "shipping"]),
+    ],
+)
+def test_given_options_when_listed_then_only_what_they_mean_is_shown(
+    archived: Site, options: str, topics: list[str]
+) -> None:
+    listed = archived.janitor(f"archive list {options} --format json").json
+    assert [group["topic"] for group in listed["archived"]] == topics
+
+
+def test_given_no_archive_when_listed_then_it_says_whether_there_will_be_one(site: Site) -> None:
+    assert "what is deleted is gone" in site.janitor("archive list").out
+    site.set(ARCHIVED)
+    assert site.janitor("archive list").out == "nothing is archived\n"
+
+
+def test_given_a_damaged_file_when_listed_then_it_is_named_and_the_rest_is_shown(archived: Site) -> None:
+    [path] = Path("data/archive").glob("*/topic=billing/*/*.parquet")
+    path.write_bytes(b"nothing")
+    shown = archived.janitor("archive list")
+    assert shown.code == 5
+    assert "default:shipping" in shown.out
+    assert f"{path.name} cannot be read" in shown.out
+    [damaged] = archived.janitor("archive list --format json").json["damaged"]
+    assert path.name in damaged
+    refused = archived.janitor("archive restore default:billing --dry-run")
+    assert (refused.code, path.name in refused.err) == (1, True)
+
+
+def test_given_a_topic_that_is_not_paused_when_restored_then_it_names_the_command(archived: Site) -> None:
+    refused = archived.janitor("archive restore default:billing")
+    assert refused.code == 3
+    assert refused.err.splitlines()[-1] == "janitor pause default:billing"
+    assert billing(archived) == []
+
+
+def test_given_a_paused_topic_when_restored_then_its_rows_are_back_and_the_invalid_one_is_not_visible(
+    archived: Site,
+) -> None:
+    pause(archived, "default:billing")
+    told = archived.janitor("archive restore default:billing --dry-run")
+    assert told.out.startswith("2 rows would be restored to default:billing, generation 1: 2 messages, 0 payloads\n")
+    assert billing(archived) == []
+    done = archived.janitor("archive restore default:billing")
+    assert done.code == 0
+    assert done.out.startswith("2 rows restored to default:billing, generation 1")
+    assert "1 of them negated" in done.out
+    assert "set its ttl to 259200 s" in done.out
+    assert billing(archived) == [(OLD_MS, None), (OLD_MS + HOUR, -INVALID)]
+    again = archived.janitor("archive restore default:billing --format json").json
+    assert (again["restored"], again["already_there"], again["warnings"]) == (0, 2, [])
+
+
+def test_given_another_topic_and_a_window_when_restored_then_only_that_is_there(archived: Site) -> None:
+    line = f"archive restore default:shipping --to default:billing --until {OLD_MS + 1} --run run-2"
+    done = archived.janitor(f"{line} --format json").json
+    assert (done["restored"], done["skipped"], done["source"]) == (1, 1, "default:shipping")
+    assert billing(archived) == [(OLD_MS, None)]
+
+
+@pytest.mark.parametrize(
+    "line", ["restore", "restore default:*", "restore nonsense", "restore default:a --to x", "list --since never"]
+)
+def test_given_something_that_is_no_topic_or_time_then_it_is_a_wrong_usage(archived: Site, line: str) -> None:
+    assert archived.janitor(f"archive {line}").code == 2
+
+
+def test_given_an_unknown_topic_when_restored_then_it_says_how_to_look(archived: Site) -> None:
+    failed = archived.janitor("archive restore default:nothing")
+    assert (failed.code, "janitor archive list" in failed.err) == (1, True)
+
+
+def test_given_an_archive_that_is_a_url_when_listed_then_it_is_a_wrong_setting(site: Site) -> None:
+    site.set(SETTINGS.replace("janitor: {", "janitor: {archive: {path: 's3://bucket/archive'}, "))
+    assert site.janitor("archive list").code == 2

@@ -1,0 +1,187 @@
+"""``janitor exporter``: what it shows of a memory that others write, and that it serves until it is told to end."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from janitor.cli.exporter import LATE_MS, REFRESH_SECONDS, Exporter
+from janitor.look import Site as Shown
+from janitor.metrics import Metrics
+from janitor.state.sqlite import FILE_NAME
+from janitor.world import Terms
+from tests.builders import LIFETIME, MINUTE
+from tests.janitor.cli.conftest import SETTINGS, Site
+
+SWEPT = b'tms_janitor_sweeps_total{result="done"} 1.0\n'
+
+#: The command as the console script runs it.
+RUN = "import sys; from janitor.cli.exporter import command; sys.exit(command(prog_name='exporter'))"
+
+
+@pytest.fixture
+def memory(site: Site) -> Path:
+    """Where the memory of the site is, once there is one."""
+    return site.folder / "data" / "janitor"
+
+
+@pytest.fixture
+def exporter(site: Site, memory: Path) -> Exporter:
+    terms = Terms(3600, (), LIFETIME, True, 60)
+    return Exporter(memory, Shown("store", "apply", "", terms), Metrics("top", 10), site.clock)
+
+
+def sweep(site: Site) -> None:
+    assert site.janitor("run --once --adopt").code == 0
+
+
+def test_given_no_run_was_made_yet_then_it_says_so_and_makes_no_memory_of_its_own(
+    exporter: Exporter, memory: Path
+) -> None:
+    exporter.refresh()
+    assert "no memory" in exporter.ready()
+    assert exporter.alive() == ""
+    assert exporter.runs(10) == []
+    assert exporter.picture().last_run is None
+    assert b"tms_janitor" not in exporter.metrics()[0]
+    assert not memory.exists()
+
+
+def test_given_runs_are_made_then_they_are_shown(exporter: Exporter, site: Site) -> None:
+    exporter.refresh()
+    sweep(site)
+    exporter.refresh()
+    assert exporter.ready() == ""
+    assert SWEPT in exporter.metrics()[0]
+    assert [run.result for run in exporter.runs(10)] == ["done"]
+    last = exporter.picture().last_run
+    assert last is not None
+    assert last.expired == 2
+    assert exporter.metrics("application/openmetrics-text")[0].endswith(b"# EOF\n")
+
+
+def test_given_no_store_within_reach_then_the_memory_is_enough(exporter: Exporter, site: Site) -> None:
+    sweep(site)
+    shutil.rmtree(site.store)
+    exporter.refresh()
+    assert SWEPT in exporter.metrics()[0]
+
+
+def test_given_a_memory_that_cannot_be_read_then_what_was_read_last_stays_and_the_log_says_why_once(
+    exporter: Exporter, site: Site, memory: Path
+) -> None:
+    sweep(site)
+    exporter.refresh()
+    sound = (memory / FILE_NAME).read_bytes()
+    (memory / FILE_NAME).write_bytes(b"no database" * 1000)
+    exporter.refresh()
+    exporter.refresh()
+    assert "corrupt" in exporter.ready()
+    assert SWEPT in exporter.metrics()[0]
+    assert site.streams.readouterr().err.count("is corrupt") == 1
+    (memory / FILE_NAME).write_bytes(sound)
+    exporter.refresh()
+    assert exporter.ready() == ""
+
+
+def test_given_the_memory_is_replaced_then_the_new_one_is_shown(exporter: Exporter, site: Site, memory: Path) -> None:
+    sweep(site)
+    exporter.refresh()
+    shutil.rmtree(memory)
+    assert site.janitor("run --once").code == 3
+    exporter.refresh()
+    assert b'tms_janitor_sweeps_total{result="stopped"} 1.0\n' in exporter.metrics()[0]
+    assert SWEPT not in exporter.metrics()[0]
+
+
+def test_given_it_does_not_refresh_any_more_then_it_is_not_alive(exporter: Exporter, site: Site) -> None:
+    site.clock.advance(LATE_MS + 1)
+    exporter.refresh()
+    site.clock.advance(LATE_MS)
+    assert exporter.alive() == ""
+    site.clock.advance(1)
+    assert "60 s ago" in exporter.alive()
+
+
+class Rounds(Event):
+    """Is set when it has been waited for this often; each wait does something meanwhile."""
+
+    def __init__(self, *meanwhile: Callable[[], object]) -> None:
+        super().__init__()
+        self._meanwhile = list(meanwhile)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout == REFRESH_SECONDS
+        if self._meanwhile:
+            self._meanwhile.pop(0)()
+        else:
+            self.set()
+        return self.is_set()
+
+
+def test_until_it_is_told_to_stop_it_reads_again_and_again(exporter: Exporter, site: Site) -> None:
+    shown = []
+    exporter.keep_fresh(Rounds(lambda: sweep(site), lambda: shown.append(len(exporter.runs(9))), lambda: sweep(site)))
+    assert shown == [1]
+    assert SWEPT.replace(b"1.0", b"2.0") in exporter.metrics()[0]
+
+
+# --- the process -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def serving(site: Site, port: int) -> Iterator[subprocess.Popen[str]]:
+    site.set(SETTINGS.replace("{state: data/janitor}", f"{{state: data/janitor, http: {{port: {port}}}}}"))
+    command = [sys.executable, "-c", RUN, "--config", "janitor.yaml"]
+    with subprocess.Popen(command, cwd=site.folder, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def get(port: int, path: str) -> tuple[int, bytes]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_given_a_signal_then_it_ends_well(site: Site, number: signal.Signals) -> None:
+    sweep(site)
+    with serving(site, 0) as process:
+        assert process.stderr is not None
+        port = next(int(found[1]) for line in process.stderr if (found := re.search(r":(\d+)/metrics", line)))
+        assert SWEPT in get(port, "/metrics")[1]
+        assert get(port, "/healthz")[0] == get(port, "/readyz")[0] == get(port, "/")[0] == 200
+        process.send_signal(number)
+        assert process.wait(60) == 0
+
+
+def test_given_a_port_in_use_then_it_says_so(site: Site) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, serving(site, other.getsockname()[1]) as process:
+        assert "another program listens" in process.communicate(timeout=60)[1]
+        assert process.returncode != 0
+
+
+def test_the_memory_is_as_it_was_after_it_was_read(exporter: Exporter, site: Site, memory: Path) -> None:
+    sweep(site)
+    before = {path.name: path.read_bytes() for path in memory.iterdir() if path.is_file()}
+    site.clock.advance(MINUTE)
+    exporter.refresh()
+    assert {path.name: path.read_bytes() for path in memory.iterdir() if path.is_file()} == before

@@ -1,0 +1,413 @@
+"""The verbs that look back: history and ledger out of the memory alone, and the words in which why answers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from janitor.cli import history, ledger
+from janitor.cli.history import LOST, RUNNING, status
+from janitor.cli.ledger import cells, parts
+from janitor.cli.main import cli
+from janitor.cli.why import MessageIdType, lines
+from janitor.cli.why import command as why_command
+from janitor.policy import Hold, Reason, Rule
+from janitor.state import RunRecord, SqliteState
+from janitor.why import Fate, Found, Memory, Missing, Trace, Why
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer
+from tests.janitor.cli.conftest import Site
+from tests.janitor.state.entries import TOPIC, entry
+from tms_core.rowkey import MessageId, MessageKey, PayloadKey, generation_prefix, time_prefix
+
+
+@pytest.fixture(autouse=True)
+def _verbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verbs, whether or not this version's command has them."""
+    for verb in (history.command, ledger.command, why_command):
+        monkeypatch.setitem(cli.commands, str(verb.name), verb)
+
+
+@pytest.fixture
+def state(site: Site) -> SqliteState:
+    """The memory of the site, begun just now."""
+    made = SqliteState(site.folder / "data" / "janitor")
+    made.save_created_ms(NOW_MS - HOUR)
+    return made
+
+
+def taken(start_ms: int, stop_ms: int, generation: int = 1) -> tuple[bytes, bytes]:
+    """The range of message rows published from one moment on, and the last of them."""
+    first, last = (MessageKey(TOPIC, generation, ms, 3).pack() for ms in (start_ms, stop_ms))
+    return first, last + b"\x00"
+
+
+# --- both ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["history", "ledger"])
+def test_given_no_memory_then_that_is_said_and_none_is_made(site: Site, verb: str) -> None:
+    shown = site.janitor(verb)
+    assert shown.code == 0
+    assert "nothing ran here yet, or it was lost" in shown.out
+    assert "janitor archive list --config janitor.yaml" in shown.out
+    assert site.janitor(f"{verb} --format json").json["known_since_ms"] is None
+    assert not (site.folder / "data" / "janitor").exists()
+
+
+@pytest.mark.parametrize("verb", ["history", "ledger"])
+@pytest.mark.usefixtures("state")
+def test_given_no_store_any_more_then_the_memory_is_read_all_the_same(site: Site, verb: str) -> None:
+    site.janitor("run --once --adopt")
+    shutil.rmtree(site.store)
+    assert site.janitor(verb).code == 0
+
+
+@pytest.mark.parametrize("verb", ["history", "ledger"])
+def test_given_another_process_that_is_writing_then_it_is_no_hindrance(
+    site: Site, state: SqliteState, verb: str
+) -> None:
+    state.begin_run(RunRecord("run", "apply", NOW_MS))
+    with state.transaction():
+        state.beat("run", NOW_MS)
+        assert site.janitor(verb).code == 0
+
+
+@pytest.mark.parametrize(
+    ("created_ms", "adopted_ms", "said"),
+    [
+        (NOW_MS - 40 * DAY, NOW_MS - 41 * DAY, ["known: the last 30 days", "the store was adopted 2023-10-04"]),
+        (NOW_MS - 40 * DAY, NOW_MS - 40 * DAY, ["known: the last 30 days"]),
+        (NOW_MS - HOUR, NOW_MS - DAY, ["known since 2023-11-14 21:13:20 UTC; nothing older", "is lost"]),
+        (NOW_MS - HOUR, None, ["known since 2023-11-14 21:13:20 UTC; nothing older"]),
+        (None, None, ["nobody wrote down since when"]),
+    ],
+)
+def test_given_a_memory_then_its_first_lines_say_since_when_it_knows(
+    site: Site, created_ms: int | None, adopted_ms: int | None, said: list[str]
+) -> None:
+    site.janitor("adopt")
+    with SqliteState(site.folder / "data" / "janitor") as opened:
+        record = opened.store()
+        assert record is not None
+        opened.save_store(replace(record, adopted_ms=adopted_ms))
+        opened._connection.execute("DELETE FROM created")
+        if created_ms is not None:
+            opened.save_created_ms(created_ms)
+    for verb in ("history", "ledger"):
+        first = site.janitor(verb).out.splitlines()[:-1]
+        assert len(first) == len(said)
+        assert all(words in line for words, line in zip(said, first, strict=True)), first
+
+
+def test_given_runs_of_before_the_memory_began_then_they_are_not_denied(site: Site, state: SqliteState) -> None:
+    state.begin_run(RunRecord("old", "apply", NOW_MS - 2 * HOUR))
+    assert "known since 2023-11-14 20:13:20 UTC" in site.janitor("history").out
+
+
+# --- history ---------------------------------------------------------------------------------------------------------
+
+
+def test_given_runs_then_each_is_a_line_with_what_it_did_newest_first(site: Site, state: SqliteState) -> None:
+    site.janitor("run --once --adopt")
+    site.clock.advance(MINUTE)
+    site.snapshot()
+    site.janitor("run --once")
+    first, second = state.runs(9)[::-1]
+    shown = site.janitor("history").out.splitlines()
+    assert [line.split()[0] for line in shown[-2:]] == [second.id, first.id]
+    assert " ".join(shown[-1].split()[1:]) == "2023-11-14 22:13:20 UTC 0 s apply done 2 1 1 0"
+    assert len(site.janitor("history --limit 1").out.splitlines()) == len(shown) - 1
+
+
+def test_given_a_run_that_a_guard_stopped_or_that_failed_then_its_line_says_why(site: Site, state: SqliteState) -> None:
+    site.janitor("run --once")
+    assert "stopped" in site.janitor("history").out
+    assert "nobody has adopted this store yet" in site.janitor("history").out
+    state.begin_run(RunRecord("bad", "apply", NOW_MS + 1))
+    state.finish_run("bad", NOW_MS + 2, "failed", json.dumps({"error": "the disk is full"}))
+    assert "the disk is full" in site.janitor("history --limit 1").out
+    assert "the disk is full" in site.janitor("history bad").out
+
+
+def test_given_a_moment_then_only_runs_that_began_then_or_later_are_shown(site: Site, state: SqliteState) -> None:
+    for minutes in (10, 5, 4):
+        state.begin_run(RunRecord(f"run-{minutes}", "apply", NOW_MS - minutes * MINUTE))
+    shown = site.janitor("history --since now-5m --format json").json
+    assert [run["id"] for run in shown["runs"]] == ["run-4", "run-5"]
+    assert "no runs" in site.janitor("history --since now").out
+
+
+@pytest.mark.parametrize(
+    ("silent_ms", "beaten", "shown"),
+    [(60 * SECOND, True, RUNNING), (60 * SECOND + 1, True, LOST), (60 * SECOND, False, RUNNING), (HOUR, False, LOST)],
+)
+def test_given_a_run_that_has_not_ended_then_its_silence_tells_whether_it_goes_on(
+    site: Site, state: SqliteState, silent_ms: int, beaten: bool, shown: str
+) -> None:
+    sign_ms = NOW_MS - silent_ms
+    run = RunRecord("on", "apply", sign_ms - DAY if beaten else sign_ms, heartbeat_ms=sign_ms if beaten else None)
+    assert status(run, NOW_MS, 60) == shown
+    state.begin_run(run)
+    [line] = [line for line in site.janitor("history").out.splitlines() if line.startswith("on ")]
+    assert f" {shown} " in line
+    assert ("the next run closes it" in line) == (shown == LOST)
+    assert site.janitor("history --format json").json["runs"][0]["status"] == shown
+
+
+@pytest.mark.usefixtures("state")
+def test_given_a_run_then_its_report_can_be_read_again(site: Site) -> None:
+    printed = site.janitor("run --once --adopt --format json").json
+    shown = site.janitor(f"history {printed['id']}").out
+    assert f"run {printed['id']}, apply, done; began 2023-11-14 22:13:20 UTC" in shown
+    assert "default:orders" in shown
+    assert "2 expired, 1 old generation, 1 invalid transaction" in shown
+    document = site.janitor(f"history {printed['id']} --format json").json
+    assert document["report"] == printed
+    assert (document["id"], document["expired"]) == (printed["id"], 2)
+
+
+def test_given_a_run_with_errors_guards_and_entries_that_were_not_kept_then_all_of_it_is_said(
+    site: Site, state: SqliteState
+) -> None:
+    printed = site.janitor("run --once --adopt --format json").json
+    notes = [{"guard": "snapshot", "tripped": False, "message": "old"}]
+    report = {**printed, "topics_omitted": 7, "errors": ["one", "two"], "guards": notes}
+    report["totals"]["kept"]["foreign"] = 3
+    state.begin_run(RunRecord("odd", "apply", NOW_MS))
+    state.finish_run("odd", NOW_MS, "partial", json.dumps(report))
+    shown = site.janitor("history odd").out
+    for words in ("and 7 smaller entries", "failed: one", "failed: two", "snapshot: old", "3 foreign"):
+        assert words in shown
+    assert "one (and 1 more)" in site.janitor("history --limit 1").out
+
+
+@pytest.mark.usefixtures("state")
+def test_given_an_unknown_run_then_it_is_named_with_where_to_look(site: Site) -> None:
+    asked = site.janitor("history nothing")
+    assert asked.code == 2
+    assert "no run nothing is remembered; see: janitor history --config janitor.yaml" in asked.err
+
+
+def test_given_a_run_that_goes_on_then_there_is_no_report_of_it_yet(site: Site, state: SqliteState) -> None:
+    state.begin_run(RunRecord("on", "apply", NOW_MS, heartbeat_ms=NOW_MS))
+    assert "last sign of life 2023-11-14 22:13:20 UTC" in site.janitor("history on").out
+    assert site.janitor("history on --format json").json["report"] is None
+
+
+# --- ledger ----------------------------------------------------------------------------------------------------------
+
+
+def test_given_entries_then_they_are_shown_with_decoded_keys_newest_first(site: Site, state: SqliteState) -> None:
+    start, stop = taken(NOW_MS - 2 * DAY, NOW_MS - DAY)
+    entries = [
+        entry(
+            start=start, stop=stop, rows=1234, ttl_seconds=86400, cutoff_ms=NOW_MS - DAY, snapshot_timestamp_ms=NOW_MS
+        ),
+        entry(start=start, stop=stop, rule="old_generation", metadata_generation=-2, snapshot_timestamp_ms=None),
+    ]
+    state.add_ledger(entries)
+    newest, oldest = (" ".join(line.split()) for line in site.janitor("ledger").out.splitlines()[-2:])
+    assert oldest == (
+        "default:orders 1 message expired 1,234 2023-11-12 22:13:20 UTC #3 2023-11-13 22:13:20 UTC #3"
+        " ttl 1 d, cut-off 2023-11-13 22:13:20 UTC 2023-11-14 22:13:20 UTC run"
+    )
+    assert newest.endswith("generation -2 none run")
+    shown = site.janitor("ledger --format json").json
+    assert [item["rule"] for item in shown["entries"]] == ["old_generation", "expired"]
+    item = shown["entries"][1]
+    assert (item["start"], item["stop"], item["rows"]) == (start.hex(), stop.hex(), 1234)
+    assert item["from"] == {"generation": 1, "publish_ms": NOW_MS - 2 * DAY, "sequence": 3}
+    assert item["to"] == {"generation": 1, "publish_ms": NOW_MS - DAY, "sequence": 3}
+
+
+def test_given_a_topic_a_pattern_or_a_run_then_only_its_entries_are_shown(site: Site, state: SqliteState) -> None:
+    start, stop = taken(1, 2)
+    other = replace(TOPIC, topic="other")
+    state.add_ledger([entry(start=start, stop=stop), entry(start=start, stop=stop, topic=other, run_id="next")])
+
+    def found(line: str) -> list[str]:
+        return [item["topic"] for item in site.janitor(f"ledger {line} --format json").json["entries"]]
+
+    assert found("") == ["other", "orders"]
+    assert found("--topic default:orders") == ["orders"]
+    assert found("--topic 'default:o*' --limit 1") == ["other"]
+    assert found("--run next") == ["other"]
+    assert found("--run next --topic default:orders") == []
+    assert "no entries" in site.janitor("ledger --run nothing").out
+
+
+def test_given_keys_of_any_kind_then_only_the_numbers_they_have_are_read() -> None:
+    payload = PayloadKey(TOPIC, 2, pointer(NOW_MS), NOW_MS + 1, 4).pack()
+    assert parts(entry(table="payload"), payload) == {
+        "generation": 2,
+        "pointer": pointer(NOW_MS),
+        "write_ms": NOW_MS + 1,
+        "sequence": 4,
+    }
+    assert parts(entry(), time_prefix(TOPIC.prefix, 1, NOW_MS)) == {"generation": 1, "publish_ms": NOW_MS}
+    assert parts(entry(), generation_prefix(TOPIC.prefix, 2)) == {"generation": 2}
+    assert parts(entry(), TOPIC.prefix) == {}
+
+
+def test_given_the_ranges_of_a_run_that_died_then_their_ends_are_words(site: Site, state: SqliteState) -> None:
+    first = MessageKey(TOPIC, 1, NOW_MS, 0).pack()
+    whole = entry(start=first, stop=generation_prefix(TOPIC.prefix, 2), rows=None)
+    assert cells(whole)[4:7] == ["unknown", "2023-11-14 22:13:20 UTC #0", "the end"]
+    cut = entry(start=generation_prefix(TOPIC.prefix, 1), stop=time_prefix(TOPIC.prefix, 1, NOW_MS))
+    assert cells(cut)[5:7] == ["the beginning", "2023-11-14 22:13:20 UTC"]
+    payload = PayloadKey(TOPIC, 1, pointer(NOW_MS - HOUR), NOW_MS, 0).pack()
+    assert cells(entry(table="payload", start=payload))[5] == "transaction of 2023-11-14 21:13:20 UTC"
+    state.add_ledger([entry(table="payload", start=payload, stop=payload + b"\x00")])
+    [item] = site.janitor("ledger --format json").json["entries"]
+    assert item["from"]["pointer"] == str(pointer(NOW_MS - HOUR))
+
+
+# --- why, in words ---------------------------------------------------------------------------------------------------
+
+MESSAGE_ID = MessageId(NOW_MS - DAY, 0)
+DUE_MS = NOW_MS - HOUR
+LIVE = Fate("keep", Reason.LIVE, Rule.EXPIRED, NOW_MS + DAY, goes_ms=NOW_MS + DAY)
+HELD = Fate("keep", Reason.HELD, Rule.EXPIRED, DUE_MS)
+
+
+def answer(*found: Found, **changes: object) -> Why:
+    memory = Memory(NOW_MS - DAY, NOW_MS - DAY, 30)
+    told = Why(TOPIC, MESSAGE_ID, NOW_MS, 1, 3600, "", found, (), memory)
+    return replace(told, **changes)  # type: ignore[arg-type]
+
+
+def message(fate: Fate, **changes: object) -> Found:
+    key = MessageKey(TOPIC, 1, MESSAGE_ID.publish_ms, 0).pack()
+    return replace(Found("message", key, 1, MESSAGE_ID.publish_ms, None, "", False, fate), **changes)  # type: ignore[arg-type]
+
+
+def told(fate: Fate, **changes: object) -> str:
+    """What is said of what becomes of a message."""
+    return list(lines(answer(message(fate), **changes), "--config janitor.yaml"))[3].strip()
+
+
+EXPIRES = "expires 2023-11-15 22:13:20 UTC, in 1 d"
+EXPIRED = "has expired 2023-11-14 21:13:20 UTC"
+STAYS = ", but stays as long as"
+APPROVE = "or at once with: janitor approve default:orders --config janitor.yaml"
+
+
+@pytest.mark.parametrize(
+    ("fate", "words"),
+    [
+        (LIVE, EXPIRES),
+        (Fate("delete", None, Rule.EXPIRED, DUE_MS), f"{EXPIRED}; the next run takes it"),
+        (Fate("delete", None, Rule.OLD_GENERATION), "is due for its generation; the next run takes it"),
+        (
+            replace(HELD, hold=Hold.FRONTIER, goes_ms=NOW_MS + HOUR, until_ms=NOW_MS + HOUR),
+            f"{EXPIRED}; held until 2023-11-14 23:13:20 UTC because its topic changed, {APPROVE}",
+        ),
+        (
+            replace(HELD, hold=Hold.QUARANTINED, until_ms=NOW_MS),
+            f"{EXPIRED}; its topic failed too often and is tried again 2023-11-14 22:13:20 UTC",
+        ),
+        (
+            replace(LIVE, hold=Hold.PROTECTED, goes_ms=None),
+            f"{EXPIRES}; never deleted, since janitor.protect names its topic",
+        ),
+        (
+            replace(HELD, hold=Hold.FIRST_CONTACT),
+            f"{EXPIRED}; until the store is adopted: janitor adopt --config janitor.yaml",
+        ),
+        (replace(HELD, reason=Reason.UNDECIDED), f"{EXPIRED}{STAYS} its transaction may still commit (rule L5)"),
+        (
+            replace(HELD, reason=Reason.REFERENCED, goes_ms=NOW_MS),
+            f"{EXPIRED}{STAYS} a message refers to it (rule L5), 2023-11-14 22:13:20 UTC at the earliest",
+        ),
+        (
+            replace(LIVE, goes_ms=NOW_MS + 2 * DAY),
+            f"{EXPIRES}, but goes with its message: 2023-11-16 22:13:20 UTC at the earliest",
+        ),
+        (
+            Fate("keep", Reason.UNKNOWN_TOPIC),
+            "stays: nothing is deleted of a topic whose metadata is missing or cannot be read (rule L1)",
+        ),
+    ],
+    ids=range(11),
+)
+def test_given_what_becomes_of_a_row_then_it_is_said_with_what_lets_it_go(fate: Fate, words: str) -> None:
+    assert told(fate) == words
+
+
+def test_given_a_paused_topic_then_the_commands_that_resume_it_are_named() -> None:
+    assert told(replace(LIVE, hold=Hold.PAUSED), resume=("*:*", "default:*")).endswith(
+        "; its topic is paused, until: janitor resume '*:*' --config janitor.yaml,"
+        " janitor resume 'default:*' --config janitor.yaml"
+    )
+
+
+@pytest.mark.parametrize("reason", [Reason.LIVE, Reason.FOREIGN, Reason.UNKNOWN_TOPIC, Reason.NEWER_GENERATION])
+def test_given_a_row_that_no_rule_takes_then_there_are_words_for_every_reason(reason: Reason) -> None:
+    assert len(told(Fate("keep", reason))) > len("stays: ")
+
+
+def test_given_rows_then_their_topic_transaction_and_inversion_are_told() -> None:
+    negated = entry(rule="invalid_transaction", run_id="r1", at_ms=NOW_MS, snapshot_timestamp_ms=None)
+    rolled_back = message(LIVE, transaction="rolled_back", inverted=(Trace(negated, certain=False),))
+    inverted = message(replace(LIVE, action="invert", invert=True), transaction="invalid")
+    shown = "\n".join(lines(answer(rolled_back, inverted)))
+    assert shown.startswith("default:orders, generation 1, ttl 1 h; as of 2023-11-14 22:13:20 UTC\n")
+    assert "message of generation 1, published 2023-11-13 22:13:20 UTC, is there" in shown
+    assert "perhaps negated by run r1, 2023-11-14 22:13:20 UTC, as invalid transaction, with no snapshot" in shown
+    assert shown.count("the next run negates its pointer") == 1
+
+
+def test_given_a_topic_without_metadata_or_a_deleted_one_then_that_is_said() -> None:
+    first = [
+        next(lines(answer(**changes)))
+        for changes in ({"generation": None, "ttl_seconds": None}, {"problem": "it is broken"}, {"generation": -2})
+    ]
+    assert [line.partition(";")[0].partition(", ")[2] for line in first] == [
+        "which has no metadata",
+        "it is broken",
+        "generation -2 (deleted), ttl 1 h",
+    ]
+
+
+def test_given_a_row_that_is_gone_then_the_runs_are_told_from_those_that_only_may_have_taken_it() -> None:
+    sure = Trace(entry(run_id="r1", at_ms=NOW_MS, ttl_seconds=60, cutoff_ms=NOW_MS, snapshot_timestamp_ms=NOW_MS), True)
+    died = Trace(entry(run_id="r2", rows=None), False)
+    shown = "\n".join(lines(answer(missing=(Missing("message", None, (sure, died)),))))
+    assert "the message is not there" in shown
+    assert (
+        "taken by run r1, 2023-11-14 22:13:20 UTC, as expired (ttl 1 min, cut-off 2023-11-14 22:13:20 UTC),"
+        " with the snapshot of 2023-11-14 22:13:20 UTC" in shown
+    )
+    assert "perhaps taken by run r2" in shown
+    assert "that run died, or goes on" in shown
+    many = "\n".join(lines(answer(missing=(Missing("payload", b"", (died,) * 9),))))
+    assert "its stored payload is not there" in many
+    assert "and 4 runs more" in many
+
+
+def test_given_a_row_that_nobody_took_then_it_is_said_since_when_that_would_be_known() -> None:
+    gone = Missing("message", None, ())
+    shown = list(lines(answer(missing=(gone,))))[-1]
+    assert shown == (
+        "  no run is known to have taken it: this memory knows what was deleted since 2023-11-13 22:13:20 UTC;"
+        " it went before, was deleted by CDAP, or never was there"
+    )
+    unknown = list(lines(answer(missing=(gone,), memory=Memory(None, None, 30))))[-1]
+    assert "nobody wrote down since when this memory knows" in unknown
+
+
+def test_given_an_id_with_a_payload_of_a_message_that_carries_its_own_then_that_is_said() -> None:
+    asked = answer(message(LIVE), message_id=MESSAGE_ID._replace(payload_ms=5))
+    assert list(lines(asked))[-1] == "the id names a stored payload, but the message carries its own"
+
+
+@pytest.mark.parametrize("words", ["orders 00", "default:* 00", f"default:orders {'0' * 39}", "default:orders xyz"])
+def test_given_what_is_no_topic_or_no_id_then_that_is_wrong_usage(site: Site, words: str) -> None:
+    assert site.janitor(f"why {words}").code == 2
+
+
+def test_given_an_id_then_it_is_read_as_it_is_written() -> None:
+    assert MessageIdType().convert(str(MESSAGE_ID), None, None) == MESSAGE_ID

@@ -1,0 +1,104 @@
+"""A janitor's web application, asked directly or through its server on a free loopback port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from typing import NamedTuple
+
+import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from janitor.http import HttpServer, Views, make_app
+
+ARGUMENTS = "--config janitor.yaml"
+
+
+class Answer(NamedTuple):
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Recorder:
+    """Notes which paths an application is asked for, whoever asks."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.paths: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.paths.append(scope["path"])
+        await self._app(scope, receive, send)
+
+
+class Direct:
+    """The application without a server before it."""
+
+    def __init__(self, views: Views, host: str = "127.0.0.1") -> None:
+        self._app = make_app(views, host, ARGUMENTS)
+
+    def ask(self, target: str, method: str = "GET", **headers: str) -> Answer:
+        """One request; headers with ``_`` for ``-``. An exception that leaves the application is the test's."""
+        path, _, query = target.partition("?")
+        given = {"host": "localhost", **{name.replace("_", "-"): value for name, value in headers.items()}}
+        scope: Scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": method,
+            "path": path,
+            "root_path": "",
+            "query_string": query.encode(),
+            "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+        }
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        asyncio.run(self._app(scope, receive, send))
+        named = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        return Answer(sent[0]["status"], named, b"".join(message.get("body", b"") for message in sent[1:]))
+
+
+class Site:
+    """The application behind its server."""
+
+    def __init__(self, views: Views, port: int = 0) -> None:
+        self.recorder = Recorder(make_app(views, arguments=ARGUMENTS))
+        self.server = HttpServer(self.recorder, "127.0.0.1", port)
+        self.server.start()
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def ask(self, path: str, method: str = "GET") -> Answer:
+        connection = HTTPConnection("127.0.0.1", self.server.port, timeout=20)
+        try:
+            connection.request(method, path)
+            response = connection.getresponse()
+            named = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, named, response.read())
+        finally:
+            connection.close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Site]]:
+    """Starts servers; they end with the test."""
+    sites: list[Site] = []
+
+    def start(views: Views, port: int = 0) -> Site:
+        sites.append(Site(views, port))
+        return sites[-1]
+
+    yield start
+    for site in sites:
+        site.server.stop()

@@ -1,0 +1,287 @@
+"""The routes as a program sees them: what they answer, what they refuse, and that a failure stays where it is."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.resources import files
+from typing import Any
+
+import pytest
+
+from janitor.picture import Picture, RunSummary
+from tests.builders import NOW_MS
+from tests.janitor.http import pictures
+from tests.janitor.http.conftest import Direct, Site
+from tests.janitor.http.pictures import StillViews
+
+PATHS = ("/", "/api/status", "/api/runs", "/healthz", "/readyz", "/metrics")
+
+Serve = Callable[..., Site]
+
+
+@pytest.fixture
+def views() -> StillViews:
+    return StillViews(pictures.full(NOW_MS), pictures.runs(NOW_MS))
+
+
+@pytest.fixture
+def app(views: StillViews) -> Direct:
+    return Direct(views)
+
+
+def status(app: Direct) -> dict[str, Any]:
+    answer = app.ask("/api/status")
+    assert answer.status == 200
+    document: dict[str, Any] = json.loads(answer.body)
+    return document
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_the_file_in_the_package_and_names_no_other_place(app: Direct) -> None:
+    answer = app.ask("/")
+    page = files("janitor.http").joinpath("page.html").read_bytes()
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert answer.body == page
+    assert re.findall(rb"https?://|[\"'(]//|@import|\bsrc=|url\(", page) == []
+
+
+def test_the_policy_allows_the_pages_own_style_and_script_and_nothing_else(app: Direct) -> None:
+    answer = app.ask("/")
+    policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
+
+    def digest(tag: str) -> str:
+        [block] = re.findall(rf"<{tag}>(.*?)</{tag}>".encode(), answer.body, flags=re.DOTALL)
+        return f"'sha256-{base64.b64encode(hashlib.sha256(block).digest()).decode()}'"
+
+    assert policy == {
+        "default-src": "'none'",
+        "script-src": digest("script"),
+        "style-src": digest("style"),
+        "img-src": "data:",
+        "connect-src": "'self'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/nothing", "/api/runs?limit=x"])
+@pytest.mark.parametrize("host", ["localhost", "evil.example"])
+def test_every_answer_carries_the_protecting_headers(app: Direct, path: str, host: str) -> None:
+    headers = app.ask(path, host=host).headers
+    assert headers["content-security-policy"].startswith("default-src 'none'; ")
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cache-control"] == "no-store"
+    assert "server" not in headers
+
+
+# --- status and runs -------------------------------------------------------------------------------------------------
+
+
+def test_the_status_is_the_picture_and_what_is_made_of_it(app: Direct, views: StillViews) -> None:
+    document = status(app)
+    expected = json.loads(json.dumps(views.shown.to_json()))
+    added = {name: document.pop(name) for name in ("alive", "ready", "verdict", "adopt_command")}
+    assert document == expected
+    assert added == {
+        "alive": "",
+        "ready": "",
+        "verdict": {"level": "well", "reasons": [{"text": "A run is under way.", "about": ""}]},
+        "adopt_command": "janitor adopt --config janitor.yaml",
+    }
+
+
+def test_the_commands_that_resume_are_ready_for_a_shell(app: Direct, views: StillViews) -> None:
+    views.shown = pictures.wrong(NOW_MS)
+    document = status(app)
+    assert [entry["command"] for entry in document["paused"]] == [
+        "janitor resume --config janitor.yaml",
+        """janitor resume 'team'"'"'s:*' --config janitor.yaml""",
+    ]
+    assert document["quarantined"][1]["command"] == "janitor resume default:audit --config janitor.yaml"
+
+
+def test_given_many_who_look_then_a_picture_is_drawn_once_and_a_new_one_again(
+    app: Direct, views: StillViews, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Picture] = []
+    to_json = Picture.to_json
+
+    def counting(picture: Picture) -> dict[str, Any]:
+        drawn.append(picture)
+        return to_json(picture)
+
+    monkeypatch.setattr(Picture, "to_json", counting)
+    assert status(app) == status(app)
+    assert len(drawn) == 1
+    views.shown = replace(views.shown, schedule="every 5 s")
+    assert status(app)["schedule"] == "every 5 s"
+    assert len(drawn) == 2
+
+
+def test_given_the_same_picture_when_the_loop_begins_to_hang_then_the_status_says_so(
+    app: Direct, views: StillViews
+) -> None:
+    assert status(app)["verdict"]["level"] == "well"
+    views.not_alive = "the loop hangs"
+    assert status(app)["verdict"] == {"level": "down", "reasons": [{"text": "the loop hangs", "about": ""}]}
+    views.not_alive, views.not_ready = "", "the store is gone"
+    assert status(app)["ready"] == "the store is gone"
+
+
+def test_given_thousands_of_topics_then_the_answer_is_compressed_for_who_can_read_it(
+    app: Direct, views: StillViews
+) -> None:
+    views.shown = replace(views.shown, topics=pictures.topics(NOW_MS, 3000))
+    plain = app.ask("/api/status")
+    zipped = app.ask("/api/status", accept_encoding="gzip")
+    assert gzip.decompress(zipped.body) == plain.body
+    assert len(zipped.body) * 8 < len(plain.body)
+
+
+def test_runs_come_newest_first_a_hundred_unless_told_otherwise(app: Direct, views: StillViews) -> None:
+    runs = json.loads(app.ask("/api/runs").body)["runs"]
+    assert [run["id"] for run in runs] == [run.id for run in views.past[:100]]
+    assert runs[0]["phase_seconds"] == dict(views.past[0].phase_seconds)
+    assert len(json.loads(app.ask("/api/runs?limit=1").body)["runs"]) == 1
+    assert app.ask("/api/runs?limit=1000").status == 200
+    assert views.asked == ["runs 100", "runs 1", "runs 1000"]
+
+
+@pytest.mark.parametrize("limit", ["0", "1001", "-1", "+5", "1.5", "", "ten", "1_0", "%D9%A3", "99999999999999999999"])
+def test_given_a_limit_that_is_none_then_it_is_refused_and_nobody_is_asked(
+    app: Direct, views: StillViews, limit: str
+) -> None:
+    answer = app.ask(f"/api/runs?limit={limit}")
+    assert answer.status == 400
+    assert json.loads(answer.body) == {"error": "limit has to be a number from 1 to 1000"}
+    assert views.asked == []
+
+
+# --- health and metrics ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "attribute"), [("/healthz", "not_alive"), ("/readyz", "not_ready")])
+def test_a_probe_is_answered_ok_or_with_the_reason(app: Direct, views: StillViews, path: str, attribute: str) -> None:
+    assert app.ask(path)[::2] == (200, b"ok")
+    setattr(views, attribute, "the loop showed no sign of life for 300 s")
+    assert app.ask(path)[::2] == (503, b"the loop showed no sign of life for 300 s")
+
+
+def test_given_visitors_that_hang_in_every_thread_then_probes_are_answered(serve: Serve) -> None:
+    entered, release = threading.Semaphore(0), threading.Event()
+
+    class Stuck(StillViews):
+        def picture(self) -> Picture:
+            entered.release()
+            release.wait()
+            return super().picture()
+
+    site = serve(Stuck(pictures.empty(NOW_MS)))
+    clients = [socket.create_connection(("127.0.0.1", site.server.port)) for _ in range(60)]
+    try:
+        for client in clients:
+            client.sendall(b"GET /api/status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        for _ in range(40):  # as many threads as there are
+            assert entered.acquire(timeout=20)
+        assert site.ask("/healthz").status == 200
+        assert site.ask("/readyz").status == 200
+    finally:
+        release.set()
+        for client in clients:
+            client.close()
+
+
+def test_metrics_are_passed_on_as_they_are(app: Direct) -> None:
+    answer = app.ask("/metrics")
+    assert answer.body == b"tms_janitor_heartbeat_timestamp_seconds 1\n"
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("metrics", "/metrics"), ("picture", "/api/status"), ("runs", "/api/runs"), ("alive", "/healthz")],
+)
+def test_given_a_view_that_fails_then_it_alone_is_answered_500_and_the_log_says_why(
+    views: StillViews, caplog: pytest.LogCaptureFixture, method: str, path: str
+) -> None:
+    def fails(*_: object) -> Sequence[RunSummary]:
+        raise LookupError("a bug of ours")
+
+    setattr(views, method, fails)
+    app = Direct(views)
+    answer = app.ask(path)
+    assert answer.status == 500
+    assert json.loads(answer.body) == {"error": "this could not be drawn; the janitor's log says why"}
+    [record] = caplog.records
+    assert record.getMessage() == f"{path} could not be answered: a bug of ours"
+    assert record.exc_info
+    assert [app.ask(other).status for other in ("/", "/readyz")] == [200, 200]
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_head_is_answered_like_get_without_the_body(views: StillViews, serve: Serve) -> None:
+    site = serve(views)
+    for path in PATHS:
+        get, head = site.ask(path), site.ask(path, "HEAD")
+        assert (head.status, head.body) == (200, b"")
+        assert head.headers["content-length"] == get.headers["content-length"] == str(len(get.body))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_can_be_changed(app: Direct, views: StillViews, path: str, method: str) -> None:
+    answer = app.ask(path, method)
+    assert answer.status == 405
+    assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD"}
+    assert json.loads(answer.body) == {"error": "nothing can be changed here"}
+    assert views.asked == []
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/api", "/api/status/", "/page.html", "/../page.html"])
+def test_other_paths_are_not_found(app: Direct, path: str) -> None:
+    answer = app.ask(path)
+    assert answer.status == 404
+    assert json.loads(answer.body) == {"error": "there is nothing here"}
+
+
+@pytest.mark.parametrize("host", ["localhost", "LocalHost:9847", "127.0.0.1", "127.8.8.8:1", "[::1]", "[::1]:9847"])
+def test_given_a_loopback_address_when_asked_by_a_name_of_it_then_it_answers(app: Direct, host: str) -> None:
+    assert app.ask("/healthz", host=host).status == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.1", "[::2]:80", "", "localhost:x"],
+)
+@pytest.mark.parametrize("path", PATHS)
+def test_given_a_loopback_address_when_asked_by_a_foreign_name_then_it_refuses(
+    app: Direct, views: StillViews, path: str, host: str
+) -> None:
+    answer = app.ask(path, host=host)
+    assert answer.status == 400
+    assert "janitor.http.host" in json.loads(answer.body)["error"]
+    assert views.asked == []
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "janitor.example"])  # noqa: S104 nothing is bound
+def test_given_an_address_others_may_reach_when_asked_by_any_name_then_it_answers(views: StillViews, host: str) -> None:
+    assert Direct(views, host).ask("/healthz", host="janitor.example").status == 200
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.2", "::1"])
+def test_given_any_loopback_address_then_foreign_names_are_refused(views: StillViews, host: str) -> None:
+    assert Direct(views, host).ask("/healthz", host="evil.example").status == 400

@@ -1,0 +1,503 @@
+"""The status page in a real browser: what a person reads, what strangers' names can do to it, and that it keeps up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from janitor.picture import HeldTopic, Picture, RunSummary, TopicFigures
+from tests.builders import HOUR, MINUTE, SECOND
+from tests.janitor.http import pictures
+from tests.janitor.http.browser import Browser, Page
+from tests.janitor.http.conftest import ARGUMENTS, Site
+from tests.janitor.http.pictures import HOSTILE, StillViews
+from tms_core.clock import SystemClock
+
+Open = Callable[..., Page]
+
+#: The page has drawn what the server shows, and drawn the plot with it.
+DRAWN = "document.documentElement.dataset.shown"
+
+#: What happens when somebody comes back to the tab: it asks at once.
+COME_BACK = "document.dispatchEvent(new Event('visibilitychange'))"
+
+#: Contrasts below what WCAG asks of text (4.5), of every text that is seen, with what it says.
+LOW_CONTRAST = """(() => {
+  const rgba = color => { const [r, g, b, a = 1] = color.match(/[\\d.]+/g).map(Number); return [r, g, b, a]; };
+  const linear = value => value <= .04045 ? value / 12.92 : ((value + .055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => .2126 * linear(r / 255) + .7152 * linear(g / 255) + .0722 * linear(b / 255);
+  const ground = node => { for (; node; node = node.parentElement) {
+    const color = rgba(getComputedStyle(node).backgroundColor); if (color[3]) return color; } };
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), low = [];
+  while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement, style = getComputedStyle(node);
+    if (!walker.currentNode.data.trim() || !node.getClientRects().length || node.tagName.endsWith("SCRIPT")) continue;
+    const ink = rgba(node.namespaceURI.endsWith("svg") ? style.fill : style.color);
+    const [dark, bright] = [light(ink), light(ground(node))].sort((a, b) => a - b);
+    if ((bright + .05) / (dark + .05) < 4.5) low.push([node.className, walker.currentNode.data]);
+  }
+  return low;
+})()"""
+
+
+@pytest.fixture
+def now_ms() -> int:
+    """The page compares what it is shown with the server's clock, which is the real one."""
+    return SystemClock().now_ms()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser.start(tmp_path_factory.mktemp("browser")) as started:
+        yield started
+
+
+@pytest.fixture
+def look(browser: Browser) -> Iterator[Open]:
+    """Opens a site as a person would, and waits until it is drawn."""
+    pages: list[Page] = []
+
+    def open_page(site: Site, width: int = 1280, **features: str) -> Page:
+        page = browser.open()
+        pages.append(page)
+        page.shape(width, 800)
+        page.prefer(**{"prefers_color_scheme": "light", **features})
+        page.go(f"{site.url}/")
+        page.until(DRAWN)
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+
+
+def shown(serve: Callable[..., Site], look: Open, picture: Picture, past: tuple[RunSummary, ...] = ()) -> Page:
+    return look(serve(StillViews(picture, past)))
+
+
+# --- what is read ----------------------------------------------------------------------------------------------------
+
+
+def test_given_a_janitor_at_work_then_every_part_says_what_it_should(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    page = shown(serve, look, pictures.full(now_ms), pictures.runs(now_ms))
+    assert page.text("h1") == "All well. A run is under way."
+    assert page.run("document.title") == "All well · janitor"
+    expected = {
+        "#store": ["leveldb data/messaging"],
+        "#updated": ["Last updated", "(", ")"],
+        "#facts": ["Applies", "every 60 s", "up for 11 d", "✓ done", "took 1.4 s", "1,400 deleted, 210 inverted"],
+        "#running": ["messages", "payloads", "default:orders", "182,340", "r-20481"],
+        "#held": ["finance:ledger", "protected", "12,400 rows, 48 MB", "oldest 40 d ago", "does not go by itself"],
+        "#aside": ["No topic is quarantined, and nothing is paused."],
+        "#overdue": ["640 message rows expired stayed in the last run", "default:audit", "480", "system:time.events"],
+        "#snapshot": ["s old", "1,731", str((now_ms - 31 * HOUR) * 10**6), "1 d 7 h ago"],
+        "#boundary": ["1 d 2 h ago", str((now_ms - 26 * HOUR) * 10**6), "r-20180", "younger transactions could still"],
+        "#guards": ["! clock warns:", "2 s behind", "running time", "-2.1 s"],
+        "#phases": ["messages", "610 ms", "sync", "11 ms"],
+        "#kept": ["still referred to", "1,204 rows", "of undecided transactions"],
+        "#canary": ["none, ever", "41 s after it was due", "15,802"],
+        "#queues": ["65", "the 50 biggest of 65", "9,400,000", "2.0 GB", "kept for"],
+        "footer": ["tms-janitor 0.1.0", "/metrics"],
+    }
+    seen = {part: page.text(part) for part in expected}
+    missing = [(part, word) for part, words in expected.items() for word in words if word not in seen[part]]
+    assert missing == []
+    assert "foreign" not in seen["#kept"], "a reason that kept no row is left out"
+    assert page.console == []
+
+
+def test_given_a_store_nobody_has_adopted_then_it_says_so_with_the_commands_and_nothing_is_left_blank(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    page = shown(serve, look, pictures.empty(now_ms))
+    assert page.text("h1") == "Needs you. Nobody has adopted this store; until then nothing is deleted."
+    assert page.texts("#adopt code") == [f"janitor plan {ARGUMENTS}", f"janitor adopt {ARGUMENTS}"]
+    for part, sentence in {
+        "#facts": "None yet",
+        "#rows": "No run has finished yet.",
+        "#held": "the whole store waits until it is adopted",
+        "#aside": "nothing is paused",
+        "#overdue": "No run has looked yet.",
+        "#snapshot": "No transaction snapshots are configured.",
+        "#boundary": "Nothing is claimed yet.",
+        "#guards": "No guard has been asked yet.",
+        "#phases": "No run has been timed yet.",
+        "#kept": "Nothing has been looked at yet.",
+        "#canary": "Off.",
+        "#queues": "The store has no topics yet.",
+    }.items():
+        assert sentence in page.text(part)
+    silent = ("running", "run", "filter", "plot", "history", "stale")
+    assert [part for part in silent if page.run(f"document.getElementById('{part}').checkVisibility()")] == []
+    assert page.console == []
+
+
+def test_given_nothing_to_do_after_a_run_then_the_parts_say_that_all_is_done(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    full = pictures.full(now_ms)
+    calm = replace(
+        full, held=(), overdue=(), kept={}, guards=(), topics=(TopicFigures("a", "b", 1, 60, 0, 0, None, None, now_ms),)
+    )
+    page = shown(serve, look, calm, pictures.runs(now_ms))
+    assert "Nothing is held: whatever is due may go." in page.text("#held")
+    assert "Nothing is overdue: all that was due has gone." in page.text("#overdue")
+    assert "The last run kept no row back." in page.text("#kept")
+    assert "All guards are quiet." in page.text("#guards")
+    assert "empty" in page.text("#queues tbody")
+
+
+def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    page = shown(serve, look, pictures.wrong(now_ms), pictures.runs(now_ms)[:5])
+    assert page.text("h1") == "Down. No janitor is running; these are the figures its memory holds."
+    assert page.run("document.querySelector('#verdict').dataset.level") == "down"
+    reasons = page.texts("#reasons a")
+    assert reasons[0].startswith("1 canary message went before it was due")
+    targets = page.run("[...document.querySelectorAll('#reasons a')].map(link => document.querySelector(link.hash).id)")
+    assert targets == ["canary", "guards", "run", "aside", "snapshot", "held", "aside"]
+    for part, words in {
+        "#facts": ["Plans only", "nothing is deleted", "× failed", "None planned", "Held elsewhere", "3 h ago"],
+        "#run": ["the disk is full: no space left on device", "default:audit: no space left on device"],
+        "#held": ["more became due at once than time alone explains", "goes by itself in", "does not go by itself"],
+        "#aside": ["everything, 1 h ago", "after 4 failures", "tried again in"],
+        "#overdue": [
+            "111,013 message rows expired, 8,100 payload rows of old generations and 3 message rows to invert"
+        ],
+        "#snapshot": ["Snapshot stale. it is older than twice its interval"],
+        "#boundary": ["Nothing is claimed yet.", "no complete pass has covered the message table yet"],
+        "#guards": ["× clock tripped: the clock is 7200 s ahead", "! identity warns:"],
+        "#canary": ["× 1", "2 h after it was due"],
+        "#queues": ["deleted", "not counted"],
+    }.items():
+        text = page.text(part)
+        assert [word for word in words if word not in text] == [], part
+    assert page.texts("#held code")[1:] == [
+        f"janitor approve 'default:orders' {ARGUMENTS}",
+        f"janitor approve 'default:new' {ARGUMENTS}",
+    ]
+    assert page.texts("#aside code")[0] == f"janitor resume {ARGUMENTS}"
+
+
+def test_given_many_of_a_kind_then_the_first_are_shown_and_the_rest_is_counted(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    held = tuple(HeldTopic(f"a:{number:03d}", "frontier", 1, 1, None, None, "x") for number in range(200))
+    page = shown(serve, look, replace(pictures.full(now_ms), held=held))
+    assert len(page.texts("#held li")) == 20
+    assert "and 180 more, in janitor status" in page.text("#held")
+
+
+def test_given_times_no_calendar_knows_then_the_page_still_stands(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    held = (HeldTopic("a:b", "frontier", 1, 1, -(2**62), 2**62, ""),)
+    boundary = replace(pictures.full(now_ms).boundary, bound=str(2**63 - 1))
+    page = shown(serve, look, replace(pictures.full(now_ms), held=held, boundary=boundary))
+    assert "goes by itself at no time" in page.text("#held")
+    assert str(2**63 - 1) in page.text("#boundary")
+    assert page.console == []
+
+
+# --- the plot --------------------------------------------------------------------------------------------------------
+
+
+def test_the_plot_has_axes_a_legend_with_totals_marks_of_failures_and_the_same_as_a_table(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    past = pictures.runs(now_ms)
+    page = shown(serve, look, pictures.full(now_ms), past)
+    totals = [sum(getattr(run, rule) for run in past) for rule in ("expired", "old_generation", "invalid_transaction")]
+    words = ("expired", "of old generations", "inverted")
+    legend = [f"{total:,} {word}" for total, word in zip(totals, words, strict=True)]
+    assert [line.strip().replace("\n", "") for line in page.texts("#legend li")] == [*legend, "×1 run not done"]
+    labels = page.run("[...document.querySelectorAll('#plot > text')].map(node => node.textContent)")
+    assert "rows per 5 min" in labels
+    assert "0" in labels
+    assert len([label for label in labels if label[2:3] == ":"]) > 3
+    drawn = page.run("[...document.querySelectorAll('#plot title')].map(node => node.textContent)")
+    assert sum(int(title.split(", ")[1].split()[0]) for title in drawn) == len(past), "each run is in one bar"
+    assert len(page.run("[...document.querySelectorAll('#plot .fail')].map(String)")) == 1
+    assert f"{len(past)} runs from" in page.text("#caption")
+    page.run("document.querySelector('summary').click()")
+    assert len(page.texts("#history tbody tr")) == 20
+    assert "1,400" in page.texts("#history tbody tr")[0]
+
+
+@pytest.mark.parametrize("span", [0, 1, 59, 3_600, 90_000, 40 * 86_400, 20 * 365 * 86_400])
+def test_given_runs_over_any_time_then_every_one_is_drawn(
+    serve: Callable[..., Site], look: Open, now_ms: int, span: int
+) -> None:
+    past = tuple(RunSummary(f"r{n}", "apply", now_ms - n * span * 1000, now_ms, "done", 3) for n in range(2))
+    page = shown(serve, look, pictures.full(now_ms), past)
+    titles = page.run("[...document.querySelectorAll('#plot title')].map(node => node.textContent)")
+    assert sum(int(title.split(", ")[1].split()[0]) for title in titles) == 2
+    assert len(titles) <= 61
+    assert page.console == []
+
+
+def test_given_plans_only_then_the_plot_says_that_nothing_was_deleted(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    past = tuple(replace(run, mode="plan") for run in pictures.runs(now_ms)[:9])
+    picture = replace(pictures.full(now_ms), mode="plan_only", last_run=past[0])
+    page = shown(serve, look, picture, past)
+    assert "only planned, nothing was deleted" in page.text("#caption")
+    assert "to invert" in page.text("#legend")
+    assert "1,400 to delete" in page.text("#facts")
+
+
+# --- strangers -------------------------------------------------------------------------------------------------------
+
+
+def test_given_hostile_names_then_they_are_text_and_nothing_else(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    picture = pictures.wrong(now_ms)
+    assert picture.last_run is not None
+    hostile = replace(picture, last_run=replace(picture.last_run, error=HOSTILE), kept={HOSTILE: 2})
+    past = (replace(hostile.last_run or picture.last_run, id=HOSTILE, phase_seconds={HOSTILE: 1.0}, result=HOSTILE),)
+    site = serve(StillViews(hostile, past))
+    page = look(site)
+    for part in (
+        "#store",
+        "#reasons",
+        "#facts",
+        "#run",
+        "#held",
+        "#aside",
+        "#overdue",
+        "#snapshot",
+        "#boundary",
+        "#guards",
+    ):
+        assert HOSTILE in page.text(part), part
+    assert HOSTILE in page.text("#queues")
+    assert HOSTILE in page.text("#kept")
+    assert page.run("document.querySelectorAll('img, script[src], iframe, link[href^=\"/\"], [onerror]').length") == 0
+    assert page.run("document.title") == "Down · janitor"
+    assert set(site.recorder.paths) == {"/", "/api/status", "/api/runs"}
+    assert {request.removeprefix(site.url).partition("?")[0] for request in page.requests} == set(site.recorder.paths)
+    assert page.console == []
+
+
+def test_given_an_element_that_got_in_all_the_same_then_the_policy_keeps_it_from_asking_and_running(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    site = serve(StillViews(pictures.empty(now_ms)))
+    page = look(site)
+    page.run("""document.body.insertAdjacentHTML("beforeend", `<img src=/injected onerror="window.hurt = 1">`)""")
+    page.run("document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.hurt = 2'}))")
+    page.run("document.body.append(Object.assign(document.createElement('script'), {src: '/injected'}))")
+    with pytest.raises(AssertionError, match="Failed to fetch"):
+        page.run("fetch('http://localhost:1/elsewhere')")
+    assert page.run("window.hurt ?? 0") == 0
+    assert "/injected" not in site.recorder.paths
+    assert len(page.console) >= 4, "the browser says what it forbade"
+
+
+# --- who reads it ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draw", [pictures.full, pictures.empty, pictures.wrong])
+def test_on_a_phone_nothing_is_cut_off_and_nothing_scrolls_sideways(
+    serve: Callable[..., Site], look: Open, now_ms: int, draw: Callable[[int], Picture]
+) -> None:
+    page = look(serve(StillViews(draw(now_ms), pictures.runs(now_ms))), 360)
+    assert page.run("document.documentElement.scrollWidth") == 360
+    outside = """[...document.querySelectorAll('main *, header *, footer *')].filter(node => node.checkVisibility()
+      && !node.closest('.hush, thead') && node.getBoundingClientRect().right > 360.5).map(node => node.outerHTML)"""
+    assert page.run(outside) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("draw", [pictures.full, pictures.empty, pictures.wrong])
+def test_every_text_stands_out_from_its_ground(
+    serve: Callable[..., Site], look: Open, now_ms: int, draw: Callable[[int], Picture], scheme: str
+) -> None:
+    page = look(serve(StillViews(draw(now_ms), pictures.runs(now_ms))), prefers_color_scheme=scheme)
+    assert page.run(LOW_CONTRAST) == []
+
+
+def test_given_a_reader_of_the_dark_then_the_page_is_dark(serve: Callable[..., Site], look: Open, now_ms: int) -> None:
+    site = serve(StillViews(pictures.empty(now_ms)))
+    paper = "getComputedStyle(document.body).backgroundColor"
+    dark = look(site, prefers_color_scheme="dark").run(paper)
+    assert (look(site).run(paper), dark) == ("rgb(247, 246, 242)", "rgb(18, 21, 24)")
+
+
+def test_given_a_reader_who_wants_no_motion_then_nothing_moves(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    site = serve(StillViews(pictures.empty(now_ms)))
+    moves = """[getComputedStyle(document.querySelector('#figures')).transitionDuration,
+      getComputedStyle(document.documentElement).scrollBehavior]"""
+    assert look(site).run(moves) == ["0.25s", "smooth"]
+    assert look(site, prefers_reduced_motion="reduce").run(moves) == ["0s", "auto"]
+
+
+def test_the_page_can_be_heard_and_walked_through(serve: Callable[..., Site], look: Open, now_ms: int) -> None:
+    page = shown(serve, look, pictures.wrong(now_ms), pictures.runs(now_ms))
+    assert page.run("document.querySelectorAll('h1').length") == 1
+    unnamed = """[...document.querySelectorAll('section')].filter(part =>
+      !document.getElementById(part.getAttribute('aria-labelledby')))"""
+    headless = """[...document.querySelectorAll('table')].filter(table =>
+      !table.caption || !table.querySelector('thead th[scope=col]'))"""
+    assert (page.run(unnamed), page.run(headless)) == ([], [])
+    page.press("Tab")
+    assert page.run("document.activeElement.textContent") == "Skip to the figures"
+    nodes = page.call("Accessibility.getFullAXTree")["nodes"]
+    roles = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"]]
+    assert any(role == "image" and "Rows by rule" in name and "runs from" in name for role, name in roles)
+    assert ("button", f"Copy: janitor resume {ARGUMENTS}") in roles
+    assert ("searchbox", "Filter topics by name") in roles
+    assert {"columnheader", "rowheader"} <= {role for role, _ in roles}
+
+
+def test_without_script_it_says_where_the_figures_are(
+    serve: Callable[..., Site], browser: Browser, now_ms: int
+) -> None:
+    site = serve(StillViews(pictures.empty(now_ms)))
+    page = browser.open()
+    page.call("Emulation.setScriptExecutionDisabled", value=True)
+    page.go(f"{site.url}/")
+    page.loaded()
+    assert "The same figures are at /api/status" in page.text("noscript")
+    page.close()
+
+
+# --- what it does ----------------------------------------------------------------------------------------------------
+
+
+def test_a_command_is_copied_whole(serve: Callable[..., Site], look: Open, now_ms: int) -> None:
+    page = shown(serve, look, pictures.wrong(now_ms))
+    page.browser.call("Browser.grantPermissions", permissions=["clipboardReadWrite"], browserContextId=page.context)
+    page.run("document.querySelector('#aside button').click()")
+    page.until("document.querySelector('#aside button').textContent === 'Copied'")
+    assert page.run("navigator.clipboard.readText()") == f"janitor resume {ARGUMENTS}"
+    assert page.text("#announce") == "The command is copied"
+
+
+def test_given_a_page_without_a_clipboard_then_the_command_is_selected_and_copied_the_old_way(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    page = shown(serve, look, pictures.wrong(now_ms))
+    page.run("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    page.run("document.querySelector('#aside button').click()")
+    page.until("document.querySelector('#aside button').textContent !== 'Copy'")
+    assert page.run("getSelection().toString()") == f"janitor resume {ARGUMENTS}"
+
+
+def test_the_filter_finds_topics_among_all_of_them(serve: Callable[..., Site], look: Open, now_ms: int) -> None:
+    page = shown(serve, look, pictures.full(now_ms))
+    names = "#queues tbody th"
+    assert len(page.texts(names)) == 50
+    assert page.texts(names)[:2] == ["system:orders", "default:audit"]
+    page.type_into("#filter", "TENANT-6")
+    assert page.texts(names) == ["system:tenant-60.events", *(f"default:tenant-6{n}.events" for n in (1, 2, 3))]
+    assert page.text("#shown") == "4 of 65"
+    page.type_into("#filter", "<b>nothing")
+    assert "No topic's name contains “<b>nothing”." in page.text("#queues")
+
+
+def test_given_news_when_it_asks_again_then_it_shows_them_and_leaves_what_a_reader_does_alone(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    views = StillViews(pictures.wrong(now_ms), pictures.runs(now_ms)[:3])
+    page = look(serve(views))
+    page.type_into("#filter", "audit")
+    page.run("document.querySelectorAll('#aside button')[1].focus()")
+    views.shown = replace(
+        views.shown, now_ms=now_ms + 1, paused=views.shown.paused[1:], process="running", running=None
+    )
+    views.asked.clear()
+    page.run(COME_BACK)
+    page.until("document.documentElement.dataset.shown == " + str(now_ms + 1))
+    assert page.text("h1").startswith("Needs you.")
+    assert page.run("document.activeElement.dataset.key").startswith("janitor resume 'team"), "the focus stays"
+    assert page.run("document.querySelector('#filter').value") == "audit"
+    assert page.texts("#queues tbody th") == ["default:audit"]
+    assert views.asked == ["picture"], "runs are asked for when one has ended, not every time"
+    views.shown = replace(views.shown, now_ms=now_ms + 2, last_run=pictures.runs(now_ms)[0])
+    page.run(COME_BACK)
+    page.until("document.documentElement.dataset.shown == " + str(now_ms + 2))
+    assert views.asked == ["picture", "picture", "runs 500"]
+
+
+def test_it_asks_every_five_seconds_and_not_while_nobody_looks(
+    serve: Callable[..., Site], browser: Browser, now_ms: int
+) -> None:
+    site = serve(StillViews(pictures.empty(now_ms)))
+    page = browser.open()
+    page.before("""
+      window.timers = new Map();
+      const [set, clear] = [window.setTimeout, window.clearTimeout];
+      window.setTimeout = (act, ms) => { const id = set(act, ms); window.timers.set(id, ms); return id; };
+      window.clearTimeout = id => { window.timers.delete(id); clear(id); };
+    """)
+    page.go(f"{site.url}/")
+    page.until(DRAWN)
+    page.until("[...timers.values()].includes(5000)")
+    page.run("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
+    page.run(COME_BACK)
+    assert page.run("[...timers.values()]") == []
+    asked = len(site.recorder.paths)
+    page.run("Object.defineProperty(document, 'hidden', {value: false})")
+    page.run(COME_BACK)
+    page.until("[...timers.values()].includes(5000)")
+    assert site.recorder.paths[asked:] == ["/api/status"]
+    page.close()
+
+
+def test_given_a_janitor_that_went_away_then_the_page_says_so_keeps_the_figures_and_comes_back_with_it(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    views = StillViews(pictures.full(now_ms), pictures.runs(now_ms))
+    site = serve(views)
+    page = look(site)
+    site.server.stop()
+    page.run(COME_BACK)
+    page.until("document.documentElement.dataset.state === 'unreachable'")
+    assert page.text("h1").startswith("Cannot reach the janitor. Since ")
+    assert "no connection. Trying again every 5 s." in page.text("h1")
+    assert page.run("document.title") == "Cannot reach the janitor · janitor"
+    assert "finance:ledger" in page.text("#held")
+    serve(views, port=site.server.port)
+    page.run(COME_BACK)
+    page.until("document.documentElement.dataset.state === 'fresh'")
+    assert page.text("h1") == "All well. A run is under way."
+
+
+def test_given_a_janitor_that_answers_with_an_error_then_the_page_repeats_it(
+    serve: Callable[..., Site], look: Open, now_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    views = StillViews(pictures.full(now_ms))
+    page = look(serve(views))
+    monkeypatch.setattr(views, "picture", lambda: 1 / 0)
+    page.run(COME_BACK)
+    page.until("document.documentElement.dataset.state === 'unreachable'")
+    assert "this could not be drawn; the janitor's log says why" in page.text("h1")
+
+
+def test_given_a_picture_nobody_has_renewed_then_its_age_is_said(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    page = shown(serve, look, pictures.full(now_ms - 10 * MINUTE - SECOND))
+    assert "Old figures. The janitor answers, but what it shows was drawn 10 min" in page.text("#stale")
+
+
+def test_the_names_of_the_example_are_hostile_enough(browser: Browser, tmp_path: Path) -> None:
+    """Put into a page as it is, the name does run; so that it does not in ours means something."""
+    naive = tmp_path / "naive.html"
+    naive.write_text(f'<title>naive</title><p title="{HOSTILE}">{json.dumps(HOSTILE)}', encoding="utf-8")
+    page = browser.open()
+    page.go(naive.as_uri())
+    page.until("document.title === 'injected'")
+    page.close()

@@ -1,0 +1,151 @@
+"""The server in its thread: when it accepts, what it says when it cannot, and that the process stays its own."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+from http.client import HTTPConnection
+from typing import cast
+
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from janitor.http import HttpServer
+from tms_core.errors import ConfigurationError
+
+
+async def hello(scope: Scope, receive: Receive, send: Send) -> None:
+    await PlainTextResponse("hello")(scope, receive, send)
+
+
+async def broken(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    raise LookupError("the app is broken")
+
+
+def get(server: HttpServer) -> tuple[int, bytes]:
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=20)
+    try:
+        connection.request("GET", "/")
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def test_given_port_0_when_it_has_started_then_the_port_is_known_and_answers() -> None:
+    server = HttpServer(hello, "127.0.0.1", 0)
+    server.start()
+    try:
+        assert server.port > 0
+        assert server.url == f"http://127.0.0.1:{server.port}"
+        assert get(server) == (200, b"hello")
+    finally:
+        server.stop()
+
+
+def test_when_it_is_stopped_then_the_port_is_free_at_once_and_the_thread_gone() -> None:
+    server = HttpServer(hello, "127.0.0.1", 0)
+    server.start()
+    assert get(server) == (200, b"hello")
+    server.stop()
+    server.stop()
+    assert [thread for thread in threading.enumerate() if thread.name == "http"] == []
+    again = HttpServer(hello, "127.0.0.1", server.port)
+    again.start()
+    assert get(again) == (200, b"hello")
+    again.stop()
+
+
+def test_given_an_answer_that_hangs_when_it_is_stopped_then_stopping_does_not_hang_with_it() -> None:
+    reached = threading.Event()
+
+    async def hangs(_scope: Scope, receive: Receive, _send: Send) -> None:
+        reached.set()
+        await receive()
+        await receive()
+
+    server = HttpServer(hangs, "127.0.0.1", 0)
+    server.start()
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert reached.wait(20)
+        server.stop()
+
+
+def test_given_a_server_that_never_started_when_it_is_stopped_then_nothing_happens() -> None:
+    HttpServer(hello, "127.0.0.1", 0).stop()
+
+
+def test_given_a_port_in_use_then_the_error_names_the_setting_and_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigurationError) as caught:
+            HttpServer(hello, "127.0.0.1", port).start()
+    assert caught.value.message == f"janitor.http.port is {port}, and another program listens there already."
+    assert "set janitor.http.port to a free port" in caught.value.hint
+
+
+def test_given_a_port_this_user_may_not_open_then_the_error_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object, **__: object) -> socket.socket:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(socket, "create_server", forbidden)
+    with pytest.raises(ConfigurationError, match=r"janitor\.http\.port is 80, and this user may not open it"):
+        HttpServer(hello, "127.0.0.1", 80).start()
+
+
+def test_given_an_address_of_another_machine_then_the_error_names_the_host() -> None:
+    with pytest.raises(ConfigurationError, match=r"janitor\.http\.host is 192\.0\.2\.1, which cannot be listened on"):
+        HttpServer(hello, "192.0.2.1", 0).start()
+
+
+def test_given_a_server_that_gives_up_before_it_accepts_then_starting_fails_and_does_not_wait(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = HttpServer(cast(ASGIApp, "no_such_module:app"), "127.0.0.1", 0)
+    with pytest.raises(ConfigurationError, match="nothing can be served"):
+        server.start()
+    assert "no_such_module" in caplog.text
+    server.stop()
+
+
+def test_when_it_starts_in_the_main_thread_then_signals_stay_with_the_process() -> None:
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in handled]
+    server = HttpServer(hello, "127.0.0.1", 0)
+    server.start()
+    try:
+        assert [signal.getsignal(number) for number in handled] == before
+    finally:
+        server.stop()
+
+
+def test_given_an_application_that_fails_then_its_error_is_in_our_log_and_requests_are_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    server = HttpServer(broken, "127.0.0.1", 0)
+    server.start()
+    try:
+        assert get(server)[0] == 500
+    finally:
+        server.stop()
+    assert "the app is broken" in caplog.text
+    assert [record for record in caplog.records if record.name == "uvicorn.access"] == []
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:9847"),
+        ("::1", "http://[::1]:9847"),
+        ("0.0.0.0", "http://localhost:9847"),  # noqa: S104 nothing is bound
+        ("::", "http://localhost:9847"),
+        ("janitor.example", "http://janitor.example:9847"),
+    ],
+)
+def test_its_url_is_one_a_browser_of_this_machine_can_open(host: str, url: str) -> None:
+    assert HttpServer(hello, host, 9847).url == url

@@ -1,0 +1,117 @@
+"""What a run announces before it deletes: it outlives the process, and a line that was cut short harms no other."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from janitor.state import SqliteState
+from janitor.state.sqlite_intents import FILE_NAME
+from tests.janitor.state.entries import entry
+from tms_core.errors import StoreError
+
+FIRST = entry(rows=None, oldest_ms=None, newest_ms=None, snapshot_timestamp_ms=None, start=b"\x00\xff", stop=b"\xff")
+SECOND = entry(at_ms=2, table="payload")
+
+
+def test_given_announcements_when_read_then_they_come_back_oldest_first_until_they_are_cleared(tmp_path: Path) -> None:
+    with SqliteState(tmp_path) as state:
+        state.intend(FIRST)
+        state.intend(SECOND)
+        assert state.intents() == [FIRST, SECOND]
+        state.clear_intents()
+        assert state.intents() == []
+        state.clear_intents()
+
+
+def test_given_a_memory_in_memory_then_announcements_work_alike() -> None:
+    with SqliteState.in_memory() as state:
+        state.intend(FIRST)
+        state.intend(SECOND)
+        assert state.intents() == [FIRST, SECOND]
+        state.clear_intents()
+        assert state.intents() == []
+
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+from janitor.state import SqliteState
+from tests.janitor.state.test_intents import FIRST, SECOND
+
+state = SqliteState(Path(sys.argv[1]))
+with state.transaction():
+    state.intend(FIRST)
+    state.intend(SECOND)
+    state.save_last_thorough_ms(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_given_a_process_that_was_killed_then_what_it_announced_is_there(tmp_path: Path) -> None:
+    root = Path(__file__).parents[3]
+    child = subprocess.run([sys.executable, "-c", CHILD, str(tmp_path)], cwd=root, check=False)
+    assert child.returncode < 0
+    with SqliteState(tmp_path) as state:
+        assert state.intents() == [FIRST, SECOND]
+        assert state.last_thorough_ms() is None
+
+
+def test_given_a_line_cut_short_anywhere_then_it_is_left_out_and_the_next_one_is_read(tmp_path: Path) -> None:
+    file = tmp_path / FILE_NAME
+    with SqliteState(tmp_path) as state:
+        state.intend(FIRST)
+        whole = len(file.read_bytes())
+        state.intend(SECOND)
+        complete = file.read_bytes()
+        for length in range(whole, len(complete)):
+            file.write_bytes(complete[:length])
+            left = [FIRST, SECOND] if length == len(complete) - 1 else [FIRST]
+            assert state.intents() == left, "without its line end a line may be whole"
+            state.intend(SECOND)
+            assert state.intents() == [*left, SECOND]
+
+
+def test_given_lines_of_another_version_and_no_lines_at_all_then_they_are_left_out(tmp_path: Path) -> None:
+    with SqliteState(tmp_path) as state:
+        (tmp_path / FILE_NAME).write_bytes(b'[]\n5\n{"a": 1}\n["run", 1]\n\xff\xfe\n')
+        state.intend(SECOND)
+        assert state.intents() == [SECOND]
+
+
+def test_given_an_announcement_then_only_this_user_can_read_it(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with SqliteState(tmp_path) as state:
+            state.intend(FIRST)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / FILE_NAME).stat().st_mode) == 0o600
+
+
+def test_given_a_file_that_cannot_be_written_then_the_error_names_it_and_the_next_step(tmp_path: Path) -> None:
+    with SqliteState(tmp_path) as state:
+        (tmp_path / FILE_NAME).mkdir()
+        for attempt in (lambda: state.intend(FIRST), state.intents, state.clear_intents):
+            with pytest.raises(StoreError) as caught:
+                attempt()
+            assert str(tmp_path / FILE_NAME) in caught.value.message
+            assert caught.value.hint
+
+
+def test_given_a_disk_that_takes_only_part_of_a_line_then_that_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    with SqliteState(tmp_path) as state:
+        state.intend(SECOND)
+        monkeypatch.setattr("janitor.state.sqlite_intents.os.write", lambda handle, data: write(handle, data[:9]))
+        with pytest.raises(StoreError, match="cannot be written"):
+            state.intend(FIRST)
+        monkeypatch.undo()
+        assert state.intents() == [SECOND]

@@ -1,0 +1,603 @@
+"""The archive: what is in its files, when they are there, what they are called, and when they are given up."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import plyvel
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor import archive, archive_folder, archived, parquet
+from janitor.archive import PAGE_ROWS, ParquetArchive, Verdict, pick, verdict
+from janitor.archive_folder import NO_VALUE
+from janitor.policy import Rule
+from tests.archives import Undo, keys_of
+from tests.builders import DAY, HOUR, NOW_MS, SECOND, Topic, pointer, topic, visibility
+from tms_core.clock import ManualClock
+from tms_core.errors import ArchiveError, ConfigurationError, StoreError, TmsError
+from tms_core.rowkey import MessageKey, PayloadKey
+from tms_core.tables.base import MessageValue, Page
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
+
+ROOT = Path(__file__).parents[2]
+
+BEGUN = NOW_MS - 2 * HOUR
+COMMITTED, INVALID, OPEN, LATER = (pointer(BEGUN, number) for number in (1, 2, 3, 10**12))
+SNAPSHOT = visibility(NOW_MS - SECOND, invalid=[INVALID], in_progress=[OPEN], newest=OPEN)
+
+DAY_NAME = "day=2023-11-14"
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def orders(store: MemoryStore) -> Topic:
+    return topic(store, "default:orders", ttl_seconds=60)
+
+
+@pytest.fixture
+def undo(store: MemoryStore, tmp_path: Path) -> Undo:
+    return Undo(store, tmp_path / "archive")
+
+
+def everything(folder: Path) -> list[str]:
+    """Every file and folder below one."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """What somebody who knows nothing of us reads."""
+    rows: list[dict[str, Any]] = ds.dataset(folder, format="parquet", partitioning="hive").to_table().to_pylist()
+    return sorted(rows, key=lambda row: (row["table"], row["key"]))
+
+
+# --- verdicts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        (None, "none"),
+        (COMMITTED, "committed"),
+        (INVALID, "invalid"),
+        (-INVALID, "rolled_back"),
+        (-COMMITTED, "rolled_back"),
+        (OPEN, "undecided"),
+        (OPEN + 1, "undecided"),
+        (LATER, "undecided"),
+        (0, "committed"),
+        (-(2**63), "rolled_back"),
+        (2**63 - 1, "undecided"),
+    ],
+)
+def test_given_a_pointer_and_a_snapshot_when_judged_then_the_verdict_is_what_the_snapshot_says(
+    stored: int | None, expected: str
+) -> None:
+    assert verdict(stored, SNAPSHOT) == expected
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [(None, "none"), (COMMITTED, "undecided"), (INVALID, "undecided"), (-COMMITTED, "rolled_back"), (0, "committed")],
+)
+def test_given_no_snapshot_when_a_pointer_is_judged_then_a_transaction_is_undecided(
+    stored: int | None, expected: str
+) -> None:
+    assert verdict(stored, None) == expected
+
+
+# --- what is written -------------------------------------------------------------------------------------------------
+
+
+def test_given_rows_when_saved_then_plain_readers_of_hive_folders_find_every_column(undo: Undo, orders: Topic) -> None:
+    at = orders.at(3)
+    at.plain(NOW_MS - HOUR, body=b"plain\x00\xff").tx(COMMITTED, NOW_MS - HOUR + 1).tx(-INVALID, NOW_MS - HOUR + 2)
+    at.ref(OPEN, NOW_MS - HOUR + 3).stored(OPEN, NOW_MS - HOUR - 5, body=b"")
+    undo.archive(at, snapshot=SNAPSHOT, rule=Rule.OLD_GENERATION)
+    same = {
+        "rule": "old_generation",
+        "run_id": "run-1",
+        "deleted_ms": NOW_MS,
+        "generation": 3,
+        "snapshot_timestamp_ms": SNAPSHOT.timestamp_ms,
+        "namespace": "default",
+        "topic": "orders",
+        "day": "2023-11-14",
+    }
+    message = {**same, "table": "message", "write_ms": None, "payload_sequence": None}
+
+    def made(number: int, stored: int | None, payload: bytes | None, says: str) -> dict[str, Any]:
+        key = MessageKey(orders.id, 3, NOW_MS - HOUR + number, number)
+        return {
+            **message,
+            "key": key.pack(),
+            "publish_ms": key.publish_ms,
+            "sequence": number,
+            "write_pointer": stored,
+            "payload": payload,
+            "verdict": says,
+        }
+
+    stored_key = PayloadKey(orders.id, 3, OPEN, NOW_MS - HOUR - 5, 4)
+    assert rows_of(undo.folder) == [
+        made(0, None, b"plain\x00\xff", "none"),
+        made(1, COMMITTED, b"body", "committed"),
+        made(2, -INVALID, b"body", "rolled_back"),
+        made(3, OPEN, None, "undecided"),
+        {
+            **same,
+            "table": "payload",
+            "key": stored_key.pack(),
+            "publish_ms": None,
+            "sequence": None,
+            "write_pointer": OPEN,
+            "write_ms": stored_key.write_ms,
+            "payload_sequence": 4,
+            "payload": b"",
+            "verdict": "undecided",
+        },
+    ]
+
+
+def test_given_no_snapshot_when_saved_then_none_is_named(undo: Undo, orders: Topic) -> None:
+    orders.tx(COMMITTED, NOW_MS)
+    undo.archive(orders)
+    [row] = rows_of(undo.folder)
+    assert (row["snapshot_timestamp_ms"], row["verdict"]) == (None, "undecided")
+
+
+def test_given_a_saved_file_when_read_then_it_names_its_layout_and_is_packed_with_zstd(
+    undo: Undo, orders: Topic
+) -> None:
+    orders.plain(NOW_MS).ref(COMMITTED, NOW_MS)
+    [saved] = undo.archive(orders)
+    assert saved.path is not None
+    with pq.ParquetFile(saved.path) as file:
+        described = {name: text for name, text in file.metadata.metadata.items() if name.startswith(b"tms_janitor.")}
+        assert described == {
+            b"tms_janitor.layout": b"1",
+            b"tms_janitor.topic": b"default:orders",
+            b"tms_janitor.references": b"1",
+        }
+        assert file.metadata.row_group(0).column(0).compression == "ZSTD"
+
+
+def test_given_the_description_in_the_formats_then_it_names_every_column_and_verdict() -> None:
+    page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Archive\n")[2].partition("\n## ")[0]
+    columns = re.findall(r"^\| `(\w+)` \| (\w+) \| (yes|no) \|", section, flags=re.MULTILINE)
+    assert columns == [(column.name, column.type, "yes" if column.nullable else "no") for column in parquet.COLUMNS]
+    verdicts = section.partition("| verdict |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", verdicts, flags=re.MULTILINE) == [str(item) for item in Verdict]
+    assert f"| `tms_janitor.layout` | {parquet.LAYOUT} " in section
+
+
+def test_given_rows_of_many_megabytes_when_saved_then_they_are_written_in_groups_and_all_there(
+    undo: Undo, orders: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "GROUP_BYTES", 1000)
+    orders.plain(*range(NOW_MS, NOW_MS + 300), body=b"x" * 100)
+    [saved] = undo.archive(orders)
+    assert saved.path is not None
+    with pq.ParquetFile(saved.path) as file:
+        groups = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+    assert sum(groups) == 300
+    # The first page cannot know how large rows are.
+    assert max(groups[1:]) <= 20
+    assert [row["key"] for row in rows_of(undo.folder)] == saved.keys == keys_of(orders, undo.store.message)
+    [file_found] = undo.files(orders)
+    assert (file_found.summary.rows, file_found.summary.newest_ms) == (300, NOW_MS + 299)
+
+
+def test_given_a_row_that_is_gone_when_saved_then_the_others_are(undo: Undo, orders: Topic) -> None:
+    orders.plain(NOW_MS, NOW_MS + 1, NOW_MS + 2)
+    keys = keys_of(orders, undo.store.message)
+    undo.store.message.delete([keys[1]])
+    saved = undo.begin().save(orders.id, 1, undo.store.message, Rule.EXPIRED, keys)
+    assert saved.keys == [keys[0], keys[2]] == [row["key"] for row in rows_of(undo.folder)]
+
+
+def test_given_rows_between_the_keys_when_saved_then_they_are_not_archived(undo: Undo, orders: Topic) -> None:
+    orders.plain(*range(NOW_MS, NOW_MS + 500))
+    keys = keys_of(orders, undo.store.message)[::7]
+    saved = undo.begin().save(orders.id, 1, undo.store.message, Rule.EXPIRED, keys)
+    assert saved.keys == keys == [row["key"] for row in rows_of(undo.folder)]
+
+
+def test_given_only_rows_that_are_gone_when_saved_then_there_is_no_file(undo: Undo, orders: Topic) -> None:
+    gone = MessageKey(orders.id, 1, NOW_MS, 0).pack()
+    saved = undo.begin().save(orders.id, 1, undo.store.message, Rule.EXPIRED, [gone])
+    assert (saved.path, saved.keys) == (None, [])
+    saved.discard()
+    assert not undo.folder.exists()
+
+
+def test_given_a_row_that_cannot_be_read_when_saved_then_it_is_not_among_the_keys_that_may_go(tmp_path: Path) -> None:
+    keys = [MessageKey(TopicId("default", "orders"), 1, NOW_MS, number).pack() for number in range(3)]
+    LevelDBStore(tmp_path / "store", create=True).close()
+    with closing(plyvel.DB(str(tmp_path / "store" / "system.tms.message"))) as database:
+        for key, value in zip(keys, (b"\x00good", b"\x07unknown tag", b"\x00good"), strict=True):
+            database.put(key, value)
+    with LevelDBStore(tmp_path / "store") as store:
+        run = Undo(store, tmp_path / "archive").begin()
+        saved = run.save(TopicId("default", "orders"), 1, store.message, Rule.EXPIRED, keys)
+    assert saved.keys == [keys[0], keys[2]]
+
+
+def test_given_batches_of_one_run_when_saved_then_each_has_a_file_of_its_own(undo: Undo, orders: Topic) -> None:
+    orders.plain(NOW_MS, NOW_MS + 1)
+    first, second = keys_of(orders, undo.store.message)
+    run = undo.begin()
+    for key in (first, second):
+        run.save(orders.id, 1, undo.store.message, Rule.EXPIRED, [key])
+    # The same run, as another process would go on with it.
+    undo.begin().save(orders.id, 1, undo.store.message, Rule.EXPIRED, [first])
+    folder = f"namespace=default/topic=orders/{DAY_NAME}"
+    names = [f"{folder}/janitor-run-1-{number:06d}.parquet" for number in (1, 2, 3)]
+    assert [path for path in everything(undo.folder) if path.endswith("parquet")] == names
+    assert len(rows_of(undo.folder)) == 3
+
+
+def test_given_midnight_in_utc_when_it_passes_then_rows_go_to_the_next_day(undo: Undo, orders: Topic) -> None:
+    midnight_ms = round(datetime(2023, 11, 15, tzinfo=UTC).timestamp() * 1000)
+    orders.plain(NOW_MS)
+    keys = keys_of(orders, undo.store.message)
+    run = undo.begin()
+    undo.clock.step(midnight_ms - 1 - NOW_MS)
+    run.save(orders.id, 1, undo.store.message, Rule.EXPIRED, keys)
+    undo.clock.step(1)
+    run.save(orders.id, 1, undo.store.message, Rule.EXPIRED, keys)
+    days = [found.day for found in archive_folder.days(undo.folder)]
+    assert days == [date(2023, 11, 14), date(2023, 11, 15)]
+
+
+def test_given_a_batch_that_was_dropped_when_discarded_then_its_file_is_gone(undo: Undo, orders: Topic) -> None:
+    orders.plain(NOW_MS)
+    [saved] = undo.archive(orders)
+    saved.discard()
+    saved.discard()
+    assert archived.find(undo.folder).files == []
+
+
+@pytest.mark.parametrize("run_id", ["", "../../run", "a b", "x" * 101])
+def test_given_a_run_whose_id_is_no_name_when_saved_then_nothing_is_written(
+    undo: Undo, orders: Topic, run_id: str
+) -> None:
+    orders.plain(NOW_MS)
+    with pytest.raises(ValueError, match="file's name"):
+        undo.archive(orders, run_id=run_id)
+    assert archived.find(undo.folder).files == []
+
+
+# --- reading scattered rows ------------------------------------------------------------------------------------------
+
+
+@given(st.sets(st.integers(0, 400)), st.sets(st.integers(0, 400)), st.integers(1, 5))
+def test_given_any_keys_and_any_rows_when_picked_then_those_of_both_come_in_order(
+    there: set[int], wanted: set[int], size: int
+) -> None:
+    rows = sorted(number.to_bytes(2, "big") for number in there)
+
+    def read(start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+        found = [row for row in rows if start <= row and (stop is None or row < stop)]
+        return Page(found[:limit], found[limit - 1] + b"\x00" if len(found) > limit else None)
+
+    keys = sorted(number.to_bytes(2, "big") for number in wanted)
+    pages = list(pick(read, lambda row: row, lambda _: size, keys))
+    assert [row for page in pages for row in page] == sorted(set(rows) & set(keys))
+
+
+@pytest.mark.parametrize(("every", "calls", "rows"), [(1, 15, 10_000), (1000, 12, 60)])
+def test_given_rows_side_by_side_or_scattered_when_picked_then_it_costs_few_calls_and_few_rows(
+    every: int, calls: int, rows: int
+) -> None:
+    asked: list[int] = []
+
+    def read(start: bytes, stop: bytes | None, limit: int) -> Page[int]:
+        assert stop == keys[-1] + b"\x00"
+        first = int.from_bytes(start[:4], "big")
+        asked.append(limit)
+        return Page(list(range(first, first + limit)), (first + limit - 1).to_bytes(4, "big") + b"\x00")
+
+    keys = [number.to_bytes(4, "big") for number in range(0, 10_000, every)]
+    found = [row for page in pick(read, lambda row: row.to_bytes(4, "big"), lambda _: 1, keys) for row in page]
+    assert [number.to_bytes(4, "big") for number in found] == keys
+    assert len(asked) <= calls
+    assert sum(asked) <= rows + PAGE_ROWS
+    assert max(asked) <= PAGE_ROWS
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+LONG = "x" * 300
+HOSTILE = [
+    "007:0",
+    "_:-",
+    "default:Orders",
+    "default:orders",
+    "default:--x",
+    "null:NaN",
+    f"{'y' * 200}:{'x' * 200}",
+]
+
+
+def test_given_names_that_mean_something_to_others_when_saved_then_readers_get_them_as_they_are(undo: Undo) -> None:
+    for name in HOSTILE:
+        undo.archive(topic(undo.store, name, ttl_seconds=60).plain(NOW_MS))
+    partitioning = ds.partitioning(
+        pa.schema([("namespace", pa.string()), ("topic", pa.string()), ("day", pa.string())]), flavor="hive"
+    )
+    table = ds.dataset(undo.folder, format="parquet", partitioning=partitioning).to_table()
+    assert sorted(f"{row['namespace']}:{row['topic']}" for row in table.to_pylist()) == sorted(HOSTILE)
+    found = archived.find(undo.folder)
+    assert (sorted(str(file.summary.topic) for file in found.files), found.damaged) == (sorted(HOSTILE), [])
+    assert sorted(str(day.topic) for day in archive_folder.days(undo.folder)) == sorted(HOSTILE)
+
+
+@pytest.mark.parametrize(
+    "name", [f"default:{LONG}", f"{LONG}:{LONG}", f"default:{'x' * 201}", f"default:{NO_VALUE}", f"{NO_VALUE}:t"]
+)
+def test_given_names_that_no_folder_can_have_when_saved_then_they_are_kept_apart_and_found_again(
+    undo: Undo, name: str
+) -> None:
+    one = topic(undo.store, name, ttl_seconds=60).plain(NOW_MS)
+    other = topic(undo.store, f"{name}y", ttl_seconds=60).plain(NOW_MS)
+    undo.archive(one)
+    undo.archive(other)
+    assert [file.summary.topic for file in undo.files(one)] == [one.id]
+    assert [str(file.summary.topic) for file in archived.find(undo.folder, ("*y",)).files] == [f"{name}y"]
+    assert {str(file.summary.topic) for file in archived.find(undo.folder).files} == {name, f"{name}y"}
+    assert None not in {value for row in rows_of(undo.folder) for value in (row["namespace"], row["topic"])}
+
+
+# --- a disk that fails -----------------------------------------------------------------------------------------------
+
+
+class FullDisk(io.FileIO):
+    """A file of which only so many bytes fit."""
+
+    room = 100
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(bytes(data)) > self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data)
+
+
+def fail_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(path: Path, mode: str) -> FullDisk:
+        assert mode == "wb"
+        return FullDisk(path, "wb")
+
+    monkeypatch.setattr(Path, "open", opened)
+
+
+def name_of(handle: int) -> str:
+    return Path(f"/dev/fd/{handle}").readlink().name
+
+
+def fail_syncing(kind: Callable[[str], bool]) -> Callable[[pytest.MonkeyPatch], None]:
+    def fail(monkeypatch: pytest.MonkeyPatch) -> None:
+        real = os.fsync
+
+        def synced(handle: int) -> None:
+            if kind(name_of(handle)):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(handle)
+
+        monkeypatch.setattr(os, "fsync", synced)
+
+    return fail
+
+
+def fail_renaming(monkeypatch: pytest.MonkeyPatch) -> None:
+    def renamed(*_: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", renamed)
+
+
+FAILURES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "write": fail_writing,
+    "sync of the file": fail_syncing(lambda name: name.endswith(".tmp")),
+    "rename": fail_renaming,
+    "sync of the day's folder": fail_syncing(lambda name: name.endswith(DAY_NAME)),
+    "sync of a folder above": fail_syncing(lambda name: name.endswith("topic=orders")),
+}
+
+
+@pytest.mark.parametrize("step", FAILURES)
+def test_given_a_full_disk_when_saved_then_it_says_so_and_nothing_can_be_seen(
+    undo: Undo, orders: Topic, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders.plain(*range(NOW_MS, NOW_MS + 100))
+    run = undo.begin()
+    keys = keys_of(orders, undo.store.message)
+    with monkeypatch.context() as patch:
+        FAILURES[step](patch)
+        with pytest.raises(ArchiveError, match=r"No space left on device.*Free some space"):
+            run.save(orders.id, 1, undo.store.message, Rule.EXPIRED, keys)
+    assert not [name for name in everything(undo.folder) if "." in name]
+    # Space was made.
+    assert run.save(orders.id, 1, undo.store.message, Rule.EXPIRED, keys).keys == keys
+    assert len(rows_of(undo.folder)) == 100
+
+
+def test_given_a_file_that_was_synced_when_it_gets_its_name_then_all_folders_are_synced_after(
+    undo: Undo, orders: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    sync, rename = os.fsync, Path.rename
+
+    def synced(handle: int) -> None:
+        steps.append(f"sync {name_of(handle)}")
+        sync(handle)
+
+    def renamed(path: Path, target: Path) -> Path:
+        steps.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    orders.plain(NOW_MS)
+    undo.archive(orders)
+    above = ["topic=orders", "namespace=default", "archive", undo.folder.parent.name]
+    written = ["sync .janitor-run-1-000001.parquet.tmp", "rename", f"sync {DAY_NAME}"]
+    assert steps == [f"sync {name}" for name in above] + written
+
+
+def test_given_a_folder_that_may_not_be_written_when_saved_then_it_says_whose_it_should_be(
+    undo: Undo, orders: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    orders.plain(NOW_MS)
+    monkeypatch.setattr(Path, "mkdir", refused)
+    with pytest.raises(ArchiveError, match=r"Permission denied.*Run as a user"):
+        undo.archive(orders)
+
+
+def test_given_an_archive_error_when_a_store_fails_then_it_is_not_mistaken_for_one() -> None:
+    assert issubclass(ArchiveError, TmsError)
+    assert not issubclass(ArchiveError, StoreError)
+
+
+# --- without pyarrow -------------------------------------------------------------------------------------------------
+
+
+def test_given_no_pyarrow_when_an_archive_is_wanted_then_it_names_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigurationError, match=r"tms-janitor\[archive\]"):
+        ParquetArchive(tmp_path, ManualClock(NOW_MS))
+
+
+def test_given_no_pyarrow_when_an_archive_is_listed_then_it_names_what_to_install(
+    undo: Undo, orders: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undo.archive(orders.plain(NOW_MS))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigurationError, match=r"tms-janitor\[archive\]"):
+        archived.find(undo.folder)
+
+
+def test_given_no_archive_in_use_then_pyarrow_is_not_loaded() -> None:
+    modules = "janitor.archive, janitor.archived, janitor.restore, janitor.cli.archive"
+    code = f"import {modules}, sys; janitor.parquet.require_pyarrow(); sys.exit('pyarrow' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_one_module_alone_knows_pyarrow() -> None:
+    knowing = set()
+    for path in [path for package in ("janitor", "tms_core") for path in (ROOT / package).rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name.partition(".")[0] == "pyarrow" for name in names):
+                knowing.add(path.relative_to(ROOT).as_posix())
+    assert knowing == {"janitor/parquet.py"}
+
+
+def test_given_a_url_when_an_archives_folder_is_wanted_then_it_is_refused() -> None:
+    assert archive_folder.local_folder("data/archive") == Path("data/archive")
+    with pytest.raises(ConfigurationError, match="s3://bucket"):
+        archive_folder.local_folder("s3://bucket/archive")
+
+
+# --- giving days up --------------------------------------------------------------------------------------------------
+
+KEEP_DAYS = 7
+
+
+@pytest.mark.parametrize(("days_later", "left"), [(0, 1), (KEEP_DAYS, 1), (KEEP_DAYS + 1, 0)])
+def test_given_a_day_when_it_is_older_than_what_is_kept_then_all_of_it_goes(
+    undo: Undo, orders: Topic, days_later: int, left: int
+) -> None:
+    orders.plain(NOW_MS).stored(COMMITTED, NOW_MS)
+    undo.archive(orders)
+    end_of_day_ms = round(datetime(2023, 11, 15, tzinfo=UTC).timestamp() * 1000) - 1
+    removed = ParquetArchive(undo.folder, undo.clock).expire(KEEP_DAYS, end_of_day_ms + days_later * DAY)
+    assert removed == 2 * (1 - left)
+    assert len(list(archive_folder.days(undo.folder))) == left
+    assert undo.folder.exists()
+    assert bool(everything(undo.folder)) == bool(left)
+
+
+def test_given_an_old_day_when_given_up_then_what_is_not_ours_stays(undo: Undo, orders: Topic, tmp_path: Path) -> None:
+    orders.plain(NOW_MS)
+    [saved] = undo.archive(orders)
+    assert saved.path is not None
+    day = saved.path.parent
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "topic=t" / DAY_NAME).mkdir(parents=True)
+    kept = [
+        day / "part-00000.parquet",
+        day / "notes.txt",
+        day / ".hidden",
+        day.parent / "day=yesterday" / saved.path.name,
+        undo.folder / "other" / saved.path.name,
+        elsewhere / "topic=t" / DAY_NAME / saved.path.name,
+        day.parents[2] / saved.path.name,
+    ]
+    for path in kept:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    (undo.folder / "namespace=linked").symlink_to(elsewhere)
+    assert ParquetArchive(undo.folder, undo.clock).expire(1, NOW_MS + 100 * DAY) == 1
+    assert [path for path in kept if not path.exists()] == []
+    assert not saved.path.exists()
+
+
+def test_given_a_temporary_file_of_a_crash_then_it_is_never_data_and_goes_when_nobody_can_be_writing_it(
+    undo: Undo, orders: Topic
+) -> None:
+    orders.plain(NOW_MS)
+    [saved] = undo.archive(orders)
+    assert saved.path is not None
+    left = saved.path.with_name(".janitor-run-0-000001.parquet.tmp")
+    left.write_bytes(saved.path.read_bytes()[:100])
+    assert len(rows_of(undo.folder)) == 1
+    assert (len(undo.files(orders)), archived.find(undo.folder).damaged) == (1, [])
+    undo_archive = ParquetArchive(undo.folder, undo.clock)
+    for days, there in ((0, True), (1, True), (2, False)):
+        assert undo_archive.expire(KEEP_DAYS, NOW_MS + days * DAY) == 0
+        assert left.exists() == there
+    assert saved.path.exists()
+
+
+def test_given_no_archive_when_given_up_then_nothing_happens(undo: Undo) -> None:
+    assert ParquetArchive(undo.folder, undo.clock).expire(1, NOW_MS) == 0
+    assert not undo.folder.exists()
+
+
+def test_given_a_row_that_comes_back_to_the_store_when_it_goes_again_then_it_is_archived_again(
+    undo: Undo, orders: Topic
+) -> None:
+    orders.plain(NOW_MS)
+    [saved] = undo.sweep(orders)
+    undo.store.message.put([(saved.keys[0], MessageValue(None, b"new"))])
+    undo.sweep(orders, run_id="run-2")
+    assert sorted(row["payload"] for row in rows_of(undo.folder)) == [b"body", b"new"]

@@ -1,0 +1,570 @@
+"""The metrics: every figure of a picture in its series, what is unknown in none, and the page that explains them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import REGISTRY
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics import parser as openmetrics_parser
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from janitor.metrics import Metrics
+from janitor.metrics.catalogue import CALLS, CATALOGUE, CLOCKS, DUE, FAILURES, GUARDS, PHASES, RESULTS
+from janitor.metrics.topics import Name, PerTopic, largest
+from janitor.picture import (
+    BoundaryFigures,
+    CanaryFigures,
+    HeldTopic,
+    Overdue,
+    Picture,
+    Quarantined,
+    RunSummary,
+    SnapshotFigures,
+    TopicFigures,
+)
+from janitor.policy import Hold
+from janitor.report import COUNTED_REASONS
+from janitor.state.base import CounterKey
+from janitor.txstate import Problem
+from tests.builders import MINUTE, NOW_MS, janitor, pointer, topic
+from tests.support import require_tool
+from tms_core.tables.memory import MemoryStore
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+
+OWN = ("tms_janitor_", "tms_topic_")
+
+Found = dict[str, float]
+
+
+def empty(**changes: Any) -> Picture:
+    """What is seen of a janitor that has just met its store."""
+    return Picture("1.2.3", "store", "running", "apply", "every 60 s", NOW_MS, **changes)
+
+
+def queue(name: str, size_bytes: int | None, **changes: Any) -> TopicFigures:
+    namespace, _, topic_name = name.partition(":")
+    counted = {"messages": 1, "oldest_ms": 5_000, "newest_ms": 6_000, "counted_ms": 7_000} if size_bytes else {}
+    return TopicFigures(namespace, topic_name, 1, 60, size_bytes=size_bytes, **{**counted, **changes})
+
+
+def counter(name: str, value: float, **labels: str) -> dict[CounterKey, float]:
+    return {CounterKey(name, tuple(labels.items())): value}
+
+
+def full() -> Picture:
+    """What is seen of a janitor that has everything, a different number in every place."""
+    held = [HeldTopic(f"a:{n}", reason, 1, 1, 1, None, "") for n, reason in enumerate([*Hold, Hold.FRONTIER])]
+    return empty(
+        heartbeat_ms=1_000_001,
+        next_run_ms=1_000_002,
+        leader=True,
+        last_success_ms={"message": 1_000_003, "payload": 1_000_004},
+        paused=[("a:*", 1)],
+        quarantined=[Quarantined("a:b", 1, 3, "", 1)] * 2,
+        held=held,
+        overdue=[Overdue("message", "expired", 11, 1_000_005), Overdue("payload", "old_generation", 12, None)],
+        kept=dict(zip(map(str, COUNTED_REASONS), range(21, 27), strict=True)),
+        snapshot=SnapshotFigures(1_000_006, invalid=31, open=32, in_progress=33),
+        boundary=BoundaryFigures("1700000000000000007"),
+        canary=CanaryFigures(True, late_seconds=1.5),
+        skew_seconds={"running_time": -0.25},
+        topics=[queue("a:b", 41), queue("a:c", 42)],
+        counters={
+            **counter("sweeps_total", 51, result="done"),
+            **counter("rows_scanned_total", 52, table="message"),
+            **counter("rows_deleted_total", 53, table="message", rule="expired"),
+            **counter("bytes_deleted_total", 54, table="payload", rule="old_generation"),
+            **counter("rows_inverted_total", 55),
+            **counter("delete_errors_total", 56, table="payload", reason="store"),
+            **counter("store_calls_total", 57, call="keys"),
+            **counter("snapshot_errors_total", 58, reason="stale"),
+            **counter("guard_trips_total", 59, guard="clock"),
+            **counter("canary_early_total", 60),
+            **counter("sweep_phase_duration_seconds_sum", 6.25, phase="sync"),
+            **counter("sweep_phase_duration_seconds_count", 62, phase="sync"),
+        },
+    )
+
+
+def metrics(picture: Picture | None = None, per_topic: PerTopic = "all", top: int = 2) -> Metrics:
+    made = Metrics(per_topic, top)
+    if picture is not None:
+        made.update(picture)
+    return made
+
+
+def text(made: Metrics, accept: str | None = None) -> str:
+    return made.render(accept)[0].decode()
+
+
+def parse_openmetrics(document: str) -> Iterable[Metric]:
+    found: Iterable[Metric] = openmetrics_parser.text_string_to_metric_families(document)  # type: ignore[no-untyped-call]
+    return found
+
+
+def series(families: Iterable[Metric]) -> Found:
+    """Values of the product's own series, by name and label values: ``tms_topic_bytes a b``."""
+    samples = [sample for family in families for sample in family.samples if sample.name.startswith(OWN)]
+    found = {
+        " ".join([sample.name, *(sample.labels[key] for key in _order(sample.labels))]): sample for sample in samples
+    }
+    assert len(found) == len(samples), "a series is there twice"
+    return {name: sample.value for name, sample in found.items()}
+
+
+def _order(labels: Mapping[str, str]) -> list[str]:
+    definition = next(item for item in CATALOGUE if set(item.labels) == set(labels))
+    return [name for name in definition.labels if name in labels]
+
+
+def seen(picture: Picture, per_topic: PerTopic = "all", top: int = 2) -> Found:
+    """The series of a picture, as a Prometheus reads them."""
+    return series(parse_text(text(metrics(picture, per_topic, top))))
+
+
+def without_prefix(found: Found) -> Found:
+    return {name.removeprefix("tms_janitor_"): value for name, value in found.items()}
+
+
+# --- what is in a picture is in the metrics --------------------------------------------------------------------------
+
+ZEROS = {
+    f"{name} {' '.join(labels)}".rstrip(): 0.0
+    for name, combinations in {
+        "sweeps_total": product(RESULTS),
+        "sweep_phase_duration_seconds_sum": product(PHASES),
+        "sweep_phase_duration_seconds_count": product(PHASES),
+        "rows_scanned_total": product(["message", "payload"]),
+        "rows_deleted_total": product(["message", "payload"], ["expired", "old_generation"]),
+        "bytes_deleted_total": product(["message", "payload"], ["expired", "old_generation"]),
+        "rows_inverted_total": [()],
+        "delete_errors_total": product(["message", "payload"], FAILURES),
+        "store_calls_total": product(CALLS),
+        "snapshot_errors_total": product(Problem),
+        "guard_trips_total": product(GUARDS),
+        "canary_early_total": [()],
+        "overdue_rows": DUE,
+        "held_topics": product(Hold),
+        "quarantined_topics": [()],
+        "paused": [()],
+        "plan_only": [()],
+        "is_leader": [()],
+        "open_invalid_transactions": [()],
+    }.items()
+    for labels in combinations
+}
+
+
+def test_given_nothing_has_happened_then_counters_are_zero_and_what_is_unknown_is_not_there() -> None:
+    assert without_prefix(seen(empty())) == {**ZEROS, "build_info 1.2.3": 1}
+
+
+def test_given_everything_then_every_figure_is_in_its_series() -> None:
+    assert without_prefix(seen(full())) == {
+        **ZEROS,
+        "build_info 1.2.3": 1,
+        "heartbeat_timestamp_seconds": 1000.001,
+        "next_run_timestamp_seconds": 1000.002,
+        "last_success_timestamp_seconds message": 1000.003,
+        "last_success_timestamp_seconds payload": 1000.004,
+        "paused": 1,
+        "is_leader": 1,
+        "quarantined_topics": 2,
+        **{f"held_topics {reason}": 2 if reason is Hold.FRONTIER else 1 for reason in Hold},
+        "overdue_rows message expired": 11,
+        "overdue_rows payload old_generation": 12,
+        "oldest_overdue_timestamp_seconds message expired": 1000.005,
+        **{f"kept_rows {reason}": rows for reason, rows in zip(COUNTED_REASONS, range(21, 27), strict=True)},
+        "snapshot_timestamp_seconds": 1000.006,
+        "invalid_transactions": 31,
+        "open_invalid_transactions": 32,
+        "in_progress_transactions": 33,
+        "prune_boundary_timestamp_seconds": 1_700_000_000,
+        "canary_late_seconds": 1.5,
+        "clock_skew_seconds running_time": -0.25,
+        **{f"tms_topic_messages a {name}": 1 for name in "bc"},
+        "tms_topic_bytes a b": 41,
+        "tms_topic_bytes a c": 42,
+        **{f"tms_topic_oldest_message_timestamp_seconds a {name}": 5 for name in "bc"},
+        **{f"tms_topic_newest_message_timestamp_seconds a {name}": 6 for name in "bc"},
+        **{f"tms_topic_stats_timestamp_seconds a {name}": 7 for name in "bc"},
+        "sweeps_total done": 51,
+        "rows_scanned_total message": 52,
+        "rows_deleted_total message expired": 53,
+        "bytes_deleted_total payload old_generation": 54,
+        "rows_inverted_total": 55,
+        "delete_errors_total payload store": 56,
+        "store_calls_total keys": 57,
+        "snapshot_errors_total stale": 58,
+        "guard_trips_total clock": 59,
+        "canary_early_total": 60,
+        "sweep_phase_duration_seconds_sum sync": 6.25,
+        "sweep_phase_duration_seconds_count sync": 62,
+    }
+
+
+def test_given_only_plans_are_wanted_then_it_says_so() -> None:
+    assert seen(replace(empty(), mode="plan_only"))["tms_janitor_plan_only"] == 1
+
+
+def test_given_the_janitor_has_died_then_its_times_stay_and_their_age_grows() -> None:
+    assert seen(full()) == seen(replace(full(), now_ms=NOW_MS + 60 * MINUTE))
+
+
+def test_given_a_topic_is_held_in_both_tables_then_it_is_one_topic() -> None:
+    entry = HeldTopic("a:b", "frontier", 1, 1, 1, None, "")
+    assert seen(empty(held=[entry, replace(entry, rows=2)]))["tms_janitor_held_topics frontier"] == 1
+
+
+def test_given_no_snapshot_then_nothing_is_said_of_it_but_open_transactions_are_remembered() -> None:
+    found = seen(empty(snapshot=SnapshotFigures(None, problem="missing", open=4)))
+    assert [name for name in found if "transactions" in name] == ["tms_janitor_open_invalid_transactions"]
+
+
+# --- counters --------------------------------------------------------------------------------------------------------
+
+
+def test_given_counters_of_a_newer_version_then_they_are_left_out() -> None:
+    unknown = {
+        **counter("rows_polished_total", 1),
+        **counter("rows_deleted_total", 2, table="message"),
+        **counter("rows_inverted_total", 3, table="message"),
+        **counter("sweep_phase_duration_seconds", 4, phase="sync"),
+    }
+    assert seen(empty(counters=unknown)) == seen(empty())
+
+
+def test_given_a_known_counter_with_a_value_nobody_knew_then_it_is_shown_so_that_sums_are_right() -> None:
+    found = seen(empty(counters=counter("guard_trips_total", 7, guard="gravity")))
+    assert found["tms_janitor_guard_trips_total gravity"] == 7
+
+
+def test_given_labels_in_another_order_then_it_is_the_same_series() -> None:
+    counters = {
+        **counter("rows_deleted_total", 2, table="message", rule="expired"),
+        **counter("rows_deleted_total", 3, rule="expired", table="message"),
+    }
+    assert seen(empty(counters=counters))["tms_janitor_rows_deleted_total message expired"] == 5
+
+
+def test_given_a_run_then_what_it_counted_is_known_to_the_metrics() -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=60)
+    invalid = pointer(NOW_MS - 2 * MINUTE)
+    orders.plain(NOW_MS - 2 * MINUTE, NOW_MS - 61_000).tx(invalid, NOW_MS)
+    rig = janitor(store)
+    rig.snapshots.invalid = [invalid]
+    report = rig.engine.run_once(adopt=True)
+
+    stored = rig.state.counters()
+    known = {item.name: item for item in CATALOGUE}
+    found = seen(empty(counters=stored))
+    for name, labels in stored:
+        item = known[re.sub("_(sum|count)$", "", f"tms_janitor_{name}")]
+        assert tuple(dict(labels)[label] for label in item.labels) in (item.known or ())
+    assert set(report.phase_seconds) == set(PHASES)
+    assert found["tms_janitor_sweeps_total done"] == 1
+    assert found["tms_janitor_rows_deleted_total message expired"] == 2
+    assert found["tms_janitor_rows_inverted_total"] == 1
+
+
+def sources(*folders: str) -> str:
+    return "\n".join(path.read_text(encoding="utf-8") for folder in folders for path in (ROOT / folder).glob("*.py"))
+
+
+@pytest.mark.parametrize(
+    ("known", "pattern", "code"),
+    [
+        (GUARDS, r'GuardNote\(\s*"(\w+)", True', sources("janitor")),
+        (FAILURES, r'self\._fail\(\w+, \w+, "(\w+)"', sources("janitor")),
+        (CALLS, r'self\._calls\["(\w+)"\]', sources("tms_core/tables")),
+        (RESULTS, r"``(\w+)``", str(RunSummary.__doc__).partition("result:")[2].partition("error:")[0]),
+        (CLOCKS, r'skew_seconds=.*"(\w+)"', sources("janitor")),
+    ],
+    ids=["guards", "failures", "calls", "results", "clocks"],
+)
+def test_label_values_are_those_the_code_has(known: tuple[str, ...], pattern: str, code: str) -> None:
+    assert set(known) == set(re.findall(pattern, code))
+
+
+# --- topics ----------------------------------------------------------------------------------------------------------
+
+OTHER = "_other _other"
+SOME = [queue("a:a", 100), queue("a:b", 300), queue("a:c", 200, messages=5, counted_ms=1_000), queue("b:a", 50)]
+
+
+def sizes(found: Found) -> Found:
+    return {name.partition(" ")[2]: value for name, value in found.items() if name.startswith("tms_topic_bytes")}
+
+
+def test_given_top_then_the_largest_have_series_and_the_others_are_summed() -> None:
+    assert sizes(seen(empty(topics=SOME), "top", 2)) == {"a b": 300, "a c": 200, OTHER: 150}
+
+
+def test_given_none_then_all_are_summed() -> None:
+    assert sizes(seen(empty(topics=SOME), "none", 2)) == {OTHER: 650}
+
+
+def test_given_all_then_nothing_is_summed() -> None:
+    assert sizes(seen(empty(topics=SOME), "all", 2)) == {"a a": 100, "a b": 300, "a c": 200, "b a": 50}
+
+
+def test_the_others_are_as_old_as_the_oldest_of_them_and_as_new_as_the_newest() -> None:
+    topics = [
+        queue("a:a", 1, oldest_ms=3_000, newest_ms=4_000, counted_ms=9_000),
+        queue("a:b", 2, oldest_ms=2_000, newest_ms=5_000, counted_ms=8_000, messages=3),
+        queue("a:c", 0, messages=0, counted_ms=8_500),
+        queue("a:d", None),
+    ]
+    found = {name: value for name, value in seen(empty(topics=topics), "none").items() if name.startswith("tms_topic")}
+    assert found == {
+        f"tms_topic_messages {OTHER}": 4,
+        f"tms_topic_bytes {OTHER}": 3,
+        f"tms_topic_stats_timestamp_seconds {OTHER}": 8,
+        f"tms_topic_oldest_message_timestamp_seconds {OTHER}": 2,
+        f"tms_topic_newest_message_timestamp_seconds {OTHER}": 5,
+    }
+
+
+def test_given_topics_that_were_never_counted_then_they_have_no_series_and_take_no_place() -> None:
+    topics = [queue("a:a", None), queue("a:b", None), queue("a:c", 1)]
+    assert sizes(seen(empty(topics=topics), "top", 1)) == {"a c": 1}
+
+
+@pytest.mark.parametrize("per_topic", ["all", "top", "none"])
+def test_given_a_topic_that_is_really_named_other_then_it_is_one_of_the_others(per_topic: PerTopic) -> None:
+    found = seen(empty(topics=[queue("_other:_other", 1000), queue("a:a", 1)]), per_topic, 1)
+    assert sizes(found)[OTHER] == (1001 if per_topic == "none" else 1000)
+
+
+def test_given_sizes_that_change_then_a_topic_stays_until_it_is_a_fifth_smaller() -> None:
+    made = metrics(per_topic="top", top=1)
+    shown = []
+    for a, b in [(100, 90), (100, 110), (100, 125), (100, 126), (110, 126), (160, 128), (161, 128), (0, 0)]:
+        made.update(empty(topics=[queue("n:a", a), queue("n:b", b)]))
+        shown.append(next(name for name in sizes(series(parse_text(text(made)))) if name != OTHER))
+    assert shown == ["n a", "n a", "n a", "n b", "n b", "n b", "n a", "n a"]
+
+
+def test_given_a_topic_that_is_gone_then_its_place_is_free() -> None:
+    a, b, c = (Name("n", name) for name in "abc")
+    assert largest({b: 1, c: 2}, [a, b], 2) == {b, c}
+
+
+names = st.integers(0, 12).map(lambda number: Name("n", str(number)))
+
+
+@given(st.dictionaries(names, st.integers(0, 100)), st.sets(names), st.integers(1, 8))
+def test_a_topic_is_left_out_only_for_those_that_are_larger(
+    sizes: dict[Name, int], before: set[Name], top: int
+) -> None:
+    chosen = largest(sizes, before, top)
+    assert len(chosen) == min(top, len(sizes))
+    for out in sizes.keys() - chosen:
+        for taken in chosen:
+            if out in before and taken not in before:
+                assert sizes[out] < 0.8 * sizes[taken]
+            elif out in before or taken not in before:
+                assert sizes[out] <= sizes[taken]
+            else:
+                assert 0.8 * sizes[out] <= sizes[taken]
+
+
+# --- what is written -------------------------------------------------------------------------------------------------
+
+HOSTILE = [
+    'a"} 1\ntms_janitor_paused 1',
+    "\\",
+    'a\\"',
+    "a\nb",
+    "a\\nb",
+    "a\rb",
+    "\x00\x01\x7f",
+    "}",
+    "# EOF",
+    "{a=1}",
+    "ünïcödé \u2028 \U0001f4a9",
+    "x" * 10_000,
+    " ",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+def test_given_a_hostile_topic_name_then_it_stays_a_name(name: str) -> None:
+    made = metrics(empty(topics=[TopicFigures(name, name, 1, 60, size_bytes=7, messages=1)]))
+    plain = {name for name in seen(empty()) if not name.startswith("tms_topic")}
+    for families in (parse_text(text(made)), parse_openmetrics(text(made, "application/openmetrics-text"))):
+        found = series(families)
+        assert found[f"tms_topic_bytes {name} {name}"] == 7
+        assert found.keys() - plain == {f"tms_topic_bytes {name} {name}", f"tms_topic_messages {name} {name}"}
+
+
+def test_given_a_name_that_is_no_unicode_then_the_rest_is_written_all_the_same() -> None:
+    found = seen(empty(topics=[TopicFigures("a", "b\ud800", 1, 60, size_bytes=7)], skew_seconds={"\udc80": 1.0}))
+    assert found["tms_topic_bytes a b?"] == 7
+    assert found["tms_janitor_clock_skew_seconds ?"] == 1
+
+
+PROMETHEUS = (
+    "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,"
+    "text/plain;version=1.0.0;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+)
+
+
+@pytest.mark.parametrize(
+    ("accept", "openmetrics"),
+    [
+        (None, False),
+        ("", False),
+        ("*/*", False),
+        ("text/plain", False),
+        ("text/html,application/xhtml+xml,*/*;q=0.8", False),
+        ("application/openmetrics-text", True),
+        ("Application/OpenMetrics-Text; Version=1.0.0", True),
+        ('application/openmetrics-text; version="1.0.0"; escaping=allow-utf-8', True),
+        (PROMETHEUS, True),
+        ("application/openmetrics-text; version=0.0.1", False),
+        ("application/openmetrics-text; version=9.0.0, text/plain", False),
+        ("application/openmetrics-text;q=0.2, text/plain;q=0.3", False),
+        ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=nan", True),
+        ("text/plain; version=one", False),
+        (";;,=,q=;", False),
+        ("\x00\udc80", False),
+    ],
+)
+def test_openmetrics_is_written_to_those_who_ask_for_it_and_text_to_all_others(
+    accept: str | None, openmetrics: bool
+) -> None:
+    body, content_type = metrics(full()).render(accept)
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0" if openmetrics else "text/plain;")
+    assert body.endswith(b"# EOF\n") is openmetrics
+
+
+def test_both_formats_say_the_same() -> None:
+    made = metrics(full())
+    assert series(parse_openmetrics(text(made, "application/openmetrics-text"))) == series(parse_text(text(made)))
+
+
+def test_given_no_picture_yet_then_only_the_process_is_shown_so_that_no_counter_seems_to_begin_anew() -> None:
+    assert "process_resident_memory_bytes" in text(metrics())
+    assert series(parse_text(text(metrics()))) == {}
+
+
+def test_given_a_picture_then_nothing_of_it_is_read_when_metrics_are_written() -> None:
+    topics, counters = [queue("a:b", 1)], counter("rows_inverted_total", 1)
+    made = metrics(empty(topics=topics, counters=counters))
+    before = series(parse_text(text(made)))
+    topics.clear()
+    counters.clear()
+    assert series(parse_text(text(made))) == before
+
+
+def test_given_a_picture_that_cannot_be_drawn_then_the_one_before_stays() -> None:
+    made = metrics(full())
+    with pytest.raises(ValueError, match="nonsense"):
+        made.update(empty(boundary=BoundaryFigures("nonsense")))
+    assert series(parse_text(text(made))) == seen(full())
+
+
+def test_the_registry_is_our_own() -> None:
+    made = metrics(full())
+    assert not [family.name for family in REGISTRY.collect() if family.name.startswith(OWN)]
+    assert made.registry is not metrics().registry
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [full(), empty(), empty(topics=[TopicFigures(name, name, 1, 60, size_bytes=7) for name in HOSTILE])],
+    ids=["full", "empty", "hostile"],
+)
+def test_promtool_has_nothing_to_say(picture: Picture) -> None:
+    promtool = require_tool("promtool", "apt-get install prometheus, or make system-deps")
+    body, _ = metrics(picture).render()
+    checked = subprocess.run([promtool, "check", "metrics"], input=body, capture_output=True, timeout=60, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def documented() -> dict[str, tuple[str, dict[str, frozenset[str] | None]]]:
+    """Type and label values of each metric in the page's tables; None where a label's values are only described."""
+    rows = re.findall(r"^\| `([a-z_]+)` \| (\w+) \| (.*?) \| .+ \|$", PAGE, flags=re.MULTILINE)
+    assert len(rows) == len({name for name, _, _ in rows})
+    return {name: (kind, _labels(cell)) for name, kind, cell in rows}
+
+
+def _labels(cell: str) -> dict[str, frozenset[str] | None]:
+    found: dict[str, frozenset[str] | None] = {}
+    for part in filter(None, cell.strip().split("; ")):
+        name, _, values = part.partition(": ")
+        found[name.strip("`")] = frozenset(re.findall("`([^`]+)`", values)) or None
+    return found
+
+
+def exported() -> dict[str, tuple[str, dict[str, frozenset[str] | None]]]:
+    """The same of the code: the catalogue, and what prometheus-client adds."""
+    own = {item.name: (item.kind, item.label_values()) for item in CATALOGUE}
+    added: dict[str, tuple[str, dict[str, frozenset[str] | None]]] = {}
+    for family in metrics().registry.collect():
+        if not family.name.startswith(OWN):
+            name = family.name + ("_total" if family.type == "counter" else "")
+            added[name] = (family.type, dict.fromkeys(family.samples[0].labels))
+    return {**own, **added}
+
+
+def test_the_page_has_every_metric_with_every_label_value_and_no_other() -> None:
+    assert documented() == exported()
+
+
+def test_what_is_exported_is_in_the_catalogue() -> None:
+    """So that the page, which is compared with the catalogue, speaks of what there is."""
+    families = [family for family in parse_text(text(metrics(full()))) if family.name.startswith(OWN)]
+    shown = {family.name + ("_total" if family.type == "counter" else ""): family for family in families}
+    assert set(shown) == {item.name for item in CATALOGUE}
+    for item in CATALOGUE:
+        assert shown[item.name].type == item.kind
+        for sample in shown[item.name].samples:
+            assert set(sample.labels) == set(item.labels)
+            if item.known is not None:
+                assert tuple(sample.labels[label] for label in item.labels) in item.known
+
+
+def alerts() -> list[tuple[str, str, str]]:
+    """Name, expression and waiting time of each alert of the page."""
+    section = PAGE.partition("## What to alert on")[2]
+    return re.findall(r"^\| ([^|`]+) \| `([^`]+)` \| (\w+) \| .+ \|$", section, flags=re.MULTILINE)
+
+
+def test_alerts_name_metrics_and_label_values_that_there_are() -> None:
+    assert len(alerts()) == PAGE.partition("## What to alert on")[2].count("\n| ") - 1
+    known = {item.name: item.label_values() for item in CATALOGUE}
+    for _, expression, _ in alerts():
+        for name, selector in re.findall(r"(tms_\w+)(?:\{([^}]*)\})?", expression):
+            assert name in known, expression
+            for label, value in re.findall(r'(\w+)="(\w+)"', selector):
+                assert value in (known[name][label] or ()), expression
+
+
+def test_promtool_understands_the_alerts(tmp_path: Path) -> None:
+    promtool = require_tool("promtool", "apt-get install prometheus, or make system-deps")
+    rules = [{"alert": name, "expr": expression, "for": wait} for name, expression, wait in alerts()]
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "page", "rules": rules}]}), encoding="utf-8")
+    checked = subprocess.run([promtool, "check", "rules", file], capture_output=True, timeout=60, check=False)
+    assert checked.returncode == 0, checked.stderr
+    assert len(rules) > 10

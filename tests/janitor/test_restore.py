@@ -1,0 +1,539 @@
+"""Listing what is archived, and bringing it back: which rows, where to, how often, and what is said about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor import archived
+from janitor.archived import Selection
+from janitor.policy import Rule
+from janitor.restore import Request, Restored, restore
+from tests.archives import Undo
+from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, pointer, topic, visibility, watch
+from tms_core.errors import ArchiveError, Refused, StoreError
+from tms_core.rowkey import MessageKey, PayloadKey
+from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId, TopicMetadata
+
+BEGUN = NOW_MS - 2 * HOUR
+COMMITTED = pointer(BEGUN, 1)
+SNAPSHOT = visibility(NOW_MS - SECOND)
+OLD_MS = NOW_MS - 3 * HOUR
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def undo(store: MemoryStore, tmp_path: Path) -> Undo:
+    return Undo(store, tmp_path / "archive")
+
+
+@pytest.fixture
+def orders(store: MemoryStore, undo: Undo) -> Topic:
+    """A paused topic, whose rows live for a day."""
+    undo.state.pause("default:orders", NOW_MS)
+    return topic(store, "default:orders", ttl_seconds=86_400)
+
+
+@pytest.fixture
+def found(store: MemoryStore) -> Topic:
+    """Another topic to restore to."""
+    return topic(store, "default:found", ttl_seconds=86_400, generation=5)
+
+
+def counted(done: Restored) -> tuple[int, int, int, int]:
+    return done.restored, done.negated, done.already_there, done.skipped
+
+
+# --- listing ---------------------------------------------------------------------------------------------------------
+
+
+def test_given_rows_of_several_runs_when_listed_then_each_topic_day_and_run_is_one_line(
+    undo: Undo, orders: Topic, found: Topic
+) -> None:
+    orders.plain(OLD_MS, OLD_MS + 10).stored(COMMITTED, OLD_MS - 5)
+    undo.sweep(orders, run_id="run-1")
+    undo.sweep(orders.at(2).plain(OLD_MS + 20), run_id="run-1", rule=Rule.OLD_GENERATION)
+    undo.sweep(orders.plain(OLD_MS + 30), run_id="run-2")
+    undo.clock.advance(DAY)
+    undo.sweep(orders.plain(OLD_MS + 40), run_id="run-2")
+    undo.sweep(found.plain(OLD_MS), run_id="run-1")
+    files = archived.find(undo.folder).files
+    shown = [group.to_json() for group in archived.groups(files, archived.ANY)]
+    sizes = [line.pop("size_bytes") for line in shown]
+    assert sum(sizes) == sum(file.path.stat().st_size for file in files)
+    one = {"tms_namespace": "default", "payloads": 0, "files": 1, "messages": 1, "rules": ("expired",)}
+    assert shown == [
+        {
+            **one,
+            "topic": "found",
+            "day": "2023-11-15",
+            "run_id": "run-1",
+            "generations": (5,),
+            "oldest_ms": OLD_MS,
+            "newest_ms": OLD_MS,
+        },
+        {
+            **one,
+            "topic": "orders",
+            "day": "2023-11-14",
+            "run_id": "run-1",
+            "generations": (1, 2),
+            "rules": ("expired", "old_generation"),
+            "messages": 3,
+            "payloads": 1,
+            "files": 3,
+            "oldest_ms": OLD_MS - 5,
+            "newest_ms": OLD_MS + 20,
+        },
+        {
+            **one,
+            "topic": "orders",
+            "day": "2023-11-14",
+            "run_id": "run-2",
+            "generations": (1,),
+            "oldest_ms": OLD_MS + 30,
+            "newest_ms": OLD_MS + 30,
+        },
+        {
+            **one,
+            "topic": "orders",
+            "day": "2023-11-15",
+            "run_id": "run-2",
+            "generations": (1,),
+            "oldest_ms": OLD_MS + 40,
+            "newest_ms": OLD_MS + 40,
+        },
+    ]
+    json.dumps(shown)
+
+
+@pytest.mark.parametrize(
+    ("selection", "runs"),
+    [
+        (Selection(), ["run-1", "run-2"]),
+        (Selection(run_id="run-2"), ["run-2"]),
+        (Selection(run_id="run-3"), []),
+        (Selection(since_ms=OLD_MS + 1), ["run-1", "run-2"]),
+        (Selection(since_ms=OLD_MS + 2), ["run-2"]),
+        (Selection(until_ms=OLD_MS + 10), ["run-1"]),
+        (Selection(until_ms=OLD_MS + 11), ["run-1", "run-2"]),
+        (Selection(until_ms=OLD_MS), []),
+        (Selection(since_ms=OLD_MS + 2, until_ms=OLD_MS + 10), []),
+    ],
+)
+def test_given_a_selection_when_listed_then_only_what_may_hold_such_rows_is_shown(
+    undo: Undo, orders: Topic, selection: Selection, runs: list[str]
+) -> None:
+    undo.sweep(orders.plain(OLD_MS, OLD_MS + 1), run_id="run-1")
+    undo.sweep(orders.plain(OLD_MS + 10), run_id="run-2")
+    assert [group.run_id for group in archived.groups(archived.find(undo.folder).files, selection)] == runs
+
+
+def test_given_patterns_when_listed_then_other_topics_are_left_out(undo: Undo, orders: Topic, found: Topic) -> None:
+    undo.sweep(orders.plain(OLD_MS))
+    undo.sweep(found.plain(OLD_MS))
+    listed = archived.find(undo.folder, ("default:f*", "other:*"))
+    assert [file.summary.topic for file in listed.files] == [found.id]
+
+
+def test_given_no_archive_when_listed_then_there_is_nothing(tmp_path: Path) -> None:
+    assert archived.find(tmp_path / "none") == ([], [])
+
+
+# --- damaged files ---------------------------------------------------------------------------------------------------
+
+
+def damage(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    if how == "cut short":
+        path.write_bytes(data[: len(data) // 2])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "text":
+        path.write_text("not a Parquet file at all")
+    elif how == "foreign":
+        pq.write_table(pa.table({"key": [b"default:orders:"], "payload": [b"x"]}), path)
+    else:
+        with pq.ParquetFile(path) as file:
+            table = file.read()
+        metadata = {**table.schema.metadata, b"tms_janitor.layout": b"2"} if how == "newer" else {}
+        pq.write_table(table.replace_schema_metadata(metadata), path)
+
+
+DAMAGES = ["cut short", "empty", "text", "foreign", "newer", "nameless"]
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_given_a_damaged_file_when_listed_then_it_is_named_and_the_others_are_there(
+    undo: Undo, orders: Topic, how: str
+) -> None:
+    [broken] = undo.sweep(orders.plain(OLD_MS), run_id="run-1")
+    undo.sweep(orders.plain(OLD_MS + 1), run_id="run-2")
+    assert broken.path is not None
+    damage(broken.path, how)
+    listed = archived.find(undo.folder)
+    assert [file.summary.run_id for file in listed.files] == ["run-2"]
+    [error] = listed.damaged
+    assert str(broken.path) in str(error)
+    assert ("newer janitor" if how == "newer" else "cannot be read") in str(error)
+    assert error.hint
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_given_a_damaged_file_of_the_topic_when_restored_then_nothing_is_written(
+    undo: Undo, orders: Topic, found: Topic, how: str
+) -> None:
+    [broken] = undo.sweep(orders.plain(OLD_MS), run_id="run-1")
+    undo.sweep(orders.plain(OLD_MS + 1), run_id="run-2")
+    [other] = undo.sweep(found.plain(OLD_MS))
+    assert broken.path is not None
+    assert other.path is not None
+    damage(broken.path, how)
+    damage(other.path, how)
+    with pytest.raises(ArchiveError, match=broken.path.name):
+        undo.restore(orders)
+    assert orders.times() == []
+    broken.path.unlink()
+    assert undo.restore(orders).restored == 1
+
+
+def test_given_rows_that_rotted_when_restored_then_that_is_noticed(undo: Undo, orders: Topic) -> None:
+    [saved] = undo.sweep(orders.plain(OLD_MS, body=b"0123456789"))
+    assert saved.path is not None
+    data = saved.path.read_bytes()
+    assert data.count(b"0123456789") == 1, "written as it is, and nowhere else"
+    saved.path.write_bytes(data.replace(b"0123456789", b"0123456780"))
+    with pytest.raises(ArchiveError, match=r"(?i)crc"):
+        undo.restore(orders)
+    assert orders.times() == []
+
+
+def test_given_a_file_with_rows_of_another_topic_when_restored_then_nothing_is_written(
+    undo: Undo, orders: Topic, found: Topic
+) -> None:
+    [saved] = undo.sweep(orders.plain(OLD_MS))
+    assert saved.path is not None
+    with pq.ParquetFile(saved.path) as file:
+        table = file.read()
+    schema = table.schema.with_metadata({**table.schema.metadata, b"tms_janitor.topic": b"default:found"})
+    pq.write_table(pa.Table.from_batches(table.to_batches()).cast(schema), saved.path)
+    files = archived.find(undo.folder).files
+    with pytest.raises(ArchiveError, match="not of default:found"):
+        restore(undo.store, undo.state, None, files, Request(found.id, orders.id), NOW_MS, lambda _: None)
+    assert (orders.times(), found.times()) == ([], [])
+
+
+def test_given_nothing_archived_of_a_topic_when_restored_then_it_says_where_it_looked(
+    undo: Undo, orders: Topic
+) -> None:
+    with pytest.raises(ArchiveError, match=r"Nothing of default:orders .*janitor archive list"):
+        undo.restore(orders)
+
+
+# --- which rows ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("window", "back"),
+    [
+        ((None, None), [0, 1, 2]),
+        ((OLD_MS, None), [0, 1, 2]),
+        ((OLD_MS + 1, None), [1, 2]),
+        ((OLD_MS + 2, None), [2]),
+        ((None, OLD_MS + 3), [0, 1, 2]),
+        ((None, OLD_MS + 2), [0, 1]),
+        ((None, OLD_MS), []),
+        ((OLD_MS + 1, OLD_MS + 2), [1]),
+        ((OLD_MS + 1, OLD_MS + 1), []),
+    ],
+)
+def test_given_a_window_when_restored_then_rows_of_that_time_come_back(
+    undo: Undo, orders: Topic, window: tuple[int | None, int | None], back: list[int]
+) -> None:
+    undo.sweep(orders.plain(OLD_MS, OLD_MS + 1, OLD_MS + 2))
+    done = undo.restore(orders, since_ms=window[0], until_ms=window[1])
+    assert orders.times() == [OLD_MS + number for number in back]
+    assert counted(done) == (len(back), 0, 0, 3 - len(back))
+
+
+def test_given_a_run_when_restored_then_what_it_deleted_comes_back(undo: Undo, orders: Topic) -> None:
+    undo.sweep(orders.plain(OLD_MS), run_id="run-1")
+    undo.sweep(orders.plain(OLD_MS + 1), run_id="run-2")
+    assert counted(undo.restore(orders, run_id="run-2")) == (1, 0, 0, 1)
+    assert orders.times() == [OLD_MS + 1]
+
+
+def test_given_a_message_that_comes_back_then_so_do_its_payloads_of_any_time_and_run(undo: Undo, orders: Topic) -> None:
+    other = COMMITTED + 1
+    undo.sweep(orders.stored(COMMITTED, BEGUN, BEGUN + 1).stored(other, BEGUN), run_id="run-0", snapshot=SNAPSHOT)
+    undo.sweep(orders.ref(COMMITTED, BEGUN + HOUR).ref(other, BEGUN + 1), run_id="run-1", snapshot=SNAPSHOT)
+    done = undo.restore(orders, snapshot=SNAPSHOT, run_id="run-1", since_ms=BEGUN + HOUR)
+    assert (done.messages, done.payloads, done.skipped) == (1, 2, 2)
+    assert orders.pointers() == [COMMITTED]
+    assert orders.stored_times() == [BEGUN, BEGUN + 1]
+
+
+def test_given_a_negated_message_that_comes_back_then_its_payloads_do_too(undo: Undo, orders: Topic) -> None:
+    undo.sweep(orders.stored(COMMITTED, BEGUN).ref(-COMMITTED, BEGUN + HOUR), snapshot=SNAPSHOT)
+    undo.restore(orders, since_ms=BEGUN + HOUR)
+    assert orders.stored_times() == [BEGUN]
+    [key] = undo.store.payload.keys(b"", None, 9).items
+    assert PayloadKey.parse(key) == PayloadKey(orders.id, 1, COMMITTED, BEGUN, 0)
+
+
+def test_given_a_message_whose_payloads_are_nowhere_when_restored_then_that_is_said(
+    undo: Undo, orders: Topic, found: Topic
+) -> None:
+    orders.stored(COMMITTED, BEGUN)
+    undo.state.pause("default:*", NOW_MS)
+    keys = orders.store.payload.keys(b"", None, 9).items
+    [_, stored] = undo.archive(orders.ref(COMMITTED, BEGUN), snapshot=SNAPSHOT)
+    stored.discard()
+    said = "payloads that are neither archived nor in default:found"
+    assert any(said in warning for warning in undo.restore(orders, found, snapshot=SNAPSHOT).warnings)
+    assert undo.restore(orders, snapshot=SNAPSHOT).warnings == []
+    undo.store.payload.delete(keys)
+    assert any("1 transactions" in warning for warning in undo.restore(orders, snapshot=SNAPSHOT).warnings)
+
+
+# --- where to --------------------------------------------------------------------------------------------------------
+
+
+def test_given_rows_of_any_generation_when_restored_then_they_are_of_the_present_one(undo: Undo, orders: Topic) -> None:
+    for generation in (1, 2):
+        undo.sweep(orders.at(generation).plain(OLD_MS + generation).stored(COMMITTED, OLD_MS + generation))
+    orders.describe(ttl_seconds=86_400, generation=3)
+    assert undo.restore(orders).generation == 3
+    assert orders.at(3).times() == [OLD_MS + 1, OLD_MS + 2]
+    assert orders.at(3).stored_times() == [OLD_MS + 1, OLD_MS + 2]
+    assert (orders.at(1).times(), orders.at(2).times()) == ([], [])
+
+
+def test_given_another_topic_when_restored_to_it_then_it_need_not_be_paused(
+    undo: Undo, orders: Topic, found: Topic
+) -> None:
+    undo.state.resume("default:orders")
+    orders.plain(OLD_MS, body=b"a").tx(COMMITTED, OLD_MS + 1, body=b"b")
+    undo.sweep(orders, snapshot=SNAPSHOT)
+    done = undo.restore(orders, found, snapshot=SNAPSHOT)
+    assert found.messages() == [
+        (MessageKey(found.id, 5, OLD_MS, 0), MessageValue(None, b"a")),
+        (MessageKey(found.id, 5, OLD_MS + 1, 1), MessageValue(COMMITTED, b"b")),
+    ]
+    assert (orders.times(), str(done.target), done.generation) == ([], "default:found", 5)
+
+
+def test_given_rows_that_are_there_when_restored_then_they_stay_as_they_are(undo: Undo, orders: Topic) -> None:
+    undo.sweep(orders.plain(OLD_MS, OLD_MS + 1, body=b"archived").stored(COMMITTED, OLD_MS, body=b"archived"))
+    undo.store.message.put([(MessageKey(orders.id, 1, OLD_MS, 0).pack(), MessageValue(7, b"present"))])
+    undo.store.payload.put([(PayloadKey(orders.id, 1, COMMITTED, OLD_MS, 2).pack(), b"present")])
+    assert counted(undo.restore(orders)) == (1, 0, 2, 0)
+    assert [value.payload for _, value in orders.messages()] == [b"present", b"archived"]
+    assert [row for _, row in undo.store.payload.rows(b"", None, 9).items] == [b"present"]
+
+
+def test_given_a_restore_when_it_is_repeated_then_nothing_changes(undo: Undo, orders: Topic) -> None:
+    undo.sweep(orders.plain(*range(OLD_MS, OLD_MS + 100)).stored(COMMITTED, OLD_MS))
+    first = undo.restore(orders)
+    before = orders.messages()
+    again = undo.restore(orders)
+    assert (first.restored, counted(again)) == (101, (0, 0, 101, 0))
+    assert (orders.messages(), again.warnings) == (before, first.warnings)
+
+
+def test_given_a_row_that_was_archived_twice_when_restored_then_it_is_what_it_was_in_the_end(
+    undo: Undo, orders: Topic
+) -> None:
+    undo.archive(orders.tx(COMMITTED, OLD_MS), run_id="run-1")
+    undo.clock.advance(1)
+    undo.sweep(orders, run_id="run-2", snapshot=SNAPSHOT)
+    assert counted(undo.restore(orders, snapshot=SNAPSHOT)) == (1, 0, 1, 0)
+    assert orders.pointers() == [COMMITTED]
+
+
+def test_given_a_dry_run_then_it_reports_what_the_real_one_does_and_writes_nothing(undo: Undo, orders: Topic) -> None:
+    undo.archive(orders.tx(COMMITTED, OLD_MS, OLD_MS + 1).plain(NOW_MS - 2 * DAY).stored(COMMITTED, OLD_MS))
+    undo.sweep(orders, run_id="run-2")
+    made = puts(undo.store)
+    told = undo.restore(orders, dry_run=True).to_json()
+    assert made == []
+    assert {**told, "dry_run": False} == undo.restore(orders).to_json()
+    assert (told["restored"], told["already_there"], told["expired"]) == (4, 4, 1)
+
+
+# --- in which order, and what comes between --------------------------------------------------------------------------
+
+
+def puts(store: Store) -> list[tuple[str, int]]:
+    """What is written from now on: where, and how many rows."""
+    made: list[tuple[str, int]] = []
+
+    def note(call: Call) -> None:
+        if call.name.endswith(".put"):
+            made.append((call.name, len(call.arguments[0])))
+
+    watch(store, after=note)
+    return made
+
+
+def test_given_messages_and_payloads_when_restored_then_payloads_are_written_first(undo: Undo, orders: Topic) -> None:
+    for number in range(2):
+        orders.ref(COMMITTED + number, OLD_MS).stored(COMMITTED + number, OLD_MS)
+        undo.sweep(orders, run_id=f"run-{number}", snapshot=SNAPSHOT)
+    made = puts(undo.store)
+    undo.restore(orders, snapshot=SNAPSHOT)
+    assert made == [("payload.put", 1), ("payload.put", 1), ("message.put", 1), ("message.put", 1)]
+
+
+def between(store: Store, number: int, happening: Callable[[], object]) -> None:
+    """Let something happen after so many batches were written."""
+    written: list[Call] = []
+
+    def count(call: Call) -> None:
+        if call.name.endswith(".put"):
+            written.append(call)
+            if len(written) == number:
+                happening()
+
+    watch(store, after=count)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("resumed", "janitor pause default:orders"),
+        ("deleted", "is deleted"),
+        ("created anew", "created anew"),
+    ],
+)
+def test_given_a_topic_that_moves_while_it_is_restored_to_then_no_more_is_written(
+    undo: Undo, orders: Topic, change: str, message: str
+) -> None:
+    def happen() -> None:
+        if change == "resumed":
+            undo.state.resume("default:orders")
+        else:
+            orders.describe(ttl_seconds=86_400, generation=-1 if change == "deleted" else 2)
+
+    for number in range(3):
+        undo.sweep(orders.plain(OLD_MS + number), run_id=f"run-{number}")
+    between(undo.store, 1, happen)
+    with pytest.raises(Refused, match=message):
+        undo.restore(orders)
+    assert len(orders.at(1).times()) == 1
+    assert orders.at(2).times() == []
+
+
+def test_given_a_store_that_fails_on_the_way_when_restored_again_then_all_is_there(undo: Undo, orders: Topic) -> None:
+    orders.ref(COMMITTED, OLD_MS).stored(COMMITTED, OLD_MS).plain(OLD_MS + 1)
+    undo.sweep(orders, snapshot=SNAPSHOT)
+    failing = [True]
+
+    def fail(call: Call) -> None:
+        if call.name == "message.put" and failing.pop():
+            failing.append(False)
+            raise StoreError("The disk is full.")
+
+    watch(undo.store, before=fail)
+    with pytest.raises(StoreError):
+        undo.restore(orders, snapshot=SNAPSHOT)
+    assert (orders.times(), orders.stored_times()) == ([], [OLD_MS])
+    assert counted(undo.restore(orders, snapshot=SNAPSHOT)) == (2, 0, 1, 0)
+    assert orders.times() == [OLD_MS, OLD_MS + 1]
+
+
+# --- rows that are due again -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("age_seconds", "expired"), [(86_400, 0), (86_401, 1)])
+def test_given_rows_older_than_the_ttl_when_restored_then_it_names_the_ttl_that_would_keep_them(
+    undo: Undo, orders: Topic, age_seconds: int, expired: int
+) -> None:
+    undo.sweep(orders.plain(NOW_MS - age_seconds * 1000, NOW_MS))
+    done = undo.restore(orders, snapshot=SNAPSHOT)
+    assert (done.restored, done.expired) == (2, expired)
+    if not expired:
+        assert (done.warnings, done.ttl_seconds) == ([], None)
+        return
+    assert done.ttl_seconds == age_seconds + 86_400
+    [warning] = done.warnings
+    assert f"set its ttl to {done.ttl_seconds} s" in warning
+    assert "when the topic is resumed" in warning
+    kept = TopicMetadata(TopicId("default", "orders"), 1, done.ttl_seconds)
+    assert NOW_MS + DAY - kept.ttl_seconds * 1000 <= min(orders.times())
+
+
+def test_given_expired_rows_when_restored_to_another_topic_then_it_says_when_they_go(
+    undo: Undo, orders: Topic, found: Topic
+) -> None:
+    undo.sweep(orders.plain(0))
+    done = undo.restore(orders, found, snapshot=SNAPSHOT)
+    assert ["with the next run" in warning for warning in done.warnings] == [True]
+    assert done.ttl_seconds is not None
+    assert done.ttl_seconds < 2**31
+
+
+def test_given_no_usable_snapshot_when_restored_then_that_is_said(undo: Undo, orders: Topic) -> None:
+    undo.sweep(orders.plain(NOW_MS))
+    assert ["no usable transaction snapshot" in warning for warning in undo.restore(orders).warnings] == [True]
+
+
+def test_given_what_was_restored_then_its_json_can_be_written(undo: Undo, orders: Topic) -> None:
+    undo.sweep(orders.plain(OLD_MS))
+    done = json.loads(json.dumps(undo.restore(orders).to_json()))
+    assert (done["source"], done["target"], done["restored"]) == ("default:orders", "default:orders", 1)
+    assert (done["oldest_ms"], done["newest_ms"], done["dry_run"]) == (OLD_MS, OLD_MS, False)
+
+
+# --- any rows at all -------------------------------------------------------------------------------------------------
+
+POOLS = {name: [pointer(BEGUN, 10 * at + number) for number in range(3)] for at, name in enumerate("cioz")}
+COMMITTED_POOL, INVALID_POOL, OPEN_POOL, LATER_POOL = POOLS.values()
+NEGATIVE_POOL = [-value for value in COMMITTED_POOL + INVALID_POOL]
+ANY_SNAPSHOT = visibility(NOW_MS, invalid=INVALID_POOL, in_progress=OPEN_POOL, newest=OPEN_POOL[-1])
+
+pointers = st.sampled_from([None, *COMMITTED_POOL, *INVALID_POOL, *OPEN_POOL, *LATER_POOL, *NEGATIVE_POOL])
+messages = st.lists(
+    st.tuples(st.integers(1, 3), st.integers(0, 5), st.integers(0, 65535), pointers, st.none() | st.binary()),
+    unique_by=lambda row: row[1:3],
+)
+
+
+@given(messages, st.lists(st.integers(0, 3)), st.booleans())
+def test_given_any_rows_when_restored_to_another_topic_then_the_committed_and_plain_ones_are_back_as_they_were(
+    rows: list[tuple[int, int, int, int | None, bytes | None]], runs: list[int], fresh: bool
+) -> None:
+    store = MemoryStore()
+    orders, found = topic(store, "default:orders", ttl_seconds=60), topic(store, "default:found", ttl_seconds=60)
+    snapshot = ANY_SNAPSHOT if fresh else None
+    expected = {}
+    with TemporaryDirectory() as folder:
+        undo = Undo(store, Path(folder))
+        for number, (generation, ms, sequence, stored, body) in enumerate(rows):
+            payload = body or b"" if stored is None else body
+            key = MessageKey(orders.id, generation, ms, sequence)
+            store.message.put([(key.pack(), MessageValue(stored, payload))])
+            back = stored if stored in (None, *COMMITTED_POOL[: 3 * fresh]) else -abs(stored or 0)
+            expected[MessageKey(found.id, 1, ms, sequence)] = MessageValue(back, payload)
+            if number in runs:
+                undo.sweep(orders.at(generation), run_id=f"run-{number}", snapshot=snapshot)
+        for generation in (1, 2, 3):
+            undo.sweep(orders.at(generation), run_id="last", snapshot=snapshot)
+        if rows:
+            undo.restore(orders, found, snapshot=snapshot)
+            assert not undo.restore(orders, found).restored
+    assert dict(found.messages()) == expected

@@ -1,0 +1,373 @@
+from __future__ import annotations
+
+import signal
+import threading
+import time as wall
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from janitor.schedule import Schedule, cron, every
+from tests.builders import HOUR, MINUTE, SECOND
+from tests.virtual import VirtualTime, virtual_time
+from tms_core.clock import ManualClock, SystemClock
+
+#: A minute, exactly, so that crontab lines are easy to read.
+START_MS = 1_700_000_040_000
+YEAR = 366 * 24 * HOUR
+
+
+class Job:
+    """Remembers when it ran.
+
+    Args:
+        takes: seconds each of its first runs takes.
+    """
+
+    def __init__(self, clock: ManualClock, *takes: float, raises: type[BaseException] | None = None) -> None:
+        self._clock = clock
+        self._takes = list(takes)
+        self._raises = raises
+        self._began_ms = clock.running_ms()
+        self.at: list[float] = []
+        self.wall_ms: list[int] = []
+
+    def __call__(self) -> None:
+        self.at.append((self._clock.running_ms() - self._began_ms) / 1000)
+        self.wall_ms.append(self._clock.now_ms())
+        if self._takes:
+            self._clock.sleep(self._takes.pop(0))
+        if self._raises is not None:
+            raise self._raises("as planned")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(START_MS, running_ms=HOUR)
+
+
+@pytest.fixture
+def time(clock: ManualClock) -> Iterator[VirtualTime]:
+    with virtual_time(clock) as passing:
+        yield passing
+
+
+def started(time: VirtualTime, trigger: str | int, job: Job, *, at_once: bool = False) -> Job:
+    time.schedule.add("sweep", every(trigger) if isinstance(trigger, int) else cron(trigger), job, at_once=at_once)
+    time.schedule.start()
+    return job
+
+
+# --- intervals -------------------------------------------------------------------------------------------------------
+
+
+def test_given_an_interval_when_time_passes_then_each_run_is_exactly_that_later(
+    time: VirtualTime, clock: ManualClock
+) -> None:
+    job = started(time, 60, Job(clock))
+    time.advance(59.999)
+    assert job.at == []
+    time.advance(0.001)
+    assert job.at == [60]
+    time.advance(180)
+    assert job.at == [60, 120, 180, 240]
+
+
+def test_given_at_once_when_started_then_it_runs_then_and_on_the_interval(
+    time: VirtualTime, clock: ManualClock
+) -> None:
+    job = started(time, 60, Job(clock), at_once=True)
+    time.advance(120)
+    assert job.at == [0, 60, 120]
+
+
+def test_given_a_day_when_it_passes_then_no_run_drifts(time: VirtualTime, clock: ManualClock) -> None:
+    job = started(time, 60, Job(clock, *[0.7] * 2000))
+    time.advance(24 * 3600)
+    assert job.at == [60.0 * number for number in range(1, 1441)]
+
+
+def test_given_a_run_that_takes_several_intervals_when_it_ends_then_what_was_missed_is_one_run(
+    time: VirtualTime, clock: ManualClock
+) -> None:
+    job = started(time, 60, Job(clock, 200))
+    time.advance(400)
+    assert job.at == [60, 260, 300, 360, 420]
+
+
+@pytest.mark.parametrize("after_seconds", [0, 30, 59])
+def test_given_the_clock_set_back_when_time_passes_then_the_next_run_is_still_an_interval_after_the_last(
+    time: VirtualTime, clock: ManualClock, after_seconds: int
+) -> None:
+    job = started(time, 60, Job(clock))
+    time.advance(60 + after_seconds)
+    clock.step(-HOUR)
+    time.advance(180 - after_seconds)
+    assert job.at == [60, 120, 180, 240]
+
+
+def test_given_nobody_watching_when_the_clock_is_set_back_then_runs_are_put_off(clock: ManualClock) -> None:
+    """What the watch is for; if this fails, APScheduler has learnt it, and the watch can go."""
+    with virtual_time(clock, watch_seconds=None) as time:
+        job = started(time, 60, Job(clock))
+        time.advance(90)
+        clock.step(-HOUR)
+        time.advance(1800)
+        assert job.at == [60]
+
+
+@pytest.mark.parametrize("jump_ms", [HOUR, 50 * YEAR])
+def test_given_the_clock_set_forward_when_time_passes_then_there_is_one_run_too_many_at_most(
+    time: VirtualTime, clock: ManualClock, jump_ms: int
+) -> None:
+    job = started(time, 1, Job(clock))
+    time.advance(60.5)
+    clock.step(jump_ms)
+    time.advance(59.5)
+    assert 120 <= len(job.at) <= 121
+
+
+def test_given_the_clock_set_forward_when_time_passes_then_later_runs_keep_their_places(
+    time: VirtualTime, clock: ManualClock
+) -> None:
+    job = started(time, 60, Job(clock))
+    time.advance(90)
+    clock.step(HOUR)
+    time.advance(150)
+    assert [at for at in job.at if at % 60 == 0] == [60, 120, 180, 240]
+
+
+def test_given_a_run_that_comes_due_while_paused_when_resumed_then_it_runs_once(
+    time: VirtualTime, clock: ManualClock
+) -> None:
+    job = started(time, 60, Job(clock))
+    time.schedule.pause()
+    time.advance(200)
+    assert job.at == []
+    time.schedule.resume()
+    time.advance(100)
+    assert job.at == [200, 240, 300]
+
+
+# --- crontab lines ---------------------------------------------------------------------------------------------------
+
+
+def test_given_a_crontab_line_when_time_passes_then_it_runs_on_the_minute(
+    time: VirtualTime, clock: ManualClock
+) -> None:
+    clock.advance(17_250)
+    job = started(time, "*/5 * * * *", Job(clock))
+    time.advance(1800)
+    assert [datetime.fromtimestamp(ms / 1000, UTC).strftime("%H:%M:%S.%f") for ms in job.wall_ms] == [
+        f"{hour:02}:{minute:02}:00.000000"
+        for hour, minute in [(22, 15), (22, 20), (22, 25), (22, 30), (22, 35), (22, 40)]
+    ]
+
+
+def test_given_the_clock_set_back_when_time_passes_then_the_line_counts_by_the_new_clock(
+    time: VirtualTime, clock: ManualClock
+) -> None:
+    job = started(time, "0 * * * *", Job(clock))
+    time.advance(3600)
+    clock.step(-HOUR - 5 * MINUTE)
+    before = len(job.wall_ms)
+    time.advance(3600)
+    assert len(job.wall_ms) == before + 1
+    assert job.wall_ms[-1] % HOUR == 0
+
+
+def test_given_the_clock_set_back_across_the_last_run_when_time_passes_then_that_is_not_repeated(
+    time: VirtualTime, clock: ManualClock
+) -> None:
+    job = started(time, "0 3 * * *", Job(clock))
+    time.advance(6 * 3600)
+    assert len(job.wall_ms) == 1
+    clock.step(job.wall_ms[0] - clock.now_ms() - 10 * MINUTE)
+    time.advance(3600)
+    assert len(job.wall_ms) == 1
+    time.advance(24 * 3600)
+    assert [ms - job.wall_ms[0] for ms in job.wall_ms] == [0, 24 * HOUR]
+
+
+@pytest.mark.parametrize("jump_ms", [HOUR, 50 * YEAR])
+def test_given_the_clock_set_forward_over_many_runs_when_time_passes_then_they_are_one(
+    time: VirtualTime, clock: ManualClock, jump_ms: int
+) -> None:
+    job = started(time, "* * * * *", Job(clock))
+    time.advance(90)
+    clock.step(jump_ms)
+    time.advance(3)
+    assert len(job.at) == 2
+    assert job.at[1] <= 92, "the watch wakes it; the scheduler itself would sleep on"
+
+
+def test_given_a_zone_with_summer_time_when_the_clocks_change_then_a_crontab_line_does_not_care(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    wall.tzset()
+    try:
+        clock = ManualClock(int(datetime(2024, 3, 30, tzinfo=UTC).timestamp() * 1000))
+        with virtual_time(clock, watch_seconds=60) as time:
+            job = started(time, "30 1,2 * * *", Job(clock))
+            time.advance(3 * 24 * 3600)
+        found = [datetime.fromtimestamp(ms / 1000, UTC).strftime("%d %H:%M") for ms in job.wall_ms]
+        assert found == [f"{day} {at}" for day in (30, 31, "01") for at in ("01:30", "02:30")]
+    finally:
+        monkeypatch.undo()
+        wall.tzset()
+
+
+# --- wishes ----------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_wish_when_watched_then_the_job_runs_now_and_the_interval_stays(
+    time: VirtualTime, clock: ManualClock
+) -> None:
+    job = started(time, 60, Job(clock))
+    time.advance(70.5)
+    time.schedule.run_now("sweep")
+    time.advance(109.5)
+    assert job.at == [60, 71, 120, 180]
+
+
+def test_given_a_wish_while_the_job_runs_when_it_ends_then_it_runs_once_more(
+    time: VirtualTime, clock: ManualClock
+) -> None:
+    def wish() -> None:
+        job()
+        if len(job.at) == 1:
+            time.schedule.run_now("sweep")
+            time.schedule.run_now("sweep")
+            time.schedule.watch()
+
+    job = Job(clock, 10)
+    time.schedule.add("sweep", every(60), wish)
+    time.schedule.start()
+    time.advance(90)
+    assert job.at == [60, 70]
+
+
+def test_given_a_wish_for_no_job_when_made_then_it_is_refused(time: VirtualTime) -> None:
+    with pytest.raises(KeyError, match="nothing"):
+        time.schedule.run_now("nothing")
+
+
+def test_given_wishes_before_the_start_and_after_the_end_when_watched_then_nothing_happens(
+    time: VirtualTime, clock: ManualClock
+) -> None:
+    job = Job(clock)
+    time.schedule.add("sweep", every(60), job)
+    time.schedule.run_now("sweep")
+    time.schedule.watch()
+    time.schedule.start()
+    time.schedule.shutdown(wait=True)
+    time.schedule.run_now("sweep")
+    time.schedule.watch()
+    time.advance(120)
+    assert job.at == []
+
+
+# --- failures, words -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
+def test_given_a_job_that_raises_when_time_passes_then_it_is_logged_and_reported_and_goes_on(
+    time: VirtualTime, clock: ManualClock, error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    other = Job(clock)
+    time.schedule.add("other", every(60), other)
+    job = started(time, 60, Job(clock, raises=error))
+    time.advance(120)
+    assert job.at == other.at == [60, 120]
+    assert [(name, type(raised)) for name, raised in time.errors] == [("sweep", error)] * 2
+    [first, _] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "sweep (trigger: every 60 s" in first.getMessage()
+
+
+def test_given_a_schedule_when_described_then_it_says_when_things_run(time: VirtualTime, clock: ManualClock) -> None:
+    time.schedule.add("other", cron("*/5 * * * *"), Job(clock))
+    assert time.schedule.next_run_ms("other") is None
+    started(time, 60, Job(clock))
+    assert time.schedule.describe("sweep") == "every 60 s"
+    assert time.schedule.describe("other") == "cron */5 * * * *"
+    assert time.schedule.next_run_ms("sweep") == START_MS + MINUTE
+    time.advance(60)
+    assert time.schedule.next_run_ms("sweep") == START_MS + 2 * MINUTE
+    time.schedule.shutdown(wait=True)
+    assert time.schedule.next_run_ms("sweep") is None
+
+
+@pytest.mark.parametrize("text", ["* * * *", "0 0 30 2 *"])
+def test_given_what_is_no_crontab_line_when_made_a_trigger_then_it_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"five fields|no day"):
+        cron(text)
+
+
+# --- threads ---------------------------------------------------------------------------------------------------------
+
+
+class Threads:
+    """A schedule with real threads, and a job that runs until it is let go."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+        self.schedule = Schedule(SystemClock(), lambda name, _: self.errors.append(name))
+        self.began = threading.Semaphore(0)
+        self.go = threading.Semaphore(0)
+        self.runs = 0
+        self.together = 0
+        self.next_run_ms: int | None = 0
+
+    def job(self) -> None:
+        self.together += 1
+        assert self.together == 1
+        self.runs += 1
+        self.began.release()
+        self.go.acquire()
+        self.next_run_ms = self.schedule.next_run_ms("job")
+        self.together -= 1
+
+
+@pytest.fixture
+def threads() -> Iterator[Threads]:
+    made = Threads()
+    yield made
+    made.go.release(100)
+    made.schedule.shutdown(wait=True)
+
+
+def test_given_real_threads_when_a_wish_comes_while_it_runs_then_there_is_one_at_a_time(threads: Threads) -> None:
+    threads.schedule.add("job", every(3600), threads.job, at_once=True)
+    threads.schedule.start()
+    assert threads.began.acquire(timeout=60)
+    threads.schedule.run_now("job")
+    threads.schedule.watch()
+    threads.go.release()
+    threads.schedule.watch(60)
+    assert threads.began.acquire(timeout=60)
+    assert (threads.runs, threads.errors) == (2, [])
+
+
+def test_given_a_job_that_runs_when_shut_down_then_it_may_still_ask_and_its_end_is_awaited(threads: Threads) -> None:
+    threads.schedule.add("job", every(3600), threads.job, at_once=True)
+    threads.schedule.start()
+    assert threads.began.acquire(timeout=60)
+    threads.schedule.shutdown(wait=False)
+    threads.go.release()
+    threads.schedule.shutdown(wait=True)
+    assert threads.together == 0
+    assert threads.next_run_ms is None
+
+
+def test_given_a_signal_handler_when_it_wishes_then_the_main_loop_that_waits_grants_it(threads: Threads) -> None:
+    threads.schedule.add("job", every(3600), threads.job)
+    threads.schedule.start()
+    before = signal.signal(signal.SIGHUP, lambda *_: threads.schedule.run_now("job"))
+    try:
+        signal.raise_signal(signal.SIGHUP)
+        threads.schedule.watch(60)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert threads.began.acquire(timeout=60)

@@ -1,0 +1,561 @@
+"""Why a row is still there and when it goes, or who took it: the answer is the law's, and as sure as it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor import inspect
+from janitor.frontier import admit
+from janitor.policy import Hold, Reason, Rule
+from janitor.state import ClockAnchor, FrontierRecord, LedgerEntry, RunRecord, SqliteState, State, Strikes
+from janitor.txstate import TransactionView
+from janitor.why import Found, Why, why
+from janitor.world import Terms, World
+from tests.builders import (
+    DAY,
+    HOUR,
+    LIFETIME,
+    MINUTE,
+    NOW_MS,
+    WRITES,
+    Topic,
+    pointer,
+    topic,
+    unknown_topic,
+    visibility,
+    watch,
+)
+from tests.janitor.state.entries import entry
+from tms_core.rowkey import MessageId, MessageKey, PayloadKey, generation_prefix, time_prefix
+from tms_core.tables.base import MessageValue, Page, Store
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicMetadata
+from tms_core.transaction.model import VisibilityState
+
+TTL_SECONDS = 60
+HOLD_SECONDS = 3600
+HISTORY_DAYS = 30
+
+#: A transaction that is over, and one that is not.
+COMMITTED, OPEN, INVALID = (pointer(NOW_MS - hours * HOUR) for hours in (3, 2, 1))
+SNAPSHOT = visibility(NOW_MS, [INVALID], [OPEN])
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def orders(store: MemoryStore) -> Topic:
+    return topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
+
+
+@pytest.fixture
+def state() -> Iterator[SqliteState]:
+    with SqliteState.in_memory() as opened:
+        yield opened
+
+
+def at(now_ms: int) -> ClockAnchor:
+    """The machine's clocks at a moment, all of them right."""
+    return ClockAnchor(now_ms, now_ms - NOW_MS + DAY, "boot")
+
+
+def world(
+    store: Store,
+    *,
+    now_ms: int = NOW_MS,
+    records: Mapping[Topic, FrontierRecord] | None = None,
+    snapshot: VisibilityState | None = SNAPSHOT,
+    protect: tuple[str, ...] = (),
+    paused: tuple[str, ...] = (),
+    quarantined: tuple[Topic, ...] = (),
+    label: Hold | None = None,
+) -> World:
+    """What a thorough plan judges by; nothing is held unless ``records`` are given."""
+    known = {topic.id: record for topic, record in (records or {}).items()}
+    if records is None:
+        for key, value in store.metadata.rows():
+            if value.startswith(b"{"):
+                parsed = TopicMetadata.parse(key, value)
+                known[parsed.topic] = admit(parsed, at(now_ms))
+    made = World(
+        now=at(now_ms),
+        now_ms=now_ms,
+        metadata=store.metadata,
+        terms=Terms(HOLD_SECONDS, protect, LIFETIME, True, 60),
+        transactions=TransactionView(snapshot, now_ms, LIFETIME.undecided_ms),
+        records=known,
+        label=label,
+        paused=paused,
+        quarantined=[topic.id for topic in quarantined],
+    )
+    made.load_topics()
+    return made
+
+
+def ask(
+    topic: Topic, state: State, publish_ms: int, sequence: int = 0, payload: tuple[int, int] = (0, 0), **given: Any
+) -> Why:
+    """``why`` of a message of a topic, in the world that ``given`` describes."""
+    there: World = given.pop("world", None) or world(topic.store, **given)
+    message_id = MessageId(publish_ms, sequence, *payload)
+    return why(topic.store, state, there, topic.id, message_id, there.now_ms, HISTORY_DAYS)
+
+
+def only(answer: Why) -> Found:
+    """The one row that was found."""
+    assert answer.missing == ()
+    [found] = answer.found
+    return found
+
+
+# --- a row that is there ---------------------------------------------------------------------------------------------
+
+PUBLISHED_MS = NOW_MS - 5 * MINUTE
+DUE_MS = PUBLISHED_MS + TTL_SECONDS * 1000 + 1
+
+
+@pytest.mark.parametrize(("off_ms", "action"), [(-1, "keep"), (0, "delete"), (1, "delete")])
+def test_given_a_message_when_its_ttl_is_over_by_one_ms_then_it_goes_and_not_before(
+    orders: Topic, state: SqliteState, off_ms: int, action: str
+) -> None:
+    orders.plain(PUBLISHED_MS)
+    fate = only(ask(orders, state, PUBLISHED_MS, now_ms=DUE_MS + off_ms)).fate
+    assert (fate.action, fate.rule, fate.due_ms, fate.hold) == (action, Rule.EXPIRED, DUE_MS, None)
+    assert fate.goes_ms == max(DUE_MS, DUE_MS + off_ms)
+    assert fate.reason is (Reason.LIVE if action == "keep" else None)
+
+
+def test_given_an_id_that_lives_in_two_generations_then_each_row_has_its_own_answer(
+    store: MemoryStore, state: SqliteState
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS, generation=3)
+    for generation in (1, 3, 4):
+        store.message.put([(MessageKey(orders.id, generation, NOW_MS, 7).pack(), MessageValue(None, b""))])
+    orders.at(2).plain(NOW_MS)
+    found = ask(orders, state, NOW_MS, 7).found
+    assert [(row.generation, row.fate.action, row.fate.rule, row.fate.reason) for row in found] == [
+        (1, "delete", Rule.OLD_GENERATION, None),
+        (3, "keep", Rule.EXPIRED, Reason.LIVE),
+        (4, "keep", None, Reason.NEWER_GENERATION),
+    ]
+    assert (found[0].fate.due_ms, found[0].fate.goes_ms) == (None, NOW_MS)
+    assert (found[2].fate.due_ms, found[2].fate.goes_ms) == (None, None)
+
+
+def test_given_a_deleted_topic_then_its_last_generation_goes_as_old(store: MemoryStore, state: SqliteState) -> None:
+    gone = topic(store, "default:gone", ttl_seconds=TTL_SECONDS, generation=-2).plain(NOW_MS)
+    fate = only(ask(gone, state, NOW_MS)).fate
+    assert (fate.action, fate.rule) == ("delete", Rule.OLD_GENERATION)
+
+
+def test_given_a_topic_without_metadata_or_with_none_that_parses_then_nothing_ever_takes_its_rows(
+    store: MemoryStore, state: SqliteState
+) -> None:
+    for name, text in (("default:unknown", ""), ("default:broken", "[]")):
+        odd = unknown_topic(store, name).plain(NOW_MS - DAY)
+        if text:
+            odd.write_metadata(text.encode())
+        answer = ask(odd, state, NOW_MS - DAY)
+        fate = only(answer).fate
+        assert (fate.action, fate.reason, fate.rule, fate.goes_ms) == ("keep", Reason.UNKNOWN_TOPIC, None, None)
+        assert bool(answer.problem) == bool(text)
+        assert answer.generation is None
+
+
+def test_given_a_key_that_is_none_of_ours_then_it_stays(orders: Topic, state: SqliteState) -> None:
+    orders.store.message.put([(MessageKey(orders.id, 1, -5, 0).pack(), MessageValue(None, b""))])
+    orders.store.message.put([(MessageKey(orders.id, -1, 5, 0).pack(), MessageValue(None, b""))])
+    for publish_ms in (-5, 5):
+        fate = only(ask(orders, state, publish_ms)).fate
+        assert (fate.action, fate.reason, fate.rule) == ("keep", Reason.FOREIGN, None)
+
+
+def test_given_other_rows_around_then_they_are_not_taken_for_it(orders: Topic, state: SqliteState) -> None:
+    orders.store.message.put(
+        [(orders.id.prefix + b"\x00", MessageValue(None, b"")), (orders.id.prefix, MessageValue(None, b""))]
+    )
+    orders.plain(NOW_MS, NOW_MS, NOW_MS + 1)
+    topic(orders.store, "default:orders-2", ttl_seconds=TTL_SECONDS).plain(NOW_MS + 2)
+    assert only(ask(orders, state, NOW_MS, 1)).time_ms == NOW_MS
+    assert ask(orders, state, NOW_MS, 2).found == ()
+    assert ask(orders, state, NOW_MS + 2, 0).found == ()
+
+
+def test_given_a_value_that_cannot_be_read_then_the_row_is_there_all_the_same(
+    orders: Topic, state: SqliteState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders.plain(PUBLISHED_MS)
+    monkeypatch.setattr(orders.store.message, "rows", lambda *_: Page([], None))
+    found = only(ask(orders, state, PUBLISHED_MS))
+    assert (found.transaction, found.fate.action) == ("unreadable", "delete")
+
+
+# --- what holds it ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hold", "given"),
+    [
+        (Hold.PAUSED, {"paused": ("default:*",)}),
+        (Hold.PROTECTED, {"protect": ("default:*",)}),
+        (Hold.FIRST_CONTACT, {"label": Hold.FIRST_CONTACT}),
+    ],
+)
+@pytest.mark.parametrize("due", [False, True])
+def test_given_a_topic_that_somebody_has_to_let_go_then_no_time_is_told_at_which_it_goes(
+    orders: Topic, state: SqliteState, hold: Hold, given: dict[str, Any], due: bool
+) -> None:
+    orders.plain(PUBLISHED_MS)
+    fate = only(ask(orders, state, PUBLISHED_MS, now_ms=DUE_MS - (not due), **given)).fate
+    assert (fate.action, fate.rule, fate.due_ms) == ("keep", Rule.EXPIRED, DUE_MS)
+    assert (fate.hold, fate.until_ms, fate.goes_ms) == (hold, None, None)
+    assert fate.reason is (Reason.HELD if due else Reason.LIVE)
+
+
+def test_given_a_paused_topic_then_the_patterns_that_pause_it_are_named(orders: Topic, state: SqliteState) -> None:
+    orders.plain(PUBLISHED_MS)
+    assert ask(orders, state, PUBLISHED_MS, paused=("*:*", "other:*", "default:orders")).resume == (
+        "*:*",
+        "default:orders",
+    )
+
+
+def test_given_a_quarantined_topic_then_it_is_tried_again_when_it_is_probed(orders: Topic, state: SqliteState) -> None:
+    orders.plain(PUBLISHED_MS)
+    state.save_strikes({orders.id: Strikes(3, NOW_MS, "broken", NOW_MS, NOW_MS + HOUR)})
+    fate = only(ask(orders, state, PUBLISHED_MS, quarantined=(orders,))).fate
+    assert (fate.hold, fate.until_ms, fate.goes_ms) == (Hold.QUARANTINED, NOW_MS + HOUR, None)
+
+
+def goes_when_it_says(orders: Topic, state: State, publish_ms: int, record: FrontierRecord, now_ms: int) -> int:
+    """The moment an answer names; a run then takes the row and one that comes a moment earlier does not."""
+    first = world(orders.store, now_ms=now_ms, records={orders: record})
+    goes_ms = only(ask(orders, state, publish_ms, world=first)).fate.goes_ms
+    assert goes_ms is not None
+    records = {orders: first.topics[orders.id.prefix].record}
+    for moment_ms, action in ((goes_ms - 1, "keep"), (goes_ms, "delete")):
+        if moment_ms > now_ms:
+            later = only(ask(orders, state, publish_ms, now_ms=moment_ms, records=records)).fate
+            assert later.action == action
+            assert later.goes_ms == goes_ms
+    return goes_ms
+
+
+def test_given_a_ttl_that_was_shortened_then_a_row_goes_when_the_hold_ends(orders: Topic, state: SqliteState) -> None:
+    record = FrontierRecord(1, NOW_MS - DAY, at(NOW_MS), NOW_MS - DAY)
+    orders.plain(PUBLISHED_MS)
+    fate = only(ask(orders, state, PUBLISHED_MS, records={orders: record})).fate
+    assert (fate.action, fate.reason, fate.hold) == ("keep", Reason.HELD, Hold.FRONTIER)
+    assert fate.until_ms == fate.goes_ms == NOW_MS + HOLD_SECONDS * 1000
+    assert goes_when_it_says(orders, state, PUBLISHED_MS, record, NOW_MS) == NOW_MS + HOLD_SECONDS * 1000
+
+
+def test_given_a_held_cut_off_that_comes_to_the_row_before_the_hold_ends_then_the_row_goes_then(
+    orders: Topic, state: SqliteState
+) -> None:
+    record = FrontierRecord(1, PUBLISHED_MS - 20 * MINUTE, at(NOW_MS), NOW_MS - DAY)
+    orders.plain(PUBLISHED_MS)
+    assert goes_when_it_says(orders, state, PUBLISHED_MS, record, NOW_MS) == NOW_MS + 20 * MINUTE + 1
+
+
+def test_given_a_row_that_is_not_due_before_the_hold_ends_then_the_hold_does_not_matter(
+    orders: Topic, state: SqliteState
+) -> None:
+    record = FrontierRecord(1, NOW_MS - DAY, at(NOW_MS), NOW_MS - DAY)
+    future_ms = NOW_MS + 2 * HOUR
+    orders.plain(future_ms)
+    fate = only(ask(orders, state, future_ms, records={orders: record})).fate
+    assert (fate.hold, fate.until_ms) == (None, None)
+    assert fate.goes_ms == fate.due_ms == future_ms + TTL_SECONDS * 1000 + 1
+
+
+def test_given_a_topic_created_again_then_its_former_rows_wait_for_the_hold_or_for_the_former_cut_off(
+    store: MemoryStore, state: SqliteState
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS, generation=2)
+    record = FrontierRecord(1, NOW_MS - HOUR, at(NOW_MS), NOW_MS - DAY)
+    orders.at(1).plain(NOW_MS - HOUR + MINUTE, NOW_MS - MINUTE)
+    assert goes_when_it_says(orders, state, NOW_MS - HOUR + MINUTE, record, NOW_MS) == NOW_MS + MINUTE + 1
+    answer = ask(orders, state, NOW_MS - MINUTE, 1, records={orders: record})
+    assert only(answer).fate.goes_ms == NOW_MS + 59 * MINUTE + 1
+
+
+@given(
+    ttl_seconds=st.integers(1, 7200),
+    cutoff_age_ms=st.integers(0, 3 * HOUR),
+    age_ms=st.integers(0, 3 * HOUR),
+    generation=st.sampled_from([1, 2, -1]),
+)
+def test_given_any_frontier_then_a_row_goes_at_the_moment_that_is_named_and_not_before(
+    ttl_seconds: int, cutoff_age_ms: int, age_ms: int, generation: int
+) -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=ttl_seconds, generation=generation).at(1).plain(NOW_MS - age_ms)
+    record = FrontierRecord(1, NOW_MS - cutoff_age_ms, at(NOW_MS), NOW_MS - DAY)
+    with SqliteState.in_memory() as state:
+        goes_when_it_says(orders, state, NOW_MS - age_ms, record, NOW_MS)
+
+
+# --- transactions ----------------------------------------------------------------------------------------------------
+
+
+def test_given_any_transaction_then_its_state_has_the_name_that_inspect_gives_it(
+    orders: Topic, state: SqliteState
+) -> None:
+    for number in (COMMITTED, OPEN, INVALID, -COMMITTED):
+        orders.tx(number, NOW_MS)
+    orders.plain(NOW_MS)
+    for snapshot in (SNAPSHOT, None):
+        shown = inspect.messages(orders.store, snapshot, (), 99, lambda _: None).rows
+        answers = [only(ask(orders, state, NOW_MS, row["sequence"], snapshot=snapshot)) for row in shown]
+        assert [row["transaction"] or "" for row in shown] == [found.transaction for found in answers]
+        assert [row["pointer"] for row in shown] == [found.to_json()["pointer"] for found in answers]
+
+
+def test_given_an_invalid_transaction_then_its_live_row_is_inverted_and_its_due_row_goes(
+    orders: Topic, state: SqliteState
+) -> None:
+    orders.tx(INVALID, NOW_MS, PUBLISHED_MS)
+    live, due = only(ask(orders, state, NOW_MS)).fate, only(ask(orders, state, PUBLISHED_MS, 1)).fate
+    assert (live.action, live.invert, live.rule) == ("invert", True, Rule.EXPIRED)
+    assert (due.action, due.invert) == ("delete", True)
+
+
+@pytest.mark.parametrize(
+    ("given", "action", "hold"),
+    [
+        ({"paused": ("*:*",)}, "keep", Hold.PAUSED),
+        ({"label": Hold.FIRST_CONTACT}, "keep", Hold.FIRST_CONTACT),
+        ({"protect": ("*:*",)}, "invert", Hold.PROTECTED),
+    ],
+)
+def test_given_an_invalid_transaction_in_a_topic_aside_then_only_a_protected_one_is_inverted(
+    orders: Topic, state: SqliteState, given: dict[str, Any], action: str, hold: Hold
+) -> None:
+    orders.tx(INVALID, NOW_MS)
+    fate = only(ask(orders, state, NOW_MS, **given)).fate
+    assert (fate.action, fate.invert, fate.hold) == (action, True, hold)
+    lost = unknown_topic(orders.store, "default:lost").tx(INVALID, NOW_MS)
+    fate = only(ask(lost, state, NOW_MS, **given)).fate
+    assert (fate.action, fate.hold) == ((action, None) if action == "invert" else (action, hold))
+
+
+def test_given_a_negative_pointer_then_the_runs_that_may_have_negated_it_are_named(
+    orders: Topic, state: SqliteState
+) -> None:
+    orders.tx(-INVALID, NOW_MS).tx(COMMITTED, NOW_MS)
+    key = MessageKey(orders.id, 1, NOW_MS, 0).pack()
+    inverted = entry(rule="invalid_transaction", start=key, stop=key + b"\xff", oldest_ms=NOW_MS, newest_ms=NOW_MS)
+    state.add_ledger([inverted, entry(start=key, stop=key + b"\xff", oldest_ms=NOW_MS, newest_ms=NOW_MS)])
+    [trace] = only(ask(orders, state, NOW_MS, 0)).inverted
+    assert (trace.entry, trace.certain) == (inverted, False)
+    assert only(ask(orders, state, NOW_MS, 1)).inverted == ()
+
+
+# --- payloads --------------------------------------------------------------------------------------------------------
+
+STORED_MS = NOW_MS - 90_000
+
+
+def payload_of(answer: Why) -> Found:
+    [message, payload] = answer.found
+    assert (message.table, message.refers, payload.table) == ("message", True, "payload")
+    return payload
+
+
+def stored(orders: Topic, write_pointer: int, publish_ms: int) -> tuple[int, int, tuple[int, int]]:
+    """A payload row and the message that refers to it; what to ask for the two."""
+    orders.stored(write_pointer, STORED_MS).ref(write_pointer, publish_ms)
+    return publish_ms, 1, (STORED_MS, 0)
+
+
+def test_given_a_message_that_lives_then_its_payload_waits_for_it_however_old(
+    orders: Topic, state: SqliteState
+) -> None:
+    answer = ask(orders, state, *stored(orders, COMMITTED, NOW_MS))
+    fate = payload_of(answer).fate
+    assert (fate.action, fate.reason, fate.rule) == ("keep", Reason.REFERENCED, Rule.EXPIRED)
+    assert fate.due_ms == STORED_MS + TTL_SECONDS * 1000 + 1
+    assert fate.goes_ms == NOW_MS + TTL_SECONDS * 1000 + 1
+    assert payload_of(answer).pointer == COMMITTED
+    assert payload_of(answer).transaction == "committed"
+
+
+def test_given_a_message_that_goes_then_its_payload_goes_with_it(orders: Topic, state: SqliteState) -> None:
+    asked = stored(orders, COMMITTED, STORED_MS + 1)
+    assert [row.fate.action for row in ask(orders, state, *asked).found] == ["delete", "delete"]
+    unadopted = ask(orders, state, *asked, label=Hold.FIRST_CONTACT).found
+    assert [(row.fate.reason, row.fate.hold) for row in unadopted] == [(Reason.HELD, Hold.FIRST_CONTACT)] * 2
+
+
+def test_given_a_message_that_was_rolled_back_then_its_payload_is_found_by_the_positive_pointer(
+    orders: Topic, state: SqliteState
+) -> None:
+    orders.stored(COMMITTED, STORED_MS).ref(-COMMITTED, NOW_MS)
+    assert payload_of(ask(orders, state, NOW_MS, 1, (STORED_MS, 0))).pointer == COMMITTED
+
+
+def test_given_another_message_that_refers_to_the_payload_then_the_payload_stays(
+    orders: Topic, state: SqliteState
+) -> None:
+    asked = stored(orders, COMMITTED, STORED_MS + 1)
+    orders.ref(COMMITTED, NOW_MS)
+    message, payload = ask(orders, state, *asked).found
+    assert (message.fate.action, payload.fate.reason) == ("delete", Reason.REFERENCED)
+    assert payload.fate.goes_ms is None
+
+
+def test_given_a_transaction_that_may_commit_then_the_payload_waits_for_that(orders: Topic, state: SqliteState) -> None:
+    asked = stored(orders, OPEN, STORED_MS + 1)
+    fate = payload_of(ask(orders, state, *asked)).fate
+    assert (fate.reason, fate.goes_ms) == (Reason.UNDECIDED, None)
+
+
+def test_given_no_snapshot_then_a_payload_waits_until_its_transaction_is_too_old_to_commit(
+    orders: Topic, state: SqliteState
+) -> None:
+    young = pointer(NOW_MS - MINUTE)
+    asked = stored(orders, young, STORED_MS + 1)
+    over_ms = NOW_MS - MINUTE + LIFETIME.undecided_ms
+    for now_ms, action in ((over_ms - 1, "keep"), (over_ms, "delete")):
+        fate = payload_of(ask(orders, state, *asked, snapshot=None, now_ms=now_ms)).fate
+        assert (fate.action, fate.goes_ms) == (action, over_ms)
+
+
+def test_given_an_id_with_a_payload_that_is_gone_then_only_runs_that_may_have_taken_it_are_named(
+    orders: Topic, state: SqliteState
+) -> None:
+    orders.ref(COMMITTED, NOW_MS)
+    wanted = PayloadKey(orders.id, 1, COMMITTED, STORED_MS, 4)
+    wide = entry(
+        table="payload",
+        start=generation_prefix(orders.id.prefix, 1),
+        stop=generation_prefix(orders.id.prefix, 2),
+        oldest_ms=STORED_MS - 1,
+        newest_ms=STORED_MS + 1,
+    )
+    younger = replace(wide, oldest_ms=STORED_MS + 1, newest_ms=STORED_MS + 2)
+    lost = replace(wide, at_ms=wide.at_ms + 1, rows=None, oldest_ms=None, newest_ms=None, cutoff_ms=STORED_MS + 1)
+    not_due = replace(lost, cutoff_ms=STORED_MS)
+    state.add_ledger([wide, younger, replace(wide, table="message"), lost, not_due])
+    answer = ask(orders, state, NOW_MS, 0, (STORED_MS, 4))
+    [missing] = answer.missing
+    assert (missing.table, missing.key) == ("payload", wanted.pack())
+    assert [(trace.entry, trace.certain) for trace in missing.taken] == [(lost, False), (wide, False)]
+
+
+def test_given_an_id_with_a_payload_and_a_message_that_carries_its_own_then_no_payload_row_is_looked_for(
+    orders: Topic, state: SqliteState
+) -> None:
+    orders.tx(COMMITTED, NOW_MS)
+    assert not only(ask(orders, state, NOW_MS, 0, (STORED_MS, 4))).refers
+
+
+# --- a row that is gone ----------------------------------------------------------------------------------------------
+
+
+def taken_range(orders: Topic, generation: int, start_ms: int, stop_ms: int, **changes: Any) -> LedgerEntry:
+    """An entry about message rows published from one moment to just before another."""
+    prefix = orders.id.prefix
+    return entry(
+        generation=generation,
+        start=time_prefix(prefix, generation, start_ms),
+        stop=time_prefix(prefix, generation, stop_ms),
+        oldest_ms=start_ms,
+        newest_ms=stop_ms - 1,
+        **changes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("publish_ms", "taken"),
+    [(PUBLISHED_MS - 1, False), (PUBLISHED_MS, True), (PUBLISHED_MS + 9, True), (PUBLISHED_MS + 10, False)],
+)
+def test_given_a_range_that_a_run_took_then_a_row_in_it_was_taken_by_that_run(
+    orders: Topic, state: SqliteState, publish_ms: int, taken: bool
+) -> None:
+    state.add_ledger([taken_range(orders, 1, PUBLISHED_MS, PUBLISHED_MS + 10)])
+    [missing] = ask(orders, state, publish_ms, 0).missing
+    assert (missing.table, missing.key) == ("message", None)
+    assert [trace.certain for trace in missing.taken] == [True] * taken
+
+
+def test_given_entries_of_several_generations_then_all_that_hold_the_id_are_named_newest_first(
+    orders: Topic, state: SqliteState
+) -> None:
+    stop_ms = PUBLISHED_MS + 10
+    first = taken_range(orders, 1, PUBLISHED_MS, stop_ms, at_ms=1, rule="old_generation")
+    second = taken_range(orders, 2, PUBLISHED_MS, stop_ms, at_ms=3)
+    died = taken_range(orders, 1, PUBLISHED_MS, stop_ms, at_ms=2)
+    died = replace(died, rows=None, oldest_ms=None, newest_ms=None, cutoff_ms=stop_ms)
+    negated = taken_range(orders, 1, PUBLISHED_MS, stop_ms, at_ms=4, rule="invalid_transaction")
+    elsewhere = replace(first, topic=unknown_topic(orders.store, "default:other").id)
+    state.add_ledger([first, second, died, negated, elsewhere])
+    [missing] = ask(orders, state, PUBLISHED_MS).missing
+    assert [(trace.entry, trace.certain) for trace in missing.taken] == [(second, True), (died, False), (first, True)]
+
+
+def test_given_a_run_that_has_not_ended_then_what_it_announced_counts_and_what_others_left_does_not(
+    orders: Topic, state: SqliteState
+) -> None:
+    announced = taken_range(orders, 5, PUBLISHED_MS, PUBLISHED_MS + 10, run_id="on")
+    announced = replace(announced, rows=None, oldest_ms=None, newest_ms=None, cutoff_ms=NOW_MS)
+    state.intend(announced)
+    state.intend(replace(announced, run_id="over"))
+    assert ask(orders, state, PUBLISHED_MS).missing[0].taken == ()
+    state.begin_run(RunRecord("on", "apply", 1))
+    state.begin_run(RunRecord("over", "apply", 1))
+    state.finish_run("over", 2, "done", "{}")
+    [trace] = ask(orders, state, PUBLISHED_MS).missing[0].taken
+    assert (trace.entry, trace.certain) == (announced, False)
+
+
+def test_given_a_row_that_is_there_then_the_ledger_is_not_asked_who_took_it(orders: Topic, state: SqliteState) -> None:
+    orders.plain(PUBLISHED_MS)
+    state.add_ledger([taken_range(orders, 1, PUBLISHED_MS, PUBLISHED_MS + 10)])
+    assert ask(orders, state, PUBLISHED_MS).missing == ()
+
+
+# --- how far back the memory goes ------------------------------------------------------------------------------------
+
+
+def test_given_a_memory_then_it_says_from_when_on_nothing_is_missing_in_it(orders: Topic, state: SqliteState) -> None:
+    assert ask(orders, state, 1).memory.complete_since_ms is None
+    state.save_created_ms(NOW_MS - 40 * DAY)
+    memory = ask(orders, state, 1).memory
+    assert (memory.created_ms, memory.complete_since_ms) == (NOW_MS - 40 * DAY, NOW_MS - HISTORY_DAYS * DAY)
+    assert ask(orders, state, 1, now_ms=NOW_MS - 30 * DAY).memory.complete_since_ms == NOW_MS - 40 * DAY
+    state.add_ledger(entry(at_ms=NOW_MS - days * DAY) for days in (3, 2, 1))
+    assert ask(orders, state, 1).memory.complete_since_ms == NOW_MS - HISTORY_DAYS * DAY
+    state.prune_ledger(0, keep=2)
+    assert ask(orders, state, 1).memory.complete_since_ms == NOW_MS - 2 * DAY
+
+
+# --- the answer as a whole -------------------------------------------------------------------------------------------
+
+
+def test_given_any_answer_then_it_is_json_with_ids_as_strings_and_nothing_was_written(
+    orders: Topic, state: SqliteState
+) -> None:
+    asked = stored(orders, COMMITTED, NOW_MS)
+    state.add_ledger([taken_range(orders, 1, 5, 9)])
+    there = world(orders.store)
+    writes: list[str] = []
+    watch(orders.store, lambda call: writes.append(call.name) if call.name in WRITES else None)
+    before = list(state._connection.iterdump())
+    answers = [ask(orders, state, *asked, world=there), ask(orders, state, 7, world=there)]
+    assert (writes, list(state._connection.iterdump())) == ([], before)
+    present, gone = (json.loads(json.dumps(answer.to_json())) for answer in answers)
+    assert (present["found"][0]["pointer"], present["found"][0]["action"]) == (str(COMMITTED), "keep")
+    assert present["message_id"] == str(MessageId(NOW_MS, 1, STORED_MS, 0))
+    assert (gone["found"], gone["missing"][0]["taken"][0]["certain"]) == ([], True)

@@ -1,0 +1,317 @@
+"""The lease: one holder at a time, a fence that only grows, and time measured by each side's own clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from janitor.state.sqlite import SqliteState
+from tests.builders import MINUTE, NOW_MS, SECOND
+from tms_core.clock import ManualClock
+from tms_core.errors import LeaseHeld, LeaseLost, StoreError
+from tms_core.lease import WALL_ALLOWANCE_MS, Lease, LeaseCell, LeaseRecord
+
+SECONDS = 60
+
+
+class Cell:
+    """A lease's place in memory, which counts its calls and can fail."""
+
+    def __init__(self) -> None:
+        self.value: bytes | None = None
+        self.reads = self.writes = 0
+        self.before_swap: Callable[[], object] = lambda: None
+        self.fails_after_writing = False
+
+    def lease(self) -> bytes | None:
+        self.reads += 1
+        return self.value
+
+    def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
+        self.writes += 1
+        before, self.before_swap = self.before_swap, lambda: None
+        before()
+        if self.value != expected:
+            return False
+        self.value = value
+        if self.fails_after_writing:
+            raise StoreError("the answer was lost.")
+        return True
+
+    @property
+    def record(self) -> LeaseRecord:
+        found = LeaseRecord.parse(self.value)
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def cell() -> Cell:
+    return Cell()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS, running_ms=MINUTE)
+
+
+def lease(cell: LeaseCell, clock: ManualClock, holder: str = "a") -> Lease:
+    return Lease(cell, holder, SECONDS, clock)
+
+
+def holding(cell: LeaseCell, clock: ManualClock, holder: str = "a") -> Lease:
+    made = lease(cell, clock, holder)
+    made.acquire()
+    return made
+
+
+# --- taking it -------------------------------------------------------------------------------------------------------
+
+
+def test_given_nobody_when_acquired_then_it_is_held_and_says_by_whom(cell: Cell, clock: ManualClock) -> None:
+    mine = lease(cell, clock)
+    assert (mine.held, mine.fence) == (False, 0)
+    mine.acquire()
+    assert (mine.held, mine.fence) == (True, 1)
+    assert cell.record == LeaseRecord("a", 1, 0, NOW_MS, SECONDS)
+
+
+def test_given_a_holder_when_another_asks_then_it_is_told_who_and_since_when(cell: Cell, clock: ManualClock) -> None:
+    holding(cell, clock)
+    clock.advance(7_999)
+    before = cell.value
+    with pytest.raises(LeaseHeld, match=r"a has the lease, renewed for the last time 7 s ago.*free 60 s after"):
+        lease(cell, clock, "b").acquire()
+    assert cell.value == before
+
+
+def test_given_a_free_lease_when_two_take_it_at_once_then_one_gets_it(cell: Cell, clock: ManualClock) -> None:
+    first, second = lease(cell, clock), lease(cell, clock, "b")
+    cell.before_swap = second.acquire
+    with pytest.raises(LeaseHeld, match="at this moment"):
+        first.acquire()
+    assert (first.held, second.held) == (False, True)
+    assert cell.record.holder == "b"
+
+
+@pytest.mark.parametrize("value", [b"", b"{", b"null", b"[]", b'{"holder": "a"}', b"\xff", b'{"who": 1}'])
+def test_given_a_cell_nobody_can_read_when_acquired_then_it_is_nobodys(
+    cell: Cell, clock: ManualClock, value: bytes
+) -> None:
+    cell.value = value
+    assert holding(cell, clock).held
+
+
+def test_given_many_holders_one_after_the_other_then_each_has_a_higher_fence(cell: Cell, clock: ManualClock) -> None:
+    fences = []
+    for number in range(6):
+        mine = lease(cell, clock, str(number))
+        mine.acquire(sole=number % 2 == 1)
+        fences.append(mine.fence)
+        if number % 2 == 0 and number < 4:
+            continue  # It dies, and the next one knows by other means that it has.
+        mine.release()
+        assert mine.fence == 0
+    assert fences == [1, 2, 3, 4, 5, 6]
+
+
+def test_given_a_lease_given_back_when_another_asks_then_it_need_not_wait(cell: Cell, clock: ManualClock) -> None:
+    holding(cell, clock).release()
+    assert cell.record.holder == ""
+    assert holding(cell, clock, "b").fence == 2
+
+
+def test_given_a_lease_that_was_lost_when_it_is_given_back_then_the_new_holder_keeps_it(
+    cell: Cell, clock: ManualClock
+) -> None:
+    mine = holding(cell, clock)
+    other = lease(cell, clock, "b")
+    other.acquire(sole=True)
+    mine.release()
+    mine.release()
+    other.check()
+    assert not mine.held
+
+
+# --- taking it over --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("watched_ms", "taken"), [(60_000, False), (60_001, True)])
+def test_given_a_holder_that_died_when_watched_for_its_time_then_it_is_taken_over(
+    cell: Cell, clock: ManualClock, watched_ms: int, taken: bool
+) -> None:
+    holding(cell, clock)
+    challenger = lease(cell, clock, "b")
+    with pytest.raises(LeaseHeld):
+        challenger.acquire()
+    clock.advance(watched_ms)
+    if taken:
+        challenger.acquire()
+    else:
+        with pytest.raises(LeaseHeld):
+            challenger.acquire()
+    assert challenger.held is taken
+    assert challenger.fence == 2 * taken
+
+
+def test_given_a_challenger_that_has_just_come_when_the_record_is_old_then_it_watches_first(
+    cell: Cell, clock: ManualClock
+) -> None:
+    holding(cell, clock)
+    clock.advance(3 * MINUTE)
+    with pytest.raises(LeaseHeld):
+        lease(cell, clock, "b").acquire()
+
+
+def test_given_a_holder_that_renews_when_challenged_for_hours_then_it_keeps_it(cell: Cell, clock: ManualClock) -> None:
+    mine, challenger = holding(cell, clock), lease(cell, clock, "b")
+    for _ in range(400):
+        clock.advance(30_000)
+        mine.renew_if_due()
+        with pytest.raises(LeaseHeld):
+            challenger.acquire()
+    mine.check()
+
+
+def test_given_a_challengers_wall_clock_that_jumps_or_stands_when_it_watches_then_only_its_running_time_counts(
+    cell: Cell, clock: ManualClock
+) -> None:
+    holding(cell, clock)
+    own = ManualClock(NOW_MS - 10 * MINUTE)
+    challenger = lease(cell, own, "b")
+    with pytest.raises(LeaseHeld, match="0 s ago"):
+        challenger.acquire()
+    own.step(SECONDS * SECOND + WALL_ALLOWANCE_MS)
+    with pytest.raises(LeaseHeld):
+        challenger.acquire()
+    own.step(-5 * MINUTE)
+    own.advance(SECONDS * SECOND + 1)
+    challenger.acquire()
+    assert challenger.held
+
+
+@pytest.mark.parametrize(("extra_ms", "taken"), [(0, False), (1, True)])
+def test_given_a_wall_clock_that_is_far_ahead_when_challenged_then_it_is_taken_at_once_and_the_holder_is_fenced(
+    cell: Cell, clock: ManualClock, extra_ms: int, taken: bool
+) -> None:
+    mine = holding(cell, clock)
+    challenger = lease(cell, ManualClock(NOW_MS + SECONDS * SECOND + WALL_ALLOWANCE_MS + extra_ms), "b")
+    if not taken:
+        with pytest.raises(LeaseHeld):
+            challenger.acquire()
+        mine.check()
+        return
+    challenger.acquire()
+    with pytest.raises(LeaseLost, match="b has it now"):
+        mine.check()
+    assert (mine.held, mine.fence, challenger.fence) == (False, 0, 2)
+
+
+# --- holding it ------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_holder_when_it_looks_often_then_it_reads_each_time_and_writes_when_a_third_is_over(
+    cell: Cell, clock: ManualClock
+) -> None:
+    mine = holding(cell, clock)
+    beats = []
+    for _ in range(7):
+        mine.check()
+        beats.append(cell.record.beat)
+        clock.advance(10_000)
+    assert beats == [0, 0, 1, 1, 2, 2, 3]
+    assert (cell.reads, cell.writes) == (1 + 7, 1 + 3)
+    assert cell.record.renewed_ms == NOW_MS + 60_000
+
+
+def test_given_a_lease_that_was_taken_when_renewed_or_looked_at_then_it_is_lost_for_good(
+    cell: Cell, clock: ManualClock
+) -> None:
+    for look in (Lease.check, Lease.renew):
+        mine = holding(cell, clock)
+        other = lease(cell, clock, "b")
+        other.acquire(sole=True)
+        for _ in range(2):
+            with pytest.raises(LeaseLost):
+                look(mine)
+        other.check()
+        other.release()
+
+
+def test_given_a_lease_taken_between_reading_and_renewing_when_renewed_then_it_is_lost(
+    cell: Cell, clock: ManualClock
+) -> None:
+    mine, other = holding(cell, clock), lease(cell, clock, "b")
+    clock.advance(20_000)
+    cell.before_swap = lambda: other.acquire(sole=True)
+    with pytest.raises(LeaseLost, match="b has it now"):
+        mine.check()
+    assert cell.record.holder == "b"
+
+
+def test_given_a_lease_taken_and_given_back_when_looked_at_then_it_is_lost_all_the_same(
+    cell: Cell, clock: ManualClock
+) -> None:
+    mine, other = holding(cell, clock), lease(cell, clock, "b")
+    other.acquire(sole=True)
+    other.release()
+    with pytest.raises(LeaseLost, match="nobody has it now"):
+        mine.check()
+
+
+def test_given_a_renewal_whose_answer_was_lost_when_looked_at_then_it_ends_rather_than_guesses(
+    cell: Cell, clock: ManualClock
+) -> None:
+    mine = holding(cell, clock)
+    cell.fails_after_writing = True
+    with pytest.raises(StoreError, match="answer was lost"):
+        mine.renew()
+    with pytest.raises(LeaseLost):
+        mine.check()
+
+
+def test_given_a_holder_that_slept_and_nobody_came_when_it_wakes_then_it_still_has_it(
+    cell: Cell, clock: ManualClock
+) -> None:
+    mine = holding(cell, clock)
+    clock.advance(24 * 60 * MINUTE)
+    mine.check()
+    assert (mine.held, cell.record.beat) == (True, 1)
+
+
+def test_given_a_lease_never_taken_when_used_then_it_is_refused(cell: Cell, clock: ManualClock) -> None:
+    mine = lease(cell, clock)
+    mine.release()
+    for look in (mine.check, mine.renew):
+        with pytest.raises(LeaseLost):
+            look()
+    assert cell.value is None
+
+
+# --- in the janitor's memory -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def states(tmp_path: Path) -> Iterator[tuple[SqliteState, SqliteState]]:
+    """Two processes' views of one memory."""
+    with SqliteState(tmp_path) as first, SqliteState(tmp_path) as second:
+        yield first, second
+
+
+def test_given_one_memory_and_two_processes_when_both_want_the_lease_then_one_has_it(
+    states: tuple[SqliteState, SqliteState], clock: ManualClock
+) -> None:
+    mine, other = (lease(state, clock, name) for state, name in zip(states, "ab", strict=True))
+    mine.acquire()
+    with pytest.raises(LeaseHeld, match="a has the lease"):
+        other.acquire()
+    mine.release()
+    other.acquire()
+    with pytest.raises(LeaseLost):
+        mine.renew()
+    kept = states[0].lease()
+    assert kept is not None
+    assert json.loads(kept) == {"holder": "b", "fence": 2, "beat": 0, "renewed_ms": NOW_MS, "seconds": SECONDS}

@@ -1,0 +1,112 @@
+"""Virtual time: a schedule whose hours pass at once, every job at its exact moment.
+
+    clock = ManualClock(NOW_MS)
+    with virtual_time(clock) as time:
+        time.schedule.add("sweep", every(60), sweep)
+        time.schedule.start()
+        time.advance(3600)            # sixty sweeps
+
+It is APScheduler itself, without its thread: what that thread would do, sleeping by a clock that never steps and then
+looking for what is due by one that may, is done here one step after the other, and so is the daemon's main loop that
+watches. Jobs run inline: one that takes its time (``clock.sleep``) lets the clock run on, and nothing runs beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, tzinfo
+from math import ceil
+from unittest.mock import patch
+
+from apscheduler.executors.debug import DebugExecutor
+from apscheduler.schedulers.base import BaseScheduler
+
+from janitor.schedule import Schedule
+from tms_core.clock import ManualClock
+
+
+class VirtualScheduler(BaseScheduler):
+    """A scheduler that does something only when it is told to.
+
+    Attributes:
+        wake_ms: the running time at which its thread would wake up; None while it would wait to be woken.
+    """
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+        self.wake_ms: int | None = None
+        super().__init__(timezone=UTC, executors={"default": DebugExecutor()})
+
+    def wakeup(self) -> None:
+        self.wake_ms = self._clock.running_ms()
+
+    def shutdown(self, wait: bool = True) -> None:
+        super().shutdown(wait)
+        self.wake_ms = None
+
+    def process(self) -> None:
+        """Run what is due, as the thread does when it wakes up."""
+        self.wake_ms = None
+        seconds = self._process_jobs()
+        if self.wake_ms is None and seconds is not None and self.running:
+            self.wake_ms = self._clock.running_ms() + ceil(seconds * 1000)
+
+
+@dataclass
+class VirtualTime:
+    """A schedule and the time it lives in.
+
+    Attributes:
+        errors: jobs that raised, and what.
+        watch_seconds: how often the daemon's main loop watches; None: never.
+    """
+
+    clock: ManualClock
+    watch_seconds: float | None = 1.0
+    errors: list[tuple[str, BaseException]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.scheduler = VirtualScheduler(self.clock)
+        self.schedule = Schedule(self.clock, lambda name, error: self.errors.append((name, error)), self.scheduler)
+        self._watched_ms = self.clock.running_ms()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass; what is due within it, its end included, is run at its moment."""
+        end_ms = self.clock.running_ms() + round(seconds * 1000)
+        while True:
+            self._move_to(min(end_ms, *self._appointments()))
+            due = [at_ms for at_ms in self._appointments() if at_ms <= self.clock.running_ms()]
+            if not due and self.clock.running_ms() >= end_ms:
+                return
+            if self.scheduler.wake_ms in due:
+                self.scheduler.process()
+            if self.watch_seconds is not None and self._next_watch_ms(self.watch_seconds) in due:
+                self._watched_ms = self.clock.running_ms()
+                self.schedule.watch()
+
+    def _appointments(self) -> list[int]:
+        watch = [] if self.watch_seconds is None else [self._next_watch_ms(self.watch_seconds)]
+        return watch + ([] if self.scheduler.wake_ms is None else [self.scheduler.wake_ms])
+
+    def _next_watch_ms(self, watch_seconds: float) -> int:
+        return self._watched_ms + round(watch_seconds * 1000)
+
+    def _move_to(self, running_ms: int) -> None:
+        self.clock.advance(max(0, running_ms - self.clock.running_ms()))
+
+
+@contextmanager
+def virtual_time(clock: ManualClock, *, watch_seconds: float | None = 1.0) -> Iterator[VirtualTime]:
+    """A schedule whose scheduler reads this clock."""
+
+    class Virtual(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.fromtimestamp(clock.now_ms() / 1000, tz)
+
+    with patch("apscheduler.schedulers.base.datetime", Virtual):
+        time = VirtualTime(clock, watch_seconds)
+        yield time
+        time.schedule.shutdown(wait=True)

@@ -1,0 +1,144 @@
+"""A store's face for those who only look, over a store that is held to be written as well.
+
+Whoever holds a LevelDB store cannot be asked for a clone: its files change under one's hands. So what only looks (a
+plan, an audit, the background count) is given this face, whose tables have no way to write (rule S5).
+
+The trade against a clone: a face shows the store as it is while one reads, not as it was at one moment. And an
+operation asked for here counts twice, in the ``calls`` of the face and in those of the store behind it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from tms_core.errors import StoreError
+from tms_core.tables.base import (
+    UNREADABLE,
+    KeyTable,
+    MessageTable,
+    MessageValue,
+    MetadataTable,
+    Page,
+    PayloadTable,
+    Store,
+    TableName,
+    TxCell,
+)
+
+K = TypeVar("K", bound=KeyTable)
+
+
+def read_only(store: Store) -> Store:
+    """The store's face for reading. Closing it does nothing: whoever opened the store closes that."""
+    return ReadOnlyStore(store)
+
+
+class ReadOnlyStore(Store):
+    """What can be asked of a store without being able to change it; :func:`read_only` makes one.
+
+    What would write raises :class:`StoreError`. Its ``calls`` are those that were asked of it, and nobody else's.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.calls = Counter()
+        self._identity = store.identity
+        self.metadata = ReadOnlyMetadataTable(store.metadata, self.calls)
+        self.message = ReadOnlyMessageTable(store.message, self.calls, store.calls)
+        self.payload = ReadOnlyPayloadTable(store.payload, self.calls)
+
+    def identity(self) -> str:
+        """That of the store itself."""
+        return self._identity()
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class _Face(Generic[K]):
+    """What the message and the payload table let one read, and refuse to do."""
+
+    def __init__(self, table: K, calls: Counter[str]) -> None:
+        self._table = table
+        self._calls = calls
+
+    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+        self._calls["keys"] += 1
+        return self._table.keys(start, stop, limit)
+
+    def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
+        return self._table.estimate_bytes(start, stop)
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        raise _refused()
+
+    def sync(self) -> None:
+        raise _refused()
+
+    def compact(self, start: bytes, stop: bytes) -> None:
+        raise _refused()
+
+
+class ReadOnlyMessageTable(_Face[MessageTable], MessageTable):
+    """The message table, to be read."""
+
+    name: TableName = "message"
+
+    def __init__(self, table: MessageTable, calls: Counter[str], behind: Counter[str]) -> None:
+        super().__init__(table, calls)
+        self._behind = behind
+
+    def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
+        self._calls["cells"] += 1
+        return self._table.cells(start, stop, limit)
+
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, MessageValue]]:
+        self._calls["rows"] += 1
+        before = self._behind[UNREADABLE]
+        page = self._table.rows(start, stop, limit)
+        if unreadable := self._behind[UNREADABLE] - before:
+            self._calls[UNREADABLE] += unreadable
+        return page
+
+    def invert(self, cells: Sequence[TxCell]) -> list[bool]:
+        raise _refused()
+
+    def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
+        raise _refused()
+
+
+class ReadOnlyPayloadTable(_Face[PayloadTable], PayloadTable):
+    """The payload table, to be read."""
+
+    name: TableName = "payload"
+
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+        self._calls["rows"] += 1
+        return self._table.rows(start, stop, limit)
+
+    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        raise _refused()
+
+
+class ReadOnlyMetadataTable(MetadataTable):
+    """The metadata table, to be read."""
+
+    def __init__(self, table: MetadataTable, calls: Counter[str]) -> None:
+        self._table = table
+        self._calls = calls
+
+    def rows(self) -> list[tuple[bytes, bytes]]:
+        self._calls["metadata"] += 1
+        return self._table.rows()
+
+    def get(self, key: bytes) -> bytes | None:
+        self._calls["get"] += 1
+        return self._table.get(key)
+
+    def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
+        raise _refused()
+
+
+def _refused() -> StoreError:
+    return StoreError("A question to a store cannot write to it.", "What may write is janitor run and janitor apply.")

@@ -1,0 +1,1 @@
+"""What this project uses of APScheduler 3, which ships no types."""

@@ -1,0 +1,3 @@
+from apscheduler.executors.base import BaseExecutor
+
+class DebugExecutor(BaseExecutor): ...
