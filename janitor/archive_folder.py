@@ -4,7 +4,7 @@
 
 Readers of such folders (pandas, DuckDB, Spark) make columns of their names. A file is under its name from the moment
 it is complete; before that its name begins with a dot, as such readers pass over. Nothing is removed whose name, from
-the namespace down, is not one of ours, and links are not followed.
+the namespace down, is not one of ours, and links in it are not followed.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _folder_name(name: str) -> str:
 
 def _below(folder: Path, prefix: str) -> list[Path]:
     """Folders whose names begin so; none where there is no folder."""
-    if not folder.is_dir() or folder.is_symlink():
+    if not folder.is_dir():
         return []
     found = (path for path in folder.iterdir() if path.name.startswith(prefix))
     return sorted(path for path in found if path.is_dir() and not path.is_symlink())

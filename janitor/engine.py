@@ -12,10 +12,11 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from threading import RLock
 from typing import Any, NamedTuple, Protocol
 
-from janitor import boundary, conclude, figures, frontier, guards, plan, quarantine, txstate
+from janitor import archived, boundary, conclude, figures, frontier, guards, plan, quarantine, txstate
 from janitor.boundary import Boundary
 from janitor.conclude import Pass
 from janitor.inspect import Audit, Inspected, Table, audit, messages, metadata, payloads, snapshot_figures
@@ -30,6 +31,7 @@ from janitor.plan import PlanFile
 from janitor.policy import Hold
 from janitor.prepare import Prepared, prepare
 from janitor.report import GuardNote, Mode, Report, Tally
+from janitor.restore import Request, Restored, restore
 from janitor.state.base import Claim, RunRecord, State
 from janitor.strangers import Strangers
 from janitor.sweep import Keeper, Sweep
@@ -212,7 +214,8 @@ class Engine:
             StoreError: the store or the state could not be read.
         """
         ready = self._prepare()
-        world = self._world(ready, thorough=True, patterns=(str(topic),))
+        label = Hold.FIRST_CONTACT if ready.first_contact else None
+        world = self._world(ready, thorough=True, patterns=(str(topic),), label=label)
         world.load_topics()
         history_days = self._history_ms // 86_400_000
         return why(self.store, self.state, world, topic, message_id, ready.now.wall_ms, history_days)
@@ -270,6 +273,10 @@ class Engine:
             raise NoSnapshot(f"There is no snapshot: {state.message}")
         return {**snapshot_figures(state.snapshot, state.name, limit), "problem": state.message or None}
 
+    def restorable(self, folder: Path, request: Request) -> Restored:
+        """What :meth:`restore` would do; raises as it does."""
+        return self._restore(folder, replace(request, dry_run=True))
+
     def at_work(self) -> bool:
         """Whether a run, or a decision that excludes one, is under way in another thread."""
         if not self._turn.acquire(blocking=False):
@@ -316,6 +323,22 @@ class Engine:
             if not patterns:
                 self.state.save_anchor(ready.now)
         return sorted(held)
+
+    def restore(self, folder: Path, request: Request) -> Restored:
+        """Bring archived rows back (:func:`janitor.restore.restore`).
+
+        Args:
+            folder: the archive's.
+
+        Raises:
+            Refused, ArchiveError, StoreError: as that says; what was written until then stays.
+        """
+        with self._turn:
+            return self._restore(folder, request)
+
+    def _restore(self, folder: Path, request: Request) -> Restored:
+        files, now_ms = archived.find_topic(folder, request.source), self._clock.now_ms()
+        return restore(self.store, self.state, self.transactions().usable, files, request, now_ms, self.heartbeat)
 
     # -- runs ----------------------------------------------------------------------------------------------------
 

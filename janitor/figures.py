@@ -42,6 +42,8 @@ def save(state: State, current: Pass, report: Report, result: str, calls: Mappin
     if result == "done":
         finished_ms = report.effective_now_ms
         state.save_note("success_ms", {"message": finished_ms, "payload": finished_ms})
+    if current.world.limits is not None:
+        return  # a plan file says nothing of what else is due
     if report.thorough and not current.world.patterns:
         state.save_note("kept", report.to_json()["totals"]["kept"])
     state.save_note("overdue", _overdue(state.note("overdue") or [], current, report))
@@ -117,10 +119,17 @@ def _overdue(known: list[dict[str, Any]], current: Pass, report: Report) -> list
     unseen = {
         (work.topic.topic.namespace, work.topic.topic.topic)
         for key, work in world.topics.items()
-        if not work.counts_held or not world.in_scope(key) or (world.is_aside(key) and not world.thorough)
+        if not (work.counts_held and _was_seen(current, key))
     }
     kept = [item for item in known if (item["tms_namespace"], item["topic"]) in unseen - topics]
     return kept + [_overdue_item(key, entry) for key, entry in _most(counted)]
+
+
+def _was_seen(current: Pass, key: bytes) -> bool:
+    """Whether the run came to the topic's end, where it had any reason to; paused ones only thorough passes read."""
+    world = current.world
+    left = key in current.failed or key in current.withheld or world.is_quarantined(key)
+    return world.in_scope(key) and not left and (world.thorough or not world.is_paused(key))
 
 
 def _is_overdue(key: EntryKey, entry: Entry) -> bool:

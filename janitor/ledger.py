@@ -1,8 +1,9 @@
 """What one run takes, range by range, as ``janitor ledger`` shows it afterwards.
 
-An entry speaks of one topic, generation, table and rule, and says between which keys rows went, how many, and by which
-policy. It is announced before the first of its rows goes (``State.intend``), so that the ranges of a run that dies are
-known as well, and written with the rest of the run's memory when it ends.
+An entry speaks of one topic, generation, table, rule and policy, and says between which keys rows went and how many.
+It is announced before the first of its rows goes (``State.intend``), so that the ranges of a run that dies are known as
+well, and written with the rest of the run's memory when it ends. A batch of which nobody knows whether it went, because
+the store failed on it, has an entry of its own.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ class _Key(NamedTuple):
     generation: int
     table: DataTable
     rule: Rule
+    metadata_generation: int = 0
+    ttl_seconds: int = 0
+    cutoff_ms: int = 0
 
 
 class Ledger:
@@ -48,6 +52,7 @@ class Ledger:
         self._run_id = run_id
         self._snapshot_timestamp_ms = snapshot_timestamp_ms
         self._entries: dict[_Key, LedgerEntry] = {}
+        self._begun: dict[_Key, Batch] = {}
 
     def announce(self, work: TopicWork, batch: Batch) -> None:
         """Called before a batch is deleted.
@@ -55,28 +60,32 @@ class Ledger:
         Raises:
             StoreError: it could not be written down; nothing may be deleted then.
         """
-        key = _Key(work.topic.topic, batch.generation, batch.table, batch.rule)
+        key = _key(work, batch)
         if key not in self._entries:
-            entry = self._new(key, work, batch.keys[0], self._furthest(work, batch))
+            entry = self._new(key, batch.keys[0], self._furthest(work, batch))
             self._state.intend(entry)
             self._entries[key] = replace(entry, stop=batch.keys[0], rows=0)
+        self._begun[key] = batch
 
     def deleted(self, work: TopicWork, batch: Batch) -> None:
         """Called when a batch was deleted."""
-        self._add(_Key(work.topic.topic, batch.generation, batch.table, batch.rule), batch.keys, *times_of(batch))
+        key = _key(work, batch)
+        del self._begun[key]
+        self._add(key, batch.keys, *times_of(batch))
 
     def inverted(self, work: TopicWork | None, key: MessageKey, cell: TxCell) -> None:
         """Called when a pointer was negated."""
-        name = _Key(key.topic, key.generation, "message", Rule.INVALID_TRANSACTION)
+        name = _Key(key.topic, key.generation, "message", Rule.INVALID_TRANSACTION, *_policy(work))
         if name not in self._entries:
-            self._entries[name] = replace(self._new(name, work, cell.key, cell.key), rows=0)
+            self._entries[name] = replace(self._new(name, cell.key, cell.key), rows=0)
         self._add(name, [cell.key], key.publish_ms, key.publish_ms)
 
     def entries(self) -> list[LedgerEntry]:
         """What was taken so far."""
-        return [entry for entry in self._entries.values() if entry.rows]
+        taken = [entry for entry in self._entries.values() if entry.rows]
+        return taken + [self._new(key, b.keys[0], b.keys[-1] + b"\x00") for key, b in self._begun.items()]
 
-    def _new(self, key: _Key, work: TopicWork | None, start: bytes, stop: bytes) -> LedgerEntry:
+    def _new(self, key: _Key, start: bytes, stop: bytes) -> LedgerEntry:
         return LedgerEntry(
             run_id=self._run_id,
             at_ms=self._clock.now_ms(),
@@ -89,9 +98,9 @@ class Ledger:
             rows=None,
             oldest_ms=None,
             newest_ms=None,
-            metadata_generation=work.topic.generation if work else 0,
-            ttl_seconds=work.topic.ttl_seconds if work else 0,
-            cutoff_ms=work.frontier.cutoff.ms if work else 0,
+            metadata_generation=key.metadata_generation,
+            ttl_seconds=key.ttl_seconds,
+            cutoff_ms=key.cutoff_ms,
             snapshot_timestamp_ms=self._snapshot_timestamp_ms,
         )
 
@@ -113,3 +122,12 @@ class Ledger:
             oldest_ms=oldest_ms if first else min(entry.oldest_ms or 0, oldest_ms),
             newest_ms=newest_ms if first else max(entry.newest_ms or 0, newest_ms),
         )
+
+
+def _key(work: TopicWork, batch: Batch) -> _Key:
+    return _Key(work.topic.topic, batch.generation, batch.table, batch.rule, *_policy(work))
+
+
+def _policy(work: TopicWork | None) -> tuple[int, int, int]:
+    """Generation, ttl and cut-off; zeros for a topic without metadata, which has none."""
+    return (work.topic.generation, work.topic.ttl_seconds, work.frontier.cutoff.ms) if work else (0, 0, 0)

@@ -59,11 +59,12 @@ class Permission:
         self._stop_if_halted()
         if self._lease is not None:
             self._lease.check()
+        self._beat()
         if any(fnmatchcase(str(topic), pause.pattern) for pause in self._state.pauses()):
             raise Withheld
 
     def alive(self) -> None:
-        """Called after every page, and in every wait.
+        """Called before and after every page, and in every wait.
 
         Raises:
             Halted, LeaseLost: the run is over.
@@ -71,11 +72,13 @@ class Permission:
         self._stop_if_halted()
         if self._lease is not None:
             self._lease.renew_if_due()
+        self._beat()
+
+    def _beat(self) -> None:
         now_ms = self._clock.running_ms()
-        if now_ms - self._beaten_ms < HEARTBEAT_MS:
-            return
-        self._beaten_ms = now_ms
-        self._state.beat(self._run_id, self._clock.now_ms())
+        if now_ms - self._beaten_ms >= HEARTBEAT_MS:
+            self._beaten_ms = now_ms
+            self._state.beat(self._run_id, self._clock.now_ms())
 
     def _stop_if_halted(self) -> None:
         if self._halted():

@@ -1,8 +1,8 @@
 """Topics that fail again and again are put aside, so that the others are done and the log stays readable (rule S9).
 
 A failure is retried in every run. After three in a row the topic is quarantined: nothing of it is read or written for
-an hour, then it is probed, then after two hours, and so on up to a day. A store that takes no writes at all, because its
-disk is full, has not got one bad topic: nobody is put aside by a run in which nothing was written anywhere.
+an hour, then it is probed, then after two hours, and so on up to a day. A store that takes no writes at all, because
+its disk is full, has not got one bad topic: no failure counts of a run in which nothing was written anywhere.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ What it does not bring is a trust in clocks that would hold for years: it waits 
 set back by an hour would put the next sweep off by an hour, and one set forward by a year would have it count a year of
 missed runs one by one. So intervals are kept by the machine's running time here, crontab lines always look forward from
 the present, and :meth:`Schedule.watch`, called every second or so, puts right what a changed clock has put wrong.
-Traded: one early run after a clock was set forward, which does no harm.
+Traded: within that second a clock that was set forward may bring one run early, which does no harm.
 
 Only this module knows APScheduler.
 """
@@ -42,10 +42,10 @@ _MILLISECOND = timedelta(milliseconds=1)
 class Every:
     """Again and again, so many seconds of running time apart."""
 
-    seconds: int
+    seconds: float
 
     def __str__(self) -> str:
-        return f"every {self.seconds} s"
+        return f"every {self.seconds:g} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Cron:
 Trigger = Every | Cron
 
 
-def every(seconds: int) -> Trigger:
+def every(seconds: float) -> Trigger:
     """Run every so many seconds, whatever the wall clock does."""
     return Every(seconds)
 
@@ -75,17 +75,25 @@ def cron(text: str) -> Trigger:
     return Cron(Crontab.parse(text))
 
 
+def _tell_nobody(name: str, error: BaseException) -> None:
+    """The log is enough."""
+
+
 class Schedule:
     """Jobs by name.
 
     Args:
         clock: by whose running time intervals are kept.
         on_error: told, in the job's thread, that a job raised. That is logged already, and the job goes on being run.
+            What it raises itself is logged, too.
         scheduler: what runs the jobs; by default one with threads of its own. Tests bring one without.
     """
 
     def __init__(
-        self, clock: Clock, on_error: Callable[[str, BaseException], None], scheduler: BaseScheduler | None = None
+        self,
+        clock: Clock,
+        on_error: Callable[[str, BaseException], None] = _tell_nobody,
+        scheduler: BaseScheduler | None = None,
     ) -> None:
         self._clock = clock
         self._on_error = on_error
@@ -101,18 +109,22 @@ class Schedule:
         self._lock = Lock()
         self._running: set[str] = set()
         self._again: set[str] = set()
+        self._hurried: set[str] = set()
 
     def add(self, name: str, trigger: Trigger, function: Callable[[], object], *, at_once: bool = False) -> None:
         """Have a function run.
 
-        A run that comes due while the last one still goes on is left out; several that were missed are made up for by
-        one.
+        A run that comes due while the last one still goes on is left out. Runs that were missed, because the machine
+        slept or the schedule was paused, are made up for by one.
 
         Args:
             at_once: run it for the first time when the schedule starts, and not only when the trigger says so.
         """
         plan = _Interval(trigger, self._clock) if isinstance(trigger, Every) else _Calendar(trigger)
-        first = {"next_run_time": self._now()} if at_once else {}
+        first = {}
+        if at_once:
+            self._hurried.add(name)
+            first["next_run_time"] = _wall_time(self._clock)
         self._triggers[name], self._plans[name] = trigger, plan
         self._scheduler.add_job(
             self._perform,
@@ -157,8 +169,8 @@ class Schedule:
     def watch(self, wait_seconds: float = 0.0) -> None:
         """Grant wishes (:meth:`run_now`), and put jobs right that a changed wall clock has put off.
 
-        To be called again and again, by the daemon's main loop. An interval job whose next run has moved away, because
-        the clock was set back, is moved to where running time has it; a crontab job to the next time its line gives. A
+        To be called again and again, by the daemon's main loop. The next run of an interval is moved to where running
+        time has it. That of a crontab line is moved when the clock was set back and the line gives a time before it. A
         job that is due and does not start, because the clock was set forward or the machine slept, is woken.
 
         Args:
@@ -195,6 +207,7 @@ class Schedule:
     def _perform(self, name: str, function: Callable[[], object]) -> None:
         with self._lock:
             self._running.add(name)
+            self._hurried.discard(name)
         function()
 
     def _ended(self, event: JobExecutionEvent) -> None:
@@ -220,26 +233,24 @@ class Schedule:
             if name in self._running:
                 self._again.add(name)
                 return
-        self._scheduler.modify_job(name, next_run_time=self._now())
+            self._hurried.add(name)
+        self._scheduler.modify_job(name, next_run_time=_wall_time(self._clock))
 
     def _put_right(self, name: str, plan: _Plan) -> None:
-        job, now = self._scheduler.get_job(name), self._now()
-        if job is None or job.next_run_time is None:
+        job, now = self._scheduler.get_job(name), _wall_time(self._clock)
+        if job is None or job.next_run_time is None or name in self._hurried:
             return
-        due = plan.due(now)
-        if due is not None and job.next_run_time - due > SLACK:
+        due = plan.due(job.next_run_time, now)
+        if abs(due - job.next_run_time) > SLACK:
             self._scheduler.modify_job(name, next_run_time=max(due, now))
-        elif now - job.next_run_time > SLACK:
+        elif now - due > SLACK:
             self._scheduler.wakeup()
-
-    def _now(self) -> datetime:
-        return datetime.fromtimestamp(0, UTC) + self._clock.now_ms() * _MILLISECOND
 
 
 class _Plan(Protocol):
-    """A trigger that can also say when the run it announced ought to be, by the clock as it stands."""
+    """A trigger that can also say where the run that it planned ought to be, by the clock as it stands now."""
 
-    def due(self, now: datetime) -> datetime | None: ...
+    def due(self, planned: datetime, now: datetime) -> datetime: ...
 
 
 class _Interval(BaseTrigger):
@@ -247,7 +258,7 @@ class _Interval(BaseTrigger):
 
     def __init__(self, trigger: Every, clock: Clock) -> None:
         self._words = str(trigger)
-        self._interval_ms = trigger.seconds * 1000
+        self._interval_ms = round(trigger.seconds * 1000)
         self._clock = clock
         self._due_ms: int | None = None
 
@@ -256,14 +267,17 @@ class _Interval(BaseTrigger):
         running_ms = self._clock.running_ms()
         if self._due_ms is None:
             self._due_ms = running_ms + self._interval_ms
-        # What lies within half an interval is the run that starts now: clocks may differ by a millisecond.
-        behind_ms = running_ms + self._interval_ms // 2 - self._due_ms
+        # What comes within the slack is the run that starts now: two clocks may differ by a millisecond.
+        behind_ms = running_ms + min(self._interval_ms // 2, SLACK // _MILLISECOND) - self._due_ms
         if behind_ms >= 0:
             self._due_ms += (behind_ms // self._interval_ms + 1) * self._interval_ms
-        return self.due(now)
+        # Always later than now, also when the clock was set back just now: APScheduler counts missed runs until it is.
+        return max(now, _wall_time(self._clock)) + (self._due_ms - running_ms) * _MILLISECOND
 
-    def due(self, now: datetime) -> datetime | None:
-        return None if self._due_ms is None else now + (self._due_ms - self._clock.running_ms()) * _MILLISECOND
+    def due(self, planned: datetime, now: datetime) -> datetime:
+        if self._due_ms is None:
+            return planned
+        return now + (self._due_ms - self._clock.running_ms()) * _MILLISECOND
 
     def __str__(self) -> str:
         return self._words
@@ -282,12 +296,17 @@ class _Calendar(BaseTrigger):
         self._last = previous_fire_time
         return self._crontab.after(now if previous_fire_time is None else max(previous_fire_time, now))
 
-    def due(self, now: datetime) -> datetime | None:
+    def due(self, planned: datetime, now: datetime) -> datetime:
+        """Never later than planned: a run whose time has come while the machine slept is made up for."""
         found = self._crontab.after(now)
-        return self._crontab.after(found) if found == self._last else found
+        return min(planned, self._crontab.after(found) if found == self._last else found)
 
     def __str__(self) -> str:
         return self._words
+
+
+def _wall_time(clock: Clock) -> datetime:
+    return datetime.fromtimestamp(0, UTC) + clock.now_ms() * _MILLISECOND
 
 
 def _errors_only() -> logging.Logger:

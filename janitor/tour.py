@@ -25,7 +25,7 @@ from janitor.demo import ROOT, SAMPLE, unpack
 from janitor.logs import configure
 from janitor.picture import Picture
 from tms_core.clock import Clock, SystemClock
-from tms_core.errors import TmsError
+from tms_core.errors import StoreBusy, StoreError, TmsError
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.leveldb import LevelDBStore
@@ -67,6 +67,9 @@ def main(folder: Path = ROOT / "data" / "run", clock: Clock | None = None, port:
     if not SAMPLE.exists():
         click.echo(f"the sample store {SAMPLE} is missing; it comes with a checkout, not with a package", err=True)
         return 1
+    if in_use(folder / "messaging"):
+        click.echo(f"a janitor is at work in {folder}: end that one first, or look at http://localhost:{port}/", err=True)
+        return 1
     store, _ = unpack(folder, clock)
     _furnish(store, clock)
     settings = folder / "janitor.yaml"
@@ -106,7 +109,9 @@ def _visit(store: Store, daemon: Daemon, clock: Clock, arguments: str, gone: Eve
         narrator.look(daemon.picture())
         if step == SHORTEN_AT:
             describe(store, ORDERS, MISTAKEN_TTL_SECONDS)
-            _say(f"somebody sets the ttl of {ORDERS} to {MISTAKEN_TTL_SECONDS} s: most of its messages would go at once")
+            _say(
+                f"somebody sets the ttl of {ORDERS} to {MISTAKEN_TTL_SECONDS} s: most of its messages would go at once"
+            )
         if step == APPROVE_AT:
             _say(f"it was meant: janitor approve {ORDERS} {arguments}")
             daemon.engine.approve((str(ORDERS),))
@@ -142,6 +147,17 @@ class Narrator:
             if held.topic not in self._held and held.rows:
                 self._say(f"held: {held.rows:,} rows of {held.topic}; let them go with: {held.command}")
         self._held = {held.topic for held in picture.held if held.rows}
+
+
+def in_use(path: Path) -> bool:
+    """Whether another process has this store open."""
+    try:
+        LevelDBStore(path).close()
+    except StoreBusy:
+        return True
+    except StoreError:
+        return False
+    return False
 
 
 def describe(store: Store, topic: TopicId, ttl_seconds: int) -> None:

@@ -187,8 +187,9 @@ class Walk:
         for prefix in due:
             if self.passes_by(prefix):
                 continue
+            self.act.alive()
             try:
-                key = self.first(table, prefix)
+                key = _first(table, prefix)
                 if key is not None and key < topic_stop(prefix):
                     self._visit(name, table, prefix, key, visit)
             except StoreError as error:
@@ -254,21 +255,18 @@ class Walk:
     # -- what all steps share --------------------------------------------------------------------------------------
 
     def first(self, table: KeyTable, start: bytes) -> bytes | None:
-        """The first key at or after ``start``.
-
-        Between two topics what cannot be read is passed over, up to the next topic that is known and can be read.
+        """The first key at or after ``start``; what cannot be read is passed over, up to the next topic that is known.
 
         Raises:
-            StoreError: ``start`` is in a topic, or no topic is known behind it.
+            StoreError: no topic is known behind ``start``.
             Interrupted: the pass is over.
         """
         self.act.alive()
         try:
             return _first(table, start)
         except StoreError as error:
-            if topic_prefix(start) is not None:
-                raise
-            return self._first_behind(table, start, error)
+            prefix = topic_prefix(start)
+            return self._first_behind(table, start if prefix is None else topic_stop(prefix), error)
 
     def _first_behind(self, table: KeyTable, start: bytes, error: StoreError) -> bytes | None:
         """The first key of the next known topic; those that cannot be read either are left undone."""

@@ -182,11 +182,14 @@ class World:
         )
 
     def _may_wait(self, topic: TopicMetadata, frontier: Frontier) -> bool:
-        """Whether what came due since the last pass is less than a minute, or a hundredth of the ttl."""
+        """Whether what came due since the last pass is less than a minute, or a hundredth of the ttl; not all of it."""
         record = self.records.get(topic.topic)
         if record is None or frontier.hold is not None or record.generation != topic.generation:
             return False
-        window_ms = max(LEAST_WINDOW_MS, topic.ttl_seconds * 1000 // 100)
+        if record.pending is not None or record.approved is not None:
+            return False  # somebody waits for it to be let go
+        ttl_ms = topic.ttl_seconds * 1000
+        window_ms = min(ttl_ms, max(LEAST_WINDOW_MS, ttl_ms // 100))
         return 0 <= frontier.cutoff.ms - record.cutoff_ms < window_ms
 
 

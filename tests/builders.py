@@ -304,10 +304,10 @@ def _watch(owner: object, names: Iterable[str], before: Watcher | None, after: W
                 watching[0] = True
 
     def wrapped(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
-        def asked(*arguments: Any) -> Any:
+        def asked(*arguments: Any, **named: Any) -> Any:
             call = Call(name, arguments)
             tell(before, call)
-            answer = operation(*arguments)
+            answer = operation(*arguments, **named)
             tell(after, call)
             return answer
 

@@ -50,8 +50,11 @@ class VirtualScheduler(BaseScheduler):
         """Run what is due, as the thread does when it wakes up."""
         self.wake_ms = None
         seconds = self._process_jobs()
-        if self.wake_ms is None and seconds is not None and self.running:
+        if not self._woken() and seconds is not None:
             self.wake_ms = self._clock.running_ms() + ceil(seconds * 1000)
+
+    def _woken(self) -> bool:
+        return self.wake_ms is not None
 
 
 @dataclass

@@ -12,6 +12,7 @@
     │   ├── StoreBusy            another process holds the store
     │   │   └── LeaseHeld        another process has the lease on it
     │   ├── StoreNotFound        there is no store at that place
+    │   ├── StoreUnavailable     the store does not answer now; the same call may succeed later
     │   └── StoreLayoutError     a store of a layout this version does not serve (CDAP 6)
     ├── ArchiveError             rows could not be archived, or an archive cannot be read
     ├── Interrupted              a run was ended between two batches
@@ -92,6 +93,10 @@ class LeaseHeld(StoreBusy):
 
 class StoreNotFound(StoreError):
     """No store at the configured place."""
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached, or could not do it in time; whether a change was made may be unknown."""
 
 
 class StoreLayoutError(StoreError):

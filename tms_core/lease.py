@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from threading import RLock
 from typing import Protocol
 
 from tms_core.clock import Clock
@@ -67,7 +68,7 @@ class LeaseRecord:
 
 
 class Lease:
-    """One candidate's side of a lease. Not for two threads at once, but for :meth:`check`.
+    """One candidate's side of a lease; threads may share it.
 
     Args:
         cell: where it is kept.
@@ -87,6 +88,7 @@ class Lease:
         self._mine: bytes | None = None
         self._renewed_at_ms = 0
         self._watched: tuple[bytes, int] | None = None
+        self._lock = RLock()
         self.fence = 0
 
     @property
@@ -103,19 +105,20 @@ class Lease:
         Raises:
             LeaseHeld: somebody else has it; says who, and for how long at most.
         """
-        present = self._cell.lease()
-        record = LeaseRecord.parse(present)
-        if record is not None and record.holder and not sole and not self._is_over(present, record):
-            raise LeaseHeld(
-                f"{record.holder} has the lease, renewed for the last time {self._age(record)}.",
-                f"Stop that one, or wait: it is free {record.seconds} s after its holder has died.",
-            )
-        fence = record.fence + 1 if record else 1
-        taken = LeaseRecord(self._holder, fence, 0, self._clock.now_ms(), self._seconds)
-        started_ms = self._clock.running_ms()
-        if not self._cell.swap_lease(present, taken.pack()):
-            raise LeaseHeld("Somebody else took the lease at this moment.", "Try again.")
-        self._mine, self._renewed_at_ms, self.fence = taken.pack(), started_ms, fence
+        with self._lock:
+            present = self._cell.lease()
+            record = LeaseRecord.parse(present)
+            if record is not None and record.holder and not sole and not self._is_over(present, record):
+                raise LeaseHeld(
+                    f"{record.holder} has the lease, renewed for the last time {self._age(record)}.",
+                    f"Stop that one, or wait: it is free {record.seconds} s after its holder has died.",
+                )
+            fence = record.fence + 1 if record else 1
+            taken = LeaseRecord(self._holder, fence, 0, self._clock.now_ms(), self._seconds)
+            started_ms = self._clock.running_ms()
+            if not self._cell.swap_lease(present, taken.pack()):
+                raise LeaseHeld("Somebody else took the lease at this moment.", "Try again.")
+            self._mine, self._renewed_at_ms, self.fence = taken.pack(), started_ms, fence
 
     def renew(self) -> None:
         """Hold it for another while.
@@ -123,14 +126,15 @@ class Lease:
         Raises:
             LeaseLost: somebody else has taken it.
         """
-        mine = LeaseRecord.parse(self._mine)
-        if mine is None:
-            raise _lost(None)
-        started_ms = self._clock.running_ms()
-        renewed = replace(mine, beat=mine.beat + 1, renewed_ms=self._clock.now_ms()).pack()
-        if not self._cell.swap_lease(self._mine, renewed):
-            self._lose()
-        self._mine, self._renewed_at_ms = renewed, started_ms
+        with self._lock:
+            mine = LeaseRecord.parse(self._mine)
+            if mine is None:
+                raise _lost(None)
+            started_ms = self._clock.running_ms()
+            renewed = replace(mine, beat=mine.beat + 1, renewed_ms=self._clock.now_ms()).pack()
+            if not self._cell.swap_lease(self._mine, renewed):
+                self._lose()
+            self._mine, self._renewed_at_ms = renewed, started_ms
 
     def renew_if_due(self) -> None:
         """Renew it when a third of its time is over; cheap otherwise.
@@ -138,8 +142,9 @@ class Lease:
         Raises:
             LeaseLost: somebody else has taken it.
         """
-        if self._clock.running_ms() - self._renewed_at_ms >= self._seconds * 1000 // 3:
-            self.renew()
+        with self._lock:
+            if self._clock.running_ms() - self._renewed_at_ms >= self._seconds * 1000 // 3:
+                self.renew()
 
     def check(self) -> None:
         """Look whether it is still held; called before every batch.
@@ -147,18 +152,20 @@ class Lease:
         Raises:
             LeaseLost: somebody else has taken it.
         """
-        if self._mine is None:
-            raise _lost(None)
-        if self._cell.lease() != self._mine:
-            self._lose()
-        self.renew_if_due()
+        with self._lock:
+            if self._mine is None:
+                raise _lost(None)
+            if self._cell.lease() != self._mine:
+                self._lose()
+            self.renew_if_due()
 
     def release(self) -> None:
         """Give it back; without effect when it is not held any more."""
-        mine = LeaseRecord.parse(self._mine)
-        if mine is not None:
-            self._cell.swap_lease(self._mine, replace(mine, holder="").pack())
-        self._mine, self.fence = None, 0
+        with self._lock:
+            mine = LeaseRecord.parse(self._mine)
+            if mine is not None:
+                self._cell.swap_lease(self._mine, replace(mine, holder="").pack())
+            self._mine, self.fence = None, 0
 
     def _is_over(self, present: bytes | None, record: LeaseRecord) -> bool:
         """Whether its holder has let it expire."""

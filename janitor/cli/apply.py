@@ -32,7 +32,7 @@ def command(file: Path, adopt: bool) -> int:
     current = session()
     # A file that cannot be applied is no reason to open the store for writing.
     wanted = plan.read(file)
-    with current.writing() as engine:
+    with current.deciding() as engine:
         report = engine.apply(wanted, adopt=adopt)
     RunLog().write(report)
     return finish(current, report)

@@ -11,7 +11,7 @@ from janitor.archived import Listing, Selection
 from janitor.cli import render
 from janitor.cli.context import Session, session
 from janitor.cli.options import Command, Moment, TimeType, common_options, topic_patterns
-from janitor.restore import Request, Restored, restore
+from janitor.restore import Request, Restored
 from tms_core.topic import TopicId
 
 DONE, PARTLY = 0, 5
@@ -105,11 +105,9 @@ def bring_back(
     """
     current = session()
     folder = archive_folder.local_folder(current.settings.janitor.archive.path)
-    files = archived.find_topic(folder, topic)
     request = Request(topic, target, _selection(current, run_id, since, until), dry_run)
-    with current.reading() if dry_run else current.writing() as engine:
-        snapshot = engine.transactions().usable
-        done = restore(engine.store, engine.state, snapshot, files, request, current.clock.now_ms(), engine.heartbeat)
+    with current.reading() if dry_run else current.deciding() as desk:
+        done = desk.restorable(folder, request) if dry_run else desk.restore(folder, request)
     if current.as_json:
         render.print_json(done.to_json())
     else:

@@ -8,8 +8,8 @@ import secrets
 import shlex
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,18 +19,21 @@ from janitor import logs
 from janitor.archive import ParquetArchive
 from janitor.cli.options import Common
 from janitor.cli.progress import progress
+from janitor.control import Caller, Desk, RemoteEngine
 from janitor.engine import Archive, Engine
 from janitor.look import Site
+from janitor.observe import Observer, tell_nobody
 from janitor.references import Lifetime
-from janitor.settings import Loaded, Settings, load
+from janitor.settings import Loaded, Settings, config_digest, load
 from janitor.state.sqlite import SqliteState
 from janitor.world import Terms
 from tms_core.clock import Clock, SystemClock
-from tms_core.errors import ConfigurationError
+from tms_core.errors import ConfigurationError, StoreBusy, StoreError
 from tms_core.lease import Lease
 from tms_core.tables.base import Store
 from tms_core.tables.leveldb import LevelDBStore
 from tms_core.tables.leveldb_clone import clone, remove_stale
+from tms_core.tables.leveldb_layout import identity
 from tms_core.transaction.source import DirectorySource, SnapshotSource
 
 #: What a transaction may live where nobody says; Tephra's own default (data.tx.max.lifetime).
@@ -114,9 +117,84 @@ class Session:
             )
         return DirectorySource(Path(directory))
 
+    def holder(self, observer: Observer = tell_nobody) -> RemoteEngine | None:
+        """The janitor that holds the store, where one answers in the state folder.
+
+        Args:
+            observer: told how far its answers are.
+
+        Raises:
+            StoreBusy: one is there that does not answer, or is another user's or of another version.
+            ConfigurationError: it holds another store.
+        """
+        caller = Caller(self.state_path, observer)
+        greeting = caller.greeting()
+        if greeting is None:
+            return None
+        if greeting.store != identity(self.store_path):
+            raise ConfigurationError(
+                f"The janitor that answers in {self.state_path} (process {greeting.pid}) holds another store.",
+                "Give each store a state folder of its own (janitor.state).",
+            )
+        if greeting.settings != config_digest(self.settings):
+            logger.warning("process %d, which holds the store, works by other settings; they count", greeting.pid)
+        return RemoteEngine(caller, greeting)
+
+    def nudge(self) -> None:
+        """Let the janitor that runs show at once what has changed in the memory; it counts without that, too."""
+        try:
+            holder = self.holder()
+            if holder is not None:
+                holder.nudge()
+        except StoreError as error:
+            logger.warning("%s", error)
+
     @contextmanager
-    def reading(self) -> Iterator[Engine]:
-        """An engine that can ask and not write: its store is a clone (rule S5)."""
+    def reading(self) -> Iterator[Desk]:
+        """Whoever can be asked without writing: the janitor that holds the store, or an engine on a clone (rule S5)."""
+        with ExitStack() as stack:
+            yield self._desk(self._cloned, stack)
+
+    @contextmanager
+    def deciding(self) -> Iterator[Desk]:
+        """Whoever may write: the janitor that holds the store, or an engine on the store itself."""
+        with ExitStack() as stack:
+            yield self._desk(self.writing, stack)
+
+    @contextmanager
+    def writing(self) -> Iterator[Engine]:
+        """An engine on the store itself.
+
+        Raises:
+            StoreBusy: somebody holds it; if that is a janitor, the hint says how to reach that one.
+        """
+        remove_stale(self.state_path)
+        with (
+            self._held_store() as store,
+            SqliteState(self.state_path) as state,
+            self.lease(state) as lease,
+            self._engine(store, state, lease) as engine,
+        ):
+            engine.recover()
+            logger.info("a run begins on %s", self.store_path)
+            yield engine
+
+    def _desk(self, local: Callable[[], AbstractContextManager[Engine]], stack: ExitStack) -> Desk:
+        observer = stack.enter_context(progress(sys.stderr))
+        holder = self.holder(observer)
+        if holder is not None:
+            return holder
+        try:
+            return stack.enter_context(local())
+        except StoreBusy:
+            # It may have come up in this very moment.
+            holder = self.holder(observer)
+            if holder is None:
+                raise
+            return holder
+
+    @contextmanager
+    def _cloned(self) -> Iterator[Engine]:
         remove_stale(self.state_path)
         # The store first: at a place where there is none, no state is made.
         with clone(self.store_path, self.state_path) as store, SqliteState(self.state_path) as state:
@@ -129,19 +207,18 @@ class Session:
             with self._engine(store, state) as engine:
                 yield engine
 
-    @contextmanager
-    def writing(self) -> Iterator[Engine]:
-        """An engine on the store itself."""
-        remove_stale(self.state_path)
-        with (
-            LevelDBStore(self.store_path) as store,
-            SqliteState(self.state_path) as state,
-            self.lease(state) as lease,
-            self._engine(store, state, lease) as engine,
-        ):
-            engine.recover()
-            logger.info("a run begins on %s", self.store_path)
-            yield engine
+    def _held_store(self) -> LevelDBStore:
+        try:
+            return LevelDBStore(self.store_path)
+        except StoreBusy as error:
+            holder = self.holder()
+            if holder is None:
+                raise
+            raise StoreBusy(
+                error.message,
+                f"That janitor sweeps by itself: janitor status {self.arguments()} (kill -HUP {holder.greeting.pid} "
+                "lets it sweep at once)",
+            ) from error
 
     @contextmanager
     def lease(self, state: SqliteState) -> Iterator[Lease | None]:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import click
 
-from janitor import guards
+from janitor import guards, txstate
 from janitor.cli import render
 from janitor.cli.context import Session, session
 from janitor.cli.options import common_options
@@ -78,9 +78,7 @@ def _guarded(name: str, check: Callable[[Session], Finding], current: Session) -
 
 
 def _store(current: Session) -> Finding:
-    with clone(current.store_path, current.state_path) as store:
-        topics = len(store.metadata.rows())
-        copied = "" if store.linked else "; plans copy its files, since they cannot be linked into the state folder"
+    topics, copied, held = _look_inside(current)
     folders = [path for name in FOLDERS.values() if (path := current.store_path / name).exists()]
     for folder in folders:
         if not os.access(folder, os.W_OK):
@@ -88,7 +86,18 @@ def _store(current: Session) -> Finding:
         if folder.stat().st_uid != os.geteuid():
             message = f"{folder} belongs to another user, who could not read what a sweep writes; run as its owner"
             return Finding("store", "warn", message)
-    return Finding("store", "warn" if copied else "ok", f"{current.store_path}, {topics} topics{copied}")
+    return Finding("store", "warn" if copied else "ok", f"{current.store_path}, {topics} topics{held}{copied}")
+
+
+def _look_inside(current: Session) -> tuple[int, str, str]:
+    """How many topics the store has, whether plans have to copy its files, and who holds it."""
+    holder = current.holder()
+    if holder is not None:
+        topics = sum(holder.inspect("metadata", (), 0).counts.values())
+        return topics, "", f", held by process {holder.greeting.pid}, which answers"
+    with clone(current.store_path, current.state_path) as store:
+        copied = "" if store.linked else "; plans copy its files, since they cannot be linked into the state folder"
+        return len(store.metadata.rows()), copied, ""
 
 
 def _state(current: Session) -> Finding:
@@ -102,8 +111,13 @@ def _state(current: Session) -> Finding:
 
 
 def _snapshots(current: Session) -> Finding:
-    with current.reading() as engine:
-        state = engine.transactions()
+    terms = current.terms()
+    state = txstate.refresh(
+        current.source(),
+        current.clock.now_ms(),
+        interval_seconds=terms.snapshot_interval_seconds,
+        allowance_ms=terms.lifetime.allowance_ms,
+    )
     if state.problem is not None:
         return Finding("snapshots", "warn", f"{state.message}; nothing is inverted without one")
     return Finding(

@@ -10,7 +10,6 @@ from janitor import inspect
 from janitor.cli import render
 from janitor.cli.context import session
 from janitor.cli.options import common_options, topic_patterns
-from tms_core.errors import NoSnapshot
 from tms_core.transaction.model import transaction_ms
 
 _HIDDEN = {"key"}
@@ -91,11 +90,7 @@ def snapshot(limit: int) -> None:
     """
     current = session()
     with current.reading() as engine:
-        state = engine.transactions()
-    if state.snapshot is None:
-        raise NoSnapshot(f"There is no snapshot: {state.message}")
-    figures = inspect.snapshot_figures(state.snapshot, state.name, limit)
-    figures["problem"] = state.message or None
+        figures = engine.snapshot_figures(limit)
     if current.as_json:
         render.print_json(figures)
         return

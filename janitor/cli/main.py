@@ -9,7 +9,27 @@ from importlib import metadata
 
 import click
 
-from janitor.cli import adopt, apply, approve, audit, boundary, completion, config, doctor, inspect, plan, run
+from janitor.cli import (
+    adopt,
+    apply,
+    approve,
+    archive,
+    audit,
+    boundary,
+    completion,
+    config,
+    doctor,
+    exporter,
+    history,
+    inspect,
+    ledger,
+    pause,
+    plan,
+    resume,
+    run,
+    status,
+    why,
+)
 from janitor.cli.options import common_options
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError, Refused, StoreBusy, StoreLayoutError, TmsError
@@ -44,7 +64,28 @@ def cli() -> None:
     """
 
 
-for verb in (adopt, apply, approve, audit, boundary, completion, config, doctor, inspect, plan, run):
+_VERBS = (
+    adopt,
+    apply,
+    approve,
+    archive,
+    audit,
+    boundary,
+    completion,
+    config,
+    doctor,
+    exporter,
+    history,
+    inspect,
+    ledger,
+    pause,
+    plan,
+    resume,
+    run,
+    status,
+    why,
+)
+for verb in _VERBS:
     cli.add_command(verb.command)
 
 

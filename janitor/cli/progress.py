@@ -20,6 +20,7 @@ _WHAT = {
     "references": "looking for messages that need payloads",
     "compact": "giving space back",
     "read": "reading",
+    "wait": "waiting for a run under way to end",
 }
 
 
@@ -50,7 +51,8 @@ class _Line:
             return
         self._next = now + _EVERY_SECONDS
         where = f" of {topic}" if topic else ""
-        self._stream.write(f"\r\x1b[K{_WHAT.get(phase, phase)}{where}, {self._rows:,} rows read")
+        read = f", {self._rows:,} rows read" if self._rows else ""
+        self._stream.write(f"\r\x1b[K{_WHAT.get(phase, phase)}{where}{read}")
         self._stream.flush()
         self._shown = True
 

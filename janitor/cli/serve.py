@@ -12,14 +12,18 @@ from types import FrameType
 
 from janitor.canary import Canary
 from janitor.cli.context import Session
+from janitor.control.audience import Audience
 from janitor.control.server import ControlServer
-from janitor.count import Counter
+from janitor.count import Census
 from janitor.daemon import Daemon, Job, Watched
+from janitor.engine import Engine
 from janitor.http.app import make_app
 from janitor.http.server import HttpServer
 from janitor.metrics import Metrics
+from janitor.observe import Observer
 from janitor.refresh import Refreshed
-from janitor.schedule import Schedule
+from janitor.schedule import Schedule, cron, every
+from janitor.settings import config_digest
 from janitor.state.sqlite import SqliteState
 from tms_core.tables.base import Store
 from tms_core.tables.leveldb import LevelDBStore
@@ -54,8 +58,10 @@ def serve(
         remove_stale(current.state_path)
         store = stack.enter_context(LevelDBStore(current.store_path))
         state = stack.enter_context(SqliteState(current.state_path))
-        daemon = _assemble(current, store, state, stack, stop, adopt, patterns)
-        _open_doors(current, daemon, store, state, stack)
+        watched = Watched(current.clock)
+        audience = Audience(watched)
+        daemon = _assemble(current, store, state, stack, stop, adopt, patterns, watched, audience)
+        _open_doors(current, daemon, audience, store, state, stack)
         with _signals(daemon):
             stack.enter_context(companion(store, daemon) if companion else nullcontext())
             daemon.run()
@@ -71,11 +77,12 @@ def _assemble(
     stop: Event,
     adopt: bool,
     patterns: tuple[str, ...],
+    watched: Watched,
+    audience: Audience,
 ) -> Daemon:
     settings, clock = current.settings, current.clock
     wanted = settings.janitor
     lease = stack.enter_context(current.lease(state))
-    watched = Watched(clock)
     read = current.source()
     source = Refreshed(read) if read is not None else None
     engine = current.engine(
@@ -83,19 +90,23 @@ def _assemble(
         store if wanted.apply else read_only(store),
         state,
         source=source,
-        observer=watched,
+        observer=audience,
         lease=lease,
         halted=stop.is_set,
         archive=current.archive(),
     )
     for run_id in engine.recover():
-        logger.warning("run %s was never finished; it is closed as lost, its ledger says what it may have taken", run_id)
-    schedule = Schedule(clock)
-    trigger = schedule.cron(wanted.cron) if wanted.cron else schedule.every(wanted.every_seconds or 60)
-    count = Counter(read_only(store), state, clock, rows_per_second=wanted.stats_rows_per_second, halted=stop.is_set)
-    jobs = [Job("count", COUNT_SECONDS, count.step)]
-    canary = Canary(store, state, clock, enabled=wanted.canary.enabled)
-    jobs.append(Job("canary", CANARY_SECONDS, canary.tick))
+        logger.warning(
+            "run %s was never finished; it is closed as lost, its ledger says what it may have taken", run_id
+        )
+    schedule = Schedule(clock, _already_logged)
+    trigger = cron(wanted.cron) if wanted.cron else every(wanted.every_seconds or 60)
+    census = Census(read_only(store), state, clock, rows_per_second=wanted.stats_rows_per_second, halted=stop.is_set)
+    jobs = [Job("count", COUNT_SECONDS, census.step)]
+    if wanted.apply:
+        allowance_ms = wanted.clock_allowance_seconds * 1000
+        canary = Canary(store, state, clock, enabled=wanted.canary.enabled, allowance_ms=allowance_ms, lease=lease)
+        jobs.append(Job("canary", CANARY_SECONDS, canary.tick))
     return Daemon(
         engine,
         watched,
@@ -109,24 +120,41 @@ def _assemble(
         lease=lease,
         adopt=adopt,
         patterns=patterns,
-        snapshot_seconds=max(1, settings.transactions.snapshot_interval_seconds / 2),
+        snapshot_seconds=max(1, settings.transactions.snapshot_interval_seconds // 2),
         jobs=jobs,
         stop=stop,
     )
 
 
-def _open_doors(current: Session, daemon: Daemon, store: Store, state: SqliteState, stack: ExitStack) -> None:
+def _open_doors(
+    current: Session, daemon: Daemon, audience: Audience, store: Store, state: SqliteState, stack: ExitStack
+) -> None:
     """Let others look and ask: HTTP and the control socket."""
     wanted = current.settings.janitor.http
     http = HttpServer(make_app(daemon, wanted.host, current.arguments()), wanted.host, wanted.port)
     http.start()
     stack.callback(http.stop)
     logger.info("status page: %s/ (metrics: %s/metrics)", http.url, http.url)
-    # What only looks gets no object that could write (rule S5).
-    reader = current.engine(read_only(store), state, halted=daemon.stop.is_set)
-    control = ControlServer(current.state_path, daemon.engine, reader, daemon)
+
+    def reader(observer: Observer, halted: Callable[[], bool]) -> Engine:
+        # What only looks gets no object that could write (rule S5).
+        return current.engine(read_only(store), state, halted=halted, observer=observer)
+
+    control = ControlServer(
+        current.state_path,
+        daemon.engine,
+        reader,
+        daemon,
+        store=store.identity(),
+        settings=config_digest(current.settings),
+        audience=audience,
+    )
     control.start()
     stack.callback(control.stop)
+
+
+def _already_logged(name: str, error: BaseException) -> None:
+    """A job's bug is in the log with where it happened, and there is nobody else to tell."""
 
 
 @contextmanager

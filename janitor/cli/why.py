@@ -57,7 +57,7 @@ def command(topic: TopicId, message_id: MessageId) -> None:
 
     \b
     Example:
-      janitor why default:orders 0000018bcfe5680000000000000000000000000000 --config janitor.yaml
+      janitor why default:orders 0000018bcfe56800000000000000000000000000 --config janitor.yaml
     """
     current = session()
     with current.reading() as engine:
@@ -160,7 +160,7 @@ def _missing(answer: Why, missing: Missing) -> Iterator[str]:
     what = "the message" if missing.table == "message" else "its stored payload"
     yield f"{what} is not there"
     for trace in missing.taken[:NAMED_RUNS]:
-        yield f"  {'taken' if trace.certain else 'perhaps taken'} by {_run(trace)}"
+        yield f"  {'taken, if it was there,' if trace.certain else 'perhaps taken'} by {_run(trace)}"
     if len(missing.taken) > NAMED_RUNS:
         yield f"  and {len(missing.taken) - NAMED_RUNS} runs more, all of them with --format json"
     since_ms = answer.memory.complete_since_ms
@@ -173,7 +173,7 @@ def _missing(answer: Why, missing: Missing) -> Iterator[str]:
 
 def _run(trace: Trace) -> str:
     entry = trace.entry
-    how = f"{entry.rule.replace('_', ' ')}"
+    how = entry.rule.replace("_", " ")
     if entry.rule != Rule.INVALID_TRANSACTION:
         how += f" ({policy(entry)})"
     snapshot = (

@@ -22,13 +22,19 @@ from janitor.observe import Observer, tell_nobody
 from janitor.picture import Picture
 from janitor.plan import PlanFile
 from janitor.report import Report
+from janitor.restore import Request, Restored
 from janitor.state.base import Claim
+from janitor.why import Why
 from tms_core.errors import StoreBusy, StoreError
+from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 
-#: How long to wait until a janitor takes one's request, and how long one may be silent, in seconds. While it works it
-#: says every few seconds that it is alive.
-CONNECT_SECONDS, SILENCE_SECONDS = 10.0, 60.0
+#: How long to wait until a janitor says who it is, and how long one may be silent, in seconds. While it works it says
+#: every few seconds that it is alive.
+GREETING_SECONDS, SILENCE_SECONDS = 10.0, 60.0
+
+#: How connecting fails where no process listens.
+_NOBODY = (FileNotFoundError, NotADirectoryError, ConnectionRefusedError)
 
 T = TypeVar("T")
 
@@ -59,8 +65,8 @@ class Caller:
             StoreError: what answers is no janitor.
         """
         try:
-            return self.ask("hello", Greeting)
-        except (FileNotFoundError, ConnectionRefusedError):
+            return self._ask("hello", Greeting, {}, min(GREETING_SECONDS, self._silence_seconds))
+        except _NOBODY:
             return None
 
     def ask(self, method: str, kind: type[T], **arguments: Any) -> T:
@@ -72,35 +78,40 @@ class Caller:
 
         Raises:
             TmsError: what the other side raised; :class:`StoreBusy` where it does not answer.
-            StoreError: it died on the way, or is not understood.
-            FileNotFoundError, ConnectionRefusedError: nobody is there.
+            StoreError: it has ended, or is not understood.
         """
+        try:
+            return self._ask(method, kind, arguments, self._silence_seconds)
+        except _NOBODY as error:
+            raise _ended() from error
+
+    def _ask(self, method: str, kind: type[T], arguments: Mapping[str, Any], silence_seconds: float) -> T:
         params = {name: values.pack(value) for name, value in arguments.items()}
         request = wire.encode({"protocol": wire.PROTOCOL, "method": method, "params": params})
-        with self._connected() as connection:
+        with self._connected(silence_seconds) as connection:
             _send(connection, request)
             try:
-                return values.unpack(kind, self._result(connection))
+                answer: T = values.unpack(kind, self._result(connection))
             except (ValueError, TypeError) as error:
                 raise StoreError(
                     f"What answers on {self._path} is not understood: {error}.", "Use one version for both sides."
                 ) from error
+        return answer
 
     @property
     def _path(self) -> Path:
         return self.folder / wire.SOCKET_NAME
 
     @contextmanager
-    def _connected(self) -> Iterator[socket.socket]:
+    def _connected(self, silence_seconds: float) -> Iterator[socket.socket]:
         """A connection; what goes wrong with it is an error of ours, but for that nobody is there."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             try:
-                connection.settimeout(CONNECT_SECONDS)
+                connection.settimeout(silence_seconds)
                 with wire.address(self.folder) as address:
                     connection.connect(address)
-                connection.settimeout(self._silence_seconds)
                 yield connection
-            except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
+            except _NOBODY:
                 raise
             except OSError as error:
                 self._fail(error)
@@ -128,10 +139,7 @@ class Caller:
             if "error" in message:
                 raise wire.unpack_error(message["error"])
             self._observe(message.get("progress"))
-        raise StoreError(
-            "The janitor that holds the store ended before it had answered.",
-            "Try again; janitor status says what it did last.",
-        )
+        raise _ended()
 
     def _observe(self, progress: Any) -> None:
         if isinstance(progress, Mapping) and isinstance(progress.get("phase"), str):
@@ -166,8 +174,14 @@ class RemoteEngine:
     def audit(self) -> Audit:
         return self._caller.ask("audit", Audit)
 
+    def why(self, topic: TopicId, message_id: MessageId) -> Why:
+        return self._caller.ask("why", Why, topic=topic, message_id=message_id)
+
     def snapshot_figures(self, limit: int) -> dict[str, Any]:
         return self._caller.ask("snapshot_figures", dict[str, Any], limit=limit)
+
+    def restorable(self, folder: Path, request: Request) -> Restored:
+        return self._caller.ask("restorable", Restored, folder=folder, request=request)
 
     def adopt(self) -> list[TopicId]:
         return self._caller.ask("adopt", list[TopicId])
@@ -176,17 +190,26 @@ class RemoteEngine:
         return self._caller.ask("approve", list[TopicId], patterns=patterns)
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
-        try:
+        with self._finished_anyway():
             return self._caller.ask("apply", Report, wanted=wanted, adopt=adopt)
-        except KeyboardInterrupt:
-            logger.warning("what has begun is finished by process %d; see janitor status", self.greeting.pid)
-            raise
+
+    def restore(self, folder: Path, request: Request) -> Restored:
+        with self._finished_anyway():
+            return self._caller.ask("restore", Restored, folder=folder, request=request)
 
     def picture(self) -> Picture:
         return self._caller.ask("status", Picture)
 
     def nudge(self) -> None:
         self._caller.ask("nudge", type(None))
+
+    @contextmanager
+    def _finished_anyway(self) -> Iterator[None]:
+        try:
+            yield
+        except KeyboardInterrupt:
+            logger.warning("process %d finishes what it has begun; see janitor status", self.greeting.pid)
+            raise
 
 
 def _send(connection: socket.socket, request: bytes) -> None:
@@ -195,3 +218,10 @@ def _send(connection: socket.socket, request: bytes) -> None:
         connection.sendall(request)
     except (BrokenPipeError, ConnectionResetError):
         return
+
+
+def _ended() -> StoreError:
+    return StoreError(
+        "The janitor that holds the store ended before it had answered.",
+        "Try again; janitor status says what it did last.",
+    )

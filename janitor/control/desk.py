@@ -6,6 +6,7 @@ arguments and answers are read there (``janitor.control.values``), so there is o
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from janitor.boundary import Boundary
@@ -14,11 +15,14 @@ from janitor.inspect import Audit, Inspected, Table
 from janitor.picture import Picture
 from janitor.plan import PlanFile
 from janitor.report import Report
+from janitor.restore import Request, Restored
 from janitor.state.base import Claim
+from janitor.why import Why
+from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 
 #: Decisions that are not taken while a run is under way.
-WAITING = frozenset({"adopt", "apply"})
+WAITING = frozenset({"adopt", "apply", "restore"})
 
 
 class Asks(Protocol):
@@ -32,7 +36,11 @@ class Asks(Protocol):
 
     def audit(self) -> Audit: ...
 
+    def why(self, topic: TopicId, message_id: MessageId) -> Why: ...
+
     def snapshot_figures(self, limit: int) -> dict[str, Any]: ...
+
+    def restorable(self, folder: Path, request: Request) -> Restored: ...
 
 
 class Decides(Protocol):
@@ -43,6 +51,8 @@ class Decides(Protocol):
     def approve(self, patterns: tuple[str, ...] = ()) -> list[TopicId]: ...
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report: ...
+
+    def restore(self, folder: Path, request: Request) -> Restored: ...
 
 
 class Desk(Asks, Decides, Protocol):

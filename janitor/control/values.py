@@ -48,9 +48,9 @@ def pack(value: Any) -> Any:
         if all(isinstance(key, str) for key in value):
             return {str(key): pack(item) for key, item in value.items()}
         return [[pack(key), pack(item)] for key, item in value.items()]
-    names = _names(type(value))
-    if names:
-        return {name: pack(getattr(value, name)) for name in names}
+    kind: Any = type(value)
+    if hints := _fields(kind):
+        return {name: pack(getattr(value, name)) for name in hints}
     if isinstance(value, (list, tuple, Set)):
         return [pack(item) for item in value]
     if isinstance(value, Path):
@@ -80,9 +80,8 @@ def unpack(kind: Any, value: Any) -> Any:
         return bytes.fromhex(value)
     if issubclass(kind, (Enum, Path)):
         return kind(value)
-    hints = typing.get_type_hints(kind)
     given = _checked(dict, value)
-    return kind(**{name: unpack(hints[name], given[name]) for name in _names(kind) if name in given})
+    return kind(**{name: unpack(hint, given[name]) for name, hint in _fields(kind).items() if name in given})
 
 
 def _unpack_generic(kind: Any, origin: Any, arguments: tuple[Any, ...], value: Any) -> Any:
@@ -120,8 +119,10 @@ def _checked(kind: type, value: Any) -> Any:
 
 
 @cache
-def _names(kind: type) -> tuple[str, ...]:
-    """The fields of a dataclass or a named tuple; none of other types."""
-    if dataclasses.is_dataclass(kind):
-        return tuple(field.name for field in dataclasses.fields(kind))
-    return tuple(getattr(kind, "_fields", ()))
+def _fields(kind: Any) -> Mapping[str, Any]:
+    """The fields of a dataclass or a named tuple, and their types; none of other types."""
+    if not dataclasses.is_dataclass(kind) and not hasattr(kind, "_fields"):
+        return {}
+    hints = typing.get_type_hints(kind)
+    names = getattr(kind, "_fields", None) or [field.name for field in dataclasses.fields(kind)]
+    return {name: hints[name] for name in names}

@@ -76,8 +76,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
     line = json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
     if len(line) > MAX_BYTES:
         raise StoreError(
-            f"{len(line) >> 20} MB cannot be handed from one janitor to the other, which is done with {MAX_BYTES >> 20} "
-            "MB at most.",
+            f"{len(line) >> 20} MB are too much to be handed from one process to the other ({MAX_BYTES >> 20} MB).",
             "Ask for fewer topics at once (--topic), or stop the janitor that holds the store meanwhile.",
         )
     return line

@@ -128,7 +128,7 @@ def _in_time(world: World, work: TopicWork, key: MessageKey | PayloadKey, fate: 
     reached = replace(work.frontier, now_ms=ripe_ms, cutoff=Cutoff(key.time_ms + 1), due=Cutoff(key.time_ms + 1))
     if isinstance(decide(Row("message", key), work.topic, reached, world.transactions, False, None), Delete):
         reached_ms = world.now_ms + key.time_ms + 1 - work.frontier.cutoff.ms
-        goes_ms = min(goes_ms, max(ripe_ms, _due_ms(key, work), reached_ms))
+        goes_ms = min(goes_ms, max(ripe_ms, reached_ms))
     if goes_ms == ripe_ms:
         return replace(fate, goes_ms=ripe_ms)
     return replace(fate, goes_ms=goes_ms, hold=Hold.FRONTIER, until_ms=end_ms)

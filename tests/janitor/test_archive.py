@@ -365,6 +365,7 @@ def test_given_names_that_no_folder_can_have_when_saved_then_they_are_kept_apart
     other = topic(undo.store, f"{name}y", ttl_seconds=60).plain(NOW_MS)
     undo.archive(one)
     undo.archive(other)
+    assert len(list(archive_folder.days(undo.folder))) == 2
     assert [file.summary.topic for file in undo.files(one)] == [one.id]
     assert [str(file.summary.topic) for file in archived.find(undo.folder, ("*y",)).files] == [f"{name}y"]
     assert {str(file.summary.topic) for file in archived.find(undo.folder).files} == {name, f"{name}y"}
@@ -586,6 +587,16 @@ def test_given_a_temporary_file_of_a_crash_then_it_is_never_data_and_goes_when_n
         assert undo_archive.expire(KEEP_DAYS, NOW_MS + days * DAY) == 0
         assert left.exists() == there
     assert saved.path.exists()
+
+
+def test_given_an_archive_behind_a_link_when_used_then_it_is_as_good_as_any(
+    undo: Undo, orders: Topic, tmp_path: Path
+) -> None:
+    (tmp_path / "disk").mkdir()
+    undo.folder.symlink_to(tmp_path / "disk")
+    undo.archive(orders.plain(NOW_MS))
+    assert len(undo.files(orders)) == len(archived.find(undo.folder).files) == 1
+    assert ParquetArchive(undo.folder, undo.clock).expire(1, NOW_MS + 3 * DAY) == 1
 
 
 def test_given_no_archive_when_given_up_then_nothing_happens(undo: Undo) -> None:

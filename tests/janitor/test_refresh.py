@@ -29,7 +29,9 @@ def test_given_a_refresh_when_asked_then_the_newest_is_there() -> None:
     assert source.latest().snapshot.timestamp_ms == NOW_MS + MINUTE
 
 
-def test_given_snapshots_that_cannot_be_read_for_a_while_when_swept_then_the_last_one_serves_until_it_is_stale() -> None:
+def test_given_snapshots_that_cannot_be_read_for_a_while_when_swept_then_the_last_one_serves_until_it_is_stale() -> (
+    None
+):
     """S14: an older snapshot that is fresh enough is used, one that is not gives no inversion."""
     store, clock = MemoryStore(), ManualClock(NOW_MS)
     orders = topic(store, "default:orders", ttl_seconds=86_400)

@@ -167,6 +167,10 @@ def damage(path: Path, how: str) -> None:
         path.write_text("not a Parquet file at all")
     elif how == "foreign":
         pq.write_table(pa.table({"key": [b"default:orders:"], "payload": [b"x"]}), path)
+    elif how == "other columns":
+        with pq.ParquetFile(path) as file:
+            table, metadata = file.read(), file.metadata.metadata
+        pq.write_table(table.drop_columns("verdict").replace_schema_metadata(metadata), path)
     else:
         with pq.ParquetFile(path) as file:
             table = file.read()
@@ -174,7 +178,7 @@ def damage(path: Path, how: str) -> None:
         pq.write_table(table.replace_schema_metadata(metadata), path)
 
 
-DAMAGES = ["cut short", "empty", "text", "foreign", "newer", "nameless"]
+DAMAGES = ["cut short", "empty", "text", "foreign", "other columns", "newer", "nameless"]
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -191,6 +195,7 @@ def test_given_a_damaged_file_when_listed_then_it_is_named_and_the_others_are_th
     assert str(broken.path) in str(error)
     assert ("newer janitor" if how == "newer" else "cannot be read") in str(error)
     assert error.hint
+    assert archived.find(undo.folder, ("default:found",)) == ([], [])
 
 
 @pytest.mark.parametrize("how", DAMAGES)

@@ -8,12 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from janitor.cli import history, ledger
 from janitor.cli.history import LOST, RUNNING, status
 from janitor.cli.ledger import cells, parts
-from janitor.cli.main import cli
 from janitor.cli.why import MessageIdType, lines
-from janitor.cli.why import command as why_command
 from janitor.policy import Hold, Reason, Rule
 from janitor.state import RunRecord, SqliteState
 from janitor.why import Fate, Found, Memory, Missing, Trace, Why
@@ -21,13 +18,6 @@ from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer
 from tests.janitor.cli.conftest import Site
 from tests.janitor.state.entries import TOPIC, entry
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey, generation_prefix, time_prefix
-
-
-@pytest.fixture(autouse=True)
-def _verbs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The verbs, whether or not this version's command has them."""
-    for verb in (history.command, ledger.command, why_command):
-        monkeypatch.setitem(cli.commands, str(verb.name), verb)
 
 
 @pytest.fixture
@@ -378,8 +368,9 @@ def test_given_a_row_that_is_gone_then_the_runs_are_told_from_those_that_only_ma
     shown = "\n".join(lines(answer(missing=(Missing("message", None, (sure, died)),))))
     assert "the message is not there" in shown
     assert (
-        "taken by run r1, 2023-11-14 22:13:20 UTC, as expired (ttl 1 min, cut-off 2023-11-14 22:13:20 UTC),"
-        " with the snapshot of 2023-11-14 22:13:20 UTC" in shown
+        "taken, if it was there, by run r1, 2023-11-14 22:13:20 UTC,"
+        " as expired (ttl 1 min, cut-off 2023-11-14 22:13:20 UTC), with the snapshot of 2023-11-14 22:13:20 UTC"
+        in shown
     )
     assert "perhaps taken by run r2" in shown
     assert "that run died, or goes on" in shown
@@ -402,6 +393,16 @@ def test_given_a_row_that_nobody_took_then_it_is_said_since_when_that_would_be_k
 def test_given_an_id_with_a_payload_of_a_message_that_carries_its_own_then_that_is_said() -> None:
     asked = answer(message(LIVE), message_id=MESSAGE_ID._replace(payload_ms=5))
     assert list(lines(asked))[-1] == "the id names a stored payload, but the message carries its own"
+
+
+def test_given_a_message_before_and_after_a_run_then_why_tells_who_takes_it_and_who_took_it(site: Site) -> None:
+    expired, living = MessageId(NOW_MS - 3 * DAY, 0), MessageId(NOW_MS - MINUTE, 2)
+    site.janitor("adopt")
+    assert "the next run takes it" in site.janitor(f"why default:orders {expired}").out
+    run = site.janitor("run --once --format json").json["id"]
+    assert f"taken, if it was there, by run {run}" in site.janitor(f"why default:orders {expired}").out
+    found = site.janitor(f"why default:orders {living} --format json").json["found"]
+    assert [(row["action"], row["due_ms"]) for row in found] == [("keep", NOW_MS - MINUTE + DAY + 1)]
 
 
 @pytest.mark.parametrize("words", ["orders 00", "default:* 00", f"default:orders {'0' * 39}", "default:orders xyz"])

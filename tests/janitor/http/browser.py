@@ -201,6 +201,7 @@ class Browser:
         page = self._pages[session] = Page(self, session, context)
         for domain in ("Page", "Runtime", "Network", "Log"):
             page.call(f"{domain}.enable")
+        page.call("Emulation.setFocusEmulationEnabled", enabled=True)  # as if it were the tab in front
         page.shape(1280, 900)
         page.prefer(prefers_color_scheme="light")
         if url != "about:blank":

@@ -73,6 +73,7 @@ def test_given_an_answer_that_hangs_when_it_is_stopped_then_stopping_does_not_ha
         client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert reached.wait(20)
         server.stop()
+    assert [thread for thread in threading.enumerate() if thread.name == "http"] == []
 
 
 def test_given_a_server_that_never_started_when_it_is_stopped_then_nothing_happens() -> None:

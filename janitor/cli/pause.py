@@ -1,0 +1,57 @@
+"""``janitor pause``: stop, within one batch."""
+
+from __future__ import annotations
+
+import shlex
+from fnmatch import fnmatchcase
+
+import click
+
+from janitor.cli import render
+from janitor.cli.context import session
+from janitor.cli.options import PatternType, common_options
+from janitor.state.base import EVERYTHING, Pause
+from janitor.state.sqlite import SqliteState
+from tms_core.tables.leveldb_layout import find_tables
+
+
+@click.command("pause")
+@click.argument("topic", type=PatternType(), required=False)
+@common_options
+def command(topic: str | None) -> None:
+    """Stop deleting and inverting.
+
+    In one topic (or pattern), or everywhere. A run under way stops before its next batch, and later
+    ones leave the topics alone, until janitor resume. Works while another process holds the store.
+
+    \b
+    Examples:
+      janitor pause default:orders --config janitor.yaml
+      janitor pause --config janitor.yaml
+    """
+    current = session()
+    pattern = topic or EVERYTHING
+    find_tables(current.store_path)  # where there is no store, no memory is made
+    with SqliteState(current.state_path) as state:
+        state.pause(pattern, current.clock.now_ms())
+        pauses, known = state.pauses(), state.frontiers()
+    current.nudge()
+    if known and not any(fnmatchcase(str(name), pattern) for name in known):
+        click.echo(f"no topic seen so far is called {pattern}; it is paused all the same", err=True)
+    if current.as_json:
+        render.print_json({"paused": as_json(pauses)})
+        return
+    shown = "" if pattern == EVERYTHING else f" {shlex.quote(pattern)}"
+    out = render.console()
+    out.print(f"paused: {names(pauses)}; a run under way stops there before its next batch")
+    out.print(f"next: janitor resume{shown} {current.arguments()}".rstrip())
+
+
+def names(pauses: list[Pause]) -> str:
+    """What is paused, in a few words."""
+    return ", ".join("everything" if pause.pattern == EVERYTHING else pause.pattern for pause in pauses)
+
+
+def as_json(pauses: list[Pause]) -> list[dict[str, object]]:
+    """What is paused, as the status has it."""
+    return [{"pattern": pause.pattern, "since_ms": pause.since_ms} for pause in pauses]

@@ -1,0 +1,77 @@
+"""``janitor resume``: go on where somebody said to stop, or where a topic was put aside."""
+
+from __future__ import annotations
+
+import shlex
+from fnmatch import fnmatchcase
+
+import click
+
+from janitor.cli import render
+from janitor.cli.context import session
+from janitor.cli.memory import memory
+from janitor.cli.options import PatternType, common_options
+from janitor.cli.pause import as_json, names
+from janitor.state.base import EVERYTHING, Pause, State
+
+DONE, FAILED = 0, 1
+
+
+@click.command("resume")
+@click.argument("topic", type=PatternType(), required=False)
+@common_options
+def command(topic: str | None) -> int:
+    """Take pauses back, and try quarantined topics again.
+
+    Those of one topic (or of a pattern and all within it), or all of them. The next run then does
+    what is due. Exit code 1 when the topic stays paused, because a wider pattern was.
+
+    \b
+    Examples:
+      janitor resume default:orders --config janitor.yaml
+      janitor resume --config janitor.yaml
+    """
+    current = session()
+    pattern = topic or EVERYTHING
+    with memory(current) as state:
+        resumed, retried = _resume(state, pattern) if state else ([], [])
+        pauses = state.pauses() if state else []
+    current.nudge()
+    over = [pause for pause in pauses if _within(pattern, pause.pattern)]
+    if current.as_json:
+        render.print_json({"resumed": resumed, "retried": retried, "paused": as_json(pauses)})
+    else:
+        _show(pattern, resumed, retried, pauses)
+        for pause in over:
+            wider = "" if pause.pattern == EVERYTHING else f" {shlex.quote(pause.pattern)}"
+            render.console().print(f"next: janitor resume{wider} {current.arguments()}".rstrip())
+    return FAILED if over else DONE
+
+
+def _resume(state: State, pattern: str) -> tuple[list[str], list[str]]:
+    """Take back what is within the pattern; returns the pauses taken back, and the topics that are tried again."""
+    with state.transaction():
+        resumed = [pause.pattern for pause in state.pauses() if _within(pause.pattern, pattern)]
+        for taken_back in resumed:
+            state.resume(taken_back)
+        aside = [topic for topic, strikes in state.strikes().items() if strikes.quarantined_ms is not None]
+        retried = [topic for topic in aside if fnmatchcase(str(topic), pattern)]
+        state.save_strikes(dict.fromkeys(retried))
+    return resumed, [str(topic) for topic in retried]
+
+
+def _within(pattern: str, wider: str) -> bool:
+    """Whether the one pattern is the other, or plainly lies within it."""
+    return pattern == wider or fnmatchcase(pattern, wider)
+
+
+def _show(pattern: str, resumed: list[str], retried: list[str], pauses: list[Pause]) -> None:
+    out = render.console()
+    if resumed:
+        out.print(f"resumed: {', '.join('everything' if name == EVERYTHING else name for name in resumed)}")
+    if retried:
+        out.print(f"tried again with the next run: {', '.join(retried)}")
+    if not resumed and not retried:
+        out.print("nothing is paused" if not pauses else f"{pattern} was not paused by itself")
+    if pauses:
+        out.print(f"still paused: {names(pauses)}")

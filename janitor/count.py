@@ -1,0 +1,281 @@
+"""How many messages lie in each topic, and how many bytes: counted in the background, slowly, exactly.
+
+Nobody waits for these figures, so they have a small budget of rows of their own and are never on a sweep's way. What
+is counted is what lies there: the rows of a topic's living generation in both tables, also those that are due and not
+swept yet, rolled back or not committed yet. Whoever wants to know what a sweep would take has the plan.
+
+* ``messages``: rows of the message table.
+* ``size_bytes``: of those rows the key, 8 bytes of write pointer where there is one, and the payload; of the topic's
+  rows in the payload table the key and the payload. What a store adds (salt, column names) or saves (compression) is
+  not in it.
+* ``oldest_ms``, ``newest_ms``: publish times of the first and the last of the messages.
+
+Foreign keys (rule L0) and rows whose value cannot be read are left out. Exact means that every row was looked at, not
+that it was at one moment: what is published while a topic is counted may be in this count or in the next one.
+
+A topic is due again some time after its last count: those never counted first, then those counted longest ago. Rows
+are read in *turns*. A topic that is larger than a turn stays unfinished, and from then on turns alternate: one for an
+unfinished topic, one turn's worth of rows for topics that are due. So a huge topic costs the small ones half of the
+budget and never more, and ten thousand small ones cost a huge one no more than that. What is unfinished is kept as long
+as the process lives.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from janitor.pacing import Pacer
+from janitor.permission import never
+from janitor.state.base import State, TopicCount
+from tms_core.clock import Clock
+from tms_core.errors import Halted, MetadataError, StoreError
+from tms_core.rowkey import (
+    GENERATION_BYTES,
+    MESSAGE_TAIL_BYTES,
+    NEGATIVE,
+    PAYLOAD_TAIL_BYTES,
+    generation_prefix,
+)
+from tms_core.tables.base import Store
+from tms_core.topic import TopicId, TopicMetadata
+
+#: Rows of one page at most: what is read before somebody who wants the count to stop is heard.
+PAGE_ROWS = 1000
+#: Rows of a table's first page, when it is not known yet how large they are.
+FIRST_PAGE_ROWS = 100
+#: About how many bytes one page may hold in memory.
+PAGE_BYTES = 4 << 20
+#: How long a turn lasts, in seconds of the budget.
+TURN_SECONDS = 2
+#: How long finished counts wait to be saved together, in milliseconds: ten thousand topics are not as many commits.
+SAVE_EVERY_MS = 3_000
+
+#: What a write pointer counts for.
+POINTER_BYTES = 8
+
+_log = logging.getLogger(__name__)
+
+
+class Census:
+    """Counts the topics of one store, again and again.
+
+    Args:
+        store: is only read; a face that cannot write will do.
+        state: where counts are kept.
+        clock: what counts are dated and paced by.
+        rows_per_second: the budget (``janitor.stats_rows_per_second``).
+        refresh_seconds: how old a count may become before it is made again.
+        halted: whether the process is ending; asked before every page and in every wait.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        state: State,
+        clock: Clock,
+        *,
+        rows_per_second: int,
+        refresh_seconds: int = 60,
+        halted: Callable[[], bool] = never,
+    ) -> None:
+        self._store = store
+        self._state = state
+        self._clock = clock
+        self._turn_rows = rows_per_second * TURN_SECONDS
+        self._refresh_ms = refresh_seconds * 1000
+        self._halted = halted
+        self._pacer = Pacer(rows_per_second, clock, self._stop_if_halted)
+        self._living: dict[TopicId, int] = {}
+        self._looked_ms = 0
+        self._due: deque[TopicId] = deque()
+        self._unfinished: deque[_Tally] = deque()
+        #: Rows read for topics that were due since an unfinished one had its turn.
+        self._ahead_rows = 0
+        self._tried_ms: dict[TopicId, int] = {}
+        self._failing: set[TopicId] = set()
+        self._found: dict[TopicId, TopicCount | None] = {}
+        self._saved_ms = 0
+
+    def step(self) -> None:
+        """Count what is due, until nothing is unfinished, or until halted; to be called now and then.
+
+        A topic that cannot be read keeps the count it had, with its time, and is tried again when it is due again.
+
+        Raises:
+            StoreError: the metadata could not be read, or counts could not be read or saved.
+        """
+        try:
+            self._stop_if_halted()
+            self._look()
+            while (tally := self._next()) is not None:
+                self._take_turn(tally)
+        except Halted:
+            return
+        finally:
+            self._save()
+
+    def _look(self) -> None:
+        """Find out which topics there are, and which of them are due."""
+        self._looked_ms = self._clock.running_ms()
+        unreadable = set()
+        self._living = {}
+        for key, value in self._store.metadata.rows():
+            try:
+                metadata = TopicMetadata.parse(key, value)
+            except MetadataError:
+                unreadable.add(TopicId.from_prefix(key))
+                continue
+            if not metadata.deleted:
+                self._living[metadata.topic] = metadata.generation
+        counts: dict[TopicId, TopicCount | None] = {**self._state.counts(), **self._found}
+        self._found.update({topic: None for topic in counts if topic not in self._living and topic not in unreadable})
+        self._unfinished = deque(t for t in self._unfinished if self._living.get(t.topic) == t.generation)
+        self._tried_ms = {topic: at_ms for topic, at_ms in self._tried_ms.items() if topic in self._living}
+        busy = {tally.topic for tally in self._unfinished}
+        due = [topic for topic in self._living if topic not in busy and self._is_due(topic)]
+        self._due = deque(sorted(due, key=lambda topic: count.counted_ms if (count := counts.get(topic)) else -1))
+
+    def _is_due(self, topic: TopicId) -> bool:
+        tried_ms = self._tried_ms.get(topic)
+        return tried_ms is None or self._looked_ms - tried_ms >= self._refresh_ms
+
+    def _next(self) -> _Tally | None:
+        """Whose turn it is."""
+        if self._unfinished and not self._due and self._clock.running_ms() - self._looked_ms >= self._refresh_ms:
+            self._look()
+        if self._unfinished and (not self._due or self._ahead_rows >= self._turn_rows):
+            self._ahead_rows = 0
+            return self._unfinished.popleft()
+        if not self._due:
+            return None
+        topic = self._due.popleft()
+        return _Tally.begin(topic, self._living[topic])
+
+    def _take_turn(self, tally: _Tally) -> None:
+        # At the back, where it stays when the count is halted: the next run goes on from there.
+        self._unfinished.append(tally)
+        fresh, before = not tally.rows, tally.rows
+        try:
+            while not tally.done and tally.rows - before < self._turn_rows:
+                self._stop_if_halted()
+                # An empty page was a look into the store, too.
+                self._pacer.pay(tally.read(self._store) or 1)
+        except StoreError as error:
+            self._unfinished.pop()
+            self._failed(tally.topic, error)
+            return
+        self._ahead_rows += tally.rows if fresh else 0
+        if tally.done:
+            self._finished(self._unfinished.pop())
+
+    def _finished(self, tally: _Tally) -> None:
+        self._tried_ms[tally.topic] = self._clock.running_ms()
+        self._failing.discard(tally.topic)
+        self._found[tally.topic] = tally.count(self._clock.now_ms())
+        if self._clock.running_ms() - self._saved_ms >= SAVE_EVERY_MS:
+            self._save()
+
+    def _failed(self, topic: TopicId, error: StoreError) -> None:
+        self._tried_ms[topic] = self._clock.running_ms()
+        if topic not in self._failing:
+            self._failing.add(topic)
+            _log.warning("topic %s could not be counted, its figures stay as they were: %s", topic, error)
+
+    def _save(self) -> None:
+        if self._found:
+            self._state.save_counts(self._found)
+        self._found = {}
+        self._saved_ms = self._clock.running_ms()
+
+    def _stop_if_halted(self) -> None:
+        if self._halted():
+            raise Halted("the count was asked to stop.")
+
+
+@dataclass(slots=True)
+class _Tally:
+    """A topic's count under way.
+
+    Attributes:
+        messages_from, payloads_from: where the next page starts; None once that table is done.
+        limit: rows of the next page.
+        rows: rows read.
+    """
+
+    topic: TopicId
+    generation: int
+    messages_from: bytes | None
+    payloads_from: bytes | None
+    limit: int = FIRST_PAGE_ROWS
+    rows: int = 0
+    messages: int = 0
+    size_bytes: int = 0
+    oldest_ms: int | None = None
+    newest_ms: int | None = None
+
+    @classmethod
+    def begin(cls, topic: TopicId, generation: int) -> _Tally:
+        start = generation_prefix(topic.prefix, generation)
+        return cls(topic, generation, start, start)
+
+    @property
+    def done(self) -> bool:
+        return self.messages_from is None and self.payloads_from is None
+
+    def count(self, now_ms: int) -> TopicCount:
+        return TopicCount(self.messages, self.size_bytes, self.oldest_ms, self.newest_ms, now_ms)
+
+    def read(self, store: Store) -> int:
+        """One page more, of the message table first; returns how many rows it had.
+
+        Raises:
+            StoreError: it could not be read.
+        """
+        before = self.size_bytes
+        if self.messages_from is not None:
+            rows, resume = self._read_messages(store, self.messages_from)
+            self.messages_from = resume
+        elif self.payloads_from is not None:
+            rows, resume = self._read_payloads(store, self.payloads_from)
+            self.payloads_from = resume
+        else:
+            return 0
+        self.rows += rows
+        if resume is None:
+            self.limit = FIRST_PAGE_ROWS
+        elif rows:
+            fitting = PAGE_BYTES * rows // max(1, self.size_bytes - before)
+            self.limit = max(1, min(PAGE_ROWS, fitting))
+        return rows
+
+    def _read_messages(self, store: Store, start: bytes) -> tuple[int, bytes | None]:
+        # Rows are in the order of their times; a negative one, which is none of ours, lies behind all others.
+        stop = generation_prefix(self.topic.prefix, self.generation) + NEGATIVE
+        page = store.message.rows(start, stop, self.limit)
+        key_bytes = len(self.topic.prefix) + GENERATION_BYTES + MESSAGE_TAIL_BYTES
+        found = [(key, value) for key, value in page.items if len(key) == key_bytes]
+        self.messages += len(found)
+        for key, value in found:
+            pointer_bytes = 0 if value.pointer is None else POINTER_BYTES
+            self.size_bytes += len(key) + pointer_bytes + len(value.payload or b"")
+        if found:
+            self.oldest_ms = _time_ms(found[0][0]) if self.oldest_ms is None else self.oldest_ms
+            self.newest_ms = _time_ms(found[-1][0])
+        return len(page.items), page.resume
+
+    def _read_payloads(self, store: Store, start: bytes) -> tuple[int, bytes | None]:
+        stop = generation_prefix(self.topic.prefix, self.generation + 1)
+        page = store.payload.rows(start, stop, self.limit)
+        key_bytes = len(self.topic.prefix) + GENERATION_BYTES + PAYLOAD_TAIL_BYTES
+        for key, payload in page.items:
+            if len(key) == key_bytes and _time_ms(key) >= 0:
+                self.size_bytes += len(key) + len(payload)
+        return len(page.items), page.resume
+
+
+def _time_ms(key: bytes) -> int:
+    """The publish or write time in a key: of either table it is what stands before the last two bytes."""
+    return int.from_bytes(key[-10:-2], "big", signed=True)

@@ -1,0 +1,308 @@
+"""S10: no sweep hangs for ever: every run shows that it lives, and one that does not is closed by the next holder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from janitor import compaction
+from janitor.permission import HEARTBEAT_MS
+from janitor.state.sqlite import SqliteState
+from tests.builders import (
+    DAY,
+    HOUR,
+    MINUTE,
+    NOW_MS,
+    SECOND,
+    Call,
+    Rig,
+    Topic,
+    janitor,
+    pointer,
+    topic,
+    unknown_topic,
+    watch,
+)
+from tms_core.errors import LeaseHeld
+from tms_core.lease import Lease, LeaseRecord
+from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.memory import MemoryStore
+
+LEASE_SECONDS = 60
+TTL_SECONDS = 86400
+INVALID = pointer(NOW_MS - 10 * HOUR)
+#: Between two beats a run may ask the store for so many things; each of them has a time limit of its own.
+CALLS_BETWEEN = 5
+
+
+def leased(store: Store, state: SqliteState | None = None, holder: str = "a", **options: object) -> tuple[Rig, Lease]:
+    """A janitor that works under a lease in its memory."""
+    rig = janitor(store, state=state or SqliteState.in_memory(), **options)  # type: ignore[arg-type]
+    lease = Lease(rig.state, holder, LEASE_SECONDS, rig.clock)
+    return rig.restart(lease=lease), lease
+
+
+def heartbeat_ms(rig: Rig) -> int:
+    found = rig.state.runs(1)[0].heartbeat_ms
+    assert found is not None
+    return found
+
+
+def beat(rig: Rig) -> int:
+    """How often the lease was renewed."""
+    record = LeaseRecord.parse(rig.state.lease())
+    assert record is not None
+    return record.beat
+
+
+class Slow:
+    """A store each of whose calls takes a while; finds out how many of them a run makes without showing that it lives.
+
+    Attributes:
+        most: calls between two beats, by the name of the last one.
+    """
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.silent = 0
+        self.last_ms = 0
+        self.most: dict[str, int] = {}
+        watch(rig.store, before=self)
+
+    def __call__(self, call: Call) -> None:
+        self.rig.clock.advance(HEARTBEAT_MS)
+        runs = self.rig.state.unfinished_runs()
+        if not runs:
+            return
+        found = runs[0].heartbeat_ms or 0
+        self.silent = 0 if found != self.last_ms else self.silent + 1
+        self.last_ms = found
+        self.most[call.name] = max(self.silent, self.most.get(call.name, 0))
+
+
+def fill(store: Store) -> Topic:
+    """Much of everything a run may come upon."""
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS, generation=2)
+    due = [NOW_MS - 2 * DAY + number for number in range(12)]
+    orders.plain(*due, NOW_MS).tx(INVALID, *range(NOW_MS - 12, NOW_MS)).at(1).plain(*due)
+    orders.stored(pointer(due[0]), *due).stored(INVALID, *due)
+    # Their messages are looked for among many.
+    orders.stored(pointer(NOW_MS - DAY - HOUR), NOW_MS - DAY - HOUR).at(3).plain(*due)
+    orders.ref(pointer(NOW_MS), *range(NOW_MS - DAY + MINUTE, NOW_MS - DAY + MINUTE + 12))
+    for number in range(20):
+        topic(store, f"default:quiet{number}", ttl_seconds=TTL_SECONDS).plain(NOW_MS)
+        unknown_topic(store, f"default:stray{number}").plain(*range(5)).tx(INVALID, 9)
+    for start in (b"#", b"default:p", b"~"):
+        keys = [start + number.to_bytes(2, "big") for number in range(12)]
+        store.message.put([(key, MessageValue(INVALID, b"?")) for key in keys])
+        store.payload.put([(key, b"?") for key in keys])
+    return orders
+
+
+@pytest.mark.parametrize("thorough", [True, False])
+@pytest.mark.parametrize("patient", [True, False])
+def test_given_a_slow_store_when_swept_then_the_run_shows_all_the_time_that_it_lives(
+    store: Store, thorough: bool, patient: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "WORTHWHILE_ROWS", 1)
+    monkeypatch.setattr(compaction, "SLICE_ROWS", 4)
+    rig, lease = leased(store, batch_rows=4)
+    lease.acquire()
+    rig.engine.run_once(adopt=True)
+    orders = fill(store)
+    rig.snapshots.invalid = [INVALID]
+    rig.engine.adopt()
+    if thorough:
+        rig.state.save_last_thorough_ms(0)
+    else:
+        # Still open, so that its rows are searched for.
+        rig.snapshots.invalid = [INVALID, pointer(NOW_MS - HOUR)]
+    rig.clock.advance(20 * MINUTE)
+    slow = Slow(rig)
+    before = beat(rig)
+    report = rig.engine.run_once(patient=patient)
+    assert report.thorough is thorough
+    assert (report.errors, rig.state.runs(1)[0].result) == ([], "done")
+    assert {"message.delete", "payload.delete", "message.invert", "message.compact", "message.cells"} <= set(slow.most)
+    assert {name: calls for name, calls in slow.most.items() if calls > CALLS_BETWEEN} == {}
+    assert beat(rig) - before > 10, "and so does its lease"
+    assert orders.pointers()[-1] is None
+
+
+def test_given_a_long_wait_for_the_rate_when_swept_then_the_run_lives_and_keeps_its_lease(store: Store) -> None:
+    topic(store, "default:orders", ttl_seconds=60).plain(*range(300))
+    rig, lease = leased(store, batch_rows=300, rows_per_second=0.5)
+    lease.acquire()
+    seen: list[tuple[int, int]] = []
+    sleep = rig.clock.sleep
+
+    def watched(seconds: float) -> None:
+        seen.append((rig.clock.now_ms() - heartbeat_ms(rig), beat(rig)))
+        sleep(seconds)
+
+    rig.clock.sleep = watched  # type: ignore[method-assign]
+    rig.engine.run_once(adopt=True)
+    assert len(seen) == 600
+    assert max(age for age, _ in seen) <= HEARTBEAT_MS
+    assert seen[-1][1] >= 600 // (LEASE_SECONDS // 3) - 1
+
+
+def test_given_a_word_to_stop_when_a_run_waits_for_the_rate_then_it_ends_within_a_second(store: Store) -> None:
+    topic(store, "default:orders", ttl_seconds=60).plain(*range(300))
+    rig = janitor(store, batch_rows=100, rows_per_second=0.1)
+    stop_ms = NOW_MS + 7_500
+    report = rig.restart(halted=lambda: rig.clock.now_ms() >= stop_ms).engine.run_once(adopt=True)
+    assert rig.clock.now_ms() - stop_ms < SECOND
+    assert report.to_json()["totals"]["expired"] == 100
+    assert rig.state.runs(1)[0].result == "halted"
+
+
+# --- a run that died -------------------------------------------------------------------------------------------------
+
+
+class Death(BaseException):
+    """The process is gone."""
+
+
+def die_at(name: str, nth: int = 1) -> Callable[[Call], None]:
+    left = [nth]
+
+    def watcher(call: Call) -> None:
+        left[0] -= call.name == name
+        if call.name == name and left[0] <= 0:
+            raise Death
+
+    return watcher
+
+
+def test_given_a_process_that_died_when_the_next_one_holds_the_store_then_its_run_is_closed_as_lost(
+    store: Store,
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=60).plain(*range(10))
+    rig, lease = leased(store, batch_rows=2)
+    lease.acquire()
+    rig.engine.adopt()
+    watch(store, before=die_at("message.delete", 3))
+    with pytest.raises(Death):
+        rig.engine.run_once()
+    [run] = rig.state.unfinished_runs()
+    assert run.result == ""
+    rig.clock.advance(MINUTE)
+    next_one, challenger = leased(store, state=rig.state, holder="b", clock=rig.clock)  # type: ignore[arg-type]
+    challenger.acquire(sole=True)
+    assert next_one.engine.recover() == [run.id]
+    closed = rig.state.run(run.id)
+    assert closed is not None
+    assert (closed.result, closed.finished_ms) == ("lost", NOW_MS + MINUTE)
+    assert "process ended" in json.loads(closed.report)["error"]
+    [entry] = rig.state.ledger(10)
+    assert (entry.run_id, entry.rows, entry.topic) == (run.id, None, orders.id)
+    lost = {dict(key.labels)["result"]: n for key, n in rig.state.counters().items() if key.name == "sweeps_total"}
+    assert lost == {"lost": 1}
+
+
+def test_given_nothing_to_recover_when_recovered_then_nothing_changes_and_the_memory_knows_since_when_it_is(
+    store: Store,
+) -> None:
+    rig = janitor(store)
+    assert rig.engine.recover() == []
+    rig.engine.run_once(adopt=True)
+    rig.clock.advance(DAY)
+    assert rig.engine.recover() == []
+    assert rig.state.created_ms() == NOW_MS
+    assert [run.result for run in rig.state.runs(10)] == ["done"]
+
+
+def test_given_a_bug_in_the_middle_of_a_run_when_the_process_lives_on_then_the_run_is_closed_as_failed(
+    store: Store,
+) -> None:
+    topic(store, "default:orders", ttl_seconds=60).plain(*range(10))
+    rig = janitor(store, batch_rows=2)
+    rig.engine.adopt()
+
+    def stumble(call: Call) -> None:
+        if call.name == "payload.keys":
+            raise ZeroDivisionError
+
+    watch(store, before=stumble)
+    with pytest.raises(ZeroDivisionError):
+        rig.engine.run_once()
+    [run] = rig.state.runs(10)
+    assert (run.result, rig.state.unfinished_runs()) == ("failed", [])
+    assert [entry.rows for entry in rig.state.ledger(10)] == [10]
+
+
+# --- a run that hangs ------------------------------------------------------------------------------------------------
+
+
+class Hang:
+    """One call of a store that takes longer than a lease lasts, while another janitor waits for it.
+
+    Args:
+        meanwhile: what the other one does once it has the lease.
+    """
+
+    def __init__(self, rig: Rig, challenger: Lease, at_call: int, meanwhile: Callable[[], object]) -> None:
+        self.rig, self.challenger, self.at_call, self.meanwhile = rig, challenger, at_call, meanwhile
+        self.calls = 0
+        self.hung: str | None = None
+        self.written_after: list[str] = []
+        with pytest.raises(LeaseHeld):
+            challenger.acquire()
+        watch(rig.store, before=self)
+
+    def __call__(self, call: Call) -> None:
+        self.calls += 1
+        if self.hung is not None and call.name.endswith((".delete", ".invert")):
+            self.written_after.append(call.name)
+        if self.calls == self.at_call:
+            self.hung = call.name
+            with pytest.raises(LeaseHeld):
+                self.challenger.acquire()
+            self.rig.clock.advance(LEASE_SECONDS * SECOND + 1)
+            self.challenger.acquire()
+            self.meanwhile()
+
+
+def hanging(at_call: int) -> tuple[Rig, Rig, Hang, Topic]:
+    """Two janitors with memories of their own, and a lease between them; the first one hangs in its k-th call."""
+    store, cell = MemoryStore(), SqliteState.in_memory()
+    orders = topic(store, "default:orders", ttl_seconds=3600)
+    due = [NOW_MS - 2 * HOUR + number for number in range(4)]
+    rig = janitor(store, batch_rows=2)
+    other = janitor(store, batch_rows=2, clock=rig.clock, snapshots=rig.snapshots)
+    for each in (rig, other):
+        each.engine.run_once(adopt=True)
+    orders.plain(*due, NOW_MS).stored(pointer(due[0]), *due).tx(INVALID, NOW_MS)
+    rig.snapshots.invalid = [INVALID]
+    leases = [Lease(cell, name, LEASE_SECONDS, rig.clock) for name in "ab"]
+    leases[0].acquire()
+    first, second = rig.restart(lease=leases[0]), other.restart(lease=leases[1])
+    for each in (first, second):
+        each.state.save_last_thorough_ms(0)
+    hang = Hang(first, leases[1], at_call, second.engine.run_once)
+    return first, second, hang, orders
+
+
+def test_given_a_run_that_hangs_in_any_call_when_another_has_taken_over_then_it_writes_nothing_more_when_it_wakes() -> (
+    None
+):
+    for at_call in range(1, 200):
+        rig, other, hang, orders = hanging(at_call)
+        frontiers, claim = rig.state.frontiers(), rig.state.claim()
+        report = rig.engine.run_once()
+        if hang.hung is None:
+            break
+        begun = [hang.hung] if hang.hung.endswith((".delete", ".invert")) else []
+        # Its answer to "is the topic what it was?" comes late, and the batch it belongs to is on its way.
+        between = [["message.delete"], ["payload.delete"]] if hang.hung == "metadata.get" else []
+        assert hang.written_after in ([], begun, *between), f"at call {at_call}, {hang.hung}"
+        assert (orders.times(), orders.stored_times()) == ([NOW_MS, NOW_MS], [])
+        assert orders.pointers() == [None, -INVALID]
+        assert other.state.runs(1)[0].result == "done"
+        if rig.state.runs(1)[0].result == "halted":
+            assert (rig.state.frontiers(), rig.state.claim()) == (frontiers, claim)
+            assert "b has it now" in report.guards[-1].message
+    assert at_call > 15

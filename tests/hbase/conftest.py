@@ -1,0 +1,3 @@
+"""The HBase of a test run."""
+
+from __future__ import annotations

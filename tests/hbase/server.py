@@ -1,0 +1,322 @@
+"""A real HBase for tests and for people: ZooKeeper, master, region servers and Thrift servers in one JVM.
+
+A mock of HBase would prove what we believe about HBase. ``src/`` holds the small Java program that starts the real one
+from Maven's jars, in about five seconds, with its data in a folder of the caller's. It lives as long as somebody is
+connected to it as a user, so that a test run that was killed leaves no server behind.
+
+``python -m tests.hbase.server`` (``make hbase``) starts one for a person.
+
+What :meth:`HBaseServer.command` takes (keys in hex, ``-`` for the empty one):
+
+===============================  ==============================================================================
+``flush TABLE``                  memory to files
+``compact TABLE``                flush, then a major compaction; returns when it is over
+``regions TABLE``                the regions' start keys
+``split TABLE KEY``              returns when both daughters are open
+``merge TABLE KEY``              the region of the key with the one behind it
+``move TABLE KEY SERVER``        the region of the key to another region server, by number
+``cycle TABLE``                  close and open all regions
+``set TABLE NAME VALUE``         a table attribute
+``describe TABLE``               the table's settings as the master has them
+``drop TABLE``
+``servers``                      ``up`` or ``down`` for each region server
+``start-server``                 one more; answers its number
+``abort-server SERVER``          as if it had crashed
+``restart-master``
+``start-thrift KIND PORT``       ``thrift`` or ``thrift2``; port 0: a free one; answers the port
+``stop-thrift PORT``
+===============================  ==============================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from tests import maven
+
+HERE = Path(__file__).parent
+START_SECONDS = 120.0
+COMMAND_SECONDS = 180.0
+
+
+class ServerFailed(Exception):
+    """HBase did not start, or did not do what it was told; the text carries the end of its log."""
+
+
+class Address(NamedTuple):
+    """Where a server listens; the last two are None where it does not."""
+
+    host: str
+    thrift: int
+    thrift2: int | None = None
+    control: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read ``HOST:THRIFT_PORT[,THRIFT2_PORT[,CONTROL_PORT]]``, as ``HBASE_TEST_ADDRESS`` holds it."""
+        host, _, ports = text.rpartition(":")
+        return cls(host, *map(int, ports.split(",")))
+
+    def __str__(self) -> str:
+        return f"{self.host}:" + ",".join(str(port) for port in self[1:] if port is not None)
+
+
+class HBaseServer:
+    """A running server, as one of its users.
+
+    Args:
+        address: where it listens.
+        folder: where its data is; None when it is not ours.
+        pid: its process; None when it is not ours.
+    """
+
+    def __init__(self, address: Address, folder: Path | None = None, pid: int | None = None) -> None:
+        self.address = address
+        self.folder = folder
+        self.pid = pid
+        self._user: socket.socket | None = None
+
+    @property
+    def thrift(self) -> str:
+        """``HOST:PORT`` of its Thrift 1 server."""
+        return f"{self.address.host}:{self.address.thrift}"
+
+    @property
+    def thrift2(self) -> str | None:
+        """``HOST:PORT`` of its Thrift 2 server."""
+        return None if self.address.thrift2 is None else f"{self.address.host}:{self.address.thrift2}"
+
+    def command(self, *words: str | int | bytes) -> str:
+        """Have the server do something; bytes are written in hex.
+
+        Raises:
+            ServerFailed: it could not, or it takes no commands.
+        """
+        if self.address.control is None:
+            raise ServerFailed(f"the HBase at {self.address} takes no commands")
+        line = " ".join((word.hex() or "-") if isinstance(word, bytes) else str(word) for word in words)
+        with socket.create_connection((self.address.host, self.address.control), COMMAND_SECONDS) as connection:
+            return _ask(connection, line)
+
+    def join(self) -> None:
+        """Become one of its users: it stays while there is one.
+
+        Raises:
+            OSError, ServerFailed: it is not there any more.
+        """
+        if self.address.control is None:
+            return
+        user = socket.create_connection((self.address.host, self.address.control), COMMAND_SECONDS)
+        try:
+            _ask(user, "join")
+        except BaseException:
+            user.close()
+            raise
+        self._user = user
+
+    def leave(self) -> None:
+        """Stop being a user; the last one stops the server and removes its data."""
+        if self._user is None:
+            return
+        with self._user as user:
+            self._user = None
+            if int(_ask(user, "leave")) > 0 or self.pid is None:
+                return
+            os.kill(self.pid, signal.SIGTERM)
+            # The kernel closes the connection when the process is gone, whoever its parent is.
+            while user.recv(1):
+                pass
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+
+def start(folder: Path, *, region_servers: int = 1, properties: Mapping[str, str] | None = None) -> HBaseServer:
+    """Start a server and become its user.
+
+    Args:
+        folder: for its data; made if missing.
+        region_servers: how many.
+        properties: HBase settings other than the fixture's.
+
+    Raises:
+        ServerFailed: it did not start.
+        tests.interop.java.JavaFailed: it could not be built.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "ready").unlink(missing_ok=True)
+    settings = [f"{name}={value}" for name, value in (properties or {}).items()]
+    pid = _java(["fixture.Main", str(folder), str(region_servers), *settings], folder / "log")
+    deadline = time.monotonic() + START_SECONDS
+    while not (folder / "ready").exists():
+        if not _is_alive(pid) or time.monotonic() > deadline:
+            _kill(pid)
+            raise ServerFailed(f"HBase did not start:\n{_tail(folder / 'log')}")
+        time.sleep(0.05)
+    server = of_folder(folder)
+    server.join()
+    return server
+
+
+def of_folder(folder: Path) -> HBaseServer:
+    """The server that was started on ``folder``, without becoming its user.
+
+    Raises:
+        FileNotFoundError: none was, or it never came up.
+    """
+    ready = json.loads((folder / "ready").read_text())
+    address = Address("127.0.0.1", ready["thrift"], ready["thrift2"], ready["control"])
+    return HBaseServer(address, folder, ready["pid"])
+
+
+class ThriftProcess:
+    """A Thrift 1 server in a JVM of its own, to be killed, stopped and started again without harm to HBase.
+
+    Args:
+        server: the HBase it serves.
+        port: where it listens; 0: a free one.
+    """
+
+    def __init__(self, server: HBaseServer, port: int = 0) -> None:
+        if server.folder is None:
+            raise ServerFailed(f"the HBase at {server.address} is not ours to add a Thrift server to")
+        self.port = port or _free_port()
+        self._log = server.folder / f"thrift-{self.port}.log"
+        self._conf = server.folder / "conf"
+        self.start()
+
+    @property
+    def address(self) -> str:
+        """``HOST:PORT``."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it, again or for the first time, on the same port; returns when it listens.
+
+        Raises:
+            ServerFailed: it did not start.
+        """
+        words = ["org.apache.hadoop.hbase.thrift.ThriftServer", "-b", "127.0.0.1", "-p", str(self.port)]
+        self.pid = _java([*words, "--infoport", "-1", "start"], self._log, first=[self._conf])
+        deadline = time.monotonic() + START_SECONDS
+        while not _listens(self.port):
+            if not _is_alive(self.pid) or time.monotonic() > deadline:
+                _kill(self.pid)
+                raise ServerFailed(f"Thrift did not start:\n{_tail(self._log)}")
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """As a crash would; returns when it is gone."""
+        _kill(self.pid)
+
+    def pause(self) -> None:
+        """Hang it: connections stay open, nothing is answered."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+def _java(words: Sequence[str], log: Path, first: Sequence[Path] = ()) -> int:
+    """Start a JVM that outlives this process, and return its process id."""
+    class_path = ":".join(map(str, [*first, *maven.build(HERE)]))
+    heap = os.environ.get("HBASE_TEST_HEAP", "512m")
+    # Without this flag HBase warns about reads it then does another way.
+    command = ["java", f"-Xmx{heap}", "--add-opens=java.base/java.nio=ALL-UNNAMED", "-cp", class_path, *words]
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    # Reaped here if it dies first; otherwise it is the system's.
+    threading.Thread(target=process.wait, name=f"wait-{process.pid}", daemon=True).start()
+    return process.pid
+
+
+def _ask(connection: socket.socket, line: str) -> str:
+    connection.settimeout(COMMAND_SECONDS)
+    connection.sendall(line.encode() + b"\n")
+    with connection.makefile("rb") as answers:
+        answer = answers.readline().decode().rstrip("\n")
+    if not answer.startswith("OK"):
+        raise ServerFailed(f"{line}: {answer or 'the server is gone'}")
+    return answer[2:].strip()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _kill(pid: int) -> None:
+    if _is_alive(pid):
+        os.kill(pid, signal.SIGKILL)
+    while _is_alive(pid):
+        time.sleep(0.01)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _tail(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if not line.startswith("\tat ")]
+    return "\n".join(lines[-20:])
+
+
+def main() -> None:
+    """Start a server for a person and say how to reach it; Ctrl-C stops it."""
+    if reason := maven.missing():
+        raise SystemExit(reason)
+    print("starting HBase (the first time Maven fetches about 75 MB)", flush=True)
+    with tempfile.TemporaryDirectory(prefix="tms-hbase-") as folder, start(Path(folder)) as server:
+        print(
+            f"""HBase is up, with its data in {folder}
+  Thrift 1      {server.thrift}
+  Thrift 2      {server.thrift2}
+  make tables   .venv/bin/tms admin create-tables --thrift2 {server.thrift2}
+  clean them    .venv/bin/janitor plan --hbase {server.thrift}
+  in tests      HBASE_TEST_ADDRESS={server.address} make test
+Ctrl-C stops it and removes its data.""",
+            flush=True,
+        )
+        try:
+            signal.pause()
+        except KeyboardInterrupt:
+            print("\nstopping")
+
+
+if __name__ == "__main__":
+    main()

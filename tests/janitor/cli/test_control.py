@@ -1,0 +1,378 @@
+"""The commands while another process holds the store: everything as if it were free.
+
+Two sites are made alike, at the same moment. In one the commands find the store free, in the other a second process
+holds it; what is printed must be the same, byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from janitor.cli.main import execute
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic
+from tests.janitor.cli.conftest import INVALID, SETTINGS, Outcome, Site
+from tests.janitor.control.holder import token_hex
+from tms_core.clock import ManualClock
+from tms_core.rowkey import MessageId
+from tms_core.tables.leveldb import LevelDBStore
+
+ROOT = Path(__file__).parents[3]
+LIVE = MessageId(NOW_MS - MINUTE, 2)
+
+
+class Holder:
+    """The second process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def tell(self, word: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{word}\n")
+        self._process.stdin.flush()
+
+    def hear(self, word: str) -> None:
+        """Wait until it says so; ``nudged`` is passed over."""
+        assert self._process.stdout is not None
+        said = next(line.strip() for line in self._process.stdout if line.strip() != "nudged" or word == "nudged")
+        assert said == word
+
+    def go_on_until(self, word: str) -> None:
+        """Let it go on past everything it waits at."""
+        self.tell("go")
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.strip() == word:
+                return
+            self.tell("go")
+
+
+Hold = Callable[..., Holder]
+MakeSite = Callable[[], Site]
+
+
+@pytest.fixture
+def hold() -> Iterator[Hold]:
+    """Starts a process that holds a site's store, until the test is over."""
+    with ExitStack() as stack:
+
+        def start(site: Site, watched: str = "") -> Holder:
+            return stack.enter_context(holding(site, watched))
+
+        yield start
+
+
+@contextmanager
+def holding(site: Site, watched: str = "") -> Iterator[Holder]:
+    words = [str(site.clock.now_ms()), str(site.clock.running_ms()), *([watched] if watched else [])]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.janitor.control.holder", *words],
+        cwd=site.folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            holder = Holder(process)
+            holder.hear("ready")
+            yield holder
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def make_site(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> MakeSite:
+    """Makes an adopted site with something for every verb, and goes there."""
+    monkeypatch.setattr(secrets, "token_hex", token_hex)
+
+    def make() -> Site:
+        # Deep, because the kernel's addresses of sockets are short.
+        folder = tmp_path_factory.mktemp("site") / ("deep" * 20) / ("deeper" * 10)
+        (folder / "data" / "messaging").mkdir(parents=True)
+        (folder / "data" / "tx").mkdir()
+        made = Site(folder, ManualClock(NOW_MS, running_ms=DAY), capsys)
+        with LevelDBStore(made.store, create=True) as store:
+            orders = topic(store, "default:orders", ttl_seconds=86400)
+            orders.plain(NOW_MS - 3 * DAY, NOW_MS - 2 * DAY, NOW_MS - MINUTE)
+            orders.tx(INVALID, NOW_MS - 3 * HOUR)
+            orders.stored(pointer(NOW_MS - 3 * DAY), NOW_MS - 3 * DAY)
+            topic(store, "default:retired", ttl_seconds=86400, generation=-1).plain(NOW_MS - HOUR)
+        made.snapshot()
+        made.set(SETTINGS)
+        monkeypatch.chdir(folder)
+        made.janitor("adopt")
+        with LevelDBStore(made.store) as store:
+            topic(store, "default:orders", ttl_seconds=7200)
+        made.clock.advance(MINUTE)
+        return made
+
+    return make
+
+
+Verb = Callable[[Site], Outcome]
+
+
+def typed(line: str) -> Verb:
+    return lambda site: site.janitor(line)
+
+
+def applied(site: Site) -> Outcome:
+    """A plan and its apply, one after the other."""
+    planned = site.janitor("plan --out plan.json")
+    done = site.janitor("apply plan.json --format json")
+    return Outcome(done.code, planned.out + done.out, planned.err + done.err)
+
+
+VERBS: dict[str, Verb] = {
+    line: typed(line)
+    for line in (
+        "plan --format json",
+        "plan",
+        "plan --topic 'default:ret*' --format json",
+        "plan --at now+7d --format json",
+        "inspect message --format json",
+        "inspect message --limit 1",
+        "inspect payload --format json",
+        "inspect meta --format json",
+        "inspect snapshot --format json",
+        "inspect snapshot",
+        "boundary --explain --format json",
+        "boundary --explain",
+        "audit --format json",
+        "audit",
+        f"why default:orders {LIVE} --format json",
+        f"why default:orders {LIVE}",
+        "adopt --format json",
+        "approve --format json",
+        "approve default:orders",
+        "approve 'system:*'",
+    )
+} | {"apply": applied}
+
+
+def sentences(outcome: Outcome) -> list[str]:
+    """What was said on standard error, without the moment at which it was."""
+    said = [json.loads(line)["message"] if line.startswith("{") else line for line in outcome.err.splitlines()]
+    return [sentence for sentence in said if not sentence.startswith("a run begins on")]
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+def test_given_a_held_store_then_every_verb_says_what_it_says_of_a_free_one(
+    make_site: MakeSite, hold: Hold, verb: Verb
+) -> None:
+    free = verb(make_site())
+    site = make_site()
+    hold(site)
+    held = verb(site)
+    assert (held.code, held.out, sentences(held)) == (free.code, free.out, sentences(free))
+    assert free.out
+    assert held.code == 0
+
+
+def plan_gone_stale(site: Site) -> None:
+    site.janitor("plan --out plan.json")
+    with LevelDBStore(site.store) as store:
+        topic(store, "default:orders", ttl_seconds=3600)
+
+
+def plan_by_other_settings(site: Site) -> None:
+    site.janitor("plan --out plan.json")
+    site.set(SETTINGS.replace("janitor: {", "janitor: {hold_seconds: 60, "))
+
+
+def no_snapshots(site: Site) -> None:
+    shutil.rmtree(site.folder / "data" / "tx")
+
+
+def clock_in_doubt(site: Site) -> None:
+    site.clock.step(DAY)
+
+
+def state_lost(site: Site) -> None:
+    site.janitor("plan --out plan.json")
+    shutil.rmtree(site.folder / "data" / "janitor")
+
+
+def row_damaged(site: Site) -> None:
+    """A claim that is not true: a row of an invalid transaction that nobody has looked at since."""
+    site.janitor("run --once")
+    with LevelDBStore(site.store) as store:
+        topic(store, "default:orders", ttl_seconds=7200).tx(INVALID, NOW_MS - MINUTE)
+
+
+FAILURES: dict[str, tuple[Callable[[Site], None], str, int]] = {
+    "stale plan": (plan_gone_stale, "apply plan.json", 3),
+    "other settings": (plan_by_other_settings, "apply plan.json", 3),
+    "another store's plan": (state_lost, "apply plan.json", 3),
+    "not adopted": (state_lost, "approve", 3),
+    "clock": (clock_in_doubt, "approve default:orders", 3),
+    "no snapshot": (no_snapshots, "inspect snapshot", 1),
+    "refuted": (row_damaged, "audit --format json", 1),
+}
+
+
+@pytest.mark.parametrize(("prepare", "line", "code"), FAILURES.values(), ids=FAILURES)
+def test_given_a_held_store_then_what_fails_fails_as_with_a_free_one(
+    make_site: MakeSite, hold: Hold, prepare: Callable[[Site], None], line: str, code: int
+) -> None:
+    outcomes, said = [], []
+    for is_held in (False, True):
+        site = make_site()
+        prepare(site)
+        if is_held:
+            hold(site)
+        outcomes.append(site.janitor(line))
+        said.append([sentence.replace(str(site.folder), "") for sentence in sentences(outcomes[-1])])
+    free, held = outcomes
+    assert (held.code, held.out, said[1]) == (free.code, free.out, said[0])
+    assert held.code == code
+
+
+def test_given_a_held_store_when_a_plan_is_applied_then_its_rows_are_gone(make_site: MakeSite, hold: Hold) -> None:
+    site = make_site()
+    hold(site)
+    site.janitor("plan --out plan.json")
+    assert site.janitor("apply plan.json --format json").json["totals"]["expired"] == 3
+    assert site.janitor("inspect message --format json").json["counts"]["plain"] == 1
+    assert [run["mode"] for run in site.janitor("history --format json").json["runs"]] == ["apply"]
+
+
+# --- what stays the holder's -----------------------------------------------------------------------------------------
+
+
+def test_given_a_held_store_when_a_pass_is_wanted_then_4_and_how_to_get_one(make_site: MakeSite, hold: Hold) -> None:
+    site = make_site()
+    hold(site)
+    refused = site.janitor("run --once")
+    assert (refused.code, refused.out) == (4, "")
+    assert "held by process" in refused.err
+    assert "janitor status --config janitor.yaml (kill -HUP " in refused.err
+    assert site.janitor("run --once --skip-if-locked").code == 0
+
+
+def test_given_other_settings_than_the_holder_has_then_that_is_said_and_the_holders_count(
+    make_site: MakeSite, hold: Hold
+) -> None:
+    site = make_site()
+    hold(site)
+    site.janitor("plan --out theirs.json")
+    site.set(SETTINGS.replace("janitor: {", "janitor: {protect: ['*:*'], "))
+    ours = site.janitor("plan --out ours.json")
+    assert any("works by other settings" in sentence for sentence in sentences(ours))
+    theirs_digest, ours_digest = (
+        json.loads((site.folder / name).read_text(encoding="utf-8"))["config_digest"]
+        for name in ("theirs.json", "ours.json")
+    )
+    assert ours_digest == theirs_digest
+
+
+def test_given_one_state_folder_for_two_stores_then_the_other_one_is_refused(make_site: MakeSite, hold: Hold) -> None:
+    site = make_site()
+    shutil.copytree(site.store, site.folder / "data" / "other")
+    hold(site)
+    site.set(SETTINGS.replace("data/messaging", "data/other"))
+    refused = site.janitor("plan")
+    assert (refused.code, refused.out) == (2, "")
+    assert "holds another store" in refused.err
+
+
+def test_given_a_held_store_then_the_doctor_finds_nothing_wrong_with_that(make_site: MakeSite, hold: Hold) -> None:
+    site = make_site()
+    hold(site)
+    examined = site.janitor("doctor --format json")
+    assert examined.code == 0
+    [store] = [finding for finding in examined.json if finding["check"] == "store"]
+    assert ", 2 topics, held by process " in store["message"]
+
+
+def test_given_a_holder_without_a_socket_then_4_and_who_it_is(make_site: MakeSite) -> None:
+    site = make_site()
+    with LevelDBStore(site.store):
+        refused = site.janitor("plan")
+    assert (refused.code, refused.out) == (4, "")
+
+
+def test_given_a_holder_that_dies_while_it_answers_then_1_and_nothing_is_half_printed(
+    make_site: MakeSite, hold: Hold
+) -> None:
+    site = make_site()
+    holder = hold(site, "message.rows")
+    site.janitor("status")
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(execute, shlex.split("inspect message --config janitor.yaml"), site.clock)
+        holder.hear("message.rows")
+        holder.tell("die")
+        assert asked.result() == 1
+    out, err = site.streams.readouterr()
+    assert out == ""
+    assert "ended before it had answered" in err
+    # The socket it left behind keeps nobody from the store, which is free now.
+    assert site.janitor("plan").code == 0
+
+
+# --- pause, resume, status -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", ["pause", "pause default:orders", "pause 'default:*'"])
+def test_given_a_sweep_when_paused_then_at_most_the_batch_under_way_is_deleted(
+    make_site: MakeSite, hold: Hold, words: str
+) -> None:
+    site = make_site()
+    site.set(SETTINGS.replace("janitor: {", "janitor: {batch_rows: 2, "))
+    with LevelDBStore(site.store) as store:
+        topic(store, "default:orders", ttl_seconds=86400).plain(*(NOW_MS - 3 * DAY + number for number in range(1, 11)))
+    holder = hold(site, "message.delete")
+    holder.tell("sweep")
+    holder.hear("message.delete")
+    assert site.janitor(words).code == 0
+    holder.go_on_until("swept")
+    # Twelve were due in this topic; two of them went with the batch that was under way.
+    assert site.janitor("inspect message --topic default:orders --format json").json["counts"]["plain"] == 11
+
+
+def test_given_a_pause_and_its_end_then_the_holder_shows_it_at_once(make_site: MakeSite, hold: Hold) -> None:
+    site = make_site()
+    holder = hold(site)
+    for words, paused in (("pause", [{"pattern": "*:*", "since_ms": NOW_MS + MINUTE}]), ("resume", [])):
+        assert site.janitor(f"{words} --format json").json["paused"] == paused
+        holder.hear("nudged")
+        assert site.janitor("status --format json").json["paused"] == paused
+
+
+def test_given_a_holder_then_the_status_is_its_own(make_site: MakeSite, hold: Hold) -> None:
+    site = make_site()
+    assert site.janitor("status --format json").json["process"] == "down"
+    hold(site)
+    shown = site.janitor("status --format json").json
+    assert (shown["process"], shown["started_ms"]) == ("running", NOW_MS + MINUTE)
+    assert "running      since 2023-11-14 22:14:20 UTC (0 s ago)" in site.janitor("status").out
+
+
+def test_given_a_topic_without_an_approval_when_approved_through_the_holder_then_its_next_sweep_takes_it(
+    make_site: MakeSite, hold: Hold
+) -> None:
+    site = make_site()
+    with LevelDBStore(site.store) as store:
+        topic(store, "default:orders", ttl_seconds=30)
+    holder = hold(site)
+    held = site.janitor("plan --format json").json["topics"]
+    assert "frontier" in {entry["held"] for entry in held}
+    assert site.janitor("approve default:orders --format json").json == {"approved": ["default:orders"]}
+    holder.tell("sweep")
+    holder.hear("swept")
+    assert "plain" not in site.janitor("inspect message --topic default:orders --format json").json["counts"]

@@ -1,0 +1,124 @@
+"""A process that holds a LevelDB store and answers on its control socket, as a daemon does, and no more than that.
+
+    python -m tests.janitor.control.holder NOW_MS RUNNING_MS [WATCHED]
+
+is started in a site's folder (``tests.janitor.cli.conftest``). It says ``ready`` and then listens on its standard
+input: ``sweep`` makes a pass and says ``swept``, and the end of the input ends it. ``WATCHED`` is an operation of the
+store, as in ``message.delete``: it says so before each and waits for ``go``, or dies where it is told ``die``.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Semaphore, Thread
+
+from janitor.cli.context import Session
+from janitor.cli.options import Common
+from janitor.control import Audience, ControlServer
+from janitor.control.desk import Asks
+from janitor.engine import Engine
+from janitor.look import Live, look
+from janitor.observe import Observer
+from janitor.picture import Picture
+from janitor.settings import config_digest
+from janitor.state.sqlite import SqliteState
+from tests.builders import Call, watch
+from tms_core.clock import ManualClock
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.read_only import read_only
+
+
+def token_hex(size: int) -> str:
+    """Randomness that is the same in every process."""
+    return "ab" * size
+
+
+def say(word: str) -> None:
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
+
+
+class Shown:
+    """What the holder shows of itself."""
+
+    def __init__(self, current: Session, state: SqliteState) -> None:
+        self._current = current
+        self._state = state
+        self._live = Live(started_ms=current.clock.now_ms(), heartbeat_ms=current.clock.now_ms())
+
+    def picture(self) -> Picture:
+        return look(self._state, self._current.site(), self._current.clock, self._live)
+
+    def nudge(self) -> None:
+        say("nudged")
+
+
+@contextmanager
+def held(current: Session, watched: str) -> Iterator[tuple[Engine, Semaphore]]:
+    """The engine that writes, while the store is held and asked for."""
+    audience, gate = Audience(), Semaphore(0)
+    with (
+        LevelDBStore(current.store_path) as store,
+        SqliteState(current.state_path) as state,
+        current.lease(state) as lease,
+    ):
+        if watched:
+            watch(store, before=stopping_at(watched, gate))
+        engine = current.engine(store, state, observer=audience, lease=lease)
+
+        def make_reader(observer: Observer, halted: Callable[[], bool]) -> Asks:
+            return current.engine(read_only(store), state, observer=observer, halted=halted)
+
+        server = ControlServer(
+            current.state_path,
+            engine,
+            make_reader,
+            Shown(current, state),
+            store=store.identity(),
+            settings=config_digest(current.settings),
+            audience=audience,
+        )
+        server.start()
+        try:
+            yield engine, gate
+        finally:
+            server.stop()
+
+
+def stopping_at(watched: str, gate: Semaphore) -> Callable[[Call], None]:
+    def stop(call: Call) -> None:
+        if call.name == watched:
+            say(watched)
+            gate.acquire()
+
+    return stop
+
+
+def main(now_ms: int, running_ms: int, watched: str = "") -> None:
+    secrets.token_hex = token_hex  # type: ignore[assignment]
+    current = Session(Common(config=Path("janitor.yaml")), ManualClock(now_ms, running_ms=running_ms))
+
+    def sweep(engine: Engine) -> None:
+        engine.run_once()
+        say("swept")
+
+    with held(current, watched) as (engine, gate):
+        say("ready")
+        for line in sys.stdin:
+            match line.strip():
+                case "sweep":
+                    Thread(target=sweep, args=(engine,)).start()
+                case "go":
+                    gate.release()
+                case "die":
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

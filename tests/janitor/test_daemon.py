@@ -1,0 +1,294 @@
+"""The daemon in virtual time: what runs when, what a failure ends and what it does not, what others see of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from janitor.daemon import HUNG_RUN_MS, LATE_TICK_MS, Daemon, Job, Watched
+from janitor.look import Site
+from janitor.metrics import Metrics
+from janitor.refresh import Refreshed
+from janitor.schedule import every
+from janitor.state.base import EVERYTHING
+from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Rig, janitor, pointer, topic, watch
+from tests.virtual import VirtualTime, virtual_time
+from tms_core.clock import ManualClock
+from tms_core.errors import StoreError
+from tms_core.lease import Lease
+from tms_core.tables.memory import MemoryStore
+
+TTL_SECONDS = 60
+
+
+@dataclass
+class House:
+    """A daemon, all it stands on, and the time it lives in."""
+
+    rig: Rig
+    daemon: Daemon
+    time: VirtualTime
+    watched: Watched
+    lease: Lease | None
+
+    @property
+    def results(self) -> list[str]:
+        """How the runs ended, oldest first."""
+        return [run.result for run in reversed(self.rig.state.runs(1000))]
+
+
+@contextmanager
+def house(
+    store: MemoryStore | None = None,
+    *,
+    adopt: bool = True,
+    mode: Literal["apply", "plan_only"] = "apply",
+    leased: bool = False,
+    jobs: tuple[Job, ...] = (),
+    **options: Any,
+) -> Iterator[House]:
+    """A daemon that sweeps every minute, started; it does something when time is let pass."""
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    watched = Watched(clock)
+    with virtual_time(clock) as time:
+        rig = janitor(store or MemoryStore(), clock=clock, observer=watched, **options)
+        lease = Lease(rig.state, "this one", 60, clock) if leased else None
+        if lease is not None:
+            lease.acquire()
+        rig = rig.restart(lease=lease) if lease else rig
+        daemon = Daemon(
+            rig.engine,
+            watched,
+            Refreshed(rig.snapshots),
+            time.schedule,
+            every(60),
+            rig.state,
+            Site("memory", mode, "every 60 s", rig.engine.terms),
+            Metrics("top", 200),
+            clock,
+            lease=lease,
+            adopt=adopt,
+            jobs=jobs,
+        )
+        time.schedule.start()
+        time.advance(0)
+        yield House(rig, daemon, time, watched, lease)
+
+
+def test_given_a_daemon_when_hours_pass_then_it_sweeps_every_minute_and_rows_go_when_they_are_due() -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
+    orders.plain(NOW_MS - HOUR, NOW_MS, NOW_MS + 30 * SECOND)
+    with house(store) as site:
+        assert orders.times() == [NOW_MS, NOW_MS + 30 * SECOND]
+        site.time.advance(59)
+        assert site.results == ["done"]
+        site.time.advance(120)
+        assert (site.results, orders.times()) == (["done"] * 3, [])
+
+
+def test_given_a_sweep_that_fails_when_time_passes_then_it_is_a_failed_run_and_the_next_one_comes() -> None:
+    store = MemoryStore()
+    topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
+
+    def fail(call: Call) -> None:
+        if call.name == "metadata.rows" and NOW_MS + 60 * SECOND <= site.time.clock.now_ms() < NOW_MS + 120 * SECOND:
+            raise StoreError("the disk is gone.")
+
+    with house(store) as site:
+        watch(store, before=fail)
+        site.time.advance(60)
+        assert site.results == ["done", "failed"]
+        site.time.advance(60)
+        assert site.results == ["done", "failed", "done"]
+        assert site.time.errors == []
+
+
+def test_given_a_bug_in_a_sweep_when_time_passes_then_it_is_a_failed_run_and_no_dead_daemon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with house() as site:
+        with monkeypatch.context() as patch:
+            patch.setattr("janitor.engine.Messages.delete", lambda *_: 1 / 0)
+            site.time.advance(60)
+        assert site.results == ["done", "failed"]
+        assert [name for name, _ in site.time.errors] == ["sweep"]
+        assert site.watched.running is None
+        site.time.advance(60)
+        assert site.results == ["done", "failed", "done"]
+
+
+def test_given_a_chore_that_fails_when_time_passes_then_sweeps_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+
+    def fail() -> None:
+        raise StoreError("it cannot be counted.")
+
+    with house(jobs=(Job("count", 60, fail),)) as site:
+        site.time.advance(120)
+        assert site.results == ["done"] * 3
+        assert "count failed: it cannot be counted." in caplog.messages
+
+
+def test_given_a_store_never_adopted_when_swept_without_adopt_then_nothing_goes_and_it_is_seen() -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
+    orders.plain(NOW_MS - HOUR)
+    with house(store, adopt=False) as site:
+        site.time.advance(5)
+        assert site.results == ["stopped"]
+        assert orders.times() == [NOW_MS - HOUR]
+        assert site.daemon.picture().adopted_ms is None
+        site.rig.engine.adopt()
+        site.time.advance(60)
+        assert orders.times() == []
+
+
+def test_given_apply_is_off_when_time_passes_then_it_only_plans_and_shows_what_is_due() -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
+    orders.plain(NOW_MS - HOUR)
+    with house(store, mode="plan_only") as site:
+        site.time.advance(65)
+        assert orders.times() == [NOW_MS - HOUR]
+        assert {(run.mode, run.result) for run in site.rig.state.runs(10)} == {("plan", "done")}
+        assert [(item.table, item.rule, item.rows) for item in site.daemon.picture().overdue] == [
+            ("message", "expired", 1)
+        ]
+
+
+def test_given_everything_is_paused_when_time_passes_then_nothing_goes_and_after_resume_it_does() -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
+    orders.plain(NOW_MS)
+    with house(store) as site:
+        site.rig.state.pause(EVERYTHING, NOW_MS)
+        site.time.advance(600)
+        assert orders.times() == [NOW_MS]
+        assert site.daemon.ready() == ""
+        site.rig.state.resume(EVERYTHING)
+        site.time.advance(60)
+        assert orders.times() == []
+
+
+def test_given_a_halt_in_the_middle_of_a_sweep_when_it_comes_then_at_most_that_batch_is_finished() -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
+    orders.plain(*(NOW_MS + number for number in range(100)))
+    stop: list[bool] = []
+    with house(store, batch_rows=10, halted=lambda: bool(stop)) as site:
+        watch(store, after=lambda call: stop.append(True) if call.name == "message.delete" else None)
+        site.time.advance(120)
+        assert len(orders.times()) == 90
+        assert site.results[-1] == "halted"
+        site.rig.restart(halted=lambda: False).engine.run_once()
+        assert orders.times() == []
+
+
+def test_given_a_wish_to_sweep_now_when_it_is_heard_then_it_sweeps_before_its_time() -> None:
+    with house() as site:
+        site.time.advance(10)
+        site.daemon.sweep_now()
+        site.time.advance(1)
+        assert site.results == ["done", "done"]
+
+
+def test_given_a_lease_when_idle_then_it_is_renewed_for_ever() -> None:
+    with house(leased=True) as site:
+        assert site.lease is not None
+        site.time.advance(3600)
+        site.lease.check()
+        assert site.daemon.picture().leader
+
+
+def test_given_a_lease_that_another_has_taken_when_time_passes_then_nothing_is_swept_until_it_is_free_again() -> None:
+    """S12."""
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
+    orders.plain(NOW_MS)
+    with house(store, leased=True) as site:
+        other = Lease(site.rig.state, "another one", 60, site.time.clock)
+        other.acquire(sole=True)
+        for _ in range(10):
+            site.time.advance(30)
+            other.renew()
+        assert orders.times() == [NOW_MS]
+        assert not site.daemon.picture().leader
+        assert site.daemon.picture().lease_holder == "another one"
+        other.release()
+        site.time.advance(60)
+        assert orders.times() == []
+        assert site.daemon.picture().leader
+
+
+def test_given_rows_of_a_long_ttl_when_time_passes_then_a_sweep_waits_until_it_is_worth_it() -> None:
+    """A hundredth of the ttl, or a minute."""
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=100 * 600)
+    orders.plain(NOW_MS - 100 * 600 * SECOND)
+    with house(store) as site:
+        site.time.advance(540)
+        assert len(orders.times()) == 1
+        site.time.advance(120)
+        assert orders.times() == []
+
+
+def test_given_a_daemon_when_seen_then_snapshot_boundary_and_topics_are_there() -> None:
+    store = MemoryStore()
+    topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
+    with house(store) as site:
+        site.rig.snapshots.invalid = [pointer(NOW_MS)]
+        site.time.advance(125)
+        picture = site.daemon.picture()
+    assert (picture.process, picture.schedule, picture.next_run_ms) == ("running", "every 60 s", NOW_MS + 180 * SECOND)
+    assert (picture.snapshot.invalid, picture.snapshot.open) == (1, 1)
+    assert [entry.pointer for entry in picture.snapshot.oldest_open] == [str(pointer(NOW_MS))]
+    assert [(entry.name, entry.ttl_seconds) for entry in picture.topics] == [("default:orders", TTL_SECONDS)]
+    assert picture.boundary.bound is not None
+    assert picture.last_run is not None
+
+
+def test_given_a_tick_that_stays_away_when_asked_then_the_process_is_not_alive() -> None:
+    """S10: a hung loop is not alive."""
+    with house() as site:
+        assert site.daemon.alive() == ""
+        site.time.clock.advance(LATE_TICK_MS + 1)
+        assert "60 s" in site.daemon.alive()
+
+
+def test_given_a_run_without_a_sign_of_life_when_asked_then_the_process_is_not_alive() -> None:
+    with house() as site:
+        site.watched.begin()
+        site.time.clock.advance(HUNG_RUN_MS)
+        site.daemon.tick()
+        assert site.daemon.alive() == ""
+        site.time.clock.advance(1)
+        assert "the run under way" in site.daemon.alive()
+        site.watched("message", None, 10)
+        assert site.daemon.alive() == ""
+        running = site.watched.running
+        assert running is not None
+        assert (running.phase, running.rows) == ("message", 10)
+
+
+def test_given_a_halt_when_asked_then_it_is_not_ready() -> None:
+    with house() as site:
+        assert site.daemon.ready() == ""
+        site.daemon.halt()
+        assert site.daemon.ready() == "the janitor is stopping"
+
+
+def test_given_a_daemon_when_metrics_are_asked_for_then_they_are_those_of_the_picture() -> None:
+    store = MemoryStore()
+    topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - HOUR)
+    with house(store) as site:
+        site.time.advance(5)
+        body, content_type = site.daemon.metrics()
+        assert content_type.startswith("text/plain")
+        assert b'tms_janitor_rows_deleted_total{rule="expired",table="message"} 1.0' in body
+        assert [run.expired for run in site.daemon.runs(5)] == [1]

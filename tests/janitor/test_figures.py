@@ -1,0 +1,356 @@
+"""Counters are the sums of the runs' reports, and notes say what the last run knew (rule S15)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor.policy import Rule
+from janitor.report import Report
+from janitor.state.base import CounterKey
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, unknown_topic, watch
+from tms_core.errors import GuardTripped, Halted, StoreError
+from tms_core.tables.memory import MemoryStore
+
+TTL_SECONDS = 3600
+NAMES = ("default:a", "default:b")
+
+
+def counter(rig: Rig, name: str, **labels: str) -> float:
+    """Of all series of a counter with these labels among theirs."""
+    found = rig.state.counters()
+    return sum(value for key, value in found.items() if key.name == name and set(labels.items()) <= set(key.labels))
+
+
+def overdue(rig: Rig) -> dict[tuple[str, str], int]:
+    """Rows that are due and stay, by topic and why."""
+    items: list[dict[str, Any]] = rig.state.note("overdue") or []
+    rows: Counter[tuple[str, str]] = Counter()
+    for item in items:
+        rows[f"{item['tms_namespace']}:{item['topic']}", item["held"]] += item["rows"]
+    return dict(rows)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+# --- counters --------------------------------------------------------------------------------------------------------
+
+
+def described(rig: Rig, name: str) -> Topic:
+    return unknown_topic(rig.store, name)
+
+
+def approve(rig: Rig, name: str) -> None:
+    with suppress(GuardTripped):
+        rig.engine.approve((name,))
+
+
+def publish_invalid(rig: Rig, name: str) -> None:
+    invalid = pointer(rig.clock.now_ms())
+    rig.snapshots.invalid = [*rig.snapshots.invalid, invalid]
+    described(rig, name).tx(invalid, rig.clock.now_ms())
+
+
+#: What may happen between two runs, to one of the topics.
+HAPPENINGS: dict[str, Callable[[Rig, str], object]] = {
+    "publish": lambda rig, name: described(rig, name).plain(*range(rig.clock.now_ms() - 3, rig.clock.now_ms())),
+    "store": lambda rig, name: described(rig, name).stored(pointer(rig.clock.now_ms()), rig.clock.now_ms()),
+    "invalid": publish_invalid,
+    "shorten": lambda rig, name: described(rig, name).describe(ttl_seconds=60),
+    "lengthen": lambda rig, name: described(rig, name).describe(ttl_seconds=TTL_SECONDS),
+    "pause": lambda rig, name: rig.state.pause(name, 0),
+    "resume": lambda rig, name: rig.state.resume(name),
+    "approve": approve,
+    "wait": lambda rig, _: rig.clock.advance(30 * MINUTE),
+    "wait long": lambda rig, _: rig.clock.advance(DAY),
+    "step": lambda rig, _: rig.clock.step(HOUR),
+    "approve all": lambda rig, _: rig.engine.approve(),
+    "no snapshot": lambda rig, _: setattr(rig.snapshots, "age_ms", DAY - rig.snapshots.age_ms),
+}
+
+
+@given(
+    happenings=st.lists(st.tuples(st.sampled_from(sorted(HAPPENINGS)), st.sampled_from(NAMES)), max_size=12),
+    patient=st.booleans(),
+    fails_at=st.integers(0, 80),
+)
+def test_given_many_runs_when_they_have_ended_then_counters_are_the_sums_of_their_reports(
+    happenings: list[tuple[str, str]], patient: bool, fails_at: int
+) -> None:
+    store = MemoryStore()
+    for name in NAMES:
+        topic(store, name, ttl_seconds=TTL_SECONDS).plain(1)
+    rig = janitor(store, batch_rows=2)
+    rig.snapshots.write_pointer = pointer(NOW_MS + 400 * DAY)
+    calls = Counter[str]()
+
+    def fail(call: Call) -> None:
+        calls[call.name] += 1
+        if calls.total() == fails_at and call.name.endswith(".delete"):
+            raise StoreError("No space left on device.")
+
+    watch(store, before=fail)
+    reports = [rig.engine.run_once(adopt=True)]
+    for happening, name in happenings:
+        HAPPENINGS[happening](rig, name)
+        rig.clock.advance(1)
+        reports.append(rig.engine.run_once(patient=patient))
+    expected = sums(reports)
+    found = {key: value for key, value in rig.state.counters().items() if key.name in NAMED}
+    assert found == expected
+    results = Counter(run.result for run in rig.state.runs(1000))
+    assert {result: counter(rig, "sweeps_total", result=result) for result in results} == results
+    assert counter(rig, "sweeps_total") == len(reports)
+    assert counter(rig, "store_calls_total") == sum(report.store_calls for report in reports)
+
+
+NAMED = frozenset({"rows_deleted_total", "bytes_deleted_total", "rows_inverted_total", "guard_trips_total"})
+
+
+def sums(reports: list[Report]) -> dict[CounterKey, float]:
+    """What the reports' JSON makes of it: another way than the one under test."""
+    found: Counter[CounterKey] = Counter()
+    for report in reports:
+        document = report.to_json()
+        for item in document["topics"]:
+            if item["held"] is not None:
+                continue
+            if item["rule"] == str(Rule.INVALID_TRANSACTION):
+                found[CounterKey("rows_inverted_total")] += item["rows"]
+                continue
+            labels = (("table", item["table"]), ("rule", item["rule"]))
+            found[CounterKey("rows_deleted_total", labels)] += item["rows"]
+            found[CounterKey("bytes_deleted_total", labels)] += item["bytes"]
+        for note in document["guards"]:
+            found[CounterKey("guard_trips_total", (("guard", note["guard"]),))] += note["tripped"]
+    return {key: float(amount) for key, amount in found.items() if amount}
+
+
+def test_given_rows_that_are_held_when_run_then_they_count_as_overdue_and_not_as_deleted(store: MemoryStore) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=DAY)
+    rig = janitor(store)
+    rig.engine.run_once(adopt=True)
+    orders.plain(NOW_MS - HOUR).describe(ttl_seconds=60)
+    rig.clock.advance(MINUTE)
+    report = rig.engine.run_once()
+    assert report.held_rows() == 1
+    assert counter(rig, "rows_deleted_total") == counter(rig, "bytes_deleted_total") == 0
+    assert overdue(rig) == {("default:orders", "frontier"): 1}
+    rig.engine.approve()
+    rig.engine.run_once()
+    assert counter(rig, "rows_deleted_total", table="message", rule="expired") == 1
+    assert overdue(rig) == {}
+
+
+def test_given_a_topic_that_fails_when_run_then_it_is_counted_by_table_and_reason(store: MemoryStore) -> None:
+    topic(store, "default:a", ttl_seconds=60).plain(1)
+    topic(store, "default:b", ttl_seconds=60).stored(pointer(1), 1)
+    rig = janitor(store)
+
+    def fail(call: Call) -> None:
+        if call.name == "payload.delete":
+            raise StoreError("No space left on device.")
+
+    watch(store, before=fail)
+    rig.engine.run_once(adopt=True)
+    assert counter(rig, "delete_errors_total") == 1
+    assert counter(rig, "delete_errors_total", table="payload", reason="store") == 1
+    assert counter(rig, "sweeps_total", result="partial") == 1
+    assert rig.state.note("success_ms") is None
+
+
+def test_given_a_run_when_it_ends_then_phases_rows_read_and_calls_are_counted(store: MemoryStore) -> None:
+    topic(store, "default:a", ttl_seconds=60).plain(1, 2, NOW_MS).stored(pointer(1), 1)
+    rig = janitor(store)
+    for times in (1, 2):
+        rig.engine.run_once(adopt=True)
+        phases = {"message", "invert", "payload", "sync", "compact"}
+        count = "sweep_phase_duration_seconds_count"
+        assert {phase: counter(rig, count, phase=phase) for phase in phases} == dict.fromkeys(phases, times)
+        assert counter(rig, count) == times * len(phases)
+        assert counter(rig, "store_calls_total") == store.calls.total() - calls_outside(store)
+    assert counter(rig, "rows_scanned_total", table="message") >= 2
+    assert counter(rig, "rows_scanned_total", table="payload") == 1
+
+
+def calls_outside(store: MemoryStore) -> int:
+    """What was asked of the store by no run: adopting reads the metadata, filling writes."""
+    return store.calls["put"] + store.calls["set"] + 1 + 1
+
+
+def test_given_a_snapshot_that_cannot_be_used_when_run_then_it_is_counted_and_noted(store: MemoryStore) -> None:
+    rig = janitor(store)
+    rig.snapshots.age_ms = DAY
+    rig.snapshots.invalid, rig.snapshots.in_progress = [5, 6], [pointer(NOW_MS)]
+    rig.engine.run_once(adopt=True)
+    assert counter(rig, "snapshot_errors_total", reason="stale") == 1
+    note = rig.state.note("snapshot")
+    assert (note["timestamp_ms"], note["problem"], note["invalid"], note["in_progress"]) == (
+        NOW_MS - DAY,
+        "stale",
+        2,
+        1,
+    )
+    rig.snapshots.age_ms = 0
+    rig.clock.advance(MINUTE)
+    rig.engine.run_once()
+    assert counter(rig, "snapshot_errors_total") == 1
+    assert rig.state.note("snapshot")["problem"] == ""
+
+
+# --- notes -----------------------------------------------------------------------------------------------------------
+
+
+def success_ms(rig: Rig) -> int | None:
+    note: dict[str, int] = rig.state.note("success_ms") or {}
+    return note.get("message")
+
+
+def test_given_runs_that_do_not_end_well_when_they_end_then_the_last_success_stays(store: MemoryStore) -> None:
+    orders = topic(store, "default:a", ttl_seconds=60)
+    rig = janitor(store)
+    rig.engine.run_once(adopt=True)
+    assert success_ms(rig) == NOW_MS
+    rig.clock.advance(MINUTE)
+    rig.restart(halted=lambda: True).engine.run_once()
+    rig.clock.step(HOUR)
+    assert rig.engine.run_once().tripped
+    rig.clock.step(-HOUR)
+    rig.state.pause("default:a", 0)
+    assert success_ms(rig) == NOW_MS
+    rig.clock.advance(MINUTE)
+    orders.plain(1)
+    rig.engine.run_once()
+    assert success_ms(rig) == NOW_MS + 2 * MINUTE, "a pause is meant"
+    results = ("done", "halted", "stopped")
+    assert [counter(rig, "sweeps_total", result=result) for result in results] == [2, 1, 1]
+
+
+def held(rig: Rig) -> None:
+    """Two rows of a topic are held."""
+    orders = topic(rig.store, "default:a", ttl_seconds=DAY)
+    rig.engine.run_once(adopt=True)
+    orders.plain(NOW_MS - HOUR, NOW_MS - HOUR).describe(ttl_seconds=60)
+    rig.clock.advance(MINUTE)
+    rig.engine.run_once()
+    assert overdue(rig) == {("default:a", "frontier"): 2}
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda rig: rig.engine.run_once(patient=True),
+        lambda rig: rig.engine.run_once(patterns=("default:other",)),
+        lambda rig: rig.restart(halted=lambda: True).engine.run_once(),
+        lambda rig: rig.engine.run_once(),
+    ],
+    ids=["patient", "of others", "halted", "plain"],
+)
+def test_given_rows_that_are_held_when_another_run_has_no_reason_to_count_them_then_they_are_still_noted(
+    store: MemoryStore, run: Callable[[Rig], Report]
+) -> None:
+    rig = janitor(store)
+    topic(store, "default:other", ttl_seconds=60)
+    held(rig)
+    rig.clock.advance(MINUTE)
+    run(rig)
+    assert overdue(rig) == {("default:a", "frontier"): 2}
+
+
+def test_given_rows_that_are_held_when_a_plan_is_applied_then_they_are_still_noted(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    rig = janitor(store)
+    held(rig)
+    kept = rig.state.note("kept")
+    rig.engine.preview(out=tmp_path / "plan.json")
+    rig.engine.carry_out(tmp_path / "plan.json")
+    assert overdue(rig) == {("default:a", "frontier"): 2}
+    assert rig.state.note("kept") == kept
+
+
+@pytest.mark.parametrize("way", ["fails", "is paused on the way"])
+def test_given_rows_that_are_held_when_their_topic_is_not_done_then_they_are_still_noted(
+    store: MemoryStore, way: str
+) -> None:
+    rig = janitor(store)
+    held(rig)
+
+    def spoil(call: Call) -> None:
+        if call.name == "message.keys" and way == "fails" and call.arguments[0].startswith(b"default:a:"):
+            raise StoreError("a block is damaged.")
+        if call.name == "metadata.rows" and way != "fails":
+            rig.state.pause("default:a", 0)
+
+    watch(store, before=spoil)
+    rig.clock.advance(MINUTE)
+    rig.engine.run_once()
+    assert overdue(rig) == {("default:a", "frontier"): 2}
+
+
+def test_given_a_paused_topic_when_time_passes_then_a_thorough_pass_counts_what_waits_and_others_remember_it(
+    store: MemoryStore,
+) -> None:
+    orders = topic(store, "default:a", ttl_seconds=60)
+    rig = janitor(store)
+    rig.engine.run_once(adopt=True)
+    rig.state.pause("default:*", 0)
+    orders.plain(NOW_MS)
+    rig.clock.advance(DAY)
+    assert rig.engine.run_once().thorough
+    assert overdue(rig) == {("default:a", "paused"): 1}
+    orders.plain(NOW_MS + 1)
+    rig.clock.advance(MINUTE)
+    rig.engine.run_once()
+    assert overdue(rig) == {("default:a", "paused"): 1}
+    rig.clock.advance(DAY)
+    rig.engine.run_once()
+    assert overdue(rig) == {("default:a", "paused"): 2}
+    rig.state.resume("default:*")
+    rig.engine.run_once()
+    assert overdue(rig) == {}
+
+
+def test_given_a_protected_topic_when_run_then_what_it_keeps_is_not_overdue(store: MemoryStore) -> None:
+    topic(store, "default:a", ttl_seconds=60).plain(1)
+    rig = janitor(store, protect=("default:*",))
+    assert rig.engine.run_once(adopt=True).held_rows() == 1
+    assert overdue(rig) == {}
+    assert rig.state.note("kept")["held"] == 1
+
+
+def test_given_a_topic_that_is_gone_when_run_then_it_is_not_overdue_any_more(store: MemoryStore) -> None:
+    rig = janitor(store)
+    held(rig)
+    topic(store, "default:a", ttl_seconds=60).write_metadata(b"{")
+    rig.engine.run_once()
+    assert overdue(rig) == {}
+
+
+def test_given_a_run_that_is_not_thorough_when_it_ends_then_what_is_kept_is_as_the_thorough_one_counted_it(
+    store: MemoryStore,
+) -> None:
+    topic(store, "default:a", ttl_seconds=60, generation=2).at(3).plain(1)
+    rig = janitor(store)
+    assert rig.engine.run_once(adopt=True).thorough
+    assert rig.state.note("kept")["newer_generation"] == 1
+    rig.clock.advance(MINUTE)
+    assert not rig.engine.run_once().thorough
+    assert rig.state.note("kept")["newer_generation"] == 1
+
+
+def test_given_a_process_that_is_to_end_when_it_plans_then_it_says_so(store: MemoryStore) -> None:
+    topic(store, "default:a", ttl_seconds=60).plain(1)
+    rig = janitor(store, halted=lambda: True)
+    with pytest.raises(Halted):
+        rig.engine.preview()

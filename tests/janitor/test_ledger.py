@@ -1,0 +1,382 @@
+"""The ledger says exactly what went: between which keys, how many rows, by which rule and policy, in which run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from janitor.state.base import LedgerEntry
+from tests.builders import (
+    DAY,
+    HOUR,
+    MINUTE,
+    NOW_MS,
+    Call,
+    Rig,
+    Topic,
+    janitor,
+    pointer,
+    topic,
+    unknown_topic,
+    watch,
+    watch_state,
+)
+from tms_core.errors import StoreError
+from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix, time_prefix
+from tms_core.tables.base import Store
+from tms_core.tables.memory import MemoryStore
+
+TTL_SECONDS = 86400
+INVALID = pointer(NOW_MS - 10 * HOUR)
+OTHER = pointer(NOW_MS - 9 * HOUR)
+#: Store calls of the longest sweep below; far more than any of them makes.
+CALLS = 300
+
+
+class Crash(BaseException):
+    """The process dies."""
+
+
+class About(NamedTuple):
+    """What an entry is about."""
+
+    topic: str
+    generation: int
+    table: str
+    rule: str
+
+
+def fill(store: Store) -> Topic:
+    """Rows of every fate."""
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS, generation=3)
+    due = [NOW_MS - 2 * DAY + number for number in range(5)]
+    orders.plain(*due, NOW_MS).tx(INVALID, NOW_MS - 1, NOW_MS).stored(pointer(due[0]), *due).stored(
+        OTHER, due[0], NOW_MS
+    )
+    orders.at(1).plain(NOW_MS, NOW_MS).stored(pointer(NOW_MS), NOW_MS)
+    orders.at(2).plain(5, NOW_MS)
+    topic(store, "default:gone", ttl_seconds=60, generation=-2).plain(1, NOW_MS).tx(INVALID, NOW_MS)
+    unknown_topic(store, "default:stray").tx(INVALID, 7).tx(OTHER, 8)
+    return orders
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def rig(store: MemoryStore) -> Rig:
+    """An adopted store with rows of every fate, none of which has gone yet."""
+    fill(store)
+    rig = janitor(store, batch_rows=2)
+    rig.snapshots.invalid = [INVALID, OTHER]
+    rig.engine.adopt()
+    return rig
+
+
+class Spy:
+    """Which keys were deleted and inverted, by what an entry is about."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.taken: dict[About, list[bytes]] = defaultdict(list)
+        watch(store, before=self)
+
+    def __call__(self, call: Call) -> None:
+        table, _, operation = call.name.partition(".")
+        if operation == "delete":
+            for key in call.arguments[0]:
+                self.taken[self.about(table, key)].append(key)
+        elif operation == "invert":
+            for cell in call.arguments[0]:
+                self.taken[self.about(table, cell.key)._replace(rule="invalid_transaction")].append(cell.key)
+
+    def about(self, table: str, raw: bytes) -> About:
+        key = MessageKey.parse(raw) if table == "message" else PayloadKey.parse(raw)
+        assert key is not None
+        current = {"default:orders": 3, "default:gone": 3}[str(key.topic)] if str(key.topic) != "default:stray" else 0
+        rule = "old_generation" if key.generation < current else "expired"
+        return About(str(key.topic), key.generation, table, rule)
+
+
+def entries(rig: Rig) -> dict[About, LedgerEntry]:
+    found = rig.state.ledger(1000)
+    by_about = {About(str(e.topic), e.generation, e.table, e.rule): e for e in found}
+    assert len(by_about) == len(found)
+    return by_about
+
+
+def test_given_rows_of_every_fate_when_swept_then_entries_cover_exactly_the_keys_that_went(rig: Rig) -> None:
+    spy = Spy(rig.store)
+    report = rig.engine.run_once()
+    found = entries(rig)
+    assert set(found) == set(spy.taken)
+    assert {about.rule for about in found} == {"expired", "old_generation", "invalid_transaction"}
+    assert {about.table for about in found} == {"message", "payload"}
+    for about, keys in spy.taken.items():
+        entry = found[about]
+        assert (entry.start, entry.stop, entry.rows) == (min(keys), max(keys) + b"\x00", len(keys))
+        assert (entry.run_id, entry.at_ms) == (report.id, NOW_MS)
+    assert sum(entry.rows or 0 for entry in found.values()) == sum(entry.rows for entry in report.entries.values())
+
+
+def test_given_a_sweep_when_it_ends_then_each_entry_names_the_policy_and_the_snapshot_it_went_by(rig: Rig) -> None:
+    rig.snapshots.age_ms, rig.snapshots.write_pointer = 7, pointer(NOW_MS)
+    rig.engine.run_once()
+    found = entries(rig)
+    expired = found[About("default:orders", 3, "message", "expired")]
+    assert (expired.metadata_generation, expired.ttl_seconds, expired.cutoff_ms) == (3, TTL_SECONDS, NOW_MS - DAY)
+    assert (expired.oldest_ms, expired.newest_ms) == (NOW_MS - 2 * DAY, NOW_MS - 2 * DAY + 4)
+    assert expired.snapshot_timestamp_ms == NOW_MS - 7
+    old = found[About("default:gone", 2, "message", "old_generation")]
+    assert (old.metadata_generation, old.ttl_seconds, old.oldest_ms, old.newest_ms) == (-2, 60, 1, NOW_MS)
+    stray = found[About("default:stray", 1, "message", "invalid_transaction")]
+    assert (stray.metadata_generation, stray.ttl_seconds, stray.cutoff_ms, stray.rows) == (0, 0, 0, 2)
+
+
+def test_given_a_row_that_went_when_asked_for_by_its_key_then_the_entry_is_found_and_not_for_its_neighbours(
+    rig: Rig,
+) -> None:
+    spy = Spy(rig.store)
+    rig.engine.run_once()
+    about = About("default:orders", 3, "message", "expired")
+    keys, entry = sorted(spy.taken[about]), entries(rig)[about]
+    for key in keys:
+        assert rig.state.ledger(10, topic=entry.topic, key=key) == [entry]
+    for beside in (keys[0][:-1], keys[-1] + b"\x00", keys[-1][:-1] + b"\xff"):
+        assert entry not in rig.state.ledger(10, topic=entry.topic, key=beside)
+
+
+def test_given_a_pass_that_takes_nothing_when_it_ends_then_nothing_is_in_the_ledger(rig: Rig, tmp_path: Path) -> None:
+    rig.engine.preview(out=tmp_path / "plan.json")
+    assert (rig.state.ledger(10), rig.state.intents()) == ([], [])
+    rig.restart(protect=("default:*",)).engine.run_once()
+    assert {entry.rule for entry in rig.state.ledger(10)} == {"invalid_transaction"}
+    rig.clock.advance(MINUTE)
+    before = len(rig.state.ledger(100))
+    rig.restart(protect=("default:*",)).engine.run_once()
+    assert len(rig.state.ledger(100)) == before
+
+
+def test_given_a_plan_file_when_applied_then_it_is_in_the_ledger_too(rig: Rig, tmp_path: Path) -> None:
+    rig.engine.preview(out=tmp_path / "plan.json")
+    spy = Spy(rig.store)
+    report = rig.engine.carry_out(tmp_path / "plan.json")
+    found = entries(rig)
+    assert {about: entry.rows for about, entry in found.items()} == {a: len(keys) for a, keys in spy.taken.items()}
+    assert {entry.run_id for entry in found.values()} == {report.id}
+
+
+def test_given_a_ttl_that_changes_in_the_middle_when_swept_then_each_policy_has_its_entry(rig: Rig) -> None:
+    orders = topic(rig.store, "default:orders", ttl_seconds=TTL_SECONDS, generation=3)
+    orders.plain(NOW_MS - DAY + 1)
+    shorter = TTL_SECONDS - 60
+
+    def shorten(call: Call) -> None:
+        if call.name == "message.delete":
+            orders.describe(ttl_seconds=shorter, generation=3)
+
+    spy = Spy(rig.store)
+    watch(rig.store, after=shorten)
+    covers_at_announcement: list[bool] = []
+    watch(rig.store, before=lambda call: covers_at_announcement.append(announced(rig, call)))
+    rig.engine.run_once()
+    assert NOW_MS - DAY + 1 not in orders.times()
+    found = [e for e in rig.state.ledger(100) if e.topic == orders.id and e.generation == 3 and e.table == "message"]
+    went = sorted(spy.taken[About("default:orders", 3, "message", "expired")])
+    by_ttl = {entry.ttl_seconds: entry for entry in found if entry.rule == "expired"}
+    assert set(by_ttl) <= {TTL_SECONDS, shorter}
+    assert sum(entry.rows or 0 for entry in by_ttl.values()) == len(went)
+    assert by_ttl[shorter].cutoff_ms == NOW_MS - shorter * 1000
+    assert by_ttl[shorter].stop == went[-1] + b"\x00"
+    assert all(covers_at_announcement)
+
+
+# --- announced before it goes ----------------------------------------------------------------------------------------
+
+
+def announced(rig: Rig, call: Call) -> bool:
+    """Whether all that a call deletes was announced."""
+    if not call.name.endswith(".delete"):
+        return True
+    intents = rig.state.intents()
+    return all(
+        any(i.table == call.name.partition(".")[0] and i.start <= key < i.stop for i in intents)
+        for key in call.arguments[0]
+    )
+
+
+def test_given_a_sweep_when_it_deletes_then_all_of_it_was_announced_before_with_no_number(rig: Rig) -> None:
+    seen: list[bool] = []
+    watch(rig.store, before=lambda call: seen.append(announced(rig, call)))
+    watch(rig.store, before=lambda _: seen.append(all(i.rows is None for i in rig.state.intents())))
+    rig.engine.run_once()
+    assert seen
+    assert all(seen)
+    assert rig.state.intents() == [], "the ledger has it now"
+
+
+def test_given_an_announcement_when_it_is_made_then_it_comes_as_far_as_the_deletes_may_and_no_further(
+    rig: Rig,
+) -> None:
+    made: dict[About, LedgerEntry] = {}
+
+    def note(call: Call) -> None:
+        if call.name == "state.intend":
+            [e] = call.arguments
+            assert made.setdefault(About(str(e.topic), e.generation, e.table, e.rule), e) is e
+
+    watch_state(rig.state, before=note)
+    rig.engine.run_once()
+    prefix = b"default:orders:"
+    assert made[About("default:orders", 3, "message", "expired")].stop == time_prefix(prefix, 3, NOW_MS - DAY)
+    assert made[About("default:orders", 3, "payload", "expired")].stop == generation_prefix(prefix, 4)
+    assert made[About("default:orders", 1, "message", "old_generation")].stop == generation_prefix(prefix, 2)
+    for about, entry in entries(rig).items():
+        if about.rule != "invalid_transaction":
+            assert made[about].start == entry.start
+            assert made[about].stop >= entry.stop
+
+
+def test_given_a_disk_that_is_full_when_a_topic_is_to_be_announced_then_nothing_of_it_goes(rig: Rig) -> None:
+    def fail(call: Call) -> None:
+        if call.name == "state.intend" and call.arguments[0].table == "message":
+            raise StoreError("No space left on device.")
+
+    spy = Spy(rig.store)
+    watch_state(rig.state, before=fail)
+    report = rig.engine.run_once()
+    assert {about.rule for about in spy.taken} == {"invalid_transaction"}
+    assert len(report.errors) == 2
+
+
+# --- runs that do not end well ---------------------------------------------------------------------------------------
+
+
+def die(rig: Rig, at_call: int) -> bool:
+    """Sweep, and die at the k-th store call; returns whether it came to that."""
+    calls = 0
+
+    def count(_: Call) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == at_call:
+            raise Crash
+
+    watch(rig.store, before=count)
+    try:
+        rig.engine.run_once()
+    except Crash:
+        return True
+    return False
+
+
+def keys_of(store: Store) -> dict[str, set[bytes]]:
+    return {
+        "message": set(store.message.keys(b"", None, 10_000).items),
+        "payload": set(store.payload.keys(b"", None, 10_000).items),
+    }
+
+
+def test_given_a_process_that_dies_at_any_store_call_when_recovered_then_all_that_went_is_in_the_ledger() -> None:
+    recorded = 0
+    for at_call in range(1, CALLS):
+        store = MemoryStore()
+        fill(store)
+        rig = janitor(store, batch_rows=2)
+        rig.snapshots.invalid = [INVALID, OTHER]
+        rig.engine.adopt()
+        before = keys_of(store)
+        if not die(rig, at_call):
+            break
+        [run] = rig.state.unfinished_runs()
+        assert (run.result, rig.state.ledger(10)) == ("", [])
+        after = keys_of(store)
+        next_one = rig.restart().engine
+        assert next_one.recover() == [run.id]
+        found = rig.state.ledger(1000)
+        for table, keys in before.items():
+            for key in keys - after[table]:
+                assert [e for e in found if e.table == table and e.start <= key < e.stop and e.run_id == run.id]
+        assert {entry.rows for entry in found} <= {None}
+        assert (rig.state.intents(), rig.state.unfinished_runs()) == ([], [])
+        closed = rig.state.run(run.id)
+        assert closed is not None
+        assert closed.result == "lost"
+        assert next_one.recover() == []
+        assert len(rig.state.ledger(1000)) == len(found)
+        recorded += len(found)
+    assert at_call > 40
+    assert recorded > 100
+
+
+def test_given_a_process_that_dies_just_after_its_run_was_closed_when_recovered_then_nothing_is_there_twice(
+    rig: Rig,
+) -> None:
+    def crash(call: Call) -> None:
+        if call.name == "state.clear_intents":
+            raise Crash
+
+    watch_state(rig.state, before=crash)
+    with pytest.raises(Crash):
+        rig.engine.run_once()
+    found = entries(rig)
+    assert rig.state.intents()
+    again = SameState(rig)
+    assert again.engine.recover() == []
+    assert entries(rig) == found
+    assert rig.state.runs(1)[0].result == "done"
+
+
+class SameState:
+    """Another process on what a dead one left, with no spies on the state."""
+
+    def __init__(self, rig: Rig) -> None:
+        for name in [name for name in vars(rig.state) if not name.startswith("_")]:
+            delattr(rig.state, name)
+        self.engine = rig.restart().engine
+
+
+def test_given_a_run_that_fails_as_a_whole_when_it_ends_then_what_it_took_is_in_the_ledger(rig: Rig) -> None:
+    spy = Spy(rig.store)
+
+    def fail(call: Call) -> None:
+        if call.name == "message.sync":
+            raise StoreError("Input/output error.")
+
+    watch(rig.store, before=fail)
+    with pytest.raises(StoreError):
+        rig.engine.run_once()
+    assert {about: entry.rows for about, entry in entries(rig).items()} == {
+        about: len(keys) for about, keys in spy.taken.items()
+    }
+    assert rig.state.intents() == []
+
+
+def test_given_a_batch_of_which_nobody_knows_whether_it_went_when_the_run_ends_then_the_ledger_says_so(
+    rig: Rig,
+) -> None:
+    deletes = 0
+
+    def fail(call: Call) -> None:
+        nonlocal deletes
+        if call.name == "message.delete" and b"orders" in call.arguments[0][0]:
+            deletes += 1
+            if deletes == 4:
+                raise StoreError("the answer was lost.")
+
+    spy = Spy(rig.store)
+    watch(rig.store, after=fail)
+    report = rig.engine.run_once()
+    assert len(report.errors) == 1
+    found = [e for e in rig.state.ledger(100) if str(e.topic) == "default:orders" and e.table == "message"]
+    assert [entry.rows for entry in found].count(None) == 1
+    [unsure] = [entry for entry in found if entry.rows is None]
+    went = sorted(key for about, keys in spy.taken.items() if about.topic == "default:orders" for key in keys)
+    assert all(any(entry.start <= key < entry.stop for entry in found) for key in went if b"orders" in key)
+    assert (unsure.start, unsure.stop) == (min(went[-2:]), max(went[-2:]) + b"\x00")
+    assert sum(entry.rows or 0 for entry in found) == len(went) - 2

@@ -1,0 +1,136 @@
+"""The picture is taken from the memory, so most of it is there when no janitor runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from janitor.look import Live, Site, look, summary
+from janitor.picture import Picture
+from janitor.state.base import EVERYTHING, RunRecord
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Rig, janitor, pointer, topic
+from tms_core.clock import ManualClock
+from tms_core.tables.memory import MemoryStore
+
+ARGUMENTS = "--config janitor.yaml"
+
+
+def seen(rig: Rig, **options: Any) -> Picture:
+    site = Site("memory", "apply", "every 60 s", rig.engine.terms, arguments=ARGUMENTS)
+    return look(rig.state, site, rig.clock, **options)
+
+
+def test_given_an_empty_memory_when_looked_at_then_there_is_a_picture_that_claims_nothing() -> None:
+    picture = seen(janitor(MemoryStore()))
+    assert (picture.process, picture.adopted_ms, picture.last_run, picture.heartbeat_ms) == ("down", None, None, None)
+    assert (picture.held, picture.topics, picture.counters, picture.boundary.bound) == ([], [], {}, None)
+    assert picture.boundary.obstacles != []
+
+
+def test_given_a_run_when_looked_at_then_it_is_the_last_one_and_its_figures_are_the_reports() -> None:
+    store = MemoryStore()
+    topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS - HOUR, NOW_MS)
+    rig = janitor(store)
+    report = rig.engine.run_once(adopt=True)
+    rig.clock.advance(MINUTE)
+    picture = seen(rig)
+    assert picture.last_run is not None
+    assert (picture.last_run.id, picture.last_run.expired, picture.last_run.result) == (report.id, 1, "done")
+    assert (picture.heartbeat_ms, picture.adopted_ms) == (NOW_MS, NOW_MS)
+    assert picture.last_success_ms == {"message": NOW_MS, "payload": NOW_MS}
+    assert picture.skew_seconds == {"running_time": 0.0}
+
+
+def test_given_a_shortened_ttl_when_looked_at_then_what_is_held_is_there_with_the_command_and_the_end() -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=86_400)
+    orders.plain(NOW_MS - HOUR, NOW_MS)
+    rig = janitor(store, hold_seconds=600)
+    rig.engine.run_once(adopt=True)
+    orders.describe(ttl_seconds=60)
+    rig.engine.run_once()
+    [held] = seen(rig).held
+    assert (held.topic, held.reason, held.rows, held.oldest_ms) == ("default:orders", "frontier", 1, NOW_MS - HOUR)
+    assert held.until_ms == NOW_MS + 600 * SECOND
+    assert held.command == f"janitor approve default:orders {ARGUMENTS}"
+    [late] = seen(rig).overdue
+    assert (late.table, late.rule, late.rows, late.oldest_ms) == ("message", "expired", 1, NOW_MS - HOUR)
+    [figures] = seen(rig).topics
+    assert (figures.overdue_rows, figures.oldest_overdue_ms) == (1, NOW_MS - HOUR)
+
+    # Approved, it is not held any more, and after the next run it is gone.
+    rig.engine.approve()
+    rig.engine.run_once()
+    assert (seen(rig).held, seen(rig).overdue) == ([], [])
+
+
+def test_given_a_pause_when_looked_at_then_the_held_topic_says_how_to_resume() -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=86_400)
+    orders.plain(NOW_MS - HOUR)
+    rig = janitor(store)
+    rig.engine.run_once(adopt=True)
+    orders.describe(ttl_seconds=60)
+    rig.engine.run_once()
+    rig.state.pause(EVERYTHING, NOW_MS)
+    picture = seen(rig)
+    assert picture.paused == [(EVERYTHING, NOW_MS)]
+    assert [(held.reason, held.command) for held in picture.held] == [("paused", f"janitor resume '*:*' {ARGUMENTS}")]
+
+
+def test_given_open_transactions_when_looked_at_then_the_oldest_are_named() -> None:
+    store = MemoryStore()
+    topic(store, "default:orders", ttl_seconds=60)
+    rig = janitor(store)
+    rig.snapshots.invalid = [pointer(NOW_MS - number * SECOND) for number in range(30)]
+    rig.engine.run_once(adopt=True)
+    snapshot = seen(rig).snapshot
+    assert (snapshot.invalid, snapshot.open, len(snapshot.oldest_open)) == (30, 30, 10)
+    assert snapshot.oldest_open[0].began_ms == NOW_MS - 29 * SECOND
+    assert (snapshot.timestamp_ms, snapshot.problem) == (NOW_MS, "")
+
+
+def test_given_a_stale_snapshot_when_looked_at_then_it_says_so() -> None:
+    rig = janitor(MemoryStore())
+    rig.snapshots.age_ms = HOUR
+    rig.engine.run_once(adopt=True)
+    snapshot = seen(rig).snapshot
+    assert (snapshot.problem, snapshot.timestamp_ms) == ("stale", NOW_MS - HOUR)
+    assert "more than twice" in snapshot.message
+
+
+def test_given_a_claim_when_looked_at_then_it_is_there_until_the_clock_is_set_back_before_it() -> None:
+    rig = janitor(MemoryStore(), clock=ManualClock(NOW_MS, running_ms=DAY))
+    rig.engine.run_once(adopt=True)
+    bound = seen(rig).boundary.bound
+    assert bound is not None
+    assert seen(rig).boundary.run_id is not None
+    rig.clock.step(-1)
+    assert seen(rig).boundary.bound is None
+
+
+def test_given_a_run_that_failed_when_looked_at_then_its_error_is_there() -> None:
+    rig = janitor(MemoryStore())
+    rig.state.begin_run(RunRecord("a", "apply", NOW_MS))
+    rig.state.finish_run("a", NOW_MS + SECOND, "failed", '{"error": "the disk is full"}')
+    last = seen(rig).last_run
+    assert last is not None
+    assert (last.result, last.error) == ("failed", "the disk is full")
+
+
+def test_given_a_run_under_way_when_looked_at_then_the_last_one_is_the_one_before() -> None:
+    rig = janitor(MemoryStore())
+    rig.engine.run_once(adopt=True)
+    done = seen(rig).last_run
+    rig.state.begin_run(RunRecord("under way", "apply", NOW_MS + 1, heartbeat_ms=NOW_MS + MINUTE))
+    assert seen(rig).last_run == done
+    assert seen(rig).heartbeat_ms == NOW_MS + MINUTE
+
+
+def test_given_a_daemon_when_looked_at_then_what_only_it_knows_is_there() -> None:
+    picture = seen(janitor(MemoryStore()), live=Live(NOW_MS - HOUR, NOW_MS, NOW_MS + MINUTE))
+    assert (picture.process, picture.started_ms, picture.next_run_ms) == ("running", NOW_MS - HOUR, NOW_MS + MINUTE)
+    assert picture.leader
+
+
+def test_given_a_run_whose_report_is_of_another_kind_when_summed_up_then_it_has_no_figures() -> None:
+    assert summary(RunRecord("a", "apply", NOW_MS, NOW_MS, "done", "[]")).expired == 0

@@ -1,0 +1,301 @@
+"""A patient pass leaves a topic for later in which little has come due; all it saves is visits, and nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor.policy import Hold
+from janitor.report import Report
+from janitor.world import LEAST_WINDOW_MS
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic, watch
+from tms_core.tables.base import MessageValue
+from tms_core.tables.memory import MemoryStore
+
+#: A hundredth of it is an hour.
+TTL_SECONDS = 360_000
+WINDOW_MS = HOUR
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def prepared(store: MemoryStore, *, ttl_seconds: int = TTL_SECONDS, **options: int) -> tuple[Rig, Topic]:
+    """A topic whose first pass, a thorough one, is done, and two rows of it that come due a moment later."""
+    orders = topic(store, "default:orders", ttl_seconds=ttl_seconds)
+    rig = janitor(store, **options)  # type: ignore[arg-type]
+    rig.engine.run_once(adopt=True)
+    soon_ms = NOW_MS - ttl_seconds * 1000
+    orders.plain(soon_ms).stored(pointer(soon_ms), soon_ms)
+    return rig, orders
+
+
+def patient(rig: Rig, wait_ms: int = 0) -> Report:
+    rig.clock.advance(wait_ms)
+    return rig.engine.run_once(patient=True)
+
+
+def asked(store: MemoryStore) -> list[str]:
+    """Names of the calls made from now on, without the one that reads all metadata and those that end a run."""
+    names: list[str] = []
+    ends = ("metadata.rows", "message.sync", "payload.sync")
+    watch(store, before=lambda call: None if call.name in ends else names.append(call.name))
+    return names
+
+
+# --- when a topic waits ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ttl_seconds", "window_ms"),
+    [(60, MINUTE), (5_999, MINUTE), (6_000, MINUTE), (6_001, 60_010), (TTL_SECONDS, HOUR)],
+)
+@pytest.mark.parametrize("late_ms", [-1, 0, 1])
+def test_given_a_topic_when_its_due_window_grows_then_it_is_visited_at_a_minute_or_a_hundredth_of_its_ttl(
+    store: MemoryStore, ttl_seconds: int, window_ms: int, late_ms: int
+) -> None:
+    rig, orders = prepared(store, ttl_seconds=ttl_seconds)
+    assert not patient(rig, window_ms + late_ms).thorough
+    visited = late_ms >= 0
+    assert (orders.times() == []) is visited
+    assert (orders.stored_times() == []) is visited
+
+
+def test_given_topics_that_wait_when_patient_then_the_store_is_asked_nothing_about_them(store: MemoryStore) -> None:
+    rig, _ = prepared(store)
+    for number in range(50):
+        topic(store, f"default:t{number}", ttl_seconds=TTL_SECONDS).plain(NOW_MS)
+    rig.engine.adopt()
+    names = asked(store)
+    report = patient(rig, WINDOW_MS - 1)
+    assert names == []
+    assert report.store_calls == 1, "one for all the metadata"
+
+
+def test_given_topics_that_wait_when_a_transaction_is_invalid_then_its_rows_are_inverted_all_the_same(
+    store: MemoryStore,
+) -> None:
+    rig, orders = prepared(store)
+    invalid = pointer(NOW_MS)
+    orders.tx(invalid, NOW_MS)
+    rig.snapshots.invalid = [invalid]
+    names = asked(store)
+    patient(rig, MINUTE)
+    assert "message.delete" not in names
+    assert set(names) <= {"message.keys", "message.cells", "message.invert"}
+    assert orders.pointers() == [None, -invalid]
+
+
+def test_given_a_topic_that_cannot_wait_when_patient_then_it_alone_is_visited(store: MemoryStore) -> None:
+    rig, orders = prepared(store)
+    fast = topic(store, "default:fast", ttl_seconds=60)
+    rig.engine.adopt()
+    fast.plain(NOW_MS - MINUTE)
+    starts: list[bytes] = []
+    watch(store, before=lambda call: starts.append(call.arguments[0]) if call.name.endswith(".keys") else None)
+    patient(rig, LEAST_WINDOW_MS)
+    assert fast.times() == []
+    assert len(orders.times()) == 1
+    assert {start[:13] for start in starts} == {b"default:fast:"}
+
+
+def test_given_a_topic_that_waited_when_it_is_visited_then_its_frontier_is_where_time_has_brought_it(
+    store: MemoryStore,
+) -> None:
+    rig, orders = prepared(store)
+    before = rig.state.frontiers()[orders.id]
+    for _ in range(59):
+        patient(rig, MINUTE)
+        assert rig.state.frontiers()[orders.id] == before, "so that time goes on counting from there"
+    report = patient(rig, MINUTE)
+    assert report.held_topics() == {}
+    assert rig.state.frontiers()[orders.id].cutoff_ms == before.cutoff_ms + HOUR
+
+
+# --- what never waits ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda rig: rig.engine.run_once(),
+        lambda rig: rig.engine.run_once(patterns=("default:orders",)),
+        lambda rig: rig.engine.run_once(adopt=True),
+    ],
+    ids=["run --once", "of a topic", "--adopt"],
+)
+def test_given_a_topic_that_might_wait_when_a_pass_is_not_patient_then_it_does_not(
+    store: MemoryStore, run: Callable[[Rig], Report]
+) -> None:
+    rig, orders = prepared(store)
+    rig.clock.advance(1)
+    run(rig)
+    assert (orders.times(), orders.stored_times()) == ([], [])
+
+
+def test_given_a_topic_that_might_wait_when_planned_and_applied_then_it_does_not(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    rig, orders = prepared(store)
+    rig.clock.advance(1)
+    assert rig.engine.preview(out=tmp_path / "plan.json").to_json()["totals"]["expired"] == 2
+    rig.engine.carry_out(tmp_path / "plan.json")
+    assert (orders.times(), orders.stored_times()) == ([], [])
+
+
+def test_given_a_thorough_pass_when_patient_then_no_topic_waits(store: MemoryStore) -> None:
+    rig, orders = prepared(store, ttl_seconds=10**9)
+    assert patient(rig, DAY).thorough
+    assert (orders.times(), orders.stored_times()) == ([], [])
+
+
+CHANGES: dict[str, Callable[[Topic], object]] = {
+    "ttl shortened": lambda orders: orders.describe(ttl_seconds=TTL_SECONDS - 2 * 3600),
+    "deleted": lambda orders: orders.describe(ttl_seconds=TTL_SECONDS, generation=-1),
+    "created again": lambda orders: orders.describe(ttl_seconds=TTL_SECONDS, generation=2),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_given_a_topic_that_changed_when_nothing_is_held_then_the_next_patient_pass_does_it(
+    store: MemoryStore, change: str
+) -> None:
+    rig, orders = prepared(store, hold_seconds=0)
+    CHANGES[change](orders)
+    patient(rig, 1)
+    assert (orders.times(), orders.stored_times()) == ([], [])
+
+
+@pytest.mark.parametrize("seconds_shorter", [400, 1800, 7200])
+@pytest.mark.parametrize("approved", [True, False])
+def test_given_a_held_jump_when_it_may_go_then_the_next_patient_pass_does_it_however_small_it_is(
+    store: MemoryStore, approved: bool, seconds_shorter: int
+) -> None:
+    rig, orders = prepared(store, hold_seconds=300)
+    late = orders.plain(NOW_MS - (TTL_SECONDS - seconds_shorter) * 1000 - 1)
+    late.describe(ttl_seconds=TTL_SECONDS - seconds_shorter)
+    assert patient(rig).held_topics() == {orders.id: Hold.FRONTIER}
+    if approved:
+        rig.engine.approve(("default:orders",))
+    else:
+        rig.clock.advance(300_000)
+    patient(rig, 1)
+    assert orders.times() == []
+    assert patient(rig, MINUTE).held_topics() == {}
+
+
+def test_given_a_topic_never_seen_when_patient_then_it_is_looked_at_and_held(store: MemoryStore) -> None:
+    rig, _ = prepared(store)
+    late = topic(store, "default:late", ttl_seconds=TTL_SECONDS).plain(1)
+    assert patient(rig).held_topics() == {late.id: Hold.FRONTIER}
+
+
+def test_given_a_ttl_that_was_lengthened_when_patient_then_the_frontier_goes_back_at_once(store: MemoryStore) -> None:
+    rig, orders = prepared(store)
+    orders.describe(ttl_seconds=2 * TTL_SECONDS)
+    patient(rig, MINUTE)
+    assert rig.state.frontiers()[orders.id].cutoff_ms == NOW_MS + MINUTE - 2 * TTL_SECONDS * 1000
+    orders.describe(ttl_seconds=TTL_SECONDS)
+    assert patient(rig, MINUTE).held_topics() == {orders.id: Hold.FRONTIER}, "or this would not be seen as a jump"
+
+
+def test_given_a_clock_that_was_set_back_when_patient_then_a_topic_does_not_wait_by_it(store: MemoryStore) -> None:
+    rig, orders = prepared(store)
+    rig.snapshots.write_pointer = pointer(NOW_MS)
+    rig.clock.step(-HOUR)
+    patient(rig, MINUTE)
+    assert rig.state.frontiers()[orders.id].cutoff_ms == NOW_MS + MINUTE - HOUR - TTL_SECONDS * 1000
+
+
+# --- what is held ----------------------------------------------------------------------------------------------------
+
+
+def test_given_a_held_jump_when_patient_then_what_waits_is_counted_once_and_read_no_more(store: MemoryStore) -> None:
+    rig, orders = prepared(store)
+    orders.plain(*range(NOW_MS - HOUR, NOW_MS - HOUR + 500)).describe(ttl_seconds=60)
+    report = patient(rig, MINUTE)
+    assert report.held_rows() >= 500
+    for _ in range(3):
+        names = asked(store)
+        assert patient(rig, MINUTE).held_rows() == 0
+        assert len(names) < 10
+    note = rig.state.note("overdue")
+    assert sum(item["rows"] for item in note) == report.held_rows()
+    orders.describe(ttl_seconds=120)
+    assert patient(rig, MINUTE).held_rows() >= 500, "another jump is a new hold"
+
+
+# --- over a day ------------------------------------------------------------------------------------------------------
+
+
+def played(gaps: list[int], ttls: tuple[int, int], *, is_patient: bool) -> tuple[list[set[tuple[int, int]]], int]:
+    """What is left after each of some runs, as number of the topic and time of the row, and how many rows went."""
+    store = MemoryStore()
+    topics = [topic(store, f"default:t{number}", ttl_seconds=ttl) for number, ttl in enumerate(ttls)]
+    for described in topics:
+        described.plain(*range(NOW_MS - 2 * DAY, NOW_MS, 20 * MINUTE))
+    rig = janitor(store, batch_rows=50)
+    rig.engine.run_once(adopt=True)
+    left: list[set[tuple[int, int]]] = []
+    for gap_ms in gaps:
+        rig.clock.advance(gap_ms)
+        rig.engine.run_once(patient=is_patient)
+        left.append({(number, time_ms) for number in (0, 1) for time_ms in topics[number].times()})
+    deleted = sum(value for key, value in rig.state.counters().items() if key.name == "rows_deleted_total")
+    return left, int(deleted)
+
+
+@given(
+    gaps=st.lists(st.integers(1_000, 20 * MINUTE), min_size=5, max_size=20),
+    ttls=st.tuples(st.integers(60, 2 * 86_400), st.integers(60, 2 * 86_400)),
+)
+def test_given_patient_passes_and_plain_ones_when_they_do_the_same_then_they_differ_by_the_lateness_allowed(
+    gaps: list[int], ttls: tuple[int, int]
+) -> None:
+    plain, _ = played(gaps, ttls, is_patient=False)
+    late, deleted = played([*gaps, DAY], ttls, is_patient=True)
+    now_ms = NOW_MS
+    for gap_ms, exact, lazy in zip(gaps, plain, late, strict=False):
+        now_ms += gap_ms
+        assert exact <= lazy, "nothing went early"
+        for number, time_ms in lazy - exact:
+            late_ms = now_ms - time_ms - ttls[number] * 1000
+            assert late_ms <= max(LEAST_WINDOW_MS, ttls[number] * 10)
+    last, total = played([*gaps, DAY], ttls, is_patient=False)
+    assert (late[-1], deleted) == (last[-1], total)
+
+
+# --- a row that is due and waits, and what becomes of it meanwhile ----------------------------------------------------
+
+
+def test_given_a_row_that_is_due_and_waits_when_its_ttl_is_lengthened_then_it_lives(store: MemoryStore) -> None:
+    rig, orders = prepared(store)
+    patient(rig, MINUTE)
+    orders.describe(ttl_seconds=2 * TTL_SECONDS)
+    patient(rig, HOUR)
+    assert len(orders.times()) == len(orders.stored_times()) == 1
+
+
+def test_given_an_invalid_row_that_is_due_and_waits_when_claimed_then_a_thorough_pass_has_dealt_with_it(
+    store: MemoryStore,
+) -> None:
+    ttl_seconds = 6_000
+    rig, orders = prepared(store, ttl_seconds=ttl_seconds)
+    # Its client may still write, so that nothing is claimed of it yet.
+    invalid = pointer(NOW_MS - ttl_seconds * 1000)
+    [(key, _)] = orders.messages()
+    store.message.put([(key.pack(), MessageValue(invalid, b"x"))])
+    rig.snapshots.invalid = [invalid]
+    report = patient(rig, LEAST_WINDOW_MS - 1)
+    assert orders.pointers() == [invalid], "it goes soon"
+    assert report.boundary is not None
+    assert report.boundary < invalid
+    orders.describe(ttl_seconds=TTL_SECONDS)
+    report = patient(rig, DAY)
+    assert (orders.pointers(), report.boundary) == ([-invalid], invalid)

@@ -1,0 +1,138 @@
+"""A run with an archive: what is not safe there stays in the store, and nothing else stops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+
+from janitor.archive import ParquetArchive
+from janitor.policy import Rule
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, janitor, pointer, topic, watch
+from tms_core.clock import ManualClock
+from tms_core.errors import ArchiveError
+from tms_core.tables.memory import MemoryStore
+
+
+class Kept:
+    """What a keeper says of one batch."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self.keys = keys
+        self.discarded = False
+
+    def discard(self) -> None:
+        self.discarded = True
+
+
+class Cellar:
+    """An archive in memory; fails from the n-th batch on, if told so, and keeps only what it is told to."""
+
+    def __init__(self, *, full_after: int | None = None, leaves: bytes | None = None) -> None:
+        self.kept: list[Kept] = []
+        self._full_after = full_after
+        self._leaves = leaves
+
+    def begin(self, run_id: str, transactions: Any) -> Cellar:
+        return self
+
+    def expire(self, keep_days: int, now_ms: int) -> int:
+        return 0
+
+    def save(self, topic: Any, generation: int, table: Any, rule: Rule, keys: Sequence[bytes]) -> Kept:
+        if self._full_after is not None and len(self.kept) >= self._full_after:
+            raise ArchiveError("the archive's disk is full.")
+        self.kept.append(Kept([key for key in keys if key != self._leaves]))
+        return self.kept[-1]
+
+
+def test_given_an_archive_when_rows_go_then_they_are_in_it(tmp_path: Path) -> None:
+    store, clock = MemoryStore(), ManualClock(NOW_MS, running_ms=DAY)
+    orders = topic(store, "default:orders", ttl_seconds=60)
+    orders.plain(NOW_MS - HOUR, NOW_MS - 2 * MINUTE, NOW_MS, body=b"precious")
+    rig = janitor(store, clock=clock, archive=ParquetArchive(tmp_path, clock))
+    assert rig.engine.run_once(adopt=True).total(Rule.EXPIRED) == 2
+    found = ds.dataset(tmp_path, partitioning="hive").to_table().to_pylist()
+    assert sorted(row["publish_ms"] for row in found) == [NOW_MS - HOUR, NOW_MS - 2 * MINUTE]
+    assert {(row["namespace"], row["topic"], row["payload"]) for row in found} == {("default", "orders", b"precious")}
+    assert orders.times() == [NOW_MS]
+
+
+def test_given_an_archive_that_is_full_on_the_way_when_swept_then_what_it_has_is_gone_and_the_rest_stays() -> None:
+    store = MemoryStore()
+    orders, events = topic(store, "default:orders", ttl_seconds=60), topic(store, "default:events", ttl_seconds=60)
+    doomed = pointer(NOW_MS - 30 * SECOND)
+    events.plain(*range(NOW_MS - HOUR, NOW_MS - HOUR + 3)).tx(doomed, NOW_MS - 20 * SECOND)
+    orders.plain(*range(NOW_MS - HOUR, NOW_MS - HOUR + 3)).tx(doomed, NOW_MS - 20 * SECOND)
+    cellar = Cellar(full_after=1)
+    rig = janitor(store, archive=cellar, batch_rows=2)
+    rig.snapshots.invalid = [doomed]
+
+    report = rig.engine.run_once(adopt=True)
+
+    assert report.total(Rule.EXPIRED) == len(cellar.kept[0].keys) == 2
+    assert (len(events.times()), len(orders.times())) == (2, 4)
+    assert report.errors == [
+        "nothing more was deleted, since it could not be archived: the archive's disk is full.",
+    ]
+    # Inverting needs no archive, and a full disk is no fault of a topic.
+    assert (events.pointers(), orders.pointers()) == ([None, -doomed], [None, None, None, -doomed])
+    assert rig.state.strikes() == {}
+    assert rig.state.runs(1)[0].result == "partial"
+    assert rig.state.claim() is None
+
+    rig.restart(archive=None).engine.run_once()
+    assert (len(events.times()), len(orders.times())) == (1, 1)
+
+
+def test_given_a_row_the_archive_could_not_keep_when_swept_then_it_stays() -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=60)
+    orders.plain(NOW_MS - HOUR, NOW_MS - HOUR + 1)
+    [first, _] = [key.pack() for key, _ in orders.messages()]
+    report = janitor(store, archive=Cellar(leaves=first)).engine.run_once(adopt=True)
+    assert (report.total(Rule.EXPIRED), orders.times()) == (1, [NOW_MS - HOUR])
+
+
+@pytest.mark.parametrize("happens", ["moved", "paused"])
+def test_given_a_topic_that_changes_while_it_is_archived_when_swept_then_nothing_goes_and_the_file_is_forgotten(
+    happens: str,
+) -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=60)
+    orders.plain(NOW_MS - HOUR)
+    cellar = Cellar()
+    rig = janitor(store, archive=cellar)
+    save = cellar.save
+
+    def interrupted(*arguments: Any) -> Kept:
+        kept = save(*arguments)
+        if happens == "moved":
+            orders.describe(ttl_seconds=7200)
+        else:
+            rig.state.pause("default:*", NOW_MS)
+        return kept
+
+    cellar.save = interrupted  # type: ignore[method-assign, assignment]
+    rig.engine.run_once(adopt=True)
+    assert orders.times() == [NOW_MS - HOUR]
+    assert [kept.discarded for kept in cellar.kept] == [True]
+
+
+def test_given_an_archive_when_a_batch_goes_then_it_was_kept_before() -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=60)
+    orders.plain(*range(NOW_MS - HOUR, NOW_MS - HOUR + 10))
+    cellar = Cellar()
+    rig = janitor(store, archive=cellar, batch_rows=3)
+
+    def kept_already(call: Call) -> None:
+        if call.name == "message.delete":
+            assert list(call.arguments[0]) == list(cellar.kept[-1].keys)
+
+    watch(store, before=kept_already)
+    rig.engine.run_once(adopt=True)
+    assert (orders.times(), len(cellar.kept)) == ([], 4)

@@ -1,0 +1,217 @@
+"""A pool of connections to one or more Thrift servers of HBase.
+
+A thread that needs HBase borrows a connection, alone, and gives it back; what came back whole may be lent again, what
+met any trouble is closed. Before it is lent again it is looked at, and one that rested so long that the server will
+soon close it is dropped. Of several servers the one with the fewest connections is taken; one that failed is avoided
+for a while, longer each time.
+
+Repeating is for what may be done twice: reading, deleting, writing the same cells. :meth:`HBasePool.run` repeats after
+a broken connection, which a restart or a fail-over is; after a time-out it does not, because then the call may still be
+under way, and what hangs once will hang twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from tms_core.clock import Clock, SystemClock
+from tms_core.errors import StoreUnavailable
+from tms_core.tables.hbase_wire import ConnectionLost, Service, Silence, Wire
+
+T = TypeVar("T")
+
+#: A connection that rested this long is closed: HBase's Thrift servers close it after 60 s.
+IDLE_MS = 45_000
+#: Pauses before a broken call is repeated, in seconds: together longer than a Thrift server takes to restart.
+PAUSES_SECONDS = (0.1, 0.5, 2.0, 4.0)
+#: How long a server that failed is avoided, in milliseconds: doubled each time, up to the second one.
+AVOID_MS, AVOID_AT_MOST_MS = 500, 30_000
+
+
+@dataclass(eq=False)
+class _Server:
+    address: str
+    connections: int = 0
+    failures: int = 0
+    avoid_until_ms: int = 0
+
+
+class _Idle(NamedTuple):
+    server: _Server
+    wire: Wire
+    since_ms: int
+
+
+class HBasePool:
+    """Connections to Thrift servers, for any number of threads.
+
+    Args:
+        addresses: ``HOST:PORT`` of each server; they serve the same HBase.
+        connections: how many may be open at once.
+        timeout_seconds: the longest a call may take, and the longest a thread waits for a connection.
+        service: the interface that is spoken there.
+        clock: whose running time counts, and who waits.
+
+    Attributes:
+        calls: how many Thrift calls were made, by name.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        connections: int = 4,
+        timeout_seconds: float = 30,
+        service: Service = "Hbase",
+        clock: Clock | None = None,
+    ) -> None:
+        self.connections = connections
+        self.calls: Counter[str] = Counter()
+        self._servers = [_Server(address) for address in addresses]
+        self._timeout_seconds = timeout_seconds
+        self._service = service
+        self._clock = clock or SystemClock()
+        self._free = threading.BoundedSemaphore(connections)
+        self._lock = threading.Lock()
+        self._idle: list[_Idle] = []
+        self._closed = False
+
+    def call(self, name: str, *args: Any) -> Any:
+        """One call that may be repeated.
+
+        Raises:
+            StoreError: as :meth:`Wire.call`.
+        """
+        return self.run(lambda connection: connection.call(name, *args))
+
+    def run(self, work: Callable[[Connection], T]) -> T:
+        """Do some calls on one connection, all of them again on another one if it breaks.
+
+        Args:
+            work: what to do; it may be done twice.
+
+        Raises:
+            StoreError: as :meth:`Wire.call`.
+        """
+        for pause_seconds in PAUSES_SECONDS:
+            try:
+                with self.connection() as connection:
+                    return work(connection)
+            except ConnectionLost:
+                self._clock.sleep(pause_seconds)
+        with self.connection() as connection:
+            return work(connection)
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """Borrow a connection; it is closed for good if the block raises anything.
+
+        Raises:
+            StoreUnavailable: none came free in time, or no server can be reached.
+        """
+        if not self._free.acquire(timeout=self._timeout_seconds):
+            raise StoreUnavailable(
+                f"All {self.connections} connections to HBase have been in use for {self._timeout_seconds:g} s.",
+                "Raise storage.hbase.connections.",
+            )
+        try:
+            server, wire = self._reused() or self._opened()
+            connection = Connection(wire)
+            try:
+                yield connection
+            except BaseException as error:
+                self._drop(server, wire, failed=isinstance(error, (ConnectionLost, Silence)))
+                raise
+            else:
+                self._give_back(server, wire)
+            finally:
+                with self._lock:
+                    self.calls.update(connection.calls)
+        finally:
+            self._free.release()
+
+    def close(self) -> None:
+        """Close what is idle, and what is in use when it comes back; closing twice is no error."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for entry in idle:
+            self._drop(entry.server, entry.wire)
+
+    def _reused(self) -> tuple[_Server, Wire] | None:
+        """A connection that rested and is well; what is not well any more is closed on the way."""
+        while True:
+            now_ms = self._clock.running_ms()
+            with self._lock:
+                if not self._idle:
+                    return None
+                entry = self._idle.pop()
+            is_young = now_ms - entry.since_ms < IDLE_MS
+            if is_young and now_ms >= entry.server.avoid_until_ms and entry.wire.is_quiet():
+                return entry.server, entry.wire
+            self._drop(entry.server, entry.wire)
+
+    def _opened(self) -> tuple[_Server, Wire]:
+        """A new connection to the server that has the fewest, or to the next one if that cannot be reached."""
+        failure: StoreUnavailable | None = None
+        for server in self._by_preference():
+            try:
+                wire = Wire(server.address, self._service, self._timeout_seconds)
+            except StoreUnavailable as error:
+                self._avoid(server)
+                failure = error
+                continue
+            with self._lock:
+                server.connections += 1
+            return server, wire
+        if failure is None:
+            raise StoreUnavailable("No Thrift server of HBase is configured.", "Set storage.hbase.thrift.")
+        raise failure
+
+    def _by_preference(self) -> list[_Server]:
+        now_ms = self._clock.running_ms()
+        with self._lock:
+            return sorted(
+                self._servers, key=lambda server: (max(0, server.avoid_until_ms - now_ms), server.connections)
+            )
+
+    def _avoid(self, server: _Server) -> None:
+        with self._lock:
+            server.failures += 1
+            pause_ms = min(AVOID_AT_MOST_MS, AVOID_MS << min(server.failures - 1, 16))
+            server.avoid_until_ms = self._clock.running_ms() + pause_ms
+
+    def _give_back(self, server: _Server, wire: Wire) -> None:
+        now_ms = self._clock.running_ms()
+        with self._lock:
+            server.failures = 0
+            keep = not self._closed and not wire.broken
+            if keep:
+                self._idle.append(_Idle(server, wire, now_ms))
+        if not keep:
+            self._drop(server, wire)
+
+    def _drop(self, server: _Server, wire: Wire, *, failed: bool = False) -> None:
+        wire.close()
+        with self._lock:
+            server.connections -= 1
+        if failed:
+            self._avoid(server)
+
+
+class Connection:
+    """A connection while it is borrowed, and the calls made with it."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.calls: Counter[str] = Counter()
+        self._wire = wire
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Ask the server; see :meth:`Wire.call`."""
+        self.calls[name] += 1
+        return self._wire.call(name, *args)

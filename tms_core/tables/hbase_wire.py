@@ -1,0 +1,261 @@
+"""One connection to a Thrift server of HBase, which never gives a caller the answer to somebody else's question.
+
+thriftpy2 reads whatever comes next on its socket as the answer to the call it has just made. After a time-out that is
+the late answer to the call before, and every later answer is off by one: a program that deletes would delete by the
+wrong row. So here each call carries a number that its answer must repeat, a connection on which anything went wrong is
+closed for good, and one that rested is looked at before it is used again. A call has one time limit from its first byte
+to its last, however slowly the bytes trickle.
+
+This is the only module that knows thriftpy2. happybase, which stands on it too, has none of the above, caches the
+blocks of every scan, and is left to the tests as an independent witness. Errors of all kinds leave as ours.
+"""
+
+from __future__ import annotations
+
+import io
+import select
+import socket
+import time
+from functools import cache
+from importlib.resources import files
+from types import ModuleType
+from typing import Any, Literal
+
+import thriftpy2
+from thriftpy2.protocol.cybin import ProtocolError, TCyBinaryProtocol
+from thriftpy2.protocol.exc import TProtocolException
+from thriftpy2.thrift import TApplicationException, TClient, TException
+from thriftpy2.transport import TTransportException
+from thriftpy2.transport.buffered import TCyBufferedTransport
+
+from tms_core.errors import StoreError, StoreNotFound, StoreUnavailable
+
+Service = Literal["Hbase", "HbaseAdmin"]
+
+#: Bytes asked of the socket at once; a page of keys is some hundred kilobytes.
+_BUFFER_BYTES = 1 << 18
+#: What thriftpy2 lets out when a connection breaks or what it carries is not Thrift.
+_BROKEN = (OSError, EOFError, TTransportException, TProtocolException, ProtocolError, MemoryError)
+#: Java's names of failures that pass: of a region that moves, a server that starts, is full or restarts.
+_PASSING = (
+    "CallQueueTooBig", "CallTimeout", "ConnectException", "ConnectionClosed", "FailedServer", "MasterNotRunning",
+    "NoServerForRegion", "NotServingRegion", "PleaseHold", "RegionMoved", "RegionOpening", "RegionServerAborted",
+    "RegionServerStopped", "RegionTooBusy", "RetriesExhausted", "ScannerReset", "ServerNotRunningYet", "SocketTimeout",
+    "OutOfOrderScannerNext", "UnknownScanner", "WrongRegion",
+)  # fmt: skip
+_NOT_FOUND = ("NamespaceNotFound", "TableNotFound", "NoSuchColumnFamily")
+
+
+class ConnectionLost(StoreUnavailable):
+    """The connection broke; where the call may be repeated, another one may do."""
+
+
+class Silence(StoreUnavailable):
+    """The server did not answer in time; what it was asked to do may still happen."""
+
+
+class ScannerLost(ConnectionLost):
+    """The server has forgotten a scanner; a new one goes on where it stopped."""
+
+
+@cache
+def interface() -> ModuleType:
+    """The structs and services of ``hbase.thrift``."""
+    source = (files("tms_core.tables") / "hbase.thrift").read_text(encoding="utf-8")
+    return thriftpy2.load_fp(io.StringIO(source), module_name="tms_core_hbase_thrift")
+
+
+class Wire:
+    """One open connection, for one thread at a time.
+
+    Args:
+        address: ``HOST:PORT`` of a Thrift server (binary protocol, buffered transport).
+        service: which of the two interfaces is spoken there.
+        timeout_seconds: the longest a call, and connecting, may take.
+
+    Attributes:
+        broken: something went wrong; it is closed and must not be used again.
+
+    Raises:
+        ConnectionLost: nobody listens there.
+        Silence: nobody answered in time.
+    """
+
+    def __init__(self, address: str, service: Service, timeout_seconds: float) -> None:
+        self.address = address
+        self.broken = False
+        self._timeout_seconds = timeout_seconds
+        try:
+            self._socket = _Socket(address, timeout_seconds)
+        except OSError as error:
+            raise _unreachable(address, error) from error
+        transport = TCyBufferedTransport(self._socket, _BUFFER_BYTES)
+        self._client = TClient(getattr(interface(), service), _NumberedProtocol(transport, decode_response=False))
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Ask the server.
+
+        Args:
+            name: a call of the service.
+            args: what it takes, in order.
+
+        Raises:
+            ConnectionLost: the connection broke, or what came was not the answer.
+            Silence: there was no answer in time.
+            StoreUnavailable: HBase cannot do it now; it may be done or not.
+            StoreNotFound: there is no such table.
+            StoreError: HBase refuses.
+        """
+        if self.broken:
+            raise ConnectionLost(f"The connection to {self.address} is closed.")
+        self._socket.allow(self._timeout_seconds)
+        try:
+            return getattr(self._client, name)(*args)
+        except BaseException as error:
+            self.close()
+            translated = self._translated(name, error)
+            if translated is None:
+                raise
+            raise translated from error
+
+    def is_quiet(self) -> bool:
+        """Whether the server has neither closed the connection nor sent anything unasked."""
+        return not self.broken and self._socket.is_quiet()
+
+    def close(self) -> None:
+        """Close it; closing twice is no error."""
+        self.broken = True
+        self._socket.close()
+
+    def _translated(self, name: str, error: BaseException) -> StoreError | None:
+        """What went wrong, as one of ours; None for what is no failure of the connection or of HBase."""
+        thrift = interface()
+        if isinstance(error, TimeoutError):
+            return Silence(
+                f"HBase's Thrift server {self.address} did not answer {name} within {self._timeout_seconds:g} s.",
+                "See whether it hangs; its own hbase.client.operation.timeout should be shorter than "
+                "storage.hbase.timeout_seconds.",
+            )
+        if isinstance(error, _BROKEN):
+            return ConnectionLost(
+                f"The connection to HBase's Thrift server {self.address} broke during {name}: {_said(error)}.",
+                "See whether the server still runs, speaks the binary protocol over a buffered transport, and what its "
+                "log says.",
+            )
+        if isinstance(error, TApplicationException):
+            return _unserved(self.address, name, error)
+        if isinstance(error, thrift.IllegalArgument) and b"scanner ID is invalid" in (error.message or b""):
+            return ScannerLost(f"HBase's Thrift server {self.address} has closed a scanner.", "Try again.")
+        if isinstance(error, (thrift.IOError, thrift.IOError2, thrift.IllegalArgument)):
+            return _refused(name, error.message or b"")
+        if isinstance(error, TException):
+            return StoreError(f"HBase could not do {name}: {error!r}.", "Look into the Thrift server's log.")
+        return None
+
+
+class _Socket:
+    """A TCP connection whose reads and writes share one time limit."""
+
+    def __init__(self, address: str, timeout_seconds: float) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout_seconds)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._ends = 0.0
+
+    def allow(self, seconds: float) -> None:
+        """Start the clock of a call."""
+        self._ends = time.monotonic() + seconds
+
+    def read(self, size: int) -> bytes:
+        self._socket.settimeout(self._left())
+        data = self._socket.recv(size)
+        if not data:
+            raise EOFError("the server closed it")
+        return data
+
+    def write(self, data: bytes) -> None:
+        self._socket.settimeout(self._left())
+        self._socket.sendall(data)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def is_open(self) -> bool:
+        return self._socket.fileno() >= 0
+
+    def is_quiet(self) -> bool:
+        if not self.is_open():
+            return False
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _left(self) -> float:
+        left = self._ends - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return left
+
+
+class _NumberedProtocol(TCyBinaryProtocol):
+    """Thrift's binary protocol, where an answer must name the call and repeat the number it answers."""
+
+    _asked = ("", 0)
+
+    def write_message_begin(self, name: str, kind: int, number: int) -> None:
+        self._asked = (name, (self._asked[1] + 1) & 0x7FFFFFFF)
+        super().write_message_begin(name, kind, self._asked[1])
+
+    def read_message_begin(self) -> tuple[str, int, int]:
+        name, kind, number = super().read_message_begin()
+        if (name, number) != self._asked:
+            raise ProtocolError(f"the answer to {name!r} number {number} came for {self._asked}")
+        return name, kind, number
+
+
+def _unreachable(address: str, error: OSError) -> StoreUnavailable:
+    if isinstance(error, TimeoutError):
+        return Silence(
+            f"HBase's Thrift server {address} does not answer.", "See whether host and port are right and it runs."
+        )
+    return ConnectionLost(
+        f"HBase's Thrift server {address} cannot be reached: {_said(error)}.",
+        "Start it there (hbase thrift start), or correct storage.hbase.thrift.",
+    )
+
+
+def _unserved(address: str, name: str, error: TApplicationException) -> StoreError:
+    """Thrift's own errors; the server gives no reason, only its log has it."""
+    if error.type == TApplicationException.UNKNOWN_METHOD:
+        return StoreError(
+            f"The server at {address} does not know {name}.",
+            "See that storage.hbase.thrift names a Thrift 1 server and storage.hbase.thrift2 a Thrift 2 server.",
+        )
+    said = error.message.decode(errors="replace") if isinstance(error.message, bytes) else error.message
+    return StoreError(f"HBase's Thrift server {address} failed: {said}.", "Its log has the reason.")
+
+
+def _refused(name: str, message: bytes) -> StoreError:
+    """What HBase said. A message is ``java.class.Name: text`` and then Java's stack, which says nothing to a user."""
+    first, *rest = message.decode(errors="replace").strip().split("\n")
+    reason = first.rpartition("/")[2] if first.startswith("/") else first
+    java = reason.partition(":")[0].rpartition(".")[2]
+    text = f"HBase could not do {name}: {reason[:300]}"
+    if any(name in java for name in _NOT_FOUND):
+        return StoreNotFound(text, "Make the tables (tms admin create-tables), or correct storage.hbase.namespace.")
+    if "AccessDenied" in java:
+        return StoreError(text, "Grant the Thrift server's user read and write on the tables.")
+    if any(name in java for name in _PASSING):
+        cause = next((line.strip() for line in rest if line.startswith("Caused by: ")), "")
+        return StoreUnavailable(
+            f"{text} {cause[:300]}".rstrip(), "See HBase's own health; the same call may work later."
+        )
+    return StoreError(text, "The log of HBase's Thrift server has more.")
+
+
+def _said(error: BaseException) -> str:
+    return str(error) or type(error).__name__

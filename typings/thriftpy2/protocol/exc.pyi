@@ -1,0 +1,3 @@
+from thriftpy2.thrift import TException
+
+class TProtocolException(TException): ...

@@ -1,0 +1,16 @@
+from typing import Any
+
+class TException(Exception): ...
+
+class TApplicationException(TException):
+    UNKNOWN_METHOD: int
+    type: int
+    message: str | bytes | None
+
+class TClient:
+    def __init__(self, service: Any, iprot: Any) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
+
+class TProcessor:
+    def __init__(self, service: Any, handler: object) -> None: ...
+    def process(self, iprot: Any, oprot: Any) -> None: ...
