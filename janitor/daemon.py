@@ -163,6 +163,7 @@ class Daemon:
 
     def run(self) -> None:
         """Work until :attr:`stop` is set."""
+        self._state.save_note(look.DAEMON_NOTE, {"started_ms": self._started_ms})
         self._schedule.start()
         try:
             while not self.stop.is_set():

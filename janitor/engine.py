@@ -587,7 +587,8 @@ class Engine:
         if current.mode == "apply" and not ready.adopted:
             notes.append(NOT_ADOPTED)
         if current.halted is not None:
-            notes.append(GuardNote("halted", False, str(current.halted)))
+            name = "halted" if isinstance(current.halted, Halted) else "lease"
+            notes.append(GuardNote(name, False, str(current.halted)))
         notes += conclude.notes_on_aside(current, self.state)
         if ready.tx.problem is not None:
             notes.append(GuardNote("snapshot", False, ready.tx.message))

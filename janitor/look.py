@@ -41,6 +41,12 @@ NAMED_OPEN = 10
 RECENT_RUNS = 20
 
 
+#: Where runs are started from outside, one is missed when none has shown a sign of life for so long.
+SILENT_MS = 3_600_000
+#: A daemon leaves this note as long as it is the one that sweeps; a single run takes it away.
+DAEMON_NOTE = "daemon"
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """What does not change while a process lives.
@@ -90,7 +96,7 @@ def look(state: State, site: Site, clock: Clock, live: Live | None = None) -> Pi
     return Picture(
         version=metadata.version("tms-janitor"),
         store=site.store,
-        process="running" if live else "down",
+        process="running" if live else _process(state, runs, clocks.wall_ms),
         mode=site.mode,
         schedule=site.schedule,
         now_ms=clocks.wall_ms,
@@ -117,6 +123,14 @@ def look(state: State, site: Site, clock: Clock, live: Live | None = None) -> Pi
         topics=_topics(state, overdue),
         counters=state.counters(),
     )
+
+
+def _process(state: State, runs: Sequence[RunRecord], now_ms: int) -> Literal["between_runs", "down"]:
+    """Whether somebody ought to be running: the last daemon, or else whatever starts runs from outside."""
+    last_ms = _last_sign(runs)
+    if state.note(DAEMON_NOTE) or last_ms is None or now_ms - last_ms > SILENT_MS:
+        return "down"
+    return "between_runs"
 
 
 def summary(run: RunRecord) -> RunSummary:

@@ -47,7 +47,9 @@ class Permission:
         self._clock = clock
         self._run_id = run_id
         self._halted = halted
+        # When it began it was written down as alive already.
         self._beaten_ms = clock.running_ms()
+        self._begun = False
 
     def check(self, topic: TopicId) -> None:
         """Called before every batch of a topic's rows.
@@ -75,8 +77,13 @@ class Permission:
         self._beat()
 
     def _beat(self) -> None:
+        """Say that the run is alive, and look whether it may be: one that only reads has to end with its lease too."""
         now_ms = self._clock.running_ms()
-        if now_ms - self._beaten_ms >= HEARTBEAT_MS:
+        due = now_ms - self._beaten_ms >= HEARTBEAT_MS
+        if self._lease is not None and (due or not self._begun):
+            self._lease.check()
+        self._begun = True
+        if due:
             self._beaten_ms = now_ms
             self._state.beat(self._run_id, self._clock.now_ms())
 

@@ -193,7 +193,8 @@ class Picture:
     """All of it.
 
     Attributes:
-        process: ``running`` in a daemon, ``down`` when it was taken from the memory alone.
+        process: ``running`` in a daemon; ``between_runs`` when it was taken from the memory alone and runs are started
+            from outside, the last one not long ago; ``down`` otherwise.
         mode: ``apply`` or ``plan_only`` (``janitor.apply: false``).
         schedule: in words, as in ``every 60 s``.
         started_ms: when the daemon started; None when none runs.
@@ -207,7 +208,7 @@ class Picture:
 
     version: str
     store: str
-    process: Literal["running", "down"]
+    process: Literal["running", "between_runs", "down"]
     mode: Literal["apply", "plan_only"]
     schedule: str
     now_ms: int
@@ -239,7 +240,8 @@ class Picture:
         rest = {name: getattr(self, name) for name in self.__slots__ if name not in ("counters", "topics")}
         document = {name: _plain(value) for name, value in rest.items()}
         document["paused"] = [{"pattern": pattern, "since_ms": since_ms} for pattern, since_ms in self.paused]
-        document["topics"] = [asdict(topic) for topic in self.topics]
+        # Thousands of them, and asdict copies each field by field.
+        document["topics"] = [{name: getattr(topic, name) for name in TopicFigures.__slots__} for topic in self.topics]
         return document
 
 

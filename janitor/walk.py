@@ -63,7 +63,7 @@ class Act(Protocol):
     """What is done with the rows a walk finds."""
 
     def alive(self) -> None:
-        """Called after every page.
+        """Called before every jump and after every page.
 
         Raises:
             Interrupted: the pass is over.
@@ -170,7 +170,13 @@ class Walk:
         """
         if self.world.patient:
             self._each_due_topic(name, table, visit)
-            return
+        else:
+            self._each_topic(name, table, visit)
+        # Whatever the last call took: who hung in it may not conclude that it has covered the table.
+        self.act.alive()
+
+    def _each_topic(self, name: DataTable, table: KeyTable, visit: Visit) -> None:
+        """Go to every topic that has rows."""
         key = self.first(table, b"")
         while key is not None:
             prefix = topic_prefix(key)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from janitor.frontier import admit, advance, stand_still
+from janitor.own import is_own
 from janitor.policy import Frontier, Hold
 from janitor.ranges import Range
 from janitor.references import Lifetime
@@ -169,7 +170,7 @@ class World:
             return Frontier.closed(self.now_ms, topic, Hold.QUARANTINED), stand_still(record, self.now)
         if self.terms.protects(topic.topic):
             return Frontier.closed(self.now_ms, topic, Hold.PROTECTED), stand_still(record, self.now)
-        if self.label is Hold.FIRST_CONTACT:
+        if self.label is Hold.FIRST_CONTACT or is_own(topic):
             return Frontier.open(self.now_ms, topic), admit(topic, self.now)
         terms = self.terms
         return advance(

@@ -7,11 +7,11 @@ end, with the clocks, the settings and the store there are, that nothing goes ea
 What is measured, and how well:
 
 * *Early* means gone before it was due by the machine's running time, which nobody can set. The law goes by the wall
-  clock, so a wall clock that was set forward by no more than the allowance excuses it; one that jumped further should
-  have stopped the sweep (rule S7), and does not. Across a reboot there is only the wall clock. A message that goes
-  between two looks, the first before and the second after it was due, is not early.
+  clock, so a wall clock that was set forward by no more than the allowance excuses it. One that jumped further does
+  not: it should have stopped the sweep (rule S7). Across a reboot there is only the wall clock. A message that goes
+  between two looks, the first before and the second after it was due, does not count as early.
 * *Late* is from when it was due until it was first missed, so the true lateness is less, by up to the time between
-  two looks. Waiting for its turn (``docs/design.md``, "Patience"), a hold or a pause count.
+  two looks. Where a sweep lets a little gather first, where a topic is held or paused, that counts.
 * A message is watched only after it was seen in the store, and whoever deletes it counts, CDAP as well.
 
 The topic is named and marked in :mod:`janitor.own`. It is made as CDAP would make it, and taken back as CDAP would

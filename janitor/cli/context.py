@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any, cast
 
 import click
@@ -19,6 +20,7 @@ from janitor import logs
 from janitor.archive import ParquetArchive
 from janitor.cli.options import Common
 from janitor.cli.progress import progress
+from janitor.cli.signals import ending
 from janitor.control import Caller, Desk, RemoteEngine
 from janitor.engine import Archive, Engine
 from janitor.look import Site
@@ -169,11 +171,13 @@ class Session:
             StoreBusy: somebody holds it; if that is a janitor, the hint says how to reach that one.
         """
         remove_stale(self.state_path)
+        halted = Event()
         with (
             self._held_store() as store,
             SqliteState(self.state_path) as state,
             self.lease(state) as lease,
-            self._engine(store, state, lease) as engine,
+            self._engine(store, state, lease, halted=halted.is_set) as engine,
+            ending(halted.set),
         ):
             engine.recover()
             logger.info("a run begins on %s", self.store_path)
@@ -287,9 +291,9 @@ class Session:
         )
 
     @contextmanager
-    def _engine(self, store: Store, state: SqliteState, lease: Lease | None = None) -> Iterator[Engine]:
+    def _engine(self, store: Store, state: SqliteState, lease: Lease | None = None, **options: Any) -> Iterator[Engine]:
         with progress(sys.stderr) as observer:
-            yield self.engine(store, state, observer=observer, lease=lease, archive=self.archive())
+            yield self.engine(store, state, observer=observer, lease=lease, archive=self.archive(), **options)
 
 
 def session() -> Session:

@@ -7,7 +7,10 @@ from janitor.cli.context import Session
 from janitor.policy import Hold
 from janitor.report import Report
 
-DONE, REFUSED, PARTLY = 0, 3, 5
+DONE, REFUSED, BUSY, PARTLY = 0, 3, 4, 5
+
+#: Findings that leave part of the work to the next run.
+_LEFT = frozenset({"halted", "quarantine"})
 
 
 def finish(current: Session, report: Report) -> int:
@@ -18,7 +21,10 @@ def finish(current: Session, report: Report) -> int:
         render.print_report(report, _next_step(current, report))
     if report.tripped:
         return REFUSED
-    return PARTLY if report.errors else DONE
+    found = {note.guard for note in report.guards}
+    if "lease" in found:
+        return BUSY
+    return PARTLY if report.errors or found & _LEFT else DONE
 
 
 def _next_step(current: Session, report: Report) -> str:

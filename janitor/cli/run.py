@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import click
 
 from janitor.cli import render
@@ -9,8 +11,12 @@ from janitor.cli.context import Session, session
 from janitor.cli.options import common_options, topic_patterns
 from janitor.cli.outcome import finish
 from janitor.cli.serve import serve
+from janitor.engine import Engine
+from janitor.look import DAEMON_NOTE
 from janitor.run_log import RunLog
-from tms_core.errors import StoreBusy
+from tms_core.errors import StoreBusy, TmsError
+
+logger = logging.getLogger(__name__)
 
 
 @click.command("run")
@@ -34,14 +40,15 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
       janitor run --once --config janitor.yaml --skip-if-locked
     """
     current = session()
-    if not once:
-        return serve(current, adopt=adopt, patterns=patterns)
     try:
+        if not once:
+            return serve(current, adopt=adopt, patterns=patterns)
         if not current.settings.janitor.apply:
             return _only_plan(current, patterns)
         with current.writing() as engine:
             report = engine.run_once(adopt=adopt, patterns=patterns)
-            engine.keep_house()
+            engine.state.save_note(DAEMON_NOTE, None)
+            _keep_house(engine)
     except StoreBusy as error:
         if not skip_if_locked:
             raise
@@ -49,6 +56,14 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
         return 0
     RunLog().write(report)
     return finish(current, report)
+
+
+def _keep_house(engine: Engine) -> None:
+    """What is too old to be kept goes; a run that is done does not fail because of it."""
+    try:
+        engine.keep_house()
+    except TmsError as error:
+        logger.warning("housekeeping failed: %s", error)
 
 
 def _only_plan(current: Session, patterns: tuple[str, ...]) -> int:

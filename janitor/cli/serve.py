@@ -1,17 +1,15 @@
-"""The daemon's process: everything that has to be opened, in order, and closed again, and the signals."""
+"""The daemon's process: everything that has to be opened, in order, and closed again."""
 
 from __future__ import annotations
 
 import logging
-import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from threading import Event
-from types import FrameType
 
 from janitor.canary import Canary
 from janitor.cli.context import Session
+from janitor.cli.signals import ending
 from janitor.control.audience import Audience
 from janitor.control.server import ControlServer
 from janitor.count import Census
@@ -62,7 +60,7 @@ def serve(
         audience = Audience(watched)
         daemon = _assemble(current, store, state, stack, stop, adopt, patterns, watched, audience)
         _open_doors(current, daemon, audience, store, state, stack)
-        with _signals(daemon):
+        with ending(daemon.halt, hangup=daemon.sweep_now):
             stack.enter_context(companion(store, daemon) if companion else nullcontext())
             daemon.run()
     logger.info("the janitor has stopped; the store is closed")
@@ -155,23 +153,3 @@ def _open_doors(
 
 def _already_logged(name: str, error: BaseException) -> None:
     """A job's bug is in the log with where it happened, and there is nobody else to tell."""
-
-
-@contextmanager
-def _signals(daemon: Daemon) -> Iterator[None]:
-    """SIGTERM and SIGINT end the daemon within one batch, a second one at once; SIGHUP sweeps now."""
-
-    def end(number: int, _: FrameType | None) -> None:
-        if daemon.stop.is_set():
-            # Nothing is lost by it: LevelDB recovers, and the next janitor closes the run.
-            os._exit(128 + number)
-        os.write(2, b"stopping after this batch; once more to stop at once\n")
-        daemon.halt()
-
-    wanted = {signal.SIGTERM: end, signal.SIGINT: end, signal.SIGHUP: lambda *_: daemon.sweep_now()}
-    former = {number: signal.signal(number, handler) for number, handler in wanted.items()}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)

@@ -16,6 +16,7 @@ from janitor.cli.options import common_options
 from janitor.http.verdict import Verdict, judge
 from janitor.look import look
 from janitor.picture import Picture, RunSummary
+from janitor.policy import Hold
 from janitor.state.base import EVERYTHING
 from janitor.state.sqlite import SqliteState
 from tms_core.errors import StoreError
@@ -103,10 +104,9 @@ def _runs(picture: Picture) -> Iterator[Text]:
 
 
 def _outcome(run: RunSummary) -> str:
-    if run.error:
-        return f"{run.mode} {run.result}: {run.error}"
+    what = f"only a plan, {run.result}" if run.mode == "plan" else run.result
     figures = f"{run.expired:,} expired, {run.old_generation:,} of old generations"
-    return f"{run.mode} {run.result}: {figures}, {run.invalid_transaction:,} inverted"
+    return f"{what}: {run.error or f'{figures}, {run.invalid_transaction:,} inverted'}"
 
 
 def _aside(picture: Picture, arguments: str) -> Iterator[Text]:
@@ -118,7 +118,8 @@ def _aside(picture: Picture, arguments: str) -> Iterator[Text]:
     for held in picture.held[:_NAMED]:
         until = "" if held.until_ms is None else f"until {_when(held.until_ms, picture.now_ms)}"
         waits = f"{held.rows:,} rows wait ({held.reason.replace('_', ' ')})"
-        yield _line("held", held.topic, waits, until, held.command, style="yellow")
+        command = "" if held.reason == Hold.PAUSED else held.command  # shown with the pause
+        yield _line("held", held.topic, waits, until, command, style="yellow")
     for entry in picture.quarantined[:_NAMED]:
         again = f"tried again {_when(entry.probe_ms, picture.now_ms)}"
         failed = f"failed {entry.strikes} times: {entry.error.rstrip('.')}"

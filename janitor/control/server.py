@@ -49,6 +49,7 @@ class ControlServer:
         settings: names the settings it works by.
         audience: the observer of the engine that writes, so that who asked for a run hears how far it is.
         request_seconds: how long a client may be silent before its request is complete.
+        pulse_seconds: how often every client hears that this janitor is alive.
     """
 
     def __init__(
@@ -62,11 +63,13 @@ class ControlServer:
         settings: str,
         audience: Audience | None = None,
         request_seconds: float = REQUEST_SECONDS,
+        pulse_seconds: float = PULSE_SECONDS,
     ) -> None:
         self._folder = folder
         self._path = folder / wire.SOCKET_NAME
         self._stop = Event()
         self._request_seconds = request_seconds
+        self._pulse_seconds = pulse_seconds
         greeting = Greeting(metadata.version("tms-janitor"), os.getpid(), store, settings)
         self._answers = Answers(decider, make_reader, views, greeting, audience or Audience(), self._stop)
         self._lock = Lock()
@@ -201,7 +204,7 @@ class ControlServer:
 
     def _pulse(self) -> None:
         """Let clients know that they are not forgotten, however long a batch takes."""
-        while not self._stop.wait(PULSE_SECONDS):
+        while not self._stop.wait(self._pulse_seconds):
             with self._lock:
                 links = list(self._links)
             for link in links:

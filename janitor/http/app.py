@@ -50,8 +50,8 @@ class Views(Protocol):
         """The last ``limit`` runs, newest first."""
         ...
 
-    def metrics(self) -> tuple[bytes, str]:
-        """The metrics in a text format of Prometheus, and its content type."""
+    def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
+        """The metrics in a text format of Prometheus, as the ``Accept`` header wants it, and its content type."""
         ...
 
     def alive(self) -> str:
@@ -114,7 +114,7 @@ class _Routes:
         return JSONResponse({"runs": [asdict(run) for run in self._views.runs(limit)]})
 
     def metrics(self, request: Request) -> Response:
-        body, content_type = self._views.metrics()
+        body, content_type = self._views.metrics(request.headers.get("accept"))
         return Response(body, headers={"content-type": content_type})
 
     async def healthz(self, request: Request) -> Response:

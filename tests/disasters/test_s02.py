@@ -10,11 +10,12 @@ import pytest
 
 from janitor import frontier
 from janitor.policy import Delete, Row, decide
+from janitor.state.base import EVERYTHING
 from janitor.txstate import TransactionView
 from tests.builders import HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
 from tms_core.errors import MetadataError
 from tms_core.rowkey import MessageKey, PayloadKey
-from tms_core.tables.base import Store
+from tms_core.tables.base import Store, TxCell
 from tms_core.tables.leveldb import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId, TopicMetadata
@@ -202,3 +203,70 @@ def test_given_leveldb_when_a_topic_moves_in_the_middle_then_it_is_as_in_memory(
             rig.engine.run_once()
             assert judge.wrong == []
             assert set(LIVE_MS) <= set(orders.times())
+
+
+# --- an operator's pause is asked for just as often -------------------------------------------------------------------
+
+INVALID = pointer(NOW_MS - 10 * HOUR)
+
+
+class Pauser:
+    """Pauses a topic ahead of the k-th store call, and notes what is written in it from then on."""
+
+    def __init__(self, rig: Rig, paused: Topic, at_call: int) -> None:
+        self.rig, self.paused, self.at_call = rig, paused, at_call
+        self.calls = 0
+        self.at = ""
+        self.written: list[str] = []
+        watch(rig.store, before=self)
+
+    def __call__(self, call: Call) -> None:
+        self.calls += 1
+        if self.calls == self.at_call:
+            self.at = call.name
+            self.rig.state.pause(str(self.paused.id), 0)
+        if self.at and call.name.endswith((".delete", ".invert")):
+            first = call.arguments[0][0]
+            if (first.key if isinstance(first, TxCell) else first).startswith(self.paused.id.prefix):
+                self.written.append(call.name)
+
+
+def test_given_a_topic_that_is_paused_at_any_call_when_swept_then_at_most_the_batch_that_had_begun_is_written() -> None:
+    written = set()
+    for at_call in range(1, CALLS):
+        rig, orders = prepared(MemoryStore())
+        other = topic(rig.store, "default:other", ttl_seconds=TTL_SECONDS)
+        for described in (orders, other):
+            described.tx(INVALID, NOW_MS, NOW_MS)
+        rig.snapshots.invalid = [INVALID]
+        rig.state.save_last_thorough_ms(0)
+        pauser = Pauser(rig, orders, at_call)
+        report = rig.engine.run_once()
+        if not pauser.at:
+            break
+        begun = pauser.at == "metadata.get" or pauser.at.endswith((".delete", ".invert"))
+        assert len(pauser.written) <= begun, f"at call {at_call}, {pauser.at}"
+        written |= set(pauser.written)
+        assert other.times() == [*LIVE_MS, NOW_MS, NOW_MS]
+        assert other.stored_times() == LIVE_MS
+        assert other.pointers()[-2:] == [-INVALID] * 2
+        assert report.errors == []
+        rig.state.resume(str(orders.id))
+        report = rig.engine.run_once()
+        assert report.held_topics() == {}
+        assert (orders.times(), orders.stored_times()) == (other.times(), LIVE_MS)
+        assert INVALID not in orders.pointers()
+    assert at_call > 40
+    assert written == {"message.delete", "payload.delete", "message.invert"}
+
+
+def test_given_everything_paused_when_swept_then_nothing_is_written_and_nothing_has_failed(store: Store) -> None:
+    rig, orders = prepared(store)
+    orders.tx(INVALID, NOW_MS)
+    rig.snapshots.invalid = [INVALID]
+    rig.state.pause(EVERYTHING, NOW_MS)
+    before = (orders.messages(), orders.stored_times())
+    report = rig.engine.run_once()
+    assert (orders.messages(), orders.stored_times()) == before
+    assert (report.errors, report.tripped, rig.state.runs(1)[0].result) == ([], False, "done")
+    assert [note.guard for note in report.guards] == ["paused"]

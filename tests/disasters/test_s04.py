@@ -20,11 +20,13 @@ from tests.builders import (
     janitor,
     pointer,
     topic,
+    unknown_topic,
     watch,
     watch_state,
 )
 from tests.disasters.spy import LevelDBSpy
 from tms_core.errors import NoSnapshot, StoreError
+from tms_core.lease import Lease
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.leveldb import LevelDBStore
@@ -464,3 +466,82 @@ def test_given_a_clock_that_is_set_back_when_run_then_claim_and_evidence_of_the_
     assert rig.engine.run_once().boundary is None
     assert (rig.state.claim(), rig.state.evidence()) == (None, [])
     assert rig.engine.boundary()[1].bound is None
+
+
+# --- topics that are put aside ----------------------------------------------------------------------------------------
+
+
+def test_given_a_paused_topic_when_run_then_nothing_is_claimed_until_it_is_resumed(store: Store) -> None:
+    rig, orders = prepared(store)
+    other = topic(store, "default:other", ttl_seconds=86400).tx(OLD, NOW_MS - HOUR)
+    rig.state.pause("default:orders", NOW_MS)
+    report = rig.engine.run_once()
+    assert (report.thorough, report.boundary, rig.state.claim(), rig.state.evidence()) == (True, None, None, [])
+    assert (orders.pointers(), other.pointers()) == ([None, OLD], [-OLD])
+    assert rig.state.open_ids()[OLD].scanned_ms is None
+    rig.state.resume("default:orders")
+    rig.clock.advance(MINUTE)
+    report = rig.engine.run_once()
+    assert (report.thorough, report.boundary, orders.pointers()) == (True, OLD, [-OLD])
+    assert_true(rig)
+
+
+@pytest.mark.parametrize("name", ["message.keys", "message.cells", "message.delete", "message.invert", "payload.keys"])
+def test_given_a_topic_that_is_paused_while_a_pass_is_in_it_when_it_ends_then_a_claim_is_true(
+    store: Store, name: str
+) -> None:
+    rig, orders = prepared(store)
+    watch(store, before=lambda call: rig.state.pause("*", 0) if call.name == name else None)
+    report = rig.engine.run_once()
+    assert_true(rig)
+    if OLD in orders.pointers():
+        assert (report.boundary, rig.state.claim(), rig.state.evidence()) == (None, None, [])
+
+
+def test_given_a_pause_of_topics_that_are_not_there_when_run_then_nothing_is_claimed_either(store: Store) -> None:
+    """There may be rows of them all the same."""
+    rig, _ = prepared(store)
+    rig.state.pause("nowhere:*", 0)
+    assert rig.engine.run_once().boundary is None
+
+
+def test_given_a_paused_topic_of_which_nobody_knows_when_run_then_its_rows_are_not_inverted(store: Store) -> None:
+    rig, _ = prepared(store)
+    stray = unknown_topic(store, "default:stray").tx(OLD, 1)
+    rig.state.pause("default:str*", 0)
+    assert rig.engine.run_once().boundary is None
+    assert stray.pointers() == [OLD]
+
+
+def test_given_a_topic_paused_for_days_when_run_every_hour_then_one_pass_a_day_is_thorough(store: Store) -> None:
+    rig, _ = prepared(store)
+    rig.state.pause("default:orders", 0)
+    thorough = []
+    for _ in range(72):
+        thorough.append(rig.engine.run_once().thorough)
+        rig.clock.advance(HOUR)
+    assert sum(thorough) == 3
+
+
+@pytest.mark.parametrize("name", ["message.cells", "payload.keys"])
+@pytest.mark.parametrize("ending", ["halted", "lease"])
+def test_given_a_run_that_is_ended_early_when_it_had_covered_much_then_nothing_is_claimed(
+    store: Store, ending: str, name: str
+) -> None:
+    rig, _ = prepared(store)
+    lease = Lease(rig.state, "a", 60, rig.clock)
+    lease.acquire()
+    asked: list[str] = []
+
+    def end(call: Call) -> None:
+        if call.name == name and not asked:
+            asked.append(ending)
+            if ending == "lease":
+                Lease(rig.state, "b", 60, rig.clock).acquire(sole=True)
+                rig.clock.advance(MINUTE)
+
+    watch(store, before=end)
+    report = rig.restart(lease=lease, halted=lambda: asked == ["halted"]).engine.run_once()
+    assert rig.state.runs(1)[0].result == "halted"
+    assert (report.boundary, rig.state.claim(), rig.state.evidence()) == (None, None, [])
+    assert rig.state.last_thorough_ms() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 
 from janitor.policy import Hold
 from janitor.report import Report
-from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, Rig, Topic, janitor, pointer, topic
+from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, Call, Rig, Topic, janitor, pointer, topic, watch
 from tms_core.tables.base import Store
+from tms_core.tables.memory import MemoryStore
 
 TTL_SECONDS = 86400
 CUTOFF_MS = NOW_MS - DAY
@@ -410,3 +412,130 @@ def test_given_a_boot_whose_clock_was_behind_when_it_is_set_right_then_a_hold_be
     rig.clock.advance(HOUR)
     rig.engine.run_once()
     assert orders.times() == []
+
+
+# --- paused topics ----------------------------------------------------------------------------------------------------
+
+
+def test_given_a_topic_paused_for_days_when_it_is_resumed_then_what_time_made_due_goes_without_a_hold(
+    store: Store,
+) -> None:
+    rig, orders = prepared(store)
+    before = rig.state.frontiers()[orders.id]
+    rig.state.pause("default:orders", NOW_MS)
+    for _ in range(3):
+        rig.clock.advance(DAY)
+        assert set(held(rig.engine.run_once()).values()) <= {Hold.PAUSED}
+        assert rig.state.frontiers()[orders.id] == before
+    assert orders.times() == [SOON_MS, LIVE_MS]
+    rig.state.resume("default:orders")
+    assert held(rig.engine.run_once()) == {}
+    assert (orders.times(), orders.stored_times()) == ([], [])
+
+
+def test_given_a_paused_topic_when_it_jumps_meanwhile_then_that_is_held_once_it_is_resumed(
+    store: Store, jump: Callable[[Topic], object]
+) -> None:
+    rig, orders = prepared(store)
+    rig.state.pause("default:*", NOW_MS)
+    rig.engine.run_once()
+    rig.clock.advance(MINUTE)
+    jump(orders)
+    rig.engine.run_once()
+    rig.clock.advance(2 * HOLD_SECONDS * SECOND)
+    rig.engine.run_once()
+    rig.state.resume("default:*")
+    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}, "nobody could see it as held before"
+    assert LIVE_MS in orders.times()
+    rig.clock.advance(HOLD_SECONDS * SECOND)
+    rig.engine.run_once()
+    assert orders.times() == []
+
+
+def test_given_one_of_two_topics_paused_when_both_jump_then_the_other_is_as_if_nobody_was_paused(store: Store) -> None:
+    other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
+    rig, orders = prepared(store)
+    other.plain(SOON_MS, LIVE_MS)
+    rig.state.pause("default:orders", NOW_MS)
+    rig.clock.advance(10 * MINUTE + 1)
+    rig.engine.run_once()
+    assert (orders.times(), other.times()) == ([SOON_MS, LIVE_MS], [LIVE_MS])
+    for described in (orders, other):
+        described.describe(ttl_seconds=60)
+    assert set(rig.engine.approve()) == {other.id}
+    rig.engine.run_once()
+    assert (orders.times(), other.times()) == ([SOON_MS, LIVE_MS], [])
+
+
+def test_given_a_topic_first_seen_while_it_was_paused_when_it_is_resumed_then_it_is_held(store: Store) -> None:
+    rig, _ = prepared(store)
+    rig.state.pause("default:late", NOW_MS)
+    late = topic(store, "default:late", ttl_seconds=60).plain(1)
+    rig.engine.run_once()
+    rig.clock.advance(2 * HOLD_SECONDS * SECOND)
+    rig.engine.run_once()
+    rig.state.resume("default:late")
+    assert held(rig.engine.run_once()) == {"default:late": Hold.FRONTIER}
+    assert late.times() == [1]
+
+
+# --- what an operator says while a run is under way -------------------------------------------------------------------
+
+
+def test_given_a_held_jump_when_approved_at_any_moment_of_a_run_then_this_run_or_the_next_lets_it_go() -> None:
+    for at_call in range(1, 100):
+        store = MemoryStore()
+        rig, orders = prepared(store)
+        orders.describe(ttl_seconds=60)
+        rig.engine.run_once()
+        rig.clock.advance(MINUTE)
+        calls = Counter[str]()
+
+        def approve(_: Call, rig: Rig = rig, at_call: int = at_call, calls: Counter[str] = calls) -> None:
+            calls["all"] += 1
+            if calls["all"] == at_call:
+                rig.engine.approve(("default:orders",))
+
+        watch(store, before=approve)
+        rig.engine.run_once()
+        if calls["all"] < at_call:
+            break
+        rig.clock.advance(1)
+        assert held(rig.engine.run_once()) == {}, f"at call {at_call}"
+        assert orders.times() == []
+    assert at_call > 5
+
+
+def test_given_an_approval_that_was_used_when_given_again_while_that_run_is_under_way_then_the_next_jump_is_held(
+    store: Store,
+) -> None:
+    rig, orders = prepared(store)
+    orders.describe(ttl_seconds=3600)
+    rig.engine.approve()
+
+    def again(call: Call) -> None:
+        if call.name == "payload.keys":
+            rig.engine.approve()
+
+    watch(store, before=again)
+    rig.engine.run_once()
+    assert orders.times() == []
+    rig.engine.run_once()
+    orders.describe(ttl_seconds=60).plain(NOW_MS - HOUR // 2)
+    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    assert orders.times() == [NOW_MS - HOUR // 2]
+
+
+def test_given_a_run_that_is_ended_early_when_it_had_deleted_then_no_frontier_has_moved(store: Store) -> None:
+    rig, orders = prepared(store)
+    topic(store, "default:other", ttl_seconds=TTL_SECONDS)
+    before = rig.state.frontiers()
+    rig.clock.advance(10 * MINUTE + 1)
+    stop: list[bool] = []
+    watch(store, after=lambda call: stop.append(True) if call.name == "message.delete" else None)
+    rig.restart(halted=lambda: bool(stop)).engine.run_once()
+    assert orders.times() == [LIVE_MS]
+    assert rig.state.frontiers() == before
+    stop.clear()
+    assert held(rig.engine.run_once()) == {}
+    assert orders.stored_times() == [LIVE_MS]

@@ -249,6 +249,31 @@ def test_given_a_budget_when_counted_then_it_is_kept(store: MemoryStore, state: 
     assert counted(state) == {"a": 1099, "b": 0}
 
 
+def test_given_a_budget_when_it_is_waited_for_then_nothing_is_open(store: MemoryStore, state: State) -> None:
+    """Rule S11."""
+    calls_open: list[str] = []
+    waits: list[list[str]] = []
+
+    class Watching(ManualClock):
+        def sleep(self, seconds: float) -> None:
+            waits.append(list(calls_open))
+            super().sleep(seconds)
+
+    topic(store, "default:a", ttl_seconds=60).plain(*range(NOW_MS, NOW_MS + 500)).stored(1, NOW_MS)
+
+    def begin(call: Call) -> None:
+        calls_open.append(call.name)
+
+    def end(call: Call) -> None:
+        calls_open.remove(call.name)
+
+    watch(store, begin, end)
+    watch_state(state, begin, end)
+    census(store, state, Watching(NOW_MS, running_ms=DAY), rate=100).step()
+    assert len(waits) > 5
+    assert not any(waits)
+
+
 def test_given_a_huge_topic_when_counted_then_turns_alternate_with_what_is_due(
     store: MemoryStore, state: State, clock: ManualClock
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from janitor.look import Live, Site, look, summary
+from janitor.look import DAEMON_NOTE, SILENT_MS, Live, Site, look, summary
 from janitor.picture import Picture
 from janitor.state.base import EVERYTHING, RunRecord
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Rig, janitor, pointer, topic
@@ -134,3 +134,19 @@ def test_given_a_daemon_when_looked_at_then_what_only_it_knows_is_there() -> Non
 
 def test_given_a_run_whose_report_is_of_another_kind_when_summed_up_then_it_has_no_figures() -> None:
     assert summary(RunRecord("a", "apply", NOW_MS, NOW_MS, "done", "[]")).expired == 0
+
+
+def test_given_runs_from_outside_when_looked_at_between_them_then_nobody_is_missed_until_they_stay_away() -> None:
+    rig = janitor(MemoryStore())
+    rig.engine.run_once(adopt=True)
+    rig.clock.advance(SILENT_MS)
+    assert seen(rig).process == "between_runs"
+    rig.clock.advance(1)
+    assert seen(rig).process == "down"
+
+
+def test_given_a_daemon_that_is_gone_when_looked_at_then_it_is_missed_at_once() -> None:
+    rig = janitor(MemoryStore())
+    rig.engine.run_once(adopt=True)
+    rig.state.save_note(DAEMON_NOTE, {"started_ms": NOW_MS})
+    assert seen(rig).process == "down"

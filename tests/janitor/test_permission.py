@@ -80,12 +80,21 @@ def test_given_a_lost_lease_when_asked_then_the_run_is_over_whatever_is_paused(c
         case.permission.check(ORDERS)
 
 
-def test_given_a_lost_lease_when_the_run_only_reads_then_it_learns_of_it_when_it_renews(case: Case) -> None:
-    case.take_over()
+def test_given_a_lost_lease_when_the_run_only_reads_then_it_learns_of_it_with_its_next_heartbeat(case: Case) -> None:
     case.permission.alive()
-    case.clock.advance(20_000)
+    case.take_over()
+    case.clock.advance(HEARTBEAT_MS - 1)
+    case.permission.alive()
+    case.clock.advance(1)
     with pytest.raises(LeaseLost):
         case.permission.alive()
+
+
+def test_given_a_lost_lease_when_the_run_begins_then_it_is_over(case: Case) -> None:
+    case.take_over()
+    with pytest.raises(LeaseLost):
+        case.permission.alive()
+    assert case.heartbeat_ms == NOW_MS
 
 
 def test_given_no_lease_when_another_takes_one_then_the_run_goes_on() -> None:
@@ -99,13 +108,14 @@ def test_given_no_lease_when_another_takes_one_then_the_run_goes_on() -> None:
 def test_given_a_long_run_when_it_shows_that_it_is_alive_then_that_is_written_down_now_and_then(case: Case) -> None:
     beats = []
     for _ in range(13):
-        case.clock.advance(HEARTBEAT_MS // 4)
         case.permission.alive()
         beats.append(case.heartbeat_ms)
+        case.clock.advance(HEARTBEAT_MS // 4)
     assert sorted({ms - NOW_MS for ms in beats if ms is not None}) == [0, 5_000, 10_000, 15_000]
 
 
 def test_given_a_wall_clock_that_is_set_back_when_alive_then_running_time_says_how_often(case: Case) -> None:
+    case.permission.alive()
     case.clock.step(-3_600_000)
     case.clock.advance(HEARTBEAT_MS)
     case.permission.alive()

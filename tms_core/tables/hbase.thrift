@@ -79,7 +79,7 @@ service Hbase {
 
   void majorCompact(1: binary tableOrRegion) throws (1: IOError io)
 
-  string getClusterId()
+  binary getClusterId()
 }
 
 // ---- Thrift 2 (port 9091 by habit): tables -------------------------------------------------------------------------
@@ -110,7 +110,7 @@ struct TableDescriptor {
 }
 
 struct NamespaceDescriptor {
-  1: string name
+  1: binary name
 }
 
 exception IOError2 {
@@ -125,7 +125,7 @@ service HbaseAdmin {
 
   void createTable(1: TableDescriptor table, 2: list<binary> splitKeys) throws (1: IOError2 io)
 
-  list<string> listNamespaces() throws (1: IOError2 io)
+  list<binary> listNamespaces() throws (1: IOError2 io)
 
   void createNamespace(1: NamespaceDescriptor space) throws (1: IOError2 io)
 }

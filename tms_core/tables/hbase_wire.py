@@ -242,18 +242,16 @@ def _unserved(address: str, name: str, error: TApplicationException) -> StoreErr
 def _refused(name: str, message: bytes) -> StoreError:
     """What HBase said. A message is ``java.class.Name: text`` and then Java's stack, which says nothing to a user."""
     first, *rest = message.decode(errors="replace").strip().split("\n")
-    reason = first.rpartition("/")[2] if first.startswith("/") else first
-    java = reason.partition(":")[0].rpartition(".")[2]
-    text = f"HBase could not do {name}: {reason[:300]}"
-    if any(name in java for name in _NOT_FOUND):
+    java, _, said = first.partition(": ")
+    java = java.rpartition(".")[2]
+    text = f"HBase could not do {name}: {java}: {said[:300].rstrip('.')}."
+    if any(kind in java for kind in _NOT_FOUND):
         return StoreNotFound(text, "Make the tables (tms admin create-tables), or correct storage.hbase.namespace.")
     if "AccessDenied" in java:
         return StoreError(text, "Grant the Thrift server's user read and write on the tables.")
-    if any(name in java for name in _PASSING):
+    if any(kind in java for kind in _PASSING):
         cause = next((line.strip() for line in rest if line.startswith("Caused by: ")), "")
-        return StoreUnavailable(
-            f"{text} {cause[:300]}".rstrip(), "See HBase's own health; the same call may work later."
-        )
+        return StoreUnavailable(f"{text} {cause[:300]}".rstrip(), "Look at HBase's health; it may work later.")
     return StoreError(text, "The log of HBase's Thrift server has more.")
 
 

@@ -48,7 +48,7 @@ class StillViews:
         self.asked.append(f"runs {limit}")
         return self.past[:limit]
 
-    def metrics(self) -> tuple[bytes, str]:
+    def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
         self.asked.append("metrics")
         return self.body, "text/plain; version=0.0.4; charset=utf-8"
 

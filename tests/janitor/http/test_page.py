@@ -396,7 +396,7 @@ def test_given_a_page_without_a_clipboard_then_the_command_is_selected_and_copie
     page = shown(serve, look, pictures.wrong(now_ms))
     page.run("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
     page.run("document.querySelector('#aside button').click()")
-    page.until("document.querySelector('#aside button').textContent !== 'Copy'")
+    page.until("document.querySelector('#aside button').textContent === 'Copied'")
     assert page.run("getSelection().toString()") == f"janitor resume {ARGUMENTS}"
 
 
@@ -456,11 +456,12 @@ def test_it_asks_every_five_seconds_and_not_while_nobody_looks(
     page.run(f"{COME_BACK}, {hide}, {COME_BACK}")
     page.until(f"{DRAWN} == {now_ms + 1}")
     assert page.run("[...timers.values()]") == [], "neither the next question nor the one on its way brings another"
-    asked = len(site.recorder.paths)
+    asked = len(page.requests)
+    page.run(COME_BACK)
     page.run("Object.defineProperty(document, 'hidden', {value: false})")
     page.run(COME_BACK)
     page.until("[...timers.values()].includes(5000)")
-    assert site.recorder.paths[asked:] == ["/api/status"]
+    assert page.requests[asked:] == [f"{site.url}/api/status"], "only the one of coming back"
     page.close()
 
 

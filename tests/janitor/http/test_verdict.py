@@ -121,6 +121,10 @@ def test_given_figures_of_memory_alone_then_it_is_down_and_the_rest_follows() ->
     assert texts(verdict) == ["No janitor is running; these are the figures its memory holds.", "Everything is paused."]
 
 
+def test_given_runs_that_are_started_from_outside_then_nothing_is_missing_between_two_of_them() -> None:
+    assert judge(replace(CALM, process="between_runs")).level == "well"
+
+
 def test_given_a_janitor_that_is_not_ready_then_that_is_said_where_nothing_says_it_better() -> None:
     assert judge(CALM, ready="the store is gone") == Verdict("attention", (Reason("the store is gone"),))
     assert texts(judge(replace(CALM, paused=(("*:*", 0),)), ready="x")) == ["Everything is paused."]

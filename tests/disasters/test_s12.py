@@ -1,0 +1,309 @@
+"""S12: only one janitor writes: its lease is looked at before each batch, and losing it ends the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from janitor.cli.main import execute
+from janitor.permission import HEARTBEAT_MS
+from janitor.state.sqlite import SqliteState
+from tests.builders import HOUR, MINUTE, NOW_MS, Call, Topic, janitor, pointer, topic, watch, watch_state
+from tms_core.clock import ManualClock
+from tms_core.errors import LeaseHeld, StoreError
+from tms_core.lease import WALL_ALLOWANCE_MS, Lease, LeaseRecord
+from tms_core.tables.base import Store
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.memory import MemoryStore
+
+SECONDS = 60
+TTL_SECONDS = 3600
+INVALID = pointer(NOW_MS - 10 * HOUR)
+DUE_MS = [NOW_MS - 2 * HOUR + number for number in range(7)]
+#: Store calls of the longest sweep below; far more than any of them makes.
+CALLS = 300
+WRITES = (".delete", ".invert")
+
+
+class Pair:
+    """Two janitors on one store, with memories of their own, and one lease between them."""
+
+    def __init__(self, store: Store, *, shared: bool = False) -> None:
+        self.store = store
+        self.orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
+        self.other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
+        self.cell = SqliteState.in_memory()
+        first = janitor(store, batch_rows=2, state=self.cell if shared else None)
+        second = janitor(
+            store,
+            batch_rows=2,
+            state=first.state if shared else None,
+            clock=first.clock,
+            snapshots=first.snapshots,
+        )
+        first.engine.run_once(adopt=True)
+        if not shared:
+            second.engine.run_once(adopt=True)
+        for described in (self.orders, self.other):
+            described.plain(*DUE_MS, NOW_MS).stored(pointer(DUE_MS[0]), *DUE_MS).tx(INVALID, NOW_MS)
+        first.snapshots.invalid = [INVALID]
+        first.state.save_last_thorough_ms(0)
+        second.state.save_last_thorough_ms(0)
+        self.leases = [Lease(self.cell, name, SECONDS, first.clock) for name in "ab"]
+        self.first, self.second = (
+            rig.restart(lease=lease) for rig, lease in zip((first, second), self.leases, strict=True)
+        )
+
+    def is_clean(self) -> bool:
+        return all(
+            (described.times(), described.pointers(), described.stored_times())
+            == ([NOW_MS, NOW_MS], [None, -INVALID], [])
+            for described in (self.orders, self.other)
+        )
+
+
+class TakenOver:
+    """Somebody takes the lease just before the k-th call of the store; counts what is written from then on."""
+
+    def __init__(self, pair: Pair, at_call: int, then: Callable[[], object] = lambda: None) -> None:
+        self.pair, self.at_call, self.then = pair, at_call, then
+        self.calls = 0
+        self.at: str | None = None
+        self.written: list[str] = []
+        watch(pair.store, before=self)
+
+    def __call__(self, call: Call) -> None:
+        self.calls += 1
+        if self.calls == self.at_call:
+            self.at = call.name
+            self.pair.leases[1].acquire(sole=True)
+            self.then()
+        if self.at is not None and call.name.endswith(WRITES):
+            self.written.append(call.name)
+
+
+def test_given_a_lease_taken_over_at_any_call_when_swept_then_at_most_the_batch_that_had_begun_is_written() -> None:
+    seen = set()
+    for at_call in range(1, CALLS):
+        pair = Pair(MemoryStore())
+        pair.leases[0].acquire()
+        frontiers, claim = pair.first.state.frontiers(), pair.first.state.claim()
+        taken = TakenOver(pair, at_call)
+        report = pair.first.engine.run_once()
+        if taken.at is None:
+            break
+        # The batch whose topic is just read again, or that is just handed over, cannot be called back.
+        begun = taken.at == "metadata.get" or taken.at.endswith(WRITES)
+        assert len(taken.written) == begun, f"at call {at_call}, {taken.at}"
+        run = pair.first.state.runs(1)[0]
+        if run.result == "halted":
+            seen.add(taken.at)
+            assert "b has it now" in json.loads(run.report)["guards"][-1]["message"]
+            assert (pair.first.state.frontiers(), pair.first.state.claim()) == (frontiers, claim)
+            assert report.boundary == (claim.bound if claim else None)
+        pair.second.engine.run_once()
+        assert pair.is_clean()
+    assert at_call > 40
+    assert {"metadata.get", "message.delete", "message.invert", "payload.delete", "message.keys"} <= seen
+
+
+def test_given_a_whole_sweep_of_another_in_the_middle_of_ones_own_when_both_are_over_then_each_row_went_once() -> None:
+    for at_call in range(1, CALLS, 3):
+        pair = Pair(MemoryStore())
+        pair.leases[0].acquire()
+        taken = TakenOver(pair, at_call, pair.second.engine.run_once)
+        pair.first.engine.run_once()
+        if taken.at is None:
+            break
+        assert len(taken.written) <= 1
+        assert pair.is_clean()
+        assert pair.second.state.runs(1)[0].result == "done"
+    assert at_call > 40
+
+
+def test_given_a_topic_that_is_given_more_time_after_the_lease_was_lost_when_the_loser_goes_on_then_nothing_goes() -> (
+    None
+):
+    for at_call in range(1, CALLS):
+        pair = Pair(MemoryStore())
+        pair.leases[0].acquire()
+        left: list[tuple[list[int], list[int]]] = []
+
+        def lengthen(pair: Pair = pair, left: list[tuple[list[int], list[int]]] = left) -> None:
+            for described in (pair.orders, pair.other):
+                described.describe(ttl_seconds=10 * TTL_SECONDS)
+                left.append((described.times(), described.stored_times()))
+
+        taken = TakenOver(pair, at_call, lengthen)
+        pair.first.engine.run_once()
+        if taken.at is None:
+            break
+        if taken.at.endswith(".delete"):
+            continue  # That batch went by what the metadata said an instant before (S2).
+        assert [(d.times(), d.stored_times()) for d in (pair.orders, pair.other)] == left, f"at call {at_call}"
+    assert at_call > 40
+
+
+# --- taking turns ----------------------------------------------------------------------------------------------------
+
+
+def test_given_a_holder_when_another_janitor_wants_to_sweep_then_it_is_refused_until_the_first_gives_it_back() -> None:
+    pair = Pair(MemoryStore())
+    first, second = pair.leases
+    first.acquire()
+    pair.first.engine.run_once()
+    with pytest.raises(LeaseHeld, match="a has the lease"):
+        second.acquire()
+    fence = first.fence
+    first.release()
+    second.acquire()
+    assert second.fence == fence + 1
+    report = pair.first.engine.run_once()
+    assert [note.guard for note in report.guards] == ["halted"], "it must not go on with what it gave back"
+    assert pair.second.engine.run_once().errors == []
+
+
+def test_given_a_run_without_the_lease_when_swept_then_nothing_at_all_is_written(store: Store) -> None:
+    pair = Pair(store)
+    before = (pair.orders.messages(), pair.orders.stored_times())
+    report = pair.first.engine.run_once()
+    assert [note.guard for note in report.guards] == ["halted"]
+    assert (pair.orders.messages(), pair.orders.stored_times()) == before
+
+
+def test_given_a_challenger_whose_wall_clock_is_far_ahead_when_it_takes_over_then_the_holder_is_fenced() -> None:
+    pair = Pair(MemoryStore())
+    pair.leases[0].acquire()
+    ahead = Lease(pair.cell, "c", SECONDS, ManualClock(NOW_MS + SECONDS * 1000 + WALL_ALLOWANCE_MS + 1))
+    taken: list[int] = []
+    written: list[str] = []
+
+    def take(call: Call) -> None:
+        if call.name == "message.delete" and not taken:
+            ahead.acquire()
+            taken.append(ahead.fence)
+        elif taken and call.name.endswith(WRITES):
+            written.append(call.name)
+
+    watch(pair.store, before=take)
+    pair.first.engine.run_once()
+    assert (taken, written) == ([2], [])
+    ahead.check()
+
+
+def test_given_a_wait_for_the_rate_when_the_lease_is_lost_in_it_then_the_run_ends_there() -> None:
+    pair = Pair(MemoryStore())
+    pair.leases[0].acquire()
+    slow = pair.first.restart(rows_per_second=0.05)
+    taken = TakenOver(pair, 10**6)
+    sleep = slow.clock.sleep
+
+    def lose(seconds: float) -> None:
+        if slow.clock.now_ms() >= NOW_MS + 3_000 and taken.at is None:
+            taken.at = "wait"
+            pair.leases[1].acquire(sole=True)
+        sleep(seconds)
+
+    slow.clock.sleep = lose  # type: ignore[method-assign]
+    slow.engine.run_once()
+    assert taken.written == []
+    assert slow.clock.now_ms() - NOW_MS <= 3_000 + HEARTBEAT_MS + 1_000
+
+
+def test_given_no_lease_wanted_when_swept_then_nobody_is_asked(store: Store) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=60).plain(1)
+    rig = janitor(store)
+    rig.engine.run_once(adopt=True)
+    assert (orders.times(), rig.state.lease()) == ([], None)
+
+
+def test_given_a_memory_that_cannot_be_read_when_a_batch_is_to_be_written_then_it_is_not() -> None:
+    pair = Pair(MemoryStore())
+    pair.leases[0].acquire()
+    before = pair.orders.messages()
+
+    def fail() -> bytes | None:
+        raise StoreError("the state cannot be read.")
+
+    pair.cell.lease = fail  # type: ignore[method-assign]
+    with pytest.raises(StoreError, match="cannot be read"):
+        pair.first.engine.run_once()
+    assert pair.orders.messages() == before
+    assert pair.first.state.runs(1)[0].result == "failed"
+
+
+# --- one memory for both ---------------------------------------------------------------------------------------------
+
+
+class Death(BaseException):
+    """The process is gone."""
+
+
+def test_given_one_memory_when_the_next_holder_has_closed_a_run_as_lost_then_its_end_changes_nothing() -> None:
+    pair = Pair(MemoryStore(), shared=True)
+    pair.leases[0].acquire()
+    recovered: list[int] = []
+
+    def recover() -> None:
+        pair.second.engine.recover()
+        recovered.append(len(pair.cell.ledger(100)))
+
+    taken = TakenOver(pair, 12, recover)
+    pair.first.engine.run_once()
+    assert taken.at is not None
+    assert pair.cell.runs(1)[0].result == "lost"
+    assert len(pair.cell.ledger(100)) == recovered[0] > 0, "nothing is there twice"
+
+
+def test_given_one_memory_when_the_loser_ends_then_what_the_new_holder_has_announced_is_still_there() -> None:
+    pair = Pair(MemoryStore(), shared=True)
+    pair.leases[0].acquire()
+    announced: list[int] = []
+
+    def die(call: Call) -> None:
+        if call.name == "state.clear_intents":
+            raise Death
+
+    def sweep_and_die() -> None:
+        pair.second.engine.recover()
+        watch_state(pair.cell, before=die)
+        with pytest.raises(Death):
+            pair.second.engine.run_once()
+        del pair.cell.clear_intents
+        announced.append(len(pair.cell.intents()))
+
+    taken = TakenOver(pair, 12, sweep_and_die)
+    pair.first.engine.run_once()
+    assert taken.at is not None
+    assert len(pair.cell.intents()) == announced[0] > 0
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_given_the_command_when_another_has_the_lease_then_it_says_who_and_exits_with_4_or_0_if_that_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LevelDBStore(tmp_path / "messaging", create=True) as store:
+        orders = topic(store, "default:orders", ttl_seconds=60).plain(1)
+    with SqliteState(tmp_path / "messaging.janitor") as state:
+        Lease(state, "the other one", SECONDS, ManualClock(NOW_MS)).acquire()
+    acquire = Lease.acquire
+    monkeypatch.setattr(Lease, "acquire", lambda lease, **_: acquire(lease))
+    clock = ManualClock(NOW_MS + MINUTE)
+    command = ["run", "--once", "--adopt", "--leveldb", str(tmp_path / "messaging")]
+    assert execute(command, clock) == 4
+    assert "the other one has the lease" in capsys.readouterr().err
+    assert execute([*command, "--skip-if-locked"], clock) == 0
+    assert "skipped" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert execute(command, clock) == 0
+    with LevelDBStore(tmp_path / "messaging") as store:
+        assert Topic(store, orders.id).times() == []
+    with SqliteState(tmp_path / "messaging.janitor") as state:
+        record = LeaseRecord.parse(state.lease())
+    assert record is not None
+    assert (record.holder, record.fence) == ("", 2), "given back"

@@ -1,0 +1,418 @@
+"""The control socket's server: who may ask, what becomes of bad clients, and that none of them holds up the work."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from janitor import plan
+from janitor.control import link, values, wire
+from janitor.control import server as server_module
+from janitor.inspect import Audit
+from janitor.observe import Observer
+from janitor.policy import Rule
+from tests.builders import Call, watch
+from tests.janitor.control.conftest import SETTINGS, STORE, Client, Desk
+from tms_core.errors import Halted, StoreBusy, StoreError
+from tms_core.topic import TopicId
+
+ORDERS = TopicId("default", "orders")
+
+
+def kind_of(answer: dict[str, Any] | None) -> str:
+    assert answer is not None
+    return str(answer["error"]["kind"])
+
+
+# --- the socket ------------------------------------------------------------------------------------------------------
+
+
+def test_given_any_umask_then_only_its_owner_may_use_the_socket(desk: Desk) -> None:
+    former = os.umask(0)
+    try:
+        desk.start()
+    finally:
+        os.umask(former)
+    found = (desk.folder / "control.sock").stat()
+    assert stat.S_IMODE(found.st_mode) == 0o600
+
+
+def test_given_a_folder_deeper_than_the_kernel_takes_then_it_answers_there(desk: Desk, tmp_path: Path) -> None:
+    desk.folder = tmp_path / ("deep" * 30)
+    desk.folder.mkdir()
+    desk.start()
+    assert desk.remote().greeting.pid == os.getpid()
+    assert (desk.folder / "control.sock").is_socket()
+
+
+def test_given_the_socket_of_a_dead_process_then_it_is_replaced(desk: Desk) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+        dead.bind(str(desk.folder / "control.sock"))
+    desk.start()
+    assert desk.remote().greeting.store == STORE
+
+
+def test_given_a_janitor_that_answers_there_then_its_socket_is_left_to_it(desk: Desk, tmp_path: Path) -> None:
+    desk.start()
+    second = Desk(tmp_path, desk.rig, desk.audience)
+    with pytest.raises(StoreBusy, match="Another janitor answers"):
+        second.start()
+    assert desk.remote().greeting.store == STORE
+
+
+def test_given_a_file_of_that_name_then_it_is_left_alone(desk: Desk) -> None:
+    path = desk.folder / "control.sock"
+    path.write_text("mine", encoding="utf-8")
+    with pytest.raises(StoreError, match="is no socket"):
+        desk.start()
+    assert path.read_text(encoding="utf-8") == "mine"
+
+
+def test_given_a_folder_that_is_not_there_then_the_error_names_it(desk: Desk, tmp_path: Path) -> None:
+    desk.folder = tmp_path / "missing"
+    with pytest.raises(StoreError, match=r"no control socket .*missing/control\.sock: No such file"):
+        desk.start()
+
+
+def test_given_a_stop_then_the_socket_is_gone_and_a_second_stop_is_no_error(desk: Desk) -> None:
+    server = desk.start()
+    server.stop()
+    assert not (desk.folder / "control.sock").exists()
+    server.stop()
+
+
+def test_given_another_janitors_socket_in_its_place_when_stopped_then_that_one_stays(desk: Desk) -> None:
+    server = desk.start()
+    path = desk.folder / "control.sock"
+    path.rename(desk.folder / "moved")
+    path.write_text("another's", encoding="utf-8")
+    server.stop()
+    assert path.exists()
+
+
+# --- who may ask, and what -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("uid", "welcome"), [(4711, True), (0, True), (12345, False)])
+def test_given_a_users_process_then_it_is_answered_if_it_is_the_owners_or_roots(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, uid: int, welcome: bool
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    monkeypatch.setattr(wire, "peer_uid", lambda _: uid)
+    desk.start()
+    with desk.connect() as client:
+        client.ask("hello")
+        answer = client.hear()
+    assert answer is not None
+    assert ("result" in answer) is welcome
+
+
+def test_given_a_connection_then_the_kernel_says_whose_it_is() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        assert wire.peer_uid(ours) == os.getuid()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00\xff\xfe\n",
+        b"[]\n",
+        b"{}\n",
+        b"\n",
+        b'{"protocol": 1}\n',
+        b'{"protocol": 1, "method": 5, "params": {}}\n',
+        b'{"protocol": 1, "method": "__class__", "params": {}}\n',
+        b'{"protocol": 1, "method": "at_work", "params": {}}\n',
+        b'{"protocol": 1, "method": "run_once", "params": {}}\n',
+        b'{"protocol": 1, "method": "audit", "params": {"self": 1}}\n',
+        b'{"protocol": 1, "method": "inspect", "params": {"table": "secrets", "patterns": [], "limit": 1}}\n',
+        b'{"protocol": 1, "method": "inspect", "params": {"table": "message", "patterns": [], "limit": "x"}}\n',
+        b'{"protocol": 1, "method": "inspect", "params": {}}\n',
+        b'{"protocol": 1, "method": "apply", "params": {"wanted": {}}}\n',
+    ],
+)
+def test_given_garbage_then_it_is_refused_and_the_next_client_is_answered(desk: Desk, said: bytes) -> None:
+    desk.start()
+    with desk.connect() as client:
+        client.say(said)
+        assert kind_of(client.hear()) in ("TmsError", "StoreBusy")
+        assert client.hear() is None
+    assert desk.remote().greeting.settings == SETTINGS
+
+
+def test_given_an_endless_line_then_it_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = wire.lines
+    monkeypatch.setattr(wire, "lines", lambda connection: lines(connection, 1000))
+    desk.start()
+    with Client(desk.folder) as client:
+        client.say(b"x" * 1001)
+        assert "more than 1000 bytes" in json.dumps(client.hear())
+
+
+def test_given_another_protocol_then_both_versions_are_named(desk: Desk) -> None:
+    desk.start()
+    with desk.connect() as client:
+        client.say(b'{"protocol": 99, "method": "hello", "params": {}}\n')
+        answer = client.hear()
+    assert kind_of(answer) == "StoreBusy"
+    assert answer is not None
+    assert f"speaks protocol {wire.PROTOCOL}, this one 99" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("said", [b"", b'{"protocol": 1, "meth'])
+def test_given_a_client_that_breaks_off_then_the_next_one_is_answered(desk: Desk, said: bytes) -> None:
+    desk.start()
+    with desk.connect() as client:
+        client.say(said)
+    assert desk.remote().audit().cells == 0
+
+
+def test_given_a_client_that_says_nothing_then_it_is_sent_away(desk: Desk) -> None:
+    desk.start(request_seconds=0.01)
+    with desk.connect() as client:
+        assert client.hear() is None
+
+
+def test_given_more_clients_than_are_answered_at_once_then_one_more_is_sent_away(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "MAX_CLIENTS", 1)
+    desk.start()
+    with desk.connect(), desk.connect() as second:
+        assert kind_of(second.hear()) == "StoreBusy"
+
+
+def test_given_a_bug_then_the_client_hears_of_it_and_the_log_says_where(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> Audit:
+        raise ZeroDivisionError("oh")
+
+    desk.act = fail
+    desk.start()
+    with desk.connect() as client:
+        client.ask("audit")
+        answer = client.hear()
+    assert answer is not None
+    assert "ZeroDivisionError" in answer["error"]["message"]
+    assert "ZeroDivisionError" in caplog.text
+    assert desk.remote().greeting.store == STORE
+
+
+# --- questions -------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_question_then_nothing_is_asked_of_the_store_that_writes(desk: Desk) -> None:
+    desk.start()
+    asked: list[str] = []
+    watch(desk.rig.store, before=lambda call: asked.append(call.name))
+    remote = desk.remote()
+    report = remote.plan(digest="mine").report
+    remote.audit()
+    remote.inspect("message", (), 1)
+    assert sum(entry.rows for entry in report.entries.values()) == 2
+    assert {name.partition(".")[2] for name in asked} <= {"rows", "get", "keys", "cells"}
+
+
+def test_given_a_question_then_its_progress_is_heard(desk: Desk) -> None:
+    desk.start()
+    heard: list[tuple[str, TopicId | None, int]] = []
+    desk.remote(lambda phase, topic, rows: heard.append((phase, topic, rows))).inspect("message", (), 1)
+    assert heard == [("read", None, 3)]
+
+
+class Endless:
+    """An audit that goes on until it is told to end."""
+
+    def __init__(self) -> None:
+        self.began, self.ended = Event(), Event()
+
+    def __call__(self, observer: Observer, halted: Callable[[], bool]) -> Audit:
+        self.began.set()
+        while not halted():
+            observer("read", None, 1)
+        self.ended.set()
+        raise Halted("the janitor is stopping.")
+
+
+def test_given_a_client_that_goes_away_then_its_question_ends(desk: Desk) -> None:
+    desk.act = endless = Endless()
+    desk.start()
+    with desk.connect() as client:
+        client.ask("audit")
+        assert endless.began.wait(60)
+    assert endless.ended.wait(60)
+
+
+def test_given_a_question_under_way_when_stopped_then_the_client_is_told(desk: Desk) -> None:
+    desk.act = endless = Endless()
+    server = desk.start()
+    with desk.connect() as client:
+        client.ask("audit")
+        assert endless.began.wait(60)
+        server.stop()
+        assert kind_of(client.answer()) == "Halted"
+
+
+def test_given_a_client_that_has_not_asked_yet_when_stopped_then_the_stop_does_not_wait_for_it(desk: Desk) -> None:
+    server = desk.start()
+    with desk.connect() as client:
+        server.stop()
+        assert client.hear() is None
+
+
+def test_given_a_client_that_reads_nothing_then_its_question_is_not_held_up(desk: Desk) -> None:
+    def chatty(observer: Observer, _: object) -> Audit:
+        for _ in range(10_000):
+            observer("read", None, 1)
+        return Audit(None, cells=10_000)
+
+    desk.act = chatty
+    desk.start()
+    with desk.connect() as client:
+        client.ask("audit")
+        answer = client.answer()
+    assert answer is not None
+    assert answer["result"]["cells"] == 10_000
+
+
+def test_given_a_full_buffer_then_progress_is_dropped_and_not_waited_for() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with theirs, link.Link(ours) as client:
+        theirs.sendall(b"{}\n")
+        assert client.request() == {}
+        while client.tell({"phase": "read"}):
+            pass
+        assert not client.tell({"phase": "read"})
+        assert not client.is_gone()
+
+
+def test_given_long_work_without_a_word_then_the_client_hears_that_it_is_not_forgotten(desk: Desk) -> None:
+    go = Event()
+
+    def silent(*_: object) -> Audit:
+        assert go.wait(60)
+        return Audit(None)
+
+    desk.act = silent
+    desk.start(pulse_seconds=0.01)
+    with desk.connect() as client:
+        client.ask("audit")
+        assert client.hear() == {"progress": {}}
+        go.set()
+        assert client.answer() is not None
+
+
+# --- decisions -------------------------------------------------------------------------------------------------------
+
+
+def test_given_decisions_then_what_is_shown_is_looked_at_anew(desk: Desk) -> None:
+    desk.start()
+    remote = desk.remote()
+    assert remote.adopt() == [ORDERS]
+    assert remote.approve() == []
+    assert desk.views.nudges == 2
+    remote.nudge()
+    assert desk.views.nudges == 3
+
+
+def test_given_a_run_then_who_asked_for_it_hears_how_far_it_is_and_nobody_else(desk: Desk) -> None:
+    desk.start()
+    heard: list[str] = []
+    remote = desk.remote(lambda phase, *_: heard.append(phase))
+    wanted = plan.parse(remote.plan().document, "plan")
+    heard.clear()
+    desk.rig.engine.run_once(patterns=("nobody:*",))
+    assert not heard
+    assert remote.apply(wanted).total(Rule.EXPIRED) == 2
+    assert heard[0] == "message"
+
+
+def test_given_a_client_that_goes_away_when_its_plan_is_applied_then_it_is_applied_to_the_end(desk: Desk) -> None:
+    desk.start()
+    began, go = Event(), Event()
+
+    def pause(call: Call) -> None:
+        if call.name == "message.delete":
+            began.set()
+            assert go.wait(60)
+
+    wanted = values.pack(plan.parse(desk.remote().plan().document, "plan"))
+    watch(desk.rig.store, before=pause)
+    with desk.connect() as client:
+        client.ask("apply", wanted=wanted)
+        assert began.wait(60)
+    go.set()
+    assert desk.server is not None
+    desk.server.stop()
+    [run] = desk.rig.state.runs(1)
+    assert (run.mode, run.result) == ("apply", "done")
+
+
+class Working:
+    """A decider with a run under way, until the test lets it end."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._engine = desk.rig.engine
+        self.asked, self.idle = Event(), Event()
+        self.adopted = 0
+
+    def at_work(self) -> bool:
+        self.asked.set()
+        return not self.idle.is_set()
+
+    def adopt(self) -> list[TopicId]:
+        self.adopted += 1
+        return self._engine.adopt()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def test_given_a_run_under_way_then_a_decision_waits_and_says_for_what(desk: Desk) -> None:
+    working = Working(desk)
+    desk.start(decider=working)
+    with desk.connect() as client:
+        client.ask("adopt")
+        assert client.hear() == {"progress": {"phase": "wait", "topic": None, "rows": 0}}
+        assert working.adopted == 0
+        working.idle.set()
+        assert client.answer() == {"result": [{"namespace": "default", "topic": "orders"}]}
+
+
+def test_given_a_run_under_way_then_an_approval_does_not_wait(desk: Desk) -> None:
+    desk.start(decider=Working(desk))
+    assert desk.remote().approve() == []
+
+
+def test_given_a_client_that_goes_away_while_its_decision_waits_then_it_is_not_taken(desk: Desk) -> None:
+    working = Working(desk)
+    server = desk.start(decider=working)
+    with desk.connect() as client:
+        client.ask("adopt")
+        assert working.asked.wait(60)
+    server.stop()
+    working.idle.set()
+    assert working.adopted == 0
+
+
+def test_given_a_waiting_decision_when_stopped_then_it_is_not_taken(desk: Desk) -> None:
+    working = Working(desk)
+    server = desk.start(decider=working)
+    with desk.connect() as client, ThreadPoolExecutor() as threads:
+        client.ask("adopt")
+        assert working.asked.wait(60)
+        threads.submit(server.stop).result()
+        assert kind_of(client.answer()) == "Halted"
+    assert working.adopted == 0

@@ -1,0 +1,174 @@
+"""Values on the wire: what comes back is what was sent, and nothing else is made of what somebody sends."""
+
+from __future__ import annotations
+
+import json
+import typing
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+
+from janitor import plan
+from janitor.boundary import Boundary, Limit
+from janitor.control import values
+from janitor.control.desk import Asks, Decides, methods
+from janitor.engine import Planned
+from janitor.picture import Picture, RunSummary, SnapshotFigures
+from janitor.plan import PlanFile
+from janitor.policy import Rule
+from janitor.report import Report
+from janitor.state.base import Claim, CounterKey
+from janitor.why import Why
+from tests.builders import DAY, HOUR, NOW_MS, janitor, pointer, topic
+from tms_core.rowkey import MessageId
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
+
+ORDERS = TopicId("default", "orders")
+
+
+class Point(NamedTuple):
+    x: int
+    y: float = 0.5
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    points: tuple[Point, ...] = ()
+
+
+def carried(kind: Any, value: Any) -> Any:
+    """The value at the other end."""
+    return values.unpack(kind, json.loads(json.dumps(values.pack(value))))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (None | int, None),
+        (int, 2**63 - 1),
+        (float, 0.1),
+        (bool, True),
+        (str, "\udc80 ö"),
+        (bytes, b"\x00\xff"),
+        (Rule, Rule.EXPIRED),
+        (Shape, Shape("a", (Point(1), Point(-2, 1e300)))),
+        (tuple[int, str], (1, "a")),
+        (frozenset[int], frozenset({1, 2})),
+        (dict[str, list[bytes]], {"a": [b"b"]}),
+        (dict[bytes, int], {b"a": 1, b"": 2}),
+        (dict[bytes, int], {}),
+        (dict[TopicId, Rule], {ORDERS: Rule.EXPIRED}),
+        (tuple[Claim | None, Boundary], (Claim(5, 6, "r"), Boundary(5, (Limit(5, "why"),), ("none",)))),
+    ],
+)
+def test_given_a_value_then_it_comes_back_as_it_was(kind: Any, value: Any) -> None:
+    found = carried(kind, value)
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_given_a_plan_with_entries_of_all_kinds_then_it_comes_back_to_the_last_figure() -> None:
+    rig = janitor(MemoryStore())
+    orders = topic(rig.store, "default:orders", ttl_seconds=3600)
+    invalid = pointer(NOW_MS - 10 * HOUR)
+    orders.plain(NOW_MS - DAY, NOW_MS).tx(invalid, NOW_MS).stored(pointer(NOW_MS - DAY), NOW_MS - DAY)
+    rig.snapshots.invalid = [invalid]
+    rig.engine.adopt()
+    planned = rig.engine.plan()
+    found: Planned = carried(Planned, planned)
+    assert found == planned
+    assert found.report.to_json() == planned.report.to_json()
+    assert len(found.report.entries) == 3
+    wanted = plan.parse(planned.document, "plan")
+    assert carried(PlanFile, wanted) == wanted
+    done = rig.engine.apply(wanted)
+    assert carried(Report, done) == done
+    answer = rig.engine.why(ORDERS, MessageId(NOW_MS - DAY, 0))
+    assert carried(Why, answer) == answer
+    assert answer.missing[0].taken
+
+
+def test_given_a_full_picture_then_it_comes_back() -> None:
+    picture = Picture(
+        "1",
+        "s",
+        "running",
+        "apply",
+        "every 60 s",
+        NOW_MS,
+        last_run=RunSummary("r", "apply", 1, 2, "done", phase_seconds={"message": 0.25}, errors=["e"]),
+        snapshot=SnapshotFigures(timestamp_ms=1),
+        counters={CounterKey("rows", (("rule", "expired"),)): 5.0},
+    )
+    found = carried(Picture, picture)
+    assert json.dumps(found.to_json()) == json.dumps(picture.to_json())
+    assert (found.last_run, found.counters) == (picture.last_run, picture.counters)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (int, "1"),
+        (int, True),
+        (int, 1.0),
+        (str, 1),
+        (str, None),
+        (bool, 1),
+        (bytes, "zz"),
+        (bytes, 5),
+        (Rule, "no rule"),
+        (Shape, []),
+        (Shape, {"points": []}),
+        (Shape, {"name": "a", "points": [{"y": 1.0}]}),
+        (tuple[int, ...], {}),
+        (tuple[int, str], [1]),
+        (list[int], "12"),
+        (dict[str, int], 5),
+        (typing.Literal["a", "b"], "c"),
+        (int | str, 1),
+        (object, 1),
+    ],
+)
+def test_given_something_else_then_it_is_refused(kind: Any, value: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        values.unpack(kind, value)
+
+
+def test_given_a_value_of_no_known_kind_then_it_is_not_sent() -> None:
+    with pytest.raises(TypeError, match="object has no form on the wire"):
+        values.pack([object()])
+
+
+def test_given_another_versions_value_then_new_fields_are_passed_over_and_missing_ones_take_their_default() -> None:
+    assert values.unpack(Shape, {"name": "a", "colour": "red"}) == Shape("a")
+
+
+def test_given_any_method_of_the_desk_then_its_arguments_and_answers_have_a_form_on_the_wire() -> None:
+    for protocol in (Asks, Decides):
+        for name in methods(protocol):
+            for kind in within(list(typing.get_type_hints(getattr(protocol, name)).values())):
+                assert has_form(kind), f"{name}: {kind}"
+
+
+def within(kinds: list[Any]) -> set[Any]:
+    """These types and all that they are made of."""
+    found: set[Any] = set()
+    while kinds:
+        kind = kinds.pop()
+        if kind not in found and kind is not Any and kind is not ...:
+            found.add(kind)
+            if typing.get_origin(kind) is not typing.Literal:
+                kinds += typing.get_args(kind)
+            if hasattr(kind, "_fields") or hasattr(kind, "__dataclass_fields__"):
+                kinds += typing.get_type_hints(kind).values()
+    return found
+
+
+def has_form(kind: Any) -> bool:
+    try:
+        values.unpack(kind, None)
+    except (ValueError, TypeError) as error:
+        return "no form" not in str(error)
+    return True

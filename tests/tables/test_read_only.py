@@ -1,0 +1,118 @@
+"""The face of a store for reading: it shows what the store holds, and nothing can be written through it (rule S5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import plyvel
+import pytest
+
+from tests.builders import NOW_MS, WRITES, pointer, topic, watch
+from tms_core.errors import StoreError
+from tms_core.tables.base import UNREADABLE, MessageValue, Store, TxCell
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb_layout import FOLDERS
+from tms_core.tables.memory import MemoryStore
+from tms_core.tables.read_only import read_only
+
+POINTER = pointer(NOW_MS)
+ORDERS = b"default:orders:"
+
+
+@pytest.fixture(params=["memory", "leveldb"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """A topic with rows of every kind."""
+    made: Store = MemoryStore() if request.param == "memory" else LevelDBStore(tmp_path, create=True)
+    with made:
+        orders = topic(made, "default:orders", ttl_seconds=60)
+        orders.plain(NOW_MS, NOW_MS + 1).tx(POINTER, NOW_MS + 2).ref(POINTER, NOW_MS + 3).stored(POINTER, NOW_MS)
+        yield made
+
+
+READ: dict[str, Callable[[Store], object]] = {
+    "message.keys": lambda store: store.message.keys(b"", None, 2),
+    "message.cells": lambda store: store.message.cells(b"", None, 10),
+    "message.rows": lambda store: store.message.rows(b"", None, 3),
+    "message.estimate_bytes": lambda store: store.message.estimate_bytes(b"", None),
+    "message.name": lambda store: store.message.name,
+    "payload.keys": lambda store: store.payload.keys(b"", None, 2),
+    "payload.rows": lambda store: store.payload.rows(b"", None, 2),
+    "payload.estimate_bytes": lambda store: store.payload.estimate_bytes(b"", None),
+    "payload.name": lambda store: store.payload.name,
+    "metadata.rows": lambda store: store.metadata.rows(),
+    "metadata.get": lambda store: store.metadata.get(ORDERS),
+    "identity": lambda store: store.identity(),
+}
+
+
+@pytest.mark.parametrize("read", READ.values(), ids=READ)
+def test_given_a_store_then_its_face_shows_the_same_and_counts_the_same(
+    store: Store, read: Callable[[Store], object]
+) -> None:
+    face = read_only(store)
+    before = store.calls.copy()
+    assert read(face) == read(store)
+    # Asked once through the face and once of the store itself; what goes through the face counts in both.
+    assert store.calls - before == face.calls + face.calls
+
+
+WRITE: dict[str, Callable[[Store], object]] = {
+    "metadata.compare_and_set": lambda store: store.metadata.compare_and_set(b"default:new:", None, b"{}"),
+    "message.delete": lambda store: store.message.delete(store.message.keys(b"", None, 1).items),
+    "message.sync": lambda store: store.message.sync(),
+    "message.compact": lambda store: store.message.compact(b"a", b"z"),
+    "message.put": lambda store: store.message.put([(b"new", MessageValue(None, b""))]),
+    "message.invert": lambda store: store.message.invert(
+        [TxCell(store.message.cells(b"", None, 10).items[0].key, POINTER, True)]
+    ),
+    "payload.delete": lambda store: store.payload.delete(store.payload.keys(b"", None, 1).items),
+    "payload.sync": lambda store: store.payload.sync(),
+    "payload.compact": lambda store: store.payload.compact(b"a", b"z"),
+    "payload.put": lambda store: store.payload.put([(b"new", b"")]),
+}
+
+
+def test_every_writing_operation_is_tried() -> None:
+    assert set(WRITE) == set(WRITES)
+
+
+@pytest.mark.parametrize("write", WRITE.values(), ids=WRITE)
+def test_given_a_face_when_written_to_then_it_refuses_and_nothing_is_asked_of_the_store(
+    store: Store, write: Callable[[Store], object]
+) -> None:
+    asked: list[str] = []
+    watch(store, before=lambda call: asked.append(call.name))
+    with pytest.raises(StoreError, match="cannot write"):
+        write(read_only(store))
+    assert not set(asked) & set(WRITES)
+
+
+def test_given_a_value_that_cannot_be_read_then_the_face_counts_it(tmp_path: Path) -> None:
+    with LevelDBStore(tmp_path, create=True) as store:
+        topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS)
+    damage(tmp_path)
+    with LevelDBStore(tmp_path) as store:
+        face = read_only(store)
+        assert len(face.message.rows(b"", None, 10).items) == 1
+        assert face.calls[UNREADABLE] == 1
+        assert face.operations == 1
+
+
+def damage(folder: Path) -> None:
+    """Add a message row of an unknown kind."""
+    database = plyvel.DB(str(folder / FOLDERS["message"]))
+    database.put(ORDERS + b"\x00\x00\x00\x01" + b"\x00" * 10, b"\x09")
+    database.close()
+
+
+def test_given_a_face_when_closed_then_the_store_stays_open(store: Store) -> None:
+    with read_only(store) as face:
+        assert face.metadata.get(ORDERS)
+    assert store.metadata.get(ORDERS)
+
+
+def test_given_a_face_then_it_shows_what_was_written_since(store: Store) -> None:
+    face = read_only(store)
+    store.message.delete(store.message.keys(b"", None, 10).items)
+    assert face.message.keys(b"", None, 10).items == []

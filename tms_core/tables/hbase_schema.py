@@ -1,0 +1,178 @@
+"""CDAP's three tables in HBase: their names and cells, and how they are made.
+
+Thrift 1 can neither make a namespace, split a table beforehand nor set table attributes, and CDAP refuses tables
+without its attributes; so tables are made through Thrift 2, or by a person with the HBase shell and the script printed
+here. The rows themselves need Thrift 1 only. ``docs/formats.md``, "In HBase".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tms_core.errors import StoreError
+from tms_core.tables.base import TableName
+from tms_core.tables.hbase_pool import HBasePool
+from tms_core.tables.hbase_wire import interface
+
+#: One column family, ``d``; a column is the family, a colon and the qualifier.
+FAMILY = b"d"
+#: CDAP's qualifiers are letters, but written as Java ints: four bytes. Only the metadata's is one byte.
+PAYLOAD_COLUMN = b"d:\x00\x00\x00p"
+POINTER_COLUMN = b"d:\x00\x00\x00t"
+PAYLOAD_TABLE_COLUMN = b"d:\x00\x00\x00c"
+METADATA_COLUMN = b"d:m"
+
+#: Says how many buckets a table's salts are of; CDAP reads it back and believes it whatever is configured.
+BUCKETS_ATTRIBUTE = "cdap.messaging.key.distributor.buckets"
+
+_NAMES: dict[TableName, str] = {"metadata": "tms.meta", "message": "tms.message", "payload": "tms.payload"}
+#: CDAP (since 4.3) has regions never split: a region is a bucket.
+_SPLIT_POLICY = "org.apache.hadoop.hbase.regionserver.DisabledRegionSplitPolicy"
+_SYSTEM = "_system"
+
+
+def table_name(namespace: str, table: TableName) -> bytes:
+    """A table's name in HBase, such as ``cdap_system:tms.message``."""
+    return f"{namespace}:{_NAMES[table]}".encode()
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A table to be made.
+
+    Attributes:
+        namespace: the HBase namespace.
+        name: its name there.
+        compression: of its files: NONE, SNAPPY, GZ, LZ4, ZSTD.
+        attributes: table attributes.
+        buckets: one region for each; None: one region, and rows without salt.
+    """
+
+    namespace: str
+    name: str
+    compression: str
+    attributes: dict[str, str] = field(default_factory=dict)
+    buckets: int | None = None
+
+    @property
+    def split_keys(self) -> list[bytes]:
+        """The salts at which regions begin, but for the first."""
+        return [bytes([salt]) for salt in range(1, self.buckets or 1)]
+
+    def descriptor(self) -> Any:
+        """What Thrift 2 takes."""
+        thrift = interface()
+        family = thrift.Family(
+            name=FAMILY,
+            bloom=thrift.Bloom.ROW,
+            compression=getattr(thrift.Compression, self.compression),
+            maxVersions=1,
+        )
+        attributes = {name.encode(): value.encode() for name, value in self.attributes.items()}
+        return thrift.TableDescriptor(table=self.thrift_name(), families=[family], attributes=attributes)
+
+    def thrift_name(self) -> Any:
+        """Its name, as Thrift 2 takes it."""
+        return interface().TableName(space=self.namespace.encode(), name=self.name.encode())
+
+    def shell_line(self) -> str:
+        """What the HBase shell takes."""
+        family = f"{{NAME => 'd', VERSIONS => 1, BLOOMFILTER => 'ROW', COMPRESSION => '{self.compression}'}}"
+        parts = [f"create '{self.namespace}:{self.name}'", family]
+        if self.attributes:
+            pairs = ", ".join(f"'{name}' => '{value}'" for name, value in self.attributes.items())
+            parts.append(f"METADATA => {{{pairs}}}")
+        if self.split_keys:
+            parts.append("SPLITS => [" + ", ".join(f'"\\x{key.hex()}"' for key in self.split_keys) + "]")
+        return ", ".join(parts)
+
+
+def table_specs(namespace: str, buckets: int, compression: str) -> list[TableSpec]:
+    """The three tables as CDAP makes them.
+
+    Its version attributes are left out, and its coprocessors: they name the CDAP that wrote them, and with ``janitor``
+    nothing shall run inside the region servers.
+
+    Args:
+        namespace: the HBase namespace, ``<prefix>_system`` in CDAP.
+        buckets: salts of the message and the payload table, 1 to 256.
+        compression: NONE, SNAPPY (CDAP's default; the region servers need its library), GZ, LZ4 or ZSTD.
+    """
+    general = {"dataset.table.prefix": namespace.removesuffix(_SYSTEM)} if namespace.endswith(_SYSTEM) else {}
+    salted = general | {
+        "cdap.messaging.table.prefix.num.bytes": "1",
+        BUCKETS_ATTRIBUTE: str(buckets),
+        "cdap.messaging.metadata.hbase.namespace": namespace,
+        "SPLIT_POLICY": _SPLIT_POLICY,
+    }
+    return [
+        TableSpec(namespace, _NAMES["metadata"], compression, general),
+        TableSpec(namespace, _NAMES["message"], compression, salted, buckets),
+        TableSpec(namespace, _NAMES["payload"], compression, salted, buckets),
+    ]
+
+
+def shell_script(specs: list[TableSpec]) -> str:
+    """The same for the HBase shell, for a person to run."""
+    lines = [f"create_namespace '{specs[0].namespace}'", *(spec.shell_line() for spec in specs)]
+    return "\n".join(["# What exists already fails, and stays as it is.", *lines, ""])
+
+
+def create_tables(admin: HBasePool, specs: list[TableSpec]) -> list[str]:
+    """Make what is missing; what is there stays as it is.
+
+    Args:
+        admin: connections to a Thrift 2 server.
+        specs: see :func:`table_specs`.
+
+    Returns:
+        The names of the tables that were made.
+
+    Raises:
+        StoreError: HBase could not make one, or one is there with another number of buckets.
+    """
+    namespace = specs[0].namespace.encode()
+    if namespace not in admin.call("listNamespaces"):
+        with admin.connection() as connection:
+            connection.call("createNamespace", interface().NamespaceDescriptor(name=namespace))
+    return [f"{spec.namespace}:{spec.name}" for spec in specs if _create(admin, spec)]
+
+
+def buckets_of(admin: HBasePool, namespace: str, table: TableName) -> int | None:
+    """How many buckets a table says it has; None when it does not say.
+
+    Args:
+        admin: connections to a Thrift 2 server.
+        namespace: the HBase namespace.
+        table: message or payload.
+
+    Raises:
+        StoreNotFound: there is no such table.
+        StoreError: it could not be asked, or says something else than a number.
+    """
+    return _buckets(admin, TableSpec(namespace, _NAMES[table], "NONE"))
+
+
+def _create(admin: HBasePool, spec: TableSpec) -> bool:
+    if not admin.call("tableExists", spec.thrift_name()):
+        with admin.connection() as connection:
+            connection.call("createTable", spec.descriptor(), spec.split_keys)
+        return True
+    present = _buckets(admin, spec)
+    if spec.buckets is not None and present != spec.buckets:
+        raise StoreError(
+            f"{spec.namespace}:{spec.name} is there with {present or 'no'} buckets, not {spec.buckets}.",
+            f"Set storage.hbase.buckets to {present}." if present else "It was not made by CDAP; drop or rename it.",
+        )
+    return False
+
+
+def _buckets(admin: HBasePool, spec: TableSpec) -> int | None:
+    attributes = admin.call("getTableDescriptor", spec.thrift_name()).attributes or {}
+    value: bytes | None = attributes.get(BUCKETS_ATTRIBUTE.encode())
+    if value is None:
+        return None
+    if not value.isdigit():
+        raise StoreError(f"{spec.namespace}:{spec.name} has {BUCKETS_ATTRIBUTE} {value!r}, which is no number.")
+    return int(value)
