@@ -160,8 +160,7 @@ class Census:
         fresh, before = not tally.rows, tally.rows
         try:
             while not tally.done and tally.rows - before < self._turn_rows:
-                self._stop_if_halted()
-                # An empty page was a look into the store, too.
+                # An empty page was a look into the store, too. It is in this wait that a word to stop is heard.
                 self._pacer.pay(tally.read(self._store) or 1)
         except StoreError as error:
             self._unfinished.pop()

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import RLock
 from typing import Any, NamedTuple, Protocol
@@ -19,13 +20,11 @@ from typing import Any, NamedTuple, Protocol
 from janitor import archived, boundary, conclude, figures, frontier, guards, plan, quarantine, txstate
 from janitor.boundary import Boundary
 from janitor.conclude import Pass
+from janitor.crew import Crew
 from janitor.inspect import Audit, Inspected, Table, audit, messages, metadata, payloads, snapshot_figures
-from janitor.inversions import Inversions
 from janitor.ledger import KEPT_ENTRIES, Ledger
-from janitor.messages import Messages
 from janitor.observe import Guarded, Observer, tell_nobody
 from janitor.pacing import Pacer
-from janitor.payloads import Payloads
 from janitor.permission import Permission, never
 from janitor.plan import PlanFile
 from janitor.policy import Hold
@@ -36,7 +35,7 @@ from janitor.state.base import Claim, RunRecord, State
 from janitor.strangers import Strangers
 from janitor.sweep import Keeper, Sweep
 from janitor.txstate import TransactionView, TxState
-from janitor.walk import Act, Preview, Walk
+from janitor.walk import Act, Preview
 from janitor.why import Why, why
 from janitor.world import Limits, Terms, World, parse_or_none
 from tms_core.clock import Clock
@@ -85,6 +84,7 @@ class Engine:
         terms: the settings verdicts rest on.
         token_hex: makes that many random bytes, as hex (``secrets.token_hex``).
         batch_rows: rows per page and per batch.
+        workers: how many parts of the store are walked at once.
         rows_per_second: the limit on deleting; None for none.
         history_days: how long past runs are remembered.
         observer: told about progress.
@@ -104,6 +104,7 @@ class Engine:
         *,
         token_hex: Callable[[int], str],
         batch_rows: int = 2000,
+        workers: int = 1,
         rows_per_second: float | None = None,
         history_days: int = 30,
         observer: Observer = tell_nobody,
@@ -119,6 +120,7 @@ class Engine:
         self._clock = clock
         self._token_hex = token_hex
         self._batch_rows = batch_rows
+        self._workers = workers
         self._rows_per_second = rows_per_second
         self._history_ms = history_days * 86_400_000
         self._observer = Guarded(observer)
@@ -550,18 +552,19 @@ class Engine:
         return Pass(run_id, mode, started_ms, self._clock.running_ms(), self.store.calls.copy(), ready, world, Tally())
 
     def _walk(self, current: Pass, act: Act) -> None:
-        walk = Walk(self.store, current.world, act, current.tally, page_rows=self._batch_rows, observer=self._observer)
+        crew = Crew(
+            self.store,
+            current.world,
+            act,
+            page_rows=self._batch_rows,
+            observer=self._observer,
+            workers=self._workers,
+        )
         try:
-            with self._phase(current, "message"):
-                Messages(walk).delete()
-            with self._phase(current, "invert"):
-                Inversions(walk).invert()
-            with self._phase(current, "payload"):
-                Payloads(walk).delete()
+            crew.walk(current.tally, partial(self._phase, current))
         except Interrupted as error:
             current.halted = error
-        current.failed = walk.failed
-        current.withheld = frozenset(walk.withheld)
+        current.failed, current.withheld = crew.failed, crew.withheld
 
     def _stop_if_halted(self) -> None:
         if self._halted():

@@ -201,10 +201,10 @@ def _ranges(table: KeyTable, patterns: tuple[str, ...]) -> Iterator[tuple[bytes,
         yield b"", None
         return
     start = b""
-    while keys := table.keys(start, None, 1).items:
-        topic = TopicId.from_prefix(topic_prefix(keys[0]) or b"")
+    while (key := table.first(start)) is not None:
+        topic = TopicId.from_prefix(topic_prefix(key) or b"")
         if topic is None:
-            start = keys[0] + b"\x00"
+            start = key + b"\x00"
             continue
         start = topic_stop(topic.prefix)
         if matches(topic, patterns):

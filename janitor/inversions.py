@@ -83,7 +83,8 @@ class Inversions:
         doomed = [(key, cell) for cell in cells if (key := self._inverts(cell)) is not None]
         if not doomed:
             return
-        changed = self._walk.act.invert(doomed[0][0].topic, [cell for _, cell in doomed])
+        table = self._walk.store.message
+        changed = self._walk.act.invert(doomed[0][0].topic, table, [cell for _, cell in doomed])
         for (key, cell), done in zip(doomed, changed, strict=True):
             if done:
                 self._walk.act.inverted(self._walk.world.topics.get(key.topic.prefix), key, cell)

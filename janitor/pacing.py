@@ -8,6 +8,7 @@ not hit by an hour's worth of deletes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Lock
 
 from tms_core.clock import Clock
 
@@ -16,7 +17,7 @@ LONGEST_SLEEP_SECONDS = 1.0
 
 
 class Pacer:
-    """Keeps the rate at or under a limit.
+    """Keeps the rate of all who share it at or under a limit.
 
     Args:
         rows_per_second: the limit; None for no limit.
@@ -29,6 +30,7 @@ class Pacer:
         self._clock = clock
         self._alive = alive
         self._free_at_ms = 0.0
+        self._lock = Lock()
 
     def pay(self, rows: int) -> float:
         """Wait until ``rows`` more are within the limit.
@@ -38,9 +40,10 @@ class Pacer:
         """
         if not self._rate:
             return 0.0
-        now_ms = float(self._clock.running_ms())
-        self._free_at_ms = max(self._free_at_ms, now_ms) + rows * 1000 / self._rate
-        seconds = max(0.0, (self._free_at_ms - now_ms) / 1000)
+        with self._lock:
+            now_ms = float(self._clock.running_ms())
+            self._free_at_ms = max(self._free_at_ms, now_ms) + rows * 1000 / self._rate
+            seconds = max(0.0, (self._free_at_ms - now_ms) / 1000)
         left = seconds
         while left > 0:
             self._clock.sleep(min(left, LONGEST_SLEEP_SECONDS))

@@ -93,7 +93,7 @@ class Payloads:
         since_ms = work.frontier.cutoff.ms if exact else 0
         window = search_range(topic, generation, since_ms, payloads, walk.world.terms.lifetime)
         return find_referenced(
-            walk.store.message,
+            walk.whole.message,
             (window, timeless_range(topic, generation)),
             {_pointer(key) for key in keys},
             walk.page_rows,

@@ -70,6 +70,12 @@ class Entry:
         self.newest_ms = newest_ms if self.newest_ms is None else max(self.newest_ms, newest_ms)
         self.sample_keys += keys[: SAMPLE_KEYS - len(self.sample_keys)]
 
+    def merge(self, other: Entry) -> None:
+        """Take in the rows of another part of the store."""
+        if other.oldest_ms is not None and other.newest_ms is not None:
+            self.add(other.sample_keys, other.size_bytes, other.oldest_ms, other.newest_ms)
+            self.rows += other.rows - len(other.sample_keys)
+
 
 class ForeignKey(NamedTuple):
     """A key that is none of ours, in hex, and where it is."""
@@ -104,6 +110,21 @@ class Tally:
 
     def entry(self, key: EntryKey) -> Entry:
         return self.entries.setdefault(key, Entry())
+
+    def add(self, other: Tally) -> None:
+        """Take in what was counted in another part of the store."""
+        for key, entry in other.entries.items():
+            self.entry(key).merge(entry)
+        self.kept += other.kept
+        self.scanned += other.scanned
+        self.failures += other.failures
+        self.errors += other.errors
+        self.foreign += other.foreign[: NAMED_KEYS - len(self.foreign)]
+        self.unknown |= set(sorted(other.unknown)[: max(0, NAMED_KEYS - len(self.unknown))])
+        for topic, pointers in other.pointers.items():
+            self.pointers.setdefault(topic, set()).update(pointers)
+        if other.untouchable is not None:
+            self.keep_pointer(other.untouchable)
 
     def forget_kept(self, kept: Counter[Reason], topic: TopicId, table: DataTable) -> None:
         """Take back what was counted as staying in a topic that is walked again; what was deleted stays counted."""

@@ -271,7 +271,7 @@ class _Restore:
     def _has_payload(self, pointer: int) -> bool:
         """Whether the target has any payload of the transaction."""
         start = pointer_prefix(self._topic.topic.prefix, self._topic.generation, pointer)
-        return bool(self._store.payload.keys(start, stop_key(start), 1).items)
+        return self._store.payload.first(start, stop_key(start)) is not None
 
     def _signed(self, pointer: int | None, verdict: str) -> int | None:
         """The pointer a message comes back with: positive only where it is known that it may be seen."""

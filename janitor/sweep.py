@@ -9,7 +9,8 @@ more than what the metadata allowed an instant before. Before that it asks wheth
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from threading import Lock
+from typing import Protocol, cast
 
 from janitor.compaction import DeletedRanges
 from janitor.ledger import Ledger
@@ -52,7 +53,7 @@ class Keeper(Protocol):
 
 
 class Sweep:
-    """The act of a run.
+    """The act of a run; threads that walk different parts of the store may share it.
 
     Args:
         store: what is swept.
@@ -75,6 +76,7 @@ class Sweep:
         self._keeper = keeper
         self.archive_error: ArchiveError | None = None
         self.deleted = DeletedRanges()
+        self._lock = Lock()
 
     def alive(self) -> None:
         self._permission.alive()
@@ -82,14 +84,16 @@ class Sweep:
     def delete(self, work: TopicWork, table: KeyTable, batch: Batch) -> list[bytes]:
         self._permission.check(work.topic.topic)
         self._refuse_if_moved(work)
-        keys = batch.keys if self._keeper is None else self._keep(self._keeper, work, batch)
+        keys = batch.keys if self._keeper is None else self._keep(self._keeper, work, table, batch)
         if not keys:
             return []
         batch = batch._replace(keys=keys)
-        self._ledger.announce(work, batch)
+        with self._lock:
+            self._ledger.announce(work, batch)
         table.delete(keys)
-        self._ledger.deleted(work, batch)
-        self.deleted.add(table, keys)
+        with self._lock:
+            self._ledger.deleted(work, batch)
+            self.deleted.add(table, keys)
         return keys
 
     def sync(self) -> None:
@@ -97,12 +101,13 @@ class Sweep:
         for table in {part.table.name: part.table for part in self.deleted.slices}.values():
             table.sync()
 
-    def invert(self, topic: TopicId, cells: Sequence[TxCell]) -> list[bool]:
+    def invert(self, topic: TopicId, table: MessageTable, cells: Sequence[TxCell]) -> list[bool]:
         self._permission.check(topic)
-        return self._store.message.invert(cells)
+        return table.invert(cells)
 
     def inverted(self, work: TopicWork | None, key: MessageKey, cell: TxCell) -> None:
-        self._ledger.inverted(work, key, cell)
+        with self._lock:
+            self._ledger.inverted(work, key, cell)
 
     def pay(self, rows: int) -> None:
         self._pacer.pay(rows)
@@ -111,13 +116,13 @@ class Sweep:
         if self._store.metadata.get(work.topic.topic.prefix) != work.raw:
             raise Moved
 
-    def _keep(self, keeper: Keeper, work: TopicWork, batch: Batch) -> list[bytes]:
+    def _keep(self, keeper: Keeper, work: TopicWork, table: KeyTable, batch: Batch) -> list[bytes]:
         """Have the rows kept; returns the keys of those that are. The topic may have moved meanwhile."""
         if self.archive_error is not None:
             raise Withheld
-        table = self._store.message if batch.table == "message" else self._store.payload
         try:
-            saved = keeper.save(work.topic.topic, batch.generation, table, batch.rule, batch.keys)
+            source = cast(MessageTable | PayloadTable, table)
+            saved = keeper.save(work.topic.topic, batch.generation, source, batch.rule, batch.keys)
         except ArchiveError as error:
             self.archive_error = error
             raise Withheld from error

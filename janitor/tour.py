@@ -45,7 +45,8 @@ SHORTEN_AT, APPROVE_AT = 15, 35
 SETTINGS = """\
 # Written by `make run`: the standalone defaults, in a hurry.
 storage: {{kind: leveldb, leveldb: {{path: messaging}}}}
-transactions: {{source: directory, directory: tx.snapshot, snapshot_interval_seconds: 86400, max_lifetime_seconds: 90000}}
+transactions:
+  {{source: directory, directory: tx.snapshot, snapshot_interval_seconds: 86400, max_lifetime_seconds: 90000}}
 janitor:
   every_seconds: 3
   hold_seconds: 300
@@ -68,7 +69,8 @@ def main(folder: Path = ROOT / "data" / "run", clock: Clock | None = None, port:
         click.echo(f"the sample store {SAMPLE} is missing; it comes with a checkout, not with a package", err=True)
         return 1
     if in_use(folder / "messaging"):
-        click.echo(f"a janitor is at work in {folder}: end that one first, or look at http://localhost:{port}/", err=True)
+        where = f"http://localhost:{port}/"
+        click.echo(f"a janitor is at work in {folder}: end that one first, or look at {where}", err=True)
         return 1
     store, _ = unpack(folder, clock)
     _furnish(store, clock)

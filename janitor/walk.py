@@ -35,7 +35,7 @@ from tms_core.rowkey import (
     generation_prefix,
     topic_prefix,
 )
-from tms_core.tables.base import KeyTable, Store, TxCell
+from tms_core.tables.base import KeyTable, MessageTable, Store, TxCell
 from tms_core.topic import TopicId
 
 #: How often a topic is planned anew within one pass before it is left for the next.
@@ -80,7 +80,7 @@ class Act(Protocol):
         """
         ...
 
-    def invert(self, topic: TopicId, cells: Sequence[TxCell]) -> list[bool]:
+    def invert(self, topic: TopicId, table: MessageTable, cells: Sequence[TxCell]) -> list[bool]:
         """Negate pointers of one topic's rows; returns for each whether its row was changed.
 
         Raises:
@@ -116,7 +116,7 @@ class Preview:
         """Leave the rows where they are."""
         return batch.keys
 
-    def invert(self, topic: TopicId, cells: Sequence[TxCell]) -> list[bool]:
+    def invert(self, topic: TopicId, table: MessageTable, cells: Sequence[TxCell]) -> list[bool]:
         return [True] * len(cells)
 
     def inverted(self, work: TopicWork | None, key: MessageKey, cell: TxCell) -> None:
@@ -135,6 +135,7 @@ class Walk:
 
     Args:
         store: what to walk.
+        whole: where rows are looked for that need not be in this part; ``store`` by default.
         world: what was known when the pass began.
         act: what to do with what is found.
         tally: where it is counted.
@@ -148,9 +149,18 @@ class Walk:
     """
 
     def __init__(
-        self, store: Store, world: World, act: Act, tally: Tally, *, page_rows: int, observer: Observer
+        self,
+        store: Store,
+        world: World,
+        act: Act,
+        tally: Tally,
+        *,
+        page_rows: int,
+        observer: Observer,
+        whole: Store | None = None,
     ) -> None:
         self.store = store
+        self.whole = whole or store
         self.world = world
         self.act = act
         self.tally = tally
@@ -195,7 +205,7 @@ class Walk:
                 continue
             self.act.alive()
             try:
-                key = _first(table, prefix)
+                key = table.first(prefix)
                 if key is not None and key < topic_stop(prefix):
                     self._visit(name, table, prefix, key, visit)
             except StoreError as error:
@@ -269,7 +279,7 @@ class Walk:
         """
         self.act.alive()
         try:
-            return _first(table, start)
+            return table.first(start)
         except StoreError as error:
             prefix = topic_prefix(start)
             return self._first_behind(table, start if prefix is None else topic_stop(prefix), error)
@@ -282,7 +292,7 @@ class Walk:
                 culprit = True
                 continue
             try:
-                key = _first(table, prefix)
+                key = table.first(prefix)
             except StoreError as again:
                 self.fail("message" if table.name == "message" else "payload", prefix, again)
                 culprit = True
@@ -396,11 +406,6 @@ class Walk:
                     self.tally.keep(verdict.reason)
             self.observe(name, work.topic.topic if work else None, len(page.items))
             resume = page.resume
-
-
-def _first(table: KeyTable, start: bytes) -> bytes | None:
-    items = table.keys(start, None, 1).items
-    return items[0] if items else None
 
 
 def _parse(name: DataTable, key: bytes) -> MessageKey | PayloadKey | None:

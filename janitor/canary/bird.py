@@ -140,7 +140,7 @@ class Canary:
         found = [
             Waiting(key.publish_ms, key.sequence, due_ms, now.running_ms - now.wall_ms + key.publish_ms, now.boot_id)
             for raw, value in self._store.message.rows(start, stop, _PAGE_ROWS).items
-            if raw not in known and (key := MessageKey.parse(raw)) is not None and key.publish_ms <= now.wall_ms
+            if raw not in known and (key := MessageKey.parse(raw)) is not None
             if (due_ms := _due_ms(topic, key.publish_ms)) == _written_due_ms(value)
         ]
         self._searched = topic.generation
@@ -178,7 +178,7 @@ class Canary:
         return max(0, late_ms) if excused else late_ms
 
     def _is_there(self, key: bytes) -> bool:
-        return bool(self._store.message.keys(key, key + b"\x00", 1).items)
+        return self._store.message.first(key, key + b"\x00") is not None
 
     # -- publishing ------------------------------------------------------------------------------------------------
 

@@ -284,6 +284,7 @@ class Session:
             self.terms(),
             token_hex=secrets.token_hex,
             batch_rows=janitor.batch_rows,
+            workers=janitor.workers,
             rows_per_second=janitor.rate_rows_per_second,
             history_days=janitor.history_days,
             archive_days=janitor.archive.keep_days,

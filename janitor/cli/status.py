@@ -82,6 +82,8 @@ def lines(picture: Picture, verdict: Verdict, arguments: str = "") -> Iterator[T
     yield _line("mode", "only plans" if picture.mode == "plan_only" else "deletes and inverts", picture.schedule)
     if picture.started_ms is not None:
         yield _line("running", f"since {_when(picture.started_ms, picture.now_ms)}")
+    else:
+        yield _line("running", "no daemon; this is what the memory holds")
     yield from _runs(picture)
     yield from _aside(picture, arguments)
     yield from _transactions(picture)

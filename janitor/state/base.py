@@ -25,6 +25,7 @@ from janitor.state.records import (
     CounterKey,
     Evidence,
     FrontierRecord,
+    KnownIds,
     LedgerEntry,
     OpenIdRecord,
     Pause,
@@ -45,6 +46,7 @@ __all__ = [
     "CounterKey",
     "Evidence",
     "FrontierRecord",
+    "KnownIds",
     "LedgerEntry",
     "OpenIdRecord",
     "Pause",
@@ -103,7 +105,22 @@ class State(ABC):
 
     @abstractmethod
     def open_ids(self) -> dict[int, OpenIdRecord]:
-        """Invalid transactions by write pointer, the closed ones among them."""
+        """Invalid transactions by write pointer, the closed ones among them.
+
+        One object each, and there may be a million: what every pass needs is in :meth:`known_ids`.
+        """
+
+    @abstractmethod
+    def known_ids(self, now_ms: int, window_ms: int) -> KnownIds:
+        """Invalid transactions, the closed ones as bare pointers. Cheap while no more are closed.
+
+        One counts as closed if a thorough pass closed it that began at least ``window_ms`` after the transaction did,
+        and not after ``now_ms``: a lifetime that was raised since opens it again, and so does a clock set back.
+
+        Args:
+            now_ms: what time it is.
+            window_ms: how long after a transaction's begin something of it can be published.
+        """
 
     @abstractmethod
     def lowest_open(self, limit: int) -> tuple[int, list[OpenIdRecord]]:
@@ -116,6 +133,10 @@ class State(ABC):
     @abstractmethod
     def forget_open_ids(self, pointers: Iterable[int]) -> None:
         """Drop pointers that left the invalid list; unknown ones are no error."""
+
+    @abstractmethod
+    def forget_closed_ids(self, pointers: Iterable[int], before_ms: int) -> None:
+        """Drop those of these pointers that were closed before; others, and unknown ones, are no error."""
 
     # -- an operator's words, and what topics did to deserve a rest -------------------------------------------------
 

@@ -5,7 +5,9 @@ Times are milliseconds since the epoch; write pointers, bounds and times are sig
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -110,6 +112,22 @@ class OpenIdRecord:
     first_seen_ms: int
     scanned_ms: int | None = None
     closed_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownIds:
+    """Every invalid transaction that is remembered, as it counts at one moment (``State.known_ids``).
+
+    Attributes:
+        open_ids: those whose client may still write, or that no thorough pass has come to since, in order of pointer.
+        closed: pointers of all the others, ascending. There may be a million, and nobody may change the array.
+    """
+
+    open_ids: Mapping[int, OpenIdRecord]
+    closed: array[int]
+
+    def __contains__(self, pointer: int) -> bool:
+        return pointer in self.open_ids or is_among(self.closed, pointer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,3 +278,9 @@ class Claim:
     bound: int
     made_ms: int
     run_id: str
+
+
+def is_among(ascending: array[int], pointer: int) -> bool:
+    """Whether an ascending array holds the pointer."""
+    at = bisect_left(ascending, pointer)
+    return at < len(ascending) and ascending[at] == pointer

@@ -51,7 +51,7 @@ _LAYOUT_1 = (
         only_row INTEGER PRIMARY KEY CHECK (only_row = 1), completed_ms INTEGER NOT NULL)""",
 )
 
-#: What layout 2 added: history beyond runs, pauses, quarantine, the lease.
+#: What layout 2 added: history beyond runs, pauses, quarantine, the lease, a short way to the open ids.
 _LAYOUT_2 = (
     "ALTER TABLE runs ADD COLUMN heartbeat_ms INTEGER",
     """CREATE TABLE created (
@@ -80,6 +80,8 @@ _LAYOUT_2 = (
         oldest_ms INTEGER, newest_ms INTEGER, counted_ms INTEGER NOT NULL,
         PRIMARY KEY (namespace, topic)) WITHOUT ROWID""",
     "CREATE TABLE notes (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    # The open ids are few, and asked for every minute; the closed ones may be a million.
+    "CREATE INDEX open_ids_not_closed ON open_ids (pointer) WHERE closed_ms IS NULL",
 )
 
 #: The statements that lead from one layout to the next; the first makes an empty file one of layout 1.

@@ -5,7 +5,7 @@ One file rather than many, so that a run's end is one commit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from janitor.state.base import (
@@ -13,7 +13,6 @@ from janitor.state.base import (
     ClockAnchor,
     Evidence,
     FrontierRecord,
-    OpenIdRecord,
     Pause,
     PendingJump,
     StoreRecord,
@@ -21,6 +20,7 @@ from janitor.state.base import (
 )
 from janitor.state.sqlite_file import BUSY_SECONDS, FILE_NAME
 from janitor.state.sqlite_history import SqliteHistory
+from janitor.state.sqlite_ids import SqliteIds
 from tms_core.topic import TopicId
 
 __all__ = ["BUSY_SECONDS", "FILE_NAME", "SqliteState"]
@@ -36,13 +36,8 @@ _FORGET_STORE = (
     "DELETE FROM notes",
 )
 
-#: An update in place, because SQLite leaves a page alone on which nothing changes; a replacement it writes always.
-_SAVE_OPEN_ID = """
-    INSERT INTO open_ids VALUES (?, ?, ?, ?) ON CONFLICT (pointer) DO UPDATE
-    SET first_seen_ms = excluded.first_seen_ms, scanned_ms = excluded.scanned_ms, closed_ms = excluded.closed_ms"""
 
-
-class SqliteState(SqliteHistory):
+class SqliteState(SqliteIds, SqliteHistory):
     """The memory of one store; see :class:`~janitor.state.sqlite_file.SqliteFile` for how it is opened."""
 
     def store(self) -> StoreRecord | None:
@@ -55,6 +50,7 @@ class SqliteState(SqliteHistory):
             if known is not None and known.mark != record.mark:
                 for statement in _FORGET_STORE:
                     self._connection.execute(statement)
+                self._forget_what_was_read()
             self._connection.execute(
                 "INSERT OR REPLACE INTO store VALUES (1, ?, ?, ?, ?, ?)",
                 (
@@ -82,29 +78,6 @@ class SqliteState(SqliteHistory):
             "INSERT OR REPLACE INTO frontiers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (_frontier_row(topic, record) for topic, record in records.items()),
         )
-
-    def open_ids(self) -> dict[int, OpenIdRecord]:
-        with self._lock, self._border():
-            rows = self._connection.execute("SELECT pointer, first_seen_ms, scanned_ms, closed_ms FROM open_ids")
-            return {row[0]: OpenIdRecord(*row) for row in rows}
-
-    def lowest_open(self, limit: int) -> tuple[int, list[OpenIdRecord]]:
-        [(number,)] = self._rows("SELECT count(*) FROM open_ids WHERE closed_ms IS NULL")
-        rows = self._rows(
-            "SELECT pointer, first_seen_ms, scanned_ms, closed_ms FROM open_ids WHERE closed_ms IS NULL"
-            " ORDER BY pointer LIMIT ?",
-            (limit,),
-        )
-        return number, [OpenIdRecord(*row) for row in rows]
-
-    def save_open_ids(self, records: Iterable[OpenIdRecord]) -> None:
-        self._write(
-            _SAVE_OPEN_ID,
-            ((record.pointer, record.first_seen_ms, record.scanned_ms, record.closed_ms) for record in records),
-        )
-
-    def forget_open_ids(self, pointers: Iterable[int]) -> None:
-        self._write("DELETE FROM open_ids WHERE pointer = ?", ((pointer,) for pointer in pointers))
 
     def evidence(self) -> list[Evidence]:
         rows = self._rows(

@@ -107,6 +107,19 @@ class SqliteFile:
         with self.transaction():
             return self._connection.executemany(statement, rows).rowcount
 
+    @contextmanager
+    def _view(self) -> Iterator[None]:
+        """Reads inside the block see one and the same commit."""
+        with self._lock, self._border():
+            if self._connection.in_transaction:
+                yield
+                return
+            self._connection.execute("BEGIN")
+            try:
+                yield
+            finally:
+                self._undo(inner=False)
+
     def _rows(self, query: str, parameters: Sequence[object] = ()) -> list[Any]:
         with self._lock, self._border():
             return self._connection.execute(query, parameters).fetchall()

@@ -108,13 +108,13 @@ class _Question:
         """The rows of every generation under the id's time and sequence; None for a value that cannot be read."""
         table, prefix = self.store.message, self.topic.prefix
         start, stop = prefix, topic_stop(prefix)
-        while start < stop and (keys := table.keys(start, stop, 1).items):
-            head = keys[0][: len(prefix) + GENERATION_BYTES]
-            start = (stop_key(head) or stop) if len(head) == len(prefix) + GENERATION_BYTES else keys[0] + b"\x00"
+        while start < stop and (first := table.first(start, stop)) is not None:
+            head = first[: len(prefix) + GENERATION_BYTES]
+            start = (stop_key(head) or stop) if len(head) == len(prefix) + GENERATION_BYTES else first + b"\x00"
             generation = int.from_bytes(head[len(prefix) :], "big", signed=True)
             key = MessageKey(self.topic, generation, *self.message_id[:2])
             raw = key.pack()
-            if table.keys(raw, raw + b"\x00", 1).items:
+            if table.first(raw, raw + b"\x00") is not None:
                 values = [value for _, value in table.rows(raw, raw + b"\x00", 1).items]
                 yield key, values[0] if values else None
 
@@ -134,7 +134,7 @@ class _Question:
 
     def _has_payload(self, key: PayloadKey) -> bool:
         raw = key.pack()
-        return bool(self.store.payload.keys(raw, raw + b"\x00", 1).items)
+        return self.store.payload.first(raw, raw + b"\x00") is not None
 
     def _payload(self, key: PayloadKey, message: Found) -> Found:
         row, referenced = Row("payload", key), not message.fate.doomed or self._is_referenced(key)

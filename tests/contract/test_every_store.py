@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.hbase.tables import Tables
 from tms_core.tables.base import KeyTable, MessageValue, Page, Store, TxCell
 from tms_core.tables.leveldb import LevelDBStore
 from tms_core.tables.memory import MemoryStore
@@ -22,9 +23,10 @@ T = TypeVar("T")
 
 MakeStore = Callable[[], Store]
 
-MAKERS: dict[str, Callable[[Path], Store]] = {
-    "memory": lambda _: MemoryStore(),
-    "leveldb": lambda folder: LevelDBStore(folder, create=True),
+MAKERS: dict[str, Callable[[Path, pytest.FixtureRequest], Store]] = {
+    "memory": lambda *_: MemoryStore(),
+    "leveldb": lambda folder, _: LevelDBStore(folder, create=True),
+    "hbase": lambda _, request: hbase_store(request.getfixturevalue("hbase_tables")),
 }
 
 POINTER = 1_500_000_000_000_000_007
@@ -42,12 +44,16 @@ def make_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     made: list[Store] = []
 
     def make() -> Store:
-        made.append(MAKERS[request.param](next(folders)))
+        made.append(MAKERS[request.param](next(folders), request))
         return made[-1]
 
     yield make
     for store in made:
         store.close()
+
+
+def hbase_store(tables: Tables) -> Store:
+    return tables.store()
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ def test_given_a_holder_when_another_janitor_wants_to_sweep_then_it_is_refused_u
     second.acquire()
     assert second.fence == fence + 1
     report = pair.first.engine.run_once()
-    assert [note.guard for note in report.guards] == ["halted"], "it must not go on with what it gave back"
+    assert [note.guard for note in report.guards] == ["lease"], "it must not go on with what it gave back"
     assert pair.second.engine.run_once().errors == []
 
 
@@ -170,7 +170,7 @@ def test_given_a_run_without_the_lease_when_swept_then_nothing_at_all_is_written
     pair = Pair(store)
     before = (pair.orders.messages(), pair.orders.stored_times())
     report = pair.first.engine.run_once()
-    assert [note.guard for note in report.guards] == ["halted"]
+    assert [note.guard for note in report.guards] == ["lease"]
     assert (pair.orders.messages(), pair.orders.stored_times()) == before
 
 

@@ -100,11 +100,14 @@ def sweep(folder: Path, batch_rows: int, k: int) -> int:
 
 def run(folder: Path, store: Store, state: SqliteState, batch_rows: int) -> list[str]:
     """One pass; what it complains of."""
-    source, clock = DirectorySource(folder / "tx"), ManualClock(NOW_MS)
-    engine = Engine(store, state, source, clock, TERMS, token_hex=secrets.token_hex, batch_rows=batch_rows)
     record = state.store()
-    report = engine.run_once(adopt=record is None or record.adopted_ms is None)
+    report = janitor(folder, store, state, batch_rows).run_once(adopt=record is None or record.adopted_ms is None)
     return [*report.errors, *(note.message for note in report.guards if note.tripped)]
+
+
+def janitor(folder: Path, store: Store, state: SqliteState, batch_rows: int) -> Engine:
+    source, clock = DirectorySource(folder / "tx"), ManualClock(NOW_MS)
+    return Engine(store, state, source, clock, TERMS, token_hex=secrets.token_hex, batch_rows=batch_rows)
 
 
 # --- looking at what is left -----------------------------------------------------------------------------------------
@@ -114,13 +117,18 @@ def inspect(folder: Path, batch_rows: int, fates: dict[str, Fates]) -> Iterator[
     """What is wrong with a store whose sweep died, and with the run that finishes the work."""
     with SqliteState(folder / "state") as state:
         with LevelDBStore(folder / "messaging") as store:
-            yield from wrong_rows(read(store), fates, finished=False)
+            found = read(store)
+            yield from wrong_rows(found, fates, finished=False)
             yield from false_claim(folder, store, state)
+            yield from not_closed(janitor(folder, store, state, batch_rows), state)
+            yield from not_in_the_ledger(found, fates, state)
         yield from wrong_names(folder / "messaging")
         with LevelDBStore(folder / "messaging") as store:
             yield from run(folder, store, state, batch_rows)
-            yield from wrong_rows(read(store), fates, finished=True)
+            found = read(store)
+            yield from wrong_rows(found, fates, finished=True)
             yield from false_claim(folder, store, state)
+            yield from not_in_the_ledger(found, fates, state)
         yield from wrong_names(folder / "messaging")
         if state.claim() is None:
             yield "the next run claimed nothing"
@@ -147,6 +155,35 @@ def false_claim(folder: Path, store: Store, state: SqliteState) -> Iterator[str]
         ours = MessageKey.parse(cell.key) is not None
         if ours and 0 < cell.pointer <= claim.bound and snapshot.is_invalid(cell.pointer):
             yield f"claimed up to {claim.bound}, but {cell.key.hex()} carries {cell.pointer}"
+
+
+def not_closed(engine: Engine, state: SqliteState) -> Iterator[str]:
+    """Whether the next holder closes what the dead one left open, once (rule S10)."""
+    unfinished = [record.id for record in state.unfinished_runs()]
+    if engine.recover() != unfinished or engine.recover() or state.unfinished_runs() or state.intents():
+        yield "what the dead process left open was not closed"
+    for run_id in unfinished:
+        record = state.run(run_id)
+        if record is None or record.result != "lost":
+            yield f"run {run_id} is not recorded as lost"
+    entries = state.ledger(10**6)
+    if len({(entry.run_id, entry.table, entry.start, entry.rule) for entry in entries}) < len(entries):
+        yield "the ledger has something twice"
+
+
+def not_in_the_ledger(found: dict[str, dict[str, str]], fates: dict[str, Fates], state: SqliteState) -> Iterator[str]:
+    """Rows that went, and no entry's range holds them."""
+    entries = state.ledger(10**6)
+    for table, rows in fates.items():
+        ranges = iter(sorted((entry.start, entry.stop) for entry in entries if entry.table == table))
+        covered = b""
+        start, stop = next(ranges, (b"", b""))
+        for key in sorted(map(bytes.fromhex, rows.keys() - found[table].keys())):
+            while start <= key and stop:
+                covered = max(covered, stop)
+                start, stop = next(ranges, (b"", b""))
+            if key >= covered:
+                yield f"{table} {key.hex()} went, and the ledger does not say so"
 
 
 def wrong_names(store: Path) -> Iterator[str]:

@@ -43,6 +43,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
+import click
+
 from tests import maven
 
 HERE = Path(__file__).parent
@@ -300,22 +302,21 @@ def main() -> None:
     """Start a server for a person and say how to reach it; Ctrl-C stops it."""
     if reason := maven.missing():
         raise SystemExit(reason)
-    print("starting HBase (the first time Maven fetches about 75 MB)", flush=True)
+    click.echo("starting HBase (the first time Maven fetches about 75 MB)")
     with tempfile.TemporaryDirectory(prefix="tms-hbase-") as folder, start(Path(folder)) as server:
-        print(
+        click.echo(
             f"""HBase is up, with its data in {folder}
   Thrift 1      {server.thrift}
   Thrift 2      {server.thrift2}
   make tables   .venv/bin/tms admin create-tables --thrift2 {server.thrift2}
   clean them    .venv/bin/janitor plan --hbase {server.thrift}
   in tests      HBASE_TEST_ADDRESS={server.address} make test
-Ctrl-C stops it and removes its data.""",
-            flush=True,
+Ctrl-C stops it and removes its data."""
         )
         try:
             signal.pause()
         except KeyboardInterrupt:
-            print("\nstopping")
+            click.echo("\nstopping")
 
 
 if __name__ == "__main__":

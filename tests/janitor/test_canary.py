@@ -13,7 +13,7 @@ from janitor.canary import TOPIC, Canary
 from janitor.canary.bird import MOST_WAITING, PUBLISH_SECONDS, TTL_SECONDS
 from janitor.own import is_own
 from janitor.picture import CanaryFigures
-from janitor.state.base import CounterKey, State
+from janitor.state.base import CounterKey, State, StoreRecord
 from janitor.state.sqlite import SqliteState
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Rig, Topic, janitor, topic, watch
 from tms_core.clock import ManualClock
@@ -121,9 +121,11 @@ def test_given_a_store_full_of_topics_when_looked_after_then_nothing_is_written_
     assert orders.times() == []
 
 
-@pytest.mark.parametrize("adopted", ["never", "elsewhere"])
+@pytest.mark.parametrize("adopted", ["never", "not yet", "elsewhere"])
 def test_given_a_store_that_is_not_adopted_when_looked_after_then_nothing_is_written(adopted: str) -> None:
     rig = janitor(MemoryStore())
+    if adopted == "not yet":
+        rig.state.save_store(StoreRecord("mark", rig.store.identity()))
     if adopted == "elsewhere":
         rig.engine.adopt()
         record = rig.state.store()

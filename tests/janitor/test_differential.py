@@ -31,6 +31,7 @@ from janitor.state.sqlite import SqliteState
 from janitor.txstate import TransactionView
 from janitor.world import Terms
 from tests.builders import Desk
+from tests.salted import SaltedStore
 from tms_core.clock import ManualClock
 from tms_core.errors import MetadataError
 from tms_core.rowkey import MessageKey, PayloadKey, java_abs
@@ -224,7 +225,7 @@ def leveldb_store() -> Iterator[Store]:
         yield store
 
 
-def sweep(scene: Scene, store: Store, batch_rows: int) -> tuple[Report, Report]:
+def sweep(scene: Scene, store: Store, batch_rows: int, workers: int = 1) -> tuple[Report, Report]:
     """Plan and sweep the scene's store."""
     scene.fill(store)
     state = SqliteState.in_memory()
@@ -232,14 +233,21 @@ def sweep(scene: Scene, store: Store, batch_rows: int) -> tuple[Report, Report]:
     state.save_frontiers(scene.records)
     source = FixedSource(scene.snapshot) if scene.snapshot else None
     engine = Desk(
-        store, state, source, ManualClock(scene.now_ms), TERMS, token_hex=lambda n: "0" * n, batch_rows=batch_rows
+        store,
+        state,
+        source,
+        ManualClock(scene.now_ms),
+        TERMS,
+        token_hex=lambda n: "0" * n,
+        batch_rows=batch_rows,
+        workers=workers,
     )
     with state:
         return engine.preview(), engine.run_once()
 
 
-def check(scene: Scene, store: Store, batch_rows: int) -> None:
-    planned, report = sweep(scene, store, batch_rows)
+def check(scene: Scene, store: Store, batch_rows: int, workers: int = 1) -> None:
+    planned, report = sweep(scene, store, batch_rows, workers)
     messages, payloads, either = judge(scene)
     left_messages = dict(store.message.rows(b"", None, 10_000).items)
     left_payloads = dict(store.payload.rows(b"", None, 10_000).items)
@@ -296,6 +304,13 @@ def test_given_a_random_store_when_swept_on_leveldb_then_every_row_is_as_the_law
 ) -> None:
     with leveldb_store() as store:
         check(scene, store, batch_rows)
+
+
+@given(scenes(), st.integers(1, 7), st.sampled_from([1, 2, 4]))
+def test_given_a_random_store_in_parts_when_swept_by_several_threads_then_every_row_is_as_the_law_says(
+    scene: Scene, batch_rows: int, workers: int
+) -> None:
+    check(scene, SaltedStore(), batch_rows, workers)
 
 
 @given(scenes())

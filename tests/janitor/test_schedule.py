@@ -361,9 +361,8 @@ class Threads:
         self.next_run_ms: int | None = 0
 
     def job(self) -> None:
-        self.together += 1
-        assert self.together == 1
         self.runs += 1
+        self.together += 1
         self.began.release()
         self.go.acquire()
         self.next_run_ms = self.schedule.next_run_ms("job")
@@ -388,6 +387,16 @@ def test_given_real_threads_when_a_wish_comes_while_it_runs_then_there_is_one_at
     threads.schedule.watch(60)
     assert threads.began.acquire(timeout=60)
     assert (threads.runs, threads.errors) == (2, [])
+
+
+def test_given_a_job_that_runs_on_when_it_comes_due_again_then_it_is_not_run_beside_itself(threads: Threads) -> None:
+    ticked = threading.Semaphore(0)
+    threads.schedule.add("job", every(0.01), threads.job)
+    threads.schedule.add("other", every(0.01), ticked.release)
+    threads.schedule.start()
+    assert threads.began.acquire(timeout=60)
+    assert all(ticked.acquire(timeout=60) for _ in range(5))
+    assert threads.runs == 1
 
 
 def test_given_a_job_that_runs_when_shut_down_then_it_may_still_ask_and_its_end_is_awaited(threads: Threads) -> None:

@@ -127,7 +127,7 @@ def claim_after_part_of_the_store(patch: pytest.MonkeyPatch) -> None:
 
 
 def inversion_is_only_counted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Sweep, "invert", lambda sweep, topic, cells: [True] * len(cells))
+    patch.setattr(Sweep, "invert", lambda sweep, topic, table, cells: [True] * len(cells))
 
 
 def unknown_topics_are_passed_by(patch: pytest.MonkeyPatch) -> None:

@@ -69,6 +69,16 @@ class KeyTable(ABC):
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
         """Keys only; values are not read where the store can avoid it."""
 
+    def first(self, start: bytes, stop: bytes | None = None) -> bytes | None:
+        """The first key of the range; None when it has none."""
+        resume: bytes | None = start
+        while resume is not None:
+            page = self.keys(resume, stop, 1)
+            if page.items:
+                return page.items[0]
+            resume = page.resume
+        return None
+
     @abstractmethod
     def delete(self, keys: Sequence[bytes]) -> None:
         """Delete rows; keys that are not there are no error. Durable after :meth:`sync`."""
@@ -158,6 +168,14 @@ class Store(ABC):
     def operations(self) -> int:
         """How many operations were asked for so far; ``calls`` without what is no operation."""
         return self.calls.total() - self.calls[UNREADABLE]
+
+    def parts(self) -> Sequence[Store]:
+        """The store cut in pieces that can be walked side by side, each in key order; a whole store is its only one.
+
+        A part shows the rows of its piece and shares everything else. Whoever looks for rows wherever they are asks
+        the whole store.
+        """
+        return (self,)
 
     @abstractmethod
     def identity(self) -> str:

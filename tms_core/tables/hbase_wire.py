@@ -58,6 +58,10 @@ class ScannerLost(ConnectionLost):
     """The server has forgotten a scanner; a new one goes on where it stopped."""
 
 
+class NotServed(StoreError):
+    """The server does not know a call: it is older, or speaks the other interface."""
+
+
 @cache
 def interface() -> ModuleType:
     """The structs and services of ``hbase.thrift``."""
@@ -231,7 +235,7 @@ def _unreachable(address: str, error: OSError) -> StoreUnavailable:
 def _unserved(address: str, name: str, error: TApplicationException) -> StoreError:
     """Thrift's own errors; the server gives no reason, only its log has it."""
     if error.type == TApplicationException.UNKNOWN_METHOD:
-        return StoreError(
+        return NotServed(
             f"The server at {address} does not know {name}.",
             "See that storage.hbase.thrift names a Thrift 1 server and storage.hbase.thrift2 a Thrift 2 server.",
         )

@@ -1,0 +1,122 @@
+"""Figure P12: a pass with nothing to do while a million invalid ids are known, all of them closed.
+
+A daemon passes every minute, so what is known of ids that nothing is left to do for must cost next to nothing. The
+store is small; what remains is reading the snapshot, which has a million ids too, and comparing them with the memory.
+The bar is a ratio to reading that snapshot alone (P8), in one process, in turn. Memory is the highest resident size of
+a fresh process that makes two passes, less that of one with no ids at all.
+
+``python -m benchmarks.p12_invalid_ids`` prints two JSON lines.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from array import array
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figure import Figure, report
+from benchmarks.p1_sweep import BenchClock
+from benchmarks.stores import NOW_MS, TERMS, build, topic_names
+from janitor.engine import Engine
+from janitor.state.sqlite import SqliteState
+from tests.support import size
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.transaction.model import TX_PER_MS, Snapshot, VisibilityState
+from tms_core.transaction.snapshot import write_snapshot
+from tms_core.transaction.source import DirectorySource
+
+IDS = size("TMS_BENCH_INVALID_IDS", 1_000_000)
+TURNS = 7
+MAX_RATIO = 1.5
+MAX_MEMORY_MB = 60
+#: The ids are of the year before, some 3 ms apart, so that the first thorough pass closes them all.
+OLDEST_MS = NOW_MS - 365 * 86_400_000
+GAP = 3 * TX_PER_MS + 7
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        print(json.dumps(passes(Path(sys.argv[1]), turns=int(sys.argv[2]))))
+        return
+    with tempfile.TemporaryDirectory(prefix="p12-") as scratch:
+        none, many = Path(scratch) / "none", Path(scratch) / "many"
+        for folder, ids in ((none, 0), (many, IDS)):
+            make(folder, ids)
+        first = {folder: in_child(folder, 0) for folder in (none, many)}
+        idle = {folder: in_child(folder, 1) for folder in (none, many)}
+        timed = in_child(many, TURNS)
+    details = {
+        "ids": IDS,
+        "pass_seconds": timed["seconds"],
+        "snapshot_seconds": timed["snapshot_seconds"],
+        "first_pass_of_a_process_seconds": timed["cold_seconds"],
+        "first_contact_seconds": first[many]["cold_seconds"],
+    }
+    name = "time of an idle pass with a million closed invalid ids ÷ reading the snapshot"
+    report(Figure("P12", name, timed["ratio"], at_most=MAX_RATIO, details=details))
+    over_mb = round(idle[many]["peak_mb"] - idle[none]["peak_mb"], 1)
+    details = {
+        "ids": IDS,
+        "peak_mb_without": idle[none]["peak_mb"],
+        "first_contact_memory_mb": round(first[many]["peak_mb"] - first[none]["peak_mb"], 1),
+    }
+    name = "memory of an idle pass with a million closed invalid ids over one with none, MB"
+    report(Figure("P12", name, over_mb, at_most=MAX_MEMORY_MB, details=details))
+
+
+def make(folder: Path, ids: int) -> None:
+    """A store, and a snapshot with that many invalid ids."""
+    build(folder / "store", topic_names(10), 10, NOW_MS, 1)
+    invalid = array("q", range(OLDEST_MS * TX_PER_MS, OLDEST_MS * TX_PER_MS + ids * GAP, GAP))
+    newest = NOW_MS * TX_PER_MS
+    with (folder / f"snapshot.{NOW_MS}").open("wb") as stream:
+        write_snapshot(stream, Snapshot(VisibilityState(NOW_MS, newest, newest, invalid)))
+
+
+def in_child(folder: Path, turns: int) -> dict[str, Any]:
+    """What :func:`passes` measures in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.p12_invalid_ids", str(folder), str(turns)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], check=True, capture_output=True, text=True)
+    return dict(json.loads(done.stdout))
+
+
+def passes(folder: Path, turns: int) -> dict[str, Any]:
+    """One pass, the first contact of a new folder, and then that many more, each beside a reading of the snapshot."""
+    source = DirectorySource(folder / f"snapshot.{NOW_MS}")
+    with LevelDBStore(folder / "store") as store, SqliteState(folder / "state") as state:
+        engine = Engine(store, state, source, BenchClock(), TERMS, token_hex=secrets.token_hex)
+        cold_seconds = seconds_of(lambda: engine.run_once(adopt=True))
+        pairs = [(seconds_of(engine.run_once), seconds_of(source.latest)) for _ in range(turns)]
+    measured = {"cold_seconds": round(cold_seconds, 3), "peak_mb": round(peak_mb(), 1)}
+    if not pairs:
+        return measured
+    return measured | {
+        "ratio": round(statistics.median(idle / reading for idle, reading in pairs), 3),
+        "seconds": round(statistics.median(idle for idle, _ in pairs), 4),
+        "snapshot_seconds": round(statistics.median(reading for _, reading in pairs), 4),
+    }
+
+
+def seconds_of(step: Any) -> float:
+    started = time.perf_counter()
+    step()
+    return time.perf_counter() - started
+
+
+def peak_mb() -> float:
+    """The highest resident size of this process so far, in megabytes."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError("this kernel does not tell the highest resident size")
+
+
+if __name__ == "__main__":
+    main()

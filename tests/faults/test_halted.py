@@ -1,0 +1,158 @@
+"""A run that is asked to stop, at any moment: what it did is remembered, and the next one goes on from there."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from janitor import compaction
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
+from tms_core.tables.base import MessageValue, Store, TxCell
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.memory import MemoryStore
+
+TTL_SECONDS = 86400
+#: It began while the first run could not claim it yet, and nothing of it can arrive any more.
+OLD = pointer(NOW_MS - DAY - HOUR // 2)
+OLD_MS = NOW_MS - DAY + 10 * MINUTE
+DUE_MS = [NOW_MS - 2 * DAY + number for number in range(5)]
+#: Store calls of the longest sweep below; far more than any of them makes.
+CALLS = 300
+
+
+def prepared(store: Store) -> tuple[Rig, list[Topic]]:
+    """Two topics with rows of every fate, adopted before they had any; a thorough pass is due."""
+    topics = [topic(store, name, ttl_seconds=TTL_SECONDS, generation=2) for name in ("default:a", "default:b")]
+    rig = janitor(store, now_ms=NOW_MS - DAY, batch_rows=2)
+    rig.engine.run_once(adopt=True)
+    rig.clock.advance(DAY)
+    for described in topics:
+        described.plain(*DUE_MS, NOW_MS).tx(OLD, OLD_MS).at(1).plain(1)
+        described.stored(pointer(DUE_MS[0]), *DUE_MS, NOW_MS)
+        described.stored(pointer(NOW_MS - DAY - HOUR), NOW_MS - DAY - HOUR)
+    store.message.put([(b"default:a:cut", MessageValue(None, b"?"))])
+    rig.snapshots.invalid = [OLD]
+    return rig, topics
+
+
+def is_done(described: Topic) -> bool:
+    return (described.times(), described.pointers(), described.stored_times(), described.at(1).times()) == (
+        [OLD_MS, NOW_MS],
+        [-OLD, None],
+        [NOW_MS],
+        [],
+    )
+
+
+class Halt:
+    """The word to stop comes just before the k-th call of the store; counts what is written before and after."""
+
+    def __init__(self, store: Store, at_call: int) -> None:
+        self.at_call = at_call
+        self.calls = 0
+        self.at = ""
+        self.rows = Counter[str]()
+        self.after: list[str] = []
+        self.unsynced: set[str] = set()
+        watch(store, before=self)
+
+    def __call__(self, call: Call) -> None:
+        self.calls += 1
+        if self.calls == self.at_call:
+            self.at = call.name
+        table, _, operation = call.name.partition(".")
+        if operation in ("delete", "invert"):
+            self.rows[operation] += len(call.arguments[0])
+            self.after += [call.name] if self.at else []
+        if operation == "delete":
+            self.unsynced.add(table)
+        elif operation == "sync":
+            self.unsynced.discard(table)
+
+    def said(self) -> bool:
+        return bool(self.at)
+
+
+def assert_true(rig: Rig) -> None:
+    """No row carries an invalid pointer up to the claim."""
+    claim = rig.state.claim()
+    cells: list[TxCell] = rig.store.message.cells(b"", None, 10_000).items
+    left = [cell.pointer for cell in cells if cell.pointer in rig.snapshots.invalid]
+    assert claim is None or not left or claim.bound < min(left)
+
+
+def test_given_a_word_to_stop_at_any_store_call_when_swept_then_what_was_done_is_remembered_and_the_next_run_finishes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compaction, "WORTHWHILE_ROWS", 1)
+    stopped_in = set()
+    for at_call in range(1, CALLS):
+        rig, topics = prepared(MemoryStore())
+        frontiers, claim, open_ids = rig.state.frontiers(), rig.state.claim(), rig.state.open_ids()
+        halt = Halt(rig.store, at_call)
+        report = rig.restart(halted=halt.said).engine.run_once()
+        if not halt.at:
+            break
+        run = rig.state.runs(1)[0]
+        assert_true(rig)
+
+        # At most the batch that was on its way was written,
+        begun = halt.at == "metadata.get" or halt.at.endswith((".delete", ".invert"))
+        assert len(halt.after) == begun, f"at call {at_call}, {halt.at}"
+        # all that was is counted, durable, and in the ledger,
+        totals = report.to_json()["totals"]
+        assert totals["expired"] + totals["old_generation"] == halt.rows["delete"]
+        assert totals["invalid_transaction"] == halt.rows["invert"]
+        assert sum(entry.rows or 0 for entry in rig.state.ledger(100)) == halt.rows.total()
+        assert halt.unsynced == set()
+        assert (rig.state.unfinished_runs(), rig.state.intents()) == ([], [])
+        counted = sum(value for key, value in rig.state.counters().items() if key.name == "rows_deleted_total")
+        assert counted == halt.rows["delete"]
+        # no frontier has moved beyond it,
+        if run.result == "halted":
+            stopped_in.add(halt.at)
+            assert json.loads(run.report)["guards"][-1]["guard"] == "halted"
+            if "sync" not in halt.at and "compact" not in halt.at:
+                assert (rig.state.frontiers(), rig.state.claim()) == (frontiers, claim)
+                assert rig.state.open_ids() == open_ids
+
+        # and the next run does the rest.
+        rig.clock.advance(MINUTE)
+        report = rig.engine.run_once()
+        assert (report.errors, report.held_topics()) == ([], {})
+        assert all(map(is_done, topics))
+        assert_true(rig)
+        assert rig.state.claim() is not None
+    assert at_call > 60
+    assert stopped_in >= {"message.keys", "message.cells", "message.delete", "message.invert", "payload.delete"}
+    assert "message.compact" in stopped_in
+
+
+def test_given_leveldb_when_a_run_is_asked_to_stop_then_what_it_did_survives_and_the_next_one_finishes(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    for at_call in range(3, 80, 9):
+        folder = tmp_path_factory.mktemp("halted")
+        with LevelDBStore(folder, create=True) as store:
+            rig, topics = prepared(store)
+            halt = Halt(store, at_call)
+            rig.restart(halted=halt.said).engine.run_once()
+            left = [described.messages() for described in topics]
+        with LevelDBStore(folder) as store:
+            topics = [Topic(store, described.id, 2) for described in topics]
+            assert [described.messages() for described in topics] == left
+            again = rig.restart(store=store)
+            again.engine.run_once()
+            assert all(map(is_done, topics))
+
+
+def test_given_a_word_to_stop_before_it_begins_when_swept_then_nothing_at_all_is_read_of_the_rows() -> None:
+    rig, _ = prepared(MemoryStore())
+    names: list[str] = []
+    watch(rig.store, before=lambda call: names.append(call.name))
+    report = rig.restart(halted=lambda: True).engine.run_once()
+    assert names == ["metadata.rows"]
+    assert report.to_json()["totals"]["expired"] == 0
+    assert rig.state.runs(1)[0].result == "halted"

@@ -1,0 +1,99 @@
+"""Tables on the HBase of a test run, made in parallel and used again, because making three takes a second."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import count
+from typing import Any, Self
+
+from tests.hbase.server import HBaseServer
+from tests.support import require_or_skip
+from tms_core.clock import SystemClock
+from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase_pool import HBasePool
+from tms_core.tables.hbase_rows import HBaseRows
+from tms_core.tables.hbase_schema import create_tables, table_name, table_specs
+
+
+class Tables:
+    """Makes tables for the tests of one process, each set in a namespace of its own.
+
+    Args:
+        server: where.
+    """
+
+    def __init__(self, server: HBaseServer) -> None:
+        if server.thrift2 is None:
+            require_or_skip(f"the HBase at {server.address} has no Thrift 2, with which tables are made")
+        self.server = server
+        self._numbers = count()
+        self._shared: str | None = None
+        self._open = ExitStack()
+        self._admin = HBasePool([server.thrift2], connections=3, timeout_seconds=120, service="HbaseAdmin")
+        self._open.callback(self._admin.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def make(self, *, buckets: int = 4) -> str:
+        """Make three empty tables and return their namespace."""
+        namespace = f"t{os.getpid()}_{next(self._numbers)}"
+        meta, *salted = table_specs(namespace, buckets, "NONE")
+        create_tables(self._admin, [meta])
+        with ThreadPoolExecutor() as threads:
+            for made in [threads.submit(create_tables, self._admin, [spec]) for spec in salted]:
+                made.result()
+        return namespace
+
+    def store(self) -> HBaseStore:
+        """A store without rows, on tables that are used again and again: the one given out before is empty then too."""
+        self._shared = self._shared or self.make()
+        store = self._open.enter_context(PatientStore([self.server.thrift], namespace=self._shared, buckets=4))
+        empty(store, self._shared)
+        return store
+
+
+class PatientStore(HBaseStore):
+    """A store for tests that put a key again which they have just deleted.
+
+    HBase hides what is put in the very millisecond of a delete marker. Keys of messages never come back, those of tests
+    do; so each put waits for the clock to move on.
+    """
+
+    def __init__(self, thrift: Sequence[str], **options: Any) -> None:
+        super().__init__(thrift, **options)
+        for table in (self.message, self.payload):
+            vars(table)["put"] = _after_a_tick(table.put)
+
+
+def empty(store: HBaseStore, namespace: str) -> None:
+    """Delete all rows of a store."""
+    for part in store.parts():
+        for table in (part.message, part.payload):
+            while keys := table.keys(b"", None, 10_000).items:
+                table.delete(keys)
+    metadata = HBaseRows(store.pool, table_name(namespace, "metadata"), SystemClock())
+    metadata.delete([key for key, _ in store.metadata.rows()], None)
+    store.calls.clear()
+    _tick()
+
+
+def _after_a_tick(put: Callable[[Any], None]) -> Callable[[Any], None]:
+    def patiently(rows: Any) -> None:
+        _tick()
+        put(rows)
+
+    return patiently
+
+
+def _tick() -> None:
+    now_ms = time.time_ns() // 1_000_000
+    while time.time_ns() // 1_000_000 == now_ms:
+        pass

@@ -1,0 +1,134 @@
+"""What stands in HBase is what CDAP writes there, byte for byte, as another client sees it.
+
+The rows are the worked examples of ``docs/formats.md``: namespace ``default``, topic ``t1``, generation 1, published at
+1500000000000 with write pointer 1500000000000000007, in tables of 16 buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import happybase
+import pytest
+
+from tests.hbase.server import HBaseServer
+from tests.hbase.tables import Tables
+from tms_core.rowkey import MessageKey, PayloadKey
+from tms_core.tables.base import MessageValue
+from tms_core.tables.hbase import HBaseStore
+from tms_core.topic import TopicId
+
+TOPIC = TopicId("default", "t1")
+PUBLISH_MS, POINTER = 1_500_000_000_000, 1_500_000_000_000_000_007
+PREFIX = "64656661756c743a74313a00000001"
+TIME = "0000015d3ef79800"
+PLUS, MINUS = "14d1120d7b160007", "eb2eedf284e9fff9"
+
+#: sequence, salt and key in hex
+MESSAGES = [(0, "0f", f"{PREFIX}{TIME}0000"), (1, "0e", f"{PREFIX}{TIME}0001"), (65535, "0f", f"{PREFIX}{TIME}ffff")]
+P, T, C, M = b"d:\x00\x00\x00p", b"d:\x00\x00\x00t", b"d:\x00\x00\x00c", b"d:m"
+
+
+@pytest.fixture(scope="module")
+def namespace(hbase_tables: Tables) -> str:
+    return hbase_tables.make(buckets=16)
+
+
+@pytest.fixture
+def store(hbase: HBaseServer, namespace: str) -> Iterator[HBaseStore]:
+    with HBaseStore([hbase.thrift], namespace=namespace, buckets=16) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(("sequence", "salt", "key"), MESSAGES)
+def test_given_a_message_when_put_then_salt_and_key_are_the_worked_example(
+    store: HBaseStore, witness: happybase.Connection, namespace: str, sequence: int, salt: str, key: str
+) -> None:
+    packed = MessageKey(TOPIC, 1, PUBLISH_MS, sequence).pack()
+    assert packed.hex() == key
+    store.message.put([(packed, MessageValue(None, b"hi"))])
+    row = bytes.fromhex(salt + key)
+    assert witness.table(f"{namespace}:tms.message".encode()).row(row) == {P: b"hi"}
+    store.message.delete([packed])
+    assert witness.table(f"{namespace}:tms.message".encode()).row(row) == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "cells"),
+    [
+        (MessageValue(None, b"hi"), {P: b"hi"}),
+        (MessageValue(None, b""), {P: b""}),
+        (MessageValue(POINTER, b"hi"), {P: b"hi", T: bytes.fromhex(PLUS)}),
+        (MessageValue(POINTER, b""), {P: b"", T: bytes.fromhex(PLUS)}),
+        (MessageValue(POINTER, None), {T: bytes.fromhex(PLUS)}),
+        (MessageValue(-POINTER, b"hi"), {P: b"hi", T: bytes.fromhex(MINUS)}),
+    ],
+)
+def test_given_each_kind_of_message_when_put_then_its_cells_are_cdaps_and_read_back_as_it_was(
+    store: HBaseStore,
+    witness: happybase.Connection,
+    namespace: str,
+    request: pytest.FixtureRequest,
+    value: MessageValue,
+    cells: dict[bytes, bytes],
+) -> None:
+    # a key of its own for each, since a key that was deleted or overwritten proves less
+    key = TOPIC.prefix + b"\x00\x00\x00\x01" + request.node.nodeid.encode()
+    store.message.put([(key, value)])
+    [(row, found)] = [
+        (row, found) for row, found in witness.table(f"{namespace}:tms.message".encode()).scan() if row[1:] == key
+    ]
+    assert found == cells
+    assert store.message.rows(key, key + b"\x00", 9).items == [(key, value)]
+    assert store.message.keys(key, key + b"\x00", 9).items == [key]
+
+
+def test_given_a_pointer_when_inverted_then_the_eight_bytes_are_negated_and_the_payload_stays(
+    store: HBaseStore, witness: happybase.Connection, namespace: str
+) -> None:
+    key = MessageKey(TOPIC, 2, PUBLISH_MS, 7).pack()
+    store.message.put([(key, MessageValue(POINTER, b"hi"))])
+    [cell] = store.message.cells(key, key + b"\x00", 9).items
+    assert store.message.invert([cell]) == [True]
+    rows = dict(witness.table(f"{namespace}:tms.message".encode()).scan())
+    assert [cells for row, cells in rows.items() if row[1:] == key] == [{P: b"hi", T: bytes.fromhex(MINUS)}]
+
+
+def test_given_a_payload_when_put_then_salt_key_and_cell_are_the_worked_example(
+    store: HBaseStore, witness: happybase.Connection, namespace: str
+) -> None:
+    key = PayloadKey(TOPIC, 1, POINTER, PUBLISH_MS, 2).pack()
+    store.payload.put([(key, b"body")])
+    row = bytes.fromhex("0d" + PREFIX + PLUS + TIME + "0002")
+    assert dict(witness.table(f"{namespace}:tms.payload".encode()).scan()) == {row: {C: b"body"}}
+
+
+def test_given_metadata_when_set_then_its_row_has_no_salt_and_its_value_is_the_json(
+    store: HBaseStore, witness: happybase.Connection, namespace: str
+) -> None:
+    json = bytes.fromhex("7b2267656e65726174696f6e223a2231222c2274746c223a22363034383030227d")
+    assert json == b'{"generation":"1","ttl":"604800"}'
+    assert store.metadata.compare_and_set(TOPIC.prefix, None, json)
+    rows = dict(witness.table(f"{namespace}:tms.meta".encode()).scan())
+    assert rows == {bytes.fromhex("64656661756c743a74313a"): {M: json}}
+
+
+def test_given_rows_of_another_client_when_read_then_they_are_what_it_wrote(
+    hbase: HBaseServer, hbase_tables: Tables, witness: happybase.Connection
+) -> None:
+    namespace = hbase_tables.make(buckets=16)
+    message = witness.table(f"{namespace}:tms.message".encode())
+    for _, salt, key in MESSAGES:
+        message.put(bytes.fromhex(salt + key), {P: b"hi", T: bytes.fromhex(PLUS)})
+    witness.table(f"{namespace}:tms.payload".encode()).put(
+        bytes.fromhex("0d" + PREFIX + PLUS + TIME + "0002"), {C: b"body"}
+    )
+    witness.table(f"{namespace}:tms.meta".encode()).put(TOPIC.prefix, {M: b"{}"})
+    # no bucket count is needed to read
+    with HBaseStore([hbase.thrift], namespace=namespace) as store:
+        value = MessageValue(POINTER, b"hi")
+        assert store.message.rows(b"", None, 9).items == [(bytes.fromhex(key), value) for _, _, key in MESSAGES]
+        assert store.payload.rows(b"", None, 9).items == [
+            (PayloadKey(TOPIC, 1, POINTER, PUBLISH_MS, 2).pack(), b"body")
+        ]
+        assert store.metadata.rows() == [(TOPIC.prefix, b"{}")]

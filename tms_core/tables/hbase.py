@@ -1,0 +1,146 @@
+"""The store on a cluster: CDAP's three tables in HBase, reached through its Thrift servers, byte for byte.
+
+Keys carry no salt here. The store as a whole merges the salts, for whoever wants rows in key order; :meth:`parts`
+gives each salt as a store of its own, in which rows lie as they do on disk, and that is what a sweep walks, several at
+once. ``docs/formats.md``, "In HBase", has the cells.
+
+What HBase does not do: a ``put`` of several rows is durable but not all or nothing; a key that was deleted can be put
+again only when the marker's millisecond is over; and nothing can be told about sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from tms_core.clock import Clock, SystemClock
+from tms_core.errors import StoreError
+from tms_core.tables.base import MessageTable, PayloadTable, Store, TableName
+from tms_core.tables.hbase_pool import HBasePool
+from tms_core.tables.hbase_rows import HBaseRows, newest
+from tms_core.tables.hbase_salts import AllSalts, OneSalt, Salts, fitting_buckets
+from tms_core.tables.hbase_schema import table_name
+from tms_core.tables.hbase_tables import Calls, HBaseMessageTable, HBaseMetadataTable, HBasePayloadTable
+from tms_core.tables.hbase_wire import NotServed
+
+_TABLES: tuple[TableName, ...] = ("metadata", "message", "payload")
+#: A row that is asked for to see whether its table is there: no key of ours.
+_NO_ROW = b"\x00"
+
+
+class HBaseStore(Store):
+    """Three tables in one HBase namespace.
+
+    Rows of the message and the payload table that lack the cells CDAP reads are never touched and never returned; each
+    one met counts in ``calls["unreadable"]``. Their keys are listed like all others.
+
+    Args:
+        thrift: ``HOST:PORT`` of each Thrift 1 server; one that fails is stood in for by the others.
+        namespace: the HBase namespace.
+        connections: how many connections may be open at once.
+        timeout_seconds: the longest one call may take.
+        buckets: how many salts there are, which only writing needs; None: nothing can be put.
+        clock: our own clock.
+
+    Attributes:
+        pool: the connections; its ``calls`` counts Thrift calls.
+
+    Raises:
+        StoreNotFound: there is no such table.
+        StoreUnavailable: no Thrift server answers, or HBase does not.
+        StoreError: HBase refuses.
+    """
+
+    def __init__(
+        self,
+        thrift: Sequence[str],
+        *,
+        namespace: str = "cdap_system",
+        connections: int = 4,
+        timeout_seconds: float = 30,
+        buckets: int | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        clock = clock or SystemClock()
+        self.calls = self._calls = Calls()
+        self.pool = HBasePool(thrift, connections=connections, timeout_seconds=timeout_seconds, clock=clock)
+        self._namespace = namespace
+        self._buckets = buckets
+        self._clock = clock
+        self._threads = ThreadPoolExecutor(connections, thread_name_prefix="hbase")
+        metadata, self._message, self._payload = (self._rows(table_name(namespace, name)) for name in _TABLES)
+        try:
+            for rows in (metadata, self._message, self._payload):
+                rows.get(_NO_ROW)
+        except StoreError:
+            self.close()
+            raise
+        self.metadata = HBaseMetadataTable(metadata, self._calls)
+        self.message = self._message_table(AllSalts(self._message, buckets, self._threads))
+        self.payload = self._payload_table(AllSalts(self._payload, buckets, self._threads))
+
+    @property
+    def ahead_ms(self) -> int:
+        """How far ahead of our clock the newest cell was that a delete met, in milliseconds; 0: none was."""
+        return max(self._message.ahead_ms, self._payload.ahead_ms)
+
+    @property
+    def wrong_salts(self) -> int:
+        """Rows that pages met under a salt not theirs: up to some sixty rows a page are looked at, or all of a page in
+        which one is wrong. They are read and deleted like all others, but CDAP never finds them."""
+        return self._message.wrong_salts + self._payload.wrong_salts
+
+    def parts(self) -> Sequence[Store]:
+        """One store for each salt that rows have now, right or wrong; a salt that appears later is in none of them."""
+        salts = sorted({*self._message.salts(), *self._payload.salts()})
+        buckets = self._buckets or fitting_buckets(self._message) or fitting_buckets(self._payload)
+        return [self._part(byte, buckets) for byte in salts]
+
+    def identity(self) -> str:
+        """Cluster and namespace. Thrift servers that do not name the cluster are older than its name's being asked for:
+        there the moment at which the namespace was made or altered stands for it."""
+        try:
+            cluster = self.pool.call("getClusterId").decode()
+        except NotServed:
+            row = self._rows(b"hbase:namespace").get(self._namespace.encode())
+            cluster = f"since-{newest(row)}" if row else "unknown"
+        return f"hbase:{cluster}:{self._namespace}"
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        self.pool.close()
+
+    def _rows(self, name: bytes) -> HBaseRows:
+        return HBaseRows(self.pool, name, self._clock)
+
+    def _part(self, byte: int, buckets: int | None) -> HBasePart:
+        message = self._message_table(OneSalt(self._message, byte, buckets))
+        return HBasePart(self, byte, message, self._payload_table(OneSalt(self._payload, byte, buckets)))
+
+    def _message_table(self, salts: Salts) -> HBaseMessageTable:
+        return HBaseMessageTable(salts, self._calls, self._buckets, self._threads)
+
+    def _payload_table(self, salts: Salts) -> HBasePayloadTable:
+        return HBasePayloadTable(salts, self._calls, self._buckets)
+
+
+class HBasePart(Store):
+    """The rows under one salt, beside the metadata of all. Closing it does nothing: the whole store is closed.
+
+    Attributes:
+        salt: the first byte of its rows in HBase.
+    """
+
+    def __init__(self, whole: HBaseStore, salt: int, message: MessageTable, payload: PayloadTable) -> None:
+        self.salt = salt
+        self.calls = whole.calls
+        self.metadata = whole.metadata
+        self.message = message
+        self.payload = payload
+        self._whole = whole
+
+    def identity(self) -> str:
+        return self._whole.identity()
+
+    def close(self) -> None:
+        """Nothing of its own is open."""

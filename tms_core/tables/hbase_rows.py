@@ -1,0 +1,271 @@
+"""The rows of one table in HBase, salts and all: short scans, deletes that hold, changes that compare first.
+
+Each page is a scanner of its own, opened, read and closed on one borrowed connection, so that nothing is held on the
+server between pages and any page may be read again after a failure.
+
+**Deletes.** HBase hides cells that are older than a delete marker, and stamps both by the clock of the server that has
+the region just then. After a move to a server whose clock is behind, a plain marker can be older than the cells it
+should hide, and the row stays. Timestamps come with every page at no cost. So where they are old, rows are deleted
+plainly; where they are about as young as our own clock, the marker carries the highest of them; and where that lies
+ahead of our clock, or nothing is known, the rows are read again before they count as deleted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
+
+from tms_core.clock import Clock
+from tms_core.errors import StoreError
+from tms_core.tables.hbase_pool import Connection, HBasePool
+from tms_core.tables.hbase_schema import FAMILY
+from tms_core.tables.hbase_wire import interface
+
+T = TypeVar("T")
+
+#: Rows in one call that changes them: ten times as many are hardly faster, and each call must end in its time limit.
+BATCH_ROWS = 2000
+#: How far the clocks of HBase's servers and ours may be apart before a marker's timestamp matters, in milliseconds.
+CLOCKS_MS = 300_000
+#: Bytes of values after which a page ends early.
+PAGE_BYTES = 8 << 20
+#: Rows asked for first where their size is not known yet.
+_FIRST_ROWS = 64
+#: How often rows that are still there are deleted again.
+_ATTEMPTS = 3
+
+#: A row as it comes: ``.row``, and ``.columns`` from name to cell.
+Row = Any
+
+
+class Query(NamedTuple):
+    """What is wanted of each row.
+
+    Attributes:
+        filter: in HBase's filter language; None: everything.
+        whole: whether payloads come with it, so that a page must be bounded by bytes too.
+    """
+
+    filter: bytes | None
+    whole: bool
+
+
+#: Keys: the first cell, without its value.
+KEYS = Query(b"FirstKeyOnlyFilter() AND KeyOnlyFilter()", whole=False)
+#: Pointers: values of pointer cells only. The others come as bare keys: rows that were passed over must be seen, or a
+#: page in a long stretch of rows without pointers would run into the time limit, and the next one again.
+POINTERS = Query(
+    b"(QualifierFilter(!=, 'binary:\x00\x00\x00t') AND KeyOnlyFilter()) OR QualifierFilter(=, 'binary:\x00\x00\x00t')",
+    whole=False,
+)
+#: Whole rows.
+ROWS = Query(None, whole=True)
+
+
+class Fetched(NamedTuple):
+    """Rows in order, and whether the range has no more."""
+
+    rows: list[Row]
+    ended: bool
+
+
+class HBaseRows:
+    """One table of HBase.
+
+    Args:
+        pool: connections to Thrift 1 servers.
+        name: the table's full name.
+        clock: our own clock.
+
+    Attributes:
+        ahead_ms: how far the newest cell met when deleting was ahead of our clock, in milliseconds.
+        wrong_salts: rows met under a salt that is not theirs.
+    """
+
+    def __init__(self, pool: HBasePool, name: bytes, clock: Clock) -> None:
+        thrift = interface()
+        self.pool = pool
+        self.name = name
+        self.ahead_ms = 0
+        self.wrong_salts = 0
+        self._lock = threading.Lock()
+        self._clock = clock
+        self._delete_family = [thrift.Mutation(isDelete=True, column=FAMILY)]
+
+    def get(self, row: bytes) -> Row | None:
+        """One whole row."""
+        found = self.pool.call("getRow", self.name, row, {})
+        return found[0] if found else None
+
+    def fetch(self, start: bytes, stop: bytes | None, limit: int, query: Query) -> Fetched:
+        """At most ``limit`` rows of ``[start, stop)``; fewer also where they are large."""
+        if stop is not None and start >= stop:
+            return Fetched([], ended=True)
+        return self.pool.run(lambda connection: self._fetch(connection, start, stop, limit, query))
+
+    def salts(self, start: bytes | None = b"") -> list[int]:
+        """The first bytes that rows from ``start`` on have, found by seeking from each to the next."""
+        found: list[int] = []
+        while start is not None and (rows := self.fetch(start, None, 1, KEYS).rows):
+            found.append(rows[0].row[0])
+            start = after_salt(found[-1])
+        return found
+
+    def delete(self, rows: Sequence[bytes], newest_ms: int | None) -> None:
+        """Delete rows.
+
+        Args:
+            rows: their keys.
+            newest_ms: the highest timestamp of their cells; None: not known.
+
+        Raises:
+            StoreError: a row is still there, whatever was done.
+        """
+        if not rows:
+            return
+        now_ms = self._clock.now_ms()
+        if newest_ms is not None and newest_ms < now_ms - CLOCKS_MS:
+            self._mark(rows, None)
+            return
+        self._mark(rows, None if newest_ms is None else max(newest_ms, now_ms))
+        if newest_ms is None or newest_ms > now_ms:
+            self._make_sure(rows, newest_ms or 0)
+
+    def count_wrong_salts(self, rows: int) -> None:
+        """Add to ``wrong_salts``."""
+        with self._lock:
+            self.wrong_salts += rows
+
+    def put(self, rows: Iterable[tuple[bytes, dict[bytes, bytes | None]]]) -> None:
+        """Write cells; None for one that shall not be there."""
+        thrift = interface()
+        for batch in batches(rows, BATCH_ROWS):
+            changes = [
+                thrift.BatchMutation(
+                    row, [thrift.Mutation(value is None, column, value) for column, value in cells.items()]
+                )
+                for row, cells in batch
+            ]
+            self.pool.call("mutateRows", self.name, changes, {})
+
+    def replace(self, column: bytes, changes: Sequence[tuple[bytes, bytes, bytes]]) -> list[bool]:
+        """In each row, put a new value in the place of an old one, if that is still there.
+
+        If the connection breaks during a change, the cell tells whether it was made.
+
+        Args:
+            column: of the cells.
+            changes: row, old value (not empty) and new value.
+
+        Returns:
+            For each whether its row has the new value by this.
+        """
+        done: list[bool] = []
+        in_doubt = False
+
+        def work(connection: Connection) -> None:
+            nonlocal in_doubt
+            for row, old, new in changes[len(done) :]:
+                if in_doubt and self._value(connection, row, column) == new:
+                    done.append(True)
+                    in_doubt = False
+                    continue
+                in_doubt = True
+                done.append(self.check_and_put(connection, row, column, old, new))
+                in_doubt = False
+
+        self.pool.run(work)
+        return done
+
+    def check_and_put(self, connection: Connection, row: bytes, column: bytes, old: bytes, new: bytes) -> bool:
+        """Write a cell if it holds ``old``. HBase takes an empty ``old`` for both an empty cell and none."""
+        change = interface().Mutation(False, column, new)
+        done: bool = connection.call("checkAndPut", self.name, row, column, old, change, {})
+        return done
+
+    def compact(self, ranges: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """Ask for a major compaction of every region that has rows of the ranges; it goes on in the background."""
+        for region in self.pool.call("getTableRegions", self.name):
+            if any(_meet(start, stop, region.startKey, region.endKey or None) for start, stop in ranges):
+                self.pool.call("majorCompact", region.name)
+
+    def _fetch(self, connection: Connection, start: bytes, stop: bytes | None, limit: int, query: Query) -> Fetched:
+        asked = min(limit, _FIRST_ROWS) if query.whole else limit
+        scan = interface().Scan(
+            startRow=start, stopRow=stop, caching=asked, filterString=query.filter, cacheBlocks=False
+        )
+        scanner = connection.call("scannerOpenWithScan", self.name, scan, {})
+        rows: list[Row] = []
+        ended, size = False, 0
+        while not ended and len(rows) < limit and size < PAGE_BYTES:
+            asked = min(asked, limit - len(rows))
+            came = connection.call("scannerGetList", scanner, asked)
+            rows += came
+            ended = len(came) < asked
+            if query.whole and came:
+                size += (came_bytes := sum(len(cell.value) for row in came for cell in row.columns.values()))
+                asked = max(1, (PAGE_BYTES >> 3) // (came_bytes // len(came) + 1))
+        connection.call("scannerClose", scanner)
+        return Fetched(rows, ended)
+
+    def _mark(self, rows: Sequence[bytes], timestamp_ms: int | None) -> None:
+        thrift = interface()
+        for batch in batches(rows, BATCH_ROWS):
+            changes = [thrift.BatchMutation(row, self._delete_family) for row in batch]
+            if timestamp_ms is None:
+                self.pool.call("mutateRows", self.name, changes, {})
+            else:
+                self.pool.call("mutateRowsTs", self.name, changes, timestamp_ms, {})
+
+    def _make_sure(self, rows: Sequence[bytes], newest_ms: int) -> None:
+        """Read rows that were deleted, and delete again what is still there."""
+        left = self._left(rows)
+        for _ in range(_ATTEMPTS):
+            newest_ms = max([newest_ms, *map(newest, left)])
+            with self._lock:
+                self.ahead_ms = max(self.ahead_ms, newest_ms - self._clock.now_ms())
+            if not left:
+                return
+            again = [row.row for row in left]
+            self._mark(again, newest_ms)
+            left = self._left(again)
+        raise StoreError(
+            f"{len(left)} rows of {self.name.decode()} are still there after {_ATTEMPTS} deletes, "
+            f"the first one {left[0].row.hex()}.",
+            "See whether something writes them, and whether the clocks of HBase's servers agree.",
+        )
+
+    def _left(self, rows: Sequence[bytes]) -> list[Row]:
+        return [
+            row for batch in batches(rows, BATCH_ROWS) for row in self.pool.call("getRows", self.name, list(batch), {})
+        ]
+
+    def _value(self, connection: Connection, row: bytes, column: bytes) -> bytes | None:
+        found = connection.call("getRow", self.name, row, {})
+        cell = found[0].columns.get(column) if found else None
+        value: bytes | None = cell.value if cell else None
+        return value
+
+
+def newest(row: Row) -> int:
+    """The highest timestamp of a row's cells."""
+    timestamp: int = max(cell.timestamp for cell in row.columns.values())
+    return timestamp
+
+
+def after_salt(salt: int) -> bytes | None:
+    """Where the rows of the next salt start; None: there is none."""
+    return bytes([salt + 1]) if salt < 0xFF else None
+
+
+def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """The items in lists of at most ``size``."""
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+def _meet(start: bytes, stop: bytes | None, region_start: bytes, region_stop: bytes | None) -> bool:
+    return (region_stop is None or start < region_stop) and (stop is None or region_start < stop)

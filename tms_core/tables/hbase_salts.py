@@ -1,0 +1,216 @@
+"""Rows of a salted table without their salts: under one salt, or under all of them in key order.
+
+A salt is the first byte of a row, a hash of all the others, so the rows of a topic lie in as many places as there are
+salts. A sweep walks each salt by itself, in the order rows are stored. Whoever wants them in key order merges. Neither
+needs to know how many buckets there should be: the salts that are there are found by seeking from each to the next,
+which also finds rows under a salt they should not have.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from heapq import merge
+from itertools import groupby
+from operator import itemgetter
+from typing import NamedTuple
+
+from tms_core.rowkey import salt
+from tms_core.tables.hbase_rows import KEYS, HBaseRows, Query, Row, after_salt, newest
+
+#: A salt is one byte.
+MAX_BUCKETS = 256
+#: Rows of a page whose salts are checked; if one is wrong, all are.
+_CHECKED_ROWS = 64
+#: Rows under each salt that tell how many buckets there are.
+_SAMPLED_ROWS = 8
+#: Pages that are remembered: a batch to be deleted is from one of the last.
+_REMEMBERED = 16
+#: Rows read ahead under each salt, beside its share of a page.
+_AHEAD_ROWS = 16
+
+
+class SaltedPage(NamedTuple):
+    """Keys without salt, each with its row.
+
+    Attributes:
+        keys, rows: as many of the one as of the other. Of rows with the same key under several salts the first.
+        resume: where the next page starts, None at the end of the range.
+        places: under which salts each key is; None: all under the one that is walked.
+    """
+
+    keys: list[bytes]
+    rows: list[Row]
+    resume: bytes | None
+    places: dict[bytes, list[int]] | None = None
+
+
+class Seen(NamedTuple):
+    """What a page has shown of a range of keys.
+
+    Attributes:
+        start, stop: the range; all its rows were in the page.
+        newest_ms: the highest timestamp among the cells that came.
+        places: under which salts each key is; None: under the one that is walked.
+    """
+
+    start: bytes
+    stop: bytes | None
+    newest_ms: int
+    places: dict[bytes, list[int]] | None
+
+    def covers(self, first: bytes, last: bytes) -> bool:
+        return self.start <= first and (self.stop is None or last < self.stop)
+
+
+class Salts(ABC):
+    """Some or all rows of a table, by keys without salt.
+
+    Args:
+        rows: the table.
+    """
+
+    def __init__(self, rows: HBaseRows) -> None:
+        self.rows = rows
+        self._seen: deque[Seen] = deque(maxlen=_REMEMBERED)
+
+    @abstractmethod
+    def page(self, start: bytes, stop: bytes | None, limit: int, query: Query) -> SaltedPage:
+        """Rows in key order, each key once."""
+
+    @abstractmethod
+    def ranges(self, start: bytes, stop: bytes | None) -> list[tuple[bytes, bytes | None]]:
+        """Where the keys of a range lie in the table."""
+
+    @abstractmethod
+    def places(self, keys: Sequence[bytes], seen: Seen | None) -> list[list[bytes]]:
+        """For each key the rows that may carry it."""
+
+    def remember(self, start: bytes, stop: bytes | None, page: SaltedPage) -> None:
+        """Keep what a page has shown, for deleting what it had."""
+        self._seen.append(Seen(start, page.resume or stop, max(map(newest, page.rows), default=0), page.places))
+
+    def seen(self, keys: Sequence[bytes]) -> Seen | None:
+        """What the last page has shown that had all these keys; None: none had."""
+        if not keys:
+            return None
+        first, last = min(keys), max(keys)
+        return next((page for page in reversed(self._seen) if page.covers(first, last)), None)
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        """Delete every row of these keys."""
+        if not keys:
+            return
+        seen = self.seen(keys)
+        rows = [row for places in self.places(keys, seen) for row in places]
+        self.rows.delete(rows, seen.newest_ms if seen else None)
+
+
+class OneSalt(Salts):
+    """The rows under one salt.
+
+    Args:
+        rows: the table.
+        byte: their salt.
+        buckets: how many salts rows should have, to count those that have another; None: not known.
+    """
+
+    def __init__(self, rows: HBaseRows, byte: int, buckets: int | None) -> None:
+        super().__init__(rows)
+        self._salt = bytes([byte])
+        self._end = after_salt(byte)
+        self._buckets = buckets
+
+    def page(self, start: bytes, stop: bytes | None, limit: int, query: Query) -> SaltedPage:
+        [(first, last)] = self.ranges(start, stop)
+        rows, ended = self.rows.fetch(first, last, limit, query)
+        keys = [row.row[1:] for row in rows]
+        if self._buckets is not None:
+            self.rows.count_wrong_salts(self._wrong(keys, self._buckets))
+        return SaltedPage(keys, rows, None if ended else keys[-1] + b"\x00")
+
+    def ranges(self, start: bytes, stop: bytes | None) -> list[tuple[bytes, bytes | None]]:
+        return [(self._salt + start, self._end if stop is None else self._salt + stop)]
+
+    def places(self, keys: Sequence[bytes], seen: Seen | None) -> list[list[bytes]]:
+        return [[self._salt + key] for key in keys]
+
+    def _wrong(self, keys: list[bytes], buckets: int) -> int:
+        some = keys[:: len(keys) // _CHECKED_ROWS + 1]
+        if all(salt(key, buckets) == self._salt for key in some):
+            return 0
+        return sum(salt(key, buckets) != self._salt for key in keys)
+
+
+class AllSalts(Salts):
+    """All rows of a table, merged.
+
+    Args:
+        rows: the table.
+        buckets: how many salts rows should have, which saves seeking for those; None: not known.
+        threads: reads under several salts at once.
+    """
+
+    def __init__(self, rows: HBaseRows, buckets: int | None, threads: Executor) -> None:
+        super().__init__(rows)
+        self._buckets = buckets
+        self._threads = threads
+
+    def page(self, start: bytes, stop: bytes | None, limit: int, query: Query) -> SaltedPage:
+        salts = self._salts()
+        if not salts:
+            return SaltedPage([], [], None, {})
+        chunk = min(limit, limit // len(salts) * 2 + _AHEAD_ROWS)
+        parts = [OneSalt(self.rows, byte, self._buckets) for byte in salts]
+        heads = self._threads.map(lambda part: part.page(start, stop, chunk, query), parts)
+        streams = [_stream(part, head, stop, chunk, query) for part, head in zip(parts, heads, strict=True)]
+        places: dict[bytes, list[int]] = {}
+        found = SaltedPage([], [], None, places)
+        for key, same in groupby(merge(*streams, key=itemgetter(0)), key=itemgetter(0)):
+            if len(found.keys) == limit:
+                return found._replace(resume=found.keys[-1] + b"\x00")
+            rows = [row for _, row in same]
+            found.keys.append(key)
+            found.rows.append(rows[0])
+            places[key] = [row.row[0] for row in rows]
+        return found
+
+    def ranges(self, start: bytes, stop: bytes | None) -> list[tuple[bytes, bytes | None]]:
+        return [where for byte in self._salts() for where in OneSalt(self.rows, byte, None).ranges(start, stop)]
+
+    def places(self, keys: Sequence[bytes], seen: Seen | None) -> list[list[bytes]]:
+        known = seen.places if seen and seen.places else {}
+        everywhere = [] if all(key in known for key in keys) else self._salts()
+        return [[bytes([byte]) + key for byte in known.get(key, everywhere)] for key in keys]
+
+    def _salts(self) -> list[int]:
+        if self._buckets is None:
+            return self.rows.salts()
+        return [*range(self._buckets), *self.rows.salts(after_salt(self._buckets - 1))]
+
+
+def fitting_buckets(rows: HBaseRows) -> int | None:
+    """The number of buckets that a sample of the table's rows agrees with, by majority; None when there is none."""
+    sample = [
+        row.row
+        for byte in rows.salts()
+        for row in rows.fetch(bytes([byte]), after_salt(byte), _SAMPLED_ROWS, KEYS).rows
+    ]
+    best = max(range(1, MAX_BUCKETS + 1), key=lambda buckets: _agreeing(sample, buckets))
+    return best if _agreeing(sample, best) * 2 > len(sample) else None
+
+
+def _agreeing(sample: list[bytes], buckets: int) -> int:
+    return sum(salt(row[1:], buckets) == row[:1] for row in sample)
+
+
+def _stream(
+    part: OneSalt, page: SaltedPage, stop: bytes | None, chunk: int, query: Query
+) -> Iterator[tuple[bytes, Row]]:
+    """The rows of a page and of all behind it."""
+    yield from zip(page.keys, page.rows, strict=True)
+    while page.resume is not None:
+        page = part.page(page.resume, stop, chunk, query)
+        yield from zip(page.keys, page.rows, strict=True)

@@ -1,0 +1,233 @@
+"""CDAP's cells in HBase: what the three tables of a store read and write, over rows whose salts are hidden.
+
+``docs/formats.md``, "In HBase", has the cells, byte by byte.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
+from itertools import islice
+
+from tms_core.errors import StoreError
+from tms_core.rowkey import salt
+from tms_core.tables.base import (
+    UNREADABLE,
+    KeyTable,
+    MessageTable,
+    MessageValue,
+    MetadataTable,
+    Page,
+    PayloadTable,
+    TableName,
+    TxCell,
+)
+from tms_core.tables.hbase_rows import KEYS, POINTERS, ROWS, HBaseRows, Query, Row, batches
+from tms_core.tables.hbase_salts import SaltedPage, Salts
+from tms_core.tables.hbase_schema import METADATA_COLUMN, PAYLOAD_COLUMN, PAYLOAD_TABLE_COLUMN, POINTER_COLUMN
+
+_POINTER_BYTES = 8
+#: Metadata rows read at once.
+_METADATA_ROWS = 1000
+
+
+class Calls(Counter[str]):
+    """Operations by name, counted by any number of threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Add to a name; nothing leaves no trace."""
+        if number:
+            with self._lock:
+                self[name] += number
+
+
+class HBaseTable(KeyTable):
+    """What the message table and the payload table have in common.
+
+    Args:
+        salts: the rows.
+        calls: where operations are counted.
+        buckets: how many salts there are, for writing.
+    """
+
+    def __init__(self, salts: Salts, calls: Calls, buckets: int | None) -> None:
+        self._salts = salts
+        self._calls = calls
+        self._buckets = buckets
+
+    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+        self._calls.count("keys")
+        page = self._page(start, stop, limit, KEYS)
+        return Page(page.keys, page.resume)
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        """Delete rows. Acknowledged is durable.
+
+        Raises:
+            StoreError: a row is still there, whatever was done; or as any call.
+        """
+        self._calls.count("delete")
+        self._salts.delete(keys)
+
+    def sync(self) -> None:
+        """Nothing to do: what HBase has acknowledged survives."""
+        self._calls.count("sync")
+
+    def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
+        """0: Thrift does not tell."""
+        return 0
+
+    def compact(self, start: bytes, stop: bytes) -> None:
+        """Ask for a major compaction of the regions that hold the range. HBase does it in the background, and whole:
+        a region is a bucket, so this rewrites the rows of other topics too. What is still in memory stays there."""
+        self._calls.count("compact")
+        self._salts.rows.compact(self._salts.ranges(start, stop))
+
+    def _page(self, start: bytes, stop: bytes | None, limit: int, query: Query) -> SaltedPage:
+        page = self._salts.page(start, stop, limit, query)
+        self._salts.remember(start, stop, page)
+        return page
+
+    def _put(self, rows: Iterable[tuple[bytes, dict[bytes, bytes | None]]]) -> None:
+        self._calls.count("put")
+        if self._buckets is None:
+            raise StoreError("Rows cannot be put without the number of buckets.", "Set storage.hbase.buckets.")
+        self._salts.rows.put((salt(key, self._buckets) + key, cells) for key, cells in rows)
+
+
+class HBaseMessageTable(HBaseTable, MessageTable):
+    """The message table."""
+
+    name: TableName = "message"
+
+    def __init__(self, salts: Salts, calls: Calls, buckets: int | None, threads: Executor) -> None:
+        super().__init__(salts, calls, buckets)
+        self._threads = threads
+
+    def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
+        self._calls.count("cells")
+        page = self._page(start, stop, limit, POINTERS)
+        cells = [(key, _pointer(row)) for key, row in zip(page.keys, page.rows, strict=True)]
+        # Whether there is a payload too was not asked for.
+        return Page([TxCell(key, pointer, True) for key, pointer in cells if pointer is not None], page.resume)
+
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, MessageValue]]:
+        self._calls.count("rows")
+        page = self._page(start, stop, limit, ROWS)
+        rows = [(key, value) for key, row in zip(page.keys, page.rows, strict=True) if (value := _message(row))]
+        self._calls.count(UNREADABLE, len(page.keys) - len(rows))
+        return Page(rows, page.resume)
+
+    def invert(self, cells: Sequence[TxCell]) -> list[bool]:
+        """As of all stores; several at once over all connections. Several rows with the same key are all inverted."""
+        self._calls.count("invert")
+        keys = [cell.key for cell in cells]
+        places = self._salts.places(keys, self._salts.seen(keys))
+        changes = [
+            (row, _packed(cell.pointer), _packed(-cell.pointer))
+            for cell, rows in zip(cells, places, strict=True)
+            for row in rows
+        ]
+        share = -(-len(changes) // self._salts.rows.pool.connections) or 1
+        replace = self._salts.rows.replace
+        shares = self._threads.map(lambda some: replace(POINTER_COLUMN, some), batches(changes, share))
+        done = iter([one for some in shares for one in some])
+        return [any(list(islice(done, len(rows)))) for rows in places]
+
+    def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
+        self._put((key, _cells(value)) for key, value in rows)
+
+
+class HBasePayloadTable(HBaseTable, PayloadTable):
+    """The payload table."""
+
+    name: TableName = "payload"
+
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+        self._calls.count("rows")
+        page = self._page(start, stop, limit, ROWS)
+        found = [(key, row.columns.get(PAYLOAD_TABLE_COLUMN)) for key, row in zip(page.keys, page.rows, strict=True)]
+        rows = [(key, cell.value) for key, cell in found if cell is not None]
+        self._calls.count(UNREADABLE, len(found) - len(rows))
+        return Page(rows, page.resume)
+
+    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        self._put((key, {PAYLOAD_TABLE_COLUMN: payload}) for key, payload in rows)
+
+
+class HBaseMetadataTable(MetadataTable):
+    """The metadata table, whose rows carry no salt."""
+
+    def __init__(self, rows: HBaseRows, calls: Calls) -> None:
+        self._rows = rows
+        self._calls = calls
+
+    def rows(self) -> list[tuple[bytes, bytes]]:
+        self._calls.count("metadata")
+        found: list[Row] = []
+        start, ended = b"", False
+        while not ended:
+            rows, ended = self._rows.fetch(start, None, _METADATA_ROWS, ROWS)
+            found += rows
+            start = rows[-1].row + b"\x00" if rows else start
+        return [(row.row, value) for row in found if (value := _metadata(row)) is not None]
+
+    def get(self, key: bytes) -> bytes | None:
+        self._calls.count("get")
+        row = self._rows.get(key)
+        return _metadata(row) if row else None
+
+    def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
+        """As of all stores. HBase's own check cannot tell an empty value from none, so where that makes the difference
+        the row is read before; nobody but us would write an empty one in between."""
+        self._calls.count("set")
+        if not expected:
+            row = self._rows.get(key)
+            if (_metadata(row) if row else None) != expected:
+                return False
+        with self._rows.pool.connection() as connection:
+            return self._rows.check_and_put(connection, key, METADATA_COLUMN, expected or b"", value)
+
+
+def _metadata(row: Row) -> bytes | None:
+    cell = row.columns.get(METADATA_COLUMN)
+    value: bytes | None = cell.value if cell else None
+    return value
+
+
+def _pointer(row: Row) -> int | None:
+    """A row's write pointer; None if it has none of the right length."""
+    cell = row.columns.get(POINTER_COLUMN)
+    return int.from_bytes(cell.value, "big", signed=True) if cell and len(cell.value) == _POINTER_BYTES else None
+
+
+def _message(row: Row) -> MessageValue | None:
+    """A row's value; None if it has neither cell, or a pointer that is none."""
+    pointer, payload = _pointer(row), row.columns.get(PAYLOAD_COLUMN)
+    if pointer is None and (payload is None or POINTER_COLUMN in row.columns):
+        return None
+    return MessageValue(pointer, payload.value if payload else None)
+
+
+def _cells(value: MessageValue) -> dict[bytes, bytes | None]:
+    """A row's cells, as CDAP writes them.
+
+    Raises:
+        ValueError: neither pointer nor payload; such a message does not exist.
+    """
+    if value.pointer is None and value.payload is None:
+        raise ValueError("a message has a write pointer, a payload or both")
+    return {
+        PAYLOAD_COLUMN: value.payload,
+        POINTER_COLUMN: None if value.pointer is None else _packed(value.pointer),
+    }
+
+
+def _packed(pointer: int) -> bytes:
+    return pointer.to_bytes(_POINTER_BYTES, "big", signed=True)
