@@ -95,16 +95,15 @@ def conclude_run(current: Pass, state: State, terms: Terms, clocks: ClockAnchor,
     done = {key: work for key, work in world.topics.items() if _is_done(current, key)}
     state.save_frontiers(_applied(state, world, [work for work in done.values() if not work.waits]))
     state.save_strikes(_strikes(current, state, [work.topic.topic for work in done.values() if not work.waits]))
-    open_ids = ready.open_ids
-    usable = ready.tx.usable
+    open_ids, usable, started_ms = ready.ids.open_ids(), ready.tx.usable, ready.now.wall_ms
     if current.complete and usable is not None:
-        started_ms = ready.now.wall_ms
         open_ids = txstate.covered(open_ids, started_ms, finished_ms, terms.lifetime, thorough=world.thorough)
-        if world.thorough:
-            still_open = [record.pointer for record in open_ids if record.closed_ms is None]
-            _save_evidence(current, state, terms, usable, still_open)
     state.save_open_ids(open_ids)
-    state.forget_open_ids(ready.gone_ids)
+    state.forget_open_ids(ready.ids.gone)
+    if world.thorough:
+        state.forget_closed_ids(ready.ids.left, started_ms - txstate.REMEMBER_CLOSED_MS)
+    if current.complete and usable is not None and world.thorough:
+        _save_evidence(current, state, terms, usable)
     if current.finished and world.thorough:
         state.save_last_thorough_ms(ready.now.wall_ms)
     _forget_the_future(state, ready.now.wall_ms)
@@ -178,9 +177,7 @@ def seen(record: StoreRecord, tx: TxState) -> StoreRecord:
     return replace(record, snapshot_timestamp_ms=usable.timestamp_ms, snapshot_write_pointer=usable.write_pointer)
 
 
-def _save_evidence(
-    current: Pass, state: State, terms: Terms, usable: VisibilityState, open_pointers: list[int]
-) -> None:
+def _save_evidence(current: Pass, state: State, terms: Terms, usable: VisibilityState) -> None:
     started_ms = current.ready.now.wall_ms
     bounds = [usable.prune_upper_bound()]
     if current.tally.untouchable is not None:
@@ -190,5 +187,6 @@ def _save_evidence(
     state.replace_evidence([interval])
     if obstacles(current.ready, terms):
         return
-    bound = boundary.claim([interval], open_pointers, terms.lifetime).bound
+    _, lowest = state.lowest_open(1)
+    bound = boundary.claim([interval], [record.pointer for record in lowest], terms.lifetime).bound
     state.save_claim(None if bound is None else Claim(bound, started_ms, current.id))

@@ -39,7 +39,7 @@ from janitor.walk import Act, Preview
 from janitor.why import Why, why
 from janitor.world import Limits, Terms, World, parse_or_none
 from tms_core.clock import Clock
-from tms_core.errors import GuardTripped, Halted, Interrupted, NoSnapshot, NotAdopted, StoreError
+from tms_core.errors import GuardTripped, Halted, Interrupted, LeaseLost, NoSnapshot, NotAdopted, StoreError
 from tms_core.lease import Lease
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import Store
@@ -229,7 +229,7 @@ class Engine:
         obstacles = conclude.obstacles(ready, self.terms)
         if obstacles:
             return claim, Boundary.none(*obstacles)
-        pointers = [record.pointer for record in ready.open_ids]
+        pointers = (record.pointer for record in ready.ids.open_ids())
         return claim, boundary.claim(self.state.evidence(), pointers, self.terms.lifetime)
 
     def audit(self) -> Audit:
@@ -243,7 +243,7 @@ class Engine:
         """
         ready = self._prepare()
         usable, claim = ready.tx.usable, self._claim(ready)
-        known = self.state.open_ids()
+        known = self.state.known_ids(ready.now.wall_ms, self.terms.lifetime.window_end_ms(0))
         return audit(
             self.store.message,
             claim.bound if claim else None,
@@ -413,31 +413,40 @@ class Engine:
         usable = ready.tx.usable
         ledger = Ledger(self.state, self._clock, current.id, usable.timestamp_ms if usable else None)
         self.state.begin_run(RunRecord(current.id, current.mode, current.started_ms, heartbeat_ms=current.started_ms))
+        self._working = True
         try:
             if not ready.stopped:
                 self._sweep_store(current, ledger, moves_frontiers)
         # Also for a bug of ours: what was deleted has to be in the ledger, and the run must not look alive.
         except Exception as error:
-            self._close_failed(current, ledger, error)
+            self._close(current, ledger, "failed", {"error": str(error)})
             raise
+        finally:
+            self._working = False
         claim = self._claim(ready)
         current.boundary = claim.bound if claim else None
         report = self._report(current)
-        with self.state.transaction():
-            result = _result(current, report)
-            self.state.finish_run(current.id, self._clock.now_ms(), result, json.dumps(report.to_history()))
-            self.state.add_ledger(ledger.entries())
-            figures.save(self.state, current, report, result, conclude.calls_made(current, self.store))
-            self.state.prune_runs(current.started_ms - self._history_ms)
-        self.state.clear_intents()
+        self._close(current, ledger, _result(current, report), report.to_history(), report)
         return report
 
-    def _close_failed(self, current: Pass, ledger: Ledger, error: Exception) -> None:
+    def _close(
+        self, current: Pass, ledger: Ledger, result: str, history: dict[str, Any], report: Report | None = None
+    ) -> None:
+        """Remember how a run ended; unless its lease was lost and the next holder has closed it already."""
         with self.state.transaction():
-            self.state.finish_run(current.id, self._clock.now_ms(), "failed", json.dumps({"error": str(error)}))
+            record = self.state.run(current.id)
+            if record is None or record.finished_ms is not None:
+                return
+            self.state.finish_run(current.id, self._clock.now_ms(), result, json.dumps(history))
             self.state.add_ledger(ledger.entries())
-            self.state.add_counters(figures.results("failed", 1))
-        self.state.clear_intents()
+            if report is None:
+                self.state.add_counters(figures.results(result, 1))
+            else:
+                figures.save(self.state, current, report, result, conclude.calls_made(current, self.store))
+            self.state.prune_runs(current.started_ms - self._history_ms)
+        # What stands there after the lease was lost is another holder's.
+        if not isinstance(current.halted, LeaseLost):
+            self.state.clear_intents()
 
     def _sweep_store(self, current: Pass, ledger: Ledger, moves_frontiers: bool) -> None:
         current.world.load_topics()
@@ -452,12 +461,22 @@ class Engine:
             current.tally.errors.append(
                 f"nothing more was deleted, since it could not be archived: {sweep.archive_error}"
             )
-        if current.halted is not None:
+        if current.halted is not None or not self._concluded(current, moves_frontiers):
             return
-        with self.state.transaction():
-            self._conclude(current, moves_frontiers)
         with self._phase(current, "compact"):
             self._compact(current, sweep, permission)
+
+    def _concluded(self, current: Pass, moves_frontiers: bool) -> bool:
+        """Save what the pass has reached, if this is still the one who may say so (rules S4, S12)."""
+        with self.state.transaction():
+            try:
+                if self._lease is not None:
+                    self._lease.check()
+            except Interrupted as error:
+                current.halted = error
+                return False
+            self._conclude(current, moves_frontiers)
+            return True
 
     def _compact(self, current: Pass, sweep: Sweep, permission: Permission) -> None:
         def heartbeat() -> None:
@@ -511,7 +530,7 @@ class Engine:
         usable = ready.tx.usable
         since_ms = None
         if usable is not None and len(usable.invalid):
-            since_ms = 0 if thorough else txstate.search_since_ms(ready.open_ids, self.terms.lifetime)
+            since_ms = 0 if thorough else txstate.search_since_ms(ready.ids.open_ids(), self.terms.lifetime)
         return World(
             now=ready.now if label is Hold.FIRST_CONTACT else ready.measured,
             now_ms=ready.now.wall_ms,

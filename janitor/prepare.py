@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from janitor import guards, txstate
 from janitor.report import GuardNote
-from janitor.state.base import ClockAnchor, OpenIdRecord, State, StoreRecord
-from janitor.txstate import TxState
+from janitor.state.base import ClockAnchor, State, StoreRecord
+from janitor.txstate import Observed, TxState
 from janitor.world import Terms
 from tms_core.clock import Clock
 from tms_core.transaction.source import SnapshotSource
@@ -26,16 +26,14 @@ class Prepared:
         now: the clocks; ``wall_ms`` is the moment rows are judged by.
         measured: the same moment as elapsed time is measured by, so that a wrong wall clock does not shorten a hold.
         record: what is known of the store; a fresh one for a store that is not the one remembered.
-        open_ids: invalid pointers whose clients may still write, or that await a thorough pass.
-        gone_ids: such pointers that have left the invalid list.
+        ids: the snapshot's invalid list beside what was known of it; of none without a usable snapshot.
     """
 
     now: ClockAnchor
     measured: ClockAnchor
     record: StoreRecord
     tx: TxState
-    open_ids: list[OpenIdRecord]
-    gone_ids: list[int]
+    ids: Observed
     notes: list[GuardNote]
 
     @property
@@ -84,12 +82,12 @@ def prepare(
         # A snapshot that is fresh today is the best there is to look ahead with.
         tx = txstate.refresh(source, clock.now_ms(), interval_seconds=interval_seconds, allowance_ms=allowance_ms)
     system_note = guards.check_transaction_system(record, tx.usable)
-    open_ids: list[OpenIdRecord] = []
-    gone_ids: list[int] = []
+    ids = Observed(now.wall_ms)
     if tx.usable is not None:
-        open_ids, gone_ids = txstate.observe(state.open_ids(), tx.usable.invalid, now.wall_ms, terms.lifetime)
+        known = state.known_ids(now.wall_ms, terms.lifetime.window_end_ms(0))
+        ids = txstate.observe(known, tx.usable.invalid, now.wall_ms)
     notes = [note for note in (clock_note, store_note, system_note) if note is not None]
-    return Prepared(now, measured, record, tx, open_ids, gone_ids, notes)
+    return Prepared(now, measured, record, tx, ids, notes)
 
 
 def _known_store(state: State, identity: str, token_hex: Callable[[int], str]) -> tuple[StoreRecord, GuardNote | None]:

@@ -11,19 +11,23 @@ covered all the time in which it can have published. Only then do its rows count
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from janitor.references import Lifetime
 from janitor.report import SnapshotUsed
-from janitor.state.base import OpenIdRecord
+from janitor.state.base import KnownIds, OpenIdRecord
 from tms_core.errors import NoSnapshot, SnapshotError
 from tms_core.transaction.model import VisibilityState, transaction_ms
 from tms_core.transaction.source import SnapshotSource
 
-#: How long a closed pointer is remembered that has left the invalid list.
+#: How long a closed pointer is remembered, at the least, that has left the invalid list.
 REMEMBER_CLOSED_MS = 30 * 24 * 3600 * 1000
+#: Pointers compared at a time; as few as that need no large sets where the lists differ.
+_BLOCK = 4096
 
 
 class Problem(StrEnum):
@@ -123,33 +127,65 @@ class TransactionView:
         return transaction_ms(pointer) + self.undecided_ms > self.now_ms
 
 
-def observe(
-    known: Mapping[int, OpenIdRecord], invalid: Iterable[int], now_ms: int, lifetime: Lifetime
-) -> tuple[list[OpenIdRecord], list[int]]:
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """An invalid list, compared with the pointers known before.
+
+    Attributes:
+        seen_ms: when it was seen.
+        still: open ones that are listed, in order.
+        new: listed ones never seen before, ascending; at first contact there may be a million.
+        gone: open ones that left the list: aborted by their clients, or truncated by an operator.
+        left: closed ones that did: truncated because of our claim, and remembered for a while in which an audit can
+            hold the claim against them.
+    """
+
+    seen_ms: int
+    still: list[OpenIdRecord] = field(default_factory=list)
+    new: array[int] = field(default_factory=lambda: array("q"))
+    gone: list[int] = field(default_factory=list)
+    left: array[int] = field(default_factory=lambda: array("q"))
+
+    def open_ids(self) -> Iterator[OpenIdRecord]:
+        """Records of all that are open and listed."""
+        yield from self.still
+        for pointer in self.new:
+            yield OpenIdRecord(pointer, self.seen_ms)
+
+
+def observe(known: KnownIds, invalid: array[int], now_ms: int) -> Observed:
     """Compare an invalid list with the pointers known so far.
 
-    Returns:
-        Records of all pointers that are open and listed, new ones among them, and the pointers that left the list and
-        need not be remembered. An open one was aborted by its client, or truncated by an operator; a closed one was
-        truncated because of our claim, and is remembered for a while in which an audit can hold the claim against it.
+    Args:
+        invalid: the list, ascending (``VisibilityState.invalid``).
     """
-    listed = set(invalid)
-    new = [OpenIdRecord(pointer, now_ms) for pointer in listed if pointer not in known]
-    still = [_now(record, now_ms) for record in known.values() if record.pointer in listed]
-    still = [record for record in still if not is_closed(record, lifetime)]
-    left = [record for pointer, record in known.items() if pointer not in listed]
-    gone = [r.pointer for r in left if r.closed_ms is None or r.closed_ms < now_ms - REMEMBER_CLOSED_MS]
-    return sorted(still + new, key=lambda record: record.pointer), gone
+    left, others = differences(known.closed, invalid)
+    absent, new = differences(array("q", known.open_ids), others)
+    # Closed by a pass that no longer counts (``State.known_ids``): that its claim can be held against them still does.
+    left.extend(pointer for pointer in absent if known.open_ids[pointer].closed_ms is not None)
+    gone = [pointer for pointer in absent if known.open_ids[pointer].closed_ms is None]
+    unlisted = set(absent)
+    still = [_now(record, now_ms) for pointer, record in known.open_ids.items() if pointer not in unlisted]
+    return Observed(now_ms, still, new, gone, left)
 
 
-def is_closed(record: OpenIdRecord, lifetime: Lifetime) -> bool:
-    """Whether a thorough pass has covered all the time in which the pointer's client can have published.
+def differences(first: array[int], second: array[int]) -> tuple[array[int], array[int]]:
+    """What only the first and what only the second of two ascending arrays holds, ascending.
 
-    Judged by the lifetime that is configured now: one that was raised since opens the pointer again.
+    Two arrays of a million that are nearly the same take milliseconds: they are cut at the same values into blocks,
+    which are compared as wholes, and only where they differ as sets.
     """
-    if record.closed_ms is None or record.scanned_ms is None:
-        return False
-    return record.scanned_ms >= lifetime.window_end_ms(record.pointer)
+    only_first, only_second = array("q"), array("q")
+    one = two = 0
+    while one < len(first) and two < len(second):
+        last = min(first[min(one + _BLOCK, len(first)) - 1], second[min(two + _BLOCK, len(second)) - 1])
+        one_end, two_end = bisect_right(first, last, one), bisect_right(second, last, two)
+        one_block, two_block = first[one:one_end], second[two:two_end]
+        if one_block != two_block:
+            only_first.extend(sorted(set(one_block).difference(two_block)))
+            only_second.extend(sorted(set(two_block).difference(one_block)))
+        one, two = one_end, two_end
+    return only_first + first[one:], only_second + second[two:]
 
 
 def search_since_ms(open_ids: Iterable[OpenIdRecord], lifetime: Lifetime) -> int | None:
@@ -162,20 +198,15 @@ def search_since_ms(open_ids: Iterable[OpenIdRecord], lifetime: Lifetime) -> int
 
 def covered(
     open_ids: Iterable[OpenIdRecord], started_ms: int, finished_ms: int, lifetime: Lifetime, *, thorough: bool
-) -> list[OpenIdRecord]:
+) -> Iterator[OpenIdRecord]:
     """The records after a complete pass: searched up to its start.
 
     A thorough pass, which looked at rows of any time, closes those of which nothing can be published any more; one
     that searched a window rests on clocks agreeing, which is enough to invert promptly and not enough for a claim.
     """
-    return [
-        replace(
-            record,
-            scanned_ms=started_ms,
-            closed_ms=finished_ms if thorough and started_ms >= lifetime.window_end_ms(record.pointer) else None,
-        )
-        for record in open_ids
-    ]
+    for record in open_ids:
+        over = thorough and started_ms >= lifetime.window_end_ms(record.pointer)
+        yield replace(record, scanned_ms=started_ms, closed_ms=finished_ms if over else None)
 
 
 def _now(record: OpenIdRecord, now_ms: int) -> OpenIdRecord:

@@ -71,7 +71,7 @@ class Answers:
         if not isinstance(method, str) or not isinstance(arguments, dict):
             raise _not_understood("it has no method or no params")
         if method in self._asks:
-            reader = self._make_reader(link.observe, lambda: self._stop.is_set() or link.is_gone())
+            reader = self._make_reader(link.observe, link.is_gone)
             return _call(reader, Asks, method, arguments)
         if method in self._decides:
             return self._decide(method, arguments, link)

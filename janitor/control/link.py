@@ -88,7 +88,7 @@ class Link:
             self._sending.release()
 
     def is_gone(self) -> bool:
-        """Whether the client has hung up."""
+        """Whether the client has hung up, or we have."""
         try:
             return not self._connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -8,31 +8,36 @@ them, or because another one has written anything.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import chain
 from typing import NamedTuple
 
 from janitor.state.base import KnownIds, OpenIdRecord, State
 from janitor.state.records import is_among
 from janitor.state.sqlite_file import SqliteFile
-from tms_core.transaction.model import TX_PER_MS
 
-_COLUMNS = "pointer, first_seen_ms, scanned_ms, closed_ms"
+_ALL = "SELECT pointer, first_seen_ms, scanned_ms, closed_ms FROM open_ids ORDER BY pointer"
+_NOT_CLOSED = """
+    SELECT pointer, first_seen_ms, scanned_ms, closed_ms FROM open_ids WHERE closed_ms IS NULL
+    ORDER BY pointer LIMIT :limit"""
+#: A transaction begins at the millisecond that its pointer has left without its last six digits.
+_OPEN = """
+    SELECT pointer, first_seen_ms, scanned_ms, closed_ms FROM open_ids
+    WHERE closed_ms IS NULL OR scanned_ms IS NULL OR scanned_ms > :now_ms
+        OR pointer >= (scanned_ms - :window_ms + 1) * 1000000
+    ORDER BY pointer"""
+_CLOSED = "SELECT pointer FROM open_ids WHERE closed_ms IS NOT NULL ORDER BY pointer"
+#: The last column: the longest window after their begins that had ended for all of them when their passes began; a
+#: millisecond less than that for negative pointers, which are divided towards zero.
+_WHEN_CLOSED = """
+    SELECT max(scanned_ms), min(coalesce(scanned_ms - pointer / 1000000, -1)) FROM open_ids
+    WHERE closed_ms IS NOT NULL"""
 #: Nothing is written where nothing changes.
-_SAVE = f"""
-    INSERT INTO open_ids ({_COLUMNS}) VALUES (?, ?, ?, ?) ON CONFLICT (pointer) DO UPDATE
+_SAVE = """
+    INSERT INTO open_ids VALUES (?, ?, ?, ?) ON CONFLICT (pointer) DO UPDATE
     SET first_seen_ms = excluded.first_seen_ms, scanned_ms = excluded.scanned_ms, closed_ms = excluded.closed_ms
     WHERE (first_seen_ms, scanned_ms, closed_ms)
         IS NOT (excluded.first_seen_ms, excluded.scanned_ms, excluded.closed_ms)"""
-
-#: The last column: the longest window after their begins that had ended for all when a pass closed them. A pointer is
-#: divided towards zero, which may make it a millisecond shorter than it was.
-_ALL_CLOSED = f"""
-    SELECT max(scanned_ms), min(coalesce(scanned_ms - pointer / {TX_PER_MS}, -1)) FROM open_ids
-    WHERE closed_ms IS NOT NULL"""
-_COUNTS_AS_CLOSED = (
-    f"closed_ms IS NOT NULL AND scanned_ms <= :now_ms AND pointer < (scanned_ms - :window_ms + 1) * {TX_PER_MS}"
-)
 
 
 class _Closed(NamedTuple):
@@ -56,27 +61,24 @@ class _Closed(NamedTuple):
 class SqliteIds(SqliteFile, State):
     """The part of the memory that is about invalid transactions."""
 
-    #: None: not read since it changed.
+    #: None: to be read when it is next asked for.
     _closed: _Closed | None = None
 
     def open_ids(self) -> dict[int, OpenIdRecord]:
-        with self._view():
-            return self._records("TRUE")
+        return self._records(_ALL)
 
     def known_ids(self, now_ms: int, window_ms: int) -> KnownIds:
         with self._view():
             closed = self._read_closed()
             if closed.all_count(now_ms, window_ms):
-                return KnownIds(self._records("closed_ms IS NULL"), closed.pointers)
-            terms = {"now_ms": now_ms, "window_ms": window_ms}
-            return KnownIds(
-                self._records(f"({_COUNTS_AS_CLOSED}) IS NOT TRUE", terms), self._pointers(_COUNTS_AS_CLOSED, terms)
-            )
+                return KnownIds(self._records(_NOT_CLOSED, limit=-1), closed.pointers)
+            open_ids = self._records(_OPEN, now_ms=now_ms, window_ms=window_ms)
+            return KnownIds(open_ids, array("q", (each for each in closed.pointers if each not in open_ids)))
 
     def lowest_open(self, limit: int) -> tuple[int, list[OpenIdRecord]]:
         with self._view():
             [(number,)] = self._rows("SELECT count(*) FROM open_ids WHERE closed_ms IS NULL")
-            return number, list(self._records("closed_ms IS NULL", limit=limit).values())
+            return number, list(self._records(_NOT_CLOSED, limit=limit).values())
 
     def save_open_ids(self, records: Iterable[OpenIdRecord]) -> None:
         self._write(_SAVE, map(self._row_to_save, records))
@@ -91,28 +93,22 @@ class SqliteIds(SqliteFile, State):
                 self._forget_what_was_read()
 
     def _forget_what_was_read(self) -> None:
-        """Read the closed ids anew when they are next asked for."""
         self._closed = None
 
     def _read_closed(self) -> _Closed:
         [(version,)] = self._rows("PRAGMA data_version")
         if self._closed is not None and self._closed.version == version:
             return self._closed
-        [(latest_scan_ms, window_ms)] = self._rows(_ALL_CLOSED)
-        closed = _Closed(version, self._pointers("closed_ms IS NOT NULL"), latest_scan_ms, window_ms)
+        [(latest_scan_ms, window_ms)] = self._rows(_WHEN_CLOSED)
+        pointers = array("q", chain.from_iterable(self._connection.execute(_CLOSED)))
+        closed = _Closed(version, pointers, latest_scan_ms, window_ms)
         # What is read inside a transaction may yet be undone.
         self._closed = None if self._depth else closed
         return closed
 
-    def _pointers(self, condition: str, terms: Mapping[str, int] | None = None) -> array[int]:
-        query = f"SELECT pointer FROM open_ids WHERE {condition} ORDER BY pointer"
-        return array("q", chain.from_iterable(self._connection.execute(query, terms or {})))
-
-    def _records(
-        self, condition: str, terms: Mapping[str, int] | None = None, limit: int = -1
-    ) -> dict[int, OpenIdRecord]:
-        query = f"SELECT {_COLUMNS} FROM open_ids WHERE {condition} ORDER BY pointer LIMIT {limit}"
-        return {row[0]: OpenIdRecord(*row) for row in self._connection.execute(query, terms or {})}
+    def _records(self, query: str, **terms: int) -> dict[int, OpenIdRecord]:
+        with self._lock, self._border():
+            return {row[0]: OpenIdRecord(*row) for row in self._connection.execute(query, terms)}
 
     def _row_to_save(self, record: OpenIdRecord) -> tuple[int, int, int | None, int | None]:
         if record.closed_ms is not None:

@@ -75,10 +75,8 @@ def test_given_each_kind_of_message_when_put_then_its_cells_are_cdaps_and_read_b
     # a key of its own for each, since a key that was deleted or overwritten proves less
     key = TOPIC.prefix + b"\x00\x00\x00\x01" + request.node.nodeid.encode()
     store.message.put([(key, value)])
-    [(row, found)] = [
-        (row, found) for row, found in witness.table(f"{namespace}:tms.message".encode()).scan() if row[1:] == key
-    ]
-    assert found == cells
+    rows = witness.table(f"{namespace}:tms.message".encode()).scan()
+    assert [found for row, found in rows if row[1:] == key] == [cells]
     assert store.message.rows(key, key + b"\x00", 9).items == [(key, value)]
     assert store.message.keys(key, key + b"\x00", 9).items == [key]
 

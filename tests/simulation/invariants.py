@@ -8,6 +8,10 @@
 * **false claim**: the janitor states a bound, and a row carries a positive pointer up to it that was not committed.
 * **frontier overrun**: a row was deleted before its hold was over, or by a clock that is ahead, or by a janitor that
   nobody let go.
+* **no permission**: a row of a paused topic was changed, or a run went on that was to end, beyond the one batch whose
+  writing may have begun.
+* **not in the ledger**: a row went, and no entry of the ledger tells between which keys, by which rule and in which run
+  it did; or an entry tells of more rows than went.
 * **plan overrun**: an ``apply`` did something that its plan file does not show; a plan did anything at all.
 * **left behind**: after everything was put in order, a pass left something the law takes.
 """
@@ -22,7 +26,7 @@ from typing import Any
 
 from tests.simulation.model import ALLOWANCE_MS, GRACE_MS, LIFETIME_MS, SECOND_MS, START_MS, Row, Topic, topic_id
 from tests.simulation.reference import is_old
-from tests.simulation.site import Site
+from tests.simulation.site import Gone, Site
 from tests.simulation.store import ALL
 from tms_core.transaction.model import TX_PER_MS
 
@@ -80,15 +84,25 @@ class Watch:
         self._undecided = site.may_need_payload()
         self._present = frozenset(site.rows)
         self._both = False
+        self._paused = frozenset(site.reference.paused)
+        self._ended = False
+        self._on_the_way = 0
+        self.changes = 0
 
-    def interrupted(self, call: str) -> None:
+    def interrupted(self, call: str, batch_rows: int) -> None:
         """Something is about to happen while the janitor works, just before it makes a store call of that name.
 
         From here on it must go by the metadata as it is then (S2), but for the one batch that it may just be handing
-        over: between its look at the metadata and its delete it cannot know.
+        over: between its look at the metadata and its delete it cannot know. Nor can it know of a pause, or that it
+        shall end, between asking and writing.
         """
         self.judge()
         self._both = call == "delete"
+        self._on_the_way = batch_rows if call in ("get", "delete", "invert") else 0
+
+    def ended(self) -> None:
+        """The run shall end now."""
+        self._ended = True
 
     @property
     def topics(self) -> dict[str, Topic]:
@@ -102,8 +116,10 @@ class Watch:
             del self._site.rows[row.id]
         for row in inverted:
             row.negated = True
-        if deleted or inverted:
-            self._check_permission(deleted or inverted)
+        changed = deleted + inverted
+        if changed:
+            self._check_permission(changed)
+        self.changes += len(changed)
         staying = {
             (row.topic, row.generation, row.pointer)
             for row in self._site.rows.values()
@@ -125,11 +141,18 @@ class Watch:
             raise Violation("frontier overrun", f"{what} was changed, and nobody has adopted the store")
         if site.error_ms > ALLOWANCE_MS:
             raise Violation("frontier overrun", f"{what} was changed by a clock {site.error_ms / 1000:.0f} s ahead")
+        late = changed if self._ended else [row for row in changed if row.topic in site.reference.paused]
+        if len(late) > self._on_the_way or any(row.topic in self._paused & site.reference.paused for row in late):
+            why = "after the run was to end" if self._ended else "in a paused topic"
+            raise Violation("no permission", f"{describe(late[0])} was changed {why}")
 
     def _check_deleted(self, row: Row, referenced: bool) -> None:
         site = self._site
         if self._allowed is not None and not self._allowed.shows(row):
             raise Violation("plan overrun", f"{describe(row)} is in none of the plan's ranges")
+        both = (self._topics, site.topics) if self._both else (site.topics,)
+        rules = {_rule(row, topics.get(row.topic)) for topics in (self._topics, site.topics)}
+        site.unrecorded.append(Gone(row, frozenset(rules)))
         objections = [
             site.reference.objection(
                 row,
@@ -139,19 +162,45 @@ class Watch:
                 undecided=row.pointer in self._undecided,
                 referenced=referenced,
             )
-            for topics in ((self._topics, site.topics) if self._both else (site.topics,))
+            for topics in both
         ]
         if all(objections):
             invariant, reason = objections[-1] or ("", "")
             raise Violation(invariant, f"{describe(row)}: {reason}")
 
     def _check_inverted(self, row: Row) -> None:
+        self._site.unrecorded.append(Gone(row, frozenset({"invalid_transaction"})))
         if self._allowed is not None and (row.topic, row.pointer) not in self._allowed.pointers:
             raise Violation("plan overrun", f"{describe(row)} was inverted, and the plan does not say so")
         if row.pointer in self._site.committed:
             raise Violation("committed message hidden", f"{describe(row)} was inverted")
         if row.pointer in self._site.manager.in_progress:
             raise Violation("committed message hidden", f"{describe(row)} was inverted, and it may still commit")
+
+
+def check_ledger(site: Site, run_id: str | None, changes: int) -> None:
+    """All that went until now is in the ledger.
+
+    Args:
+        run_id: of the run that has just ended in good order; None of one whose process died.
+        changes: how many rows it took.
+    """
+    for row, rules in site.unrecorded:
+        if run_id is None and not row.gone:
+            continue  # Inversions are not announced: the row itself tells of them.
+        entries = site.state.ledger(1000, topic=topic_id(row.topic), key=row.key)
+        fitting = [e for e in entries if (e.table, e.generation) == (row.table, row.generation) and e.rule in rules]
+        if not fitting:
+            raise Violation("not in the ledger", describe(row))
+    site.unrecorded.clear()
+    if run_id is not None:
+        told = sum(entry.rows or 0 for entry in site.state.ledger(1000, run_id=run_id))
+        if told != changes:
+            raise Violation("not in the ledger", f"{changes} rows were taken, and {told} are in the ledger")
+
+
+def _rule(row: Row, topic: Topic | None) -> str:
+    return "old_generation" if topic is not None and is_old(row.generation, topic.generation) else "expired"
 
 
 def find_changes(site: Site) -> tuple[list[Row], list[Row]]:

@@ -68,11 +68,13 @@ class Reference:
     Attributes:
         adopted: whether an operator has accepted the store as it is now.
         protected: topics whose rows must stay.
+        paused: topics in which nothing may be changed.
     """
 
     def __init__(self) -> None:
         self.adopted = False
         self.protected: set[str] = set()
+        self.paused: set[str] = set()
         self._reach: dict[str, Reach] = {}
 
     # -- what operators and runs change --------------------------------------------------------------------------
@@ -91,7 +93,7 @@ class Reference:
     def approve(self, topics: Mapping[str, Topic], now_ms: int) -> None:
         """What these topics wait for may go."""
         for name, topic in _readable(topics).items():
-            if name not in self.protected and not self._granted(name, topic, now_ms):
+            if name not in self.protected | self.paused and not self._granted(name, topic, now_ms):
                 self._hold(name, topic, now_ms)
                 self._reach[name] = replace(self._reach[name], approved=_pair(topic))
 

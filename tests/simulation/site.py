@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from janitor.references import Lifetime
 from janitor.state.sqlite import SqliteState
@@ -39,6 +39,7 @@ from tests.simulation.model import (
 from tests.simulation.reference import Reference
 from tests.simulation.store import SimulatedStore
 from tms_core.clock import ManualClock
+from tms_core.lease import Lease
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue
 from tms_core.transaction.model import TX_PER_MS
@@ -51,6 +52,13 @@ class Backup(NamedTuple):
     store: SimulatedStore
     rows: dict[RowId, Row]
     topics: dict[str, Topic]
+
+
+class Gone(NamedTuple):
+    """A row that was deleted or inverted, and the rules that can have taken it."""
+
+    row: Row
+    rules: frozenset[str]
 
 
 class _Anchor(NamedTuple):
@@ -76,6 +84,7 @@ class Site:
         restored_in_place: a backup was restored under the store's own identity, and no pass that looks at everything
             has been completed since: what the janitor claimed may be false, and neither it nor its state can know.
         claims: bounds the janitor states at this moment, each with where it does.
+        unrecorded: what went in a run that has not ended, for the ledger to tell.
         reached: how often something worth reaching has happened.
     """
 
@@ -98,6 +107,7 @@ class Site:
         self.committed: set[int] = set()
         self.restored_in_place = False
         self.claims: list[tuple[str, int]] = []
+        self.unrecorded: list[Gone] = []
         self.reached: Counter[str] = Counter()
         self._boots = 1
         self._identities = 1
@@ -309,12 +319,24 @@ class Site:
             snapshot_interval_seconds=INTERVAL_MS // 1000,
         )
 
-    def engine(self, batch_rows: int = 2000) -> Desk:
-        """A janitor as each command makes one."""
-        source = DirectorySource(self.snapshots)
+    def engine(self, batch_rows: int = 2000, **options: Any) -> Desk:
+        """A janitor as each command makes one; ``options`` are the Engine's own."""
         return Desk(
-            self.store, self.state, source, self.clock, self.terms, token_hex=self._token_hex, batch_rows=batch_rows
+            self.store,
+            self.state,
+            DirectorySource(self.snapshots),
+            self.clock,
+            self.terms,
+            token_hex=self._token_hex,
+            batch_rows=batch_rows,
+            **options,
         )
+
+    def take_lease(self, holder: str = "janitor") -> Lease:
+        """The lease, taken from whoever has it, as a process does that holds the store's own lock."""
+        lease = Lease(self.state, holder, 60, self.clock)
+        lease.acquire(sole=True)
+        return lease
 
     def _token_hex(self, size: int) -> str:
         self._tokens += 1
@@ -328,6 +350,8 @@ class Site:
         self.restored_in_place = False
         self._accepted = None
         self._anchor = None
+        self.unrecorded.clear()
+        self.reference.paused.clear()
 
     def notice_adoption(self, *, anyway: bool = False) -> None:
         """Take note if somebody has just accepted the store, the transaction system and the clock as they are.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from tms_core.errors import StoreError
+from tms_core.tables.base import TxCell
 from tms_core.tables.memory import MemoryMessageTable, MemoryMetadataTable, MemoryPayloadTable, MemoryStore
 
 #: More rows than any history writes.
@@ -37,8 +39,40 @@ class Alarm(Counter[str]):
                 action(name)
 
 
+class Damage(set[bytes]):
+    """Prefixes of topics whose rows cannot be written."""
+
+    def refuse(self, key: bytes) -> None:
+        if any(key.startswith(prefix) for prefix in self):
+            raise StoreError("a block is damaged.")
+
+
+class _MessageTable(MemoryMessageTable):
+    def __init__(self, calls: Counter[str], damage: Damage) -> None:
+        super().__init__(calls)
+        self._damage = damage
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        self._damage.refuse(keys[0])
+        super().delete(keys)
+
+    def invert(self, cells: Sequence[TxCell]) -> list[bool]:
+        self._damage.refuse(cells[0].key)
+        return super().invert(cells)
+
+
+class _PayloadTable(MemoryPayloadTable):
+    def __init__(self, calls: Counter[str], damage: Damage) -> None:
+        super().__init__(calls)
+        self._damage = damage
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        self._damage.refuse(keys[0])
+        super().delete(keys)
+
+
 class SimulatedStore(MemoryStore):
-    """A store that can be interrupted at any call, copied, and replaced by a copy."""
+    """A store that can be interrupted at any call, damaged in part, copied, and replaced by a copy."""
 
     def __init__(self, number: int = 1) -> None:
         super().__init__(f"store {number}")
@@ -46,8 +80,9 @@ class SimulatedStore(MemoryStore):
         self.alarm = Alarm()
         self.calls = self.alarm
         self.metadata = MemoryMetadataTable(self.alarm)
-        self.message = MemoryMessageTable(self.alarm)
-        self.payload = MemoryPayloadTable(self.alarm)
+        self.damage = Damage()
+        self.message = _MessageTable(self.alarm, self.damage)
+        self.payload = _PayloadTable(self.alarm, self.damage)
 
     def copy(self, number: int) -> SimulatedStore:
         """The same rows under an identity of that number."""

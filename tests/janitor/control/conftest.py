@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,9 @@ class Client:
         self.socket.close()
 
     def say(self, raw: bytes) -> None:
-        self.socket.sendall(raw)
+        # A server may have sent us away before we had said anything.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.socket.sendall(raw)
 
     def ask(self, method: str, **params: Any) -> None:
         self.say(json.dumps({"protocol": wire.PROTOCOL, "method": method, "params": params}).encode() + b"\n")

@@ -265,11 +265,14 @@ def test_given_a_question_under_way_when_stopped_then_the_client_is_told(desk: D
         assert kind_of(client.answer()) == "Halted"
 
 
-def test_given_a_client_that_has_not_asked_yet_when_stopped_then_the_stop_does_not_wait_for_it(desk: Desk) -> None:
-    server = desk.start()
+def test_given_a_client_that_has_not_asked_yet_when_stopped_then_the_stop_does_not_wait_for_it(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = desk.start(request_seconds=600)
     with desk.connect() as client:
         server.stop()
         assert client.hear() is None
+    assert "left behind" not in caplog.text
 
 
 def test_given_a_client_that_reads_nothing_then_its_question_is_not_held_up(desk: Desk) -> None:

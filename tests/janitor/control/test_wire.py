@@ -13,12 +13,13 @@ from tms_core.errors import StoreError
 
 
 def test_given_lines_in_pieces_then_each_comes_as_a_whole_and_a_cut_one_not_at_all() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    # Packets, so that each piece is read by itself.
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
-            for piece in (b'{"a"', b": 1}\n", b'{"b": 2}\n{"c": ', b'3}\n{"d": 4}'):
+            for piece in (b'{"a": "long, ', b'long"}\n{}\n', b'{"b": 2}\n{"c": ', b'3}\n{"d": 4}'):
                 theirs.sendall(piece)
-        assert list(wire.lines(ours)) == [{"a": 1}, {"b": 2}, {"c": 3}]
+        assert list(wire.lines(ours)) == [{"a": "long, long"}, {}, {"b": 2}, {"c": 3}]
 
 
 @pytest.mark.parametrize("said", [b"x" * 11, b"[1]\n", b"no json\n"])
