@@ -413,7 +413,6 @@ class Engine:
         usable = ready.tx.usable
         ledger = Ledger(self.state, self._clock, current.id, usable.timestamp_ms if usable else None)
         self.state.begin_run(RunRecord(current.id, current.mode, current.started_ms, heartbeat_ms=current.started_ms))
-        self._working = True
         try:
             if not ready.stopped:
                 self._sweep_store(current, ledger, moves_frontiers)
@@ -421,8 +420,6 @@ class Engine:
         except Exception as error:
             self._close(current, ledger, "failed", {"error": str(error)})
             raise
-        finally:
-            self._working = False
         claim = self._claim(ready)
         current.boundary = claim.bound if claim else None
         report = self._report(current)

@@ -103,7 +103,7 @@ class HBaseStore(Store):
             cluster = self.pool.call("getClusterId").decode()
         except NotServed:
             row = self._rows(b"hbase:namespace").get(self._namespace.encode())
-            cluster = f"since-{newest(row)}" if row else "unknown"
+            cluster = f"since-{newest([row])}" if row else "unknown"
         return f"hbase:{cluster}:{self._namespace}"
 
     def close(self) -> None:

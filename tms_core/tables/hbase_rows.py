@@ -223,7 +223,7 @@ class HBaseRows:
         """Read rows that were deleted, and delete again what is still there."""
         left = self._left(rows)
         for _ in range(_ATTEMPTS):
-            newest_ms = max([newest_ms, *map(newest, left)])
+            newest_ms = max(newest_ms, newest(left))
             with self._lock:
                 self.ahead_ms = max(self.ahead_ms, newest_ms - self._clock.now_ms())
             if not left:
@@ -249,10 +249,9 @@ class HBaseRows:
         return value
 
 
-def newest(row: Row) -> int:
-    """The highest timestamp of a row's cells."""
-    timestamp: int = max(cell.timestamp for cell in row.columns.values())
-    return timestamp
+def newest(rows: Iterable[Row]) -> int:
+    """The highest timestamp of the rows' cells; 0 without any."""
+    return max([cell.timestamp for row in rows for cell in row.columns.values()], default=0)
 
 
 def after_salt(salt: int) -> bytes | None:

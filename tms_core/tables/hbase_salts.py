@@ -90,7 +90,7 @@ class Salts(ABC):
 
     def remember(self, start: bytes, stop: bytes | None, page: SaltedPage) -> None:
         """Keep what a page has shown, for deleting what it had."""
-        self._seen.append(Seen(start, page.resume or stop, max(map(newest, page.rows), default=0), page.places))
+        self._seen.append(Seen(start, page.resume or stop, newest(page.rows), page.places))
 
     def seen(self, keys: Sequence[bytes]) -> Seen | None:
         """What the last page has shown that had all these keys; None: none had."""
