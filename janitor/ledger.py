@@ -52,7 +52,8 @@ class Ledger:
         self._run_id = run_id
         self._snapshot_timestamp_ms = snapshot_timestamp_ms
         self._entries: dict[_Key, LedgerEntry] = {}
-        self._begun: dict[_Key, Batch] = {}
+        self._announced: dict[_Key, bytes] = {}
+        self._begun: dict[tuple[_Key, bytes], Batch] = {}
 
     def announce(self, work: TopicWork, batch: Batch) -> None:
         """Called before a batch is deleted.
@@ -61,16 +62,19 @@ class Ledger:
             StoreError: it could not be written down; nothing may be deleted then.
         """
         key = _key(work, batch)
-        if key not in self._entries:
-            entry = self._new(key, batch.keys[0], self._furthest(work, batch))
+        first = batch.keys[0]
+        # Parts of a store are walked side by side, so that a batch may begin before the one that was announced.
+        if first < self._announced.get(key, b"\xff"):
+            entry = self._new(key, first, self._furthest(work, batch))
             self._state.intend(entry)
-            self._entries[key] = replace(entry, stop=batch.keys[0], rows=0)
-        self._begun[key] = batch
+            self._announced[key] = first
+            self._entries.setdefault(key, replace(entry, stop=first, rows=0))
+        self._begun[key, first] = batch
 
     def deleted(self, work: TopicWork, batch: Batch) -> None:
         """Called when a batch was deleted."""
         key = _key(work, batch)
-        del self._begun[key]
+        del self._begun[key, batch.keys[0]]
         self._add(key, batch.keys, *times_of(batch))
 
     def inverted(self, work: TopicWork | None, key: MessageKey, cell: TxCell) -> None:
@@ -83,7 +87,7 @@ class Ledger:
     def entries(self) -> list[LedgerEntry]:
         """What was taken so far."""
         taken = [entry for entry in self._entries.values() if entry.rows]
-        return taken + [self._new(key, b.keys[0], b.keys[-1] + b"\x00") for key, b in self._begun.items()]
+        return taken + [self._new(key, b.keys[0], b.keys[-1] + b"\x00") for (key, _), b in self._begun.items()]
 
     def _new(self, key: _Key, start: bytes, stop: bytes) -> LedgerEntry:
         return LedgerEntry(

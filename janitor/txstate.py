@@ -206,7 +206,7 @@ def covered(
     """
     for record in open_ids:
         over = thorough and started_ms >= lifetime.window_end_ms(record.pointer)
-        yield replace(record, scanned_ms=started_ms, closed_ms=finished_ms if over else None)
+        yield OpenIdRecord(record.pointer, record.first_seen_ms, started_ms, finished_ms if over else None)
 
 
 def _now(record: OpenIdRecord, now_ms: int) -> OpenIdRecord:

@@ -33,8 +33,8 @@ from tms_core.topic import TopicId
 #: every few seconds that it is alive.
 GREETING_SECONDS, SILENCE_SECONDS = 10.0, 60.0
 
-#: How connecting fails where no process listens.
-_NOBODY = (FileNotFoundError, NotADirectoryError, ConnectionRefusedError)
+#: How asking fails where no process listens, or no longer.
+_NOBODY = (FileNotFoundError, NotADirectoryError, ConnectionError)
 
 T = TypeVar("T")
 
@@ -83,7 +83,10 @@ class Caller:
         try:
             return self._ask(method, kind, arguments, self._silence_seconds)
         except _NOBODY as error:
-            raise _ended() from error
+            raise StoreError(
+                "The janitor that holds the store ended before it had answered.",
+                "Try again; janitor status says what it did last.",
+            ) from error
 
     def _ask(self, method: str, kind: type[T], arguments: Mapping[str, Any], silence_seconds: float) -> T:
         params = {name: values.pack(value) for name, value in arguments.items()}
@@ -139,7 +142,7 @@ class Caller:
             if "error" in message:
                 raise wire.unpack_error(message["error"])
             self._observe(message.get("progress"))
-        raise _ended()
+        raise ConnectionResetError("the other side has hung up")
 
     def _observe(self, progress: Any) -> None:
         if isinstance(progress, Mapping) and isinstance(progress.get("phase"), str):
@@ -218,10 +221,3 @@ def _send(connection: socket.socket, request: bytes) -> None:
         connection.sendall(request)
     except (BrokenPipeError, ConnectionResetError):
         return
-
-
-def _ended() -> StoreError:
-    return StoreError(
-        "The janitor that holds the store ended before it had answered.",
-        "Try again; janitor status says what it did last.",
-    )

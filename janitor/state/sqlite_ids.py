@@ -30,7 +30,7 @@ _CLOSED = "SELECT pointer FROM open_ids WHERE closed_ms IS NOT NULL ORDER BY poi
 #: The last column: the longest window after their begins that had ended for all of them when their passes began; a
 #: millisecond less than that for negative pointers, which are divided towards zero.
 _WHEN_CLOSED = """
-    SELECT max(scanned_ms), min(coalesce(scanned_ms - pointer / 1000000, -1)) FROM open_ids
+    SELECT coalesce(max(scanned_ms), 0), min(coalesce(scanned_ms - pointer / 1000000, -1)) FROM open_ids
     WHERE closed_ms IS NOT NULL"""
 #: Nothing is written where nothing changes.
 _SAVE = """

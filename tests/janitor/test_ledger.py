@@ -8,7 +8,12 @@ from typing import NamedTuple
 
 import pytest
 
-from janitor.state.base import LedgerEntry
+from janitor.frontier import admit
+from janitor.ledger import Ledger
+from janitor.policy import Frontier, Rule
+from janitor.state.base import ClockAnchor, LedgerEntry
+from janitor.walk import Batch
+from janitor.world import TopicWork
 from tests.builders import (
     DAY,
     HOUR,
@@ -28,6 +33,7 @@ from tms_core.errors import StoreError
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix, time_prefix
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId, TopicMetadata
 
 TTL_SECONDS = 86400
 INVALID = pointer(NOW_MS - 10 * HOUR)
@@ -380,3 +386,27 @@ def test_given_a_batch_of_which_nobody_knows_whether_it_went_when_the_run_ends_t
     assert all(any(entry.start <= key < entry.stop for entry in found) for key in went if b"orders" in key)
     assert (unsure.start, unsure.stop) == (min(went[-2:]), max(went[-2:]) + b"\x00")
     assert sum(entry.rows or 0 for entry in found) == len(went) - 2
+
+
+# --- parts of a store that are walked side by side --------------------------------------------------------------------
+
+
+def test_given_parts_that_are_walked_side_by_side_when_their_batches_cross_then_each_is_announced_and_counted(
+    rig: Rig,
+) -> None:
+    orders = TopicMetadata(TopicId("default", "orders"), 3, TTL_SECONDS)
+    frontier = Frontier.open(NOW_MS, orders)
+    work = TopicWork(orders, b"", frontier, admit(orders, ClockAnchor(NOW_MS, 0, "")))
+    early, late, last = (
+        Batch("message", 3, Rule.EXPIRED, [MessageKey(orders.topic, 3, ms, n).pack() for n in range(2)])
+        for ms in (1, 5, 9)
+    )
+    ledger = Ledger(rig.state, rig.clock, "run", None)
+    for batch in (late, early, last):
+        ledger.announce(work, batch)
+        assert any(i.start <= batch.keys[0] and batch.keys[-1] < i.stop for i in rig.state.intents())
+    for batch in (early, late):
+        ledger.deleted(work, batch)
+    [taken, unsure] = ledger.entries()
+    assert (taken.start, taken.stop, taken.rows) == (early.keys[0], late.keys[-1] + b"\x00", 4)
+    assert (unsure.start, unsure.stop, unsure.rows) == (last.keys[0], last.keys[-1] + b"\x00", None)

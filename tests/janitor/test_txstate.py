@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from janitor import txstate
 from janitor.references import Lifetime
 from janitor.report import SnapshotUsed
-from janitor.state.base import OpenIdRecord
-from janitor.txstate import Problem, TransactionView, TxState, covered, is_closed, observe, refresh, search_since_ms
+from janitor.state.base import KnownIds, OpenIdRecord
+from janitor.state.sqlite import SqliteState
+from janitor.txstate import (
+    REMEMBER_CLOSED_MS,
+    Problem,
+    TransactionView,
+    TxState,
+    covered,
+    differences,
+    observe,
+    refresh,
+    search_since_ms,
+)
 from tests.builders import LIFETIME, NOW_MS, pointer, visibility
 from tms_core.errors import NoSnapshot, SnapshotError, UnsupportedSnapshotVersion
 from tms_core.transaction.source import Loaded, Rejected, Rejection
@@ -158,49 +172,105 @@ BEGUN_MS = 1_000_000
 END_MS = BEGUN_MS + 100_000
 
 OPEN = OpenIdRecord(10, first_seen_ms=5, scanned_ms=6)
-CLOSED = OpenIdRecord(20, first_seen_ms=5, scanned_ms=TERM.window_end_ms(20), closed_ms=NOW_MS)
+
+
+def known(*open_ids: OpenIdRecord, closed: Iterable[int] = ()) -> KnownIds:
+    return KnownIds({record.pointer: record for record in open_ids}, array("q", closed))
+
+
+def compared(ids: KnownIds, *listed: int) -> tuple[list[OpenIdRecord], list[int], list[int], list[int]]:
+    """What is open and was known, and which pointers are new, gone, or left though they are closed."""
+    observed = observe(ids, array("q", listed), NOW_MS)
+    return observed.still, list(observed.new), observed.gone, list(observed.left)
 
 
 def test_given_pointers_never_seen_when_listed_then_they_are_open_from_now_on() -> None:
-    assert observe({}, [9, 3], NOW_MS, TERM) == ([OpenIdRecord(3, NOW_MS), OpenIdRecord(9, NOW_MS)], [])
+    assert compared(known(), 3, 9) == ([], [3, 9], [], [])
+    observed = observe(known(OPEN), array("q", [3, 10]), NOW_MS)
+    assert list(observed.open_ids()) == [OPEN, OpenIdRecord(3, NOW_MS)]
 
 
 def test_given_open_pointers_when_still_listed_then_they_stay_as_they_are() -> None:
-    assert observe({10: OPEN}, [10], NOW_MS, TERM) == ([OPEN], [])
+    assert compared(known(OPEN), 10) == ([OPEN], [], [], [])
 
 
 def test_given_closed_pointers_when_still_listed_then_they_are_not_opened_again() -> None:
-    assert observe({20: CLOSED}, [20], NOW_MS, TERM) == ([], [])
+    assert compared(known(closed=[20]), 20) == ([], [], [], [])
 
 
 def test_given_open_pointers_when_no_longer_listed_then_they_are_gone() -> None:
-    assert observe({10: OPEN}, [], NOW_MS, TERM) == ([], [10])
+    assert compared(known(OPEN)) == ([], [], [10], [])
 
 
-@pytest.mark.parametrize(("closed_days_ago", "left"), [(30, []), (31, [20])])
-def test_given_a_closed_pointer_when_taken_off_the_list_then_it_is_remembered_for_a_month(
-    closed_days_ago: int, left: list[int]
+@pytest.mark.parametrize("closed", [known(closed=[20]), known(OpenIdRecord(20, 5, NOW_MS + 1, NOW_MS + 1))])
+def test_given_a_closed_pointer_when_taken_off_the_list_then_it_has_left_and_is_not_gone(closed: KnownIds) -> None:
+    assert compared(closed) == ([], [], [], [20])
+
+
+def test_given_all_kinds_when_compared_then_each_comes_in_order() -> None:
+    ids = known(OPEN, OpenIdRecord(15, 5), OpenIdRecord(16, 5), closed=[20, 21, 40])
+    assert compared(ids, 1, 10, 16, 20, 30) == ([OPEN, OpenIdRecord(16, 5)], [1, 30], [15], [21, 40])
+
+
+ascending = st.lists(st.integers(0, 40), unique=True).map(sorted).map(lambda values: array("q", values))
+
+
+@given(first=ascending, second=ascending, block=st.integers(1, 50))
+def test_given_any_two_arrays_when_compared_in_blocks_of_any_size_then_the_differences_are_those_of_the_sets(
+    first: array[int], second: array[int], block: int
 ) -> None:
-    closed = replace(CLOSED, closed_ms=NOW_MS - closed_days_ago * 86_400_000)
-    assert observe({20: closed}, [], NOW_MS, TERM) == ([], left)
-    assert observe({20: closed}, [20], NOW_MS, TERM) == ([], [])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(txstate, "_BLOCK", block)
+        only_first, only_second = differences(first, second)
+    assert list(only_first) == sorted(set(first) - set(second))
+    assert list(only_second) == sorted(set(second) - set(first))
 
 
-def test_given_all_kinds_when_compared_then_the_open_ones_come_in_order() -> None:
-    gone = OpenIdRecord(15, 5)
-    records, left = observe({20: CLOSED, 15: gone, 10: OPEN}, [30, 20, 10, 1], NOW_MS, TERM)
-    assert records == [OpenIdRecord(1, NOW_MS), OPEN, OpenIdRecord(30, NOW_MS)]
-    assert left == [15]
+def by_sets(
+    records: Mapping[int, OpenIdRecord], invalid: Iterable[int], now_ms: int, lifetime: Lifetime
+) -> tuple[list[OpenIdRecord], set[int]]:
+    """The plain way to say what is open, and what is not to be remembered, with an object for every pointer known."""
+    listed = set(invalid)
+    found = [OpenIdRecord(each, now_ms) for each in listed - records.keys()]
+    for record in records.values():
+        ahead = record.scanned_ms is not None and record.scanned_ms > now_ms
+        now = replace(record, scanned_ms=None, closed_ms=None) if ahead else record
+        closed = now.closed_ms is not None and now.scanned_ms is not None
+        closed = closed and (now.scanned_ms or 0) >= lifetime.window_end_ms(now.pointer)
+        if record.pointer in listed and not closed:
+            found.append(now)
+    left = [record for pointer, record in records.items() if pointer not in listed]
+    gone = {r.pointer for r in left if r.closed_ms is None or r.closed_ms < now_ms - REMEMBER_CLOSED_MS}
+    return sorted(found, key=lambda record: record.pointer), gone
 
 
-@given(st.dictionaries(st.integers(0, 9), st.booleans()), st.lists(st.integers(0, 9)))
-def test_given_any_list_when_compared_then_each_listed_pointer_is_open_unless_it_was_closed(
-    closed: dict[int, bool], invalid: list[int]
+#: Few values, and close to one another, so that all the comparisons come out either way.
+pointers = st.integers(-3, 30).map(lambda begin: begin * 100_000)
+soon_ms = st.integers(0, 8)
+month_later_ms = soon_ms.map(lambda ms: ms + REMEMBER_CLOSED_MS)
+times_ms = st.none() | soon_ms | month_later_ms
+
+
+@given(
+    records=st.lists(st.builds(OpenIdRecord, pointers, st.just(1), times_ms, times_ms), unique_by=lambda r: r.pointer),
+    invalid=st.lists(pointers, unique=True),
+    now_ms=soon_ms | month_later_ms,
+    lifetime=st.builds(Lifetime, st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),
+)
+def test_given_any_memory_and_any_list_when_compared_then_it_is_as_if_every_pointer_were_looked_at(
+    records: list[OpenIdRecord], invalid: list[int], now_ms: int, lifetime: Lifetime
 ) -> None:
-    known = {each: replace(CLOSED if shut else OPEN, pointer=each) for each, shut in closed.items()}
-    records, gone = observe(known, invalid, NOW_MS, TERM)
-    assert [record.pointer for record in records] == sorted(set(invalid) - {each for each in closed if closed[each]})
-    assert sorted(gone) == sorted({each for each in closed if not closed[each]} - set(invalid))
+    expected, not_remembered = by_sets({record.pointer: record for record in records}, invalid, now_ms, lifetime)
+    with SqliteState.in_memory() as state:
+        state.save_open_ids(records)
+        ids = state.known_ids(now_ms, lifetime.window_end_ms(0))
+        assert all((pointer in ids) == any(r.pointer == pointer for r in records) for pointer in range(-3, 31))
+        observed = observe(ids, array("q", sorted(invalid)), now_ms)
+        state.forget_open_ids(observed.gone)
+        state.forget_closed_ids(observed.left, now_ms - REMEMBER_CLOSED_MS)
+        remembered = state.open_ids()
+    assert sorted(observed.open_ids(), key=lambda record: record.pointer) == expected
+    assert {record.pointer for record in records} - remembered.keys() == not_remembered
 
 
 # --- from when on to search ------------------------------------------------------------------------------------------
@@ -236,8 +306,8 @@ def test_given_a_complete_pass_when_it_was_thorough_and_began_after_the_last_pos
     record = OpenIdRecord(pointer(BEGUN_MS, 999_999), 5)
     finished_ms = END_MS + 100_000
     expected = OpenIdRecord(record.pointer, 5, END_MS + late_ms, finished_ms if over and thorough else None)
-    assert covered([record], END_MS + late_ms, finished_ms, TERM, thorough=thorough) == [expected]
-    assert is_closed(expected, TERM) is (over and thorough)
+    assert list(covered([record], END_MS + late_ms, finished_ms, TERM, thorough=thorough)) == [expected]
+    assert closed_for(expected, TERM) is (over and thorough)
 
 
 def test_given_clocks_that_may_differ_by_more_than_the_grace_when_asked_then_that_is_how_late_a_write_may_be() -> None:
@@ -249,6 +319,15 @@ def test_given_clocks_that_may_differ_by_more_than_the_grace_when_asked_then_tha
 # --- closed, and then known better -----------------------------------------------------------------------------------
 
 
+def closed_for(record: OpenIdRecord, lifetime: Lifetime, now_ms: int = NOW_MS) -> bool:
+    """Whether a memory that holds this record says that it is closed."""
+    with SqliteState.in_memory() as state:
+        state.save_open_ids([record])
+        ids = state.known_ids(now_ms, lifetime.window_end_ms(0))
+    assert (list(ids.open_ids.values()), list(ids.closed)) in (([record], []), ([], [record.pointer]))
+    return not ids.open_ids
+
+
 @pytest.mark.parametrize(
     "raised",
     [TERM._replace(max_ms=90_001), TERM._replace(grace_ms=10_001), TERM._replace(allowance_ms=10_001)],
@@ -257,8 +336,9 @@ def test_given_a_closed_pointer_when_the_lifetime_was_raised_then_it_is_open_aga
     raised: Lifetime,
 ) -> None:
     shut = OpenIdRecord(pointer(BEGUN_MS), 5, END_MS, END_MS)
-    assert is_closed(shut, TERM)
-    assert observe({shut.pointer: shut}, [shut.pointer], NOW_MS, raised) == ([shut], [])
+    assert closed_for(shut, TERM)
+    assert not closed_for(shut, raised)
+    assert compared(known(shut), shut.pointer) == ([shut], [], [], [])
     [again] = covered([shut], NOW_MS, NOW_MS, raised, thorough=False)
     assert again == replace(shut, scanned_ms=NOW_MS, closed_ms=None)
     [again] = covered([shut], END_MS, NOW_MS, raised, thorough=True)
@@ -271,5 +351,5 @@ def test_given_a_search_that_lies_ahead_of_now_when_compared_then_it_counts_as_n
     ahead_ms: int, believed: bool, closed_ms: int | None
 ) -> None:
     searched = OpenIdRecord(10, 5, NOW_MS + ahead_ms, closed_ms)
-    expected = [OpenIdRecord(10, 5)] if not believed else [] if closed_ms else [searched]
-    assert observe({10: searched}, [10], NOW_MS, TERM) == (expected, [])
+    assert closed_for(searched, TERM) is (believed and closed_ms is not None)
+    assert compared(known(searched), 10) == ([searched if believed else OpenIdRecord(10, 5)], [], [], [])

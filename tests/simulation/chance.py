@@ -10,7 +10,19 @@ from collections.abc import Sequence
 from random import Random
 from typing import TypeVar
 
-from tests.simulation.commands import Adopt, Apply, Approve, BackUp, LoseState, Plan, Restore, Run, Trouble, Truncate
+from tests.simulation.commands import (
+    Adopt,
+    Apply,
+    Approve,
+    BackUp,
+    LoseState,
+    Pause,
+    Plan,
+    Restore,
+    Run,
+    Trouble,
+    Truncate,
+)
 from tests.simulation.model import (
     DAY_MS,
     ERROR_MS,
@@ -25,6 +37,7 @@ from tests.simulation.model import (
 )
 from tests.simulation.operations import (
     Abort,
+    Break,
     Checkpoint,
     Commit,
     Create,
@@ -84,6 +97,8 @@ WEIGHTS = {
     "back_up": 1.5,
     "delete": 1.5,
     "skew_server": 1.5,
+    "pause": 1.5,
+    "break_topic": 1,
     "garble": 1,
     "invalidate": 1,
     "protect": 1,
@@ -156,6 +171,9 @@ class Chance:
     def garble(self) -> Operation:
         return Garble(self.topic(), self.luck(0.4))
 
+    def break_topic(self) -> Operation:
+        return Break(self.topic(), self.luck(0.4))
+
     def protect(self) -> Operation:
         return Protect(self.topic(), self.luck(0.4))
 
@@ -211,16 +229,23 @@ class Chance:
     # -- the janitor and its operator ----------------------------------------------------------------------------
 
     def run(self) -> Operation:
-        batch_rows = self.pick((1, 2, 5, 2000))
+        batch_rows, patient = self.pick((1, 2, 5, 2000)), self.luck(0.4)
         if self.luck(0.1):
             return Run(topic=self.topic(), batch_rows=batch_rows)
         if self.luck(0.6):
-            return Run(batch_rows=batch_rows)
+            return Run(batch_rows=batch_rows, patient=patient)
         at_call = self.up_to(self.pick((3, 8, 25)))
-        if self.luck(0.4):
-            return Run(batch_rows=batch_rows, at_call=at_call, meanwhile=self.pick(tuple(Trouble)))
-        others = (self.create, self.delete, self.set_ttl, self.publish_in, self.publish_in, self.commit, self.abort)
-        return Run(batch_rows=batch_rows, at_call=at_call, meanwhile=self.pick((*others, self.store))())
+        meanwhile = self.pick(tuple(Trouble)) if self.luck(0.4) else self._anything()
+        return Run(batch_rows=batch_rows, patient=patient, at_call=at_call, meanwhile=meanwhile)
+
+    def _anything(self) -> Operation:
+        """What others do while the janitor is at work."""
+        of_topics = (self.create, self.delete, self.set_ttl, self.pause, self.approve)
+        of_clients = (self.publish_in, self.publish_in, self.commit, self.abort, self.store)
+        return self.pick((*of_topics, *of_clients))()
+
+    def pause(self) -> Operation:
+        return Pause(self.pick((None, *TOPICS)), self.luck(0.4))
 
     def plan(self) -> Operation:
         return Plan(self.up_to(2))

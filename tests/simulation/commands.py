@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from janitor.report import Report
-from tests.simulation.invariants import Allowed, Watch
+from tests.builders import Desk
+from tests.simulation.invariants import Allowed, Watch, check_ledger
 from tests.simulation.model import topic_id
 from tests.simulation.operations import Operation
 from tests.simulation.site import Site
@@ -23,6 +24,8 @@ class Trouble(StrEnum):
 
     CRASH = "crash"
     ERROR = "error"
+    HALT = "halt"
+    TAKE_OVER = "take over"
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,12 +35,14 @@ class Run(Operation):
     Attributes:
         topic: the only topic in scope; None for all.
         at_call: before which of its store calls ``meanwhile`` happens.
-        meanwhile: another operation, or the process dies, or the store fails.
+        meanwhile: another operation, or the process dies, or is asked to end, or loses its lease, or the store fails.
+        patient: leave topics alone in which little has come due.
     """
 
     adopt: bool = False
     topic: str | None = None
     batch_rows: int = 2000
+    patient: bool = False
     at_call: int = 0
     meanwhile: Operation | Trouble | None = None
 
@@ -45,20 +50,27 @@ class Run(Operation):
         if self.adopt and not site.clock_is_right:
             return
         watch = Watch(site)
+        lease = site.take_lease()
+        engine = site.engine(self.batch_rows, lease=lease, halted=lambda: watch.halted)
+        recover(site, engine)
         if self.meanwhile is not None and not self.adopt:
             site.store.alarm.set(self.at_call, lambda call: self._interrupt(site, watch, call))
         patterns = () if self.topic is None else (str(topic_id(self.topic)),)
         report = None
         try:
-            report = site.engine(self.batch_rows).run_once(adopt=self.adopt, patterns=patterns)
+            report = engine.run_once(adopt=self.adopt, patterns=patterns, patient=self.patient)
         except Crash:
             site.reached["crashed"] += 1
         except StoreError:
             site.reached["failed"] += 1
+            lease.release()
+        else:
+            lease.release()
         site.store.alarm.clear()
         site.notice_adoption()
         watch.judge()
         if report is not None:
+            check_ledger(site, report.id, watch.changes)
             self._learn(site, watch, report)
         site.read_claims()
 
@@ -67,27 +79,48 @@ class Run(Operation):
             raise Crash
         if self.meanwhile is Trouble.ERROR:
             raise StoreError("the disk is full.")
+        watch.interrupted(call, self.batch_rows)
         if isinstance(self.meanwhile, Operation):
-            watch.interrupted(call)
             self.meanwhile.on(site)
+        elif self.meanwhile is Trouble.TAKE_OVER:
+            site.take_lease("another")
+            watch.ended()
+        else:
+            watch.halted = True
+            watch.ended()
 
     def _learn(self, site: Site, watch: Watch, report: Report) -> None:
         """Take note of what the janitor now remembers."""
         if report.tripped:
             site.reached["stopped"] += 1
             return
+        notes = {note.guard for note in report.guards}
+        site.reached["ended"] += bool(notes & {"halted", "lease"})
+        site.reached["paused"] += "paused" in notes
+        site.reached["quarantined"] += "quarantine" in notes
+        if notes & {"halted", "lease"}:
+            return
         site.clock_was_remembered()
         seen = {
             name: topic
             for name, topic in site.topics.items()
-            if self.topic in (None, name) and not _failed(name, report)
+            if self.topic in (None, name) and name not in watch.paused and not _failed(name, report)
         }
         site.reference.observe(watch.topics, seen, site.now_ms)
-        complete = not report.errors and self.topic is None and report.snapshot is not None
+        aside = watch.paused or site.reference.paused or "quarantine" in notes
+        complete = not report.errors and self.topic is None and report.snapshot is not None and not aside
         if complete and report.thorough:
             site.restored_in_place = False
         site.reached["held"] += report.held_rows()
         site.reached["claimed"] += report.boundary is not None
+
+
+def recover(site: Site, engine: Desk) -> None:
+    """What a process does first: close the run of one that has died."""
+    lost = engine.recover()
+    site.reached["recovered"] += len(lost)
+    if lost:
+        check_ledger(site, None, 0)
 
 
 def _failed(name: str, report: Report) -> bool:
@@ -123,13 +156,16 @@ class Apply(Operation):
         if not path.exists() or (self.adopt and not site.clock_is_right):
             return
         watch = Watch(site, allowed=Allowed.read(path))
+        engine = site.engine(lease=site.take_lease())
+        recover(site, engine)
         try:
-            report = site.engine().carry_out(path, adopt=self.adopt)
+            report = engine.carry_out(path, adopt=self.adopt)
         except Refused:
             site.reached["refused"] += 1
             return
         site.notice_adoption()
         watch.judge()
+        check_ledger(site, report.id, watch.changes)
         if not report.tripped:
             site.clock_was_remembered()
             site.reached["applied"] += 1
@@ -168,6 +204,25 @@ class Approve(Operation):
         site.reference.approve(topics, site.now_ms)
         if self.topic is None:
             site.clock_was_accepted()
+
+
+@dataclass(frozen=True, repr=False)
+class Pause(Operation):
+    """Have nothing done in a topic, or in all of them, or go on with it."""
+
+    topic: str | None = None
+    paused: bool = True
+
+    def on(self, site: Site) -> None:
+        known = {*site.topics, *site.reference.paused}
+        for name in sorted(known) if self.topic is None else (self.topic,):
+            pattern = str(topic_id(name))
+            if self.paused:
+                site.state.pause(pattern, site.wall_ms)
+                site.reference.paused.add(name)
+            else:
+                site.state.resume(pattern)
+                site.reference.paused.discard(name)
 
 
 @dataclass(frozen=True, repr=False)

@@ -13,10 +13,10 @@ from pathlib import Path
 from random import Random
 
 from tests.simulation.chance import TOPICS, TTLS, Chance
-from tests.simulation.commands import Adopt, Run, Truncate
+from tests.simulation.commands import Adopt, Pause, Run, Truncate
 from tests.simulation.invariants import Violation, check_claim_reached, check_claims, check_complete, check_reader
 from tests.simulation.model import HOUR_MS
-from tests.simulation.operations import Create, Garble, Operation, Protect, SetClock, SkewServer, Wait
+from tests.simulation.operations import Break, Create, Garble, Operation, Protect, SetClock, SkewServer, Wait
 from tests.simulation.site import Site
 from tests.simulation.stories import STORIES
 
@@ -90,8 +90,10 @@ def _play(site: Site, operations: Callable[[Site], Iterator[Operation]], *, orde
 def put_in_order(site: Site) -> None:
     """Set clocks, topics and settings right, let everything be decided, and have the janitor do all there is to do."""
     for name in site.topics:
+        Break(name, broken=False).on(site)
         Garble(name, on_purpose=False).on(site)
         Protect(name, protected=False).on(site)
+    Pause(paused=False).on(site)
     SetClock(0).on(site)
     SkewServer(0).on(site)
     Wait(25 * HOUR_MS).on(site)

@@ -74,6 +74,11 @@ class Watch:
     Args:
         may_write: whether the command may change anything at all.
         allowed: the plan file it carries out.
+
+    Attributes:
+        paused: topics that were paused when it began.
+        halted: whether the janitor is asked to end.
+        changes: rows that were deleted or inverted so far.
     """
 
     def __init__(self, site: Site, *, may_write: bool = True, allowed: Allowed | None = None) -> None:
@@ -84,7 +89,8 @@ class Watch:
         self._undecided = site.may_need_payload()
         self._present = frozenset(site.rows)
         self._both = False
-        self._paused = frozenset(site.reference.paused)
+        self.paused = frozenset(site.reference.paused)
+        self.halted = False
         self._ended = False
         self._on_the_way = 0
         self.changes = 0
@@ -142,7 +148,7 @@ class Watch:
         if site.error_ms > ALLOWANCE_MS:
             raise Violation("frontier overrun", f"{what} was changed by a clock {site.error_ms / 1000:.0f} s ahead")
         late = changed if self._ended else [row for row in changed if row.topic in site.reference.paused]
-        if len(late) > self._on_the_way or any(row.topic in self._paused & site.reference.paused for row in late):
+        if len(late) > self._on_the_way or any(row.topic in self.paused & site.reference.paused for row in late):
             why = "after the run was to end" if self._ended else "in a paused topic"
             raise Violation("no permission", f"{describe(late[0])} was changed {why}")
 
@@ -186,7 +192,7 @@ def check_ledger(site: Site, run_id: str | None, changes: int) -> None:
         changes: how many rows it took.
     """
     for row, rules in site.unrecorded:
-        if run_id is None and not row.gone:
+        if run_id is None and "invalid_transaction" in rules:
             continue  # Inversions are not announced: the row itself tells of them.
         entries = site.state.ledger(1000, topic=topic_id(row.topic), key=row.key)
         fitting = [e for e in entries if (e.table, e.generation) == (row.table, row.generation) and e.rule in rules]

@@ -101,6 +101,18 @@ class Protect(Operation):
         (names.add if self.protected else names.discard)(self.topic)
 
 
+@dataclass(frozen=True, repr=False)
+class Break(Operation):
+    """The store fails whenever rows of the topic are to be written, or does so no longer."""
+
+    topic: str
+    broken: bool = True
+
+    def on(self, site: Site) -> None:
+        damage, prefix = site.store.damage, topic_id(self.topic).prefix
+        (damage.add if self.broken else damage.discard)(prefix)
+
+
 # --- publishing ------------------------------------------------------------------------------------------------------
 
 

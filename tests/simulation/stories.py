@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.simulation.chance import TTLS, Chance
-from tests.simulation.commands import Adopt, Apply, Approve, BackUp, Plan, Restore, Run, Truncate
+from tests.simulation.commands import Adopt, Apply, Approve, BackUp, Pause, Plan, Restore, Run, Trouble, Truncate
 from tests.simulation.model import (
     ALLOWANCE_MS,
     DAY_MS,
@@ -24,6 +24,7 @@ from tests.simulation.model import (
     SKEW_MS,
 )
 from tests.simulation.operations import (
+    Break,
     Checkpoint,
     Commit,
     Create,
@@ -235,6 +236,55 @@ def restored(chance: Chance) -> list[Operation]:
     ]
 
 
+def paused(chance: Chance) -> list[Operation]:
+    """A topic is paused, also while a run is in it, and changed meanwhile or not."""
+    topic = chance.topic()
+    meanwhile = (Wait(6 * HOUR_MS), SetTtl(topic, chance.pick(TTLS[:2])), Delete(topic), Approve(topic))
+    return [
+        SetTtl(topic, TTLS[0]),
+        Approve(),
+        Publish(topic, 3),
+        Wait(HOUR_MS),
+        Run(batch_rows=1, at_call=chance.up_to(12), meanwhile=Pause(topic)),
+        Publish(topic, 2),
+        chance.pick(meanwhile),
+        Run(),
+        chance.pick((Wait(HOUR_MS), Wait(DAY_MS))),
+        Run(patient=True),
+        Pause(topic, paused=False),
+        Run(patient=chance.luck(0.5)),
+    ]
+
+
+def failing(chance: Chance) -> list[Operation]:
+    """A topic fails until it is put aside, and is mended some time."""
+    topic, other = chance.topic(), chance.topic()
+    again = [operation for _ in range(4) for operation in (Publish(other), Publish(topic), Wait(HOUR_MS + 1), Run())]
+    return [
+        *(SetTtl(topic, TTLS[0]), SetTtl(other, TTLS[0]), Approve(), Break(topic)),
+        *again,
+        chance.pick((Truncate(), Run())),
+        Break(topic, broken=False),
+        Wait(chance.pick((MINUTE_MS, 2 * HOUR_MS, DAY_MS))),
+        Run(),
+        Truncate(),
+    ]
+
+
+def ended_early(chance: Chance) -> list[Operation]:
+    """A run is asked to stop, or its process dies, and the next one goes on from there."""
+    topic, trouble = chance.topic(), chance.pick((Trouble.HALT, Trouble.CRASH, Trouble.TAKE_OVER))
+    return [
+        SetTtl(topic, TTLS[0]),
+        Approve(),
+        Publish(topic, 3),
+        Wait(HOUR_MS),
+        Run(batch_rows=1, at_call=chance.up_to(15), meanwhile=trouble),
+        chance.pick((Wait(MINUTE_MS), SetTtl(topic, TTLS[-1]), Delete(topic))),
+        Run(),
+    ]
+
+
 STORIES: tuple[Callable[[Chance], list[Operation]], ...] = (
     unaware_client,
     long_in_flight,
@@ -249,4 +299,7 @@ STORIES: tuple[Callable[[Chance], list[Operation]], ...] = (
     protected,
     planned,
     restored,
+    paused,
+    failing,
+    ended_early,
 )

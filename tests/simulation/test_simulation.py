@@ -64,7 +64,11 @@ def test_histories_reach_what_they_are_about() -> None:
         "refused",
         "stopped",
         "crashed",
+        "recovered",
         "failed",
+        "ended",
+        "paused",
+        "quarantined",
     ):
         assert reached[event] > 0, f"no history had anything {event}"
 

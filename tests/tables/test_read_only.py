@@ -53,8 +53,12 @@ def test_given_a_store_then_its_face_shows_the_same_and_counts_the_same(
     face = read_only(store)
     before = store.calls.copy()
     assert read(face) == read(store)
-    # Asked once through the face and once of the store itself; what goes through the face counts in both.
-    assert store.calls - before == face.calls + face.calls
+    own = store.calls - before
+    # A sweep's count must not have in it what somebody else looked at; in memory it does no harm.
+    if isinstance(store, LevelDBStore):
+        assert face.calls == own
+    else:
+        assert own == face.calls + face.calls
 
 
 WRITE: dict[str, Callable[[Store], object]] = {

@@ -177,6 +177,10 @@ class Store(ABC):
         """
         return (self,)
 
+    def apart(self) -> Store:
+        """The same store with a count of operations of its own, where that costs nothing; closing it does nothing."""
+        return self
+
     @abstractmethod
     def identity(self) -> str:
         """Names this very store, and changes when it is copied or replaced (rule S13)."""

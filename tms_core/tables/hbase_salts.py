@@ -17,7 +17,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
-from tms_core.rowkey import salt
+from tms_core.rowkey import java_hash, salt
 from tms_core.tables.hbase_rows import KEYS, HBaseRows, Query, Row, after_salt, newest
 
 #: A salt is one byte.
@@ -198,12 +198,12 @@ def fitting_buckets(rows: HBaseRows) -> int | None:
         for byte in rows.salts()
         for row in rows.fetch(bytes([byte]), after_salt(byte), _SAMPLED_ROWS, KEYS).rows
     ]
-    best = max(range(1, MAX_BUCKETS + 1), key=lambda buckets: _agreeing(sample, buckets))
-    return best if _agreeing(sample, best) * 2 > len(sample) else None
-
-
-def _agreeing(sample: list[bytes], buckets: int) -> int:
-    return sum(salt(row[1:], buckets) == row[:1] for row in sample)
+    hashes = [(abs(java_hash(row[1:])), row[0]) for row in sample]
+    agreeing = {
+        buckets: sum(digest % buckets == byte for digest, byte in hashes) for buckets in range(1, MAX_BUCKETS + 1)
+    }
+    best = max(agreeing, key=agreeing.__getitem__)
+    return best if agreeing[best] * 2 > len(sample) else None
 
 
 def _stream(

@@ -12,8 +12,9 @@ Value layouts: ``docs/formats/leveldb.md``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from copy import copy
 from functools import partial
 from pathlib import Path
 
@@ -69,11 +70,20 @@ class LevelDBStore(Store):
         with ExitStack() as stack:
             databases = {name: _open(folder, stack) for name, folder in found.items()}
             self._open = stack.pop_all()
-        calls = self.calls
+        self._lay_out(databases)
+
+    def _lay_out(self, databases: Mapping[TableName, WritableDatabase]) -> None:
+        calls, self._databases = self.calls, databases
         message, payload = databases.get("message"), databases.get("payload")
         self.metadata = LevelDBMetadataTable(databases["metadata"], calls)
         self.message = LevelDBMessageTable(message, calls) if message else AbsentMessageTable(calls)
         self.payload = LevelDBPayloadTable(payload, calls) if payload else AbsentPayloadTable(calls)
+
+    def apart(self) -> LevelDBStore:
+        other = copy(self)
+        other.calls, other._open = Counter(), ExitStack()
+        other._lay_out(self._databases)
+        return other
 
     def identity(self) -> str:
         return identity(self.path)
@@ -131,7 +141,7 @@ class LevelDBMessageReads(LevelDBKeys):
 
     def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
         self._calls["cells"] += 1
-        page = self._database.rows(start, stop, limit, fill_cache=False)
+        page = self._database.rows(start, stop, limit)
         return Page(
             [
                 TxCell(key, _pointer(value), value[0] == _REFERENCE)

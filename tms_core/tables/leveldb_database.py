@@ -66,13 +66,11 @@ class Database:
                 return Page(items, None)
         return Page(items, items[-1] + b"\x00")
 
-    def rows(
-        self, start: bytes, stop: bytes | None, limit: int, *, fill_cache: bool = True
-    ) -> Page[tuple[bytes, bytes]]:
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
         """At most ``limit`` rows."""
         with (
             translated(self.folder),
-            self._db.iterator(start=start, stop=stop, fill_cache=fill_cache, verify_checksums=True) as found,
+            self._db.iterator(start=start, stop=stop, fill_cache=False, verify_checksums=True) as found,
         ):
             items = list(islice(found, limit))
             if len(items) < limit:

@@ -3,8 +3,7 @@
 Whoever holds a LevelDB store cannot be asked for a clone: its files change under one's hands. So what only looks (a
 plan, an audit, the background count) is given this face, whose tables have no way to write (rule S5).
 
-The trade against a clone: a face shows the store as it is while one reads, not as it was at one moment. And an
-operation asked for here counts twice, in the ``calls`` of the face and in those of the store behind it.
+The trade against a clone: a face shows the store as it is while one reads, not as it was at one moment.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ class ReadOnlyStore(Store):
     """
 
     def __init__(self, store: Store) -> None:
+        store = store.apart()
         self.calls = Counter()
         self._identity = store.identity
         self.metadata = ReadOnlyMetadataTable(store.metadata, self.calls)

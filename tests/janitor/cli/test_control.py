@@ -49,6 +49,10 @@ class Holder:
         said = next(line.strip() for line in self._process.stdout if line.strip() != "nudged" or word == "nudged")
         assert said == word
 
+    def wait(self) -> None:
+        """Wait until it is dead."""
+        self._process.wait()
+
     def go_on_until(self, word: str) -> None:
         """Let it go on past everything it waits at."""
         self.tell("go")
@@ -321,6 +325,7 @@ def test_given_a_holder_that_dies_while_it_answers_then_1_and_nothing_is_half_pr
     out, err = site.streams.readouterr()
     assert out == ""
     assert "ended before it had answered" in err
+    holder.wait()
     # The socket it left behind keeps nobody from the store, which is free now.
     assert site.janitor("plan").code == 0
 

@@ -34,17 +34,26 @@ def test_every_verb_of_this_version_is_there() -> None:
         "adopt",
         "apply",
         "approve",
+        "archive list",
+        "archive restore",
         "audit",
         "boundary",
         "completion",
         "config show",
         "doctor",
+        "exporter",
+        "history",
         "inspect message",
         "inspect meta",
         "inspect payload",
         "inspect snapshot",
+        "ledger",
+        "pause",
         "plan",
+        "resume",
         "run",
+        "status",
+        "why",
     ]
 
 
@@ -72,7 +81,7 @@ def test_given_any_verb_then_it_takes_the_options_that_all_take(site: Site, verb
         assert option in shown
 
 
-@pytest.mark.parametrize("verb", ["", "inspect", "config", *ALL])
+@pytest.mark.parametrize("verb", ["", "archive", "inspect", "config", *ALL])
 def test_given_help_then_no_summary_is_cut(site: Site, verb: str) -> None:
     shown = site.run(f"{verb} --help").out
     assert not re.search(r"\w\.\.\.$", shown, flags=re.MULTILINE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +12,8 @@ from janitor.cli.main import execute
 from tests.builders import DAY, NOW_MS
 from tests.interop.conftest import unpack
 from tests.janitor.cli.test_help import ALL, resolve
+from tests.terminal import StillClock, Terminal, exit_code
 from tests.test_docs import consoles, first_line_not_shown
-from tms_core.cli import main as tms
-from tms_core.clock import ManualClock
 
 PAGE = Path(__file__).parents[3] / "docs" / "commands.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -33,15 +31,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("folder")
-def test_every_command_prints_what_the_page_shows_and_exits_as_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
-    for line, shown in consoles(PAGE):
-        command, _, comment = line.partition("#")
-        name, *arguments = shlex.split(command)
-        code = execute(arguments, clock) if name == "janitor" else tms.execute(arguments)
-        printed = capsys.readouterr().out
-        assert code == int(comment.removeprefix(" exit code ") or 0), line
-        assert first_line_not_shown(shown, printed) is None, f"{line}\n{printed}"
+def test_every_command_prints_what_the_page_shows_and_exits_as_it_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Terminal(StillClock(NOW_MS, running_ms=DAY), capsys, monkeypatch) as terminal:
+        for line, shown in consoles(PAGE):
+            code, printed = terminal.type(line)
+            assert code == exit_code(line), line
+            assert first_line_not_shown(shown, printed) is None, f"{line}\n{printed}"
 
 
 def others() -> Iterator[str]:

@@ -61,6 +61,11 @@ def test_given_the_socket_of_a_dead_process_then_nobody_answers(tmp_path: Path) 
     assert Caller(tmp_path).greeting() is None
 
 
+def test_given_a_process_that_ends_when_it_is_greeted_then_nobody_answers(tmp_path: Path) -> None:
+    with server(tmp_path, lambda _: None):
+        assert Caller(tmp_path).greeting() is None
+
+
 def test_given_a_holder_that_has_ended_since_then_that_is_said(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="ended before it had answered"):
         RemoteEngine(Caller(tmp_path), GREETING).audit()

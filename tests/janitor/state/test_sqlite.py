@@ -154,7 +154,7 @@ def test_given_frontiers_when_some_are_saved_then_those_of_other_topics_stay(sta
 
 
 def test_given_open_ids_when_saved_again_unchanged_then_nothing_is_written(tmp_path: Path) -> None:
-    records = [OpenIdRecord(pointer, 1, None, pointer) for pointer in range(1, 1001)]
+    records = [OpenIdRecord(pointer, 1, None, pointer % 2 or None) for pointer in range(1, 1001)]
     with SqliteState(tmp_path) as state:
         state.save_open_ids(records)
         before = file_of(tmp_path).read_bytes()

@@ -1,0 +1,122 @@
+"""When a job runs: at an interval or by a crontab line, and what becomes of that when a clock is set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from apscheduler.triggers.base import BaseTrigger
+
+from janitor.crontab import Crontab
+from tms_core.clock import Clock
+
+#: By less than this a clock is not worth putting right.
+SLACK = timedelta(seconds=1)
+
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """Again and again, so many seconds of running time apart."""
+
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"every {self.seconds:g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """By a crontab line, in UTC."""
+
+    crontab: Crontab
+
+    def __str__(self) -> str:
+        return f"cron {self.crontab.text}"
+
+
+Trigger = Every | Cron
+
+
+def every(seconds: float) -> Trigger:
+    """Run every so many seconds, whatever the wall clock does."""
+    return Every(seconds)
+
+
+def cron(text: str) -> Trigger:
+    """Run by a crontab line (:mod:`janitor.crontab`).
+
+    Raises:
+        ValueError: it is none.
+    """
+    return Cron(Crontab.parse(text))
+
+
+class Plan(Protocol):
+    """A trigger that can also say where the run that it planned ought to be, by the clock as it stands now."""
+
+    def due(self, planned: datetime, now: datetime) -> datetime: ...
+
+
+class Interval(BaseTrigger):
+    """An interval, kept by running time; the wall time it answers with is only where that lies at present."""
+
+    def __init__(self, trigger: Every, clock: Clock) -> None:
+        self._words = str(trigger)
+        self._interval_ms = round(trigger.seconds * 1000)
+        self._clock = clock
+        self._due_ms: int | None = None
+
+    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime | None:
+        """The next run, told when one starts. APScheduler asks twice for the same run, and must hear the same."""
+        running_ms = self._clock.running_ms()
+        if self._due_ms is None:
+            self._due_ms = running_ms + self._interval_ms
+        # What comes within the slack is the run that starts now: two clocks may differ by a millisecond.
+        behind_ms = running_ms + min(self._interval_ms // 2, SLACK // _MILLISECOND) - self._due_ms
+        if behind_ms >= 0:
+            self._due_ms += (behind_ms // self._interval_ms + 1) * self._interval_ms
+        # Always later than now, also when the clock was set back just now: APScheduler counts missed runs until it is.
+        return max(now, wall_time(self._clock)) + (self._due_ms - running_ms) * _MILLISECOND
+
+    def due(self, planned: datetime, now: datetime) -> datetime:
+        if self._due_ms is None:
+            return planned
+        return now + (self._due_ms - self._clock.running_ms()) * _MILLISECOND
+
+    def __str__(self) -> str:
+        return self._words
+
+
+class Calendar(BaseTrigger):
+    """A crontab line. A clock that was set back a little does not bring the last run again."""
+
+    def __init__(self, trigger: Cron) -> None:
+        self._words = str(trigger)
+        self._crontab = trigger.crontab
+        self._last: datetime | None = None
+
+    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime | None:
+        """The first run in the future: those between the last one and now are past, however many they are."""
+        self._last = previous_fire_time
+        return self._crontab.after(now if previous_fire_time is None else max(previous_fire_time, now))
+
+    def due(self, planned: datetime, now: datetime) -> datetime:
+        """Never later than planned: a run whose time has come while the machine slept is made up for."""
+        found = self._crontab.after(now)
+        return min(planned, self._crontab.after(found) if found == self._last else found)
+
+    def __str__(self) -> str:
+        return self._words
+
+
+def plan(trigger: Trigger, clock: Clock) -> Interval | Calendar:
+    """What APScheduler asks when a job runs next."""
+    return Interval(trigger, clock) if isinstance(trigger, Every) else Calendar(trigger)
+
+
+def wall_time(clock: Clock) -> datetime:
+    """The wall clock as APScheduler reads it."""
+    return datetime.fromtimestamp(0, UTC) + clock.now_ms() * _MILLISECOND

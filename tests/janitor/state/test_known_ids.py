@@ -1,0 +1,160 @@
+"""A million closed ids are read once and not at every pass, and never taken for what they no longer are."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from janitor.state import KnownIds, OpenIdRecord, SqliteState, StoreRecord
+from tms_core.errors import StoreBusy, StoreError
+
+#: Later than every pass below, and a window that has ended for all of them.
+NOW_MS, WINDOW_MS = 100, 10
+OPEN = OpenIdRecord(5, 1, 20)
+CLOSED = OpenIdRecord(7, 1, 20, 21)
+OTHER = OpenIdRecord(9, 1, 20, 21)
+
+
+class Watched(SqliteState):
+    """A state that tells how often it has read the closed ids."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.readings = 0
+        self._connection.set_trace_callback(self._trace)
+
+    def _trace(self, statement: str) -> None:
+        self.readings += "SELECT pointer FROM open_ids" in statement
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Watched]:
+    with Watched(tmp_path) as opened:
+        opened.save_open_ids([OTHER, OPEN, CLOSED])
+        yield opened
+
+
+def known(state: SqliteState) -> KnownIds:
+    return state.known_ids(NOW_MS, WINDOW_MS)
+
+
+def both(*open_ids: OpenIdRecord, closed: list[int]) -> KnownIds:
+    return KnownIds({record.pointer: record for record in open_ids}, array("q", closed))
+
+
+def test_given_open_and_closed_ids_when_asked_then_they_come_apart_and_in_order(state: Watched) -> None:
+    assert known(state) == both(OPEN, closed=[7, 9])
+    assert all(pointer in known(state) for pointer in (5, 7, 9))
+    assert not any(pointer in known(state) for pointer in (4, 6, 8, 10))
+
+
+def test_given_a_new_state_when_asked_then_no_id_is_known() -> None:
+    with SqliteState.in_memory() as state:
+        assert known(state) == both(closed=[])
+
+
+def test_given_closed_ids_that_stay_when_a_pass_saves_what_it_saw_then_they_are_not_read_again(state: Watched) -> None:
+    for scanned_ms in (30, 31, 32):
+        known(state)
+        with state.transaction():
+            state.pause("default:*", scanned_ms)
+            state.save_open_ids([OpenIdRecord(5, 1, scanned_ms), OpenIdRecord(scanned_ms, 1)])
+            state.forget_open_ids([scanned_ms])
+            state.forget_closed_ids([7, 9], 21)
+            assert known(state) == both(OpenIdRecord(5, 1, scanned_ms), closed=[7, 9])
+    assert state.readings == 1
+
+
+@pytest.mark.parametrize(
+    ("saved", "expected"),
+    [
+        (OpenIdRecord(5, 1, 30, 31), both(closed=[5, 7, 9])),
+        (OpenIdRecord(8, 1, 30, 31), both(OPEN, closed=[7, 8, 9])),
+        (OpenIdRecord(7, 1, 30), both(OPEN, OpenIdRecord(7, 1, 30), closed=[9])),
+    ],
+    ids=["closed", "new and closed", "open again"],
+)
+def test_given_closed_ids_that_were_read_when_others_are_saved_then_they_are_read_again(
+    state: Watched, saved: OpenIdRecord, expected: KnownIds
+) -> None:
+    known(state)
+    state.save_open_ids([saved])
+    assert known(state) == expected
+
+
+def test_given_closed_ids_that_were_read_when_some_are_forgotten_then_they_are_read_again(state: Watched) -> None:
+    known(state)
+    state.forget_closed_ids([5, 6, 7], 22)
+    assert known(state) == both(OPEN, closed=[9]), "an open one is not forgotten for being old"
+    state.forget_open_ids([9])
+    assert known(state) == both(OPEN, closed=[])
+
+
+def test_given_closed_ids_when_forgotten_by_age_then_those_closed_at_the_moment_or_later_stay(state: Watched) -> None:
+    state.forget_closed_ids([7, 9], 21)
+    assert known(state) == both(OPEN, closed=[7, 9])
+
+
+def test_given_closed_ids_that_were_read_when_another_process_changes_them_then_they_are_read_again(
+    state: Watched, tmp_path: Path
+) -> None:
+    known(state)
+    with SqliteState(tmp_path) as other:
+        other.save_open_ids([OpenIdRecord(5, 1, 30, 31)])
+    assert known(state) == both(closed=[5, 7, 9])
+    assert state.readings == 2
+
+
+def test_given_closed_ids_when_another_store_is_saved_then_none_is_known(state: Watched) -> None:
+    state.save_store(StoreRecord("mark", "leveldb:/data"))
+    assert known(state) == both(OPEN, closed=[7, 9])
+    state.save_store(StoreRecord("another mark", "leveldb:/data"))
+    assert known(state) == both(closed=[])
+
+
+def test_given_a_transaction_that_closes_when_it_is_undone_then_what_was_read_inside_does_not_count(
+    state: Watched,
+) -> None:
+    def closes(pointer: int) -> None:
+        with state.transaction():
+            state.save_open_ids([OpenIdRecord(pointer, 1, 30, 31)])
+            assert list(known(state).closed) == sorted([pointer, 7, 9])
+            raise StoreError("the disk is full.")
+
+    known(state)
+    for pointer in (5, 8):
+        with pytest.raises(StoreError, match="disk is full"):
+            closes(pointer)
+        assert known(state) == both(OPEN, closed=[7, 9])
+
+
+def test_given_a_clock_set_back_or_a_longer_window_when_asked_then_what_is_not_closed_by_them_is_open_until_then(
+    state: Watched,
+) -> None:
+    late = OpenIdRecord(11_999_999, 1, 22, 23)
+    state.save_open_ids([late])
+    everything, without = both(OPEN, closed=[7, 9, late.pointer]), both(OPEN, late, closed=[7, 9])
+    for now_ms, window_ms, expected in ((22, 11, everything), (21, 11, without), (22, 12, without)):
+        assert state.known_ids(now_ms, window_ms) == expected
+    assert state.known_ids(19, 11) == both(OPEN, CLOSED, OTHER, late, closed=[])
+    assert state.known_ids(22, 11) == everything
+
+
+def test_given_an_id_that_is_closed_between_two_reads_when_asked_then_both_are_of_one_moment(tmp_path: Path) -> None:
+    with SqliteState(tmp_path, busy_seconds=0) as other:
+        other.save_open_ids([OPEN, CLOSED])
+
+        class Interrupted(SqliteState):
+            def _read_closed(self) -> Any:
+                found = super()._read_closed()
+                with suppress(StoreBusy):
+                    other.save_open_ids([OpenIdRecord(5, 1, 30, 31)])
+                return found
+
+        with Interrupted(tmp_path) as state:
+            assert known(state) == both(OPEN, closed=[7])

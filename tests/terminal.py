@@ -1,0 +1,214 @@
+"""A terminal in which the lines of a page are typed, one after the other.
+
+    $ janitor run --config janitor.yaml &     a daemon, in a thread of this process
+    $ janitor status --config janitor.yaml    a command, in this one
+    $ curl -s localhost:9847/healthz          what it serves; the port it really has is put in
+    $ kill -HUP %1                            returns when the sweep is over
+    $ kill %1                                 returns when it has ended; its exit code counts
+
+All of it lives at a clock that stands still, so that what is printed can be written down. Only two things are not as they
+are in real life: signals arrive as calls, since only a main thread gets them, and the port is a free one. That real
+signals reach a real process is shown elsewhere (``tests/test_tour.py``).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, tzinfo
+from http.client import HTTPConnection
+from threading import Event, Semaphore, Thread
+from typing import Self
+
+import pytest
+
+from janitor.cli.main import execute
+from janitor.daemon import Daemon
+from janitor.http.server import HttpServer
+from tms_core.cli import main as tms
+from tms_core.clock import ManualClock
+
+#: How long anything in the background may take before the test has failed, in seconds.
+PATIENCE_SECONDS = 60
+#: What the pages call the janitor's HTTP server.
+SERVED = "localhost:9847"
+
+
+class StillClock(ManualClock):
+    """A clock that moves only when the test says so: who waits by it, has waited."""
+
+    def sleep(self, seconds: float) -> None:
+        return
+
+
+@dataclass
+class Signals:
+    """What a process in the background does when it is sent a signal; None until it is up."""
+
+    term: Callable[[], None] | None = None
+    hup: Callable[[], None] | None = None
+
+
+class Background:
+    """A command that was typed with ``&``."""
+
+    def __init__(self, arguments: list[str], clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.code: int | None = None
+        self.port = 0
+        self._signals = Signals()
+        self._serves = Event()
+        self._swept = Semaphore(0)
+        self._patch(monkeypatch, clock)
+        self._thread = Thread(target=self._run, args=(arguments, clock), daemon=True)
+        self._thread.start()
+        assert self._serves.wait(PATIENCE_SECONDS), f"nothing is served by: janitor {shlex.join(arguments)}"
+        if arguments[0] == "run":
+            self._wait_for_a_sweep()
+
+    def hang_up(self) -> None:
+        """SIGHUP."""
+        assert self._signals.hup is not None
+        self._signals.hup()
+        self._wait_for_a_sweep()
+
+    def terminate(self) -> int:
+        """SIGTERM; returns the exit code."""
+        assert self._signals.term is not None
+        self._signals.term()
+        self._thread.join(PATIENCE_SECONDS)
+        assert self.code is not None, "it was told to end, and goes on"
+        return self.code
+
+    def _run(self, arguments: list[str], clock: ManualClock) -> None:
+        self.code = execute(arguments, clock)
+        self._serves.set()
+
+    def _wait_for_a_sweep(self) -> None:
+        assert self._swept.acquire(timeout=PATIENCE_SECONDS), "no sweep came"
+
+    def _patch(self, monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
+        background = self
+
+        class Server(HttpServer):
+            def __init__(self, app: Callable[..., None], host: str, port: int) -> None:
+                super().__init__(app, host, 0)
+
+            def start(self) -> None:
+                super().start()
+                background.port = self.port
+                background._serves.set()
+
+        class Sweeping(Daemon):
+            def sweep(self) -> None:
+                super().sweep()
+                self.tick()
+                background._swept.release()
+
+        class Now(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+                return datetime.fromtimestamp(clock.now_ms() / 1000, tz)
+
+        @contextmanager
+        def ending(ask: Callable[[], None], *, hangup: Callable[[], None] | None = None) -> Iterator[None]:
+            background._signals = Signals(ask, hangup)
+            yield
+
+        @contextmanager
+        def stopping() -> Iterator[Event]:
+            stop = Event()
+            background._signals = Signals(stop.set)
+            yield stop
+
+        monkeypatch.setattr("apscheduler.schedulers.base.datetime", Now)
+        monkeypatch.setattr("janitor.cli.serve.Daemon", Sweeping)
+        monkeypatch.setattr("janitor.cli.serve.HttpServer", Server)
+        monkeypatch.setattr("janitor.cli.serve.ending", ending)
+        monkeypatch.setattr("janitor.cli.exporter.HttpServer", Server)
+        monkeypatch.setattr("janitor.cli.exporter._signals", stopping)
+
+
+class Terminal:
+    """Where a page's lines are typed, in the folder that is the working directory.
+
+    Args:
+        clock: what time it is there.
+        streams: what is printed.
+        monkeypatch: puts back what a daemon in this process needs to have changed.
+    """
+
+    def __init__(
+        self, clock: ManualClock, streams: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.clock = clock
+        self._streams = streams
+        self._monkeypatch = monkeypatch
+        self._background: Background | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether something runs in the background."""
+        return self._background is not None
+
+    def type(self, line: str) -> tuple[int, str]:
+        """Type a line; returns its exit code and what it printed on standard output."""
+        self._streams.readouterr()
+        words = shlex.split(line, comments=True)
+        word = words[words.index("|") + 2] if "|" in words else ""
+        code = self._do(words[: words.index("|")] if word else words)
+        printed = self._streams.readouterr().out
+        if word:
+            printed = "".join(line for line in printed.splitlines(keepends=True) if word in line)
+        return code, printed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End what is left in the background."""
+        if self._background is not None:
+            self._background.terminate()
+
+    def _do(self, words: list[str]) -> int:
+        name, *arguments = words
+        if name == "janitor" and arguments[-1] == "&":
+            assert self._background is None, "one at a time"
+            self._background = Background(arguments[:-1], self.clock, self._monkeypatch)
+            return 0
+        if name == "janitor":
+            return execute(arguments, self.clock)
+        if name == "tms":
+            return tms.execute(arguments)
+        if name == "kill":
+            return self._kill(arguments)
+        assert name == "curl", f"this terminal knows no {name}"
+        return self._fetch(arguments[-1])
+
+    def _kill(self, arguments: list[str]) -> int:
+        assert self._background is not None, "nothing runs in the background"
+        if arguments == ["-HUP", "%1"]:
+            self._background.hang_up()
+            return 0
+        assert arguments == ["%1"]
+        background, self._background = self._background, None
+        return background.terminate()
+
+    def _fetch(self, url: str) -> int:
+        assert self._background is not None, "nothing is served"
+        host, _, path = url.removeprefix("http://").partition("/")
+        assert host == SERVED
+        connection = HTTPConnection("127.0.0.1", self._background.port, timeout=PATIENCE_SECONDS)
+        try:
+            connection.request("GET", f"/{path}")
+            print(connection.getresponse().read().decode())
+        finally:
+            connection.close()
+        return 0
+
+
+def exit_code(line: str) -> int:
+    """The exit code that a page gives in a comment: ``janitor run --once   # exit code 3``."""
+    _, _, comment = line.partition("# exit code ")
+    return int(comment or 0)
