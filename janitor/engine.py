@@ -9,6 +9,7 @@ durable. A run that dies in between has forgotten nothing but its report: the ne
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -565,7 +566,9 @@ class Engine:
     def _begin(self, mode: Mode, ready: Prepared, world: World) -> Pass:
         started_ms = self._clock.now_ms()
         run_id = f"{started_ms}-{self._token_hex(4)}"
-        return Pass(run_id, mode, started_ms, self._clock.running_ms(), self.store.calls.copy(), ready, world, Tally())
+        return Pass(
+            run_id, mode, started_ms, self._clock.running_ms(), Counter(self.store.calls), ready, world, Tally()
+        )
 
     def _walk(self, current: Pass, act: Act) -> None:
         crew = Crew(

@@ -118,15 +118,15 @@ class World:
 
     def load_topics(self) -> None:
         """Read the whole metadata table."""
-        for key, value in self.metadata.rows():
-            self._set(key, value)
+        planned = ((key, self._plan(key, value)) for key, value in self.metadata.rows())
+        self.topics = {key: work for key, work in planned if work is not None}
 
     def reread(self, key: bytes) -> None:
-        """Read one topic's metadata again and plan it anew."""
-        self.topics.pop(key, None)
+        """Read one topic's metadata again and plan it anew, while others may be reading what is known."""
         value = self.metadata.get(key)
-        if value is not None:
-            self._set(key, value)
+        work = None if value is None else self._plan(key, value)
+        others = {other: known for other, known in self.topics.items() if other != key}
+        self.topics = others if work is None else {**others, key: work}
 
     def in_scope(self, prefix: bytes) -> bool:
         if not self.patterns:
@@ -150,17 +150,17 @@ class World:
         """Whether there may be topics in which nothing is changed."""
         return bool(self.paused or self.quarantined)
 
-    def _set(self, key: bytes, value: bytes) -> None:
+    def _plan(self, key: bytes, value: bytes) -> TopicWork | None:
         try:
             topic = TopicMetadata.parse(key, value)
         except MetadataError as error:
             self.unparsed[key] = str(error)
-            return
+            return None
         frontier, record = self._frontier(topic)
         waits = self.patient and self._may_wait(topic, frontier)
         known = self.records.get(topic.topic)
         old_hold = frontier.hold is Hold.FRONTIER and known is not None and known.pending == record.pending
-        self.topics[key] = TopicWork(topic, value, frontier, record, waits, not (self.patient and old_hold))
+        return TopicWork(topic, value, frontier, record, waits, not (self.patient and old_hold))
 
     def _frontier(self, topic: TopicMetadata) -> tuple[Frontier, FrontierRecord]:
         record = self.records.get(topic.topic)

@@ -10,7 +10,6 @@ import ast
 import json
 import re
 import secrets
-import shlex
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,13 +19,13 @@ from typing import Any
 import pytest
 
 from janitor import demo, plan
-from janitor.cli.main import execute
 from janitor.guards import successor_mark
 from janitor.policy import Hold, Reason, Rule
 from janitor.report import COUNTED_REASONS
 from janitor.state.sqlite import FILE_NAME, SqliteState
 from tests.builders import DAY, MINUTE, NOW_MS, janitor, pointer, topic
 from tests.interop.conftest import unpack
+from tests.terminal import StillClock, Terminal
 from tms_core.clock import ManualClock
 from tms_core.rowkey import (
     MessageId,
@@ -366,31 +365,30 @@ def test_given_lines_in_another_order_when_compared_then_that_is_found() -> None
     assert first_line_not_shown(["a b"], "a  b c") == "a b"
 
 
+def demonstrate(folder: Path) -> int:
+    """``make demo``, at the day of the pages."""
+    return demo.main(folder, ManualClock(SHOWN_MS))
+
+
 def test_the_guides_commands_print_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    guide = ROOT / "docs/guide.md"
     unpack("sample", tmp_path)
+    [settings] = re.findall(r"```yaml\n(.*?)```", guide.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (tmp_path / "janitor.yaml").write_text(settings, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", COLUMNS)
-    clock = ManualClock(SHOWN_MS, running_ms=DAY)
     codes = []
-    for command, shown in consoles(ROOT / "docs/guide.md"):
-        name, *arguments = shlex.split(command)
-        assert name == "janitor"
-        codes.append(execute(arguments, clock))
-        clock.advance(MINUTE)
-        printed = capsys.readouterr().out
-        assert first_line_not_shown(shown, printed) is None, f"{command}\n{printed}"
-    assert codes == [0, 0, 0, 0, 3, 0, 0]
-
-
-def test_the_readmes_demonstration_prints_what_it_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", COLUMNS)
-    [(command, shown)] = consoles(ROOT / "README.md")
-    assert command == "make demo"
-    assert demo.main(tmp_path / "data/demo", ManualClock(SHOWN_MS)) == 0
-    printed = capsys.readouterr().out
-    assert first_line_not_shown(shown, printed) is None, printed
+    with Terminal(StillClock(SHOWN_MS, running_ms=DAY), capsys, monkeypatch) as terminal:
+        for command, shown in consoles(guide):
+            if command == "make demo":
+                code, printed = demonstrate(tmp_path / "data/demo"), capsys.readouterr().out
+            else:
+                code, printed = terminal.type(command)
+            codes.append(code)
+            if not terminal.busy:
+                terminal.clock.advance(MINUTE)
+            assert first_line_not_shown(shown, printed) is None, f"{command}\n{printed}"
+    # Only the run before the store was adopted is refused.
+    assert [code for code in codes if code] == [3]

@@ -5,9 +5,9 @@ cleans. Whoever writes the cell holds the lease; every holder gets a higher *fen
 former holder still has under way can be told apart. Nobody can be stopped who does not look, so a holder looks before
 every batch: at most the one batch whose call had begun can follow the loss.
 
-Time is measured by each side's own running clock: a holder that could not renew for ``seconds`` stops by itself, and a
-challenger waits until it has watched the same record for that long. Wall clocks are only believed when they say that
-the lease is over by far, which saves the wait after a crash.
+Time is measured by each side's own running clock: a holder renews when a third of ``seconds`` is over, and a challenger
+waits until it has watched the same record for all of it. Wall clocks are only believed when they say that the lease is
+over by far, which saves the wait after a crash. A holder that slept longer still holds it if nobody came meanwhile.
 """
 
 from __future__ import annotations

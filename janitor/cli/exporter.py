@@ -116,8 +116,9 @@ class Exporter:
 @click.command("exporter")
 @common_options
 def command() -> None:
-    """Serve metrics and status page from the state, for sites whose sweeps are CronJobs.
+    """Serve metrics and status page where no daemon runs.
 
+    For sites whose sweeps are CronJobs: they are drawn from the state, and the store is not read.
     The daemon, janitor run, serves them itself and needs no exporter. SIGTERM or Ctrl-C ends it.
 
     \b

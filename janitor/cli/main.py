@@ -55,12 +55,18 @@ def cli() -> None:
       janitor run --once --adopt --leveldb data/messaging --snapshots data/tx.snapshot
 
     \b
-    From then on, every few minutes from cron or a timer:
+    From then on, as a daemon with a status page, or in single passes from cron or a timer:
+      janitor run --config janitor.yaml
       janitor run --once --config janitor.yaml
 
     \b
+    When something looks wrong:
+      janitor status --config janitor.yaml
+      janitor pause --config janitor.yaml
+
+    \b
     Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 a guard stopped it or the store
-    is not adopted, 4 another process holds the store, 5 some topics could not be done.
+    is not adopted, 4 another process holds the store, 5 something was left undone.
     """
 
 

@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 @topic_patterns
 @common_options
 def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, ...]) -> int:
-    """Delete what is due and invert invalid transactions, on a schedule or once.
+    """Delete what is due, on a schedule or once.
+
+    And invert rows of invalid transactions.
 
     A store met for the first time is left alone until it is adopted (with --once: exit code 3).
 

@@ -1,7 +1,7 @@
 """The rules of `docs/law.md`, each tested by the disaster it prevents: one file per rule, named after it.
 
-Rules that need more than one process on a store, a daemon or an archive are tested where those are: S9 (quarantine),
-S10 (time limits and heartbeats), S12 (the lease) and S16 (archive restore).
+A rule about several processes (S10, S12) is tested with several janitors on one store in one process, so that each can
+be stopped at any call of the other.
 """
 
 from __future__ import annotations

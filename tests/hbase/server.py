@@ -245,7 +245,7 @@ class ThriftProcess:
 def _java(words: Sequence[str], log: Path, first: Sequence[Path] = ()) -> int:
     """Start a JVM that outlives this process, and return its process id."""
     class_path = ":".join(map(str, [*first, *maven.build(HERE)]))
-    heap = os.environ.get("HBASE_TEST_HEAP", "512m")
+    heap = os.environ.get("HBASE_TEST_HEAP", "1g")
     # Without this flag HBase warns about reads it then does another way.
     command = ["java", f"-Xmx{heap}", "--add-opens=java.base/java.nio=ALL-UNNAMED", "-cp", class_path, *words]
     with log.open("ab") as output:

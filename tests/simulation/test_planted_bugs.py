@@ -7,21 +7,26 @@ the way a hurried change would. The failing history must come out short enough t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from janitor import boundary, conclude, frontier, guards, inversions, payloads
+from janitor import boundary, conclude, frontier, guards, inversions, payloads, permission, quarantine
+from janitor.engine import Engine
 from janitor.frontier import elapsed_ms
+from janitor.ledger import Ledger
+from janitor.permission import Permission
 from janitor.state.base import Evidence
+from janitor.state.sqlite import SqliteState
 from janitor.sweep import Sweep
 from janitor.txstate import TransactionView
-from janitor.walk import Batch, Walk
-from janitor.world import Terms, TopicWork
+from janitor.walk import Walk
+from janitor.world import Terms, World
 from tests.simulation.history import Failed, History, play
 from tests.simulation.shrink import failure_of, shortest, tell
+from tms_core.lease import Lease
 from tms_core.rowkey import Cutoff
-from tms_core.tables.base import KeyTable
 from tms_core.topic import TopicMetadata
 
 #: Seeds tried for each bug; most are found by the first few.
@@ -84,11 +89,7 @@ def no_store_guard(patch: pytest.MonkeyPatch) -> None:
 def metadata_is_read_once(patch: pytest.MonkeyPatch) -> None:
     """S2: a batch goes whatever became of its topic meanwhile."""
 
-    def delete(sweep: Sweep, work: TopicWork, table: KeyTable, batch: Batch) -> list[bytes]:
-        table.delete(batch.keys)
-        return batch.keys
-
-    patch.setattr(Sweep, "delete", delete)
+    patch.setattr(Sweep, "_refuse_if_moved", lambda *_: None)
 
 
 def nothing_is_protected(patch: pytest.MonkeyPatch) -> None:
@@ -127,7 +128,7 @@ def claim_after_part_of_the_store(patch: pytest.MonkeyPatch) -> None:
 
 
 def inversion_is_only_counted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Sweep, "invert", lambda sweep, topic, table, cells: [True] * len(cells))
+    patch.setattr(Sweep, "invert", lambda *arguments: [True] * len(arguments[3]))
 
 
 def unknown_topics_are_passed_by(patch: pytest.MonkeyPatch) -> None:
@@ -147,6 +148,72 @@ def unreadable_topics_get_a_ttl(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TopicMetadata, "parse", lambda key, value: parse(key, value.replace(b"soon", b"1")))
 
 
+def a_pause_counts_from_the_next_run(patch: pytest.MonkeyPatch) -> None:
+    """Nobody asks before a batch whether its topic was paused meanwhile."""
+    patch.setattr(permission, "fnmatchcase", lambda *_: False)
+
+
+def a_pause_counts_until_the_run_begins(patch: pytest.MonkeyPatch) -> None:
+    """What is paused is asked for before each batch only, and inverting takes it that a topic was looked at before."""
+    patch.setattr(World, "paused", property(lambda _: (), lambda *_: None))
+
+
+def a_word_to_stop_is_not_heard(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Permission, "_stop_if_halted", lambda _: None)
+
+
+def a_lost_lease_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
+    """S12: the lease is taken and never looked at again."""
+    patch.setattr(Lease, "check", lambda _: None)
+
+
+def claim_with_topics_put_aside(patch: pytest.MonkeyPatch) -> None:
+    """S4: a pass counts as complete though it has passed topics by."""
+    patch.setattr(World, "has_aside", False)
+
+
+def quarantine_without_end(patch: pytest.MonkeyPatch) -> None:
+    """S9: what failed three times is never probed."""
+    patch.setattr(
+        quarantine,
+        "quarantined",
+        lambda strikes, _: frozenset(topic for topic, record in strikes.items() if record.probe_ms is not None),
+    )
+
+
+def nothing_is_announced(patch: pytest.MonkeyPatch) -> None:
+    """What a run took that died is known to nobody."""
+    patch.setattr(SqliteState, "intend", lambda *_: None)
+
+
+def announced_as_far_as_the_first_batch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "_furthest", lambda *arguments: arguments[2].keys[-1] + b"\x00")
+
+
+def only_the_last_batch_is_in_the_ledger(patch: pytest.MonkeyPatch) -> None:
+    """An entry is written over by the next batch."""
+    add = Ledger._add
+
+    def forget_and_add(ledger: Ledger, key: Any, keys: Sequence[bytes], *rest: int) -> None:
+        entry = ledger._entries[key]
+        ledger._entries[key] = replace(entry, start=keys[0], stop=keys[0], rows=0)
+        add(ledger, key, keys, *rest)
+
+    patch.setattr(Ledger, "_add", forget_and_add)
+
+
+def thorough_passes_are_patient(patch: pytest.MonkeyPatch) -> None:
+    """S4: a claim rests on topics that were left alone, with rows that are due and were not inverted for it."""
+    engine_world = Engine._world
+
+    def world(engine: Engine, *arguments: Any, **options: Any) -> World:
+        made = engine_world(engine, *arguments, **options)
+        made.patient = True
+        return made
+
+    patch.setattr(Engine, "_world", world)
+
+
 PLANTED: dict[Plant, set[str]] = {
     no_search_for_references: {"live row lost"},
     nothing_is_undecided: {"live row lost"},
@@ -163,9 +230,19 @@ PLANTED: dict[Plant, set[str]] = {
     every_pass_counts_as_thorough: {"false claim", "left behind"},
     claim_to_the_snapshots_bound: {"false claim"},
     claim_after_part_of_the_store: {"false claim"},
-    inversion_is_only_counted: {"false claim", "left behind"},
+    inversion_is_only_counted: {"false claim", "left behind", "not in the ledger"},
     unknown_topics_are_passed_by: {"false claim"},
     unreadable_topics_get_a_ttl: {"live row lost", "frontier overrun"},
+    a_pause_counts_from_the_next_run: {"no permission"},
+    a_pause_counts_until_the_run_begins: {"no permission", "false claim", "frontier overrun"},
+    a_word_to_stop_is_not_heard: {"no permission"},
+    a_lost_lease_is_not_noticed: {"no permission"},
+    claim_with_topics_put_aside: {"false claim"},
+    quarantine_without_end: {"left behind"},
+    nothing_is_announced: {"not in the ledger"},
+    announced_as_far_as_the_first_batch: {"not in the ledger"},
+    only_the_last_batch_is_in_the_ledger: {"not in the ledger"},
+    thorough_passes_are_patient: {"false claim", "left behind"},
 }
 
 

@@ -189,7 +189,7 @@ class HBasePool:
     def _give_back(self, server: _Server, wire: Wire) -> None:
         now_ms = self._clock.running_ms()
         with self._lock:
-            server.failures = 0
+            server.failures = server.avoid_until_ms = 0
             keep = not self._closed and not wire.broken
             if keep:
                 self._idle.append(_Idle(server, wire, now_ms))

@@ -52,8 +52,9 @@ class Query(NamedTuple):
     whole: bool
 
 
-#: Keys: the first cell, without its value.
-KEYS = Query(b"FirstKeyOnlyFilter() AND KeyOnlyFilter()", whole=False)
+#: Keys: cells without their values. All cells, because a delete must know the newest of them, and a message's pointer
+#: may be much newer than its payload.
+KEYS = Query(b"KeyOnlyFilter()", whole=False)
 #: Pointers: values of pointer cells only. The others come as bare keys: rows that were passed over must be seen, or a
 #: page in a long stretch of rows without pointers would run into the time limit, and the next one again.
 POINTERS = Query(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import click
 import pytest
+from click.shell_completion import shell_complete
 
 from janitor.cli.main import cli
 from tests.janitor.cli.conftest import Site
@@ -71,7 +72,8 @@ def resolve(line: str) -> None:
     words = shlex.split(line)
     while isinstance(command, click.Group):
         command = command.commands[words.pop(0)]
-    command.make_context(command.name, words, obj={}).close()
+    # With the group's own words for help: click remembers with a command those of the first context it is in.
+    command.make_context(command.name, words, obj={}, **cli.context_settings).close()
 
 
 @pytest.mark.parametrize("verb", [verb for verb in ALL if verb != "completion"])
@@ -91,3 +93,26 @@ def test_given_help_then_no_summary_is_cut(site: Site, verb: str) -> None:
 def test_the_exit_codes_are_in_the_help(site: Site) -> None:
     shown = site.run("--help").out
     assert all(f"{code} " in shown.partition("Exit codes:")[2] for code in range(6))
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("", {"plan", "run", "status", "pause", "archive", "completion"}),
+        ("archive ", {"list", "restore"}),
+        ("st", {"status"}),
+        ("plan --", {"--topic", "--out", "--at", "--config", "--format"}),
+        ("status --format ", {"table", "json"}),
+        ("completion ", {"bash", "zsh", "fish"}),
+    ],
+)
+def test_given_a_shell_that_asks_then_verbs_options_and_their_words_are_completed(
+    typed: str, offered: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = f"janitor {typed}"
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    shell_complete(cli, {"obj": {}}, "janitor", "_JANITOR_COMPLETE", "bash_complete")
+    found = {line.rpartition(",")[2] for line in capsys.readouterr().out.splitlines()}
+    assert offered <= found
+    assert typed != "st" or found == offered

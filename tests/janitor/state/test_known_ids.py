@@ -141,8 +141,17 @@ def test_given_a_clock_set_back_or_a_longer_window_when_asked_then_what_is_not_c
     everything, without = both(OPEN, closed=[7, 9, late.pointer]), both(OPEN, late, closed=[7, 9])
     for now_ms, window_ms, expected in ((22, 11, everything), (21, 11, without), (22, 12, without)):
         assert state.known_ids(now_ms, window_ms) == expected
-    assert state.known_ids(19, 11) == both(OPEN, CLOSED, OTHER, late, closed=[])
+    for now_ms, window_ms in ((20, 20), (20, 11), (100, 20)):
+        assert state.known_ids(now_ms, window_ms) == without, "not a moment before"
+    for now_ms, window_ms in ((19, 11), (20, 21)):
+        assert state.known_ids(now_ms, window_ms) == both(OPEN, CLOSED, OTHER, late, closed=[])
     assert state.known_ids(22, 11) == everything
+
+
+def test_given_a_closing_time_without_a_search_when_asked_then_it_does_not_count(state: Watched) -> None:
+    never = OpenIdRecord(8, 1, None, 21)
+    state.save_open_ids([never])
+    assert known(state) == both(OPEN, never, closed=[7, 9])
 
 
 def test_given_an_id_that_is_closed_between_two_reads_when_asked_then_both_are_of_one_moment(tmp_path: Path) -> None:

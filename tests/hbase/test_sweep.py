@@ -1,0 +1,88 @@
+"""A sweep on a real HBase: the same law, part by part, by several workers at once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from janitor.policy import Rule
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, janitor, pointer, topic, unknown_topic
+from tests.hbase.tables import Tables
+from tests.janitor.test_differential import Scene, check, scenes
+from tests.support import size
+from tms_core.tables.hbase import HBaseStore
+
+
+@pytest.fixture
+def store(hbase_tables: Tables) -> HBaseStore:
+    """An empty store of four salts."""
+    return hbase_tables.store()
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_given_rows_in_all_salts_when_swept_then_what_is_due_goes_and_the_rest_stays(
+    store: HBaseStore, workers: int
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=3600)
+    expired = list(range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 200))
+    live = list(range(NOW_MS - MINUTE, NOW_MS - MINUTE + 100))
+    orders.plain(*expired, *live)
+    retired = topic(store, "default:retired", ttl_seconds=3600, generation=-2)
+    retired.plain(*live)
+    reborn = topic(store, "default:reborn", ttl_seconds=3600, generation=3)
+    reborn.at(2).plain(*live)
+    reborn.plain(*live)
+    stranger = unknown_topic(store, "default:stranger")
+    stranger.plain(1)
+    rig = janitor(store, batch_rows=50, workers=workers)
+
+    report = rig.engine.run_once(adopt=True)
+
+    assert orders.times() == live
+    assert (retired.times(), reborn.at(2).times(), reborn.times(), stranger.times()) == ([], [], live, [1])
+    assert (report.total(Rule.EXPIRED), report.total(Rule.OLD_GENERATION)) == (200, 200)
+    assert (report.errors, store.wrong_salts) == ([], 0)
+    again = rig.engine.run_once()
+    assert [again.total(rule) for rule in Rule] == [0, 0, 0]
+
+
+def test_given_an_invalid_transaction_when_swept_then_its_rows_are_inverted_in_every_salt_and_a_claim_is_made(
+    store: HBaseStore,
+) -> None:
+    doomed, fine = pointer(NOW_MS - DAY), pointer(NOW_MS - DAY, 1)
+    orders = topic(store, "default:orders", ttl_seconds=7 * 86_400)
+    orders.tx(doomed, *range(NOW_MS - DAY, NOW_MS - DAY + 60))
+    orders.tx(fine, *range(NOW_MS - HOUR, NOW_MS - HOUR + 60))
+    rig = janitor(store, batch_rows=20, workers=4)
+    rig.snapshots.invalid = [doomed]
+
+    report = rig.engine.run_once(adopt=True)
+
+    assert report.total(Rule.INVALID_TRANSACTION) == 60
+    assert sorted(set(orders.pointers()), key=str) == sorted({-doomed, fine}, key=str)
+    assert report.boundary is not None
+    found = rig.engine.audit()
+    assert (found.cells, found.open_cells, found.refuted) == (120, 0, 0)
+
+
+def test_given_payloads_when_swept_then_those_a_live_message_of_any_salt_refers_to_stay(store: HBaseStore) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=60)
+    kept, free = pointer(NOW_MS - 5 * MINUTE), pointer(NOW_MS - 6 * MINUTE)
+    orders.stored(kept, *range(NOW_MS - 5 * MINUTE, NOW_MS - 5 * MINUTE + 20)).ref(kept, NOW_MS - 10 * SECOND)
+    orders.stored(free, *range(NOW_MS - 6 * MINUTE, NOW_MS - 6 * MINUTE + 20))
+    report = janitor(store, workers=4).engine.run_once(adopt=True)
+    assert orders.stored_times() == list(range(NOW_MS - 5 * MINUTE, NOW_MS - 5 * MINUTE + 20))
+    assert report.total(Rule.EXPIRED) == 20
+
+
+@pytest.mark.timeout(600)
+@settings(
+    max_examples=size("TMS_TEST_HBASE_EXAMPLES", 12),
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)
+@given(scene=scenes())
+def test_given_a_random_store_when_swept_on_hbase_then_every_row_is_as_the_law_says(
+    hbase_tables: Tables, scene: Scene
+) -> None:
+    check(scene, hbase_tables.store(), 5, workers=3)

@@ -1,0 +1,80 @@
+"""What runs remember of invalid transactions: as long as they are listed, and of closed ones a month longer."""
+
+from __future__ import annotations
+
+import pytest
+
+from janitor.state import OpenIdRecord
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic
+from tms_core.tables.memory import MemoryStore
+
+#: Its lifetime and grace have ended; the other's have not.
+OLD, YOUNG = pointer(NOW_MS - 10 * HOUR), pointer(NOW_MS - MINUTE)
+
+
+@pytest.fixture
+def orders() -> Topic:
+    return topic(MemoryStore(), "default:orders", ttl_seconds=365 * 86_400)
+
+
+@pytest.fixture
+def rig(orders: Topic) -> Rig:
+    """A janitor that has closed one transaction and knows another that is open."""
+    rig = janitor(orders.store)
+    rig.snapshots.invalid = [OLD, YOUNG]
+    rig.engine.run_once(adopt=True)
+    closed, still_open = OpenIdRecord(OLD, NOW_MS, NOW_MS, NOW_MS), OpenIdRecord(YOUNG, NOW_MS, NOW_MS)
+    assert rig.state.open_ids() == {OLD: closed, YOUNG: still_open}
+    return rig
+
+
+def test_given_an_open_transaction_when_it_has_left_the_list_then_the_next_run_forgets_it(rig: Rig) -> None:
+    rig.snapshots.invalid = [OLD]
+    rig.clock.advance(MINUTE)
+    rig.engine.run_once()
+    assert list(rig.state.open_ids()) == [OLD]
+
+
+def test_given_a_closed_transaction_when_it_has_left_the_list_then_a_thorough_run_forgets_it_after_a_month(
+    rig: Rig,
+) -> None:
+    rig.snapshots.invalid = []
+    for elapsed_ms, thorough, left in (
+        (30 * DAY - 2 * MINUTE, True, [OLD]),
+        (30 * DAY + MINUTE, False, [OLD]),
+        (31 * DAY, True, []),
+    ):
+        rig.clock.advance(NOW_MS + elapsed_ms - rig.clock.now_ms())
+        assert rig.engine.run_once().thorough is thorough
+        assert list(rig.state.open_ids()) == left
+
+
+def test_given_a_closed_transaction_when_it_is_listed_for_a_year_then_it_stays_closed(rig: Rig) -> None:
+    before = rig.state.open_ids()[OLD]
+    rig.clock.advance(365 * DAY)
+    rig.engine.run_once()
+    rig.clock.advance(MINUTE)
+    rig.engine.run_once()
+    assert rig.state.open_ids()[OLD] == before
+
+
+def test_given_a_closed_transaction_that_has_left_the_list_when_a_row_of_it_is_found_then_the_audit_refutes_the_claim(
+    rig: Rig, orders: Topic
+) -> None:
+    rig.snapshots.invalid = []
+    orders.tx(OLD, NOW_MS)
+    assert rig.engine.audit().refuted == 1
+
+
+def test_given_many_transactions_at_first_contact_when_run_again_then_only_the_open_ones_are_written() -> None:
+    orders = topic(MemoryStore(), "default:orders", ttl_seconds=86_400)
+    rig = janitor(orders.store)
+    old, young = [OLD - number for number in range(9_000, 0, -1)], [YOUNG + number for number in range(10)]
+    rig.snapshots.invalid = [*old, *young]
+    rig.engine.run_once(adopt=True)
+    rig.clock.advance(MINUTE)
+    rig.engine.run_once()
+    records = rig.state.open_ids()
+    assert records[old[0]] == OpenIdRecord(old[0], NOW_MS, NOW_MS, NOW_MS)
+    assert {each for each, record in records.items() if record.scanned_ms == NOW_MS + MINUTE} == set(young)
+    assert list(records) == rig.snapshots.invalid

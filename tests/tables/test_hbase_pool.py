@@ -1,0 +1,372 @@
+"""Connections to HBase: nobody ever gets the answer to another question, and nothing waits for ever."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from itertools import count
+from typing import Any
+
+import pytest
+
+from tests.tables.fake_thrift import FakeThrift, Request
+from tms_core.clock import ManualClock
+from tms_core.errors import StoreError, StoreNotFound, StoreUnavailable
+from tms_core.tables.hbase_pool import AVOID_MS, IDLE_MS, PAUSES_SECONDS, Connection, HBasePool
+from tms_core.tables.hbase_wire import ConnectionLost, NotServed, ScannerLost, Silence, interface
+
+#: A time limit that a test waits out: as short as it may be on a busy machine.
+SHORT_SECONDS = 0.3
+LONG_SECONDS = 60.0
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(1_500_000_000_000)
+
+
+@pytest.fixture
+def pools(clock: ManualClock) -> Iterator[Callable[..., HBasePool]]:
+    made: list[HBasePool] = []
+
+    def make(*servers: FakeThrift | str, connections: int = 2, timeout_seconds: float = LONG_SECONDS) -> HBasePool:
+        addresses = [server if isinstance(server, str) else server.address for server in servers]
+        made.append(HBasePool(addresses, connections=connections, timeout_seconds=timeout_seconds, clock=clock))
+        return made[-1]
+
+    yield make
+    for pool in made:
+        pool.close()
+
+
+Pools = Callable[..., HBasePool]
+
+
+def get(pool: HBasePool, row: bytes) -> bytes:
+    """The key of the row that the server answers with."""
+    [found] = pool.call("getRow", b"table", row, {})
+    key: bytes = found.row
+    return key
+
+
+def nth(*conducts: Callable[[Request], None]) -> Callable[[Request], None]:
+    """The first request is treated by the first conduct and so on; the last one treats all that follow."""
+    numbers = count()
+
+    def conduct(request: Request) -> None:
+        conducts[min(next(numbers), len(conducts) - 1)](request)
+
+    return conduct
+
+
+def answered(request: Request) -> None:
+    request.send(request.answer())
+
+
+def silent(_: Request) -> None:
+    """Hangs."""
+
+
+def forgotten(request: Request) -> None:
+    request.send(request.failure(argument=interface().IllegalArgument(message=b"scanner ID is invalid")))
+
+
+def test_given_a_server_when_asked_again_and_again_then_one_connection_does(pools: Pools) -> None:
+    with FakeThrift() as server:
+        pool = pools(server)
+        assert [get(pool, row) for row in (b"a", b"b", b"c")] == [b"a", b"b", b"c"]
+        assert server.connections == 1
+        assert pool.calls == {"getRow": 3}
+
+
+def test_given_an_answer_that_comes_late_when_the_next_question_is_asked_then_it_gets_its_own(pools: Pools) -> None:
+    gave_up = threading.Event()
+
+    def late(request: Request) -> None:
+        gave_up.wait(LONG_SECONDS)
+        request.send(request.answer())
+        request.send(request.answer())
+
+    with FakeThrift(nth(late, answered)) as server:
+        pool = pools(server, connections=1, timeout_seconds=SHORT_SECONDS)
+        with pytest.raises(Silence, match=r"did not answer getRow within 0\.3 s"):
+            get(pool, b"first")
+        gave_up.set()
+        assert [get(pool, b"%d" % number) for number in range(5)] == [b"%d" % number for number in range(5)]
+        assert server.connections == 2
+
+
+def test_given_a_time_out_when_it_happens_then_the_call_is_not_repeated_by_itself(pools: Pools) -> None:
+    with FakeThrift(silent) as server:
+        with pytest.raises(Silence):
+            get(pools(server, timeout_seconds=SHORT_SECONDS), b"once")
+        assert server.asked == {b"once": 1}
+
+
+@pytest.mark.parametrize("wrong", [{"number": 0}, {"name": "getRows"}], ids=["number", "name"])
+def test_given_the_answer_to_another_question_when_it_comes_then_nobody_gets_it(
+    pools: Pools, wrong: dict[str, Any]
+) -> None:
+    def misled(request: Request) -> None:
+        request.send(request.answer(row=b"of another", **wrong))
+
+    with FakeThrift(nth(misled, answered)) as server:
+        assert get(pools(server), b"mine") == b"mine"
+        assert server.connections == 2
+
+
+def test_given_answers_that_are_never_right_when_asked_then_it_ends_with_an_error(
+    pools: Pools, clock: ManualClock
+) -> None:
+    with FakeThrift(lambda request: request.send(request.answer(number=request.number + 1))) as server:
+        before_ms = clock.running_ms()
+        with pytest.raises(ConnectionLost, match="the answer to 'getRow' number 2 came"):
+            get(pools(server), b"mine")
+        assert server.asked[b"mine"] == len(PAUSES_SECONDS) + 1
+        assert clock.running_ms() - before_ms == sum(PAUSES_SECONDS) * 1000
+
+
+def test_given_bytes_nobody_asked_for_when_a_connection_rested_then_it_is_not_used(pools: Pools) -> None:
+    def twice(request: Request) -> None:
+        request.send(request.answer() + request.answer())
+
+    with FakeThrift(nth(twice, answered)) as server:
+        pool = pools(server)
+        assert get(pool, b"a") == b"a"
+        # The second answer of the first call may already be read into the buffer, where only its number gives it away.
+        assert get(pool, b"b") == b"b"
+        assert server.connections == 2
+
+
+def test_given_a_server_that_closed_a_resting_connection_when_asked_then_no_call_fails(
+    pools: Pools, clock: ManualClock
+) -> None:
+    with FakeThrift() as server:
+        pool = pools(server)
+        assert get(pool, b"a") == b"a"
+        server.cut_all()
+        before_ms = clock.running_ms()
+        assert get(pool, b"b") == b"b"
+        assert clock.running_ms() == before_ms, "a call was repeated"
+        assert server.asked == {b"a": 1, b"b": 1}
+
+
+@pytest.mark.parametrize(("rest_ms", "connections"), [(IDLE_MS - 1, 1), (IDLE_MS, 2)])
+def test_given_a_connection_that_rested_when_the_server_would_soon_close_it_then_it_is_not_used(
+    pools: Pools, clock: ManualClock, rest_ms: int, connections: int
+) -> None:
+    with FakeThrift() as server:
+        pool = pools(server)
+        get(pool, b"a")
+        clock.advance(rest_ms)
+        get(pool, b"b")
+        assert server.connections == connections
+
+
+def test_given_nobody_who_listens_when_asked_then_the_error_names_the_server_and_what_to_do(pools: Pools) -> None:
+    with FakeThrift() as server:
+        address = server.address
+    with pytest.raises(ConnectionLost, match=f"{address} cannot be reached.*Connection refused.*hbase thrift start"):
+        get(pools(address), b"a")
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 17, 30])
+def test_given_an_answer_cut_short_when_asked_then_another_connection_brings_it(pools: Pools, length: int) -> None:
+    def cut(request: Request) -> None:
+        request.send(request.answer()[:length])
+        request.cut()
+
+    with FakeThrift(nth(cut, answered)) as server:
+        assert get(pools(server), b"whole") == b"whole"
+        assert server.asked == {b"whole": 2}
+
+
+def test_given_an_answer_that_trickles_when_it_takes_too_long_then_the_limit_holds_for_the_whole_call(
+    pools: Pools,
+) -> None:
+    def trickle(request: Request) -> None:
+        for byte in request.answer(row=b"x" * 100_000):
+            request.send(bytes([byte]))
+            if request.server.unheard.is_set() or request.server.over.wait(0.01):
+                return
+
+    with FakeThrift(trickle) as server, pytest.raises(Silence):
+        get(pools(server, timeout_seconds=SHORT_SECONDS), b"slow")
+
+
+def test_given_something_that_is_no_thrift_server_when_asked_then_the_error_says_so(pools: Pools) -> None:
+    def web(request: Request) -> None:
+        request.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with FakeThrift(web) as server, pytest.raises(ConnectionLost, match="binary protocol over a buffered transport"):
+        get(pools(server), b"a")
+
+
+def test_given_two_servers_when_one_is_dead_then_the_other_serves_and_the_dead_one_is_tried_less_and_less(
+    pools: Pools, clock: ManualClock
+) -> None:
+    with FakeThrift() as gone:
+        port = gone.port
+    with FakeThrift() as server, ExitStack() as lent:
+        pool = pools(f"127.0.0.1:{port}", server, connections=4)
+
+        def open_another() -> None:
+            lent.enter_context(pool.connection()).call("getRow", b"table", b"a", {})
+
+        open_another()
+        clock.advance(AVOID_MS)
+        open_another()
+        assert server.connections == 2, "the dead one was tried first, having no connections"
+        with FakeThrift(port=port) as back:
+            clock.advance(AVOID_MS)
+            open_another()
+            assert (server.connections, back.connections) == (3, 0), "after two failures it is avoided twice as long"
+            clock.advance(AVOID_MS)
+            open_another()
+            assert (server.connections, back.connections) == (3, 1)
+
+
+def test_given_two_servers_when_one_hangs_then_the_next_calls_go_to_the_other(pools: Pools) -> None:
+    def lend_four(row: bytes) -> None:
+        with ExitStack() as lent:
+            for _ in range(4):
+                lent.enter_context(pool.connection()).call("getRow", b"table", row, {})
+
+    with FakeThrift(nth(answered, answered, silent)) as hung, FakeThrift() as server:
+        pool = pools(hung, server, connections=4, timeout_seconds=SHORT_SECONDS)
+        lend_four(b"a")
+        with pytest.raises(Silence):
+            get(pool, b"on the connection that came back last")
+        lend_four(b"b")
+        assert (hung.asked[b"b"], server.asked[b"b"]) == (0, 4)
+
+
+def test_given_two_servers_when_both_are_well_then_connections_are_spread(pools: Pools) -> None:
+    with FakeThrift() as one, FakeThrift() as other:
+        pool = pools(one, other, connections=4)
+        with ExitStack() as lent:
+            for row in (b"a", b"b", b"c", b"d"):
+                lent.enter_context(pool.connection()).call("getRow", b"table", row, {})
+        assert (one.connections, other.connections) == (2, 2)
+
+
+@pytest.mark.parametrize("error", [ValueError("ours"), KeyboardInterrupt()])
+def test_given_any_exception_while_a_connection_is_lent_when_asked_again_then_it_is_another_one(
+    pools: Pools, error: BaseException
+) -> None:
+    with FakeThrift() as server:
+        pool = pools(server, connections=1)
+
+        def work(connection: Connection) -> None:
+            connection.call("getRow", b"table", b"a", {})
+            raise error
+
+        with pytest.raises(type(error)):
+            pool.run(work)
+        assert get(pool, b"b") == b"b"
+        assert server.connections == 2
+
+
+def test_given_a_connection_that_failed_when_its_holder_goes_on_then_it_refuses(pools: Pools) -> None:
+    with FakeThrift(Request.cut) as server:
+        with pools(server).connection() as connection:
+            with pytest.raises(ConnectionLost):
+                connection.call("getRow", b"table", b"a", {})
+            with pytest.raises(ConnectionLost, match="is closed"):
+                connection.call("getRow", b"table", b"b", {})
+        assert server.asked == {b"a": 1}
+
+
+def test_given_all_connections_in_use_when_another_is_wanted_then_the_wait_ends(pools: Pools) -> None:
+    with FakeThrift() as server:
+        pool = pools(server, connections=1, timeout_seconds=SHORT_SECONDS)
+        with pool.connection(), pytest.raises(StoreUnavailable, match=r"All 1 .*storage\.hbase\.connections"):
+            get(pool, b"a")
+        assert get(pool, b"b") == b"b"
+
+
+def test_given_many_threads_when_they_ask_then_each_gets_its_own_and_no_call_is_lost_from_the_count(
+    pools: Pools,
+) -> None:
+    with FakeThrift() as server, ThreadPoolExecutor(8) as threads:
+        pool = pools(server, connections=3)
+        rows = [b"%d" % number for number in range(400)]
+        assert list(threads.map(lambda row: get(pool, row), rows)) == rows
+        assert server.connections <= 3
+        assert pool.calls == {"getRow": 400}
+
+
+def test_given_a_closed_pool_when_a_connection_comes_back_then_it_is_closed_too(pools: Pools) -> None:
+    with FakeThrift() as server:
+        pool = pools(server)
+        with pool.connection() as connection:
+            pool.close()
+        with pytest.raises(ConnectionLost, match="is closed"):
+            connection.call("getRow", b"table", b"a", {})
+
+
+STACK = "\n\tat org.apache.hadoop.hbase.Deep.inside(Deep.java:17)\nCaused by: java.io.IOException: the reason\n\tat x"
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "text"),
+    [
+        ("org.apache.hadoop.hbase.TableNotFoundException: ns:t", StoreNotFound, "TableNotFoundException: ns:t"),
+        ("org.apache.hadoop.hbase.NamespaceNotFoundException: ns", StoreNotFound, "tms admin create-tables"),
+        ("org.apache.hadoop.hbase.security.AccessDeniedException: no", StoreError, "Grant"),
+        ("org.apache.hadoop.hbase.NotServingRegionException: r", StoreUnavailable, "NotServingRegionException: r"),
+        ("org.apache.hadoop.hbase.RegionTooBusyException: r", StoreUnavailable, "may work later"),
+        (
+            "org.apache.hadoop.hbase.client.RetriesExhaustedException: Failed after attempts=16",
+            StoreUnavailable,
+            "Caused by: java.io.IOException: the reason",
+        ),
+        ("org.apache.hadoop.hbase.DoNotRetryIOException: never", StoreError, "DoNotRetryIOException: never"),
+        ("", StoreError, "could not do getRow"),
+    ],
+)
+def test_given_an_error_of_hbase_when_it_arrives_then_it_is_ours_with_its_name_and_without_its_stack(
+    pools: Pools, said: str, kind: type[StoreError], text: str
+) -> None:
+    def fail(request: Request) -> None:
+        request.send(request.failure(io=interface().IOError(message=(said + STACK).encode() if said else None)))
+
+    with FakeThrift(fail) as server:
+        with pytest.raises(StoreError, match=text) as caught:
+            get(pools(server), b"a")
+        assert type(caught.value) is kind
+        assert "Deep.java" not in str(caught.value)
+        assert server.asked == {b"a": 1}, "what HBase itself gave up is not repeated"
+
+
+def test_given_a_scanner_the_server_forgot_when_reading_then_what_was_begun_with_it_is_begun_anew(
+    pools: Pools,
+) -> None:
+    def read(connection: Connection) -> bytes:
+        if not server.asked[b""]:
+            connection.call("scannerGetList", 1, 1)
+        return get(pool, b"anew")
+
+    with FakeThrift(nth(forgotten, answered)) as server:
+        pool = pools(server)
+        assert pool.run(read) == b"anew"
+    with FakeThrift(forgotten) as server, pytest.raises(ScannerLost):
+        pools(server).call("scannerGetList", 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "text"),
+    [(1, NotServed, r"storage\.hbase\.thrift2"), (6, StoreError, "Internal error processing getRow")],
+)
+def test_given_an_error_of_thrift_when_it_arrives_then_it_says_what_it_may_be(
+    pools: Pools, kind: int, error: type[StoreError], text: str
+) -> None:
+    def fail(request: Request) -> None:
+        request.send(request.unserved(kind, "Internal error processing getRow"))
+
+    with FakeThrift(fail) as server:
+        with pytest.raises(StoreError, match=text) as caught:
+            get(pools(server), b"a")
+        assert type(caught.value) is error

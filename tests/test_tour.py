@@ -1,0 +1,235 @@
+"""``make run``: what it tells is what happens, others can ask and decide meanwhile, and Ctrl-C ends it cleanly.
+
+The tour is a process of its own here, as it is for whoever types it, with shorter seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.client import HTTPConnection
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+
+import pytest
+
+from janitor import tour
+from janitor.picture import HeldTopic, Picture, RunSummary
+from janitor.state.sqlite import SqliteState
+from tests.builders import NOW_MS
+from tests.test_docs import consoles, pattern
+from tms_core.tables.leveldb import LevelDBStore
+
+ROOT = Path(__file__).parents[1]
+#: How long any one thing may take before the test has failed, in seconds.
+PATIENCE_SECONDS = 120
+
+#: ``make run`` on a free port, with shorter seconds; an approval comes when there was time to see what is held.
+TOUR = """
+import sys
+from pathlib import Path
+from janitor import tour
+tour.STEP_SECONDS = 0.2
+tour.TICKS_TTL_SECONDS = 1
+tour.APPROVE_AT = int(sys.argv[2])
+tour.SETTINGS = tour.SETTINGS.replace("every_seconds: 3", "every_seconds: 1")
+sys.exit(tour.main(Path(sys.argv[1]), port=0))
+"""
+NEVER = 10**9
+
+
+class Tour:
+    """A tour under way.
+
+    Args:
+        folder: where it works.
+        approve_at: the step at which it lets go by itself what is held.
+    """
+
+    def __init__(self, folder: Path, approve_at: int) -> None:
+        self.folder = folder
+        self.told: list[str] = []
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", TOUR, str(folder), str(approve_at)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def hear(self, expression: str) -> re.Match[str]:
+        """Wait for the next line in which this is found."""
+        while True:
+            try:
+                line = self._lines.get(timeout=PATIENCE_SECONDS)
+            except Empty:
+                line = None
+            assert line is not None, f"never told: {expression}\n" + "\n".join(self.told)
+            self.told.append(line)
+            if match := re.search(expression, line):
+                return match
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Ask its status page for something; once a sweep was told of, it is up."""
+        [port] = re.findall(r"status page: http://127\.0\.0\.1:(\d+)/", "\n".join(self.told))
+        connection = HTTPConnection("127.0.0.1", int(port), timeout=PATIENCE_SECONDS)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def type(self, line: str) -> subprocess.CompletedProcess[str]:
+        """A command in another terminal."""
+        return subprocess.run(
+            [sys.executable, "-m", "janitor", *line.split(), "--config", str(self.folder / "janitor.yaml")],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_SECONDS,
+        )
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def ended(self) -> int:
+        """Its exit code, once it has ended."""
+        return self._process.wait(PATIENCE_SECONDS)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+
+Start = Callable[..., Tour]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a tour, which is ended with the test at the latest."""
+    with ExitStack() as stack:
+
+        def started(approve_at: int = NEVER) -> Tour:
+            made = Tour(tmp_path / "run", approve_at)
+            stack.callback(made.kill)
+            return made
+
+        yield started
+
+
+def page_lines() -> list[str]:
+    """What the README shows of ``make run``."""
+    [shown] = [shown for command, shown in consoles(ROOT / "README.md") if command == "make run"]
+    return shown
+
+
+def test_given_a_checkout_when_run_then_it_tells_what_the_readme_shows_and_ctrl_c_leaves_a_store_for_cdap(
+    start: Start,
+) -> None:
+    running = start(approve_at=35)
+    for line in page_lines():
+        running.hear(rf"^{pattern(line)}$")
+    assert running.get("/healthz") == (200, "ok")
+    status, page = running.get("/")
+    assert status == 200
+    assert "<html" in page
+    assert json.loads(running.get("/api/status")[1])["verdict"]["level"] == "well"
+    assert 'tms_janitor_rows_deleted_total{rule="old_generation",table="message"} 700.0' in running.get("/metrics")[1]
+    running.send(signal.SIGINT)
+    assert running.ended() == 0
+    running.hear("the janitor has stopped; the store is closed")
+    files = [path.name for path in (running.folder / "messaging").rglob("*") if path.suffix in (".ldb", ".sst")]
+    assert files
+    assert all(name.endswith(".sst") for name in files)
+    with LevelDBStore(running.folder / "messaging") as store:
+        assert len(store.metadata.rows()) == 10
+        assert any(cell.pointer < 0 for cell in store.message.cells(b"", None, 1_000_000).items)
+    assert [path.name for path in (running.folder / "janitor").iterdir()] == ["state.sqlite3"]
+
+
+def test_given_what_is_held_when_approved_from_another_terminal_then_it_goes(start: Start) -> None:
+    running = start()
+    held = running.hear(r"held: ([\d,]+) rows of demo:orders; let them go with: (janitor approve demo:orders .*)$")
+    assert held[2].endswith("janitor.yaml")
+    assert running.type("status").stdout.startswith("demo:orders is held.")
+    approved = running.type("approve demo:orders")
+    assert approved.stdout.splitlines()[:2] == ["approved:", "  demo:orders"]
+    running.send(signal.SIGHUP)
+    running.hear(rf"swept: .*(3,\d\d\d) expired")
+    assert "is held" not in running.type("status").stdout
+    running.send(signal.SIGTERM)
+    assert running.ended() == 0
+
+
+def test_given_a_tour_under_way_when_run_again_then_the_first_one_is_left_alone(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running = start()
+    running.hear("swept: ")
+    assert tour.main(running.folder, port=9847) == 1
+    assert "a janitor is at work in" in capsys.readouterr().err
+    assert running.get("/healthz") == (200, "ok")
+
+
+def test_given_a_package_without_the_sample_when_run_then_that_is_said_and_nothing_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tour, "SAMPLE", tmp_path / "absent.tar.xz")
+    assert tour.main(tmp_path) == 1
+    assert "is missing" in capsys.readouterr().err
+    assert tmp_path.is_dir()
+
+
+# --- the narrator ----------------------------------------------------------------------------------------------------
+
+
+def picture(run: str = "", *, expired: int = 0, held: int = 0) -> Picture:
+    waiting = [HeldTopic("demo:orders", "frontier", held, 0, None, None, "janitor approve demo:orders")]
+    last = RunSummary(run, "apply", NOW_MS, NOW_MS, "done", expired=expired) if run else None
+    return Picture("0", "", "running", "apply", "", NOW_MS, last_run=last, held=waiting if held else ())
+
+
+@pytest.mark.parametrize(
+    ("pictures", "told"),
+    [
+        ([picture()], []),
+        ([picture("1", expired=2), picture("1", expired=2)], ["swept: 2 expired"]),
+        ([picture("1", expired=2), picture("2")], ["swept: 2 expired"]),
+        (
+            [picture(held=7), picture(held=8), picture(), picture(held=9)],
+            [
+                "held: 7 rows of demo:orders; let them go with: janitor approve demo:orders",
+                "held: 9 rows of demo:orders; let them go with: janitor approve demo:orders",
+            ],
+        ),
+    ],
+)
+def test_given_pictures_one_after_the_other_then_each_thing_is_told_once(
+    pictures: list[Picture], told: list[str]
+) -> None:
+    said: list[str] = []
+    narrator = tour.Narrator(said.append)
+    for seen in pictures:
+        narrator.look(seen)
+    assert said == told
