@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test lint bench lock system-deps test-cluster clean
+.PHONY: help setup run demo hbase test lint bench lock system-deps test-cluster clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -60,6 +60,9 @@ run: $(STAMP) ## set up and run the janitor on a sample store, with its status p
 
 demo: $(STAMP) ## show the janitor at work on a sample store, in a minute
 	@$(PY) -m janitor.demo
+
+hbase: $(STAMP) ## start a real HBase from Maven's jars (needs Java 17 and Maven) and say how to connect; Ctrl-C stops it
+	@$(PY) -m tests.hbase.server
 
 bench: $(STAMP) ## measure every figure, or those named: make bench BENCH="p1 p8"
 	@$(PY) -m benchmarks.run $(BENCH)

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def passes(folder: Path, turns: int) -> dict[str, Any]:
     }
 
 
-def seconds_of(step: Any) -> float:
+def seconds_of(step: Callable[[], object]) -> float:
     started = time.perf_counter()
     step()
     return time.perf_counter() - started

@@ -6,9 +6,9 @@
     $ kill -HUP %1                            returns when the sweep is over
     $ kill %1                                 returns when it has ended; its exit code counts
 
-All of it lives at a clock that stands still, so that what is printed can be written down. Only two things are not as they
-are in real life: signals arrive as calls, since only a main thread gets them, and the port is a free one. That real
-signals reach a real process is shown elsewhere (``tests/test_tour.py``).
+All of it lives at a clock that stands still, so that what is printed can be written down. Only two things are not as
+they are in real life: signals arrive as calls, since only a main thread gets them, and the port is a free one. That
+real signals reach a real process is shown elsewhere (``tests/test_tour.py``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from http.client import HTTPConnection
 from threading import Event, Semaphore, Thread
 from typing import Self
 
+import click
 import pytest
+from starlette.types import ASGIApp
 
 from janitor.cli.main import execute
 from janitor.daemon import Daemon
@@ -92,7 +94,7 @@ class Background:
         background = self
 
         class Server(HttpServer):
-            def __init__(self, app: Callable[..., None], host: str, port: int) -> None:
+            def __init__(self, app: ASGIApp, host: str, port: int) -> None:
                 super().__init__(app, host, 0)
 
             def start(self) -> None:
@@ -202,7 +204,7 @@ class Terminal:
         connection = HTTPConnection("127.0.0.1", self._background.port, timeout=PATIENCE_SECONDS)
         try:
             connection.request("GET", f"/{path}")
-            print(connection.getresponse().read().decode())
+            click.echo(connection.getresponse().read())
         finally:
             connection.close()
         return 0

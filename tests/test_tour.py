@@ -22,7 +22,6 @@ import pytest
 
 from janitor import tour
 from janitor.picture import HeldTopic, Picture, RunSummary
-from janitor.state.sqlite import SqliteState
 from tests.builders import NOW_MS
 from tests.test_docs import consoles, pattern
 from tms_core.tables.leveldb import LevelDBStore
@@ -176,7 +175,7 @@ def test_given_what_is_held_when_approved_from_another_terminal_then_it_goes(sta
     approved = running.type("approve demo:orders")
     assert approved.stdout.splitlines()[:2] == ["approved:", "  demo:orders"]
     running.send(signal.SIGHUP)
-    running.hear(rf"swept: .*(3,\d\d\d) expired")
+    running.hear(r"swept: .*(3,\d\d\d) expired")
     assert "is held" not in running.type("status").stdout
     running.send(signal.SIGTERM)
     assert running.ended() == 0

@@ -360,7 +360,7 @@ def test_given_damage_between_two_topics_when_run_then_both_are_done_and_nothing
     assert (site.rig.state.claim(), site.strikes) == (claim, {})
 
 
-def test_given_a_store_that_cannot_be_read_at_all_when_run_then_the_run_fails() -> None:
+def test_given_a_store_that_cannot_be_read_at_all_when_run_then_all_have_failed_and_nobody_is_put_aside() -> None:
     store = MemoryStore()
     site = Site(store)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from janitor import compaction
+from janitor.state.base import CounterKey
 from tests.builders import DAY, HOUR, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, unknown_topic, watch
 from tms_core.tables.base import MessageValue, Store
 
@@ -92,6 +93,26 @@ def test_given_a_sweep_when_its_store_calls_are_counted_then_the_report_has_that
     before = rig.store.calls.total()
     report = rig.engine.run_once()
     assert report.store_calls == rig.store.calls.total() - before
+
+
+def test_given_sweeps_when_they_end_then_the_counters_say_what_their_reports_say(case: tuple[Rig, Topic]) -> None:
+    rig, orders = case
+    reports = [rig.engine.run_once(adopt=True)]
+    orders.plain(NOW_MS - 3 * DAY)
+    reports.append(rig.engine.run_once())
+    counters = rig.state.counters()
+    for table, rule in (("message", "expired"), ("payload", "expired"), ("message", "old_generation")):
+        rows = [
+            item["rows"]
+            for report in reports
+            for item in report.to_json()["topics"]
+            if (item["table"], item["rule"]) == (table, rule)
+        ]
+        assert counters[CounterKey("rows_deleted_total", (("table", table), ("rule", rule)))] == sum(rows) > 0
+    assert counters[CounterKey("rows_inverted_total")] == 1
+    assert counters[CounterKey("sweeps_total", (("result", "done"),))] == 2
+    taken = sum(entry.rows or 0 for entry in rig.state.ledger(100))
+    assert taken == sum(value for key, value in counters.items() if key.name == "rows_deleted_total") + 1
 
 
 @pytest.mark.parametrize("phase", ["message", "invert", "payload", "references", "compact"])

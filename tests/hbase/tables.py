@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import count
 from typing import Any, Self
 
 from tests.hbase.server import HBaseServer
@@ -30,8 +29,7 @@ class Tables:
         if server.thrift2 is None:
             require_or_skip(f"the HBase at {server.address} has no Thrift 2, with which tables are made")
         self.server = server
-        self._numbers = count()
-        self._shared: str | None = None
+        self._shared: dict[int, str] = {}
         self._open = ExitStack()
         self._admin = HBasePool([server.thrift2], connections=3, timeout_seconds=120, service="HbaseAdmin")
         self._open.callback(self._admin.close)
@@ -44,7 +42,7 @@ class Tables:
 
     def make(self, *, buckets: int = 4) -> str:
         """Make three empty tables and return their namespace."""
-        namespace = f"t{os.getpid()}_{next(self._numbers)}"
+        namespace = f"test_{secrets.token_hex(6)}"
         meta, *salted = table_specs(namespace, buckets, "NONE")
         create_tables(self._admin, [meta])
         with ThreadPoolExecutor() as threads:
@@ -52,12 +50,21 @@ class Tables:
                 made.result()
         return namespace
 
-    def store(self) -> HBaseStore:
-        """A store without rows, on tables that are used again and again: the one given out before is empty then too."""
-        self._shared = self._shared or self.make()
-        store = self._open.enter_context(PatientStore([self.server.thrift], namespace=self._shared, buckets=4))
-        empty(store, self._shared)
-        return store
+    def shared(self, *, buckets: int = 4) -> str:
+        """The namespace of tables that are used again and again, each time without the rows of the time before."""
+        if buckets not in self._shared:
+            self._shared[buckets] = self.make(buckets=buckets)
+        with self.open(self._shared[buckets], buckets=buckets) as store:
+            empty(store, self._shared[buckets])
+        return self._shared[buckets]
+
+    def store(self, *, buckets: int = 4) -> HBaseStore:
+        """A store without rows on :meth:`shared` tables; the one given out before is empty then too."""
+        return self._open.enter_context(self.open(self.shared(buckets=buckets), buckets=buckets))
+
+    def open(self, namespace: str, *, buckets: int = 4) -> HBaseStore:
+        """A store on three tables."""
+        return PatientStore([self.server.thrift], namespace=namespace, buckets=buckets)
 
 
 class PatientStore(HBaseStore):

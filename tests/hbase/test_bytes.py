@@ -31,7 +31,7 @@ P, T, C, M = b"d:\x00\x00\x00p", b"d:\x00\x00\x00t", b"d:\x00\x00\x00c", b"d:m"
 
 @pytest.fixture(scope="module")
 def namespace(hbase_tables: Tables) -> str:
-    return hbase_tables.make(buckets=16)
+    return hbase_tables.shared(buckets=16)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_given_metadata_when_set_then_its_row_has_no_salt_and_its_value_is_the_j
 def test_given_rows_of_another_client_when_read_then_they_are_what_it_wrote(
     hbase: HBaseServer, hbase_tables: Tables, witness: happybase.Connection
 ) -> None:
-    namespace = hbase_tables.make(buckets=16)
+    namespace = hbase_tables.shared(buckets=16)
     message = witness.table(f"{namespace}:tms.message".encode())
     for _, salt, key in MESSAGES:
         message.put(bytes.fromhex(salt + key), {P: b"hi", T: bytes.fromhex(PLUS)})

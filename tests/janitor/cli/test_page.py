@@ -13,7 +13,7 @@ from tests.builders import DAY, NOW_MS
 from tests.interop.conftest import unpack
 from tests.janitor.cli.test_help import ALL, resolve
 from tests.terminal import StillClock, Terminal, exit_code
-from tests.test_docs import consoles, first_line_not_shown
+from tests.test_docs import consoles, first_line_not_shown, settings_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "commands.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -24,8 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that the page describes."""
     (tmp_path / "data").mkdir()
     unpack("sample", tmp_path / "data")
-    [settings] = re.findall(r"```yaml\n(.*?)```", TEXT, flags=re.DOTALL)
-    (tmp_path / "janitor.yaml").write_text(settings, encoding="utf-8")
+    (tmp_path / "janitor.yaml").write_text(settings_of(PAGE), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -68,12 +68,14 @@ def held(current: Session, watched: str) -> Iterator[tuple[Engine, Semaphore]]:
         SqliteState(current.state_path) as state,
         current.lease(state) as lease,
     ):
-        if watched:
-            watch(store, before=stopping_at(watched, gate))
+        stop = stopping_at(watched, gate)
+        watch(store, before=stop)
         engine = current.engine(store, state, observer=audience, lease=lease)
 
         def make_reader(observer: Observer, halted: Callable[[], bool]) -> Asks:
-            return current.engine(read_only(store), state, observer=observer, halted=halted)
+            face = read_only(store)
+            watch(face, before=stop)
+            return current.engine(face, state, observer=observer, halted=halted)
 
         server = ControlServer(
             current.state_path,

@@ -1,0 +1,284 @@
+"""What holds of a store in HBase beyond the contract of all stores: salts, parts, timestamps, regions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import happybase
+import pytest
+
+from tests.hbase.server import HBaseServer
+from tests.hbase.tables import Tables
+from tms_core.errors import StoreError, StoreNotFound
+from tms_core.rowkey import salt
+from tms_core.tables.base import MessageValue
+from tms_core.tables.hbase import HBaseStore
+
+BUCKETS = 16
+POINTER = 1_500_000_000_000_000_007
+TX = MessageValue(POINTER, b"in a transaction")
+HOUR_MS = 3_600_000
+P, T = b"d:\x00\x00\x00p", b"d:\x00\x00\x00t"
+
+
+@pytest.fixture
+def namespace(hbase_tables: Tables) -> str:
+    return hbase_tables.shared(buckets=BUCKETS)
+
+
+@pytest.fixture
+def store(hbase_tables: Tables, namespace: str) -> Iterator[HBaseStore]:
+    with hbase_tables.open(namespace, buckets=BUCKETS) as opened:
+        yield opened
+
+
+@pytest.fixture
+def message(witness: happybase.Connection, namespace: str) -> happybase.Table:
+    """The message table, as another client sees it."""
+    return witness.table(f"{namespace}:tms.message".encode())
+
+
+def keys(number: int, prefix: bytes = b"k") -> list[bytes]:
+    return [b"%b%04d" % (prefix, one) for one in range(number)]
+
+
+def wrong_salt(key: bytes) -> bytes:
+    """A salt within the buckets that is not the key's."""
+    return bytes([(salt(key, BUCKETS)[0] + 1) % BUCKETS])
+
+
+def all_keys(store: HBaseStore, limit: int = 7) -> list[bytes]:
+    found: list[bytes] = []
+    resume: bytes | None = b""
+    while resume is not None:
+        page = store.message.keys(resume, None, limit)
+        found += page.items
+        resume = page.resume
+    return found
+
+
+def test_given_rows_under_all_salts_when_cut_in_parts_then_each_row_is_in_one_of_them_and_in_order(
+    store: HBaseStore,
+) -> None:
+    store.message.put([(key, TX) for key in keys(200)])
+    store.payload.put([(key, b"x") for key in keys(50)])
+    parts = store.parts()
+    assert len(parts) == BUCKETS
+    in_parts = [part.message.keys(b"", None, 1000).items for part in parts]
+    assert all(found == sorted(found) for found in in_parts)
+    assert sorted(key for found in in_parts for key in found) == keys(200)
+    assert sorted(key for part in parts for key in part.payload.keys(b"", None, 1000).items) == keys(50)
+    assert all_keys(store) == keys(200)
+    assert parts[0].metadata is store.metadata
+    assert parts[0].calls is store.calls
+    assert parts[0].identity() == store.identity()
+
+
+def test_given_parts_when_read_deleted_and_inverted_then_only_rows_of_that_part_are_meant(store: HBaseStore) -> None:
+    store.message.put([(key, TX) for key in keys(100)])
+    part, *others = store.parts()
+    [first, second, *rest] = part.message.keys(b"", None, 1000).items
+    [cell] = part.message.cells(first, first + b"\x00", 10).items
+    assert part.message.invert([cell]) == [True]
+    assert [found.message.invert([cell]) for found in others] == [[False]] * len(others)
+    part.message.delete([second, others[0].message.keys(b"", None, 1).items[0]])
+    assert part.message.keys(b"", None, 1000).items == [first, *rest]
+    assert len(all_keys(store)) == 99
+    assert part.message.rows(first, first + b"\x00", 1).items == [(first, TX._replace(pointer=-POINTER))]
+
+
+def test_given_a_page_of_a_part_when_read_on_then_nothing_is_skipped_or_doubled(store: HBaseStore) -> None:
+    store.message.put([(key, TX) for key in keys(300)])
+    for part in store.parts():
+        whole = part.message.keys(b"", None, 1000).items
+        for limit in (1, 2, len(whole) - 1, len(whole), len(whole) + 1):
+            found: list[bytes] = []
+            resume: bytes | None = b""
+            while resume is not None:
+                page = part.message.keys(resume, None, limit)
+                assert len(page.items) <= limit
+                found += page.items
+                resume = page.resume
+            assert found == whole
+
+
+@pytest.mark.parametrize("buckets", [BUCKETS, None], ids=["told", "found out"])
+def test_given_rows_under_wrong_salts_when_walked_in_parts_then_they_are_found_counted_and_deleted(
+    hbase: HBaseServer, store: HBaseStore, message: happybase.Table, namespace: str, buckets: int | None
+) -> None:
+    store.message.put([(key, TX) for key in keys(200)])
+    stray = [(wrong_salt(b"stray"), b"stray"), (b"\x20", b"far"), (b"\xff", b"last")]
+    for byte, key in stray:
+        message.put(byte + key, {P: b"x"})
+    with HBaseStore([hbase.thrift], namespace=namespace, buckets=buckets) as janitor:
+        assert set(all_keys(janitor)) == {*keys(200), b"stray", b"far", b"last"}
+        before = janitor.wrong_salts
+        parts = janitor.parts()
+        assert len(parts) == BUCKETS + 2
+        found = [part.message.keys(b"", None, 1000).items for part in parts]
+        assert sorted(key for items in found for key in items) == sorted([*keys(200), b"stray", b"far", b"last"])
+        assert janitor.wrong_salts - before == 3
+        for part, items in zip(parts, found, strict=True):
+            part.message.delete(items)
+        assert list(message.scan()) == []
+        assert janitor.parts() == []
+
+
+def test_given_one_key_under_two_salts_when_read_whole_then_it_comes_once_and_goes_everywhere(
+    store: HBaseStore, message: happybase.Table
+) -> None:
+    cells = {T: POINTER.to_bytes(8, "big")}
+    rows = [salt(b"twice", BUCKETS) + b"twice", wrong_salt(b"twice") + b"twice"]
+    for row in rows:
+        message.put(row, cells)
+    store.message.put([(b"other", TX)])
+    found = store.message.cells(b"", None, 10).items
+    assert [cell.key for cell in found] == [b"other", b"twice"]
+    assert store.message.invert([found[1]]) == [True]
+    assert [message.row(row) for row in rows] == [{T: (-POINTER).to_bytes(8, "big", signed=True)}] * 2
+    assert [key for key, _ in store.message.rows(b"", None, 10).items] == [b"other", b"twice"]
+    store.message.delete([b"twice"])
+    assert [message.row(row) for row in rows] == [{}, {}]
+    assert store.message.keys(b"", None, 10).items == [b"other"]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["after a page", "by name"])
+@pytest.mark.parametrize("ahead", [(P, T), (T,), (P,)], ids=["row", "pointer", "payload"])
+def test_given_cells_an_hour_ahead_when_deleted_then_they_are_gone_and_stay_gone(
+    hbase: HBaseServer,
+    store: HBaseStore,
+    message: happybase.Table,
+    namespace: str,
+    request: pytest.FixtureRequest,
+    known: bool,
+    ahead: tuple[bytes, ...],
+) -> None:
+    # No other test may use these keys: for an hour they cannot be put again.
+    names = keys(40, request.node.name.encode())
+    store.message.put([(key, TX) for key in names])
+    late_ms = time.time_ns() // 1_000_000 + HOUR_MS
+    for key in names[::3]:
+        value = {P: TX.payload or b"", T: POINTER.to_bytes(8, "big")}
+        message.put(salt(key, BUCKETS) + key, {column: value[column] for column in ahead}, timestamp=late_ms)
+    first = salt(names[0], BUCKETS) + names[0]
+    message.delete(first)
+    assert set(message.row(first)) == set(ahead), "a plain delete leaves them"
+    if known:
+        assert store.message.keys(b"", None, 1000).items == names
+    store.message.delete(names)
+    assert list(message.scan()) == []
+    assert 0 < HOUR_MS - store.ahead_ms < 60_000
+    hbase.command("compact", f"{namespace}:tms.message")
+    assert list(message.scan()) == []
+
+
+def test_given_old_cells_when_deleted_then_rows_put_at_once_after_are_seen(
+    store: HBaseStore, message: happybase.Table
+) -> None:
+    old_ms = time.time_ns() // 1_000_000 - HOUR_MS
+    message.put(salt(b"again", BUCKETS) + b"again", {P: b"old"}, timestamp=old_ms)
+    [part] = store.parts()
+    part.message.delete(part.message.keys(b"", None, 10).items)
+    message.put(salt(b"again", BUCKETS) + b"again", {P: b"new"}, timestamp=time.time_ns() // 1_000_000 + 5_000)
+    assert store.message.rows(b"", None, 10).items == [(b"again", MessageValue(None, b"new"))]
+    assert store.ahead_ms == 0
+
+
+def test_given_a_row_somebody_deletes_before_its_inversion_when_inverted_then_it_stays_gone(
+    hbase: HBaseServer, store: HBaseStore, message: happybase.Table, namespace: str
+) -> None:
+    store.message.put([(key, TX) for key in keys(3)])
+    cells = store.message.cells(b"", None, 10).items
+    message.delete(salt(b"k0000", BUCKETS) + b"k0000")
+    hbase.command("compact", f"{namespace}:tms.message")
+    assert store.message.invert(cells) == [False, True, True]
+    assert all_keys(store) == keys(3)[1:]
+
+
+def test_given_rows_that_lack_cdaps_cells_when_read_then_they_are_counted_and_left_out(
+    store: HBaseStore, message: happybase.Table
+) -> None:
+    message.put(b"\x01alien", {b"d:x": b"?"})
+    message.put(b"\x01short", {T: b"1234567", P: b"x"})
+    store.message.put([(b"good", TX)])
+    assert store.message.rows(b"", None, 10).items == [(b"good", TX)]
+    assert store.calls["unreadable"] == 2
+    assert [cell.key for cell in store.message.cells(b"", None, 10).items] == [b"good"]
+    assert store.message.keys(b"", None, 10).items == [b"alien", b"good", b"short"]
+
+
+def test_given_large_rows_when_read_then_pages_are_bounded_by_bytes_too(store: HBaseStore) -> None:
+    megabyte = bytes(1 << 20)
+    for key in keys(20):
+        store.payload.put([(b"same salt for all is not needed" + key, megabyte)])
+    pages, resume = [], b""
+    while True:
+        page = store.payload.rows(resume, None, 1000)
+        pages.append(len(page.items))
+        if page.resume is None:
+            break
+        resume = page.resume
+    assert sum(pages) == 20
+    for part in store.parts():
+        assert all(len(value) == len(megabyte) for _, value in part.payload.rows(b"", None, 1000).items)
+
+
+def test_given_regions_split_merged_and_moved_when_read_on_then_nothing_is_skipped(
+    hbase: HBaseServer, hbase_tables: Tables
+) -> None:
+    namespace = hbase_tables.make(buckets=4)
+    store = hbase_tables.open(namespace, buckets=4)
+    table = f"{namespace}:tms.message"
+    hbase.command("set", table, "SPLIT_POLICY", "org.apache.hadoop.hbase.regionserver.ConstantSizeRegionSplitPolicy")
+    store.message.put([(key, TX) for key in keys(200)])
+    found: list[bytes] = []
+    resume: bytes | None = b""
+    steps = [
+        lambda: hbase.command("split", table, b"\x03k0100"),
+        lambda: hbase.command("merge", table, b"\x01"),
+        lambda: hbase.command("cycle", table),
+    ]
+    while resume is not None:
+        page = store.message.keys(resume, None, 40)
+        found += page.items
+        resume = page.resume
+        if steps:
+            steps.pop(0)()
+    assert found == keys(200)
+    assert hbase.command("regions", table) == "- 01 03 036b30313030"
+    assert len(store.parts()) == 4
+    store.close()
+
+
+def test_given_deleted_rows_when_compaction_is_asked_for_then_the_regions_of_the_range_are_compacted(
+    store: HBaseStore,
+) -> None:
+    store.message.put([(key, TX) for key in keys(50)])
+    store.pool.calls.clear()
+    store.parts()[3].message.compact(b"k0000", b"k0050")
+    assert store.pool.calls["majorCompact"] == 1
+    store.message.compact(b"k0000", b"k0050")
+    assert store.pool.calls["majorCompact"] == 1 + BUCKETS
+    assert all_keys(store) == keys(50)
+
+
+def test_given_no_tables_when_opened_then_it_says_how_to_make_them(hbase: HBaseServer) -> None:
+    with pytest.raises(StoreNotFound, match="tms admin create-tables"):
+        HBaseStore([hbase.thrift], namespace="nowhere")
+
+
+def test_given_no_bucket_count_when_put_then_it_is_refused(hbase: HBaseServer, namespace: str) -> None:
+    with HBaseStore([hbase.thrift], namespace=namespace) as store:
+        with pytest.raises(StoreError, match=r"storage\.hbase\.buckets"):
+            store.message.put([(b"k", TX)])
+        with pytest.raises(StoreError, match=r"storage\.hbase\.buckets"):
+            store.payload.put([(b"k", b"x")])
+
+
+def test_given_a_store_when_asked_for_its_identity_then_it_is_cluster_and_namespace(
+    store: HBaseStore, namespace: str
+) -> None:
+    cluster = store.pool.call("getClusterId").decode()
+    assert store.identity() == f"hbase:{cluster}:{namespace}"
+    assert len(cluster) == 36
