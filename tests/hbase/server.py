@@ -166,11 +166,14 @@ def start(folder: Path, *, region_servers: int = 1, properties: Mapping[str, str
     settings = [f"{name}={value}" for name, value in (properties or {}).items()]
     pid = _java(["fixture.Main", str(folder), str(region_servers), *settings], folder / "log")
     deadline = time.monotonic() + START_SECONDS
-    while not (folder / "ready").exists():
-        if not _is_alive(pid) or time.monotonic() > deadline:
-            _kill(pid)
-            raise ServerFailed(f"HBase did not start:\n{_tail(folder / 'log')}")
-        time.sleep(0.05)
+    try:
+        while not (folder / "ready").exists():
+            if not _is_alive(pid) or time.monotonic() > deadline:
+                raise ServerFailed(f"HBase did not start:\n{_tail(folder / 'log')}")
+            time.sleep(0.05)
+    except BaseException:
+        _kill(pid)
+        raise
     server = of_folder(folder)
     server.join()
     return server

@@ -23,12 +23,13 @@ _CALL, _REPLY, _EXCEPTION = 1, 2, 3
 class Request:
     """A call as it arrived, and the means to answer it."""
 
-    def __init__(self, server: FakeThrift, connection: socket.socket, name: str, number: int, row: bytes) -> None:
+    def __init__(self, server: FakeThrift, connection: socket.socket, name: str, number: int, arguments: Any) -> None:
         self.server = server
         self.connection = connection
         self.name = name
         self.number = number
-        self.row = row
+        self.arguments = arguments
+        self.row: bytes = getattr(arguments, "row", b"")
 
     def answer(self, *, row: bytes | None = None, number: int | None = None, name: str | None = None) -> bytes:
         """The right answer to ``getRow``, unless told otherwise."""
@@ -36,6 +37,13 @@ class Request:
         found = thrift.RowResult(row=self.row if row is None else row, columns={})
         result = thrift.Hbase.getRow_result(success=[found])
         return self._message(name or self.name, _REPLY, self.number if number is None else number, result)
+
+    def reply(self, value: object) -> None:
+        """Send an answer of any kind to any call; None to one that answers nothing."""
+        result = getattr(interface().Hbase, f"{self.name}_result")()
+        if value is not None:
+            result.success = value
+        self.send(self._message(self.name, _REPLY, self.number, result))
 
     def failure(self, **exception: Any) -> bytes:
         """An answer that carries ``io`` or ``argument``, one of HBase's exceptions."""
@@ -137,9 +145,9 @@ class FakeThrift:
                     protocol.read_struct(arguments)
                 except (OSError, EOFError):
                     return
-                row = getattr(arguments, "row", b"")
-                self.asked[row] += 1
-                self.conduct(Request(self, connection, name, number, row))
+                request = Request(self, connection, name, number, arguments)
+                self.asked[request.row] += 1
+                self.conduct(request)
 
 
 class _Readable:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from tms_core.cli.create_tables import create_hbase_tables
 from tms_core.errors import ConfigurationError, StoreBusy, StoreLayoutError, TmsError
 from tms_core.tables.leveldb import release
 
@@ -23,6 +24,9 @@ def cli() -> None:
 @cli.group("admin")
 def admin() -> None:
     """For the operator of a store."""
+
+
+admin.add_command(create_hbase_tables)
 
 
 @admin.command("release")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tms_core.errors import StoreError
+from tms_core.errors import StoreError, StoreNotFound
 from tms_core.tables.base import TableName
 from tms_core.tables.hbase_pool import HBasePool
 from tms_core.tables.hbase_wire import interface
@@ -56,6 +56,11 @@ class TableSpec:
     buckets: int | None = None
 
     @property
+    def full_name(self) -> str:
+        """Namespace and name."""
+        return f"{self.namespace}:{self.name}"
+
+    @property
     def split_keys(self) -> list[bytes]:
         """The salts at which regions begin, but for the first."""
         return [bytes([salt]) for salt in range(1, self.buckets or 1)]
@@ -79,7 +84,7 @@ class TableSpec:
     def shell_line(self) -> str:
         """What the HBase shell takes."""
         family = f"{{NAME => 'd', VERSIONS => 1, BLOOMFILTER => 'ROW', COMPRESSION => '{self.compression}'}}"
-        parts = [f"create '{self.namespace}:{self.name}'", family]
+        parts = [f"create '{self.full_name}'", family]
         if self.attributes:
             pairs = ", ".join(f"'{name}' => '{value}'" for name, value in self.attributes.items())
             parts.append(f"METADATA => {{{pairs}}}")
@@ -127,7 +132,7 @@ def create_tables(admin: HBasePool, specs: list[TableSpec]) -> list[str]:
         specs: see :func:`table_specs`.
 
     Returns:
-        The names of the tables that were made.
+        The full names of the tables that were made.
 
     Raises:
         StoreError: HBase could not make one, or one is there with another number of buckets.
@@ -136,7 +141,7 @@ def create_tables(admin: HBasePool, specs: list[TableSpec]) -> list[str]:
     if namespace not in admin.call("listNamespaces"):
         with admin.connection() as connection:
             connection.call("createNamespace", interface().NamespaceDescriptor(name=namespace))
-    return [f"{spec.namespace}:{spec.name}" for spec in specs if _create(admin, spec)]
+    return [spec.full_name for spec in specs if _create(admin, spec)]
 
 
 def buckets_of(admin: HBasePool, namespace: str, table: TableName) -> int | None:
@@ -151,7 +156,10 @@ def buckets_of(admin: HBasePool, namespace: str, table: TableName) -> int | None
         StoreNotFound: there is no such table.
         StoreError: it could not be asked, or says something else than a number.
     """
-    return _buckets(admin, TableSpec(namespace, _NAMES[table], "NONE"))
+    spec = TableSpec(namespace, _NAMES[table], "NONE")
+    if not admin.call("tableExists", spec.thrift_name()):
+        raise StoreNotFound(f"There is no table {spec.full_name}.", "Make it with tms admin create-tables.")
+    return _buckets(admin, spec)
 
 
 def _create(admin: HBasePool, spec: TableSpec) -> bool:
@@ -162,7 +170,7 @@ def _create(admin: HBasePool, spec: TableSpec) -> bool:
     present = _buckets(admin, spec)
     if spec.buckets is not None and present != spec.buckets:
         raise StoreError(
-            f"{spec.namespace}:{spec.name} is there with {present or 'no'} buckets, not {spec.buckets}.",
+            f"{spec.full_name} is there with {present or 'no'} buckets, not {spec.buckets}.",
             f"Set storage.hbase.buckets to {present}." if present else "It was not made by CDAP; drop or rename it.",
         )
     return False
@@ -174,5 +182,5 @@ def _buckets(admin: HBasePool, spec: TableSpec) -> int | None:
     if value is None:
         return None
     if not value.isdigit():
-        raise StoreError(f"{spec.namespace}:{spec.name} has {BUCKETS_ATTRIBUTE} {value!r}, which is no number.")
+        raise StoreError(f"{spec.full_name} has {BUCKETS_ATTRIBUTE} {value!r}, which is no number.")
     return int(value)

@@ -13,6 +13,7 @@ blocks of every scan, and is left to the tests as an independent witness. Errors
 from __future__ import annotations
 
 import io
+import re
 import select
 import socket
 import time
@@ -36,6 +37,8 @@ Service = Literal["Hbase", "HbaseAdmin"]
 _BUFFER_BYTES = 1 << 18
 #: What thriftpy2 lets out when a connection breaks or what it carries is not Thrift.
 _BROKEN = (OSError, EOFError, TTransportException, TProtocolException, ProtocolError, MemoryError)
+#: What stands before a Java class's own name.
+_PACKAGE = re.compile(r"^([a-z0-9_]+\.)+(?=[A-Z])")
 #: Java's names of failures that pass: of a region that moves, a server that starts, is full or restarts.
 _PASSING = (
     "CallQueueTooBig", "CallTimeout", "ConnectException", "ConnectionClosed", "FailedServer", "MasterNotRunning",
@@ -244,11 +247,11 @@ def _unserved(address: str, name: str, error: TApplicationException) -> StoreErr
 
 
 def _refused(name: str, message: bytes) -> StoreError:
-    """What HBase said. A message is ``java.class.Name: text`` and then Java's stack, which says nothing to a user."""
+    """What HBase said: mostly ``java.class.Name: text`` and then Java's stack, which says nothing to a user."""
     first, *rest = message.decode(errors="replace").strip().split("\n")
-    java, _, said = first.partition(": ")
-    java = java.rpartition(".")[2]
-    text = f"HBase could not do {name}: {java}: {said[:300].rstrip('.')}."
+    reason = _PACKAGE.sub("", first).rstrip(".: ")
+    java = reason.partition(":")[0]
+    text = f"HBase could not do {name}: {reason[:300] or 'it gave no reason'}."
     if any(kind in java for kind in _NOT_FOUND):
         return StoreNotFound(text, "Make the tables (tms admin create-tables), or correct storage.hbase.namespace.")
     if "AccessDenied" in java:

@@ -256,6 +256,25 @@ def test_given_a_held_store_when_a_plan_is_applied_then_its_rows_are_gone(make_s
     assert [run["mode"] for run in site.janitor("history --format json").json["runs"]] == ["apply"]
 
 
+@pytest.mark.parametrize("words", ["--dry-run", "--since now-60h", ""])
+def test_given_a_held_store_when_rows_are_restored_then_as_with_a_free_one(
+    make_site: MakeSite, hold: Hold, words: str
+) -> None:
+    outcomes = []
+    for is_held in (False, True):
+        site = make_site()
+        site.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: data/archive}, "))
+        site.janitor("run --once")
+        site.janitor("pause default:orders")
+        if is_held:
+            hold(site)
+        restored = site.janitor(f"archive restore default:orders {words} --format json")
+        outcomes.append((restored, site.janitor("inspect message --format json").out))
+    free, held = outcomes
+    assert (held[0].code, held[0].out, held[1]) == (free[0].code, free[0].out, free[1])
+    assert held[0].json["restored"] > 0
+
+
 # --- what stays the holder's -----------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,408 @@
+"""Transactions over the memory's table: what is changed inside one is gathered here and written at its end.
+
+First the new blocks and rows of history are written, then the root is replaced, then goes what no longer counts. So
+a process that dies in between leaves blocks that do not count, which the next one removes, or a page of history
+without its effect; never an effect without its history.
+
+Nobody is kept waiting: whoever replaces the root first has committed. The other one writes again on the new root when
+nothing it has read or changed is different there, and otherwise has lost the race.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from heapq import merge
+from threading import RLock, get_ident
+from typing import Any, Protocol, TypeVar
+
+from janitor.state.hbase_root import INLINE_BYTES, Root
+from janitor.state.hbase_table import JanitorTable
+from tms_core.clock import Clock, SystemClock
+from tms_core.errors import StoreBusy, StoreError, StoreUnavailable
+from tms_core.lease import LeaseRecord
+from tms_core.tables.hbase_pool import HBasePool
+from tms_core.tables.hbase_rows import batches
+
+T = TypeVar("T")
+
+ROOT = b"root"
+BLOCK = b"b"
+#: How often something is tried that another process came before.
+_ATTEMPTS = 5
+#: Bytes of one row of a block.
+_PART_BYTES = 1 << 20
+_TOKEN_BYTES = 6
+#: What was learnt about the store: only who has the lease, or never had one, may say so (rules S4 and S12).
+_FENCED = ("store", "anchor", "frontiers", "open", "closed", "evidence", "claim", "thorough", "strikes")
+#: What a refused process can do.
+_AGAIN = "Nothing was changed; do it again."
+
+
+class LostRace(StoreBusy):
+    """Another process has changed what a transaction read or changed."""
+
+
+class _Gone(Exception):
+    """A block is not there any more: the root that named it has been replaced."""
+
+
+class View(Protocol):
+    """The values of one moment."""
+
+    def value(self, name: str) -> bytes | None:
+        """A packed value; None without one."""
+        ...
+
+    def names(self) -> set[str]:
+        """Of all values there are."""
+        ...
+
+    def stamp(self, name: str) -> tuple[str, ...] | None:
+        """Equal where a block's content is; None where that cannot be told."""
+        ...
+
+
+@dataclass
+class _Committed:
+    """The values that hang on a root."""
+
+    root: Root
+    load: Callable[[str, Sequence[str]], bytes]
+
+    def value(self, name: str) -> bytes | None:
+        if name in self.root.values:
+            return packed(self.root.values[name])
+        keys = self.root.blocks.get(name)
+        return None if keys is None else self.load(name, keys)
+
+    def names(self) -> set[str]:
+        return {*self.root.values, *self.root.blocks}
+
+    def stamp(self, name: str) -> tuple[str, ...] | None:
+        return self.root.blocks.get(name)
+
+
+@dataclass
+class _Changes:
+    """The values as a transaction sees them.
+
+    Attributes:
+        values: changed ones; None: removed.
+        rows: of history; None: removed.
+        touched: names that were read or changed.
+    """
+
+    base: _Committed
+    values: dict[str, bytes | None] = field(default_factory=dict)
+    rows: dict[bytes, bytes | None] = field(default_factory=dict)
+    touched: set[str] = field(default_factory=set)
+
+    def value(self, name: str) -> bytes | None:
+        self.touched.add(name)
+        return self.values[name] if name in self.values else self.base.value(name)
+
+    def names(self) -> set[str]:
+        changed = {name for name, value in self.values.items() if value is not None}
+        return self.base.names() - self.values.keys() | changed
+
+    def stamp(self, name: str) -> tuple[str, ...] | None:
+        return None if name in self.values else self.base.stamp(name)
+
+    def copy(self) -> _Changes:
+        return _Changes(self.base, dict(self.values), dict(self.rows), set(self.touched))
+
+
+class HBaseMemory:
+    """The memory's table on a cluster. Threads may share one; processes may each have their own on the same table.
+
+    Args:
+        thrift: ``HOST:PORT`` of each Thrift 1 server.
+        namespace: the HBase namespace.
+        thrift2: of Thrift 2 servers, with which the table is made if it is not there.
+        connections: how many may be open at once.
+        timeout_seconds: the longest one call may take.
+        clock: our own clock.
+        prefix: what the keys of this memory begin with, where several share the table.
+
+    Attributes:
+        pool: the connections; its ``calls`` counts Thrift calls.
+
+    Raises:
+        StoreNotFound: the table is not there and cannot be made.
+        StoreError: HBase cannot be asked, or what is there is not ours.
+    """
+
+    def __init__(
+        self,
+        thrift: Sequence[str],
+        *,
+        namespace: str = "cdap_system",
+        thrift2: Sequence[str] = (),
+        connections: int = 4,
+        timeout_seconds: float = 30,
+        clock: Clock | None = None,
+        prefix: bytes = b"",
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self.pool = HBasePool(thrift, connections=connections, timeout_seconds=timeout_seconds, clock=self._clock)
+        self._table = JanitorTable(self.pool, namespace, prefix, self._clock)
+        self._where = self._table.name
+        self._closed = False
+        self._lock = RLock()
+        self._inside: int | None = None
+        self._changes: _Changes | None = None
+        #: Held while the root is replaced, so that a lease of ours that is renewed meanwhile is not taken for another's.
+        self._replacing = RLock()
+        self._mine: bytes | None = None
+        self._tidy = False
+        #: The blocks last read, as they are stored, by name.
+        self._read: dict[str, tuple[tuple[str, ...], bytes]] = {}
+        try:
+            self._table.open(thrift2, timeout_seconds)
+            self._root()
+        except StoreError:
+            self.pool.close()
+            raise
+
+    def close(self) -> None:
+        self._closed = True
+        self.pool.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with self._lock:
+            outer = self._changes
+            if outer is None:
+                self._changes, self._inside = _Changes(self._committed(self._root())), get_ident()
+                try:
+                    yield
+                    self._commit(self._changes)
+                finally:
+                    self._changes = self._inside = None
+                return
+            before = outer.copy()
+            try:
+                yield
+            except BaseException:
+                self._changes = before
+                raise
+
+    # -- the lease: never part of a transaction, whose end might come too late for it ------------------------------
+
+    def lease(self) -> bytes | None:
+        return self._root().lease
+
+    def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
+        with self._replacing:
+            for _ in range(_ATTEMPTS):
+                root = self._root()
+                if root.lease != expected:
+                    return False
+                token = secrets.token_hex(_TOKEN_BYTES)
+                if self._replace(root, root.next(token, lease=value)):
+                    record = LeaseRecord.parse(value)
+                    self._mine = value if record is not None and record.holder else None
+                    return True
+        raise self._crowded()
+
+    # -- for the parts of the memory ------------------------------------------------------------------------------
+
+    def _look(self, read: Callable[[View], T]) -> T:
+        """Read values of one moment: the transaction's, or the present."""
+        if self._changes is not None and self._inside == get_ident():
+            try:
+                return read(self._changes)
+            except _Gone:
+                raise self._lost() from None
+        for _ in range(_ATTEMPTS):
+            with suppress(_Gone):
+                return read(self._committed(self._root()))
+        raise self._crowded()
+
+    def _json(self, name: str, default: Any = None) -> Any:
+        """One value; a new object each time."""
+        value = self._look(lambda view: view.value(name))
+        return default if value is None else json.loads(value)
+
+    def _write(self, work: Callable[[], T]) -> T:
+        """Do one change, by itself or as part of the transaction; by itself again if another process came before."""
+        if self._inside == get_ident():
+            return work()
+        for _ in range(_ATTEMPTS - 1):
+            with suppress(LostRace), self.transaction():
+                return work()
+        with self.transaction():
+            return work()
+
+    def _save(self, name: str, value: Any) -> None:
+        """Change a value, inside a transaction; None removes it."""
+        self._save_packed(name, None if value is None else packed(value))
+
+    def _save_packed(self, name: str, value: bytes | None) -> None:
+        """Change a value that is bytes or JSON, inside a transaction."""
+        assert self._changes is not None
+        if value is None or value != self._look(lambda view: view.value(name)):
+            self._changes.touched.add(name)
+            self._changes.values[name] = value
+
+    def _put_row(self, key: bytes, value: bytes) -> None:
+        """Write a row of history, inside a transaction."""
+        assert self._changes is not None
+        self._changes.rows[key] = zlib.compress(value, 1)
+
+    def _delete_row(self, key: bytes) -> None:
+        assert self._changes is not None
+        self._changes.rows[key] = None
+
+    def _row(self, key: bytes) -> bytes | None:
+        return self._rows_of([key]).get(key)
+
+    def _rows_of(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Rows of history that there are."""
+        changed = self._changed_rows()
+        found = self._table.get_many([key for key in keys if key not in changed]) if keys else {}
+        found |= {key: value for key in keys if (value := changed.get(key)) is not None}
+        return {key: zlib.decompress(found[key]) for key in keys if key in found}
+
+    def _walk(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Rows of history from ``start`` until before ``stop``, in order."""
+        return ((key, zlib.decompress(value)) for key, value in self._merged(start, stop, keys_only=False))
+
+    def _walk_keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
+        return (key for key, _ in self._merged(start, stop, keys_only=True))
+
+    def _merged(self, start: bytes, stop: bytes, *, keys_only: bool) -> Iterator[tuple[bytes, bytes]]:
+        self._ensure_open()
+        changed = self._changed_rows()
+        new = sorted((key, row) for key, row in changed.items() if row is not None and start <= key < stop)
+        stored = self._table.walk(start, stop, keys_only=keys_only)
+        return merge(((key, row) for key, row in stored if key not in changed), new)
+
+    def _changed_rows(self) -> Mapping[bytes, bytes | None]:
+        if self._changes is None or self._inside != get_ident():
+            return {}
+        return self._changes.rows
+
+    # -- root and blocks ------------------------------------------------------------------------------------------
+
+    def _root(self) -> Root:
+        self._ensure_open()
+        return Root.parse(self._table.get(ROOT), self._where)
+
+    def _committed(self, root: Root) -> _Committed:
+        return _Committed(root, self._load)
+
+    def _load(self, name: str, keys: Sequence[str]) -> bytes:
+        known, stored = self._read.get(name, ((), b""))
+        if known != keys:
+            parts = self._table.get_many([bytes.fromhex(key) for key in keys])
+            if len(parts) < len(keys):
+                raise _Gone
+            stored = b"".join(parts[bytes.fromhex(key)] for key in keys)
+            # Of closed ids there may be many blocks, and each is needed once.
+            if "." not in name:
+                self._read[name] = (tuple(keys), stored)
+        return zlib.decompress(stored)
+
+    def _commit(self, changes: _Changes) -> None:
+        if not changes.values and not changes.rows:
+            return
+        base = changes.base.root
+        history = {key: value for key, value in changes.rows.items() if value is not None}
+        self._table.put(history.items())
+        for _ in range(_ATTEMPTS):
+            with self._replacing:
+                self._check_fence(base, changes)
+                token = secrets.token_hex(_TOKEN_BYTES)
+                root, blocks = _with(base, changes.values, token)
+                self._table.put(blocks.items())
+                done = self._replace(base, root)
+            if done:
+                self._remove_what_went(base, root, [key for key, value in changes.rows.items() if value is None])
+                return
+            self._table.delete(blocks)
+            present = self._root()
+            if any(present.entry(name) != base.entry(name) for name in changes.touched):
+                raise self._lost()
+            base = present
+        raise self._crowded()
+
+    def _check_fence(self, present: Root, changes: _Changes) -> None:
+        """Whether this process may still say what it says (rule S12); the root is replaced only if it stays as it is."""
+        fenced = any(name.partition(".")[0] in _FENCED for name in changes.values)
+        if fenced and self._mine is not None and present.lease != self._mine:
+            record = LeaseRecord.parse(present.lease)
+            raise StoreBusy(
+                f"{self._where}: {record.holder if record and record.holder else 'nobody'} has the lease now, and "
+                "what was learnt under the former one is not written.",
+                "The next holder goes on from there.",
+            )
+
+    def _replace(self, base: Root, root: Root) -> bool:
+        """Replace the root; returns whether it was.
+
+        Raises:
+            StoreUnavailable: that cannot be told.
+        """
+        done, sure = self._table.swap(ROOT, base.packed, root.packed)
+        if done or sure:
+            return done
+        present = self._root()
+        if root.recent[-1] in present.recent:
+            return True
+        if present.version > base.version + len(present.recent) - 1:
+            raise StoreUnavailable(
+                f"The connection to HBase broke while {self._where} was written, and others have written since.",
+                "See what is there before it is done again.",
+            )
+        return False
+
+    def _remove_what_went(self, base: Root, root: Root, rows: Iterable[bytes]) -> None:
+        went = [*rows, *map(bytes.fromhex, base.named() - root.named())]
+        if not self._tidy:
+            # What processes have left that died before they could replace the root; no other can be of its version.
+            named, end = root.named(), BLOCK + (root.version + 1).to_bytes(8, "big")
+            went += [key for key, _ in self._table.walk(BLOCK, end, keys_only=True) if key.hex() not in named]
+            self._tidy = True
+        self._table.delete(dict.fromkeys(went))
+
+    def _ensure_open(self) -> None:
+        if self._closed:
+            raise StoreError(f"{self._where}: this memory is closed.")
+
+    def _lost(self) -> LostRace:
+        return LostRace(f"{self._where} was changed by another process at this moment.", _AGAIN)
+
+    def _crowded(self) -> StoreBusy:
+        return StoreBusy(f"{self._where} is being written by other processes all the time.", _AGAIN)
+
+
+def packed(value: Any) -> bytes:
+    """A JSON value as it is kept."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _with(base: Root, changed: Mapping[str, bytes | None], token: str) -> tuple[Root, dict[bytes, bytes]]:
+    """The root with changed values, and the rows of its new blocks."""
+    values, blocks = dict(base.values), dict(base.blocks)
+    rows: dict[bytes, bytes] = {}
+    begin = BLOCK + (base.version + 1).to_bytes(8, "big") + bytes.fromhex(token)
+    for name, value in changed.items():
+        values.pop(name, None)
+        blocks.pop(name, None)
+        if value is None:
+            continue
+        if len(value) <= INLINE_BYTES and not is_binary(name):
+            values[name] = json.loads(value)
+            continue
+        stored = zlib.compress(value, 1)
+        parts = [stored[at : at + _PART_BYTES] for at in range(0, len(stored), _PART_BYTES)]
+        new = {begin + (len(rows) + number).to_bytes(4, "big"): part for number, part in enumerate(parts)}
+        blocks[name] = tuple(key.hex() for key in new)
+        rows |= new
+    return base.next(token, values=values, blocks=blocks), rows

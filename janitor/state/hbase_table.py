@@ -1,0 +1,152 @@
+"""The memory's table in HBase: rows of one cell each, and the one among them that is compared before it is changed.
+
+All cells but that one carry the same timestamp, 1, and so do the markers that delete them. So nothing here depends on
+the clocks of HBase's servers: of two values of a cell the later one counts, and a marker hides exactly what was there.
+The price is that a key that was deleted must never come back, since its marker would hide it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from tms_core.clock import Clock
+from tms_core.errors import StoreError, StoreNotFound
+from tms_core.tables.hbase_pool import Connection, HBasePool
+from tms_core.tables.hbase_rows import KEYS, ROWS, HBaseRows, batches
+from tms_core.tables.hbase_schema import FAMILY, TableSpec, create_tables
+from tms_core.tables.hbase_wire import interface
+
+#: The table's name in its namespace.
+TABLE = "tms.janitor"
+#: The only column.
+COLUMN = FAMILY + b":v"
+
+#: Rows, and bytes of their values, in one call.
+_BATCH_ROWS, _BATCH_BYTES = 1000, 4 << 20
+#: Rows of a page.
+_PAGE_ROWS = 1000
+_TIMESTAMP = 1
+
+
+class JanitorTable:
+    """Rows by key.
+
+    Args:
+        pool: connections to Thrift 1 servers.
+        namespace: the HBase namespace.
+        prefix: what all keys begin with in HBase; the caller never sees it.
+        clock: our own clock.
+    """
+
+    def __init__(self, pool: HBasePool, namespace: str, prefix: bytes, clock: Clock) -> None:
+        thrift = interface()
+        self.name = f"{namespace}:{TABLE}"
+        self._pool = pool
+        self._spec = TableSpec(namespace, TABLE, "NONE")
+        self._prefix = prefix
+        self._rows = HBaseRows(pool, self.name.encode(), clock)
+        self._delete_family = [thrift.Mutation(isDelete=True, column=FAMILY)]
+
+    def open(self, thrift2: Sequence[str], timeout_seconds: float) -> None:
+        """Make the table if it is not there.
+
+        Args:
+            thrift2: ``HOST:PORT`` of Thrift 2 servers, which can make one.
+            timeout_seconds: the longest that a call to one of them may take.
+
+        Raises:
+            StoreNotFound: it is not there and cannot be made; the hint has the command that makes it.
+            StoreError: HBase could not be asked.
+        """
+        try:
+            self.get(b"")
+        except StoreNotFound as error:
+            if not thrift2:
+                raise self._missing() from error
+            admin = HBasePool(thrift2, connections=1, timeout_seconds=timeout_seconds, service="HbaseAdmin")
+            try:
+                self._create(admin)
+            finally:
+                admin.close()
+
+    def get(self, key: bytes) -> bytes | None:
+        """One value; None without one."""
+        row = self._rows.get(self._prefix + key or b"\x00")
+        value: bytes | None = row.columns[COLUMN].value if row else None
+        return value
+
+    def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """The values there are."""
+        found = {}
+        for some in batches(keys, _BATCH_ROWS):
+            rows = [self._prefix + key for key in some]
+            for row in self._pool.call("getRows", self.name.encode(), rows, {}):
+                found[row.row[len(self._prefix) :]] = row.columns[COLUMN].value
+        return found
+
+    def walk(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values of ``[start, stop)`` in order; with ``keys_only`` all values are empty."""
+        at, end = self._prefix + start, self._prefix + stop
+        ended = False
+        while not ended:
+            rows, ended = self._rows.fetch(at, end, _PAGE_ROWS, KEYS if keys_only else ROWS)
+            for row in rows:
+                yield row.row[len(self._prefix) :], row.columns[COLUMN].value
+            if rows:
+                at = rows[-1].row + b"\x00"
+
+    def put(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Write rows; durable when it returns, but not all or nothing."""
+        thrift = interface()
+        changes, size = [], 0
+        for key, value in rows:
+            mutation = thrift.Mutation(isDelete=False, column=COLUMN, value=value)
+            changes.append(thrift.BatchMutation(self._prefix + key, [mutation]))
+            size += len(value)
+            if len(changes) >= _BATCH_ROWS or size >= _BATCH_BYTES:
+                self._mutate(changes)
+                changes, size = [], 0
+        if changes:
+            self._mutate(changes)
+
+    def delete(self, keys: Iterable[bytes]) -> None:
+        """Delete rows; none of their keys may be put again."""
+        thrift = interface()
+        for some in batches(keys, _BATCH_ROWS):
+            self._mutate([thrift.BatchMutation(self._prefix + key, self._delete_family) for key in some])
+
+    def swap(self, key: bytes, old: bytes, new: bytes) -> tuple[bool, bool]:
+        """Replace a value if it is still the old one (empty: if there is none).
+
+        Returns:
+            Whether it was replaced, and whether a no is sure: when the connection broke and the question was put again,
+            a no may be the answer to the repetition.
+        """
+        asked = 0
+
+        def work(connection: Connection) -> bool:
+            nonlocal asked
+            asked += 1
+            return self._rows.check_and_put(connection, self._prefix + key, COLUMN, old, new)
+
+        done = self._pool.run(work)
+        return done, asked == 1
+
+    def _mutate(self, changes: Sequence[object]) -> None:
+        self._pool.call("mutateRowsTs", self.name.encode(), changes, _TIMESTAMP, {})
+
+    def _create(self, admin: HBasePool) -> None:
+        try:
+            create_tables(admin, [self._spec])
+        except StoreError as error:
+            try:
+                # Another process may have made it at this moment.
+                self.get(b"")
+            except StoreError:
+                raise self._missing(error.message) from error
+
+    def _missing(self, reason: str = "") -> StoreNotFound:
+        return StoreNotFound(
+            f"There is no table {self.name}, where the janitor keeps its memory. {reason}".rstrip(),
+            f"Make it in the HBase shell: {self._spec.shell_line()} (or set storage.hbase.thrift2, and it is made).",
+        )

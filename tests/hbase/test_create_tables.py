@@ -1,0 +1,119 @@
+"""``tms admin create-tables``: tables that CDAP would take for its own, made once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.hbase.server import HBaseServer
+from tests.hbase.tables import Tables
+from tests.support import require_or_skip
+from tms_core.cli.main import execute
+from tms_core.errors import StoreError, StoreNotFound
+from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase_pool import HBasePool
+from tms_core.tables.hbase_schema import buckets_of, create_tables, shell_script, table_specs
+
+NEVER_SPLIT = "org.apache.hadoop.hbase.regionserver.DisabledRegionSplitPolicy"
+
+
+@pytest.fixture
+def thrift2(hbase: HBaseServer) -> str:
+    if hbase.thrift2 is None:
+        require_or_skip("tables are made through Thrift 2, and this HBase has none")
+    return hbase.thrift2
+
+
+@pytest.fixture
+def admin(thrift2: str) -> Iterator[HBasePool]:
+    pool = HBasePool([thrift2], service="HbaseAdmin")
+    yield pool
+    pool.close()
+
+
+def test_given_nothing_when_tables_are_made_then_they_have_cdaps_names_attributes_and_regions(
+    hbase: HBaseServer, thrift2: str, admin: HBasePool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = ["admin", "create-tables", "--thrift2", thrift2, "--namespace", "made_system", "--compression", "none"]
+    assert execute(call) == 0
+    names = [f"made_system:tms.{name}" for name in ("meta", "message", "payload")]
+    assert capsys.readouterr().out.splitlines() == [f"{name}: made" for name in names]
+    for name in names[1:]:
+        described = hbase.command("describe", name)
+        for attribute, value in {
+            "cdap.messaging.table.prefix.num.bytes": "1",
+            "cdap.messaging.key.distributor.buckets": "16",
+            "cdap.messaging.metadata.hbase.namespace": "made_system",
+            "dataset.table.prefix": "made",
+            "SPLIT_POLICY": NEVER_SPLIT,
+            "VERSIONS": "1",
+            "BLOOMFILTER": "ROW",
+            "COMPRESSION": "NONE",
+            "NAME": "d",
+        }.items():
+            assert f"{attribute}' => '{value}'" in described or f"{attribute} => '{value}'" in described
+        assert hbase.command("regions", name) == " ".join(["-", *(f"{salt:02x}" for salt in range(1, 16))])
+    meta = hbase.command("describe", names[0])
+    assert "dataset.table.prefix' => 'made'" in meta
+    assert "buckets" not in meta
+    assert hbase.command("regions", names[0]) == "-"
+    assert buckets_of(admin, "made_system", "message") == 16
+
+    with HBaseStore([hbase.thrift], namespace="made_system", buckets=16) as store:
+        store.metadata.compare_and_set(b"a:b:", None, b"{}")
+        assert execute(call) == 0
+        assert capsys.readouterr().out.splitlines() == [f"{name}: was there" for name in names]
+        assert store.metadata.rows() == [(b"a:b:", b"{}")]
+
+    assert execute([*call, "--buckets", "8"]) == 1
+    assert "made_system:tms.message is there with 16 buckets, not 8" in capsys.readouterr().err
+    for name in names:
+        hbase.command("drop", name)
+
+
+def test_given_some_tables_when_the_rest_is_made_then_only_that_is(hbase_tables: Tables, admin: HBasePool) -> None:
+    namespace = hbase_tables.make(buckets=2)
+    hbase_tables.server.command("drop", f"{namespace}:tms.payload")
+    assert create_tables(admin, table_specs(namespace, 2, "NONE")) == [f"{namespace}:tms.payload"]
+
+
+def test_given_a_table_that_does_not_say_its_buckets_when_asked_then_that_is_told_from_no_table(
+    hbase_tables: Tables, admin: HBasePool
+) -> None:
+    namespace = hbase_tables.shared()
+    assert buckets_of(admin, namespace, "payload") == 4
+    assert buckets_of(admin, namespace, "metadata") is None
+    with pytest.raises(StoreNotFound):
+        buckets_of(admin, "nowhere", "message")
+    hbase_tables.server.command("set", f"{namespace}:tms.payload", "cdap.messaging.key.distributor.buckets", "many")
+    with pytest.raises(StoreError, match="no number"):
+        buckets_of(admin, namespace, "payload")
+    hbase_tables.server.command("set", f"{namespace}:tms.payload", "cdap.messaging.key.distributor.buckets", "4")
+
+
+def test_given_no_thrift_2_when_tables_are_wanted_then_2_with_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["admin", "create-tables"]) == 2
+    assert re.search("--thrift2 HOST:PORT.*--script", capsys.readouterr().err)
+
+
+def test_given_the_script_when_printed_then_it_says_the_same_in_the_shells_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert execute(["admin", "create-tables", "--script", "--buckets", "3", "--compression", "gz"]) == 0
+    script = capsys.readouterr().out
+    assert script == shell_script(table_specs("cdap_system", 3, "GZ"))
+    family = "{NAME => 'd', VERSIONS => 1, BLOOMFILTER => 'ROW', COMPRESSION => 'GZ'}"
+    assert script.splitlines()[1:] == [
+        "create_namespace 'cdap_system'",
+        f"create 'cdap_system:tms.meta', {family}, METADATA => {{'dataset.table.prefix' => 'cdap'}}",
+        *(
+            f"create 'cdap_system:tms.{name}', {family}, "
+            "METADATA => {'dataset.table.prefix' => 'cdap', 'cdap.messaging.table.prefix.num.bytes' => '1', "
+            "'cdap.messaging.key.distributor.buckets' => '3', "
+            f"'cdap.messaging.metadata.hbase.namespace' => 'cdap_system', 'SPLIT_POLICY' => '{NEVER_SPLIT}'}}, "
+            'SPLITS => ["\\x01", "\\x02"]'
+            for name in ("message", "payload")
+        ),
+    ]

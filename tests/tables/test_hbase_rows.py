@@ -1,0 +1,183 @@
+"""What is done with rows when a server does not behave: told apart by a server that does as each test says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.tables.fake_thrift import FakeThrift, Request
+from tms_core.clock import ManualClock
+from tms_core.errors import StoreError
+from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase_pool import HBasePool
+from tms_core.tables.hbase_rows import CLOCKS_MS, KEYS, HBaseRows
+from tms_core.tables.hbase_wire import interface
+
+NOW_MS = 1_500_000_000_000
+COLUMN, OLD, NEW = b"d:\x00\x00\x00t", b"\x00" * 7 + b"\x01", b"\xff" * 8
+
+
+class Table:
+    """One row on a server, as a conduct.
+
+    Args:
+        value: of its cell; None: there is no row.
+        timestamp_ms: of its cell.
+    """
+
+    def __init__(self, value: bytes | None, timestamp_ms: int = NOW_MS) -> None:
+        self.value = value
+        self.timestamp_ms = timestamp_ms
+        self.seen: Counter[str] = Counter()
+        self.marks: list[int | None] = []
+        self.cut_before: set[str] = set()
+        self.cut_after: set[str] = set()
+
+    def __call__(self, request: Request) -> None:
+        self.seen[request.name] += 1
+        if request.name in self.cut_before:
+            self.cut_before.remove(request.name)
+            request.cut()
+            return
+        answer = getattr(self, request.name)(request.arguments)
+        if request.name in self.cut_after:
+            self.cut_after.remove(request.name)
+            request.cut()
+            return
+        request.reply(answer)
+
+    def row(self, key: bytes = b"\x00row") -> Any:
+        thrift = interface()
+        return thrift.RowResult(row=key, columns={COLUMN: thrift.Cell(value=self.value, timestamp=self.timestamp_ms)})
+
+    def getRow(self, arguments: Any) -> list[Any]:  # noqa: N802
+        return [] if self.value is None else [self.row(arguments.row)]
+
+    def getRows(self, _: Any) -> list[Any]:  # noqa: N802
+        return [] if self.value is None else [self.row()]
+
+    def checkAndPut(self, arguments: Any) -> bool:  # noqa: N802
+        matches: bool = self.value == arguments.value
+        if matches:
+            self.value = arguments.put.value
+        return matches
+
+    def mutateRows(self, _: Any) -> None:  # noqa: N802
+        self.marks.append(None)
+        self._delete(NOW_MS)
+
+    def mutateRowsTs(self, arguments: Any) -> None:  # noqa: N802
+        self.marks.append(arguments.timestamp)
+        self._delete(arguments.timestamp)
+
+    def _delete(self, timestamp_ms: int) -> None:
+        if self.timestamp_ms <= timestamp_ms:
+            self.value = None
+
+
+@contextmanager
+def rows_of(conduct: Callable[[Request], None]) -> Iterator[HBaseRows]:
+    clock = ManualClock(NOW_MS)
+    with FakeThrift(conduct) as server:
+        pool = HBasePool([server.address], clock=clock)
+        try:
+            yield HBaseRows(pool, b"ns:t", clock)
+        finally:
+            pool.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "done", "puts"),
+    [
+        (set(), set(), True, 1),
+        ({"checkAndPut"}, set(), True, 2),
+        (set(), {"checkAndPut"}, True, 1),
+        ({"getRow"}, {"checkAndPut"}, True, 1),
+    ],
+    ids=["no cut", "cut before", "cut after", "cut twice"],
+)
+def test_given_a_change_whose_answer_is_lost_when_made_again_then_the_cell_tells_whether_it_was_made(
+    before: set[str], after: set[str], done: bool, puts: int
+) -> None:
+    table = Table(OLD)
+    table.cut_before, table.cut_after = set(before), set(after)
+    with rows_of(table) as rows:
+        assert rows.replace(COLUMN, [(b"\x00row", OLD, NEW)]) == [done]
+    assert (table.value, table.seen["checkAndPut"]) == (NEW, puts)
+
+
+@pytest.mark.parametrize("value", [None, b"\x00" * 8])
+def test_given_a_row_that_is_gone_or_another_when_a_change_is_made_again_then_it_is_not(value: bytes | None) -> None:
+    table = Table(value)
+    table.cut_before = {"checkAndPut"}
+    with rows_of(table) as rows:
+        assert rows.replace(COLUMN, [(b"\x00row", OLD, NEW)]) == [False]
+    assert table.value == value
+
+
+@pytest.mark.parametrize(
+    ("newest_ms", "marks", "looked"),
+    [
+        (NOW_MS - CLOCKS_MS - 1, [None], 0),
+        (NOW_MS - CLOCKS_MS, [NOW_MS], 0),
+        (NOW_MS, [NOW_MS], 0),
+        (NOW_MS + 1, [NOW_MS + 1], 1),
+        (None, [None], 1),
+    ],
+    ids=["old", "young", "now", "ahead", "not known"],
+)
+def test_given_the_age_of_cells_when_deleted_then_markers_and_looks_are_as_few_as_is_safe(
+    newest_ms: int | None, marks: list[int | None], looked: int
+) -> None:
+    table = Table(OLD, newest_ms or NOW_MS)
+    with rows_of(table) as rows:
+        rows.delete([b"\x00row"], newest_ms)
+    assert (table.value, table.marks, table.seen["getRows"]) == (None, marks, looked)
+
+
+def test_given_a_cell_ahead_that_nobody_knew_of_when_deleted_then_it_is_deleted_again_at_its_own_time() -> None:
+    table = Table(OLD, NOW_MS + 3_600_000)
+    with rows_of(table) as rows:
+        rows.delete([b"\x00row"], None)
+        assert rows.ahead_ms == 3_600_000
+    assert (table.value, table.marks) == (None, [None, NOW_MS + 3_600_000])
+
+
+def test_given_a_row_that_comes_back_every_time_when_deleted_then_that_is_an_error_that_names_it() -> None:
+    table = Table(OLD)
+
+    def stubborn(request: Request) -> None:
+        table.value = OLD
+        table(request)
+
+    with rows_of(stubborn) as rows, pytest.raises(StoreError, match=r"1 rows of ns:t are still there .* 00726f77"):
+        rows.delete([b"\x00row"], None)
+
+
+def test_given_nothing_to_delete_when_deleted_then_nobody_is_asked() -> None:
+    table = Table(OLD)
+    with rows_of(table) as rows:
+        rows.delete([], None)
+        assert rows.fetch(b"b", b"a", 10, KEYS).ended
+    assert table.seen == {}
+
+
+def test_given_a_server_too_old_to_name_its_cluster_when_asked_then_the_namespaces_own_time_identifies() -> None:
+    def old(request: Request) -> None:
+        if request.name == "getClusterId":
+            request.send(request.unserved(1, "Invalid method name: 'getClusterId'"))
+        elif request.row == b"cdap_system":
+            assert request.arguments.table == b"hbase:namespace"
+            request.reply([Table(b"", 1_234_567).row(b"cdap_system")])
+        else:
+            request.reply([])
+
+    with FakeThrift(old) as server:
+        with HBaseStore([server.address]) as store:
+            assert store.identity() == "hbase:since-1234567:cdap_system"
+        with HBaseStore([server.address], namespace="other") as store:
+            assert store.identity() == "hbase:unknown:other"
