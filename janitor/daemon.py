@@ -10,9 +10,11 @@ A stop is asked for by an event that every run looks at between two batches, so 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from threading import Event, Lock
 from typing import Protocol
 
@@ -21,7 +23,10 @@ from janitor.engine import Engine
 from janitor.look import Live, Site
 from janitor.metrics import Metrics
 from janitor.picture import Picture, Running, RunSummary
+from janitor.plan import PlanFile
 from janitor.refresh import Refreshed
+from janitor.report import Report
+from janitor.restore import Request, Restored
 from janitor.run_log import RunLog
 from janitor.schedule import Schedule, Trigger, every
 from janitor.state.base import State
@@ -42,6 +47,9 @@ HOUSEKEEPING_SECONDS = 3600
 LATE_TICK_MS = 60_000
 #: A run that has shown no sign of life for so long, in milliseconds, hangs; no single call may take that long.
 HUNG_RUN_MS = 900_000
+
+#: Jobs without which nothing is cleaned, or nobody can see it.
+ESSENTIAL = frozenset({"sweep", "tick"})
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +82,7 @@ class Watched:
         self._clock = clock
         self._lock = Lock()
         self._running: Running | None = None
+        self._runs = 0
         self._seen_ms = clock.running_ms()
 
     def __call__(self, phase: str, topic: TopicId | None, rows: int) -> None:
@@ -88,15 +97,21 @@ class Watched:
                     rows=self._running.rows + rows,
                 )
 
-    def begin(self) -> None:
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """A run is under way while the block runs; the last of several that overlap ends it."""
         with self._lock:
             now_ms = self._clock.now_ms()
             self._seen_ms = self._clock.running_ms()
-            self._running = Running("", now_ms, now_ms, "beginning", "", 0)
-
-    def end(self) -> None:
-        with self._lock:
-            self._running = None
+            self._running = self._running or Running("", now_ms, now_ms, "beginning", "", 0)
+            self._runs += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._runs -= 1
+                if not self._runs:
+                    self._running = None
 
     @property
     def running(self) -> Running | None:
@@ -156,6 +171,8 @@ class Daemon:
         self._started_ms = clock.now_ms()
         self._ticked_ms = clock.running_ms()
         self._log = RunLog()
+        self._failing: dict[str, str] = {}
+        self._impatient = False
         self._picture = look.look(state, site, clock, self._live())
         self._add_jobs(trigger, snapshot_seconds, jobs)
 
@@ -178,12 +195,37 @@ class Daemon:
         self._schedule.run_now("tick")
 
     def sweep_now(self) -> None:
-        """Sweep as soon as possible; safe in a signal handler."""
+        """Sweep as soon as possible, and leave no topic for later; safe in a signal handler."""
+        self._impatient = True
         self._schedule.run_now("sweep")
 
     def nudge(self) -> None:
         """Take the picture again, because somebody has changed something."""
         self.tick()
+
+    # -- what an operator decides (``janitor.control.desk.Decider``) --------------------------------------------------
+
+    def adopt(self) -> list[TopicId]:
+        """As :meth:`janitor.engine.Engine.adopt`."""
+        return self.engine.adopt()
+
+    def approve(self, patterns: tuple[str, ...] = ()) -> list[TopicId]:
+        """As :meth:`janitor.engine.Engine.approve`."""
+        return self.engine.approve(patterns)
+
+    def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
+        """As :meth:`janitor.engine.Engine.apply`, and seen like any other run."""
+        with self._watched.run():
+            return self.engine.apply(wanted, adopt=adopt)
+
+    def restore(self, folder: Path, request: Request) -> Restored:
+        """As :meth:`janitor.engine.Engine.restore`, and seen like any other run."""
+        with self._watched.run():
+            return self.engine.restore(folder, request)
+
+    def at_work(self) -> bool:
+        """Whether a run is under way."""
+        return self.engine.at_work()
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
@@ -201,7 +243,7 @@ class Daemon:
         self._schedule.add(name, trigger, partial(self._do, name, chore), at_once=at_once)
 
     def _do(self, name: str, chore: Chore) -> None:
-        """Do a chore; one that fails has failed, and is done again when it is due."""
+        """Do a chore; one that fails has failed, is shown as failing, and is done again when it is due."""
         if self.stop.is_set():
             return
         try:
@@ -209,20 +251,35 @@ class Daemon:
         except Halted:
             logger.info("%s was ended, because the janitor stops", name)
         except TmsError as error:
-            logger.error("%s failed: %s", name, error)
+            if self._failing.get(name) != str(error):
+                logger.error("%s failed: %s", name, error)
+            self._show_failing({**self._failing, name: str(error)})
+        else:
+            self._show_failing({job: said for job, said in self._failing.items() if job != name})
+
+    def failed(self, name: str, error: BaseException) -> None:
+        """Told of a bug in a job, which is in the log with where it happened."""
+        self._show_failing({**self._failing, name: f"{type(error).__name__}: {error}"})
+
+    def _show_failing(self, failing: dict[str, str]) -> None:
+        if failing != self._failing:
+            with self._looking:
+                self._failing = failing
+                self._picture = replace(self._picture, failing=failing)
 
     def sweep(self) -> None:
         """One sweep, or one plan where only plans are wanted."""
         if not self._leads():
             return
-        self._watched.begin()
+        patient, self._impatient = not self._impatient, False
         try:
-            if self._site.mode == "plan_only":
-                self._log.write(self.engine.rehearse(patterns=self._patterns))
-            else:
-                self._log.write(self.engine.run_once(adopt=self._adopt, patterns=self._patterns, patient=True))
+            with self._watched.run():
+                if self._site.mode == "plan_only":
+                    report = self.engine.rehearse(patterns=self._patterns)
+                else:
+                    report = self.engine.run_once(adopt=self._adopt, patterns=self._patterns, patient=patient)
+            self._log.write(report)
         finally:
-            self._watched.end()
             self._schedule.run_now("tick")
 
     def tick(self) -> None:
@@ -233,7 +290,7 @@ class Daemon:
         # One at a time, so that an older picture never follows a newer one: counters would seem to go back.
         with self._looking:
             picture = look.look(self._state, self._site, self._clock, self._live())
-            self._picture = picture
+            self._picture = picture = replace(picture, failing=self._failing)
             self._metrics.update(picture)
 
     def _leads(self) -> bool:
@@ -289,4 +346,7 @@ class Daemon:
 
     def ready(self) -> str:
         """Why this process cannot do its work now; empty when it can. A paused janitor is ready."""
-        return "the janitor is stopping" if self.stop.is_set() else ""
+        if self.stop.is_set():
+            return "the janitor is stopping"
+        broken = [f"{job} fails: {error}" for job, error in self._failing.items() if job in ESSENTIAL]
+        return "; ".join(broken)

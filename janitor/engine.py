@@ -93,6 +93,7 @@ class Engine:
         halted: whether a run shall end before its next batch.
         archive: where rows go before they are deleted; None for nowhere.
         archive_days: how long they are kept there.
+        strangers: what was named in the log already; engines of one process share it.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Engine:
         halted: Callable[[], bool] = never,
         archive: Archive | None = None,
         archive_days: int = 7,
+        strangers: Strangers | None = None,
     ) -> None:
         self.store = store
         self.state = state
@@ -129,7 +131,7 @@ class Engine:
         self._halted = halted
         self._archive = archive
         self._archive_days = archive_days
-        self._strangers = Strangers()
+        self.strangers = strangers or Strangers()
         self._turn = RLock()
 
     # -- questions -----------------------------------------------------------------------------------------------
@@ -604,7 +606,7 @@ class Engine:
 
     def _report(self, current: Pass) -> Report:
         ready, tally = current.ready, current.tally
-        self._strangers.name(tally)
+        self.strangers.name(tally)
         notes = list(ready.notes)
         if current.mode == "apply" and not ready.adopted:
             notes.append(NOT_ADOPTED)

@@ -185,19 +185,23 @@ def _held(state: State, site: Site, overdue: Sequence[Mapping[str, Any]]) -> lis
         if record.pending is not None and record.approved is None
     }
     pauses = tuple(pause.pattern for pause in state.pauses())
-    return [
+    found = (
         _held_topic(name, waiting.get(name, []), ends.get(name), pauses, site.arguments)
         for name in sorted({*waiting, *ends})
-    ]
+    )
+    return [held for held in found if held is not None]
 
 
 def _held_topic(
     name: str, items: Sequence[Mapping[str, Any]], until_ms: int | None, pauses: tuple[str, ...], arguments: str
-) -> HeldTopic:
+) -> HeldTopic | None:
+    """One topic; None when what held it in the last run does so no longer."""
     reason = str(Hold.FRONTIER) if until_ms is not None else items[0]["held"]
     pattern = next((pause for pause in pauses if matches(TopicId.parse(name), (pause,))), None)
     if pattern is not None:
         reason, until_ms = str(Hold.PAUSED), None
+    elif reason == Hold.PAUSED:
+        return None
     commands = {
         str(Hold.FRONTIER): f"janitor approve {name}",
         str(Hold.PAUSED): f"janitor resume '{pattern}'",

@@ -203,6 +203,7 @@ class Picture:
         leader: whether this process has the lease.
         lease_holder: who has it; empty for nobody.
         skew_seconds: how far wall time is ahead, by the clock it was compared with.
+        failing: jobs of the daemon that failed when they were last done, and why.
         counters: every counter since the memory began, without the prefix.
     """
 
@@ -233,6 +234,7 @@ class Picture:
     canary: CanaryFigures = CanaryFigures()
     skew_seconds: Mapping[str, float] = field(default_factory=dict)
     topics: Sequence[TopicFigures] = ()
+    failing: Mapping[str, str] = field(default_factory=dict)
     counters: Mapping[CounterKey, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Event, Thread
@@ -82,15 +83,16 @@ def main(folder: Path = ROOT / "data" / "run", clock: Clock | None = None, port:
         shown = f"--config {settings.relative_to(Path.cwd()) if settings.is_relative_to(Path.cwd()) else settings}"
         _say(f"A messaging store that CDAP wrote, and a daemon on it. Ask it from another terminal, for example:\n"
              f"  .venv/bin/janitor status {shown}\n  .venv/bin/janitor plan {shown}\nCtrl-C ends it.")  # fmt: skip
-        return serve(current, adopt=True, companion=lambda held, daemon: visitor(held, daemon, clock, shown))
+        return serve(current, adopt=True, companion=partial(visitor, clock=clock, arguments=shown))
     except TmsError as error:
         click.echo(str(error), err=True)
         return 1
 
 
 @contextmanager
-def visitor(store: Store, daemon: Daemon, clock: Clock, arguments: str) -> Iterator[None]:
+def visitor(store: Store, daemon: Daemon, url: str, clock: Clock, arguments: str) -> Iterator[None]:
     """Somebody who publishes, makes a mistake, and tells what the janitor does about it."""
+    _say(f"Its status page: {url}")
     gone = Event()
     thread = Thread(target=_visit, args=(store, daemon, clock, arguments, gone), name="visitor", daemon=True)
     thread.start()

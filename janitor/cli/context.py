@@ -173,9 +173,9 @@ class Session:
         remove_stale(self.state_path)
         halted = Event()
         with (
-            self._held_store() as store,
+            self.held_store() as store,
             SqliteState(self.state_path) as state,
-            self.lease(state) as lease,
+            self.lease(state, store) as lease,
             self._engine(store, state, lease, halted=halted.is_set) as engine,
             ending(halted.set),
         ):
@@ -211,7 +211,12 @@ class Session:
             with self._engine(store, state) as engine:
                 yield engine
 
-    def _held_store(self) -> LevelDBStore:
+    def held_store(self) -> LevelDBStore:
+        """The store, opened to be written.
+
+        Raises:
+            StoreBusy: somebody holds it; if that is a janitor, the hint says how to reach that one.
+        """
         try:
             return LevelDBStore(self.store_path)
         except StoreBusy as error:
@@ -225,8 +230,12 @@ class Session:
             ) from error
 
     @contextmanager
-    def lease(self, state: SqliteState) -> Iterator[Lease | None]:
-        """The lease on the store, held while the block runs; None where the settings want none (rule S12)."""
+    def lease(self, state: SqliteState, store: Store) -> Iterator[Lease | None]:
+        """The lease on the store, held while the block runs; None where the settings want none (rule S12).
+
+        Raises:
+            LeaseHeld: somebody else has it: the state folder is another store's, and a janitor is at work there.
+        """
         wanted = self.settings.janitor.lease
         if wanted.kind == "kubernetes":
             raise ConfigurationError(
@@ -238,8 +247,9 @@ class Session:
             return
         holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         lease = Lease(state, holder, wanted.seconds, self.clock)
-        # LevelDB's own lock is held already, so a holder that is still named there is dead.
-        lease.acquire(sole=True)
+        # LevelDB's own lock is held already, so a holder of a lease on this store that is still named there is dead.
+        record = state.store()
+        lease.acquire(sole=record is None or record.identity == store.identity())
         try:
             yield lease
         finally:

@@ -23,16 +23,16 @@ from janitor.refresh import Refreshed
 from janitor.schedule import Schedule, cron, every
 from janitor.settings import config_digest
 from janitor.state.sqlite import SqliteState
+from tms_core.errors import StoreError
 from tms_core.tables.base import Store
-from tms_core.tables.leveldb import LevelDBStore
 from tms_core.tables.leveldb_clone import remove_stale
 from tms_core.tables.read_only import read_only
 
 #: How often the background count goes on where it was, and the canary is looked after, in seconds.
 COUNT_SECONDS, CANARY_SECONDS = 60, 10
 
-#: Something that lives as long as the daemon, beside it.
-Companion = Callable[[Store, Daemon], AbstractContextManager[object]]
+#: Something that lives as long as the daemon, beside it; given the store, the daemon and the status page's address.
+Companion = Callable[[Store, Daemon, str], AbstractContextManager[object]]
 
 logger = logging.getLogger(__name__)
 
@@ -54,14 +54,14 @@ def serve(
     stop = Event()
     with ExitStack() as stack:
         remove_stale(current.state_path)
-        store = stack.enter_context(LevelDBStore(current.store_path))
+        store = stack.enter_context(current.held_store())
         state = stack.enter_context(SqliteState(current.state_path))
         watched = Watched(current.clock)
         audience = Audience(watched)
         daemon = _assemble(current, store, state, stack, stop, adopt, patterns, watched, audience)
-        _open_doors(current, daemon, audience, store, state, stack)
+        url = _open_doors(current, daemon, audience, store, state, stack)
         with ending(daemon.halt, hangup=daemon.sweep_now):
-            stack.enter_context(companion(store, daemon) if companion else nullcontext())
+            stack.enter_context(companion(store, daemon, url) if companion else nullcontext())
             daemon.run()
     logger.info("the janitor has stopped; the store is closed")
     return 0
@@ -80,7 +80,7 @@ def _assemble(
 ) -> Daemon:
     settings, clock = current.settings, current.clock
     wanted = settings.janitor
-    lease = stack.enter_context(current.lease(state))
+    lease = stack.enter_context(current.lease(state, store))
     read = current.source()
     source = Refreshed(read) if read is not None else None
     engine = current.engine(
@@ -97,7 +97,11 @@ def _assemble(
         logger.warning(
             "run %s was never finished; it is closed as lost, its ledger says what it may have taken", run_id
         )
-    schedule = Schedule(clock, _already_logged)
+
+    def failed(name: str, error: BaseException) -> None:
+        daemon.failed(name, error)
+
+    schedule = Schedule(clock, failed)
     trigger = cron(wanted.cron) if wanted.cron else every(wanted.every_seconds or 60)
     census = Census(read_only(store), state, clock, rows_per_second=wanted.stats_rows_per_second, halted=stop.is_set)
     jobs = [Job("count", COUNT_SECONDS, census.step)]
@@ -105,7 +109,7 @@ def _assemble(
         allowance_ms = wanted.clock_allowance_seconds * 1000
         canary = Canary(store, state, clock, enabled=wanted.canary.enabled, allowance_ms=allowance_ms, lease=lease)
         jobs.append(Job("canary", CANARY_SECONDS, canary.tick))
-    return Daemon(
+    daemon = Daemon(
         engine,
         watched,
         source,
@@ -122,34 +126,38 @@ def _assemble(
         jobs=jobs,
         stop=stop,
     )
+    return daemon
 
 
 def _open_doors(
     current: Session, daemon: Daemon, audience: Audience, store: Store, state: SqliteState, stack: ExitStack
-) -> None:
-    """Let others look and ask: HTTP and the control socket."""
+) -> str:
+    """Let others look and ask: HTTP and the control socket; returns the status page's address."""
     wanted = current.settings.janitor.http
     http = HttpServer(make_app(daemon, wanted.host, current.arguments()), wanted.host, wanted.port)
     http.start()
     stack.callback(http.stop)
     logger.info("status page: %s/ (metrics: %s/metrics)", http.url, http.url)
 
+    strangers = daemon.engine.strangers
+
     def reader(observer: Observer, halted: Callable[[], bool]) -> Engine:
         # What only looks gets no object that could write (rule S5).
-        return current.engine(read_only(store), state, halted=halted, observer=observer)
+        return current.engine(read_only(store), state, halted=halted, observer=observer, strangers=strangers)
 
     control = ControlServer(
         current.state_path,
-        daemon.engine,
+        daemon,
         reader,
         daemon,
         store=store.identity(),
         settings=config_digest(current.settings),
         audience=audience,
     )
-    control.start()
-    stack.callback(control.stop)
-
-
-def _already_logged(name: str, error: BaseException) -> None:
-    """A job's bug is in the log with where it happened, and there is nobody else to tell."""
+    try:
+        control.start()
+        stack.callback(control.stop)
+    except StoreError as error:
+        # It cleans all the same; only nobody can ask it anything while it does.
+        logger.warning("commands cannot reach this janitor: %s", error)
+    return f"{http.url}/"

@@ -80,6 +80,8 @@ def _attention(picture: Picture) -> Iterator[Reason]:
     for guard in picture.guards:
         if guard.tripped and (guard.guard != _ADOPTION or picture.adopted_ms is not None):
             yield Reason(f"The {guard.guard} guard stopped the last run.", "guards")
+    for job, error in picture.failing.items():
+        yield Reason(f"The {job} job fails: {error.rstrip('.')}.", "run")
     yield from _last_run(picture)
     yield from _topics("is quarantined", "aside", (entry.topic for entry in picture.quarantined))
     if picture.snapshot.problem not in ("", "not_configured"):

@@ -38,7 +38,11 @@ _ATTEMPTS = 5
 _PART_BYTES = 1 << 20
 _TOKEN_BYTES = 6
 #: What was learnt about the store: only who has the lease, or never had one, may say so (rules S4 and S12).
-_FENCED = ("store", "anchor", "frontiers", "open", "closed", "evidence", "claim", "thorough", "strikes")
+_FENCED = ("store", "anchor", "frontiers", "ids", "evidence", "claim", "thorough", "strikes")
+#: Values that begin so are bytes and no JSON, and of those of closed ids there may be many.
+BINARY, CLOSED = "ids.", "ids.closed."
+#: Rows of history that have the same key when they are written again; all others are written once.
+_RENEWED = (b"r", b"q")
 #: What a refused process can do.
 _AGAIN = "Nothing was changed; do it again."
 
@@ -240,24 +244,23 @@ class HBaseMemory:
             return work()
 
     def _save(self, name: str, value: Any) -> None:
-        """Change a value, inside a transaction; None removes it."""
-        self._save_packed(name, None if value is None else packed(value))
+        """Change a value, inside a transaction; None removes it, and one that did not change costs no write."""
+        new = None if value is None else packed(value)
+        if new != self._look(lambda view: view.value(name)):
+            self._save_packed(name, new)
 
     def _save_packed(self, name: str, value: bytes | None) -> None:
-        """Change a value that is bytes or JSON, inside a transaction."""
-        assert self._changes is not None
-        if value is None or value != self._look(lambda view: view.value(name)):
-            self._changes.touched.add(name)
-            self._changes.values[name] = value
+        """Change a value that is packed already, inside a transaction."""
+        changes = self._changing()
+        changes.touched.add(name)
+        changes.values[name] = value
 
     def _put_row(self, key: bytes, value: bytes) -> None:
         """Write a row of history, inside a transaction."""
-        assert self._changes is not None
-        self._changes.rows[key] = zlib.compress(value, 1)
+        self._changing().rows[key] = zlib.compress(value, 1)
 
     def _delete_row(self, key: bytes) -> None:
-        assert self._changes is not None
-        self._changes.rows[key] = None
+        self._changing().rows[key] = None
 
     def _row(self, key: bytes) -> bytes | None:
         return self._rows_of([key]).get(key)
@@ -283,6 +286,11 @@ class HBaseMemory:
         stored = self._table.walk(start, stop, keys_only=keys_only)
         return merge(((key, row) for key, row in stored if key not in changed), new)
 
+    def _changing(self) -> _Changes:
+        if self._changes is None:
+            raise StoreError(f"{self._where}: changes are made inside a transaction.")
+        return self._changes
+
     def _changed_rows(self) -> Mapping[bytes, bytes | None]:
         if self._changes is None or self._inside != get_ident():
             return {}
@@ -304,44 +312,68 @@ class HBaseMemory:
             if len(parts) < len(keys):
                 raise _Gone
             stored = b"".join(parts[bytes.fromhex(key)] for key in keys)
-            # Of closed ids there may be many blocks, and each is needed once.
-            if "." not in name:
-                self._read[name] = (tuple(keys), stored)
+            self._remember(name, keys, stored)
         return zlib.decompress(stored)
+
+    def _remember(self, name: str, keys: Sequence[str], stored: bytes) -> None:
+        if not name.startswith(CLOSED):
+            self._read[name] = (tuple(keys), stored)
 
     def _commit(self, changes: _Changes) -> None:
         if not changes.values and not changes.rows:
             return
-        base = changes.base.root
         history = {key: value for key, value in changes.rows.items() if value is not None}
-        self._table.put(history.items())
-        for _ in range(_ATTEMPTS):
-            with self._replacing:
-                self._check_fence(base, changes)
-                token = secrets.token_hex(_TOKEN_BYTES)
-                root, blocks = _with(base, changes.values, token)
-                self._table.put(blocks.items())
-                done = self._replace(base, root)
-            if done:
-                self._remove_what_went(base, root, [key for key, value in changes.rows.items() if value is None])
-                return
-            self._table.delete(blocks)
-            present = self._root()
-            if any(present.entry(name) != base.entry(name) for name in changes.touched):
-                raise self._lost()
-            base = present
-        raise self._crowded()
+        base, in_doubt = changes.base.root, False
+        try:
+            self._table.put(history.items())
+            for _ in range(_ATTEMPTS):
+                with self._replacing:
+                    if self._is_fenced_off(base, changes):
+                        base = self._rebased(base, changes)
+                    root, blocks = _with(base, changes.values, secrets.token_hex(_TOKEN_BYTES))
+                    self._table.put(blocks.items())
+                    in_doubt = True
+                    done = self._replace(base, root)
+                    in_doubt = False
+                if done:
+                    break
+                self._table.delete(blocks)
+                base = self._rebased(base, changes)
+            else:
+                raise self._crowded()
+        except StoreError:
+            if not in_doubt:
+                with suppress(StoreError):
+                    self._table.delete(key for key in history if not key.startswith(_RENEWED))
+            raise
+        for name in changes.values.keys() & root.blocks.keys():
+            keys = root.blocks[name]
+            self._remember(name, keys, b"".join(blocks[bytes.fromhex(key)] for key in keys))
+        self._remove_what_went(base, root, [key for key, value in changes.rows.items() if value is None])
 
-    def _check_fence(self, present: Root, changes: _Changes) -> None:
-        """Whether this process may still say what it says (rule S12); the root is replaced only if it stays as it is."""
+    def _is_fenced_off(self, root: Root, changes: _Changes) -> bool:
+        """Whether this process says what only a holder of the lease may say, and the root shows another one."""
         fenced = any(name.partition(".")[0] in _FENCED for name in changes.values)
-        if fenced and self._mine is not None and present.lease != self._mine:
+        return fenced and self._mine is not None and root.lease != self._mine
+
+    def _rebased(self, base: Root, changes: _Changes) -> Root:
+        """The present root, on which the changes may be written as they are.
+
+        Raises:
+            LostRace: they rest on what is different there.
+            StoreBusy: another process has the lease.
+        """
+        present = self._root()
+        if self._is_fenced_off(present, changes):
             record = LeaseRecord.parse(present.lease)
             raise StoreBusy(
                 f"{self._where}: {record.holder if record and record.holder else 'nobody'} has the lease now, and "
                 "what was learnt under the former one is not written.",
                 "The next holder goes on from there.",
             )
+        if any(present.entry(name) != base.entry(name) for name in changes.touched):
+            raise self._lost()
+        return present
 
     def _replace(self, base: Root, root: Root) -> bool:
         """Replace the root; returns whether it was.
@@ -355,7 +387,7 @@ class HBaseMemory:
         present = self._root()
         if root.recent[-1] in present.recent:
             return True
-        if present.version > base.version + len(present.recent) - 1:
+        if present.version - base.version > len(present.recent):
             raise StoreUnavailable(
                 f"The connection to HBase broke while {self._where} was written, and others have written since.",
                 "See what is there before it is done again.",
@@ -397,7 +429,7 @@ def _with(base: Root, changed: Mapping[str, bytes | None], token: str) -> tuple[
         blocks.pop(name, None)
         if value is None:
             continue
-        if len(value) <= INLINE_BYTES and not is_binary(name):
+        if len(value) <= INLINE_BYTES and not name.startswith(BINARY):
             values[name] = json.loads(value)
             continue
         stored = zlib.compress(value, 1)

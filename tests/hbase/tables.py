@@ -40,10 +40,17 @@ class Tables:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def make(self, *, buckets: int = 4) -> str:
-        """Make three empty tables and return their namespace."""
+    def make(self, *, buckets: int = 4, cuts: Sequence[bytes] | None = None) -> str:
+        """Make three empty tables and return their namespace.
+
+        Args:
+            buckets: salts of the message and the payload table.
+            cuts: where their regions begin, but for the first, and they may be split further; None: as in CDAP.
+        """
         namespace = f"test_{secrets.token_hex(6)}"
         meta, *salted = table_specs(namespace, buckets, "NONE")
+        if cuts is not None:
+            salted = [CutSpec(**vars(spec), cuts=tuple(cuts)) for spec in salted]
         create_tables(self._admin, [meta])
         with ThreadPoolExecutor() as threads:
             for made in [threads.submit(create_tables, self._admin, [spec]) for spec in salted]:
@@ -65,6 +72,25 @@ class Tables:
     def open(self, namespace: str, *, buckets: int = 4) -> HBaseStore:
         """A store on three tables."""
         return PatientStore([self.server.thrift], namespace=namespace, buckets=buckets)
+
+
+@dataclass(frozen=True)
+class CutSpec(TableSpec):
+    """A table with regions of the test's choice."""
+
+    cuts: tuple[bytes, ...] = ()
+
+    @property
+    def split_keys(self) -> list[bytes]:
+        return list(self.cuts)
+
+    def descriptor(self) -> Any:
+        attributes = {name: value for name, value in self.attributes.items() if name != "SPLIT_POLICY"}
+        return replace(self, attributes=attributes).bare_descriptor()
+
+    def bare_descriptor(self) -> Any:
+        """With the attributes it has."""
+        return super().descriptor()
 
 
 class PatientStore(HBaseStore):

@@ -11,11 +11,12 @@ from typing import Any, Literal
 import pytest
 
 from janitor.daemon import HUNG_RUN_MS, LATE_TICK_MS, Daemon, Job, Watched
+from janitor.http.verdict import judge
 from janitor.look import Site
 from janitor.metrics import Metrics
 from janitor.refresh import Refreshed
 from janitor.schedule import every
-from janitor.state.base import EVERYTHING
+from janitor.state.base import EVERYTHING, RunRecord
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Rig, janitor, pointer, topic, watch
 from tests.virtual import VirtualTime, virtual_time
 from tms_core.clock import ManualClock
@@ -263,17 +264,18 @@ def test_given_a_tick_that_stays_away_when_asked_then_the_process_is_not_alive()
 
 def test_given_a_run_without_a_sign_of_life_when_asked_then_the_process_is_not_alive() -> None:
     with house() as site:
-        site.watched.begin()
-        site.time.clock.advance(HUNG_RUN_MS)
-        site.daemon.tick()
-        assert site.daemon.alive() == ""
-        site.time.clock.advance(1)
-        assert "the run under way" in site.daemon.alive()
-        site.watched("message", None, 10)
-        assert site.daemon.alive() == ""
-        running = site.watched.running
-        assert running is not None
-        assert (running.phase, running.rows) == ("message", 10)
+        with site.watched.run():
+            site.time.clock.advance(HUNG_RUN_MS)
+            site.daemon.tick()
+            assert site.daemon.alive() == ""
+            site.time.clock.advance(1)
+            assert "the run under way" in site.daemon.alive()
+            site.watched("message", None, 10)
+            assert site.daemon.alive() == ""
+            running = site.watched.running
+            assert running is not None
+            assert (running.phase, running.rows) == ("message", 10)
+        assert site.watched.running is None
 
 
 def test_given_a_halt_when_asked_then_it_is_not_ready() -> None:
@@ -292,3 +294,45 @@ def test_given_a_daemon_when_metrics_are_asked_for_then_they_are_those_of_the_pi
         assert content_type.startswith("text/plain")
         assert b'tms_janitor_rows_deleted_total{rule="expired",table="message"} 1.0' in body
         assert [run.expired for run in site.daemon.runs(5)] == [1]
+
+
+def test_given_a_job_that_fails_when_seen_then_it_is_said_until_it_works_again() -> None:
+    """A failure that leaves no run behind, such as a memory that cannot be written, must not look like all is well."""
+    broken: list[bool] = []
+    with house() as site:
+        begin_run = site.rig.state.begin_run
+
+        def fail(run: RunRecord) -> None:
+            if broken:
+                raise StoreError("the state cannot be written.")
+            begin_run(run)
+
+        site.rig.state.begin_run = fail  # type: ignore[method-assign]
+        broken.append(True)
+        site.time.advance(60)
+        assert site.daemon.picture().failing == {"sweep": "the state cannot be written."}
+        assert judge(site.daemon.picture()).level == "attention"
+        assert site.daemon.ready() == "sweep fails: the state cannot be written."
+        assert site.daemon.alive() == ""
+        broken.clear()
+        site.time.advance(60)
+        assert (site.daemon.picture().failing, site.daemon.ready()) == ({}, "")
+
+
+def test_given_a_bug_in_a_job_when_seen_then_it_is_said() -> None:
+    with house() as site:
+        site.daemon.failed("count", ZeroDivisionError("division by zero"))
+        site.time.advance(5)
+        assert site.daemon.picture().failing == {"count": "ZeroDivisionError: division by zero"}
+
+
+def test_given_a_wish_to_sweep_now_when_it_is_granted_then_no_topic_is_left_for_later() -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=100 * 600)
+    orders.plain(NOW_MS - 100 * 600 * SECOND)
+    with house(store) as site:
+        site.time.advance(61)
+        assert len(orders.times()) == 1
+        site.daemon.sweep_now()
+        site.time.advance(2)
+        assert orders.times() == []

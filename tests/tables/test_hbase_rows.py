@@ -14,7 +14,7 @@ from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
 from tms_core.tables.hbase import HBaseStore
 from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.hbase_rows import CLOCKS_MS, KEYS, HBaseRows
+from tms_core.tables.hbase_rows import CLOCKS_MS, KEYS, PAGE_BYTES, POINTERS, ROWS, HBaseRows
 from tms_core.tables.hbase_wire import interface
 
 NOW_MS = 1_500_000_000_000
@@ -34,6 +34,7 @@ class Table:
         self.timestamp_ms = timestamp_ms
         self.seen: Counter[str] = Counter()
         self.marks: list[int | None] = []
+        self.scans: list[Any] = []
         self.cut_before: set[str] = set()
         self.cut_after: set[str] = set()
 
@@ -73,6 +74,16 @@ class Table:
     def mutateRowsTs(self, arguments: Any) -> None:  # noqa: N802
         self.marks.append(arguments.timestamp)
         self._delete(arguments.timestamp)
+
+    def scannerOpenWithScan(self, arguments: Any) -> int:  # noqa: N802
+        self.scans.append(arguments.scan)
+        return len(self.scans)
+
+    def scannerGetList(self, arguments: Any) -> list[Any]:  # noqa: N802
+        return [self.row(b"\x00%d" % number) for number in range(arguments.rows)]
+
+    def scannerClose(self, _: Any) -> None:  # noqa: N802
+        """Frees what the server held."""
 
     def _delete(self, timestamp_ms: int) -> None:
         if self.timestamp_ms <= timestamp_ms:
@@ -164,6 +175,29 @@ def test_given_nothing_to_delete_when_deleted_then_nobody_is_asked() -> None:
         rows.delete([], None)
         assert rows.fetch(b"b", b"a", 10, KEYS).ended
     assert table.seen == {}
+
+
+def test_given_a_page_when_read_then_its_scanner_is_closed_and_the_servers_cache_is_left_to_others() -> None:
+    table = Table(OLD)
+    with rows_of(table) as rows:
+        assert [len(rows.fetch(b"a", b"b", 30, query).rows) for query in (KEYS, POINTERS, ROWS)] == [30, 30, 30]
+    assert [scan.cacheBlocks for scan in table.scans] == [False, False, False]
+    assert table.seen["scannerClose"] == 3
+
+
+def test_given_a_scanner_whose_connection_breaks_when_read_then_the_page_is_read_from_its_start() -> None:
+    table = Table(OLD)
+    table.cut_after = {"scannerGetList"}
+    with rows_of(table) as rows:
+        assert len(rows.fetch(b"a", b"b", 30, KEYS).rows) == 30
+    assert [scan.startRow for scan in table.scans] == [b"a", b"a"]
+
+
+def test_given_rows_larger_than_a_page_when_read_then_it_ends_before_its_limit() -> None:
+    table = Table(bytes(PAGE_BYTES // 64))
+    with rows_of(table) as rows:
+        fetched = rows.fetch(b"a", b"b", 1000, ROWS)
+    assert (len(fetched.rows), fetched.ended) == (64, False)
 
 
 def test_given_a_server_too_old_to_name_its_cluster_when_asked_then_the_namespaces_own_time_identifies() -> None:
