@@ -23,10 +23,12 @@ from janitor.cli.progress import progress
 from janitor.cli.signals import ending
 from janitor.control import Caller, Desk, RemoteEngine
 from janitor.engine import Archive, Engine
+from janitor.inquiry import Inquiry
 from janitor.look import Site
 from janitor.observe import Observer, tell_nobody
 from janitor.references import Lifetime
 from janitor.settings import Loaded, Settings, config_digest, load
+from janitor.state.base import State
 from janitor.state.sqlite import SqliteState
 from janitor.world import Terms
 from tms_core.clock import Clock, SystemClock
@@ -283,23 +285,26 @@ class Session:
             arguments=self.arguments(),
         )
 
-    def engine(self, store: Store, state: SqliteState, **options: Any) -> Engine:
+    def inquiry(self, store: Store, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Inquiry:
+        """Somebody who can be asked; ``options`` are further ones of :class:`~janitor.inquiry.Inquiry`."""
+        found = source or self.source()
+        return Inquiry(store, state, found, self.clock, self.terms(), **{**self._options(), **options})
+
+    def engine(self, store: Store, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:
         """An engine by the settings; ``options`` are further ones of :class:`~janitor.engine.Engine`."""
         janitor = self.settings.janitor
-        return Engine(
-            store,
-            state,
-            options.pop("source", None) or self.source(),
-            self.clock,
-            self.terms(),
-            token_hex=secrets.token_hex,
-            batch_rows=janitor.batch_rows,
-            workers=janitor.workers,
-            rows_per_second=janitor.rate_rows_per_second,
-            history_days=janitor.history_days,
-            archive_days=janitor.archive.keep_days,
-            **options,
-        )
+        own = {"rows_per_second": janitor.rate_rows_per_second, "archive_days": janitor.archive.keep_days}
+        found = source or self.source()
+        return Engine(store, state, found, self.clock, self.terms(), **{**self._options(), **own, **options})
+
+    def _options(self) -> dict[str, Any]:
+        janitor = self.settings.janitor
+        return {
+            "token_hex": secrets.token_hex,
+            "batch_rows": janitor.batch_rows,
+            "workers": janitor.workers,
+            "history_days": janitor.history_days,
+        }
 
     @contextmanager
     def _engine(self, store: Store, state: SqliteState, lease: Lease | None = None, **options: Any) -> Iterator[Engine]:

@@ -14,9 +14,9 @@ from janitor.control.audience import Audience
 from janitor.control.server import ControlServer
 from janitor.count import Census
 from janitor.daemon import Daemon, Job, Watched
-from janitor.engine import Engine
 from janitor.http.app import make_app
 from janitor.http.server import HttpServer
+from janitor.inquiry import Inquiry
 from janitor.metrics import Metrics
 from janitor.observe import Observer
 from janitor.refresh import Refreshed
@@ -141,9 +141,9 @@ def _open_doors(
 
     strangers = daemon.engine.strangers
 
-    def reader(observer: Observer, halted: Callable[[], bool]) -> Engine:
+    def reader(observer: Observer, halted: Callable[[], bool]) -> Inquiry:
         # What only looks gets no object that could write (rule S5).
-        return current.engine(read_only(store), state, halted=halted, observer=observer, strangers=strangers)
+        return current.inquiry(read_only(store), state, halted=halted, observer=observer, strangers=strangers)
 
     control = ControlServer(
         current.state_path,

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 from janitor.boundary import Boundary
 from janitor.control import values, wire
 from janitor.control.desk import Greeting
-from janitor.engine import Planned
+from janitor.inquiry import Planned
 from janitor.inspect import Audit, Inspected, Table
 from janitor.observe import Observer, tell_nobody
 from janitor.picture import Picture

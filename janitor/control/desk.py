@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from janitor.boundary import Boundary
-from janitor.engine import Planned
+from janitor.inquiry import Planned
 from janitor.inspect import Audit, Inspected, Table
 from janitor.picture import Picture
 from janitor.plan import PlanFile

@@ -12,8 +12,7 @@ import json
 import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import NamedTuple
 
@@ -27,7 +26,11 @@ LEAF_IDS = 16_384
 _OPEN = "ids.open"
 #: The list of leaves.
 _LEAVES = "ids"
-_MISSING = 0
+#: What is known of an id.
+_SCANNED, _CLOSED = 1, 2
+
+_Changed = Mapping[int, OpenIdRecord | None]
+_May = Callable[[OpenIdRecord], bool]
 
 
 class Leaf(NamedTuple):
@@ -50,11 +53,10 @@ class Leaf(NamedTuple):
         return f"{CLOSED}{self.number}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Closed:
-    """All pointers that have a closing time, and the leaves they came from."""
+class _Closed(NamedTuple):
+    """All pointers that have a closing time, and the blocks they came from."""
 
-    stamps: tuple[tuple[str, ...] | None, ...]
+    stamps: list[tuple[str, ...] | None]
     pointers: array[int]
 
 
@@ -65,28 +67,21 @@ class HBaseIds(HBaseMemory, State):
 
     def open_ids(self) -> dict[int, OpenIdRecord]:
         def read(view: View) -> dict[int, OpenIdRecord]:
-            stored = [_open(view), *(_records(view, leaf) for leaf in _leaves(view))]
-            return {record.pointer: record for record in sorted(chain.from_iterable(stored), key=_pointer)}
+            stored = [_open(view), *(_unpack(view.value(leaf.name)) for leaf in _leaves(view))]
+            return dict(sorted((record.pointer, record) for record in chain.from_iterable(stored)))
 
         return self._look(read)
 
     def known_ids(self, now_ms: int, window_ms: int) -> KnownIds:
-        def counts(record: OpenIdRecord) -> bool:
-            scanned_ms = record.scanned_ms
-            if scanned_ms is None or scanned_ms > now_ms:
-                return False
-            return transaction_ms(record.pointer) + window_ms <= scanned_ms
-
         def read(view: View) -> KnownIds:
-            leaves = _leaves(view)
-            closed, again = self._closed_pointers(view), []
-            for leaf in leaves:
-                if leaf.latest_scan_ms > now_ms or leaf.window_ms < window_ms:
-                    again += [record for record in _records(view, leaf) if not counts(record)]
-            open_ids = {record.pointer: record for record in sorted([*_open(view), *again], key=_pointer)}
-            if again:
-                closed = array("q", (pointer for pointer in closed if pointer not in open_ids))
-            return KnownIds(open_ids, closed)
+            closed, open_ids = self._closed_pointers(view), _open(view)
+            unsure = [leaf for leaf in _leaves(view) if leaf.latest_scan_ms > now_ms or leaf.window_ms < window_ms]
+            if not unsure:
+                return KnownIds({record.pointer: record for record in open_ids}, closed)
+            records = chain.from_iterable(_unpack(view.value(leaf.name)) for leaf in unsure)
+            open_ids += [record for record in records if not _counts(record, now_ms, window_ms)]
+            found = dict(sorted((record.pointer, record) for record in open_ids))
+            return KnownIds(found, array("q", (pointer for pointer in closed if pointer not in found)))
 
         return self._look(read)
 
@@ -96,96 +91,144 @@ class HBaseIds(HBaseMemory, State):
 
     def save_open_ids(self, records: Iterable[OpenIdRecord]) -> None:
         saved = {record.pointer: record for record in records}
-        self._write(lambda: self._change_ids(saved, lambda _: True))
+        self._write(lambda: self._change_ids(saved, _always))
 
     def forget_open_ids(self, pointers: Iterable[int]) -> None:
-        gone: dict[int, OpenIdRecord | None] = dict.fromkeys(pointers)
-        self._write(lambda: self._change_ids(gone, lambda _: True))
+        gone = dict.fromkeys(pointers)
+        self._write(lambda: self._change_ids(gone, _always))
 
     def forget_closed_ids(self, pointers: Iterable[int], before_ms: int) -> None:
         def is_old(present: OpenIdRecord) -> bool:
             return present.closed_ms is not None and present.closed_ms < before_ms
 
-        gone: dict[int, OpenIdRecord | None] = dict.fromkeys(pointers)
+        gone = dict.fromkeys(pointers)
         self._write(lambda: self._change_ids(gone, is_old))
 
-    def _change_ids(
-        self, changed: dict[int, OpenIdRecord] | dict[int, OpenIdRecord | None], may: Callable[[OpenIdRecord], bool]
-    ) -> None:
-        """Put or (None) drop ids, of those present only where ``may`` allows it."""
+    def _change_ids(self, changed: _Changed, may: _May) -> None:
+        """Put ids in their place, or (None) drop them; of those present only where ``may`` allows it."""
         present = {record.pointer: record for record in self._look(_open)}
-        new = dict(present)
-        for pointer, record in changed.items():
-            if pointer not in present or may(present[pointer]):
-                new.pop(pointer, None)
-                if record is not None and record.closed_ms is None:
-                    new[pointer] = record
+        opened = {pointer: record if record and record.closed_ms is None else None for pointer, record in changed.items()}
+        new = _merged(present, opened, may)
         if new != present:
-            self._save_packed(_OPEN, _pack(sorted(new.values(), key=_pointer)) if new else None)
-        self._change_closed(changed, may)
-
-    def _change_closed(
-        self, changed: dict[int, OpenIdRecord] | dict[int, OpenIdRecord | None], may: Callable[[OpenIdRecord], bool]
-    ) -> None:
-        leaves = self._look(_leaves)
+            self._save_packed(_OPEN, _pack(new) if new else None)
         known = self._look(self._closed_pointers)
-        concerned = sorted(
-            pointer
+        closed = {
+            pointer: record if record and record.closed_ms is not None else None
             for pointer, record in changed.items()
-            if (record is not None and record.closed_ms is not None) or is_among(known, pointer)
-        )
-        if not concerned:
-            return
+            if (record and record.closed_ms is not None) or is_among(known, pointer)
+        }
+        if closed:
+            self._change_closed(closed, may)
+
+    def _change_closed(self, changed: _Changed, may: _May) -> None:
+        leaves = self._look(_leaves)
         number = max((leaf.number for leaf in leaves), default=0)
+        concerned: dict[Leaf | None, dict[int, OpenIdRecord | None]] = {}
         firsts = [leaf.first for leaf in leaves]
-        by_leaf: dict[int, list[int]] = {}
-        for pointer in concerned:
-            by_leaf.setdefault(max(0, bisect_right(firsts, pointer) - 1), []).append(pointer)
-        kept = [leaf for at, leaf in enumerate(leaves) if at not in by_leaf]
-        for at, pointers in by_leaf.items():
-            leaf = leaves[at] if leaves else None
-            present = {r.pointer: r for r in self._look(lambda view, leaf=leaf: _records(view, leaf))} if leaf else {}
-            new = dict(present)
-            for pointer in pointers:
-                record = changed[pointer]
-                if pointer in present and not may(present[pointer]):
-                    continue
-                new.pop(pointer, None)
-                if record is not None and record.closed_ms is not None:
-                    new[pointer] = record
-            if new == present:
-                kept += [leaf] if leaf else []
+        for pointer, record in changed.items():
+            leaf = leaves[max(0, bisect_right(firsts, pointer) - 1)] if leaves else None
+            concerned.setdefault(leaf, {})[pointer] = record
+        kept = [leaf for leaf in leaves if leaf not in concerned]
+        for leaf, changed_here in concerned.items():
+            present = self._present(leaf)
+            new = _merged(present, changed_here, may)
+            if leaf is not None and new == present:
+                kept.append(leaf)
                 continue
             if leaf is not None:
                 self._save_packed(leaf.name, None)
-            ordered = sorted(new.values(), key=_pointer)
-            for begin in range(0, len(ordered), LEAF_IDS):
+            pointers = list(new)
+            for begin in range(0, len(pointers), LEAF_IDS):
                 number += 1
-                kept.append(self._save_leaf(number, ordered[begin : begin + LEAF_IDS]))
+                kept.append(self._save_leaf(number, {p: new[p] for p in pointers[begin : begin + LEAF_IDS]}))
         self._save(_LEAVES, sorted(kept, key=lambda leaf: leaf.first) or None)
 
-    def _save_leaf(self, number: int, records: list[OpenIdRecord]) -> Leaf:
-        scans = [record.scanned_ms for record in records if record.scanned_ms is not None]
+    def _present(self, leaf: Leaf | None) -> dict[int, OpenIdRecord]:
+        if leaf is None:
+            return {}
+        return {record.pointer: record for record in self._look(lambda view: _unpack(view.value(leaf.name)))}
+
+    def _save_leaf(self, number: int, records: dict[int, OpenIdRecord]) -> Leaf:
         # Where one was never searched for, no window has ended for all.
-        whole = len(scans) == len(records)
-        window_ms = min(r.scanned_ms - transaction_ms(r.pointer) for r in records if r.scanned_ms is not None) if whole else -1
-        leaf = Leaf(number, records[0].pointer, max(scans, default=0), window_ms)
+        windows = [-1 if r.scanned_ms is None else r.scanned_ms - transaction_ms(r.pointer) for r in records.values()]
+        latest_ms = max(0 if record.scanned_ms is None else record.scanned_ms for record in records.values())
+        leaf = Leaf(number, next(iter(records)), latest_ms, min(windows))
         self._save_packed(leaf.name, _pack(records))
         return leaf
 
     def _closed_pointers(self, view: View) -> array[int]:
         leaves = _leaves(view)
-        stamps = tuple(view.stamp(leaf.name) for leaf in leaves)
-        known = self._known_closed
-        if known is not None and known.stamps == stamps and None not in stamps:
-            return known.pointers
+        stamps = [view.stamp(leaf.name) for leaf in leaves]
+        if self._known_closed is not None and self._known_closed.stamps == stamps:
+            return self._known_closed.pointers
         pointers = array("q")
         for leaf in leaves:
-            pointers.extend(_columns(view, leaf)[0])
+            pointers.extend(_columns(view.value(leaf.name))[0])
+        # What has changed in a transaction may yet be undone.
         if None not in stamps:
             self._known_closed = _Closed(stamps, pointers)
         return pointers
 
 
-def _pointer(record: OpenIdRecord) -> int:
-    return record.pointer
+def _leaves(view: View) -> list[Leaf]:
+    value = view.value(_LEAVES)
+    return [] if value is None else [Leaf(*each) for each in json.loads(value)]
+
+
+def _open(view: View) -> list[OpenIdRecord]:
+    return _unpack(view.value(_OPEN))
+
+
+def _counts(record: OpenIdRecord, now_ms: int, window_ms: int) -> bool:
+    """Whether the pass that closed it began after its window, and not after now."""
+    scanned_ms = record.scanned_ms
+    return scanned_ms is not None and transaction_ms(record.pointer) + window_ms <= scanned_ms <= now_ms
+
+
+def _always(_: OpenIdRecord) -> bool:
+    return True
+
+
+def _merged(present: dict[int, OpenIdRecord], changed: _Changed, may: _May) -> dict[int, OpenIdRecord]:
+    """The ids with the changes, in order of pointer."""
+    new = dict(present)
+    for pointer, record in changed.items():
+        if pointer in present and not may(present[pointer]):
+            continue
+        new.pop(pointer, None)
+        if record is not None:
+            new[pointer] = record
+    return dict(sorted(new.items()))
+
+
+def _pack(records: dict[int, OpenIdRecord]) -> bytes:
+    """Four columns of little-endian numbers, and for each id which of its times are known."""
+    rows = records.values()
+    columns = (
+        array("q", records),
+        array("q", (record.first_seen_ms for record in rows)),
+        array("q", (record.scanned_ms or 0 for record in rows)),
+        array("q", (record.closed_ms or 0 for record in rows)),
+    )
+    for column in columns if sys.byteorder == "big" else ():
+        column.byteswap()
+    known = bytes((r.scanned_ms is not None) * _SCANNED + (r.closed_ms is not None) * _CLOSED for r in rows)
+    return b"".join([*map(bytes, map(memoryview, columns)), known])
+
+
+def _columns(packed: bytes | None) -> list[array[int]]:
+    size = len(packed or b"") // 33 * 8
+    columns = [array("q", (packed or b"")[at : at + size]) for at in range(0, 4 * size, size or 1)]
+    for column in columns if sys.byteorder == "big" else ():
+        column.byteswap()
+    return columns
+
+
+def _unpack(packed: bytes | None) -> list[OpenIdRecord]:
+    if packed is None:
+        return []
+    known = packed[len(packed) // 33 * 32 :]
+    return [
+        OpenIdRecord(pointer, seen, scanned if flags & _SCANNED else None, closed if flags & _CLOSED else None)
+        for pointer, seen, scanned, closed, flags in zip(*_columns(packed), known, strict=True)
+    ]

@@ -26,7 +26,6 @@ from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreBusy, StoreError, StoreUnavailable
 from tms_core.lease import LeaseRecord
 from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.hbase_rows import batches
 
 T = TypeVar("T")
 

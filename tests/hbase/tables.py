@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Self
 
 from tests.hbase.server import HBaseServer
@@ -15,7 +16,7 @@ from tms_core.clock import SystemClock
 from tms_core.tables.hbase import HBaseStore
 from tms_core.tables.hbase_pool import HBasePool
 from tms_core.tables.hbase_rows import HBaseRows
-from tms_core.tables.hbase_schema import create_tables, table_name, table_specs
+from tms_core.tables.hbase_schema import TableSpec, create_tables, table_name, table_specs
 
 
 class Tables:
@@ -50,7 +51,7 @@ class Tables:
         namespace = f"test_{secrets.token_hex(6)}"
         meta, *salted = table_specs(namespace, buckets, "NONE")
         if cuts is not None:
-            salted = [CutSpec(**vars(spec), cuts=tuple(cuts)) for spec in salted]
+            salted = [_cut(spec, cuts) for spec in salted]
         create_tables(self._admin, [meta])
         with ThreadPoolExecutor() as threads:
             for made in [threads.submit(create_tables, self._admin, [spec]) for spec in salted]:
@@ -84,14 +85,6 @@ class CutSpec(TableSpec):
     def split_keys(self) -> list[bytes]:
         return list(self.cuts)
 
-    def descriptor(self) -> Any:
-        attributes = {name: value for name, value in self.attributes.items() if name != "SPLIT_POLICY"}
-        return replace(self, attributes=attributes).bare_descriptor()
-
-    def bare_descriptor(self) -> Any:
-        """With the attributes it has."""
-        return super().descriptor()
-
 
 class PatientStore(HBaseStore):
     """A store for tests that put a key again which they have just deleted.
@@ -116,6 +109,11 @@ def empty(store: HBaseStore, namespace: str) -> None:
     metadata.delete([key for key, _ in store.metadata.rows()], None)
     store.calls.clear()
     _tick()
+
+
+def _cut(spec: TableSpec, cuts: Sequence[bytes]) -> TableSpec:
+    attributes = {name: value for name, value in spec.attributes.items() if name != "SPLIT_POLICY"}
+    return CutSpec(spec.namespace, spec.name, spec.compression, attributes, spec.buckets, tuple(cuts))
 
 
 def _after_a_tick(put: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -13,7 +13,7 @@ from janitor import plan
 from janitor.boundary import Boundary, Limit
 from janitor.control import values
 from janitor.control.desk import Asks, Decides, methods
-from janitor.engine import Planned
+from janitor.inquiry import Planned
 from janitor.picture import Picture, RunSummary, SnapshotFigures
 from janitor.plan import PlanFile
 from janitor.policy import Rule

@@ -1,0 +1,333 @@
+"""What can be asked of a store without changing anything in it: what a run would do, and why, and what is proven.
+
+Every question begins the same way (``prepare``): read the clocks, the state and the snapshot, and run the guards. A
+plan then walks the store as a run does, with an act that does nothing. Whoever only asks is given an :class:`Inquiry`
+on a clone of the store or on its face for reading, so there is nothing at hand that could write (rule S5).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Required, TypedDict
+
+from janitor import archived, boundary, conclude, plan, quarantine, txstate
+from janitor.boundary import Boundary
+from janitor.conclude import Pass
+from janitor.crew import Crew
+from janitor.inspect import Audit, Inspected, Table, audit, messages, metadata, payloads, snapshot_figures
+from janitor.observe import Guarded, Observer, tell_nobody
+from janitor.permission import never
+from janitor.policy import Hold
+from janitor.prepare import Prepared, prepare
+from janitor.report import GuardNote, Mode, Report, Tally
+from janitor.restore import Request, Restored, restore
+from janitor.state.base import Claim, State
+from janitor.strangers import Strangers
+from janitor.txstate import TransactionView, TxState
+from janitor.walk import Act, Preview
+from janitor.why import Why, why
+from janitor.world import Limits, Terms, World
+from tms_core.clock import Clock
+from tms_core.errors import Halted, Interrupted, NoSnapshot
+from tms_core.rowkey import MessageId
+from tms_core.tables.base import Store
+from tms_core.topic import TopicId
+from tms_core.transaction.source import SnapshotSource
+
+NOT_ADOPTED = GuardNote(
+    "adoption", True, "nobody has adopted this store yet, nothing is deleted; look at janitor plan, then: janitor adopt"
+)
+
+
+class Planned(NamedTuple):
+    """A plan, and the document of its file (:func:`janitor.plan.save`)."""
+
+    report: Report
+    document: dict[str, Any]
+
+
+class Options(TypedDict, total=False):
+    """Further arguments of :class:`Inquiry`."""
+
+    token_hex: Required[Callable[[int], str]]
+    batch_rows: int
+    workers: int
+    history_days: int
+    observer: Observer
+    halted: Callable[[], bool]
+    strangers: Strangers | None
+
+
+class Inquiry:
+    """Answers questions about one store.
+
+    Args:
+        store: the store, or a clone of it, or its face for reading.
+        state: what is remembered of it.
+        source: where transaction snapshots come from; None for nowhere.
+        clock: what time it is.
+        terms: the settings verdicts rest on.
+        token_hex: makes that many random bytes, as hex (``secrets.token_hex``).
+        batch_rows: rows per page, and so per batch of a run.
+        workers: how many parts of the store are walked at once.
+        history_days: how long past runs are remembered.
+        observer: told about progress.
+        halted: whether to end before the next page or batch.
+        strangers: what was named in the log already; the questions and runs of one process share it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        state: State,
+        source: SnapshotSource | None,
+        clock: Clock,
+        terms: Terms,
+        *,
+        token_hex: Callable[[int], str],
+        batch_rows: int = 2000,
+        workers: int = 1,
+        history_days: int = 30,
+        observer: Observer = tell_nobody,
+        halted: Callable[[], bool] = never,
+        strangers: Strangers | None = None,
+    ) -> None:
+        self.store = store
+        self.state = state
+        self.terms = terms
+        self.strangers = strangers or Strangers()
+        self._source = source
+        self._clock = clock
+        self._token_hex = token_hex
+        self._batch_rows = batch_rows
+        self._workers = workers
+        self._history_ms = history_days * 86_400_000
+        self._observer = Guarded(observer)
+        self._halted = halted
+
+    def plan(self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "") -> Planned:
+        """What a run would do, without doing it.
+
+        Args:
+            at_ms: judge by another moment than the present; such a plan cannot be applied.
+            patterns: shell patterns of the topics to look at; none for all.
+            digest: names the settings in force, for the plan file.
+
+        Raises:
+            StoreError: the store or the state could not be read.
+            Halted: the process is ending.
+        """
+        ready = self._prepare(at_ms)
+        label = Hold.FIRST_CONTACT if ready.first_contact else None
+        world = self._world(ready, thorough=True, patterns=patterns, label=label)
+        world.load_topics()
+        current = self._begin("plan", ready, world)
+        claim = self._claim(ready)
+        current.boundary = claim.bound if claim else None
+        self._walk(current, Preview(self._stop_if_halted))
+        if current.halted is not None:
+            raise current.halted
+        report = self._report(current)
+        store_id, what_if = ready.record.mark, at_ms is not None
+        document = plan.document(report, current.tally, world, store_id=store_id, digest=digest, what_if=what_if)
+        return Planned(report, document)
+
+    def inspect(self, table: Table, patterns: tuple[str, ...], limit: int) -> Inspected:
+        """The rows of one table, the first ones decoded, all of them counted.
+
+        Raises:
+            StoreError: the store could not be read.
+        """
+        if table == "metadata":
+            return metadata(self.store, patterns)
+        read = messages if table == "message" else payloads
+        return read(self.store, self.transactions().usable, patterns, limit, self.heartbeat)
+
+    def why(self, topic: TopicId, message_id: MessageId) -> Why:
+        """Which rule will take a message, when, and what holds it; or which run has taken it.
+
+        Raises:
+            StoreError: the store or the state could not be read.
+        """
+        ready = self._prepare()
+        label = Hold.FIRST_CONTACT if ready.first_contact else None
+        world = self._world(ready, thorough=True, patterns=(str(topic),), label=label)
+        world.load_topics()
+        history_days = self._history_ms // 86_400_000
+        return why(self.store, self.state, world, topic, message_id, ready.now.wall_ms, history_days)
+
+    def boundary(self) -> tuple[Claim | None, Boundary]:
+        """The claim last made, and what would hold one back that were made now."""
+        ready = self._prepare()
+        claim = self._claim(ready)
+        obstacles = conclude.obstacles(ready, self.terms)
+        if obstacles:
+            return claim, Boundary.none(*obstacles)
+        pointers = (record.pointer for record in ready.ids.open_ids())
+        return claim, boundary.claim(self.state.evidence(), pointers, self.terms.lifetime)
+
+    def audit(self) -> Audit:
+        """Read every transactional row, and prove the claim or refute it.
+
+        A pointer counts as invalid that is in the invalid list now, or was when it was last seen: an operator may
+        have taken it off the list because of the claim.
+
+        Raises:
+            StoreError: the store or the state could not be read.
+        """
+        ready = self._prepare()
+        usable, claim = ready.tx.usable, self._claim(ready)
+        known = self.state.known_ids(ready.now.wall_ms, self.terms.lifetime.window_end_ms(0))
+        return audit(
+            self.store.message,
+            claim.bound if claim else None,
+            lambda pointer: pointer in known or (usable is not None and usable.is_invalid(pointer)),
+            self.heartbeat,
+        )
+
+    def heartbeat(self, rows: int) -> None:
+        """Tell the observer that a read outside a pass has come so many rows further.
+
+        Raises:
+            Halted: the process is ending.
+        """
+        self._observer("read", None, rows)
+        self._stop_if_halted()
+
+    def transactions(self) -> TxState:
+        """The snapshot a run would use now, or why it would use none."""
+        return self._prepare().tx
+
+    def snapshot_figures(self, limit: int) -> dict[str, Any]:
+        """That snapshot as JSON values, its longest lists cut to ``limit``; ``problem`` says why it is not used.
+
+        Raises:
+            NoSnapshot: there is none, and why.
+        """
+        state = self.transactions()
+        if state.snapshot is None:
+            raise NoSnapshot(f"There is no snapshot: {state.message}")
+        return {**snapshot_figures(state.snapshot, state.name, limit), "problem": state.message or None}
+
+    def restorable(self, folder: Path, request: Request) -> Restored:
+        """What :meth:`restore` would do; raises as it does."""
+        return self._restore(folder, replace(request, dry_run=True))
+
+    # -- what a plan and a run have in common -----------------------------------------------------------------------
+
+    def _prepare(self, at_ms: int | None = None) -> Prepared:
+        identity = self.store.identity()
+        return prepare(self.state, identity, self._source, self._clock, self.terms, self._token_hex, at_ms)
+
+    def _quarantined(self, ready: Prepared) -> frozenset[TopicId]:
+        return quarantine.quarantined(self.state.strikes(), ready.now.wall_ms)
+
+    def _claim(self, ready: Prepared) -> Claim | None:
+        """The claim in force: not of another store, nor by a clock set back since, nor with a lifetime raised since."""
+        claim = self.state.claim()
+        if claim is None or ready.first_contact:
+            return None
+        return claim if boundary.in_force(claim, self._clock.now_ms(), self.terms.lifetime) else None
+
+    def _world(
+        self,
+        ready: Prepared,
+        *,
+        thorough: bool,
+        patterns: tuple[str, ...] = (),
+        label: Hold | None = None,
+        limits: Limits | None = None,
+        patient: bool = False,
+    ) -> World:
+        usable = ready.tx.usable
+        since_ms = None
+        if usable is not None and len(usable.invalid):
+            since_ms = 0 if thorough else txstate.search_since_ms(ready.ids.open_ids(), self.terms.lifetime)
+        return World(
+            now=ready.now if label is Hold.FIRST_CONTACT else ready.measured,
+            now_ms=ready.now.wall_ms,
+            metadata=self.store.metadata,
+            terms=self.terms,
+            transactions=TransactionView(usable, ready.now.wall_ms, self.terms.lifetime.undecided_ms),
+            records={} if label is Hold.FIRST_CONTACT else self.state.frontiers(),
+            search_since_ms=since_ms,
+            thorough=thorough,
+            label=label,
+            patterns=patterns,
+            limits=limits,
+            paused=tuple(pause.pattern for pause in self.state.pauses()),
+            quarantined=self._quarantined(ready),
+            patient=patient,
+        )
+
+    def _restore(self, folder: Path, request: Request) -> Restored:
+        files, now_ms = archived.find_topic(folder, request.source), self._clock.now_ms()
+        return restore(self.store, self.state, self.transactions().usable, files, request, now_ms, self.heartbeat)
+
+    def _begin(self, mode: Mode, ready: Prepared, world: World) -> Pass:
+        started_ms = self._clock.now_ms()
+        run_id = f"{started_ms}-{self._token_hex(4)}"
+        return Pass(
+            run_id, mode, started_ms, self._clock.running_ms(), Counter(self.store.calls), ready, world, Tally()
+        )
+
+    def _walk(self, current: Pass, act: Act) -> None:
+        crew = Crew(
+            self.store,
+            current.world,
+            act,
+            page_rows=self._batch_rows,
+            observer=self._observer,
+            workers=self._workers,
+        )
+        try:
+            crew.walk(current.tally, partial(self._phase, current))
+        except Interrupted as error:
+            current.halted = error
+        current.failed, current.withheld = crew.failed, crew.withheld
+
+    def _stop_if_halted(self) -> None:
+        if self._halted():
+            raise Halted("the janitor is stopping.", "Try again when it is back.")
+
+    @contextmanager
+    def _phase(self, current: Pass, name: str) -> Iterator[None]:
+        started = self._clock.running_ms()
+        yield
+        current.tally.phase_seconds[name] = (self._clock.running_ms() - started) / 1000
+
+    def _report(self, current: Pass) -> Report:
+        ready, tally = current.ready, current.tally
+        self.strangers.name(tally)
+        notes = list(ready.notes)
+        if current.mode == "apply" and not ready.adopted:
+            notes.append(NOT_ADOPTED)
+        if current.halted is not None:
+            name = "halted" if isinstance(current.halted, Halted) else "lease"
+            notes.append(GuardNote(name, False, str(current.halted)))
+        notes += conclude.notes_on_aside(current, self.state)
+        if ready.tx.problem is not None:
+            notes.append(GuardNote("snapshot", False, ready.tx.message))
+        notes += [GuardNote("snapshot", False, f"passed over {item}") for item in ready.tx.rejected]
+        notes += [GuardNote("metadata", False, message) for message in current.world.unparsed.values()]
+        return Report(
+            id=current.id,
+            mode=current.mode,
+            started_ms=current.started_ms,
+            effective_now_ms=ready.now.wall_ms,
+            snapshot=ready.tx.used,
+            entries=tally.entries,
+            kept=tally.kept,
+            boundary=current.boundary,
+            guards=notes,
+            errors=tally.errors,
+            store_calls=sum(conclude.calls_made(current, self.store).values()),
+            duration_seconds=(self._clock.running_ms() - current.running_ms) / 1000,
+            phase_seconds=tally.phase_seconds,
+            thorough=current.world.thorough,
+        )

@@ -1,0 +1,86 @@
+"""Things that happen to HBase in the middle of a sweep, at a moment that the test chooses.
+
+A moment is a Thrift call that is about to be made: the fifth ``mutateRows``, or the second ``scannerGetList``, whose
+scanner is open by then. Every page is three calls and every batch is at least one, so no step of a sweep is out of
+reach.
+
+    moments = Moments(store.pool)
+    moments.at("mutateRows", 5, lambda: server.command("split", table, key))
+    rig.engine.run_once()
+    assert moments.all_came
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tms_core.tables.hbase_pool import Connection, HBasePool
+
+#: Told of a Thrift call: its name and what it is given.
+CallWatcher = Callable[[str, tuple[Any, ...]], None]
+#: Told of an answer: the call's name, what it was given, and what came.
+AnswerWatcher = Callable[[str, tuple[Any, ...], Any], None]
+
+
+class Moments:
+    """A programme of events.
+
+    Args:
+        pool: whose calls count, from now on.
+    """
+
+    def __init__(self, pool: HBasePool) -> None:
+        self._events: dict[tuple[str, int], Callable[[], object]] = {}
+        self._came: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        watch_calls(pool, before=self._before)
+
+    def at(self, call: str, number: int, act: Callable[[], object]) -> None:
+        """Do something just before the call of that name that is the n-th from now on.
+
+        The thread that makes the call does it; the others go on.
+        """
+        with self._lock:
+            self._events[call, self._came[call] + number] = act
+
+    @property
+    def all_came(self) -> bool:
+        """Whether everything has happened."""
+        return not self._events
+
+    def _before(self, name: str, _arguments: tuple[Any, ...]) -> None:
+        with self._lock:
+            self._came[name] += 1
+            act = self._events.pop((name, self._came[name]), None)
+        if act is not None:
+            act()
+
+
+def watch_calls(pool: HBasePool, before: CallWatcher | None = None, after: AnswerWatcher | None = None) -> None:
+    """Tell of every Thrift call of a pool from now on; what is told may raise, as the call could."""
+    borrow = pool.connection
+
+    def watched(connection: Connection) -> Connection:
+        call = connection.call
+
+        def asked(name: str, *arguments: Any) -> Any:
+            if before is not None:
+                before(name, arguments)
+            answer = call(name, *arguments)
+            if after is not None:
+                after(name, arguments, answer)
+            return answer
+
+        vars(connection)["call"] = asked
+        return connection
+
+    @contextmanager
+    def borrowed() -> Iterator[Connection]:
+        with borrow() as connection:
+            yield watched(connection)
+
+    vars(pool)["connection"] = borrowed

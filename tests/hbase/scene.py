@@ -1,0 +1,93 @@
+"""A store in which something of every kind is due and something of every kind is not, and what must become of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from janitor.policy import Rule
+from janitor.report import Report
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic, unknown_topic
+from tms_core.errors import StoreError
+from tms_core.tables.base import Store
+
+DOOMED, KEPT, FREE = pointer(NOW_MS - DAY), pointer(NOW_MS - 2 * HOUR, 1), pointer(NOW_MS - 2 * HOUR, 2)
+
+DUE = range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 300)
+LIVE = range(NOW_MS - MINUTE, NOW_MS - MINUTE + 120)
+INVALID = range(NOW_MS - MINUTE + 1000, NOW_MS - MINUTE + 1080)
+STORED = range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 40)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The topics of a store, and whoever sweeps it."""
+
+    store: Store
+    orders: Topic
+    retired: Topic
+    stranger: Topic
+
+    @classmethod
+    def on(cls, store: Store) -> Scene:
+        """Fill an empty store."""
+        orders = topic(store, "default:orders", ttl_seconds=3600)
+        orders.plain(*DUE, *LIVE).tx(DOOMED, *INVALID)
+        orders.stored(KEPT, *STORED).ref(KEPT, NOW_MS - MINUTE - 1).stored(FREE, *STORED)
+        retired = topic(store, "default:retired", ttl_seconds=3600, generation=-1).plain(*LIVE)
+        stranger = unknown_topic(store, "default:stranger").plain(*DUE[:10])
+        return cls(store, orders, retired, stranger)
+
+    def rig(self, **options: object) -> Rig:
+        """A janitor that has never met the store; batches are small, so that there are many moments."""
+        return invalid(janitor(self.store, **{"batch_rows": 20, "workers": 4, **options}))
+
+    @property
+    def due_is_gone(self) -> bool:
+        """Whether nothing is left to do."""
+        times = [key.publish_ms for key, _ in self.orders.messages()]
+        return (
+            times == [NOW_MS - MINUTE - 1, *LIVE, *INVALID]
+            and self.retired.times() == []
+            and self.orders.stored_times() == list(STORED)
+            and DOOMED not in self.orders.pointers()
+        )
+
+    def check_nothing_is_lost(self) -> None:
+        """Whatever was done, and however far it came: every live row is there, with its bytes."""
+        rows = self.orders.messages()
+        live = [(key.publish_ms, value) for key, value in rows if key.publish_ms >= NOW_MS - HOUR]
+        assert [ms for ms, _ in live] == [NOW_MS - MINUTE - 1, *LIVE, *INVALID]
+        assert [abs(value.pointer) for _, value in live if value.pointer is not None] == [KEPT, *[DOOMED] * len(INVALID)]
+        assert {value.payload for _, value in live[1:]} == {b"body"}
+        assert self.stranger.times() == list(DUE[:10])
+        kept = [ms for ms in self.orders.stored_times()]
+        assert all(kept.count(ms) >= 1 for ms in STORED)
+
+
+def invalid(rig: Rig) -> Rig:
+    """The same, with the scene's invalid transaction in the snapshot."""
+    rig.snapshots.invalid = [DOOMED]  # type: ignore[misc]
+    return rig
+
+
+def run(rig: Rig) -> Report | None:
+    """A run whatever happens; None: the store failed as a whole.
+
+    No run with errors makes a claim (rule S4); and one that ends without any has made one.
+    """
+    before, _ = rig.engine.boundary()
+    try:
+        report = rig.engine.run_once(adopt=True)
+    except StoreError:
+        assert rig.engine.boundary()[0] == before
+        return None
+    if report.errors:
+        assert rig.engine.boundary()[0] == before
+    else:
+        assert report.boundary is not None
+    return report
+
+
+def deleted(report: Report) -> int:
+    """Rows a run deleted."""
+    return report.total(Rule.EXPIRED) + report.total(Rule.OLD_GENERATION)
