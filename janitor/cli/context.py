@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from threading import Event
 from typing import Any, cast
@@ -19,6 +20,7 @@ import click
 from janitor import logs
 from janitor.archive import ParquetArchive
 from janitor.cli.options import Common
+from janitor.cli.places import HBasePlace, LevelDBPlace, Place
 from janitor.cli.progress import progress
 from janitor.cli.signals import ending
 from janitor.control import Caller, Desk, RemoteEngine
@@ -29,15 +31,11 @@ from janitor.observe import Observer, tell_nobody
 from janitor.references import Lifetime
 from janitor.settings import Loaded, Settings, config_digest, load
 from janitor.state.base import State
-from janitor.state.sqlite import SqliteState
 from janitor.world import Terms
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError, StoreBusy, StoreError
 from tms_core.lease import Lease
 from tms_core.tables.base import Store
-from tms_core.tables.leveldb import LevelDBStore
-from tms_core.tables.leveldb_clone import clone, remove_stale
-from tms_core.tables.leveldb_layout import identity
 from tms_core.transaction.source import DirectorySource, SnapshotSource
 
 #: What a transaction may live where nobody says; Tephra's own default (data.tx.max.lifetime).
@@ -62,23 +60,26 @@ class Session:
 
     def arguments(self) -> str:
         """The options that led here, to be typed again after another verb."""
-        given = {"config": self.common.config, "leveldb": self.common.leveldb, "snapshots": self.common.snapshots}
+        names = ("config", "leveldb", "hbase", "snapshots")
+        given = {name: getattr(self.common, name) for name in names}
         return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
 
-    @property
-    def store_path(self) -> Path:
-        """The LevelDB folder.
+    @cached_property
+    def place(self) -> Place:
+        """Where store and memory are.
 
         Raises:
-            ConfigurationError: the store is of a kind this version does not serve.
+            ConfigurationError: the store is of a kind that cannot be cleaned from here.
         """
         storage = self.settings.storage
-        if storage.kind != "leveldb":
-            raise ConfigurationError(
-                f"storage.kind is {storage.kind}, and this version cleans LevelDB stores only.",
-                "Set storage.kind: leveldb, or give --leveldb DIR.",
-            )
-        return Path(storage.leveldb.path)
+        if storage.kind == "hbase":
+            return HBasePlace(storage.hbase, self.clock)
+        if storage.kind == "leveldb":
+            return LevelDBPlace(Path(storage.leveldb.path), self.state_path)
+        raise ConfigurationError(
+            f"storage.kind is {storage.kind}, and such a store is gone with its process.",
+            "Set storage.kind: leveldb or hbase, or give --leveldb DIR or --hbase HOST:PORT.",
+        )
 
     @property
     def state_path(self) -> Path:
@@ -131,11 +132,13 @@ class Session:
             StoreBusy: one is there that does not answer, or is another user's or of another version.
             ConfigurationError: it holds another store.
         """
+        if not self.place.exclusive:
+            return None
         caller = Caller(self.state_path, observer)
         greeting = caller.greeting()
         if greeting is None:
             return None
-        if greeting.store != identity(self.store_path):
+        if greeting.store != self.place.identity():
             raise ConfigurationError(
                 f"The janitor that answers in {self.state_path} (process {greeting.pid}) holds another store.",
                 "Give each store a state folder of its own (janitor.state).",
@@ -172,17 +175,16 @@ class Session:
         Raises:
             StoreBusy: somebody holds it; if that is a janitor, the hint says how to reach that one.
         """
-        remove_stale(self.state_path)
         halted = Event()
         with (
             self.held_store() as store,
-            SqliteState(self.state_path) as state,
+            self.place.memory() as state,
             self.lease(state, store) as lease,
             self._engine(store, state, lease, halted=halted.is_set) as engine,
             ending(halted.set),
         ):
             engine.recover()
-            logger.info("a run begins on %s", self.store_path)
+            logger.info("a run begins on %s", self.place.name)
             yield engine
 
     def _desk(self, local: Callable[[], AbstractContextManager[Engine]], stack: ExitStack) -> Desk:
@@ -201,26 +203,18 @@ class Session:
 
     @contextmanager
     def _cloned(self) -> Iterator[Engine]:
-        remove_stale(self.state_path)
-        # The store first: at a place where there is none, no state is made.
-        with clone(self.store_path, self.state_path) as store, SqliteState(self.state_path) as state:
-            if not store.linked:
-                logger.warning(
-                    "the store's files were copied (%d bytes), since they cannot be hard-linked into %s",
-                    store.copied_bytes,
-                    self.state_path,
-                )
-            with self._engine(store, state) as engine:
-                yield engine
+        # The store first: at a place where there is none, no memory is made.
+        with self.place.readable() as store, self.place.memory() as state, self._engine(store, state) as engine:
+            yield engine
 
-    def held_store(self) -> LevelDBStore:
+    def held_store(self) -> AbstractContextManager[Store]:
         """The store, opened to be written.
 
         Raises:
             StoreBusy: somebody holds it; if that is a janitor, the hint says how to reach that one.
         """
         try:
-            return LevelDBStore(self.store_path)
+            return self.place.writable()
         except StoreBusy as error:
             holder = self.holder()
             if holder is None:
@@ -232,7 +226,7 @@ class Session:
             ) from error
 
     @contextmanager
-    def lease(self, state: SqliteState, store: Store) -> Iterator[Lease | None]:
+    def lease(self, state: State, store: Store) -> Iterator[Lease | None]:
         """The lease on the store, held while the block runs; None where the settings want none (rule S12).
 
         Raises:
@@ -249,9 +243,10 @@ class Session:
             return
         holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         lease = Lease(state, holder, wanted.seconds, self.clock)
-        # LevelDB's own lock is held already, so a holder of a lease on this store that is still named there is dead.
+        # Where an open store is nobody else's, whoever is still named as the holder of its lease is dead.
         record = state.store()
-        lease.acquire(sole=record is None or record.identity == store.identity())
+        ours = record is None or record.identity == store.identity()
+        lease.acquire(sole=self.place.exclusive and ours)
         try:
             yield lease
         finally:
@@ -277,7 +272,7 @@ class Session:
         """What status page and metrics say of this janitor."""
         janitor = self.settings.janitor
         return Site(
-            store=str(self.store_path),
+            store=self.place.name,
             mode="apply" if janitor.apply else "plan_only",
             schedule=f"cron {janitor.cron}" if janitor.cron else f"every {janitor.every_seconds} s",
             terms=self.terms(),
@@ -307,7 +302,7 @@ class Session:
         }
 
     @contextmanager
-    def _engine(self, store: Store, state: SqliteState, lease: Lease | None = None, **options: Any) -> Iterator[Engine]:
+    def _engine(self, store: Store, state: State, lease: Lease | None = None, **options: Any) -> Iterator[Engine]:
         with progress(sys.stderr) as observer:
             yield self.engine(store, state, observer=observer, lease=lease, archive=self.archive(), **options)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import click
@@ -14,7 +15,6 @@ from janitor.cli import render
 from janitor.cli.context import Session, session
 from janitor.cli.options import common_options
 from janitor.state.base import ClockAnchor, RunRecord, StoreRecord
-from janitor.state.sqlite import FILE_NAME, SqliteState
 from tms_core.errors import TmsError
 from tms_core.tables.leveldb_clone import clone
 from tms_core.tables.leveldb_layout import FOLDERS
@@ -78,15 +78,18 @@ def _guarded(name: str, check: Callable[[Session], Finding], current: Session) -
 
 
 def _store(current: Session) -> Finding:
+    if not current.place.exclusive:
+        with current.place.readable() as store:
+            return Finding("store", "ok", f"{current.place.name}, {len(store.metadata.rows())} topics")
     topics, copied, held = _look_inside(current)
-    folders = [path for name in FOLDERS.values() if (path := current.store_path / name).exists()]
+    folders = [path for name in FOLDERS.values() if (path := _path(current) / name).exists()]
     for folder in folders:
         if not os.access(folder, os.W_OK):
             return Finding("store", "fail", f"{folder} cannot be written; run as its owner")
         if folder.stat().st_uid != os.geteuid():
             message = f"{folder} belongs to another user, who could not read what a sweep writes; run as its owner"
             return Finding("store", "warn", message)
-    return Finding("store", "warn" if copied else "ok", f"{current.store_path}, {topics} topics{held}{copied}")
+    return Finding("store", "warn" if copied else "ok", f"{current.place.name}, {topics} topics{held}{copied}")
 
 
 def _look_inside(current: Session) -> tuple[int, str, str]:
@@ -95,7 +98,7 @@ def _look_inside(current: Session) -> tuple[int, str, str]:
     if holder is not None:
         topics = sum(holder.inspect("metadata", (), 0).counts.values())
         return topics, "", f", held by process {holder.greeting.pid}, which answers"
-    with clone(current.store_path, current.state_path) as store:
+    with clone(_path(current), current.state_path) as store:
         copied = "" if store.linked else "; plans copy its files, since they cannot be linked into the state folder"
         return len(store.metadata.rows()), copied, ""
 
@@ -104,10 +107,10 @@ def _state(current: Session) -> Finding:
     record, last, _ = _remembered(current)
     if record is None or record.adopted_ms is None:
         return Finding(
-            "state", "warn", f"{current.state_path}: not adopted yet; look at janitor plan, then janitor adopt"
+            "state", "warn", f"{current.place.memory_name}: not adopted yet; look at janitor plan, then janitor adopt"
         )
     ran = f", last run {last.result or 'unfinished'} at {render.moment(last.started_ms)}" if last else ", never run"
-    return Finding("state", "ok", f"{current.state_path}, adopted {render.moment(record.adopted_ms)}{ran}")
+    return Finding("state", "ok", f"{current.place.memory_name}, adopted {render.moment(record.adopted_ms)}{ran}")
 
 
 def _snapshots(current: Session) -> Finding:
@@ -144,7 +147,9 @@ def _lifetime(current: Session) -> Finding:
 
 
 def _disk(current: Session) -> Finding:
-    path = current.store_path
+    if not current.place.exclusive:
+        return Finding("disk", "ok", "the store is on the cluster's disks, which HBase watches itself")
+    path = _path(current)
     usage = shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists()))
     text = f"{render.size(usage.free)} of {render.size(usage.total)} free"
     return Finding("disk", "ok" if usage.free > usage.total * _FREE_SHARE else "warn", text)
@@ -152,7 +157,12 @@ def _disk(current: Session) -> Finding:
 
 def _remembered(current: Session) -> tuple[StoreRecord | None, RunRecord | None, ClockAnchor | None]:
     """Store, last run and clocks out of the state. Where there is none, none is made."""
-    if not (current.state_path / FILE_NAME).exists():
+    if not current.place.has_memory():
         return None, None, None
-    with SqliteState(current.state_path) as state:
+    with current.place.memory() as state:
         return state.store(), next(iter(state.runs(1)), None), state.anchor()
+
+
+def _path(current: Session) -> Path:
+    """The LevelDB folder."""
+    return Path(current.settings.storage.leveldb.path)

@@ -13,19 +13,19 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from threading import Event
 
 import click
 
 from janitor.cli.context import session
 from janitor.cli.options import common_options
+from janitor.cli.places import Place
 from janitor.http.app import make_app
 from janitor.http.server import HttpServer
 from janitor.look import Site, look, summary
 from janitor.metrics import Metrics
 from janitor.picture import Picture, RunSummary
-from janitor.state.sqlite import FILE_NAME, SqliteState
+from janitor.state.sqlite import SqliteState
 from tms_core.clock import Clock
 from tms_core.errors import TmsError
 
@@ -41,13 +41,13 @@ class Exporter:
     """What the HTTP server shows (``janitor.http.Views``), from the memory alone.
 
     Args:
-        folder: where the memory is, or will be.
+        place: where the memory is, or will be.
         site: what is shown besides.
         metrics: are given each new picture.
     """
 
-    def __init__(self, folder: Path, site: Site, metrics: Metrics, clock: Clock) -> None:
-        self._folder = folder
+    def __init__(self, place: Place, site: Site, metrics: Metrics, clock: Clock) -> None:
+        self._place = place
         self._site = site
         self._metrics = metrics
         self._clock = clock
@@ -62,7 +62,7 @@ class Exporter:
         if problem and problem != self._problem:
             logger.warning("%s", problem)
         elif self._problem and not problem:
-            logger.info("the memory is read: %s", self._folder)
+            logger.info("the memory is read: %s", self._place.memory_name)
         self._problem = problem
         self._refreshed_ms = self._clock.running_ms()
 
@@ -73,10 +73,10 @@ class Exporter:
 
     def _read(self) -> str:
         """Take the picture; returns why that was not possible, or nothing."""
-        if not (self._folder / FILE_NAME).is_file():
-            return f"there is no memory in {self._folder} yet; the first janitor run makes it"
         try:
-            with SqliteState(self._folder) as state:
+            if not self._place.has_memory():
+                return f"there is no memory in {self._place.memory_name} yet; the first janitor run makes it"
+            with self._place.memory() as state:
                 picture = look(state, self._site, self._clock)
         except TmsError as error:
             return str(error)
@@ -94,9 +94,9 @@ class Exporter:
         Raises:
             StoreError: the memory cannot be read.
         """
-        if not (self._folder / FILE_NAME).is_file():
+        if not self._place.has_memory():
             return []
-        with SqliteState(self._folder) as state:
+        with self._place.memory() as state:
             return [summary(run) for run in state.runs(limit)]
 
     def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
@@ -130,7 +130,7 @@ def command() -> None:
     # How often CronJobs run, their own settings say.
     site = replace(current.site(), schedule="started from outside")
     metrics = Metrics(wanted.metrics.per_topic, wanted.metrics.top)
-    exporter = Exporter(current.state_path, site, metrics, current.clock)
+    exporter = Exporter(current.place, site, metrics, current.clock)
     exporter.refresh()
     http = HttpServer(make_app(exporter, wanted.http.host, current.arguments()), wanted.http.host, wanted.http.port)
     with _signals() as stop:

@@ -9,22 +9,21 @@ from typing import Any
 from janitor.cli import render
 from janitor.cli.context import Session
 from janitor.state.base import State
-from janitor.state.sqlite import FILE_NAME, SqliteState
 
 _DAY_MS = 86_400_000
 
 
 @contextmanager
-def memory(current: Session) -> Iterator[SqliteState | None]:
+def memory(current: Session) -> Iterator[State | None]:
     """What is remembered; None where nothing is yet, and then none is made.
 
     Raises:
         StoreError: it cannot be read.
     """
-    if not (current.state_path / FILE_NAME).exists():
+    if not current.place.has_memory():
         yield None
         return
-    with SqliteState(current.state_path) as state:
+    with current.place.memory() as state:
         yield state
 
 
@@ -45,7 +44,7 @@ def explain_beginning(current: Session, state: State | None, oldest_ms: int | No
     """
     archive = f"rows that were archived can still be listed: janitor archive list {current.arguments()}".rstrip()
     if state is None:
-        return [f"no memory at {current.state_path}: nothing ran here yet, or it was lost; {archive}"]
+        return [f"no memory at {current.place.memory_name}: nothing ran here yet, or it was lost; {archive}"]
     known = beginning(state)
     since_ms, adopted_ms = known["known_since_ms"], known["adopted_ms"]
     if since_ms is None:

@@ -11,8 +11,6 @@ from janitor.cli import render
 from janitor.cli.context import session
 from janitor.cli.options import PatternType, common_options
 from janitor.state.base import EVERYTHING, Pause
-from janitor.state.sqlite import SqliteState
-from tms_core.tables.leveldb_layout import find_tables
 
 
 @click.command("pause")
@@ -31,8 +29,8 @@ def command(topic: str | None) -> None:
     """
     current = session()
     pattern = topic or EVERYTHING
-    find_tables(current.store_path)  # where there is no store, no memory is made
-    with SqliteState(current.state_path) as state:
+    current.place.require()  # where there is no store, no memory is made
+    with current.place.memory() as state:
         state.pause(pattern, current.clock.now_ms())
         pauses, known = state.pauses(), state.frontiers()
     current.nudge()

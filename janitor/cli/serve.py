@@ -22,10 +22,9 @@ from janitor.observe import Observer
 from janitor.refresh import Refreshed
 from janitor.schedule import Schedule, cron, every
 from janitor.settings import config_digest
-from janitor.state.sqlite import SqliteState
+from janitor.state.base import State
 from tms_core.errors import StoreError
 from tms_core.tables.base import Store
-from tms_core.tables.leveldb_clone import remove_stale
 from tms_core.tables.read_only import read_only
 
 #: How often the background count goes on where it was, and the canary is looked after, in seconds.
@@ -53,9 +52,8 @@ def serve(
     """
     stop = Event()
     with ExitStack() as stack:
-        remove_stale(current.state_path)
         store = stack.enter_context(current.held_store())
-        state = stack.enter_context(SqliteState(current.state_path))
+        state = stack.enter_context(current.place.memory())
         watched = Watched(current.clock)
         audience = Audience(watched)
         daemon = _assemble(current, store, state, stack, stop, adopt, patterns, watched, audience)
@@ -70,7 +68,7 @@ def serve(
 def _assemble(
     current: Session,
     store: Store,
-    state: SqliteState,
+    state: State,
     stack: ExitStack,
     stop: Event,
     adopt: bool,
@@ -130,7 +128,7 @@ def _assemble(
 
 
 def _open_doors(
-    current: Session, daemon: Daemon, audience: Audience, store: Store, state: SqliteState, stack: ExitStack
+    current: Session, daemon: Daemon, audience: Audience, store: Store, state: State, stack: ExitStack
 ) -> str:
     """Let others look and ask: HTTP and the control socket; returns the status page's address."""
     wanted = current.settings.janitor.http
@@ -139,6 +137,13 @@ def _open_doors(
     stack.callback(http.stop)
     logger.info("status page: %s/ (metrics: %s/metrics)", http.url, http.url)
 
+    if current.place.exclusive:
+        _answer(current, daemon, audience, store, state, stack)
+    return f"{http.url}/"
+
+
+def _answer(current: Session, daemon: Daemon, audience: Audience, store: Store, state: State, stack: ExitStack) -> None:
+    """Answer the commands that cannot open the store because this process has it."""
     strangers = daemon.engine.strangers
 
     def reader(observer: Observer, halted: Callable[[], bool]) -> Inquiry:
@@ -160,4 +165,3 @@ def _open_doors(
     except StoreError as error:
         # It cleans all the same; only nobody can ask it anything while it does.
         logger.warning("commands cannot reach this janitor: %s", error)
-    return f"{http.url}/"

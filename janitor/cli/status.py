@@ -20,7 +20,6 @@ from janitor.policy import Hold
 from janitor.state.base import EVERYTHING
 from janitor.state.sqlite import SqliteState
 from tms_core.errors import StoreError
-from tms_core.tables.leveldb_layout import find_tables
 
 _STYLES = {"well": "bold green", "attention": "bold yellow", "down": "bold red"}
 #: How many lines of one kind are shown before they are only counted.
@@ -65,7 +64,7 @@ def _picture(current: Session) -> Picture:
     with memory(current) as state:
         if state is not None:
             return look(state, current.site(), current.clock)
-    find_tables(current.store_path)  # a place without a store is a mistake, and no quiet one
+    current.place.require()  # a place without a store is a mistake, and no quiet one
     with SqliteState.in_memory() as nothing:
         return look(nothing, current.site(), current.clock)
 

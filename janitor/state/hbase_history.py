@@ -1,11 +1,166 @@
-"""What the memory in HBase keeps of the past: runs, the ledger of what they took, announcements.
+"""What the memory in HBase keeps of runs, and what a run announces.
 
-History grows, so it is rows of its own and not part of what hangs on the root. Numbers and times in keys are
-big-endian, and turned over where the newest shall come first. A finished run is a row, and a second one finds it by
-time; runs that go on are few and a value beside the others. Entries of the ledger lie together as they were added, in
-pages, in the order of their numbers; each has a row of its own under its topic, and each run leads to its pages.
+A run that has ended is a row under its id, and an empty one by time leads to it; runs that go on are few, and one value
+on the root. A heartbeat, and an announcement before a topic's first batch, is one put of a row of its own and in no
+transaction: it must cost little and be there when the process dies the next moment.
 """
 
 from __future__ import annotations
 
+import json
+import secrets
+from collections.abc import Sequence
+from itertools import count, islice
+from typing import Any, NamedTuple
 
+from janitor.state.base import LedgerEntry, RunRecord, State
+from janitor.state.hbase_ledger import entry_of, entry_row
+from janitor.state.hbase_memory import HBaseMemory
+from janitor.state.hbase_table import after, newest_first, oldest_first
+from janitor.state.hbase_view import packed
+from tms_core.errors import StoreError
+
+#: Rows: a finished run by its id; by time; a heartbeat by run; an announcement.
+RUN, RUN_BY_TIME, BEAT, INTENT = b"r", b"q", b"h", b"n"
+_TOKEN_BYTES = 6
+
+
+class _Going(NamedTuple):
+    """A run that has not ended; ``number`` counts runs in the order in which they began."""
+
+    id: str
+    mode: str
+    started_ms: int
+    heartbeat_ms: int | None
+    number: int
+
+
+class HBaseHistory(HBaseMemory, State):
+    """The part of the memory that is about runs."""
+
+    def __init__(self, thrift: Sequence[str], **options: Any) -> None:
+        super().__init__(thrift, **options)
+        # A key is never used twice, by this process or another.
+        self._intents = (number.to_bytes(8, "big") + secrets.token_bytes(_TOKEN_BYTES) for number in count())
+
+    def begin_run(self, run: RunRecord) -> None:
+        def begin() -> None:
+            number, going = self._going()
+            if run.id in going or self._row(_run_key(run.id)) is not None:
+                raise StoreError(f"{self._where}: there is a run {run.id} already.")
+            if run.finished_ms is not None:
+                self._put_finished(run, number)
+            else:
+                going[run.id] = _Going(run.id, run.mode, run.started_ms, run.heartbeat_ms, number)
+            self._save_going(number + 1, going)
+
+        self._write(begin)
+
+    def finish_run(self, run_id: str, finished_ms: int, result: str, report: str) -> None:
+        def finish() -> None:
+            number, going = self._going()
+            run, order = self._found(run_id, going)
+            if run is None:
+                raise StoreError(f"{self._where}: no run {run_id} began here.")
+            ended = RunRecord(run.id, run.mode, run.started_ms, finished_ms, result, report, run.heartbeat_ms)
+            self._put_finished(ended, order)
+            if going.pop(run_id, None) is not None:
+                self._delete_row(_beat_key(run_id))
+                self._save_going(number, going)
+
+        self._write(finish)
+
+    def runs(self, limit: int) -> list[RunRecord]:
+        _, going = self._going()
+        keys = islice(self._walk_keys(RUN_BY_TIME, after(RUN_BY_TIME)), limit + len(going))
+        ids = [key[17:].decode() for key in keys]
+        rows = self._rows_of([_run_key(run_id) for run_id in ids if run_id not in going])
+        found = [_finished(row) for row in rows.values()] + self._alive(going)
+        found.sort(key=lambda each: (each[0].started_ms, each[1]), reverse=True)
+        return [run for run, _ in found[:limit]]
+
+    def run(self, run_id: str) -> RunRecord | None:
+        _, going = self._going()
+        return self._found(run_id, going)[0]
+
+    def unfinished_runs(self) -> list[RunRecord]:
+        _, going = self._going()
+        return [run for run, _ in sorted(self._alive(going), key=lambda each: (each[0].started_ms, each[1]))]
+
+    def beat(self, run_id: str, heartbeat_ms: int) -> None:
+        _, going = self._going()
+        if run_id in going:
+            self._table.put([(_beat_key(run_id), packed(heartbeat_ms))])
+
+    def prune_runs(self, before_ms: int) -> int:
+        def prune() -> int:
+            number, going = self._going()
+            lost = [run_id for run_id, run in going.items() if run.started_ms < before_ms]
+            for run_id in lost:
+                del going[run_id]
+                self._delete_row(_beat_key(run_id))
+            begin = RUN_BY_TIME + newest_first(before_ms) + b"\xff" * 8
+            old = list(self._walk_keys(begin, after(RUN_BY_TIME)))
+            for key in old:
+                self._delete_row(key)
+                self._delete_row(RUN + key[17:])
+            self._save_going(number, going)
+            return len(lost) + len(old)
+
+        return self._write(prune)
+
+    def intend(self, entry: LedgerEntry) -> None:
+        self._ensure_open()
+        key = INTENT + oldest_first(self._clock.now_ms()) + next(self._intents)
+        self._table.put([(key, packed(entry_row(entry)))])
+
+    def intents(self) -> list[LedgerEntry]:
+        self._ensure_open()
+        return [entry_of(json.loads(value)) for _, value in self._table.walk(INTENT, after(INTENT))]
+
+    def clear_intents(self) -> None:
+        self._ensure_open()
+        self._table.delete([key for key, _ in self._table.walk(INTENT, after(INTENT), keys_only=True)])
+
+    def _going(self) -> tuple[int, dict[str, _Going]]:
+        """The number of the next run, and the runs that go on."""
+        told = self._json("runs", {"next": 1, "going": []})
+        return told["next"], {each[0]: _Going(*each) for each in told["going"]}
+
+    def _save_going(self, number: int, going: dict[str, _Going]) -> None:
+        self._save("runs", {"next": number, "going": list(going.values())})
+
+    def _alive(self, going: dict[str, _Going]) -> list[tuple[RunRecord, int]]:
+        beats = self._table.get_many([_beat_key(run_id) for run_id in going])
+        found = []
+        for run in going.values():
+            beat = beats.get(_beat_key(run.id))
+            heartbeat_ms = run.heartbeat_ms if beat is None else json.loads(beat)
+            record = RunRecord(run.id, run.mode, run.started_ms, heartbeat_ms=heartbeat_ms)
+            found.append((record, run.number))
+        return found
+
+    def _found(self, run_id: str, going: dict[str, _Going]) -> tuple[RunRecord | None, int]:
+        """A run and its number."""
+        if run_id in going:
+            return self._alive({run_id: going[run_id]})[0]
+        row = self._row(_run_key(run_id))
+        return (None, 0) if row is None else _finished(row)
+
+    def _put_finished(self, run: RunRecord, number: int) -> None:
+        columns = (run.id, run.mode, run.started_ms, run.finished_ms, run.result, run.report, run.heartbeat_ms)
+        self._put_row(_run_key(run.id), packed([number, *columns]))
+        self._put_row(RUN_BY_TIME + newest_first(run.started_ms) + newest_first(number) + run.id.encode(), b"")
+
+
+def _finished(row: bytes) -> tuple[RunRecord, int]:
+    number, *columns = json.loads(row)
+    return RunRecord(*columns), number
+
+
+def _run_key(run_id: str) -> bytes:
+    return RUN + run_id.encode()
+
+
+def _beat_key(run_id: str) -> bytes:
+    return BEAT + run_id.encode()

@@ -2,8 +2,8 @@
 
 There may be a million of them, of which all but a few are closed, and a daemon asks every minute. So open ones are one
 block, and closed ones leaves of some ten thousand in order of pointer, as columns of 64-bit numbers: a change rewrites
-the leaf it falls into. What is asked of all closed ones, whether they count by a certain clock and window, stands beside
-the names of the leaves, and the pointers are kept until the leaves are others.
+the leaf it falls into. What is asked of all closed ones, whether they count by a certain clock and window, is told by
+the list of leaves, and the pointers are kept until the leaves are others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from janitor.state.base import KnownIds, OpenIdRecord, State
-from janitor.state.hbase_memory import CLOSED, HBaseMemory, View
+from janitor.state.hbase_memory import HBaseMemory
+from janitor.state.hbase_view import CLOSED, View
 from janitor.state.records import is_among
 from tms_core.transaction.model import transaction_ms
 
@@ -107,7 +108,9 @@ class HBaseIds(HBaseMemory, State):
     def _change_ids(self, changed: _Changed, may: _May) -> None:
         """Put ids in their place, or (None) drop them; of those present only where ``may`` allows it."""
         present = {record.pointer: record for record in self._look(_open)}
-        opened = {pointer: record if record and record.closed_ms is None else None for pointer, record in changed.items()}
+        opened = {
+            pointer: record if record and record.closed_ms is None else None for pointer, record in changed.items()
+        }
         new = _merged(present, opened, may)
         if new != present:
             self._save_packed(_OPEN, _pack(new) if new else None)
@@ -213,7 +216,7 @@ def _pack(records: dict[int, OpenIdRecord]) -> bytes:
     for column in columns if sys.byteorder == "big" else ():
         column.byteswap()
     known = bytes((r.scanned_ms is not None) * _SCANNED + (r.closed_ms is not None) * _CLOSED for r in rows)
-    return b"".join([*map(bytes, map(memoryview, columns)), known])
+    return b"".join([*(column.tobytes() for column in columns), known])
 
 
 def _columns(packed: bytes | None) -> list[array[int]]:

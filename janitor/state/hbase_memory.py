@@ -15,13 +15,13 @@ import secrets
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from heapq import merge
 from threading import RLock, get_ident
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from janitor.state.hbase_root import INLINE_BYTES, Root
+from janitor.state.hbase_root import Root
 from janitor.state.hbase_table import JanitorTable
+from janitor.state.hbase_view import BLOCK, CLOSED, Changes, Committed, Gone, View, packed, with_changes
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreBusy, StoreError, StoreUnavailable
 from tms_core.lease import LeaseRecord
@@ -30,16 +30,11 @@ from tms_core.tables.hbase_pool import HBasePool
 T = TypeVar("T")
 
 ROOT = b"root"
-BLOCK = b"b"
 #: How often something is tried that another process came before.
 _ATTEMPTS = 5
-#: Bytes of one row of a block.
-_PART_BYTES = 1 << 20
 _TOKEN_BYTES = 6
 #: What was learnt about the store: only who has the lease, or never had one, may say so (rules S4 and S12).
 _FENCED = ("store", "anchor", "frontiers", "ids", "evidence", "claim", "thorough", "strikes")
-#: Values that begin so are bytes and no JSON, and of those of closed ids there may be many.
-BINARY, CLOSED = "ids.", "ids.closed."
 #: Rows of history that have the same key when they are written again; all others are written once.
 _RENEWED = (b"r", b"q")
 #: What a refused process can do.
@@ -48,76 +43,6 @@ _AGAIN = "Nothing was changed; do it again."
 
 class LostRace(StoreBusy):
     """Another process has changed what a transaction read or changed."""
-
-
-class _Gone(Exception):
-    """A block is not there any more: the root that named it has been replaced."""
-
-
-class View(Protocol):
-    """The values of one moment."""
-
-    def value(self, name: str) -> bytes | None:
-        """A packed value; None without one."""
-        ...
-
-    def names(self) -> set[str]:
-        """Of all values there are."""
-        ...
-
-    def stamp(self, name: str) -> tuple[str, ...] | None:
-        """Equal where a block's content is; None where that cannot be told."""
-        ...
-
-
-@dataclass
-class _Committed:
-    """The values that hang on a root."""
-
-    root: Root
-    load: Callable[[str, Sequence[str]], bytes]
-
-    def value(self, name: str) -> bytes | None:
-        if name in self.root.values:
-            return packed(self.root.values[name])
-        keys = self.root.blocks.get(name)
-        return None if keys is None else self.load(name, keys)
-
-    def names(self) -> set[str]:
-        return {*self.root.values, *self.root.blocks}
-
-    def stamp(self, name: str) -> tuple[str, ...] | None:
-        return self.root.blocks.get(name)
-
-
-@dataclass
-class _Changes:
-    """The values as a transaction sees them.
-
-    Attributes:
-        values: changed ones; None: removed.
-        rows: of history; None: removed.
-        touched: names that were read or changed.
-    """
-
-    base: _Committed
-    values: dict[str, bytes | None] = field(default_factory=dict)
-    rows: dict[bytes, bytes | None] = field(default_factory=dict)
-    touched: set[str] = field(default_factory=set)
-
-    def value(self, name: str) -> bytes | None:
-        self.touched.add(name)
-        return self.values[name] if name in self.values else self.base.value(name)
-
-    def names(self) -> set[str]:
-        changed = {name for name, value in self.values.items() if value is not None}
-        return self.base.names() - self.values.keys() | changed
-
-    def stamp(self, name: str) -> tuple[str, ...] | None:
-        return None if name in self.values else self.base.stamp(name)
-
-    def copy(self) -> _Changes:
-        return _Changes(self.base, dict(self.values), dict(self.rows), set(self.touched))
 
 
 class HBaseMemory:
@@ -158,8 +83,8 @@ class HBaseMemory:
         self._closed = False
         self._lock = RLock()
         self._inside: int | None = None
-        self._changes: _Changes | None = None
-        #: Held while the root is replaced, so that a lease of ours that is renewed meanwhile is not taken for another's.
+        self._changes: Changes | None = None
+        #: Held while the root is replaced, so that our own lease that is renewed meanwhile is not taken for another's.
         self._replacing = RLock()
         self._mine: bytes | None = None
         self._tidy = False
@@ -181,7 +106,7 @@ class HBaseMemory:
         with self._lock:
             outer = self._changes
             if outer is None:
-                self._changes, self._inside = _Changes(self._committed(self._root())), get_ident()
+                self._changes, self._inside = Changes(self._committed(self._root())), get_ident()
                 try:
                     yield
                     self._commit(self._changes)
@@ -220,10 +145,10 @@ class HBaseMemory:
         if self._changes is not None and self._inside == get_ident():
             try:
                 return read(self._changes)
-            except _Gone:
+            except Gone:
                 raise self._lost() from None
         for _ in range(_ATTEMPTS):
-            with suppress(_Gone):
+            with suppress(Gone):
                 return read(self._committed(self._root()))
         raise self._crowded()
 
@@ -285,7 +210,7 @@ class HBaseMemory:
         stored = self._table.walk(start, stop, keys_only=keys_only)
         return merge(((key, row) for key, row in stored if key not in changed), new)
 
-    def _changing(self) -> _Changes:
+    def _changing(self) -> Changes:
         if self._changes is None:
             raise StoreError(f"{self._where}: changes are made inside a transaction.")
         return self._changes
@@ -301,15 +226,15 @@ class HBaseMemory:
         self._ensure_open()
         return Root.parse(self._table.get(ROOT), self._where)
 
-    def _committed(self, root: Root) -> _Committed:
-        return _Committed(root, self._load)
+    def _committed(self, root: Root) -> Committed:
+        return Committed(root, self._load)
 
     def _load(self, name: str, keys: Sequence[str]) -> bytes:
         known, stored = self._read.get(name, ((), b""))
         if known != keys:
             parts = self._table.get_many([bytes.fromhex(key) for key in keys])
             if len(parts) < len(keys):
-                raise _Gone
+                raise Gone
             stored = b"".join(parts[bytes.fromhex(key)] for key in keys)
             self._remember(name, keys, stored)
         return zlib.decompress(stored)
@@ -318,7 +243,7 @@ class HBaseMemory:
         if not name.startswith(CLOSED):
             self._read[name] = (tuple(keys), stored)
 
-    def _commit(self, changes: _Changes) -> None:
+    def _commit(self, changes: Changes) -> None:
         if not changes.values and not changes.rows:
             return
         history = {key: value for key, value in changes.rows.items() if value is not None}
@@ -329,7 +254,7 @@ class HBaseMemory:
                 with self._replacing:
                     if self._is_fenced_off(base, changes):
                         base = self._rebased(base, changes)
-                    root, blocks = _with(base, changes.values, secrets.token_hex(_TOKEN_BYTES))
+                    root, blocks = with_changes(base, changes.values, secrets.token_hex(_TOKEN_BYTES))
                     self._table.put(blocks.items())
                     in_doubt = True
                     done = self._replace(base, root)
@@ -350,12 +275,12 @@ class HBaseMemory:
             self._remember(name, keys, b"".join(blocks[bytes.fromhex(key)] for key in keys))
         self._remove_what_went(base, root, [key for key, value in changes.rows.items() if value is None])
 
-    def _is_fenced_off(self, root: Root, changes: _Changes) -> bool:
+    def _is_fenced_off(self, root: Root, changes: Changes) -> bool:
         """Whether this process says what only a holder of the lease may say, and the root shows another one."""
         fenced = any(name.partition(".")[0] in _FENCED for name in changes.values)
         return fenced and self._mine is not None and root.lease != self._mine
 
-    def _rebased(self, base: Root, changes: _Changes) -> Root:
+    def _rebased(self, base: Root, changes: Changes) -> Root:
         """The present root, on which the changes may be written as they are.
 
         Raises:
@@ -411,29 +336,3 @@ class HBaseMemory:
 
     def _crowded(self) -> StoreBusy:
         return StoreBusy(f"{self._where} is being written by other processes all the time.", _AGAIN)
-
-
-def packed(value: Any) -> bytes:
-    """A JSON value as it is kept."""
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
-def _with(base: Root, changed: Mapping[str, bytes | None], token: str) -> tuple[Root, dict[bytes, bytes]]:
-    """The root with changed values, and the rows of its new blocks."""
-    values, blocks = dict(base.values), dict(base.blocks)
-    rows: dict[bytes, bytes] = {}
-    begin = BLOCK + (base.version + 1).to_bytes(8, "big") + bytes.fromhex(token)
-    for name, value in changed.items():
-        values.pop(name, None)
-        blocks.pop(name, None)
-        if value is None:
-            continue
-        if len(value) <= INLINE_BYTES and not name.startswith(BINARY):
-            values[name] = json.loads(value)
-            continue
-        stored = zlib.compress(value, 1)
-        parts = [stored[at : at + _PART_BYTES] for at in range(0, len(stored), _PART_BYTES)]
-        new = {begin + (len(rows) + number).to_bytes(4, "big"): part for number, part in enumerate(parts)}
-        blocks[name] = tuple(key.hex() for key in new)
-        rows |= new
-    return base.next(token, values=values, blocks=blocks), rows

@@ -150,3 +150,18 @@ class JanitorTable:
             f"There is no table {self.name}, where the janitor keeps its memory. {reason}".rstrip(),
             f"Make it in the HBase shell: {self._spec.shell_line()} (or set storage.hbase.thrift2, and it is made).",
         )
+
+
+def oldest_first(number: int) -> bytes:
+    """A signed 64-bit number as eight bytes that sort as it does."""
+    return (number + 2**63).to_bytes(8, "big")
+
+
+def newest_first(number: int) -> bytes:
+    """A signed 64-bit number as eight bytes that sort the other way round."""
+    return (2**63 - 1 - number).to_bytes(8, "big")
+
+
+def after(prefix: bytes) -> bytes:
+    """Where keys that begin so end; the last byte must not be 0xff."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])

@@ -13,11 +13,12 @@ reach.
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tms_core.clock import SystemClock
 from tms_core.tables.hbase_pool import Connection, HBasePool
 
 #: Told of a Thrift call: its name and what it is given.
@@ -36,13 +37,14 @@ class Moments:
     def __init__(self, pool: HBasePool) -> None:
         self._events: dict[tuple[str, int], Callable[[], object]] = {}
         self._came: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._due: deque[Callable[[], object]] = deque()
+        self._lock, self._acting = threading.Lock(), threading.Lock()
         watch_calls(pool, before=self._before)
 
     def at(self, call: str, number: int, act: Callable[[], object]) -> None:
         """Do something just before the call of that name that is the n-th from now on.
 
-        The thread that makes the call does it; the others go on.
+        The thread that makes the call does it, once what came before is over; the others go on.
         """
         with self._lock:
             self._events[call, self._came[call] + number] = act
@@ -56,8 +58,39 @@ class Moments:
         with self._lock:
             self._came[name] += 1
             act = self._events.pop((name, self._came[name]), None)
-        if act is not None:
-            act()
+            if act is None:
+                return
+            self._due.append(act)
+        with self._acting:
+            self._due.popleft()()
+
+
+class Opened:
+    """A programme of events that may concern the scanner at hand.
+
+    Args:
+        pool: whose calls count; one thread at a time makes them.
+
+    Attributes:
+        last: the scanner that was opened last.
+    """
+
+    def __init__(self, pool: HBasePool) -> None:
+        self.last = 0
+        watch_calls(pool, after=self._after)
+        self.moments = Moments(pool)
+
+    def _after(self, name: str, _arguments: tuple[Any, ...], answer: Any) -> None:
+        if name == "scannerOpenWithScan":
+            self.last = answer
+
+
+class Hurried(SystemClock):
+    """The time of this machine; but who sleeps wakes up at once."""
+
+    def sleep(self, seconds: float) -> None:
+        """Somebody else may have the processor."""
+        super().sleep(0)
 
 
 def watch_calls(pool: HBasePool, before: CallWatcher | None = None, after: AnswerWatcher | None = None) -> None:

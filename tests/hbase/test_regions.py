@@ -7,18 +7,19 @@ is due must be gone after one more run at the latest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import happybase
 import pytest
 
-from tests.builders import NOW_MS, Rig
-from tests.hbase.moments import Moments
+from tests.builders import Rig
+from tests.hbase.moments import Hurried, Moments, Opened
 from tests.hbase.scene import DUE, LIVE, Scene, run
 from tests.hbase.server import HBaseServer
-from tests.hbase.tables import Tables
-from tms_core.rowkey import MessageKey, salt
+from tests.hbase.tables import Tables, empty
+from tms_core.rowkey import MessageKey
 from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase_pool import PAUSES_SECONDS
 from tms_core.topic import TopicId
 
 BUCKETS = 16
@@ -50,7 +51,16 @@ def namespace(request: pytest.FixtureRequest, hbase_tables: Tables) -> str:
 @pytest.fixture
 def store(hbase_tables: Tables, namespace: str) -> Iterator[HBaseStore]:
     with hbase_tables.open(namespace, buckets=BUCKETS) as opened:
+        empty(opened, namespace)
         yield opened
+
+
+@pytest.fixture
+def scene(hbase_tables: Tables) -> Iterator[tuple[Scene, str]]:
+    """A scene on tables whose regions nobody touches, and their namespace."""
+    namespace = hbase_tables.shared()
+    with hbase_tables.open(namespace) as opened:
+        yield Scene.on(opened), namespace
 
 
 def finish(scene: Scene, rig: Rig) -> None:
@@ -63,11 +73,98 @@ def finish(scene: Scene, rig: Rig) -> None:
     scene.check_nothing_is_lost()
 
 
-def test_it(hbase: HBaseServer, store: HBaseStore, namespace: str) -> None:
-    table = f"{namespace}:tms.message"
+@pytest.fixture(scope="module")
+def second_server(hbase: HBaseServer) -> int:
+    """One more region server, to move regions to."""
+    return int(hbase.command("start-server"))
+
+
+def test_given_regions_split_merged_and_moved_inside_a_sweep_when_it_ends_then_nothing_was_missed(
+    hbase: HBaseServer, store: HBaseStore, namespace: str, second_server: int
+) -> None:
+    message, payload = f"{namespace}:tms.message", f"{namespace}:tms.payload"
     scene = Scene.on(store)
-    rig = scene.rig()
-    import time
-    a=time.time()
-    print(run(rig), store.pool.calls, time.time()-a)
+    rig, moments = scene.rig(), Moments(store.pool)
+    moments.at("scannerGetList", 30, lambda: hbase.command("split", message, row(DUE[150], 3)))
+    # What has just been split can be merged or split again when it is compacted.
+    moments.at("mutateRowsTs", 3, lambda: hbase.command("compact", message))
+    moments.at("mutateRowsTs", 4, lambda: hbase.command("merge", message, row(DUE[0], 3)))
+    moments.at("mutateRowsTs", 8, lambda: hbase.command("compact", message))
+    moments.at("mutateRowsTs", 9, lambda: hbase.command("split", message, row(DUE[250], 9)))
+    moments.at("checkAndPut", 10, lambda: hbase.command("move", message, row(LIVE[-1], 5), second_server))
+    moments.at("checkAndPut", 50, lambda: hbase.command("cycle", message))
+    moments.at("mutateRowsTs", 35, lambda: hbase.command("move", payload, row(DUE[0], 7), 0))
+
+    report = run(rig)
+
+    assert moments.all_came
+    assert report is not None
+    assert report.errors == []
+    assert scene.due_is_gone
     finish(scene, rig)
+
+
+def test_given_all_regions_closed_and_opened_inside_a_sweep_when_it_ends_then_nothing_was_missed(
+    hbase: HBaseServer, store: HBaseStore, namespace: str
+) -> None:
+    scene = Scene.on(store)
+    rig, moments = scene.rig(), Moments(store.pool)
+    moments.at("scannerGetList", 20, lambda: hbase.command("cycle", f"{namespace}:tms.message"))
+    moments.at("mutateRowsTs", 35, lambda: hbase.command("cycle", f"{namespace}:tms.payload"))
+    run(rig)
+    assert moments.all_came
+    finish(scene, rig)
+
+
+def test_given_thrift_restarts_inside_a_sweep_when_it_ends_then_nothing_was_missed(
+    hbase: HBaseServer, scene: tuple[Scene, str]
+) -> None:
+    there, namespace = scene
+    port = hbase.command("start-thrift", "thrift", 0)
+
+    def restart() -> None:
+        hbase.command("stop-thrift", port)
+        hbase.command("start-thrift", "thrift", port)
+
+    with HBaseStore([f"{hbase.address.host}:{port}"], namespace=namespace) as store:
+        rig, moments = there.rig(store), Moments(store.pool)
+        moments.at("scannerGetList", 10, restart)
+        moments.at("mutateRowsTs", 2, restart)
+        moments.at("checkAndPut", 10, restart)
+        report = run(rig)
+        assert moments.all_came
+        assert report is not None
+        assert report.errors == []
+        finish(there, rig)
+    hbase.command("stop-thrift", port)
+
+
+def test_given_scanners_that_expire_inside_a_sweep_when_read_then_their_pages_are_read_again(
+    hbase: HBaseServer, scene: tuple[Scene, str], witness: happybase.Connection
+) -> None:
+    there, namespace = scene
+    with HBaseStore([hbase.thrift], namespace=namespace, clock=Hurried()) as store:
+        rig, opened = there.rig(store, workers=1), Opened(store.pool)
+        for number in (1, 2, 30, 31, 32, 200):
+            opened.moments.at("scannerGetList", number, lambda: witness.client.scannerClose(opened.last))
+        report = run(rig)
+        assert opened.moments.all_came
+        assert report is not None
+        assert report.errors == []
+        assert there.due_is_gone
+        finish(there, rig)
+
+
+def test_given_a_page_whose_scanner_always_expires_when_swept_then_the_run_says_so_and_claims_nothing(
+    hbase: HBaseServer, scene: tuple[Scene, str], witness: happybase.Connection
+) -> None:
+    there, namespace = scene
+    with HBaseStore([hbase.thrift], namespace=namespace, clock=Hurried()) as store:
+        rig, opened = there.rig(store, workers=1), Opened(store.pool)
+        for number in range(10, 10 + 1 + len(PAUSES_SECONDS)):
+            opened.moments.at("scannerGetList", number, lambda: witness.client.scannerClose(opened.last))
+        report = run(rig)
+        assert opened.moments.all_came
+        assert report is not None
+        assert [error for error in report.errors if hbase.thrift in error and "has closed a scanner" in error]
+        finish(there, rig)

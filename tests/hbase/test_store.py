@@ -12,7 +12,7 @@ from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 from tms_core.errors import StoreError, StoreNotFound
 from tms_core.rowkey import salt
-from tms_core.tables.base import MessageValue
+from tms_core.tables.base import MessageValue, TxCell
 from tms_core.tables.hbase import HBaseStore
 
 BUCKETS = 16
@@ -128,16 +128,17 @@ def test_given_rows_under_wrong_salts_when_walked_in_parts_then_they_are_found_c
 def test_given_one_key_under_two_salts_when_read_whole_then_it_comes_once_and_goes_everywhere(
     store: HBaseStore, message: happybase.Table
 ) -> None:
-    cells = {T: POINTER.to_bytes(8, "big")}
-    rows = [salt(b"twice", BUCKETS) + b"twice", wrong_salt(b"twice") + b"twice"]
-    for row in rows:
-        message.put(row, cells)
+    rows = sorted([salt(b"twice", BUCKETS) + b"twice", wrong_salt(b"twice") + b"twice"])
+    payloads = [b"the one", b"the other"]
+    for row, payload in zip(rows, payloads, strict=True):
+        message.put(row, {P: payload, T: POINTER.to_bytes(8, "big")})
     store.message.put([(b"other", TX)])
     found = store.message.cells(b"", None, 10).items
     assert [cell.key for cell in found] == [b"other", b"twice"]
-    assert store.message.invert([found[1]]) == [True]
-    assert [message.row(row) for row in rows] == [{T: (-POINTER).to_bytes(8, "big", signed=True)}] * 2
-    assert [key for key, _ in store.message.rows(b"", None, 10).items] == [b"other", b"twice"]
+    assert store.message.invert([found[1], TxCell(b"zz", POINTER, refers=True)]) == [True, False]
+    inverted = (-POINTER).to_bytes(8, "big", signed=True)
+    assert [message.row(row) for row in rows] == [{P: payload, T: inverted} for payload in payloads]
+    assert store.message.rows(b"p", None, 10).items == [(b"twice", MessageValue(-POINTER, b"the one"))]
     store.message.delete([b"twice"])
     assert [message.row(row) for row in rows] == [{}, {}]
     assert store.message.keys(b"", None, 10).items == [b"other"]
@@ -158,12 +159,13 @@ def test_given_cells_an_hour_ahead_when_deleted_then_they_are_gone_and_stay_gone
     names = keys(40, request.node.name.encode())
     store.message.put([(key, TX) for key in names])
     late_ms = time.time_ns() // 1_000_000 + HOUR_MS
-    for key in names[::3]:
-        value = {P: TX.payload or b"", T: POINTER.to_bytes(8, "big")}
+    value = {P: TX.payload or b"", T: POINTER.to_bytes(8, "big")}
+    for key in [*names[::3], names[0] + b"witness"]:
         message.put(salt(key, BUCKETS) + key, {column: value[column] for column in ahead}, timestamp=late_ms)
-    first = salt(names[0], BUCKETS) + names[0]
-    message.delete(first)
-    assert set(message.row(first)) == set(ahead), "a plain delete leaves them"
+    left = salt(names[0] + b"witness", BUCKETS) + names[0] + b"witness"
+    message.delete(left)
+    assert set(message.row(left)) == set(ahead), "a plain delete leaves them"
+    message.delete(left, timestamp=late_ms)
     if known:
         assert store.message.keys(b"", None, 1000).items == names
     store.message.delete(names)

@@ -15,6 +15,7 @@ from tms_core.errors import StoreError
 from tms_core.tables.hbase import HBaseStore
 from tms_core.tables.hbase_pool import HBasePool
 from tms_core.tables.hbase_rows import CLOCKS_MS, KEYS, PAGE_BYTES, POINTERS, ROWS, HBaseRows
+from tms_core.tables.hbase_salts import OneSalt
 from tms_core.tables.hbase_wire import interface
 
 NOW_MS = 1_500_000_000_000
@@ -35,6 +36,7 @@ class Table:
         self.seen: Counter[str] = Counter()
         self.marks: list[int | None] = []
         self.scans: list[Any] = []
+        self.length = 1000
         self.cut_before: set[str] = set()
         self.cut_after: set[str] = set()
 
@@ -80,7 +82,7 @@ class Table:
         return len(self.scans)
 
     def scannerGetList(self, arguments: Any) -> list[Any]:  # noqa: N802
-        return [self.row(b"\x00%d" % number) for number in range(arguments.rows)]
+        return [self.row(b"\x00%d" % number) for number in range(min(arguments.rows, self.length))]
 
     def scannerClose(self, _: Any) -> None:  # noqa: N802
         """Frees what the server held."""
@@ -198,6 +200,29 @@ def test_given_rows_larger_than_a_page_when_read_then_it_ends_before_its_limit()
     with rows_of(table) as rows:
         fetched = rows.fetch(b"a", b"b", 1000, ROWS)
     assert (len(fetched.rows), fetched.ended) == (64, False)
+
+
+@pytest.mark.parametrize(
+    ("length", "keys", "looked"),
+    [
+        (1000, [b"0", b"4"], 0),
+        (1000, [b"4\x00"], 1),
+        (1000, [b"0", b"6"], 1),
+        (3, [b"0", b"2", b"6\xff"], 0),
+        (3, [b"7"], 1),
+    ],
+    ids=["in the page", "where the next begins", "in and behind", "in the range", "where the range ends"],
+)
+def test_given_a_page_of_old_rows_when_some_are_deleted_then_only_what_it_has_shown_is_taken_for_known(
+    length: int, keys: list[bytes], looked: int
+) -> None:
+    table = Table(OLD, NOW_MS - CLOCKS_MS - 1)
+    table.length = length
+    with rows_of(table) as rows:
+        salts = OneSalt(rows, 0, None)
+        salts.remember(b"0", b"7", salts.page(b"0", b"7", 5, KEYS))
+        salts.delete(keys)
+    assert table.seen["getRows"] == looked
 
 
 def test_given_a_server_too_old_to_name_its_cluster_when_asked_then_the_namespaces_own_time_identifies() -> None:

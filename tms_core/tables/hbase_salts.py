@@ -97,7 +97,7 @@ class Salts(ABC):
         if not keys:
             return None
         first, last = min(keys), max(keys)
-        return next((page for page in reversed(self._seen) if page.covers(first, last)), None)
+        return next((page for page in reversed(tuple(self._seen)) if page.covers(first, last)), None)
 
     def delete(self, keys: Sequence[bytes]) -> None:
         """Delete every row of these keys."""

@@ -77,9 +77,7 @@ def test_given_a_plan_file_that_cannot_be_written_then_1(site: Site) -> None:
         ("plan --at now-99999d", "between 1970 and"),
         ("plan --topic orders", "namespace:topic"),
         ("inspect message --limit -1", "--limit"),
-        ("run", "run --once"),
         ("apply", "FILE"),
-        ("plan --hbase zk:9090", "LevelDB stores only"),
         ("plan --snapshots webhdfs://host/tx", "webhdfs"),
         ("plan --config absent.yaml", "absent.yaml"),
     ],
@@ -88,14 +86,6 @@ def test_given_wrong_usage_then_2_and_nothing_on_standard_output(site: Site, lin
     failed = site.run(f"{line} --leveldb data/messaging" if line != "sweep" else line)
     assert (failed.code, failed.out) == (2, "")
     assert said in failed.err
-
-
-def test_given_run_without_once_then_what_to_use_instead_is_said(site: Site) -> None:
-    failed = site.janitor("run")
-    assert failed.code == 2
-    assert "no daemon" in failed.err
-    assert "cron" in failed.err
-    assert "timer" in failed.err
 
 
 def test_given_a_misspelt_setting_then_2_and_the_right_one_is_named(site: Site) -> None:

@@ -17,6 +17,7 @@ from threading import Event
 import pytest
 
 from janitor.cli.exporter import LATE_MS, REFRESH_SECONDS, Exporter
+from janitor.cli.places import LevelDBPlace
 from janitor.look import Site as Shown
 from janitor.metrics import Metrics
 from janitor.state.sqlite import FILE_NAME
@@ -39,7 +40,7 @@ def memory(site: Site) -> Path:
 @pytest.fixture
 def exporter(site: Site, memory: Path) -> Exporter:
     terms = Terms(3600, (), LIFETIME, True, 60)
-    return Exporter(memory, Shown("store", "apply", "", terms), Metrics("top", 10), site.clock)
+    return Exporter(LevelDBPlace(memory, memory), Shown("store", "apply", "", terms), Metrics("top", 10), site.clock)
 
 
 def sweep(site: Site) -> None:

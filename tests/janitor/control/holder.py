@@ -27,10 +27,9 @@ from janitor.look import Live, look
 from janitor.observe import Observer
 from janitor.picture import Picture
 from janitor.settings import config_digest
-from janitor.state.sqlite import SqliteState
+from janitor.state.base import State
 from tests.builders import Call, watch
 from tms_core.clock import ManualClock
-from tms_core.tables.leveldb import LevelDBStore
 from tms_core.tables.read_only import read_only
 
 
@@ -47,7 +46,7 @@ def say(word: str) -> None:
 class Shown:
     """What the holder shows of itself."""
 
-    def __init__(self, current: Session, state: SqliteState) -> None:
+    def __init__(self, current: Session, state: State) -> None:
         self._current = current
         self._state = state
         self._live = Live(started_ms=current.clock.now_ms(), heartbeat_ms=current.clock.now_ms())
@@ -64,9 +63,9 @@ def held(current: Session, watched: str) -> Iterator[tuple[Engine, Semaphore]]:
     """The engine that writes, while the store is held and asked for."""
     audience, gate = Audience(), Semaphore(0)
     with (
-        LevelDBStore(current.store_path) as store,
-        SqliteState(current.state_path) as state,
-        current.lease(state) as lease,
+        current.held_store() as store,
+        current.place.memory() as state,
+        current.lease(state, store) as lease,
     ):
         stop = stopping_at(watched, gate)
         watch(store, before=stop)

@@ -1,0 +1,213 @@
+"""The ledger in HBase: what runs took, newest first, by topic and by run.
+
+Entries lie together as they were added, in pages, in the order of their numbers, so that listing the last ones and
+forgetting the oldest reads few rows. An entry has a row of its own under its topic besides, because there may be
+thousands of runs between two of the same topic; and each run leads to its pages. What a page's key tells, how many
+entries it has and how old the oldest is, lets the others be passed over unread when entries are forgotten.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from itertools import islice
+from typing import Any, NamedTuple
+
+from janitor.state.base import LedgerEntry, State
+from janitor.state.hbase_memory import HBaseMemory
+from janitor.state.hbase_table import after, newest_first, oldest_first
+from janitor.state.hbase_view import packed
+from tms_core.topic import TopicId
+
+#: Rows: a page; an entry by topic; a page by run.
+PAGE, BY_TOPIC, BY_RUN = b"l", b"t", b"i"
+#: Entries of a page, at most: some tens of kilobytes as they are stored.
+PAGE_ENTRIES = 500
+_TOKEN_BYTES = 6
+_NOTHING = {"next": 1, "since_ms": None}
+
+
+class Page(NamedTuple):
+    """What a page's key tells.
+
+    Attributes:
+        first: the lowest number.
+        earliest_ms: the lowest ``at_ms``.
+        entries: how many.
+        token: random; part of the keys of its entries' rows.
+    """
+
+    first: int
+    earliest_ms: int
+    entries: int
+    token: bytes
+
+    @classmethod
+    def parse(cls, tail: bytes) -> Page:
+        """From a key without its first byte."""
+        first = 2**63 - 1 - int.from_bytes(tail[:8], "big")
+        earliest_ms = int.from_bytes(tail[8:16], "big") - 2**63
+        return cls(first, earliest_ms, int.from_bytes(tail[16:18], "big"), tail[18:])
+
+    @property
+    def tail(self) -> bytes:
+        """Its key without the first byte."""
+        numbers = newest_first(self.first) + oldest_first(self.earliest_ms)
+        return numbers + self.entries.to_bytes(2, "big") + self.token
+
+
+class _Numbered(NamedTuple):
+    number: int
+    entry: LedgerEntry
+
+
+class HBaseLedger(HBaseMemory, State):
+    """The part of the memory that is the ledger."""
+
+    def add_ledger(self, entries: Iterable[LedgerEntry]) -> None:
+        added = list(entries)
+
+        def add() -> None:
+            told = self._json("ledger", _NOTHING)
+            numbered = [_Numbered(number, entry) for number, entry in enumerate(added, told["next"])]
+            for begin in range(0, len(numbered), PAGE_ENTRIES):
+                token = secrets.token_bytes(_TOKEN_BYTES)
+                page = numbered[begin : begin + PAGE_ENTRIES]
+                self._put_page(page, token)
+                for each in page:
+                    self._put_row(_topic_key(each, token), packed(entry_row(each.entry)))
+            self._save("ledger", {**told, "next": told["next"] + len(added)})
+
+        if added:
+            self._write(add)
+
+    def ledger(
+        self,
+        limit: int,
+        *,
+        topic: TopicId | None = None,
+        run_id: str | None = None,
+        key: bytes | None = None,
+        patterns: Sequence[str] = (),
+    ) -> list[LedgerEntry]:
+        if run_id is not None:
+            found = (entry for entry in self._of_run(run_id) if entry.run_id == run_id)
+        elif topic is not None:
+            found = (entry for entry in self._of_topic(topic) if key is None or entry.start <= key < entry.stop)
+        else:
+            pages = (_numbered(value) for _, value in self._walk(PAGE, after(PAGE)))
+            found = (each.entry for page in pages for each in reversed(page))
+        fitting = (entry for entry in found if not patterns or _fits(str(entry.topic), patterns))
+        return list(islice(fitting, limit))
+
+    def ledger_generations(self, topic: TopicId) -> list[int]:
+        prefix = BY_TOPIC + topic.prefix
+        at = len(prefix) + 8
+        keys = self._walk_keys(prefix, after(prefix))
+        return sorted({int.from_bytes(key[at : at + 8], "big") - 2**63 for key in keys})
+
+    def ledger_since_ms(self) -> int | None:
+        since_ms: int | None = self._json("ledger", _NOTHING)["since_ms"]
+        return since_ms
+
+    def prune_ledger(self, before_ms: int, keep: int) -> int:
+        return self._write(lambda: self._prune(before_ms, keep))
+
+    def _prune(self, before_ms: int, keep: int) -> int:
+        forgotten, oldest = 0, None
+        for page in [Page.parse(key[1:]) for key in self._walk_keys(PAGE, after(PAGE))]:
+            if page.earliest_ms >= before_ms and page.entries <= keep:
+                keep -= page.entries
+                oldest = page
+                continue
+            present = self._entries(page)
+            young = [each for each in present if each.entry.at_ms >= before_ms]
+            left = young[max(0, len(young) - keep) :]
+            keep -= len(left)
+            forgotten += len(present) - len(left)
+            oldest = self._shrink(page, present, left) or oldest
+        if forgotten:
+            told = self._json("ledger", _NOTHING)
+            self._save("ledger", {**told, "since_ms": self._entries(oldest)[0].entry.at_ms if oldest else None})
+        return forgotten
+
+    def _shrink(self, page: Page, present: list[_Numbered], left: list[_Numbered]) -> Page | None:
+        """Leave of a page only these."""
+        for run_id in {each.entry.run_id for each in present}:
+            self._delete_row(_run_prefix(run_id) + page.tail)
+        for each in present:
+            if each not in left:
+                self._delete_row(_topic_key(each, page.token))
+        self._delete_row(PAGE + page.tail)
+        return self._put_page(left, page.token) if left else None
+
+    def _put_page(self, numbered: list[_Numbered], token: bytes) -> Page:
+        earliest_ms = min(each.entry.at_ms for each in numbered)
+        page = Page(numbered[0].number, earliest_ms, len(numbered), token)
+        self._put_row(PAGE + page.tail, packed([[each.number, *entry_row(each.entry)] for each in numbered]))
+        for run_id in {each.entry.run_id for each in numbered}:
+            self._put_row(_run_prefix(run_id) + page.tail, b"")
+        return page
+
+    def _of_run(self, run_id: str) -> Iterator[LedgerEntry]:
+        prefix = _run_prefix(run_id)
+        for key in self._walk_keys(prefix, after(prefix)):
+            yield from (each.entry for each in reversed(self._entries(Page.parse(key[len(prefix) :]))))
+
+    def _of_topic(self, topic: TopicId) -> Iterator[LedgerEntry]:
+        prefix = BY_TOPIC + topic.prefix
+        return (entry_of(json.loads(value)) for _, value in self._walk(prefix, after(prefix)))
+
+    def _entries(self, page: Page) -> list[_Numbered]:
+        """Oldest first; none of a page that another process has just forgotten."""
+        value = self._row(PAGE + page.tail)
+        return [] if value is None else _numbered(value)
+
+
+def entry_row(entry: LedgerEntry) -> list[Any]:
+    """An entry as JSON values."""
+    return [
+        entry.run_id,
+        entry.at_ms,
+        entry.topic.namespace,
+        entry.topic.topic,
+        entry.generation,
+        entry.table,
+        entry.rule,
+        entry.start.hex(),
+        entry.stop.hex(),
+        entry.rows,
+        entry.oldest_ms,
+        entry.newest_ms,
+        entry.metadata_generation,
+        entry.ttl_seconds,
+        entry.cutoff_ms,
+        entry.snapshot_timestamp_ms,
+    ]
+
+
+def entry_of(row: Sequence[Any]) -> LedgerEntry:
+    """The other way round."""
+    run_id, at_ms, namespace, topic, generation, table, rule, start, stop, *rest = row
+    name = TopicId(namespace, topic)
+    return LedgerEntry(run_id, at_ms, name, generation, table, rule, bytes.fromhex(start), bytes.fromhex(stop), *rest)
+
+
+def _numbered(value: bytes) -> list[_Numbered]:
+    return [_Numbered(number, entry_of(columns)) for number, *columns in json.loads(value)]
+
+
+def _topic_key(each: _Numbered, token: bytes) -> bytes:
+    generation = oldest_first(each.entry.generation)
+    return BY_TOPIC + each.entry.topic.prefix + newest_first(each.number) + generation + token
+
+
+def _run_prefix(run_id: str) -> bytes:
+    name = run_id.encode()
+    return BY_RUN + len(name).to_bytes(2, "big") + name
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,378 @@
+"""The memory in HBase where it is unlike a file: nobody waits for anybody, and a process may die between two calls."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from janitor.state import Claim, ClockAnchor, CounterKey, FrontierRecord, OpenIdRecord, Pause, RunRecord, TopicCount
+from janitor.state.hbase import HBaseState
+from janitor.state.hbase_view import BLOCK
+from tests.hbase.server import HBaseServer
+from tests.janitor.state.entries import TOPIC, entry
+from tests.support import require_or_skip
+from tms_core.clock import ManualClock
+from tms_core.errors import StoreBusy, StoreError, StoreNotFound
+from tms_core.lease import Lease
+from tms_core.tables.hbase_pool import Connection
+from tms_core.tables.hbase_wire import ConnectionLost, Silence
+from tms_core.topic import TopicId
+
+AT = ClockAnchor(1, 1, "boot")
+ONE = CounterKey("one")
+#: More calls than anything below makes.
+CALLS = 60
+
+Open = Callable[[], HBaseState]
+
+
+class Death(BaseException):
+    """The process is gone."""
+
+
+@pytest.fixture
+def again(hbase: HBaseServer) -> Iterator[Open]:
+    """Opens one new memory, once for each process."""
+    if hbase.thrift2 is None:
+        require_or_skip(f"the HBase at {hbase.address} has no Thrift 2, with which tables are made")
+    prefix, opened = secrets.token_bytes(4), []
+
+    def open_one() -> HBaseState:
+        state = HBaseState([hbase.thrift], thrift2=[str(hbase.thrift2)], namespace="janitor_test", prefix=prefix)
+        opened.append(state)
+        return state
+
+    yield open_one
+    for state in opened:
+        state.close()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[str], None] | None]]:
+    """Two places for what is done before and after each call to HBase, given its name."""
+    around: list[Callable[[str], None] | None] = [None, None]
+    call = Connection.call
+
+    def watched(connection: Connection, name: str, *args: Any) -> Any:
+        before, after = around
+        if before is not None:
+            before(name)
+        answer = call(connection, name, *args)
+        if after is not None:
+            after(name)
+        return answer
+
+    monkeypatch.setattr(Connection, "call", watched)
+    yield around
+    around[:] = [None, None]
+
+
+def once(name: str, act: Callable[[], object]) -> Callable[[str], None]:
+    """Does something at the first call of that name."""
+    left = [act]
+
+    def at(called: str) -> None:
+        if called == name and left:
+            left.pop()()
+
+    return at
+
+
+def frontier(cutoff_ms: int) -> dict[TopicId, FrontierRecord]:
+    return {TOPIC: FrontierRecord(1, cutoff_ms, AT, 1)}
+
+
+def rows_of(state: HBaseState) -> list[bytes]:
+    return [key for key, _ in state._table.walk(b"", b"\xff", keys_only=True)]
+
+
+def end_of_run(state: HBaseState, run_id: str, number: int) -> None:
+    """What is written when a run ends, with a value in the root, blocks and history."""
+    with state.transaction():
+        state.save_claim(Claim(number, 1, run_id))
+        state.save_frontiers(
+            {TopicId("default", f"topic-{topic}"): FrontierRecord(1, number, AT, 1) for topic in range(9)}
+        )
+        state.save_open_ids([OpenIdRecord(5, 1, number), OpenIdRecord(7, 1, number, number)])
+        state.finish_run(run_id, number, "done", "{}")
+        state.add_ledger([entry(run_id=run_id), entry(run_id=run_id, topic=TopicId("default", "other"))])
+        state.add_counters({ONE: 1})
+        state.prune_ledger(0, 3)
+
+
+# --- two at once -----------------------------------------------------------------------------------------------------
+
+
+def test_given_a_transaction_when_another_changes_what_it_has_read_then_it_loses_and_nothing_of_it_is_there(
+    again: Open,
+) -> None:
+    one, two = again(), again()
+    one.save_frontiers(frontier(1))
+    one.begin_run(RunRecord("run", "apply", 1))
+    before = rows_of(one)
+
+    def lose() -> None:
+        with one.transaction():
+            one.add_ledger([entry()])
+            one.save_counts({TOPIC: TopicCount(1, 1, None, None, 1)})
+            one.save_claim(Claim(one.frontiers()[TOPIC].cutoff_ms, 1, "run"))
+            two.save_frontiers(frontier(2))
+
+    with pytest.raises(StoreBusy, match="changed by another process") as caught:
+        lose()
+    assert caught.value.hint
+    assert (two.claim(), two.counts(), two.ledger(9), two.frontiers()) == (None, {}, [], frontier(2))
+    assert rows_of(two) == before
+
+
+def test_given_a_run_that_ends_when_an_operator_pauses_in_that_moment_then_both_are_there(again: Open) -> None:
+    daemon, operator = again(), again()
+    daemon.begin_run(RunRecord("run", "apply", 1))
+    with daemon.transaction():
+        end_of_run(daemon, "run", 2)
+        operator.pause("default:*", 5)
+    assert (operator.claim(), operator.pauses()) == (Claim(2, 1, "run"), [Pause("default:*", 5)])
+    assert len(operator.ledger(9)) == 2
+
+
+def test_given_a_change_of_its_own_when_another_process_comes_before_then_it_is_made_on_top_of_that(
+    again: Open, calls: list[Callable[[str], None] | None]
+) -> None:
+    one, two = again(), again()
+    calls[0] = once("checkAndPut", lambda: two.add_counters({ONE: 2}))
+    one.add_counters({ONE: 1})
+    assert two.counters() == {ONE: 3}
+
+
+def test_given_a_reader_when_what_it_was_about_to_read_is_replaced_then_it_reads_what_replaced_it(
+    again: Open, calls: list[Callable[[str], None] | None]
+) -> None:
+    writer, reader = again(), again()
+    many = {TopicId("default", f"topic-{number}"): FrontierRecord(1, 1, AT, 1) for number in range(9)}
+    writer.save_frontiers(many)
+    calls[0] = once("getRows", lambda: writer.save_frontiers(frontier(2)))
+    assert reader.frontiers() == {**many, **frontier(2)}
+
+
+# --- who has lost the lease ------------------------------------------------------------------------------------------
+
+
+def test_given_a_holder_that_lost_the_lease_when_it_writes_then_what_it_learnt_is_refused_and_what_it_did_is_not(
+    again: Open,
+) -> None:
+    one, two = again(), again()
+    clock = ManualClock(1_000)
+    first, second = Lease(one, "a", 60, clock), Lease(two, "b", 60, clock)
+    first.acquire()
+    one.begin_run(RunRecord("run", "apply", 1))
+    one.save_claim(Claim(1, 1, "run"))
+    second.acquire(sole=True)
+    refused: list[Callable[[], None]] = [
+        lambda: one.save_claim(Claim(2, 1, "run")),
+        lambda: one.save_frontiers(frontier(2)),
+        lambda: one.save_open_ids([OpenIdRecord(1, 1)]),
+        lambda: end_of_run(one, "run", 2),
+    ]
+    for write in refused:
+        with pytest.raises(StoreBusy, match="b has the lease now"):
+            write()
+    one.finish_run("run", 2, "halted", "{}")
+    assert (two.claim(), two.frontiers(), two.open_ids(), two.ledger(1)) == (Claim(1, 1, "run"), {}, {}, [])
+    assert two.runs(1)[0].result == "halted"
+    two.save_claim(Claim(3, 1, "next"))
+    again().save_frontiers(frontier(4))
+
+
+def test_given_a_transaction_when_its_lease_is_taken_over_inside_then_it_is_refused(again: Open) -> None:
+    one, two = again(), again()
+    clock = ManualClock(1_000)
+    Lease(one, "a", 60, clock).acquire()
+
+    def late() -> None:
+        with one.transaction():
+            one.save_claim(Claim(2, 1, "run"))
+            Lease(two, "b", 60, clock).acquire(sole=True)
+
+    with pytest.raises(StoreBusy, match="b has the lease now"):
+        late()
+    assert two.claim() is None
+
+
+def test_given_a_transaction_when_its_own_lease_is_renewed_or_given_back_meanwhile_then_it_is_written(
+    again: Open,
+) -> None:
+    state = again()
+    lease = Lease(state, "a", 60, ManualClock(1_000))
+    lease.acquire()
+    for number, meanwhile in enumerate((lease.renew, lease.release)):
+        with state.transaction():
+            state.save_claim(Claim(number, 1, "run"))
+            thread = threading.Thread(target=meanwhile)
+            thread.start()
+            thread.join()
+        assert state.claim() == Claim(number, 1, "run")
+
+
+# --- death and trouble -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [0, 1], ids=["before", "after"])
+def test_given_a_process_that_dies_at_any_call_then_all_of_it_is_there_or_nothing_and_the_next_one_tidies_up(
+    again: Open, calls: list[Callable[[str], None] | None], after: int
+) -> None:
+    outcomes = set()
+    for at_call in range(1, CALLS):
+        run_id = f"run-{at_call}"
+        state = again()
+        with state.transaction():
+            state.begin_run(RunRecord(run_id, "apply", at_call))
+            state.save_frontiers(frontier(at_call))
+        before, pages = state.claim(), len(state.ledger(99, run_id=run_id))
+        made: list[str] = []
+
+        def die(name: str, made: list[str] = made, at_call: int = at_call) -> None:
+            made.append(name)
+            if len(made) == at_call:
+                raise Death
+
+        calls[after] = die
+        with suppress(Death):
+            end_of_run(state, run_id, at_call)
+        calls[after] = None
+        ended = len(made) < at_call
+        survivor = again()
+        happened = survivor.claim() == Claim(at_call, 1, run_id)
+        assert happened or survivor.claim() == before
+        run = survivor.run(run_id)
+        assert run is not None
+        assert (run.result == "done") == happened
+        assert (survivor.open_ids().get(5) == OpenIdRecord(5, 1, at_call)) == happened
+        assert sum(record.cutoff_ms == at_call for record in survivor.frontiers().values()) == (10 if happened else 1)
+        if happened:
+            assert len(survivor.ledger(99, run_id=run_id)) == 2, "never an effect without its history"
+        outcomes.add(happened)
+        survivor.finish_run(run_id, at_call, "lost", "{}")
+        blocks = {key.hex() for key in rows_of(survivor) if key.startswith(BLOCK)}
+        assert blocks == survivor._root().named(), "what did not come to count is gone"
+        survivor.prune_ledger(2**62, 0)
+        if ended:
+            break
+    assert ended
+    assert outcomes == {True, False}
+    assert pages == 0
+
+
+def test_given_a_connection_that_breaks_when_the_root_was_replaced_then_it_is_not_written_twice(
+    again: Open, calls: list[Callable[[str], None] | None]
+) -> None:
+    state = again()
+
+    def broken() -> None:
+        raise ConnectionLost("the connection broke.")
+
+    for number in (1, 2):
+        calls[1] = once("checkAndPut", broken)
+        state.add_counters({ONE: 1})
+        assert state.counters() == {ONE: number}
+    calls[1] = once("checkAndPut", broken)
+    assert state.swap_lease(None, b"mine")
+    assert not state.swap_lease(None, b"mine")
+
+
+def test_given_a_connection_that_breaks_and_many_who_write_meanwhile_then_it_says_that_it_cannot_tell(
+    again: Open, calls: list[Callable[[str], None] | None]
+) -> None:
+    state, other = again(), again()
+
+    def broken() -> None:
+        for number in range(17):
+            other.save_note("number", number)
+        raise ConnectionLost("the connection broke.")
+
+    calls[1] = once("checkAndPut", broken)
+    with pytest.raises(StoreError, match="others have written since"):
+        state.add_counters({ONE: 1})
+    assert other.counters() == {ONE: 1}
+
+
+def test_given_an_answer_that_does_not_come_then_nothing_is_repeated_and_what_follows_sees_what_happened(
+    again: Open, calls: list[Callable[[str], None] | None]
+) -> None:
+    state = again()
+
+    def silent() -> None:
+        raise Silence("no answer.")
+
+    calls[1] = once("checkAndPut", silent)
+    with pytest.raises(Silence):
+        state.add_counters({ONE: 1})
+    state.add_counters({ONE: 1})
+    assert state.counters() == {ONE: 2}
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def test_given_no_table_and_nobody_to_make_it_when_opened_then_the_command_is_named(hbase: HBaseServer) -> None:
+    with pytest.raises(StoreNotFound, match=r"no table nowhere:tms\.janitor") as caught:
+        HBaseState([hbase.thrift], namespace="nowhere")
+    assert "create 'nowhere:tms.janitor', {NAME => 'd'" in caught.value.hint
+
+
+def test_given_a_newer_layout_or_a_foreign_root_when_opened_then_it_is_refused_and_stays(again: Open) -> None:
+    state = again()
+    for there, said in ((b'{"layout":2}', "newer janitor"), (b"[]", "cannot be read"), (b"\xff", "cannot be read")):
+        assert state._table.swap(b"root", state._table.get(b"root") or b"", there)[0]
+        with pytest.raises(StoreError, match=said):
+            again()
+        assert state._table.get(b"root") == there
+
+
+def test_given_a_value_larger_than_a_row_may_be_then_it_is_kept_in_parts(again: Open) -> None:
+    text = secrets.token_hex(1_500_000)
+    state = again()
+    state.save_note("large", text)
+    assert len(state._root().blocks["note.large"]) > 1
+    assert (again().note("large"), state.note("large")) == (text, text)
+
+
+# --- what it costs ---------------------------------------------------------------------------------------------------
+
+
+def cost(state: HBaseState, act: Callable[[], object]) -> dict[str, int]:
+    state.pool.calls.clear()
+    act()
+    return dict(state.pool.calls)
+
+
+def test_given_what_is_asked_before_every_batch_then_it_is_one_get_each(again: Open) -> None:
+    state = again()
+    state.pause("default:*", 1)
+    state.begin_run(RunRecord("run", "apply", 1))
+    assert cost(state, state.pauses) == {"getRow": 1}
+    assert cost(state, state.lease) == {"getRow": 1}
+    assert cost(state, lambda: state.intend(entry())) == {"mutateRowsTs": 1}
+    assert cost(state, lambda: state.beat("run", 2)) == {"getRow": 1, "mutateRowsTs": 1}
+    assert cost(state, lambda: state.swap_lease(None, b"mine")) == {"getRow": 1, "checkAndPut": 1}
+
+
+def test_given_a_thousand_topics_when_a_run_ends_then_it_takes_hardly_more_calls_than_ten(again: Open) -> None:
+    taken = []
+    for topics in (10, 1_000):
+        state = again()
+        names = [TopicId("default", f"topic-{number}") for number in range(topics)]
+
+        def end(state: HBaseState = state, names: list[TopicId] = names) -> None:
+            with state.transaction():
+                state.save_frontiers(dict.fromkeys(names, FrontierRecord(1, 1, AT, 1)))
+                state.add_ledger(entry(topic=name) for name in names)
+                state.add_counters({ONE: 1})
+
+        taken.append(sum(cost(state, end).values()))
+    assert taken[0] <= 8
+    assert taken[1] <= taken[0] + 2

@@ -1,0 +1,164 @@
+"""Two janitors as two processes, with memory and lease in HBase: one is stopped, the other takes over, the first wakes.
+
+The first one stops itself, so that the moment is exact: between two batches, when the call of a batch is about to
+begin, and in the end of its run between its last look at the lease and the commit. Time passes on manual clocks only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from janitor.state.hbase import HBaseState
+from janitor.state.hbase_table import JanitorTable
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, janitor, pointer, topic
+from tests.hbase.tables import Tables
+from tms_core.clock import ManualClock
+from tms_core.errors import LeaseHeld, StoreBusy
+from tms_core.lease import Lease
+from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase_tables import HBaseMessageTable, HBaseTable
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 60
+BATCH_ROWS, BATCHES = 10, 6
+INVALID = pointer(NOW_MS - DAY)
+MOMENTS = {
+    "between batches": 0,
+    "a batch is about to begin": 1,
+    "an inversion is about to begin": 1,
+    "the end is about to be written": 0,
+}
+
+
+def open_both(thrift: str, namespace: str, clock: ManualClock) -> tuple[HBaseStore, HBaseState]:
+    return HBaseStore([thrift], namespace=namespace, buckets=4), HBaseState([thrift], namespace=namespace, clock=clock)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_given_a_janitor_that_is_stopped_past_its_lease_when_it_wakes_then_at_most_one_batch_follows_and_no_claim(
+    hbase_tables: Tables, moment: str
+) -> None:
+    thrift, namespace = hbase_tables.server.thrift, hbase_tables.make(buckets=4)
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    HBaseState([thrift], thrift2=[str(hbase_tables.server.thrift2)], namespace=namespace).close()
+    store, state = open_both(thrift, namespace, clock)
+    with store, state:
+        orders = topic(store, "default:orders", ttl_seconds=3600)
+        orders.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + BATCH_ROWS * BATCHES))
+        orders.tx(INVALID, *range(NOW_MS - MINUTE, NOW_MS - MINUTE + BATCH_ROWS * BATCHES))
+        rig = janitor(store, state=state, clock=clock, batch_rows=BATCH_ROWS, workers=1)
+        rig.snapshots.invalid = [INVALID]
+        rig.engine.adopt()
+        command = [sys.executable, "-m", "tests.hbase.test_state_lease", thrift, namespace, moment]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as first:
+            try:
+                assert os.WIFSTOPPED(os.waitpid(first.pid, os.WUNTRACED)[1]), "it ended before it came to that moment"
+                assert state.claim() is None
+                lease = Lease(state, "second", SECONDS, clock)
+                with pytest.raises(LeaseHeld, match="first has the lease"):
+                    lease.acquire()
+                clock.sleep(SECONDS + 1)
+                lease.acquire()
+                second = rig.restart(lease=lease)
+                [lost] = second.engine.recover()
+                second.engine.run_once()
+                claim, frontiers, ledger = state.claim(), state.frontiers(), state.ledger(100)
+                assert claim is not None
+                assert claim.run_id != lost
+                first.send_signal(signal.SIGCONT)
+                told = json.loads(first.communicate(timeout=120)[0])
+            finally:
+                first.kill()
+        assert told["after"] <= MOMENTS[moment], told
+        assert "second has" in told["ended"]
+        assert (state.claim(), state.frontiers(), state.ledger(100)) == (claim, frontiers, ledger)
+        assert {run.id: run.result for run in state.runs(9)} == {lost: "lost", claim.run_id: "done"}
+        assert len(orders.times()) == BATCH_ROWS * BATCHES
+        assert set(orders.pointers()) == {-INVALID}
+
+
+class FirstJanitor:
+    """Sweeps, and stops once, at the named moment; counts the batches it writes."""
+
+    def __init__(self, moment: str) -> None:
+        self.moment = moment
+        self.written = 0
+        self.stopped_at: int | None = None
+
+    def at(self, moment: str) -> None:
+        if moment == self.moment and self.stopped_at is None:
+            self.stopped_at = self.written
+            # To this thread, which then does nothing more; sent to the process, another one would get it first.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+    def counted(self, change: Callable[..., Any], moment: str) -> Callable[..., Any]:
+        def counting(*arguments: Any) -> Any:
+            if self.written:
+                self.at(moment)
+            self.written += 1
+            return change(*arguments)
+
+        return counting
+
+    def committed(self, swap: Callable[..., Any]) -> Callable[..., Any]:
+        def committing(table: JanitorTable, key: bytes, old: bytes, new: bytes) -> Any:
+            if b'"claim"' in new:
+                self.at("the end is about to be written")
+            return swap(table, key, old, new)
+
+        return committing
+
+    def checked(self, check: Callable[[], None]) -> Callable[[], None]:
+        def checking() -> None:
+            if self.written:
+                self.at("between batches")
+            check()
+
+        return checking
+
+    def sweep(self, store: HBaseStore, state: HBaseState, clock: ManualClock) -> dict[str, Any]:
+        lease = Lease(state, "first", SECONDS, clock)
+        lease.acquire()
+        lease.check = self.checked(lease.check)  # type: ignore[method-assign]
+        rig = janitor(store, state=state, clock=clock, batch_rows=BATCH_ROWS, workers=1, lease=lease)
+        rig.snapshots.invalid = [INVALID]
+        rig.engine.recover()
+        try:
+            ended = rig.engine.run_once().guards[-1].message
+        except StoreBusy as error:
+            ended = error.message
+        return {"after": self.written - (self.stopped_at or 0), "ended": ended}
+
+
+def main(thrift: str, namespace: str, moment: str) -> None:
+    """The first process."""
+    first = FirstJanitor(moment)
+    patches = [
+        patch.object(HBaseTable, "delete", first.counted(HBaseTable.delete, "a batch is about to begin")),
+        patch.object(
+            HBaseMessageTable, "invert", first.counted(HBaseMessageTable.invert, "an inversion is about to begin")
+        ),
+        patch.object(JanitorTable, "swap", first.committed(JanitorTable.swap)),
+    ]
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    store, state = open_both(thrift, namespace, clock)
+    with ExitStack() as stack, store, state:
+        for each in patches:
+            stack.enter_context(each)
+        sys.stdout.write(json.dumps(first.sweep(store, state, clock)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,93 @@
+"""Memories of every kind, for tests of what they have in common."""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from janitor.state import SqliteState, State
+from janitor.state.hbase import HBaseState
+from tests.hbase.conftest import hbase
+from tests.hbase.server import HBaseServer
+from tests.support import require_or_skip
+
+__all__ = ["hbase"]
+
+
+class Memories(ABC):
+    """Makes memories of one kind."""
+
+    @abstractmethod
+    def new(self) -> State:
+        """An empty memory."""
+
+
+class InMemory(Memories):
+    def new(self) -> State:
+        return SqliteState.in_memory()
+
+
+class LastingMemories(Memories):
+    """Those that outlive their object."""
+
+    @abstractmethod
+    def again(self) -> State:
+        """The memory made last, as another process opens it."""
+
+
+class InFiles(LastingMemories):
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def new(self) -> State:
+        self._last = self._folder / secrets.token_hex(4)
+        return self.again()
+
+    def again(self) -> State:
+        return SqliteState(self._last)
+
+
+class InHBase(LastingMemories):
+    """One table for all, in which each memory's keys begin with something else."""
+
+    def __init__(self, server: HBaseServer) -> None:
+        if server.thrift2 is None:
+            require_or_skip(f"the HBase at {server.address} has no Thrift 2, with which tables are made")
+        self._thrift, self._thrift2 = [server.thrift], [server.thrift2]
+
+    def new(self) -> State:
+        self._prefix = secrets.token_bytes(4)
+        return self.again()
+
+    def again(self) -> HBaseState:
+        return HBaseState(self._thrift, thrift2=self._thrift2, namespace="janitor_test", prefix=self._prefix)
+
+
+@pytest.fixture(scope="session", params=["memory", "file", "hbase"])
+def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Memories:
+    """Memories of each kind in turn."""
+    return InMemory() if request.param == "memory" else lasting_memories(request, tmp_path_factory)
+
+
+@pytest.fixture(scope="session", params=["file", "hbase"])
+def lasting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LastingMemories:
+    """Memories of each lasting kind in turn."""
+    return lasting_memories(request, tmp_path_factory)
+
+
+@pytest.fixture
+def state(kind: Memories) -> Iterator[State]:
+    """An empty memory of each kind in turn."""
+    with kind.new() as opened:
+        yield opened
+
+
+def lasting_memories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LastingMemories:
+    """Memories of the kind that the fixture's parameter names."""
+    if request.param == "file":
+        return InFiles(tmp_path_factory.mktemp("state"))
+    return InHBase(request.getfixturevalue("hbase"))

@@ -1,0 +1,146 @@
+"""Every memory alike, about invalid transactions: closed ids come as bare pointers, and only while they count."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from janitor.state import KnownIds, OpenIdRecord, SqliteState, State, StoreRecord
+from tests.janitor.state.conftest import LastingMemories, Memories
+from tests.support import size
+from tms_core.errors import StoreError
+
+#: Later than every pass below, and a window that has ended for all of them.
+NOW_MS, WINDOW_MS = 100, 10
+OPEN = OpenIdRecord(5, 1, 20)
+CLOSED = OpenIdRecord(7, 1, 20, 21)
+OTHER = OpenIdRecord(9, 1, 20, 21)
+
+
+def known(state: State) -> KnownIds:
+    return state.known_ids(NOW_MS, WINDOW_MS)
+
+
+def both(*open_ids: OpenIdRecord, closed: list[int]) -> KnownIds:
+    return KnownIds({record.pointer: record for record in open_ids}, array("q", closed))
+
+
+def test_given_open_and_closed_ids_when_asked_then_they_come_apart_and_in_order(state: State) -> None:
+    assert known(state) == both(closed=[])
+    state.save_open_ids([OTHER, OPEN, CLOSED])
+    assert known(state) == both(OPEN, closed=[7, 9])
+    assert list(state.open_ids().values()) == [OPEN, CLOSED, OTHER]
+
+
+@pytest.mark.parametrize(
+    ("saved", "expected"),
+    [
+        (OpenIdRecord(5, 1, 30, 31), both(closed=[5, 7, 9])),
+        (OpenIdRecord(8, 1, 30, 31), both(OPEN, closed=[7, 8, 9])),
+        (OpenIdRecord(7, 1, 30), both(OPEN, OpenIdRecord(7, 1, 30), closed=[9])),
+    ],
+    ids=["closed", "new and closed", "open again"],
+)
+def test_given_closed_ids_that_were_read_when_others_are_saved_then_they_are_others(
+    state: State, saved: OpenIdRecord, expected: KnownIds
+) -> None:
+    state.save_open_ids([OTHER, OPEN, CLOSED])
+    known(state)
+    state.save_open_ids([saved])
+    assert known(state) == expected
+
+
+def test_given_closed_ids_when_forgotten_by_age_then_open_ones_and_those_closed_at_the_moment_or_later_stay(
+    state: State,
+) -> None:
+    state.save_open_ids([OTHER, OPEN, CLOSED])
+    state.forget_closed_ids([5, 7, 9], 21)
+    assert known(state) == both(OPEN, closed=[7, 9])
+    state.forget_closed_ids([5, 6, 7], 22)
+    assert known(state) == both(OPEN, closed=[9])
+
+
+def test_given_closed_ids_that_were_read_when_another_process_changes_them_then_they_are_read_again(
+    lasting: LastingMemories,
+) -> None:
+    with lasting.new() as state, lasting.again() as other:
+        state.save_open_ids([OTHER, OPEN, CLOSED])
+        known(state)
+        other.save_open_ids([OpenIdRecord(5, 1, 30, 31)])
+        assert known(state) == both(closed=[5, 7, 9])
+
+
+def test_given_closed_ids_when_another_store_is_saved_then_none_is_known(state: State) -> None:
+    state.save_open_ids([OTHER, OPEN, CLOSED])
+    state.save_store(StoreRecord("mark", "leveldb:/data"))
+    assert known(state) == both(OPEN, closed=[7, 9])
+    state.save_store(StoreRecord("another mark", "leveldb:/data"))
+    assert known(state) == both(closed=[])
+
+
+def test_given_a_transaction_that_closes_when_it_is_undone_then_what_was_read_inside_does_not_count(
+    state: State,
+) -> None:
+    state.save_open_ids([OTHER, OPEN, CLOSED])
+
+    def closes(pointer: int) -> None:
+        with state.transaction():
+            state.save_open_ids([OpenIdRecord(pointer, 1, 30, 31)])
+            assert list(known(state).closed) == sorted([pointer, 7, 9])
+            raise StoreError("the disk is full.")
+
+    known(state)
+    for pointer in (5, 8):
+        with pytest.raises(StoreError, match="disk is full"):
+            closes(pointer)
+        assert known(state) == both(OPEN, closed=[7, 9])
+
+
+def test_given_a_clock_set_back_or_a_longer_window_when_asked_then_what_is_not_closed_by_them_is_open_until_then(
+    state: State,
+) -> None:
+    late = OpenIdRecord(11_999_999, 1, 22, 23)
+    state.save_open_ids([OTHER, OPEN, CLOSED, late])
+    everything, without = both(OPEN, closed=[7, 9, late.pointer]), both(OPEN, late, closed=[7, 9])
+    for now_ms, window_ms, expected in ((22, 11, everything), (21, 11, without), (22, 12, without)):
+        assert state.known_ids(now_ms, window_ms) == expected
+    for now_ms, window_ms in ((20, 20), (20, 11), (100, 20)):
+        assert state.known_ids(now_ms, window_ms) == without, "not a moment before"
+    for now_ms, window_ms in ((19, 11), (20, 21)):
+        assert state.known_ids(now_ms, window_ms) == both(OPEN, CLOSED, OTHER, late, closed=[])
+    assert state.known_ids(22, 11) == everything
+
+
+def test_given_a_closing_time_without_a_search_when_asked_then_it_does_not_count(state: State) -> None:
+    never = OpenIdRecord(8, 1, None, 21)
+    state.save_open_ids([CLOSED, never])
+    assert known(state) == both(never, closed=[7])
+
+
+times = st.none() | st.integers(0, 40)
+records = st.lists(st.builds(OpenIdRecord, st.integers(1, 30), st.integers(0, 3), times, times), max_size=12)
+pointers = st.lists(st.integers(1, 30), max_size=8)
+changes = st.one_of(
+    records.map(lambda saved: lambda state: state.save_open_ids(saved)),
+    pointers.map(lambda gone: lambda state: state.forget_open_ids(gone)),
+    st.tuples(pointers, st.integers(0, 40)).map(lambda gone: lambda state: state.forget_closed_ids(*gone)),
+)
+
+
+@settings(max_examples=size("TMS_TEST_EXAMPLES", 100) // 4)
+@given(st.lists(changes, max_size=6), st.integers(0, 40), st.integers(0, 40))
+def test_given_any_changes_in_leaves_of_three_then_every_memory_knows_the_same(
+    kind: Memories, made: Sequence[Callable[[State], None]], now_ms: int, window_ms: int
+) -> None:
+    with patch("janitor.state.hbase_ids.LEAF_IDS", 3), kind.new() as state, SqliteState.in_memory() as model:
+        for change in made:
+            change(state)
+            change(model)
+            assert state.open_ids() == model.open_ids()
+            assert state.known_ids(now_ms, window_ms) == model.known_ids(now_ms, window_ms)
+            assert state.lowest_open(2) == model.lowest_open(2)
