@@ -94,5 +94,5 @@ test-cluster: ## what needs a cluster or a container engine, apart from `make te
 	@echo "test-cluster: skipped, nothing here needs a cluster or a container engine"
 
 clean: ## remove what building and testing left; never a store, never .venv
-	rm -rf build dist htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache tests/interop/target
+	rm -rf build dist htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache tests/interop/target tests/hbase/target
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +

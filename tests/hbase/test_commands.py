@@ -1,0 +1,90 @@
+"""The commands on a real HBase: the same as on LevelDB, with the memory in a table beside the store's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from janitor.cli.main import execute
+from tests.builders import HOUR, MINUTE, NOW_MS, topic
+from tests.hbase.server import HBaseServer
+from tests.hbase.tables import Tables
+from tms_core.clock import ManualClock
+from tms_core.tables.hbase import HBaseStore
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def namespace(hbase_tables: Tables) -> str:
+    return hbase_tables.make()
+
+
+@pytest.fixture
+def run(hbase: HBaseServer, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command and returns its exit code and its JSON."""
+    config = tmp_path / "janitor.yaml"
+    thrift2 = "null" if hbase.thrift2 is None else json.dumps([hbase.thrift2])
+    config.write_text(
+        f"storage: {{kind: hbase, hbase: {{thrift: [{json.dumps(hbase.thrift)}], thrift2: {thrift2},"
+        f" namespace: {namespace}}}}}\n"
+        "transactions: {source: none, max_lifetime_seconds: 3600}\n",
+        encoding="utf-8",
+    )
+    clock = ManualClock(NOW_MS, running_ms=HOUR)
+
+    def asked(*arguments: str) -> tuple[int, Any]:
+        code = execute([*arguments, "--config", str(config), "--format", "json"], clock)
+        said = capsys.readouterr()
+        clock.advance(MINUTE)
+        return code, json.loads(said.out) if said.out else said.err
+
+    return asked
+
+
+def test_given_a_cluster_when_the_commands_are_typed_then_they_do_what_they_do_elsewhere(
+    hbase: HBaseServer, namespace: str, run: Run
+) -> None:
+    with HBaseStore([hbase.thrift], namespace=namespace, buckets=4) as store:
+        orders = topic(store, "default:orders", ttl_seconds=3600)
+        orders.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 40))
+        live = list(range(NOW_MS - MINUTE, NOW_MS - MINUTE + 10))
+        orders.plain(*live)
+
+        code, plan = run("plan")
+        assert (code, plan["totals"]["expired"]) == (0, 40)
+        assert {entry["held"] for entry in plan["topics"]} == {"first_contact"}
+        assert run("run", "--once")[0] == 3
+        code, report = run("run", "--once", "--adopt")
+        assert (code, report["totals"]["expired"], report["errors"]) == (0, 40, [])
+        assert orders.times() == live
+
+        assert run("pause", "default:*")[0] == 0
+        code, status = run("status")
+        assert (code, status["process"], [pause["pattern"] for pause in status["paused"]]) == (
+            0,
+            "between_runs",
+            ["default:*"],
+        )
+        assert run("resume")[0] == 0
+        code, history = run("history")
+        assert code == 0
+        assert [entry["result"] for entry in history["runs"]] == ["done", "stopped"]
+        code, ledger = run("ledger")
+        assert sum(entry["rows"] for entry in ledger["entries"]) == 40
+        assert run("audit")[0] == 0
+        assert run("boundary")[0] == 0
+        code, findings = run("doctor")
+        assert (code, {found["check"]: found["status"] for found in findings}["store"]) == (0, "ok")
+        code, found = run("inspect", "message", "--topic", "default:orders")
+        assert (code, sum(found["counts"].values())) == (0, 10)
+
+
+def test_given_nobody_who_answers_when_asked_then_the_server_is_named(tmp_path: Path) -> None:
+    config = tmp_path / "janitor.yaml"
+    config.write_text("storage: {kind: hbase, hbase: {thrift: ['127.0.0.1:1'], timeout_seconds: 2}}\n")
+    assert execute(["plan", "--config", str(config)], ManualClock(NOW_MS)) == 1

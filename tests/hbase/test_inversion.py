@@ -1,0 +1,199 @@
+"""S6 on HBase: inverting never brings a row back and never turns a pointer positive, whatever happens in between.
+
+What somebody else does to a row between our reading it and our writing it, and after, is played through whole: every
+script of deletes and rollbacks, with nothing, a flush or a major compaction behind each step. A major compaction is
+what makes a careless inversion a resurrection: it drops the marker that hid what was written under it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Literal
+
+import happybase
+import pytest
+
+from janitor.policy import Rule
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Snapshots, Topic, janitor, pointer, topic
+from tests.hbase.moments import Hurried, watch_calls
+from tests.hbase.server import HBaseServer
+from tests.hbase.tables import Tables
+from tms_core.clock import ManualClock
+from tms_core.rowkey import salt
+from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase_rows import POINTERS
+from tms_core.tables.hbase_schema import PAYLOAD_COLUMN, POINTER_COLUMN
+from tms_core.tables.hbase_wire import ConnectionLost
+
+BUCKETS = 1
+INVALID = pointer(NOW_MS - DAY)
+BODY = b"a payload that nobody shall read"
+
+Step = Literal["nothing", "delete", "rollback"]
+#: What others do to a row: after it was read, just before it is compared and set, and just after.
+SCRIPTS: list[tuple[Step, ...]] = list(product(("nothing", "delete", "rollback"), repeat=3))
+
+
+def cell(value: int) -> bytes:
+    return value.to_bytes(8, "big", signed=True)
+
+
+@pytest.fixture
+def namespace(hbase_tables: Tables) -> str:
+    return hbase_tables.shared(buckets=BUCKETS)
+
+
+@pytest.fixture
+def store(hbase_tables: Tables, namespace: str) -> Iterator[HBaseStore]:
+    with hbase_tables.open(namespace, buckets=BUCKETS) as opened:
+        yield opened
+
+
+@pytest.fixture
+def message(witness: happybase.Connection, namespace: str) -> happybase.Table:
+    """The message table, as another client sees it."""
+    return witness.table(f"{namespace}:tms.message".encode())
+
+
+def invert(store: HBaseStore, **options: Any) -> int:
+    """Sweep, and say how many rows were inverted."""
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    rig = janitor(store, clock=clock, snapshots=Snapshots(clock, [INVALID]), **options)
+    report = rig.engine.run_once(adopt=True)
+    assert report.errors == []
+    return report.total(Rule.INVALID_TRANSACTION)
+
+
+@dataclass
+class Others:
+    """The other clients, who follow a script for each row.
+
+    Args:
+        message: the table.
+        scripts: by row.
+        behind: what happens to the table behind each step.
+    """
+
+    message: happybase.Table
+    scripts: dict[bytes, tuple[Step, ...]]
+    behind: Callable[[], object]
+    deleted: set[bytes] = field(default_factory=set)
+    seen: list[bytes] = field(default_factory=list)
+    _scan: list[bytes | None] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def before(self, name: str, arguments: tuple[Any, ...]) -> None:
+        with self._lock:
+            if name == "scannerOpenWithScan":
+                self._scan.append(arguments[1].filterString)
+            elif name == "scannerClose" and self._scan[-1] == POINTERS.filter and not self.seen:
+                self.seen = sorted(self.scripts)
+                for row in self.seen:
+                    self._do(row, 0)
+                self.behind()
+            elif name == "checkAndPut":
+                self._do(arguments[1], 1)
+                self.behind()
+
+    def after(self, name: str, arguments: tuple[Any, ...], _answer: Any) -> None:
+        if name == "checkAndPut":
+            with self._lock:
+                self._look(arguments[1])
+                self._do(arguments[1], 2)
+                self.behind()
+                self._look(arguments[1])
+
+    def _do(self, row: bytes, number: int) -> None:
+        match self.scripts[row][number]:
+            case "delete":
+                self.message.delete(row)
+                self.deleted.add(row)
+            case "rollback" if row not in self.deleted:
+                self.message.put(row, {POINTER_COLUMN: cell(-INVALID)})
+
+    def _look(self, row: bytes) -> None:
+        """After the janitor has had its turn, whatever came of it."""
+        found = self.message.row(row)
+        if row in self.deleted:
+            assert found == {}
+        else:
+            assert found == {POINTER_COLUMN: cell(-INVALID), PAYLOAD_COLUMN: BODY}
+
+
+@pytest.mark.parametrize("behind", ["nothing", "flush", "compact"])
+def test_given_any_script_of_deletes_and_rollbacks_when_inverted_then_nothing_comes_back_and_nothing_turns_positive(
+    hbase: HBaseServer, store: HBaseStore, message: happybase.Table, behind: str
+) -> None:
+    topic(store, "default:orders", ttl_seconds=7 * 86_400).tx(
+        INVALID, *range(NOW_MS - HOUR, NOW_MS - HOUR + len(SCRIPTS)), body=BODY
+    )
+    rows = [row for row, _ in message.scan()]
+    table = message.name.decode()
+    others = Others(
+        message,
+        dict(zip(rows, SCRIPTS, strict=True)),
+        (lambda: None) if behind == "nothing" else lambda: hbase.command(behind, table),
+    )
+    watch_calls(store.pool, others.before, others.after)
+
+    inverted = invert(store)
+
+    # Ours are those that nobody had touched when it came to them.
+    assert inverted == sum(script[:2] == ("nothing", "nothing") for script in SCRIPTS)
+    assert others.seen == rows
+    hbase.command("compact", table)
+    found = dict(message.scan())
+    assert set(found) == set(rows) - others.deleted
+    assert {values[POINTER_COLUMN] for values in found.values()} == {cell(-INVALID)}
+    assert invert(store) == 0
+    assert dict(message.scan()) == found
+
+
+@pytest.fixture
+def answers(store: HBaseStore) -> list[tuple[bytes, bytes]]:
+    """Columns and values of the message table that came over the wire."""
+    came: list[tuple[bytes, bytes]] = []
+
+    def after(name: str, arguments: tuple[Any, ...], answer: Any) -> None:
+        if name in {"scannerGetList", "getRow", "getRows", "getRowWithColumns"}:
+            came.extend((column, cell.value) for row in answer for column, cell in row.columns.items())
+
+    watch_calls(store.pool, after=after)
+    return came
+
+
+def test_given_rows_with_payloads_when_inverted_then_no_payload_is_asked_for(
+    store: HBaseStore, answers: list[tuple[bytes, bytes]]
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=7 * 86_400)
+    orders.tx(INVALID, *range(NOW_MS - HOUR, NOW_MS - HOUR + 50), body=BODY).plain(*range(NOW_MS - 50, NOW_MS), body=BODY)
+    answers.clear()
+    assert invert(store) == 50
+    assert (POINTER_COLUMN, cell(INVALID)) in answers
+    assert {value for column, value in answers if column == PAYLOAD_COLUMN} == {b""}
+
+
+def test_given_a_connection_that_breaks_after_the_server_has_set_when_inverted_then_it_looks_at_the_pointer_alone(
+    store: HBaseStore, answers: list[tuple[bytes, bytes]]
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=7 * 86_400)
+    orders.tx(INVALID, *range(NOW_MS - HOUR, NOW_MS - HOUR + 12), body=BODY)
+    broken: set[bytes] = set()
+
+    def lose_the_answer(name: str, arguments: tuple[Any, ...], _answer: Any) -> None:
+        if name == "checkAndPut" and arguments[1] not in broken:
+            broken.add(arguments[1])
+            raise ConnectionLost("the answer is lost")
+
+    watch_calls(store.pool, after=lose_the_answer)
+    vars(store.pool)["_clock"] = Hurried()
+    answers.clear()
+    assert invert(store) == 12
+    assert len(broken) == 12
+    assert {value for column, value in answers if column == PAYLOAD_COLUMN} == {b""}
+    assert set(orders.pointers()) == {-INVALID}
