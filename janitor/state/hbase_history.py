@@ -110,16 +110,13 @@ class HBaseHistory(HBaseMemory, State):
         return self._write(prune)
 
     def intend(self, entry: LedgerEntry) -> None:
-        self._ensure_open()
         key = INTENT + oldest_first(self._clock.now_ms()) + next(self._intents)
         self._table.put([(key, packed(entry_row(entry)))])
 
     def intents(self) -> list[LedgerEntry]:
-        self._ensure_open()
         return [entry_of(json.loads(value)) for _, value in self._table.walk(INTENT, after(INTENT))]
 
     def clear_intents(self) -> None:
-        self._ensure_open()
         self._table.delete([key for key, _ in self._table.walk(INTENT, after(INTENT), keys_only=True)])
 
     def _going(self) -> tuple[int, dict[str, _Going]]:

@@ -44,6 +44,7 @@ class JanitorTable:
         self._pool = pool
         self._spec = TableSpec(namespace, TABLE, "NONE")
         self._prefix = prefix
+        self._closed = False
         self._rows = HBaseRows(pool, self.name.encode(), clock)
         self._delete_family = [thrift.Mutation(isDelete=True, column=FAMILY)]
 
@@ -69,14 +70,20 @@ class JanitorTable:
             finally:
                 admin.close()
 
+    def close(self) -> None:
+        """From now on every call is an error."""
+        self._closed = True
+
     def get(self, key: bytes) -> bytes | None:
         """One value; None without one."""
+        self._ensure_open()
         row = self._rows.get(self._prefix + key or b"\x00")
         value: bytes | None = row.columns[COLUMN].value if row else None
         return value
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """The values there are."""
+        self._ensure_open()
         found = {}
         for some in batches(keys, _BATCH_ROWS):
             rows = [self._prefix + key for key in some]
@@ -86,6 +93,7 @@ class JanitorTable:
 
     def walk(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values of ``[start, stop)`` in order; with ``keys_only`` all values are empty."""
+        self._ensure_open()
         at, end = self._prefix + start, self._prefix + stop
         ended = False
         while not ended:
@@ -129,11 +137,17 @@ class JanitorTable:
             asked += 1
             return self._rows.check_and_put(connection, self._prefix + key, COLUMN, old, new)
 
+        self._ensure_open()
         done = self._pool.run(work)
         return done, asked == 1
 
     def _mutate(self, changes: Sequence[object]) -> None:
+        self._ensure_open()
         self._pool.call("mutateRowsTs", self.name.encode(), changes, _TIMESTAMP, {})
+
+    def _ensure_open(self) -> None:
+        if self._closed:
+            raise StoreError(f"{self.name}: this memory is closed.")
 
     def _create(self, admin: HBasePool) -> None:
         try:

@@ -41,16 +41,12 @@ class Scene:
         return cls(store, orders, retired, stranger)
 
     def rig(self, store: Store | None = None, **options: Any) -> Rig:
-        """A janitor that has never met the store; batches are small, so that there are many moments.
+        """A janitor that has never met the store.
 
         Args:
             store: the same tables, seen in another way.
         """
-        clock = ManualClock(NOW_MS, running_ms=DAY)
-        snapshots = Snapshots(clock, [DOOMED])
-        return janitor(
-            store or self.store, clock=clock, snapshots=snapshots, **{"batch_rows": 20, "workers": 4, **options}
-        )
+        return sweeper(store or self.store, **options)
 
     @property
     def due_is_gone(self) -> bool:
@@ -78,19 +74,26 @@ class Scene:
         assert [key.write_ms for key in stored if key is not None and key.write_pointer == KEPT] == list(STORED)
 
 
+def sweeper(store: Store, **options: Any) -> Rig:
+    """A janitor for the store of a scene; batches are small, so that there are many moments."""
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    snapshots = Snapshots(clock, [DOOMED])
+    return janitor(store, clock=clock, snapshots=snapshots, **{"batch_rows": 20, "workers": 4, **options})
+
+
 def run(rig: Rig) -> Report | None:
     """A run whatever happens; None: the store failed as a whole.
 
     No run with errors makes a claim (rule S4); and one that ends without any has made one.
     """
-    before, _ = rig.engine.boundary()
+    before = rig.state.claim()
     try:
         report = rig.engine.run_once(adopt=True)
     except StoreError:
-        assert rig.engine.boundary()[0] == before
+        assert rig.state.claim() == before
         return None
     if report.errors:
-        assert rig.engine.boundary()[0] == before
+        assert rig.state.claim() == before
     else:
         assert report.boundary is not None
     return report

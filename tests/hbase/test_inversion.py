@@ -19,12 +19,11 @@ import happybase
 import pytest
 
 from janitor.policy import Rule
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Snapshots, Topic, janitor, pointer, topic
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Snapshots, janitor, pointer, topic
 from tests.hbase.moments import Hurried, watch_calls
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 from tms_core.clock import ManualClock
-from tms_core.rowkey import salt
 from tms_core.tables.hbase import HBaseStore
 from tms_core.tables.hbase_rows import POINTERS
 from tms_core.tables.hbase_schema import PAYLOAD_COLUMN, POINTER_COLUMN
@@ -197,3 +196,57 @@ def test_given_a_connection_that_breaks_after_the_server_has_set_when_inverted_t
     assert len(broken) == 12
     assert {value for column, value in answers if column == PAYLOAD_COLUMN} == {b""}
     assert set(orders.pointers()) == {-INVALID}
+
+
+@pytest.mark.parametrize("when", ["before the page", "behind the page"])
+def test_given_cells_an_hour_ahead_when_swept_then_their_rows_are_gone_after_one_more_run_and_stay_gone(
+    hbase: HBaseServer, store: HBaseStore, message: happybase.Table, when: str
+) -> None:
+    # For an hour these keys cannot be put again.
+    orders = topic(store, f"default:t{secrets.token_hex(4)}", ttl_seconds=60)
+    orders.plain(*range(NOW_MS - HOUR, NOW_MS - HOUR + 30))
+    live = [NOW_MS - MINUTE + 1]
+    orders.plain(*live)
+    rows = [row for row, _ in message.scan()][:30:3]
+    late_ms = time.time_ns() // 1_000_000 + HOUR
+
+    def write_ahead() -> None:
+        for row in rows:
+            message.put(row, {PAYLOAD_COLUMN: BODY}, timestamp=late_ms)
+        rows.clear()
+
+    if when == "before the page":
+        write_ahead()
+    else:
+        watch_calls(store.pool, lambda name, _: write_ahead() if name == "mutateRowsTs" else None)
+    rig = janitor(store)
+    first = rig.engine.run_once(adopt=True)
+    rig.engine.run_once()
+
+    assert rows == []
+    assert first.total(Rule.EXPIRED) == 30
+    assert orders.times() == live
+    assert 0 < store.ahead_ms <= HOUR
+    hbase.command("compact", message.name.decode())
+    assert len(list(message.scan())) == 1
+
+
+def test_given_a_row_that_is_written_ahead_again_and_again_when_deleted_then_the_topic_fails_and_nothing_is_claimed(
+    store: HBaseStore, message: happybase.Table
+) -> None:
+    orders = topic(store, f"default:t{secrets.token_hex(4)}", ttl_seconds=60).plain(NOW_MS - HOUR)
+    [(row, _)] = message.scan()
+    ahead_ms = [time.time_ns() // 1_000_000 + HOUR]
+
+    def write_ahead(name: str, _arguments: tuple[Any, ...], _answer: Any) -> None:
+        if name in {"mutateRows", "mutateRowsTs"}:
+            ahead_ms[0] += 1000
+            message.put(row, {PAYLOAD_COLUMN: BODY}, timestamp=ahead_ms[0])
+
+    message.put(row, {PAYLOAD_COLUMN: BODY}, timestamp=ahead_ms[0])
+    watch_calls(store.pool, after=write_ahead)
+    report = janitor(store).engine.run_once(adopt=True)
+    [error] = report.errors
+    assert "are still there after 3 deletes" in error
+    assert str(orders.id) in error
+    assert (report.total(Rule.EXPIRED), report.boundary) == (0, None)

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from janitor.state import Claim, ClockAnchor, CounterKey, FrontierRecord, OpenIdRecord, Pause, RunRecord, TopicCount
+from janitor.state import (
+    Claim,
+    ClockAnchor,
+    CounterKey,
+    Evidence,
+    FrontierRecord,
+    OpenIdRecord,
+    Pause,
+    RunRecord,
+    StoreRecord,
+    Strikes,
+    TopicCount,
+)
 from janitor.state.hbase import HBaseState
+from janitor.state.hbase_ids import LEAF_IDS
+from janitor.state.hbase_root import INLINE_BYTES
 from janitor.state.hbase_view import BLOCK
 from tests.hbase.server import HBaseServer
 from tests.janitor.state.entries import TOPIC, entry
@@ -24,6 +41,8 @@ from tms_core.tables.hbase_wire import ConnectionLost, Silence
 from tms_core.topic import TopicId
 
 AT = ClockAnchor(1, 1, "boot")
+#: As many as do not fit into the root.
+NINE = [TopicId("default", f"topic-{number}") for number in range(9)]
 ONE = CounterKey("one")
 #: More calls than anything below makes.
 CALLS = 60
@@ -95,9 +114,7 @@ def end_of_run(state: HBaseState, run_id: str, number: int) -> None:
     """What is written when a run ends, with a value in the root, blocks and history."""
     with state.transaction():
         state.save_claim(Claim(number, 1, run_id))
-        state.save_frontiers(
-            {TopicId("default", f"topic-{topic}"): FrontierRecord(1, number, AT, 1) for topic in range(9)}
-        )
+        state.save_frontiers(dict.fromkeys(NINE, FrontierRecord(1, number, AT, 1)))
         state.save_open_ids([OpenIdRecord(5, 1, number), OpenIdRecord(7, 1, number, number)])
         state.finish_run(run_id, number, "done", "{}")
         state.add_ledger([entry(run_id=run_id), entry(run_id=run_id, topic=TopicId("default", "other"))])
@@ -155,7 +172,7 @@ def test_given_a_reader_when_what_it_was_about_to_read_is_replaced_then_it_reads
     again: Open, calls: list[Callable[[str], None] | None]
 ) -> None:
     writer, reader = again(), again()
-    many = {TopicId("default", f"topic-{number}"): FrontierRecord(1, 1, AT, 1) for number in range(9)}
+    many = dict.fromkeys(NINE, FrontierRecord(1, 1, AT, 1))
     writer.save_frontiers(many)
     calls[0] = once("getRows", lambda: writer.save_frontiers(frontier(2)))
     assert reader.frontiers() == {**many, **frontier(2)}
@@ -260,7 +277,7 @@ def test_given_a_process_that_dies_at_any_call_then_all_of_it_is_there_or_nothin
         outcomes.add(happened)
         survivor.finish_run(run_id, at_call, "lost", "{}")
         blocks = {key.hex() for key in rows_of(survivor) if key.startswith(BLOCK)}
-        assert blocks == survivor._root().named(), "what did not come to count is gone"
+        assert blocks == survivor._commits.root().named(), "what did not come to count is gone"
         survivor.prune_ledger(2**62, 0)
         if ended:
             break
@@ -284,6 +301,31 @@ def test_given_a_connection_that_breaks_when_the_root_was_replaced_then_it_is_no
     calls[1] = once("checkAndPut", broken)
     assert state.swap_lease(None, b"mine")
     assert not state.swap_lease(None, b"mine")
+
+
+def test_given_trouble_when_what_no_longer_counts_is_removed_then_it_is_written_all_the_same_and_removed_later(
+    again: Open, calls: list[Callable[[str], None] | None]
+) -> None:
+    state = again()
+    for number in range(3):
+        state.save_frontiers(
+            {TopicId("default", f"topic-{each}"): FrontierRecord(1, number, AT, 1) for each in range(9)}
+        )
+
+    def full() -> None:
+        raise StoreError("the disk is full.")
+
+    def after_the_root(name: str) -> None:
+        if name == "checkAndPut":
+            calls[0] = once("mutateRowsTs", full)
+
+    calls[1] = after_the_root
+    state.save_frontiers(frontier(9))
+    assert state.frontiers()[TOPIC].cutoff_ms == 9
+    assert len([key for key in rows_of(state) if key.startswith(BLOCK)]) == 2
+    calls[:] = [None, None]
+    state.save_note("one", 1)
+    assert len([key for key in rows_of(state) if key.startswith(BLOCK)]) == 1
 
 
 def test_given_a_connection_that_breaks_and_many_who_write_meanwhile_then_it_says_that_it_cannot_tell(
@@ -339,7 +381,7 @@ def test_given_a_value_larger_than_a_row_may_be_then_it_is_kept_in_parts(again: 
     text = secrets.token_hex(1_500_000)
     state = again()
     state.save_note("large", text)
-    assert len(state._root().blocks["note.large"]) > 1
+    assert len(state._commits.root().blocks["note.large"]) > 1
     assert (again().note("large"), state.note("large")) == (text, text)
 
 
@@ -378,3 +420,46 @@ def test_given_a_thousand_topics_when_a_run_ends_then_it_takes_hardly_more_calls
         taken.append(sum(cost(state, end).values()))
     assert taken[0] <= 8
     assert taken[1] <= taken[0] + 3, "a second batch of rows; and reading and removing the block that is replaced"
+
+
+# --- what is written down about it -----------------------------------------------------------------------------------
+
+
+def test_given_a_memory_with_everything_in_it_then_the_page_names_each_value_and_row(again: Open) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+    section = page.partition("\n## State in HBase\n")[2].partition("\n## ")[0]
+
+    def named(head: str) -> list[str]:
+        rows = section.partition(f"\n| {head} |")[2].partition("\n\n")[0].splitlines()[2:]
+        return [name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+
+    state = again()
+    Lease(state, "a", 60, ManualClock(1)).acquire()
+    state.begin_run(RunRecord("run", "apply", 1))
+    state.intend(entry())
+    state.beat("run", 2)
+    fill(state)
+    end_of_run(state, "other", 2)
+    packed = state._table.get(b"root")
+    assert packed is not None
+    assert list(json.loads(packed)) == named("field")
+    values = {re.sub(r"^(note|ids\.closed)\..*", r"\1", name) for name in state._look(lambda view: view.names())}
+    assert values == {name.partition(".<")[0] for name in named("value")}
+    assert {key[:1].decode() for key in rows_of(state) if key != b"root"} == set(named("row"))
+    assert f"`{state._table.name.partition(':')[2]}`" in section
+    assert f"{LEAF_IDS:,}" in section
+    assert f"{INLINE_BYTES} bytes" in section
+
+
+def fill(state: HBaseState) -> None:
+    """Put something into every value that the end of a run leaves alone."""
+    state.begin_run(RunRecord("other", "apply", 1))
+    state.save_store(StoreRecord("mark", "hbase:cluster:cdap_system"))
+    state.save_anchor(AT)
+    state.replace_evidence([Evidence(b"", None, 1, 1, 1, "run")])
+    state.save_last_thorough_ms(1)
+    state.save_created_ms(1)
+    state.save_strikes({TOPIC: Strikes(1, 1, "broken")})
+    state.save_counts({TOPIC: TopicCount(1, 1, None, None, 1)})
+    state.pause("default:*", 1)
+    state.save_note("one", 1)

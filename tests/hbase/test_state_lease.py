@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -42,26 +43,25 @@ MOMENTS = {
 }
 
 
-def open_both(thrift: str, namespace: str, clock: ManualClock) -> tuple[HBaseStore, HBaseState]:
-    return HBaseStore([thrift], namespace=namespace, buckets=4), HBaseState([thrift], namespace=namespace, clock=clock)
+def open_state(thrift: str, prefix: bytes, clock: ManualClock, thrift2: Sequence[str] = ()) -> HBaseState:
+    return HBaseState([thrift], thrift2=thrift2, namespace="janitor_test", prefix=prefix, clock=clock)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_given_a_janitor_that_is_stopped_past_its_lease_when_it_wakes_then_at_most_one_batch_follows_and_no_claim(
     hbase_tables: Tables, moment: str
 ) -> None:
-    thrift, namespace = hbase_tables.server.thrift, hbase_tables.make(buckets=4)
+    server, store, prefix = hbase_tables.server, hbase_tables.store(), secrets.token_bytes(4)
     clock = ManualClock(NOW_MS, running_ms=DAY)
-    HBaseState([thrift], thrift2=[str(hbase_tables.server.thrift2)], namespace=namespace).close()
-    store, state = open_both(thrift, namespace, clock)
-    with store, state:
+    with open_state(server.thrift, prefix, clock, [str(server.thrift2)]) as state:
         orders = topic(store, "default:orders", ttl_seconds=3600)
         orders.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + BATCH_ROWS * BATCHES))
         orders.tx(INVALID, *range(NOW_MS - MINUTE, NOW_MS - MINUTE + BATCH_ROWS * BATCHES))
         rig = janitor(store, state=state, clock=clock, batch_rows=BATCH_ROWS, workers=1)
         rig.snapshots.invalid = [INVALID]
         rig.engine.adopt()
-        command = [sys.executable, "-m", "tests.hbase.test_state_lease", thrift, namespace, moment]
+        words = [server.thrift, store.identity().rpartition(":")[2], prefix.hex(), moment]
+        command = [sys.executable, "-m", "tests.hbase.test_state_lease", *words]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as first:
             try:
                 assert os.WIFSTOPPED(os.waitpid(first.pid, os.WUNTRACED)[1]), "it ended before it came to that moment"
@@ -142,7 +142,7 @@ class FirstJanitor:
         return {"after": self.written - (self.stopped_at or 0), "ended": ended}
 
 
-def main(thrift: str, namespace: str, moment: str) -> None:
+def main(thrift: str, namespace: str, prefix: str, moment: str) -> None:
     """The first process."""
     first = FirstJanitor(moment)
     patches = [
@@ -153,7 +153,7 @@ def main(thrift: str, namespace: str, moment: str) -> None:
         patch.object(JanitorTable, "swap", first.committed(JanitorTable.swap)),
     ]
     clock = ManualClock(NOW_MS, running_ms=DAY)
-    store, state = open_both(thrift, namespace, clock)
+    store, state = HBaseStore([thrift], namespace=namespace), open_state(thrift, bytes.fromhex(prefix), clock)
     with ExitStack() as stack, store, state:
         for each in patches:
             stack.enter_context(each)

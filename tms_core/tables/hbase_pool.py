@@ -29,6 +29,9 @@ T = TypeVar("T")
 IDLE_MS = 45_000
 #: Pauses before a broken call is repeated, in seconds: together longer than a Thrift server takes to restart.
 PAUSES_SECONDS = (0.1, 0.5, 2.0, 4.0)
+#: When nothing has answered for so many time limits, calls fail at once until the next server is tried again. A sweep
+#: that goes from topic to topic would otherwise wait once for each.
+DARK_LIMITS = 2
 #: How long a server that failed is avoided, in milliseconds: doubled each time, up to the second one.
 AVOID_MS, AVOID_AT_MOST_MS = 500, 30_000
 
@@ -79,6 +82,7 @@ class HBasePool:
         self._free = threading.BoundedSemaphore(connections)
         self._lock = threading.Lock()
         self._idle: list[_Idle] = []
+        self._dark_since_ms: int | None = None
         self._closed = False
 
     def call(self, name: str, *args: Any) -> Any:
@@ -114,6 +118,7 @@ class HBasePool:
         Raises:
             StoreUnavailable: none came free in time, or no server can be reached.
         """
+        self._refuse_in_the_dark()
         if not self._free.acquire(timeout=self._timeout_seconds):
             raise StoreUnavailable(
                 f"All {self.connections} connections to HBase have been in use for {self._timeout_seconds:g} s.",
@@ -181,15 +186,32 @@ class HBasePool:
             )
 
     def _avoid(self, server: _Server) -> None:
+        now_ms = self._clock.running_ms()
         with self._lock:
             server.failures += 1
             pause_ms = min(AVOID_AT_MOST_MS, AVOID_MS << min(server.failures - 1, 16))
-            server.avoid_until_ms = self._clock.running_ms() + pause_ms
+            server.avoid_until_ms = now_ms + pause_ms
+            if self._dark_since_ms is None:
+                self._dark_since_ms = now_ms
+
+    def _refuse_in_the_dark(self) -> None:
+        now_ms = self._clock.running_ms()
+        with self._lock:
+            if self._dark_since_ms is None or any(now_ms >= server.avoid_until_ms for server in self._servers):
+                return
+            dark_seconds = (now_ms - self._dark_since_ms) / 1000
+        if dark_seconds > DARK_LIMITS * self._timeout_seconds:
+            addresses = ", ".join(server.address for server in self._servers)
+            raise StoreUnavailable(
+                f"HBase's Thrift server {addresses} has not answered for {dark_seconds:.0f} s.",
+                "See whether it runs, and whether HBase is well.",
+            )
 
     def _give_back(self, server: _Server, wire: Wire) -> None:
         now_ms = self._clock.running_ms()
         with self._lock:
             server.failures = server.avoid_until_ms = 0
+            self._dark_since_ms = None
             keep = not self._closed and not wire.broken
             if keep:
                 self._idle.append(_Idle(server, wire, now_ms))

@@ -244,7 +244,7 @@ class HBaseRows:
         ]
 
     def _value(self, connection: Connection, row: bytes, column: bytes) -> bytes | None:
-        found = connection.call("getRow", self.name, row, {})
+        found = connection.call("getRowWithColumns", self.name, row, [column], {})
         cell = found[0].columns.get(column) if found else None
         value: bytes | None = cell.value if cell else None
         return value

@@ -101,6 +101,17 @@ def test_given_a_transaction_that_closes_when_it_is_undone_then_what_was_read_in
         assert known(state) == both(OPEN, closed=[7, 9])
 
 
+def test_given_a_transaction_that_closes_one_after_another_then_each_is_known_inside_at_once(state: State) -> None:
+    state.save_open_ids([OTHER, OPEN, CLOSED])
+    with state.transaction():
+        for pointer, closed in ((5, [5, 7, 9]), (8, [5, 7, 8, 9]), (10, [5, 7, 8, 9, 10])):
+            state.save_open_ids([OpenIdRecord(pointer, 1, 30, 31)])
+            assert known(state) == both(closed=closed)
+        state.forget_open_ids([7])
+        assert known(state) == both(closed=[5, 8, 9, 10])
+    assert known(state) == both(closed=[5, 8, 9, 10])
+
+
 def test_given_a_clock_set_back_or_a_longer_window_when_asked_then_what_is_not_closed_by_them_is_open_until_then(
     state: State,
 ) -> None:

@@ -246,11 +246,16 @@ def test_given_runs_when_listed_then_the_newest_come_first_with_their_reports(st
     ]
 
 
-def test_given_old_runs_when_pruned_then_those_begun_at_the_moment_or_later_stay(state: State) -> None:
+@pytest.mark.parametrize("finished", [False, True])
+def test_given_old_runs_when_pruned_then_those_begun_at_the_moment_or_later_stay(state: State, finished: bool) -> None:
     for started_ms in (99, 100, 101):
         state.begin_run(RunRecord(str(started_ms), "plan", started_ms))
+        if finished:
+            state.finish_run(str(started_ms), 200, "done", "{}")
     assert state.prune_runs(100) == 1
     assert [run.started_ms for run in state.runs(10)] == [101, 100]
+    assert state.run("99") is None
+    assert state.prune_runs(100) == 0
 
 
 def test_given_a_run_that_began_when_it_begins_again_or_another_ends_then_that_is_refused(state: State) -> None:
@@ -282,6 +287,25 @@ def test_given_an_inner_part_when_it_raises_then_only_that_part_is_undone(state:
             state.replace_evidence([Evidence(b"same", None, 1, 1, 1, "r")] * 2)
         state.save_last_thorough_ms(5)
     assert (state.claim(), state.evidence(), state.last_thorough_ms()) == (Claim(1, 2, "r"), [], 5)
+
+
+def test_given_an_inner_transaction_when_it_raises_then_what_was_changed_before_and_after_it_is_kept(
+    state: State,
+) -> None:
+    def inner() -> None:
+        with state.transaction():
+            state.save_claim(Claim(2, 2, "inner"))
+            state.save_last_thorough_ms(7)
+            state.add_ledger([entry()])
+            raise KeyboardInterrupt
+
+    with state.transaction():
+        state.save_claim(Claim(1, 1, "outer"))
+        with pytest.raises(KeyboardInterrupt):
+            inner()
+        assert (state.claim(), state.last_thorough_ms(), state.ledger(1)) == (Claim(1, 1, "outer"), None, [])
+        state.add_ledger([entry(at_ms=5)])
+    assert (state.claim(), state.last_thorough_ms(), state.ledger(9)) == (Claim(1, 1, "outer"), None, [entry(at_ms=5)])
 
 
 def test_given_a_number_beyond_64_bits_when_saved_with_others_then_none_is_kept(state: State) -> None:

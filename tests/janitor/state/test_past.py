@@ -1,161 +1,12 @@
-"""What the memory keeps of the past: runs and their heartbeat, the ledger, counters, counts, notes."""
+"""What the file keeps of the past: one commit for the end of a run, and nobody who reads is in the way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from janitor.state import CounterKey, LedgerEntry, RunRecord, SqliteState, TopicCount
-from tests.janitor.state.entries import TOPIC, entry
-from tms_core.errors import StoreError
-from tms_core.topic import TopicId
-
-OTHER = TopicId("default", "other")
-
-longs = st.integers(-(2**63), 2**63 - 1)
-words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-topics = st.sampled_from([TOPIC, OTHER, TopicId("system", "orders")])
-entries = st.builds(
-    LedgerEntry,
-    words,
-    longs,
-    topics,
-    longs,
-    st.sampled_from(["message", "payload"]),
-    words,
-    st.binary(max_size=9),
-    st.binary(max_size=9),
-    st.none() | longs,
-    st.none() | longs,
-    st.none() | longs,
-    longs,
-    longs,
-    longs,
-    st.none() | longs,
-)
-keys = st.builds(CounterKey, words, st.lists(st.tuples(words, words), max_size=3).map(tuple))
-# Sums of small numbers are exact, so that the test may add in another order.
-amounts = st.integers(-1000, 1000).map(lambda number: number / 4)
-counts = st.builds(TopicCount, longs, longs, st.none() | longs, st.none() | longs, longs)
-
-
-@pytest.fixture
-def state() -> Iterator[SqliteState]:
-    with SqliteState.in_memory() as opened:
-        yield opened
-
-
-def times(found: list[LedgerEntry]) -> list[int]:
-    return [item.at_ms for item in found]
-
-
-# --- runs ------------------------------------------------------------------------------------------------------------
-
-
-def test_given_a_run_when_asked_for_by_its_id_then_it_is_that_one(state: SqliteState) -> None:
-    state.begin_run(RunRecord("one", "apply", 1))
-    state.begin_run(RunRecord("two", "apply", 2, heartbeat_ms=2))
-    state.finish_run("one", 3, "done", "{}")
-    assert state.run("one") == RunRecord("one", "apply", 1, 3, "done", "{}")
-    assert state.run("two") == RunRecord("two", "apply", 2, heartbeat_ms=2)
-    assert state.run("three") is None
-
-
-def test_given_runs_that_did_not_end_then_they_are_listed_oldest_first(state: SqliteState) -> None:
-    for number in (3, 1, 2, 0):
-        state.begin_run(RunRecord(f"run-{number}", "apply", number))
-    state.finish_run("run-2", 9, "done", "{}")
-    assert [run.id for run in state.unfinished_runs()] == ["run-0", "run-1", "run-3"]
-
-
-def test_given_a_heartbeat_then_only_a_run_that_goes_on_takes_it(state: SqliteState) -> None:
-    state.begin_run(RunRecord("over", "apply", 1))
-    state.beat("over", 2)
-    state.finish_run("over", 3, "done", "{}")
-    state.begin_run(RunRecord("on", "apply", 4))
-    for run_id in ("over", "on", "unknown"):
-        state.beat(run_id, 9)
-    assert [(run.id, run.heartbeat_ms) for run in state.runs(10)] == [("on", 9), ("over", 2)]
-
-
-def test_given_the_beginning_of_the_memory_when_said_twice_then_the_first_counts(state: SqliteState) -> None:
-    state.save_created_ms(5)
-    state.save_created_ms(3)
-    assert state.created_ms() == 5
-
-
-# --- the ledger ------------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(entries, max_size=6), st.integers(0, 7))
-def test_given_any_entries_when_added_then_the_last_ones_come_back_newest_first(
-    added: list[LedgerEntry], limit: int
-) -> None:
-    with SqliteState.in_memory() as state:
-        state.add_ledger(added)
-        assert state.ledger(limit) == added[::-1][:limit]
-        for topic in (TOPIC, OTHER):
-            of_topic = [item for item in added[::-1] if item.topic == topic]
-            assert state.ledger(limit, topic=topic) == of_topic[:limit]
-            assert state.ledger_generations(topic) == sorted({item.generation for item in of_topic})
-
-
-def test_given_entries_when_asked_by_topic_run_or_pattern_then_the_others_are_left_out_before_the_limit(
-    state: SqliteState,
-) -> None:
-    state.add_ledger([entry(at_ms=1), entry(at_ms=2, topic=OTHER), entry(at_ms=3, run_id="next"), entry(at_ms=4)])
-    assert times(state.ledger(2, topic=TOPIC)) == [4, 3]
-    assert times(state.ledger(9, topic=OTHER)) == [2]
-    assert times(state.ledger(2, run_id="run")) == [4, 2]
-    assert times(state.ledger(1, patterns=["*:other"])) == [2]
-    assert times(state.ledger(9, patterns=["nothing:*", "default:or[d]ers"])) == [4, 3, 1]
-    assert times(state.ledger(9, run_id="run", patterns=["default:other"])) == [2]
-    assert state.ledger(9, patterns=["DEFAULT:*"]) == []
-
-
-@pytest.mark.parametrize(("key", "held"), [(b"a\xff", False), (b"b", True), (b"cz", True), (b"d", False)])
-def test_given_a_range_when_asked_by_key_then_its_start_is_in_it_and_its_stop_is_not(
-    state: SqliteState, key: bytes, held: bool
-) -> None:
-    state.add_ledger([entry(start=b"b", stop=b"d"), entry(topic=OTHER, start=b"", stop=b"z")])
-    assert state.ledger(9, topic=TOPIC, key=key) == ([entry(start=b"b", stop=b"d")] if held else [])
-
-
-def test_given_old_entries_when_pruned_by_age_then_those_of_the_moment_and_later_stay(state: SqliteState) -> None:
-    state.add_ledger(entry(at_ms=at_ms) for at_ms in (99, 101, 100, 98))
-    assert state.prune_ledger(100, keep=10) == 2
-    assert times(state.ledger(9)) == [100, 101]
-
-
-def test_given_too_many_entries_when_pruned_then_exactly_the_newest_stay(state: SqliteState) -> None:
-    state.add_ledger(entry(at_ms=at_ms) for at_ms in range(10))
-    assert state.prune_ledger(0, keep=10) == 0
-    assert state.prune_ledger(0, keep=4) == 6
-    assert times(state.ledger(99)) == [9, 8, 7, 6]
-    assert state.prune_ledger(0, keep=0) == 4
-
-
-def test_given_entries_that_went_from_the_middle_when_pruned_by_number_then_as_many_stay_as_may(
-    state: SqliteState,
-) -> None:
-    state.add_ledger(entry(at_ms=at_ms) for at_ms in (20, 21, 1, 2, 3, 4, 22, 23))
-    assert state.prune_ledger(10, keep=4) == 4
-    assert times(state.ledger(9)) == [23, 22, 21, 20]
-
-
-def test_given_entries_that_were_forgotten_then_the_ledger_says_from_when_on_it_is_whole(state: SqliteState) -> None:
-    state.add_ledger(entry(at_ms=at_ms) for at_ms in (5, 6, 7))
-    assert state.ledger_since_ms() is None
-    state.prune_ledger(6, keep=10)
-    assert state.ledger_since_ms() == 6
-    state.prune_ledger(0, keep=1)
-    assert state.ledger_since_ms() == 7
-    state.prune_ledger(100, keep=1)
-    assert state.ledger_since_ms() is None
+from janitor.state import RunRecord, SqliteState
+from tests.janitor.state.entries import entry
+from tests.janitor.state.test_every_past import end_of_run, times
 
 
 def test_given_a_ledger_that_is_being_read_when_written_then_no_reader_is_in_the_way(tmp_path: Path) -> None:
@@ -166,83 +17,14 @@ def test_given_a_ledger_that_is_being_read_when_written_then_no_reader_is_in_the
         assert times(state.ledger(1)) == [1000]
 
 
-# --- counters, counts, notes -----------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.dictionaries(keys, amounts, max_size=3), max_size=4))
-def test_given_any_amounts_when_added_then_each_series_is_their_sum(added: list[Mapping[CounterKey, float]]) -> None:
-    sums: dict[CounterKey, float] = {}
-    with SqliteState.in_memory() as state:
-        for amounts_of_a_run in added:
-            state.add_counters(amounts_of_a_run)
-            for key, amount in amounts_of_a_run.items():
-                sums[key] = sums.get(key, 0.0) + amount
-        assert state.counters() == sums
-
-
-def test_given_labels_then_each_set_of_them_is_a_series_of_its_own(state: SqliteState) -> None:
-    plain = CounterKey("rows_deleted_total")
-    expired = CounterKey("rows_deleted_total", (("table", "message"), ("rule", "expired")))
-    state.add_counters({plain: 0.5, expired: 2})
-    state.add_counters({expired: 0.25})
-    assert state.counters() == {plain: 0.5, expired: 2.25}
-
-
-@given(
-    known=st.dictionaries(topics, counts, max_size=3), changed=st.dictionaries(topics, st.none() | counts, max_size=3)
-)
-def test_given_any_counts_when_changed_and_forgotten_then_the_others_come_back(
-    known: dict[TopicId, TopicCount], changed: dict[TopicId, TopicCount | None]
-) -> None:
-    with SqliteState.in_memory() as state:
-        state.save_counts(known)
-        state.save_counts(changed)
-        assert state.counts() == {topic: kept for topic, kept in {**known, **changed}.items() if kept is not None}
-
-
-def test_given_notes_then_each_name_keeps_its_last_value_until_it_is_none(state: SqliteState) -> None:
-    state.save_note("one", {"list": [1, "two", None]})
-    state.save_note("two", 0)
-    state.save_note("one", ["changed"])
-    assert (state.note("one"), state.note("two"), state.note("three")) == (["changed"], 0, None)
-    state.save_note("one", None)
-    assert state.note("one") is None
-
-
-# --- all or nothing --------------------------------------------------------------------------------------------------
-
-
-def end_of_run(state: SqliteState) -> None:
-    """What is written when a run ends."""
-    with state.transaction():
-        state.finish_run("run", 2, "done", "{}")
-        state.add_ledger([entry(), entry()])
-        state.add_counters({CounterKey("one"): 1.0, CounterKey("two"): 1.0})
-        state.save_counts({TOPIC: TopicCount(1, 1, None, None, 1)})
-        state.save_note("note", 1)
-        state.prune_ledger(0, 10)
-
-
-def test_given_the_end_of_a_run_then_all_of_it_is_one_commit(state: SqliteState) -> None:
-    state.begin_run(RunRecord("run", "apply", 1))
+def test_given_the_end_of_a_run_then_all_of_it_is_one_commit() -> None:
     statements: list[str] = []
-    state._connection.set_trace_callback(statements.append)
-    end_of_run(state)
+    with SqliteState.in_memory() as state:
+        state.begin_run(RunRecord("run", "apply", 1))
+        state._connection.set_trace_callback(statements.append)
+        end_of_run(state)
+        state._connection.set_trace_callback(None)
     assert [word for word in statements if word.split()[0] in {"BEGIN", "COMMIT", "ROLLBACK"}] == [
         "BEGIN IMMEDIATE",
         "COMMIT",
     ]
-
-
-def test_given_the_end_of_a_run_when_its_last_part_fails_then_nothing_of_it_is_kept(state: SqliteState) -> None:
-    state.begin_run(RunRecord("run", "apply", 1))
-
-    def failing() -> None:
-        with state.transaction():
-            end_of_run(state)
-            state.finish_run("unknown", 2, "done", "{}")
-
-    with pytest.raises(StoreError, match="no run unknown began"):
-        failing()
-    assert (state.ledger(9), state.counters(), state.counts(), state.note("note")) == ([], {}, {}, None)
-    assert [run.id for run in state.unfinished_runs()] == ["run"]

@@ -1,4 +1,4 @@
-"""The janitor's memory: what goes in comes out, together or not at all, and never from a file that is not right."""
+"""The memory as a file: it is never read from one that is not right, and processes wait for each other."""
 
 from __future__ import annotations
 
@@ -7,150 +7,19 @@ import sqlite3
 import stat
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from janitor.state import (
-    EVERYTHING,
-    Claim,
-    ClockAnchor,
-    CounterKey,
-    Evidence,
-    FrontierRecord,
-    OpenIdRecord,
-    Pause,
-    PendingJump,
-    RunRecord,
-    SqliteState,
-    StoreRecord,
-    Strikes,
-    TopicCount,
-)
-from tests.janitor.state.entries import entry
+from janitor.state import Claim, OpenIdRecord, RunRecord, SqliteState
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.topic import TopicId
 
 TOPIC = TopicId("default", "orders")
-ANCHOR = ClockAnchor(1_000, 10, "boot")
-FRONTIER = FrontierRecord(1, 500, ANCHOR, 400)
-STORE = StoreRecord("mark", "leveldb:/data", 5, 6, 7)
-STRIKES = Strikes(3, 7, "StoreError: broken", 7, 99)
-
-longs = st.integers(-(2**63), 2**63 - 1)
-ints = st.integers(-(2**31), 2**31 - 1)
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-topics = st.builds(
-    TopicId, st.from_regex(r"[a-zA-Z0-9_]{1,8}", fullmatch=True), st.from_regex(r"[a-zA-Z0-9_-]{1,8}", fullmatch=True)
-)
-anchors = st.builds(ClockAnchor, longs, longs, texts)
-frontiers = st.builds(
-    FrontierRecord,
-    ints,
-    longs,
-    anchors,
-    longs,
-    st.none() | st.builds(PendingJump, ints, ints, anchors),
-    st.none() | st.tuples(ints, ints),
-)
-open_ids = st.builds(OpenIdRecord, longs, longs, st.none() | longs, st.none() | longs)
-strikes = st.builds(Strikes, ints, longs, texts, st.none() | longs, st.none() | longs)
-evidence = st.builds(Evidence, st.binary(max_size=20), st.none() | st.binary(max_size=20), longs, longs, longs, texts)
-
-
-@pytest.fixture
-def state() -> Iterator[SqliteState]:
-    with SqliteState.in_memory() as opened:
-        yield opened
 
 
 def file_of(folder: Path) -> Path:
     return folder / "state.sqlite3"
-
-
-# --- what goes in comes out ------------------------------------------------------------------------------------------
-
-
-def test_given_a_new_state_when_asked_then_it_knows_nothing(state: SqliteState) -> None:
-    assert (state.store(), state.anchor(), state.claim(), state.last_thorough_ms()) == (None, None, None, None)
-    assert (state.frontiers(), state.open_ids(), state.runs(10), state.evidence()) == ({}, {}, [], [])
-    assert (state.pauses(), state.strikes(), state.lease(), state.created_ms()) == ([], {}, None, None)
-    assert (state.ledger(10), state.ledger_generations(TOPIC), state.ledger_since_ms()) == ([], [], None)
-    assert (state.intents(), state.counters(), state.counts(), state.note("any")) == ([], {}, {}, None)
-    assert (state.run("any"), state.unfinished_runs()) == (None, [])
-
-
-@given(records=st.dictionaries(topics, frontiers, max_size=5), anchor=anchors, thorough_ms=longs)
-def test_given_any_frontiers_when_saved_then_they_come_back(
-    records: dict[TopicId, FrontierRecord], anchor: ClockAnchor, thorough_ms: int
-) -> None:
-    with SqliteState.in_memory() as state:
-        state.save_frontiers(records)
-        state.save_anchor(anchor)
-        state.save_last_thorough_ms(thorough_ms)
-        assert state.frontiers() == records
-        assert state.anchor() == anchor
-        assert state.last_thorough_ms() == thorough_ms
-
-
-@given(records=st.lists(open_ids, max_size=8), forgotten=st.lists(longs, max_size=3))
-def test_given_any_open_ids_when_saved_and_forgotten_then_the_others_come_back(
-    records: list[OpenIdRecord], forgotten: list[int]
-) -> None:
-    gone = forgotten + [record.pointer for record in records[:2]]
-    with SqliteState.in_memory() as state:
-        state.save_open_ids(records)
-        assert state.open_ids() == {record.pointer: record for record in records}
-        state.forget_open_ids(gone)
-        assert state.open_ids() == {record.pointer: record for record in records if record.pointer not in gone}
-
-
-@given(
-    first=st.lists(evidence, max_size=3, unique_by=lambda e: e.start),
-    second=st.lists(evidence, max_size=5, unique_by=lambda e: e.start),
-    claim=st.none() | st.builds(Claim, longs, longs, texts),
-)
-def test_given_any_evidence_when_replaced_then_only_the_last_comes_back_in_key_order(
-    first: list[Evidence], second: list[Evidence], claim: Claim | None
-) -> None:
-    with SqliteState.in_memory() as state:
-        state.replace_evidence(first)
-        state.replace_evidence(second)
-        state.save_claim(Claim(1, 2, "r"))
-        state.save_claim(claim)
-        assert state.evidence() == sorted(second, key=lambda e: e.start)
-        assert state.claim() == claim
-
-
-@given(mark=texts, identity=texts, times=st.tuples(*[st.none() | longs] * 3))
-def test_given_any_store_when_saved_then_it_comes_back(
-    mark: str, identity: str, times: tuple[int | None, int | None, int | None]
-) -> None:
-    record = StoreRecord(mark, identity, *times)
-    with SqliteState.in_memory() as state:
-        state.save_store(record)
-        assert state.store() == record
-
-
-def test_given_a_state_on_disk_when_opened_again_then_everything_is_there(tmp_path: Path) -> None:
-    with SqliteState(tmp_path) as state:
-        state.save_store(STORE)
-        state.save_frontiers({TOPIC: FRONTIER})
-    with SqliteState(tmp_path) as state:
-        assert state.store() == STORE
-        assert state.frontiers() == {TOPIC: FRONTIER}
-
-
-def test_given_frontiers_when_some_are_saved_then_those_of_other_topics_stay(state: SqliteState) -> None:
-    other = TopicId("default", "other")
-    state.save_frontiers({TOPIC: FRONTIER, other: FRONTIER})
-    moved = FrontierRecord(-2, 600, ANCHOR, 400, PendingJump(3, 60, ANCHOR), (3, 60))
-    state.save_frontiers({TOPIC: moved})
-    assert state.frontiers() == {TOPIC: moved, other: FRONTIER}
 
 
 def test_given_open_ids_when_saved_again_unchanged_then_nothing_is_written(tmp_path: Path) -> None:
@@ -164,153 +33,7 @@ def test_given_open_ids_when_saved_again_unchanged_then_nothing_is_written(tmp_p
         assert file_of(tmp_path).read_bytes() != before
 
 
-def test_given_first_contact_then_the_mark_is_random_and_nothing_is_adopted() -> None:
-    record = StoreRecord.first_contact("leveldb:/data", lambda count: "ab" * count)
-    assert record == StoreRecord("ab" * 16, "leveldb:/data", None, None, None)
-
-
-def test_given_another_store_when_saved_then_what_was_learnt_about_the_first_is_forgotten(state: SqliteState) -> None:
-    state.save_store(STORE)
-    state.save_frontiers({TOPIC: FRONTIER})
-    state.save_open_ids([OpenIdRecord(1, 1)])
-    state.replace_evidence([Evidence(b"", None, 1, 1, 1, "r")])
-    state.save_claim(Claim(1, 1, "r"))
-    state.save_last_thorough_ms(1)
-    state.save_strikes({TOPIC: STRIKES})
-    state.save_counts({TOPIC: TopicCount(1, 2, 3, 4, 5)})
-    state.save_note("shown", ["default:orders"])
-    state.save_store(StoreRecord("mark", "leveldb:/elsewhere"))
-    assert state.frontiers() == {TOPIC: FRONTIER}
-    assert state.strikes() == {TOPIC: STRIKES}
-    state.save_store(StoreRecord("another mark", "leveldb:/data"))
-    assert (state.frontiers(), state.open_ids(), state.evidence()) == ({}, {}, [])
-    assert (state.claim(), state.last_thorough_ms()) == (None, None)
-    assert (state.strikes(), state.counts(), state.note("shown")) == ({}, {}, None)
-
-
-def test_given_another_store_when_saved_then_what_was_done_and_what_an_operator_said_stays(state: SqliteState) -> None:
-    state.save_store(STORE)
-    state.begin_run(RunRecord("r", "apply", 1))
-    state.add_ledger([entry()])
-    state.add_counters({CounterKey("rows"): 1.0})
-    state.pause("default:*", 1)
-    state.swap_lease(None, b"mine")
-    state.save_created_ms(1)
-    state.save_store(StoreRecord("another mark", "leveldb:/data"))
-    assert (len(state.runs(1)), len(state.ledger(1)), len(state.counters())) == (1, 1, 1)
-    assert (state.pauses(), state.lease(), state.created_ms()) == ([Pause("default:*", 1)], b"mine", 1)
-
-
-# --- pauses, strikes, the lease --------------------------------------------------------------------------------------
-
-
-def test_given_a_pause_when_given_again_then_it_counts_from_the_first_time_and_is_taken_back_by_its_own_words(
-    state: SqliteState,
-) -> None:
-    state.pause("default:*", 5)
-    state.pause("default:*", 9)
-    state.pause(EVERYTHING, 7)
-    assert sorted(state.pauses(), key=lambda pause: pause.since_ms) == [Pause("default:*", 5), Pause(EVERYTHING, 7)]
-    assert not state.resume("default:orders"), "a pattern that fits is not the pattern that was given"
-    assert state.resume("default:*")
-    assert not state.resume("default:*")
-    assert state.pauses() == [Pause(EVERYTHING, 7)]
-
-
-@given(
-    records=st.dictionaries(topics, strikes, max_size=5),
-    changed=st.dictionaries(topics, st.none() | strikes, max_size=3),
-)
-def test_given_any_strikes_when_changed_and_forgotten_then_the_others_come_back(
-    records: dict[TopicId, Strikes], changed: dict[TopicId, Strikes | None]
-) -> None:
-    with SqliteState.in_memory() as state:
-        state.save_strikes(records)
-        state.save_strikes(changed)
-        assert state.strikes() == {topic: kept for topic, kept in {**records, **changed}.items() if kept is not None}
-
-
-def test_given_a_lease_when_swapped_then_only_who_knows_what_is_there_can_write_it(state: SqliteState) -> None:
-    assert not state.swap_lease(b"guess", b"mine")
-    assert state.swap_lease(None, b"mine")
-    assert not state.swap_lease(None, b"theirs")
-    assert not state.swap_lease(b"min", b"theirs")
-    assert state.swap_lease(b"mine", b"theirs")
-    assert state.lease() == b"theirs"
-
-
-def test_given_two_processes_that_race_for_the_lease_then_exactly_one_gets_each_turn(tmp_path: Path) -> None:
-    won: list[tuple[int, int]] = []
-
-    def race(number: int, ready: threading.Barrier) -> None:
-        with SqliteState(tmp_path) as mine:
-            for turn in range(20):
-                ready.wait()
-                expected = str(turn).encode() if turn else None
-                if mine.swap_lease(expected, str(turn + 1).encode()):
-                    won.append((turn, number))
-
-    ready = threading.Barrier(2, timeout=60)
-    racers = [threading.Thread(target=race, args=(number, ready)) for number in range(2)]
-    for racer in racers:
-        racer.start()
-    for racer in racers:
-        racer.join()
-    assert sorted(turn for turn, _ in won) == list(range(20))
-
-
-# --- runs ------------------------------------------------------------------------------------------------------------
-
-
-def test_given_runs_when_listed_then_the_newest_come_first_with_their_reports(state: SqliteState) -> None:
-    for number in range(3):
-        state.begin_run(RunRecord(f"run-{number}", "apply", number))
-    state.finish_run("run-1", 9, "done", '{"id": "run-1"}')
-    assert state.runs(2) == [
-        RunRecord("run-2", "apply", 2),
-        RunRecord("run-1", "apply", 1, 9, "done", '{"id": "run-1"}'),
-    ]
-
-
-def test_given_old_runs_when_pruned_then_those_begun_at_the_moment_or_later_stay(state: SqliteState) -> None:
-    for started_ms in (99, 100, 101):
-        state.begin_run(RunRecord(str(started_ms), "plan", started_ms))
-    assert state.prune_runs(100) == 1
-    assert [run.started_ms for run in state.runs(10)] == [101, 100]
-
-
-def test_given_a_run_that_began_when_it_begins_again_or_another_ends_then_that_is_refused(state: SqliteState) -> None:
-    state.begin_run(RunRecord("one", "apply", 1))
-    with pytest.raises(StoreError, match=r"runs\.id"):
-        state.begin_run(RunRecord("one", "apply", 2))
-    with pytest.raises(StoreError, match="no run two began"):
-        state.finish_run("two", 3, "done", "{}")
-
-
 # --- all or nothing --------------------------------------------------------------------------------------------------
-
-
-def test_given_a_transaction_when_it_raises_then_nothing_of_it_is_kept(state: SqliteState) -> None:
-    def end_of_run() -> None:
-        with state.transaction():
-            state.save_frontiers({TOPIC: FRONTIER})
-            state.save_claim(Claim(1, 2, "r"))
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        end_of_run()
-    assert (state.frontiers(), state.claim()) == ({}, None)
-    state.save_claim(Claim(3, 4, "s"))
-    assert state.claim() == Claim(3, 4, "s")
-
-
-def test_given_an_inner_part_when_it_raises_then_only_that_part_is_undone(state: SqliteState) -> None:
-    with state.transaction():
-        state.save_claim(Claim(1, 2, "r"))
-        with pytest.raises(StoreError):
-            state.replace_evidence([Evidence(b"same", None, 1, 1, 1, "r")] * 2)
-        state.save_last_thorough_ms(5)
-    assert (state.claim(), state.evidence(), state.last_thorough_ms()) == (Claim(1, 2, "r"), [], 5)
 
 
 def test_given_a_full_disk_when_the_failure_is_swallowed_inside_then_nothing_is_kept_all_the_same(
@@ -329,12 +52,6 @@ def test_given_a_full_disk_when_the_failure_is_swallowed_inside_then_nothing_is_
         with pytest.raises(StoreError):
             end_of_run()
         assert (state.claim(), state.last_thorough_ms(), state.runs(1)) == (None, None, [])
-
-
-def test_given_a_number_beyond_64_bits_when_saved_with_others_then_none_is_kept(state: SqliteState) -> None:
-    with pytest.raises(OverflowError):
-        state.save_open_ids([OpenIdRecord(1, 1), OpenIdRecord(2**63, 1)])
-    assert state.open_ids() == {}
 
 
 CHILD = """
@@ -417,24 +134,6 @@ def test_given_another_process_inside_a_transaction_when_entering_one_then_it_is
         assert not entered
 
 
-def test_given_a_thread_inside_a_transaction_when_it_is_undone_then_what_another_thread_saved_stays(
-    state: SqliteState,
-) -> None:
-    other = threading.Thread(target=lambda: state.save_last_thorough_ms(1))
-
-    def undone() -> None:
-        with state.transaction():
-            state.save_claim(Claim(1, 1, "r"))
-            other.start()
-            other.join(timeout=0.2)  # time enough to get in where it must not
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        undone()
-    other.join()
-    assert (state.claim(), state.last_thorough_ms()) == (None, 1)
-
-
 # --- files that are not right ----------------------------------------------------------------------------------------
 
 
@@ -500,11 +199,3 @@ def test_given_a_folder_that_cannot_be_made_when_opened_then_the_setting_is_name
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match=r"janitor\.state"):
         SqliteState(tmp_path / "file" / "state")
-
-
-def test_given_a_closed_state_when_used_then_that_is_an_error_of_ours(tmp_path: Path) -> None:
-    state = SqliteState(tmp_path)
-    state.close()
-    state.close()
-    with pytest.raises(StoreError, match="closed"):
-        state.claim()

@@ -1,0 +1,52 @@
+"""A process that sweeps and dies, for ``test_faults.py``: python -m tests.hbase.mortal THRIFT NAMESPACE STATE K ...
+
+For each K a child of this process, forked from it and so quickly made, sweeps the scene's store with a state in the
+folder STATE and is killed at its K-th Thrift call: before it, or for an odd K after the answer has come. Other threads
+are in the midst of calls by then. It prints how each child ended: ``killed``, or ``exit 0`` where K was not reached.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from janitor.state.sqlite import SqliteState
+from tests.hbase.moments import watch_calls
+from tests.hbase.scene import sweeper
+from tms_core.tables.hbase import HBaseStore
+
+
+def sweep(thrift: str, namespace: str, folder: Path, k: int) -> None:
+    """Sweep, and die on the way."""
+    calls, lock = count(1), threading.Lock()
+
+    def tick(*_: Any) -> None:
+        with lock:
+            if next(calls) == k:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    with HBaseStore([thrift], namespace=namespace) as store, SqliteState(folder) as state:
+        watch_calls(store.pool, **{"after" if k % 2 else "before": tick})
+        rig = sweeper(store, state=state)
+        rig.engine.recover()
+        rig.engine.run_once(adopt=True)
+
+
+def main() -> None:
+    thrift, namespace, folder, *moments = sys.argv[1:]
+    for k in map(int, moments):
+        child = os.fork()
+        if child == 0:
+            sweep(thrift, namespace, Path(folder), k)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        print("killed" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
