@@ -34,6 +34,7 @@ class Pass:
         failed: metadata keys of topics that were left undone, and why.
         withheld: metadata keys of topics in which deleting was stopped on the way.
         halted: why the walk ended early; None when it came to its end.
+        write_failed: whether the store refused to write something.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Pass:
     failed: Mapping[bytes, str] = field(default_factory=dict)
     withheld: frozenset[bytes] = frozenset()
     halted: Interrupted | None = None
+    write_failed: bool = False
 
     @property
     def finished(self) -> bool:
@@ -115,7 +117,9 @@ def _strikes(current: Pass, state: State, visited: list[TopicId]) -> dict[TopicI
     failed = {topic: error for key, error in current.failed.items() if (topic := TopicId.from_prefix(key)) is not None}
     gone = {topic for topic in known if topic.prefix not in world.topics and _is_done(current, topic.prefix)}
     written = {key.topic for key, entry in current.tally.entries.items() if key.held is None and entry.rows}
-    return quarantine.judge(known, failed, gone.union(visited), written, current.ready.now.wall_ms)
+    return quarantine.judge(
+        known, failed, gone.union(visited), written, current.ready.now.wall_ms, write_failed=current.write_failed
+    )
 
 
 def _is_done(current: Pass, key: bytes) -> bool:

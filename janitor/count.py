@@ -56,6 +56,9 @@ SAVE_EVERY_MS = 3_000
 #: What a write pointer counts for.
 POINTER_BYTES = 8
 
+#: Payloads are read to be measured, so a large one counts as so many rows of this size.
+ROW_BYTES = 4096
+
 _log = logging.getLogger(__name__)
 
 
@@ -161,7 +164,9 @@ class Census:
         try:
             while not tally.done and tally.rows - before < self._turn_rows:
                 # An empty page was a look into the store, too. It is in this wait that a word to stop is heard.
-                self._pacer.pay(tally.read(self._store) or 1)
+                size_bytes = tally.size_bytes
+                rows = tally.read(self._store)
+                self._pacer.pay(max(rows, 1, (tally.size_bytes - size_bytes) // ROW_BYTES))
         except StoreError as error:
             self._unfinished.pop()
             self._failed(tally.topic, error)

@@ -31,7 +31,7 @@ from janitor.run_log import RunLog
 from janitor.schedule import Schedule, Trigger, every
 from janitor.state.base import State
 from tms_core.clock import Clock
-from tms_core.errors import Halted, LeaseHeld, LeaseLost, TmsError
+from tms_core.errors import Halted, LeaseLost, TmsError
 from tms_core.lease import Lease
 from tms_core.topic import TopicId
 
@@ -174,6 +174,7 @@ class Daemon:
         self._ticked_ms = clock.running_ms()
         self._log = RunLog()
         self._failing: dict[str, str] = {}
+        self._led = True
         self._outdated = True
         self._looked_ms = clock.running_ms()
         self._impatient = False
@@ -239,7 +240,7 @@ class Daemon:
             self._add("snapshot", every(snapshot_seconds), self._source.refresh, at_once=True)
         self._add("sweep", trigger, self.sweep, at_once=True)
         self._add("topics", every(TOPICS_SECONDS), self.engine.remember_topics, at_once=True)
-        self._add("housekeeping", every(HOUSEKEEPING_SECONDS), self.engine.keep_house)
+        self._add("housekeeping", every(HOUSEKEEPING_SECONDS), self.engine.keep_house, at_once=True)
         self._add("tick", every(TICK_SECONDS), self.tick, at_once=True)
         for job in jobs:
             self._add(job.name, every(job.seconds), job.chore, at_once=True)
@@ -258,19 +259,20 @@ class Daemon:
         except TmsError as error:
             if self._failing.get(name) != str(error):
                 logger.error("%s failed: %s", name, error)
-            self._show_failing({**self._failing, name: str(error)})
+            self._show_failing(name, str(error))
         else:
-            self._show_failing({job: said for job, said in self._failing.items() if job != name})
+            self._show_failing(name, "")
 
     def failed(self, name: str, error: BaseException) -> None:
         """Told of a bug in a job, which is in the log with where it happened."""
-        self._show_failing({**self._failing, name: f"{type(error).__name__}: {error}"})
+        self._show_failing(name, f"{type(error).__name__}: {error}")
 
-    def _show_failing(self, failing: dict[str, str]) -> None:
-        if failing != self._failing:
-            with self._looking:
-                self._failing = failing
-                self._picture = replace(self._picture, failing=failing)
+    def _show_failing(self, name: str, error: str) -> None:
+        with self._looking:
+            if self._failing.get(name, "") == error:
+                return
+            self._failing = {job: said for job, said in {**self._failing, name: error}.items() if said}
+            self._picture = replace(self._picture, failing=self._failing)
 
     def sweep(self) -> None:
         """One sweep, or one plan where only plans are wanted."""
@@ -295,14 +297,16 @@ class Daemon:
         happened and now and then; in between only what moves by itself is put in.
         """
         self._ticked_ms = self._clock.running_ms()
-        if self._lease is not None and self._watched.running is None and self._lease.held:
-            self._renew(self._lease)
+        try:
+            self.engine.renew_lease()
+        except LeaseLost as error:
+            logger.error("%s", error)
         live = self._live()
         # One at a time, so that an older picture never follows a newer one: counters would seem to go back.
         with self._looking:
             if self._outdated or self._ticked_ms - self._looked_ms >= LOOK_SECONDS * 1000:
-                self._outdated, self._looked_ms = False, self._ticked_ms
                 picture = look.look(self._state, self._site, self._clock, live)
+                self._outdated, self._looked_ms = False, self._ticked_ms
                 self._picture = picture = replace(picture, failing=self._failing)
                 self._metrics.update(picture)
             else:
@@ -317,21 +321,11 @@ class Daemon:
 
     def _leads(self) -> bool:
         """Whether this process holds the lease; one that lost it tries to get it back."""
-        if self._lease is None or self._lease.held:
-            return True
-        try:
-            self._lease.acquire()
-        except LeaseHeld as error:
-            logger.warning("no sweep: %s", error)
-            return False
-        self.engine.recover()
-        return True
-
-    def _renew(self, lease: Lease) -> None:
-        try:
-            lease.renew_if_due()
-        except LeaseLost as error:
-            logger.error("%s", error)
+        leads = self.engine.regain_lease()
+        if not leads and self._led:
+            logger.warning("no sweep as long as another process has the lease")
+        self._led = leads
+        return leads
 
     def _live(self) -> Live:
         return Live(

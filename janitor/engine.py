@@ -29,7 +29,7 @@ from janitor.sweep import Keeper, Sweep
 from janitor.txstate import TransactionView
 from janitor.world import Terms, World, parse_or_none
 from tms_core.clock import Clock
-from tms_core.errors import GuardTripped, Interrupted, LeaseLost, NotAdopted, StoreError
+from tms_core.errors import GuardTripped, Interrupted, LeaseHeld, LeaseLost, MemoryFailed, NotAdopted, StoreError
 from tms_core.lease import Lease
 from tms_core.tables.base import Store
 from tms_core.topic import TopicId
@@ -215,35 +215,84 @@ class Engine(Inquiry):
         Raises:
             StoreError, Halted: as :meth:`plan`.
         """
-        report = self.plan(patterns=patterns).report
-        with self.state.transaction():
-            record = RunRecord(report.id, report.mode, report.started_ms)
-            self.state.begin_run(record)
-            self.state.finish_run(report.id, self._clock.now_ms(), "done", json.dumps(report.to_history()))
-            figures.save_plan(self.state, report)
-            self.state.prune_runs(report.started_ms - self._history_ms)
-        return report
+        with self._turn:
+            ready = self._prepare()
+            known = self.state.note(figures.REHEARSED)
+            thorough = known is None or not 0 <= ready.now.wall_ms - known < THOROUGH_EVERY_MS
+            current = self._intend(ready, patterns, thorough=thorough)
+            self._recover_if_needed()
+            self.state.begin_run(RunRecord(current.id, "plan", current.started_ms, heartbeat_ms=current.started_ms))
+            try:
+                report = self._foresee(current)
+            except Exception as error:
+                result = "halted" if isinstance(error, Interrupted) else "failed"
+                self._close(current, result, {"error": str(error)})
+                raise
+            self._close(current, "partial" if report.errors else "done", report.to_history(), report)
+            return report
+
+    def renew_lease(self) -> None:
+        """Hold the lease for another while between runs; a run renews it by itself.
+
+        Raises:
+            LeaseLost: somebody else has taken it.
+        """
+        # Never beside a run: that takes the memory's lock before the lease's, and this the other way round.
+        if self._lease is None or not self._turn.acquire(blocking=False):
+            return
+        try:
+            if self._lease.held:
+                self._lease.renew_if_due()
+        finally:
+            self._turn.release()
+
+    def regain_lease(self) -> bool:
+        """Take the lease again after it was lost; returns whether this process holds it.
+
+        Raises:
+            StoreError: the state could not be read or written.
+        """
+        with self._turn:
+            if self._lease is None or self._lease.held:
+                return True
+            try:
+                self._lease.acquire()
+            except LeaseHeld:
+                return False
+            self.recover()
+            return True
+
+    def _recover_if_needed(self) -> None:
+        """Close a run of this process whose end could not be written, before its announcements are cleared."""
+        if (self._lease is None or self._lease.held) and self.state.unfinished_runs():
+            self.recover()
 
     def _sweep(self, ready: Prepared, world: World, *, moves_frontiers: bool) -> Report:
         current = self._begin("apply", ready, world)
         usable = ready.tx.usable
         ledger = Ledger(self.state, self._clock, current.id, usable.timestamp_ms if usable else None)
+        self._recover_if_needed()
         self.state.begin_run(RunRecord(current.id, current.mode, current.started_ms, heartbeat_ms=current.started_ms))
         try:
             if not ready.stopped:
                 self._sweep_store(current, ledger, moves_frontiers)
         # Also for a bug of ours: what was deleted has to be in the ledger, and the run must not look alive.
         except Exception as error:
-            self._close(current, ledger, "failed", {"error": str(error)})
+            self._close(current, "failed", {"error": str(error)}, ledger=ledger)
             raise
         claim = self._claim(ready)
         current.boundary = claim.bound if claim else None
         report = self._report(current)
-        self._close(current, ledger, _result(current, report), report.to_history(), report)
+        self._close(current, _result(current, report), report.to_history(), report, ledger)
         return report
 
     def _close(
-        self, current: Pass, ledger: Ledger, result: str, history: dict[str, Any], report: Report | None = None
+        self,
+        current: Pass,
+        result: str,
+        history: dict[str, Any],
+        report: Report | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         """Remember how a run ended; unless its lease was lost and the next holder has closed it already."""
         with self.state.transaction():
@@ -251,14 +300,16 @@ class Engine(Inquiry):
             if record is None or record.finished_ms is not None:
                 return
             self.state.finish_run(current.id, self._clock.now_ms(), result, json.dumps(history))
-            self.state.add_ledger(ledger.entries())
+            self.state.add_ledger(ledger.entries() if ledger else ())
             if report is None:
                 self.state.add_counters(figures.results(result, 1))
             else:
                 figures.save(self.state, current, report, result, conclude.calls_made(current, self.store))
-            self.state.prune_runs(current.started_ms - self._history_ms)
+            if not current.ready.stopped:
+                # A clock in doubt would forget what is not old.
+                self.state.prune_runs(current.started_ms - self._history_ms)
         # What stands there after the lease was lost is another holder's.
-        if not isinstance(current.halted, LeaseLost):
+        if ledger is not None and not isinstance(current.halted, LeaseLost):
             self.state.clear_intents()
 
     def _sweep_store(self, current: Pass, ledger: Ledger, moves_frontiers: bool) -> None:
@@ -270,7 +321,11 @@ class Engine(Inquiry):
         self._walk(current, sweep)
         with self._phase(current, "sync"):
             sweep.sync()
+        current.write_failed = sweep.write_failed
+        if isinstance(current.halted, MemoryFailed):
+            raise current.halted.__cause__ or current.halted
         if sweep.archive_error is not None:
+            current.tally.failures["message", "archive"] += 1
             current.tally.errors.append(
                 f"nothing more was deleted, since it could not be archived: {sweep.archive_error}"
             )

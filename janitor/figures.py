@@ -19,8 +19,11 @@ from tms_core.topic import TopicMetadata
 #: Which table's rows are read in a phase of a pass.
 _TABLE_OF_PHASE = {"message": "message", "invert": "message", "references": "message", "payload": "payload"}
 
-#: How many topics with overdue rows are remembered by name.
-NAMED_OVERDUE = 1000
+#: The note that says when a daemon that only plans last looked at everything.
+REHEARSED = "rehearsed_ms"
+
+#: How many topics' overdue rows are remembered, those with the most first; the totals are of these.
+NAMED_OVERDUE = 20_000
 
 
 def results(result: str, runs: int) -> dict[CounterKey, float]:
@@ -36,7 +39,9 @@ def save(state: State, current: Pass, report: Report, result: str, calls: Mappin
     """
     state.add_counters({**results(result, 1), **_counters(current, report, calls)})
     state.save_note("snapshot", _snapshot(current))
-    if current.ready.stopped or current.halted is not None:
+    if current.mode == "plan":
+        _save_plan(state, current, report)
+    if current.mode == "plan" or current.ready.stopped or current.halted is not None:
         return
     save_topics(state, (work.topic for _, work in sorted(current.world.topics.items())))
     if result == "done":
@@ -56,16 +61,18 @@ def save_topics(state: State, topics: Iterable[TopicMetadata]) -> None:
         state.save_note("topics", found)
 
 
-def save_plan(state: State, report: Report) -> None:
+def _save_plan(state: State, current: Pass, report: Report) -> None:
     """What a daemon that only plans remembers of its plans; all that is due in them is overdue."""
-    state.save_note("kept", report.to_json()["totals"]["kept"])
+    if report.thorough:
+        state.save_note("kept", report.to_json()["totals"]["kept"])
+        state.save_note(REHEARSED, current.ready.now.wall_ms)
     due = [(key, entry) for key, entry in report.entries.items() if entry.rows and key.held is not Hold.PROTECTED]
     state.save_note("overdue", [_overdue_item(key, entry) for key, entry in _most(due)])
 
 
 def _counters(current: Pass, report: Report, calls: Mapping[str, int]) -> dict[CounterKey, float]:
     tally = current.tally
-    amounts: Counter[CounterKey] = _rows(report)
+    amounts: Counter[CounterKey] = _rows(report) if report.mode == "apply" else Counter()
     for phase, rows in tally.scanned.items():
         amounts[CounterKey("rows_scanned_total", (("table", _TABLE_OF_PHASE[phase]),))] += rows
     for (table, reason), times in tally.failures.items():

@@ -122,19 +122,12 @@ class Inquiry:
             StoreError: the store or the state could not be read.
             Halted: the process is ending.
         """
-        ready = self._prepare(at_ms)
-        label = Hold.FIRST_CONTACT if ready.first_contact else None
-        world = self._world(ready, thorough=True, patterns=patterns, label=label)
-        world.load_topics()
-        current = self._begin("plan", ready, world)
-        claim = self._claim(ready)
-        current.boundary = claim.bound if claim else None
-        self._walk(current, Preview(self._stop_if_halted))
-        if current.halted is not None:
-            raise current.halted
-        report = self._report(current)
-        store_id, what_if = ready.record.mark, at_ms is not None
-        document = plan.document(report, current.tally, world, store_id=store_id, digest=digest, what_if=what_if)
+        current = self._intend(self._prepare(at_ms), patterns, thorough=True)
+        report = self._foresee(current)
+        store_id, what_if = current.ready.record.mark, at_ms is not None
+        document = plan.document(
+            report, current.tally, current.world, store_id=store_id, digest=digest, what_if=what_if
+        )
         return Planned(report, document)
 
     def inspect(self, table: Table, patterns: tuple[str, ...], limit: int) -> Inspected:
@@ -268,6 +261,22 @@ class Inquiry:
     def _restore(self, folder: Path, request: Request) -> Restored:
         files, now_ms = archived.find_topic(folder, request.source), self._clock.now_ms()
         return restore(self.store, self.state, self.transactions().usable, files, request, now_ms, self.heartbeat)
+
+    def _intend(self, ready: Prepared, patterns: tuple[str, ...], *, thorough: bool) -> Pass:
+        """A plan that has yet to look."""
+        label = Hold.FIRST_CONTACT if ready.first_contact else None
+        current = self._begin("plan", ready, self._world(ready, thorough=thorough, patterns=patterns, label=label))
+        claim = self._claim(ready)
+        current.boundary = claim.bound if claim else None
+        return current
+
+    def _foresee(self, current: Pass) -> Report:
+        """Look, and change nothing."""
+        current.world.load_topics()
+        self._walk(current, Preview(self._stop_if_halted))
+        if current.halted is not None:
+            raise current.halted
+        return self._report(current)
 
     def _begin(self, mode: Mode, ready: Prepared, world: World) -> Pass:
         started_ms = self._clock.now_ms()

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import pairwise
 from typing import Any, Literal
 
 from janitor import boundary, canary, guards
@@ -41,7 +42,8 @@ NAMED_OPEN = 10
 RECENT_RUNS = 20
 
 
-#: Where runs are started from outside, one is missed when none has shown a sign of life for so long.
+#: Where runs are started from outside, one is missed when none has shown a sign of life for so long, and for twice as
+#: long as there was between any two of the last ones.
 SILENT_MS = 3_600_000
 #: A daemon leaves this note as long as it is the one that sweeps; a single run takes it away.
 DAEMON_NOTE = "daemon"
@@ -55,12 +57,14 @@ class Site:
         store: which store it is, for people.
         arguments: options that lead to it, to be typed after a command.
         schedule: when sweeps run, in words.
+        every_seconds: how often they do; None by a crontab.
     """
 
     store: str
     mode: Literal["apply", "plan_only"]
     schedule: str
     terms: Terms
+    every_seconds: int | None = None
     canary: bool = False
     arguments: str = ""
 
@@ -99,6 +103,7 @@ def look(state: State, site: Site, clock: Clock, live: Live | None = None) -> Pi
         process="running" if live else _process(state, runs, clocks.wall_ms),
         mode=site.mode,
         schedule=site.schedule,
+        every_seconds=site.every_seconds,
         now_ms=clocks.wall_ms,
         started_ms=live.started_ms if live else None,
         heartbeat_ms=live.heartbeat_ms if live else _last_sign(runs),
@@ -118,7 +123,7 @@ def look(state: State, site: Site, clock: Clock, live: Live | None = None) -> Pi
         guards=[GuardFigures(**note) for note in report.get("guards", ())],
         snapshot=_snapshot(state),
         boundary=_boundary(state, site.terms, clocks.wall_ms),
-        canary=canary.figures(state, enabled=site.canary),
+        canary=canary.figures(state, enabled=site.canary, now_ms=clocks.wall_ms),
         skew_seconds={} if ahead_ms is None else {"running_time": ahead_ms / 1000},
         topics=_topics(state, overdue),
         counters=state.counters(),
@@ -128,7 +133,9 @@ def look(state: State, site: Site, clock: Clock, live: Live | None = None) -> Pi
 def _process(state: State, runs: Sequence[RunRecord], now_ms: int) -> Literal["between_runs", "down"]:
     """Whether somebody ought to be running: the last daemon, or else whatever starts runs from outside."""
     last_ms = _last_sign(runs)
-    if state.note(DAEMON_NOTE) or last_ms is None or now_ms - last_ms > SILENT_MS:
+    starts = [run.started_ms for run in runs]
+    longest_ms = max((later - earlier for later, earlier in pairwise(starts)), default=0)
+    if state.note(DAEMON_NOTE) or last_ms is None or now_ms - last_ms > max(SILENT_MS, 2 * longest_ms):
         return "down"
     return "between_runs"
 

@@ -7,12 +7,13 @@ alive (rule S10): a run that hangs in a call stops showing it, its lease runs ou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
 from janitor.state.base import State
 from tms_core.clock import Clock
-from tms_core.errors import Halted
+from tms_core.errors import Halted, MemoryFailed, StoreError
 from tms_core.lease import Lease
 from tms_core.topic import TopicId
 
@@ -27,6 +28,19 @@ class Withheld(Exception):
 def never() -> bool:
     """Nobody asks this run to stop."""
     return False
+
+
+@contextmanager
+def asked_of_memory() -> Iterator[None]:
+    """What the memory cannot do ends the run; it is the fault of no topic, and a topic's errors are the store's.
+
+    Raises:
+        MemoryFailed: instead of the memory's ``StoreError``.
+    """
+    try:
+        yield
+    except StoreError as error:
+        raise MemoryFailed(error.message, error.hint) from error
 
 
 class Permission:
@@ -55,26 +69,29 @@ class Permission:
         """Called before every batch of a topic's rows.
 
         Raises:
-            Halted, LeaseLost: the run is over.
+            Halted, LeaseLost, MemoryFailed: the run is over.
             Withheld: the topic was paused.
         """
         self._stop_if_halted()
-        if self._lease is not None:
-            self._lease.check()
-        self._beat()
-        if any(fnmatchcase(str(topic), pause.pattern) for pause in self._state.pauses()):
+        with asked_of_memory():
+            if self._lease is not None:
+                self._lease.check()
+            self._beat()
+            pauses = self._state.pauses()
+        if any(fnmatchcase(str(topic), pause.pattern) for pause in pauses):
             raise Withheld
 
     def alive(self) -> None:
         """Called before and after every page, and in every wait.
 
         Raises:
-            Halted, LeaseLost: the run is over.
+            Halted, LeaseLost, MemoryFailed: the run is over.
         """
         self._stop_if_halted()
-        if self._lease is not None:
-            self._lease.renew_if_due()
-        self._beat()
+        with asked_of_memory():
+            if self._lease is not None:
+                self._lease.renew_if_due()
+            self._beat()
 
     def _beat(self) -> None:
         """Say that the run is alive, and look whether it may be: one that only reads has to end with its lease too."""

@@ -197,6 +197,7 @@ class Picture:
             from outside, the last one not long ago; ``down`` otherwise.
         mode: ``apply`` or ``plan_only`` (``janitor.apply: false``).
         schedule: in words, as in ``every 60 s``.
+        every_seconds: how often sweeps run; None by a crontab, or from outside.
         started_ms: when the daemon started; None when none runs.
         heartbeat_ms: when the daemon, or else the last run, last showed that it was alive.
         history_since_ms: when the memory began; nothing older is known.
@@ -213,6 +214,7 @@ class Picture:
     mode: Literal["apply", "plan_only"]
     schedule: str
     now_ms: int
+    every_seconds: int | None = None
     started_ms: int | None = None
     heartbeat_ms: int | None = None
     next_run_ms: int | None = None

@@ -1,8 +1,9 @@
 """Topics that fail again and again are put aside, so that the others are done and the log stays readable (rule S9).
 
 A failure is retried in every run. After three in a row the topic is quarantined: nothing of it is read or written for
-an hour, then it is probed, then after two hours, and so on up to a day. A store that takes no writes at all, because
-its disk is full, has not got one bad topic: no failure counts of a run in which nothing was written anywhere.
+an hour, then it is probed, then after two hours, and so on up to a day. A store in which nothing works has not got one
+bad topic: no failure counts of a run in which no topic was done, nor of one in which several could not be written and
+nothing was written anywhere else, as when a disk is full.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ def judge(
     done: Iterable[TopicId],
     written: Iterable[TopicId],
     now_ms: int,
+    *,
+    write_failed: bool = True,
 ) -> dict[TopicId, Strikes | None]:
     """What changes in the records after a run.
 
@@ -60,11 +63,14 @@ def judge(
         failed: topics that failed in it, and why.
         done: topics that did not.
         written: topics in which rows were deleted or inverted.
+        write_failed: whether the store refused to write something; then several topics may share one cause.
 
     Returns:
         New records; None for a topic whose failures are forgotten.
     """
     changed: dict[TopicId, Strikes | None] = dict.fromkeys(set(done) & set(strikes))
-    if not set(written) <= set(failed):
+    fine = set(done) - set(failed)
+    shared = write_failed and len(failed) > 1 and set(written) <= set(failed)
+    if fine and not shared:
         changed.update((topic, strike(strikes.get(topic), error, now_ms)) for topic, error in failed.items())
     return changed

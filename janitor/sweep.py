@@ -15,11 +15,11 @@ from typing import Protocol, cast
 from janitor.compaction import DeletedRanges
 from janitor.ledger import Ledger
 from janitor.pacing import Pacer
-from janitor.permission import Permission, Withheld
+from janitor.permission import Permission, Withheld, asked_of_memory
 from janitor.policy import Rule
 from janitor.walk import Batch, Moved
 from janitor.world import TopicWork
-from tms_core.errors import ArchiveError
+from tms_core.errors import ArchiveError, StoreError
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import KeyTable, MessageTable, PayloadTable, Store, TxCell
 from tms_core.topic import TopicId
@@ -64,6 +64,7 @@ class Sweep:
 
     Attributes:
         archive_error: why rows could not be kept; from then on nothing is deleted, and the rest of the run goes on.
+        write_failed: whether the store refused to delete something, as it does when its disk is full.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Sweep:
         self._ledger = ledger
         self._keeper = keeper
         self.archive_error: ArchiveError | None = None
+        self.write_failed = False
         self.deleted = DeletedRanges()
         self._lock = Lock()
 
@@ -88,9 +90,13 @@ class Sweep:
         if not keys:
             return []
         batch = batch._replace(keys=keys)
-        with self._lock:
+        with self._lock, asked_of_memory():
             self._ledger.announce(work, batch)
-        table.delete(keys)
+        try:
+            table.delete(keys)
+        except StoreError:
+            self.write_failed = True
+            raise
         with self._lock:
             self._ledger.deleted(work, batch)
             self.deleted.add(table, keys)

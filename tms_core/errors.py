@@ -17,7 +17,8 @@
     ├── ArchiveError             rows could not be archived, or an archive cannot be read
     ├── Interrupted              a run was ended between two batches
     │   ├── Halted               somebody asked it to stop
-    │   └── LeaseLost            another process has the lease now
+    │   ├── LeaseLost            another process has the lease now
+    │   └── MemoryFailed         what has to be remembered of it could not be
     └── Refused                  the request was understood and is not safe to carry out
         ├── NotAdopted           first contact: nobody has adopted this store yet
         ├── GuardTripped         a guard stopped the run before its first write
@@ -117,6 +118,10 @@ class Halted(Interrupted):
 
 class LeaseLost(Interrupted):
     """Another process has the lease now, so this one may not write (rule S12)."""
+
+
+class MemoryFailed(Interrupted):
+    """What has to be asked or remembered before the next batch could not be; no topic is to blame for it."""
 
 
 class Refused(TmsError):

@@ -59,17 +59,20 @@ class Watch:
         state.save_note(NOTE, asdict(self))
 
 
-def figures(state: State, *, enabled: bool) -> CanaryFigures:
+def figures(state: State, *, enabled: bool, now_ms: int | None = None) -> CanaryFigures:
     """What became of the messages, from the memory alone.
 
     Args:
         enabled: whether the settings want a canary.
+        now_ms: the present; a message that is due and still there is as late as it has waited by then.
     """
     watch = Watch.load(state)
+    waited_ms = [] if now_ms is None else [now_ms - message.due_ms for message in watch.waiting]
+    late_ms = max((ms for ms in (watch.late_ms, *waited_ms) if ms is not None and ms >= 0), default=None)
     return CanaryFigures(
         enabled=enabled,
         published=watch.published,
         early=int(state.counters().get(EARLY, 0)),
-        late_seconds=None if watch.late_ms is None else watch.late_ms / 1000,
+        late_seconds=None if late_ms is None else late_ms / 1000,
         waiting=len(watch.waiting),
     )

@@ -276,6 +276,7 @@ class Session:
             mode="apply" if janitor.apply else "plan_only",
             schedule=f"cron {janitor.cron}" if janitor.cron else f"every {janitor.every_seconds} s",
             terms=self.terms(),
+            every_seconds=janitor.every_seconds,
             canary=janitor.canary.enabled,
             arguments=self.arguments(),
         )

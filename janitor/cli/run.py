@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 
 import click
 
@@ -42,20 +43,21 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
       janitor run --once --config janitor.yaml --skip-if-locked
     """
     current = session()
-    try:
-        if not once:
-            return serve(current, adopt=adopt, patterns=patterns)
-        if not current.settings.janitor.apply:
-            return _only_plan(current, patterns)
-        with current.writing() as engine:
-            report = engine.run_once(adopt=adopt, patterns=patterns)
-            engine.state.save_note(DAEMON_NOTE, None)
-            _keep_house(engine)
-    except StoreBusy as error:
-        if not skip_if_locked:
-            raise
-        click.echo(f"skipped: {error}", err=True)
-        return 0
+    with ExitStack() as stack:
+        try:
+            if not once:
+                return serve(current, adopt=adopt, patterns=patterns)
+            if not current.settings.janitor.apply:
+                return _only_plan(current, patterns)
+            engine = stack.enter_context(current.writing())
+        except StoreBusy as error:
+            if not skip_if_locked:
+                raise
+            click.echo(f"skipped: {error}", err=True)
+            return 0
+        report = engine.run_once(adopt=adopt, patterns=patterns)
+        engine.state.save_note(DAEMON_NOTE, None)
+        _keep_house(engine)
     RunLog().write(report)
     return finish(current, report)
 

@@ -19,6 +19,9 @@ _BAD_ENDS = {"failed": "failed", "lost": "was lost: it stopped showing signs of 
 #: The guard that speaks of a store nobody has adopted, which is said once.
 _ADOPTION = "adoption"
 
+#: Nobody is alarmed before so many runs are missed, and for so long in any case; a large store takes its time.
+MISSED_RUNS, PATIENCE_MS = 3, 3_600_000
+
 #: How many patterns are named before they become too many for a line.
 _NAMED = 3
 
@@ -82,6 +85,7 @@ def _attention(picture: Picture) -> Iterator[Reason]:
             yield Reason(f"The {guard.guard} guard stopped the last run.", "guards")
     for job, error in picture.failing.items():
         yield Reason(f"The {job} job fails: {error.rstrip('.')}.", "run")
+    yield from _no_run(picture)
     yield from _last_run(picture)
     yield from _topics("is quarantined", "aside", (entry.topic for entry in picture.quarantined))
     if picture.snapshot.problem not in ("", "not_configured"):
@@ -94,6 +98,16 @@ def _attention(picture: Picture) -> Iterator[Reason]:
 def _waits(picture: Picture, reason: str) -> bool:
     """Whether what is held waits for somebody to look at it; the other holds are wanted, or told of already."""
     return reason == "frontier" or (reason == "first_contact" and picture.adopted_ms is not None)
+
+
+def _no_run(picture: Picture) -> Iterator[Reason]:
+    """A daemon in which no run ends any more."""
+    if picture.process != "running" or picture.every_seconds is None or not picture.leader:
+        return
+    last_ms = picture.last_run.finished_ms if picture.last_run else None
+    silent_ms = picture.now_ms - max((ms for ms in (picture.started_ms, last_ms) if ms), default=picture.now_ms)
+    if silent_ms > MISSED_RUNS * picture.every_seconds * 1000 + PATIENCE_MS:
+        yield Reason(f"No run has ended for {silent_ms // 60_000} min.", "run")
 
 
 def _last_run(picture: Picture) -> Iterator[Reason]:

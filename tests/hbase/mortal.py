@@ -2,7 +2,7 @@
 
 For each K a child of this process, forked from it and so quickly made, sweeps the scene's store with a state in the
 folder STATE and is killed at its K-th Thrift call: before it, or for an odd K after the answer has come. Other threads
-are in the midst of calls by then. It prints how each child ended: ``killed``, or ``exit 0`` where K was not reached.
+are in the midst of calls by then. It prints how each child ended: ``killed``, or ``exit-0`` where K was not reached.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def main() -> None:
             sweep(thrift, namespace, Path(folder), k)
             os._exit(0)
         _, status = os.waitpid(child, 0)
-        print("killed" if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}", flush=True)
+        sys.stdout.write("killed\n" if os.WIFSIGNALED(status) else f"exit-{os.WEXITSTATUS(status)}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

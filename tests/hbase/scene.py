@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from janitor.policy import Rule
 from janitor.report import Report
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Snapshots, Topic, janitor, pointer, topic, unknown_topic
 from tms_core.clock import ManualClock
-from tms_core.errors import StoreError
+from tms_core.errors import StoreUnavailable
 from tms_core.rowkey import PayloadKey
 from tms_core.tables.base import Store
+
+#: How long a call may take where some are never answered.
+SHORT_SECONDS = 0.5
 
 DOOMED, KEPT, FREE = pointer(NOW_MS - DAY), pointer(NOW_MS - 2 * HOUR, 1), pointer(NOW_MS - 2 * HOUR, 2)
 
@@ -81,24 +83,25 @@ def sweeper(store: Store, **options: Any) -> Rig:
     return janitor(store, clock=clock, snapshots=snapshots, **{"batch_rows": 20, "workers": 4, **options})
 
 
-def run(rig: Rig) -> Report | None:
-    """A run whatever happens; None: the store failed as a whole.
+def complaints(rig: Rig) -> tuple[list[str], Report | None]:
+    """What a run complains of, in its report or by failing as a whole, and its report.
 
-    No run with errors makes a claim (rule S4); and one that ends without any has made one.
+    No run with errors makes a claim (rule S4), and one without has made one.
     """
     before = rig.state.claim()
     try:
         report = rig.engine.run_once(adopt=True)
-    except StoreError:
+    except StoreUnavailable as error:
         assert rig.state.claim() == before
-        return None
-    if report.errors:
-        assert rig.state.claim() == before
-    else:
-        assert report.boundary is not None
-    return report
+        return [str(error)], None
+    assert rig.state.claim() == before if report.errors else report.boundary is not None
+    return list(report.errors), report
 
 
-def deleted(report: Report) -> int:
-    """Rows a run deleted."""
-    return report.total(Rule.EXPIRED) + report.total(Rule.OLD_GENERATION)
+def finish(scene: Scene, rig: Rig | None = None) -> None:
+    """Whatever was done to a run, nothing is lost; and one more run, that nothing is done to, does all that is left."""
+    scene.check_nothing_is_lost()
+    said, report = complaints(rig or scene.rig())
+    assert (said, report is None) == ([], False)
+    assert scene.due_is_gone
+    scene.check_nothing_is_lost()

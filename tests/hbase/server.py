@@ -142,6 +142,14 @@ class HBaseServer:
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
+    def kill(self) -> None:
+        """As a crash would; returns when it is gone. Its data stays, for :func:`start`."""
+        if self._user is None or self.pid is None:
+            raise ServerFailed(f"the HBase at {self.address} is not ours to kill")
+        _kill(self.pid)
+        self._user.close()
+        self._user = None
+
     def __enter__(self) -> Self:
         return self
 

@@ -126,13 +126,13 @@ class Others:
 
 @pytest.mark.parametrize("behind", ["nothing", "flush", "compact"])
 def test_given_any_script_of_deletes_and_rollbacks_when_inverted_then_nothing_comes_back_and_nothing_turns_positive(
-    hbase: HBaseServer, store: HBaseStore, message: happybase.Table, behind: str
+    hbase: HBaseServer, store: HBaseStore, message: happybase.Table, namespace: str, behind: str
 ) -> None:
     topic(store, "default:orders", ttl_seconds=7 * 86_400).tx(
         INVALID, *range(NOW_MS - HOUR, NOW_MS - HOUR + len(SCRIPTS)), body=BODY
     )
     rows = [row for row, _ in message.scan()]
-    table = message.name.decode()
+    table = f"{namespace}:tms.message"
     others = Others(
         message,
         dict(zip(rows, SCRIPTS, strict=True)),
@@ -158,7 +158,7 @@ def answers(store: HBaseStore) -> list[tuple[bytes, bytes]]:
     """Columns and values of the message table that came over the wire."""
     came: list[tuple[bytes, bytes]] = []
 
-    def after(name: str, arguments: tuple[Any, ...], answer: Any) -> None:
+    def after(name: str, _arguments: tuple[Any, ...], answer: Any) -> None:
         if name in {"scannerGetList", "getRow", "getRows", "getRowWithColumns"}:
             came.extend((column, cell.value) for row in answer for column, cell in row.columns.items())
 
@@ -170,7 +170,8 @@ def test_given_rows_with_payloads_when_inverted_then_no_payload_is_asked_for(
     store: HBaseStore, answers: list[tuple[bytes, bytes]]
 ) -> None:
     orders = topic(store, "default:orders", ttl_seconds=7 * 86_400)
-    orders.tx(INVALID, *range(NOW_MS - HOUR, NOW_MS - HOUR + 50), body=BODY).plain(*range(NOW_MS - 50, NOW_MS), body=BODY)
+    orders.tx(INVALID, *range(NOW_MS - HOUR, NOW_MS - HOUR + 50), body=BODY)
+    orders.plain(*range(NOW_MS - 50, NOW_MS), body=BODY)
     answers.clear()
     assert invert(store) == 50
     assert (POINTER_COLUMN, cell(INVALID)) in answers
@@ -200,7 +201,7 @@ def test_given_a_connection_that_breaks_after_the_server_has_set_when_inverted_t
 
 @pytest.mark.parametrize("when", ["before the page", "behind the page"])
 def test_given_cells_an_hour_ahead_when_swept_then_their_rows_are_gone_after_one_more_run_and_stay_gone(
-    hbase: HBaseServer, store: HBaseStore, message: happybase.Table, when: str
+    hbase: HBaseServer, store: HBaseStore, message: happybase.Table, namespace: str, when: str
 ) -> None:
     # For an hour these keys cannot be put again.
     orders = topic(store, f"default:t{secrets.token_hex(4)}", ttl_seconds=60)
@@ -227,7 +228,7 @@ def test_given_cells_an_hour_ahead_when_swept_then_their_rows_are_gone_after_one
     assert first.total(Rule.EXPIRED) == 30
     assert orders.times() == live
     assert 0 < store.ahead_ms <= HOUR
-    hbase.command("compact", message.name.decode())
+    hbase.command("compact", f"{namespace}:tms.message")
     assert len(list(message.scan())) == 1
 
 

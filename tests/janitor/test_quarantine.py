@@ -66,9 +66,23 @@ def test_given_a_run_when_judged_then_failures_count_and_those_that_went_well_ar
     assert judge(known, {}, [C], [C], NOW_MS) == {}
 
 
-@pytest.mark.parametrize("written", [[], [A]], ids=["nothing", "only in the topic that failed later"])
-def test_given_a_run_in_which_nothing_was_written_elsewhere_when_judged_then_no_failure_counts(
+@pytest.mark.parametrize("written", [[], [A]], ids=["nothing", "only in a topic that failed later"])
+def test_given_several_topics_that_refuse_writes_and_none_that_takes_any_when_judged_then_no_failure_counts(
     written: list[TopicId],
 ) -> None:
-    assert judge({}, {A: "the disk is full."}, [B, C], written, NOW_MS) == {}
-    assert judge({B: struck(3)}, {A: "the disk is full."}, [B, C], written, NOW_MS) == {B: None}
+    full = {A: "the disk is full.", B: "the disk is full."}
+    assert judge({}, full, [C], written, NOW_MS) == {}
+    assert judge({C: struck(3)}, full, [C], written, NOW_MS) == {C: None}
+
+
+def test_given_one_topic_that_fails_in_a_store_where_nothing_else_is_due_when_judged_then_it_counts() -> None:
+    assert judge({}, {A: "broken."}, [B, C], [], NOW_MS) == {A: strike(None, "broken.", NOW_MS)}
+
+
+def test_given_several_topics_that_cannot_be_read_when_judged_then_each_counts() -> None:
+    bad = {A: "damaged.", B: "damaged."}
+    assert set(judge({}, bad, [C], [], NOW_MS, write_failed=False)) == {A, B}
+
+
+def test_given_a_store_in_which_no_topic_was_done_when_judged_then_no_failure_counts() -> None:
+    assert judge({}, {A: "broken."}, [], [], NOW_MS, write_failed=False) == {}

@@ -256,6 +256,8 @@ def _refused(name: str, message: bytes) -> StoreError:
         return StoreNotFound(text, "Make the tables (tms admin create-tables), or correct storage.hbase.namespace.")
     if "AccessDenied" in java:
         return StoreError(text, "Grant the Thrift server's user read and write on the tables.")
+    if "is read only" in reason:
+        return StoreError(text, "Make the table writable again: alter it with READONLY => 'false' in the HBase shell.")
     if any(kind in java for kind in _PASSING):
         cause = next((line.strip() for line in rest if line.startswith("Caused by: ")), "")
         return StoreUnavailable(f"{text} {cause[:300]}".rstrip(), "Look at HBase's health; it may work later.")

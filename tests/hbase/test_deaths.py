@@ -1,0 +1,154 @@
+"""Servers and janitors that are killed in the middle of a sweep: nothing is lost, and one more run does the rest."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from janitor.state.sqlite import SqliteState
+from tests.hbase.moments import Hurried, Moments
+from tests.hbase.proxy import HONEST, Proxy
+from tests.hbase.scene import SHORT_SECONDS, Scene, complaints, finish
+from tests.hbase.server import HBaseServer, ThriftProcess, start
+from tests.hbase.tables import PatientStore, Tables
+from tests.support import require_or_skip
+from tms_core.tables.hbase import HBaseStore
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def namespace(hbase_tables: Tables) -> str:
+    return hbase_tables.shared()
+
+
+@pytest.fixture
+def scene(hbase_tables: Tables, namespace: str) -> Iterator[Scene]:
+    with hbase_tables.open(namespace) as store:
+        yield Scene.on(store)
+
+
+@pytest.fixture(scope="module")
+def thrift(hbase: HBaseServer) -> Iterator[ThriftProcess]:
+    """A Thrift server that may be killed."""
+    if hbase.folder is None:
+        require_or_skip("HBASE_TEST_ADDRESS names an HBase that is not ours, so no Thrift server can be added to it")
+    with ThriftProcess(hbase) as process:
+        yield process
+
+
+@pytest.mark.parametrize("moment", ["scannerGetList", "checkAndPut"])
+def test_given_thrift_killed_inside_a_sweep_when_there_is_another_then_that_one_does_the_rest(
+    hbase: HBaseServer, thrift: ThriftProcess, scene: Scene, namespace: str, moment: str
+) -> None:
+    with HBaseStore([thrift.address, hbase.thrift], namespace=namespace, clock=Hurried()) as store:
+        moments = Moments(store.pool)
+        moments.at(moment, 5, thrift.kill)
+        said, _ = complaints(scene.rig(store))
+    assert moments.all_came
+    assert said == []
+    assert scene.due_is_gone
+    thrift.start()
+
+
+def test_given_the_only_thrift_killed_inside_a_sweep_when_it_is_back_then_one_more_run_does_the_rest(
+    thrift: ThriftProcess, scene: Scene, namespace: str
+) -> None:
+    with HBaseStore([thrift.address], namespace=namespace, clock=Hurried()) as store:
+        moments, rig = Moments(store.pool), scene.rig(store)
+        moments.at("mutateRowsTs", 5, thrift.kill)
+        said, _ = complaints(rig)
+        assert all(thrift.address in error for error in said)
+        assert any("cannot be reached" in error for error in said)
+        assert rig.state.claim() is None
+        thrift.start()
+        finish(scene, rig)
+
+
+def test_given_thrift_that_hangs_inside_a_sweep_when_it_goes_on_then_one_more_run_does_the_rest(
+    thrift: ThriftProcess, scene: Scene, namespace: str
+) -> None:
+    with HBaseStore([thrift.address], namespace=namespace, timeout_seconds=SHORT_SECONDS, clock=Hurried()) as store:
+        moments, rig = Moments(store.pool), scene.rig(store)
+        moments.at("checkAndPut", 5, thrift.pause)
+        said, _ = complaints(rig)
+        thrift.resume()
+    assert any(f"{thrift.address} did not answer checkAndPut" in error for error in said)
+    assert rig.state.claim() is None
+    finish(scene)
+
+
+@pytest.fixture(scope="module")
+def own(hbase: HBaseServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[HBaseServer]]:
+    """An HBase of two region servers, in which anything may be killed; the last in the list is the one that runs."""
+    if hbase.folder is None:
+        require_or_skip("HBASE_TEST_ADDRESS names an HBase that is not ours, so nothing is killed")
+    servers = [start(tmp_path_factory.mktemp("own"), region_servers=2)]
+    yield servers
+    servers[-1].leave()
+
+
+@pytest.fixture
+def own_scene(own: list[HBaseServer]) -> Iterator[tuple[Scene, Proxy, str]]:
+    """A scene there, seen through a proxy that may be led to another server, and its namespace."""
+    with Tables(own[-1]) as tables, Proxy(own[-1].thrift) as to_own:
+        namespace = tables.make()
+        with PatientStore([to_own.address], namespace=namespace, buckets=4) as store:
+            yield Scene.on(store), to_own, namespace
+
+
+def test_given_a_region_server_that_dies_inside_a_sweep_when_another_takes_over_then_nothing_was_missed(
+    own: list[HBaseServer], own_scene: tuple[Scene, Proxy, str]
+) -> None:
+    there, _, namespace = own_scene
+    alive = own[-1].command("servers").split().index("up")
+    with HBaseStore([own[-1].thrift], namespace=namespace) as store:
+        moments = Moments(store.pool)
+        moments.at("scannerGetList", 20, lambda: own[-1].command("abort-server", alive))
+        said, report = complaints(there.rig(store))
+    assert moments.all_came
+    assert own[-1].command("servers").split()[alive] == "down"
+    assert report is not None
+    assert said == []
+    finish(there)
+
+
+def test_given_hbase_killed_inside_a_sweep_when_it_is_back_then_one_more_run_does_the_rest(
+    own: list[HBaseServer], own_scene: tuple[Scene, Proxy, str]
+) -> None:
+    there, to_own, namespace = own_scene
+    with HBaseStore([to_own.address], namespace=namespace, clock=Hurried()) as store:
+        moments, rig = Moments(store.pool), there.rig(store)
+        moments.at("mutateRowsTs", 8, own[-1].kill)
+        said, _ = complaints(rig)
+    assert moments.all_came
+    assert said
+    assert all(to_own.address in error for error in said)
+    assert rig.state.claim() is None
+    folder = own[-1].folder
+    assert folder is not None
+    own.append(start(folder, region_servers=2))
+    to_own.target = own[-1].thrift
+    to_own.treat(lambda _: HONEST)
+    finish(there)
+
+
+def test_given_a_janitor_killed_again_and_again_inside_its_sweep_when_the_next_one_runs_then_it_does_the_rest(
+    hbase: HBaseServer, scene: Scene, namespace: str, tmp_path: Path
+) -> None:
+    chance = random.Random(6)
+    moments = [*(chance.randrange(1, 200) for _ in range(3)), *(chance.randrange(200, 600) for _ in range(3))]
+    command = [sys.executable, "-m", "tests.hbase.mortal", hbase.thrift, namespace, str(tmp_path), *map(str, moments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["killed"] * len(moments), done.stderr
+    with SqliteState(tmp_path) as state:
+        assert state.claim() is None
+        rig = scene.rig(state=state)
+        assert len(rig.engine.recover()) == 1
+        finish(scene, rig)
+        assert [run_.result for run_ in state.runs(10)] == ["done", *["lost"] * len(moments)]

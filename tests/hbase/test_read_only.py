@@ -1,0 +1,78 @@
+"""An HBase that takes no writes: topics fail and are put aside, without a crash and without a claim (rule S9)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from janitor.quarantine import FIRST_PROBE_MS, STRIKES
+from tests.builders import DAY, NOW_MS, janitor, pointer, topic
+from tests.hbase.scene import Scene, complaints, finish
+from tests.hbase.server import HBaseServer
+from tests.hbase.tables import Tables
+
+
+@pytest.fixture
+def namespace(hbase_tables: Tables) -> str:
+    return hbase_tables.shared()
+
+
+@pytest.fixture
+def scene(hbase_tables: Tables, namespace: str) -> Iterator[Scene]:
+    with hbase_tables.open(namespace) as store:
+        yield Scene.on(store)
+
+
+@pytest.fixture
+def read_only(hbase: HBaseServer, namespace: str) -> Iterator[Callable[[str, bool], None]]:
+    """Makes a table read-only, or writable again."""
+
+    def change(table: str, to: bool) -> None:
+        hbase.command("set", f"{namespace}:{table}", "READONLY", str(to).lower())
+
+    yield change
+    for table in ("tms.message", "tms.payload"):
+        change(table, False)
+
+
+def test_given_a_read_only_table_when_swept_again_and_again_then_its_topics_are_put_aside_and_probed_later(
+    hbase_tables: Tables, namespace: str, read_only: Callable[[str, bool], None]
+) -> None:
+    with hbase_tables.open(namespace) as store:
+        rig = janitor(store, workers=2)
+        stuck = topic(store, "default:stuck", ttl_seconds=86_400).plain(NOW_MS - 2 * DAY, NOW_MS)
+        fine = topic(store, "default:fine", ttl_seconds=3600)
+        read_only("tms.message", True)
+        for strike in range(1, STRIKES + 1):
+            fine.stored(pointer(NOW_MS - DAY), NOW_MS - DAY + strike)
+            said, _ = complaints(rig)
+            assert len(said) == 1
+            assert re.search(r"topic default:stuck: .*read only.*READONLY => 'false'", said[0])
+            assert (fine.stored_times(), rig.state.claim()) == ([], None)
+            assert rig.state.strikes()[stuck.id].count == strike
+            rig.clock.advance(60_000)
+        assert complaints(rig)[0] == []
+        assert rig.state.claim() is None
+        read_only("tms.message", False)
+        rig.clock.advance(FIRST_PROBE_MS)
+        assert complaints(rig)[0] == []
+        assert stuck.times() == [NOW_MS]
+        assert rig.state.strikes() == {}
+
+
+def test_given_a_store_that_takes_no_writes_at_all_when_swept_again_and_again_then_no_topic_is_put_aside(
+    scene: Scene, read_only: Callable[[str, bool], None]
+) -> None:
+    rig = scene.rig()
+    for table in ("tms.message", "tms.payload"):
+        read_only(table, True)
+    for _ in range(STRIKES + 1):
+        said, report = complaints(rig)
+        assert report is not None
+        assert {error.partition(": ")[0] for error in said} == {"topic default:orders", "topic default:retired"}
+    assert (rig.state.strikes(), rig.state.claim()) == ({}, None)
+    for table in ("tms.message", "tms.payload"):
+        read_only(table, False)
+    finish(scene, rig)
