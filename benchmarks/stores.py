@@ -53,7 +53,7 @@ def _rows(topic: TopicId, count: int, newest_ms: int, step_ms: int) -> Iterator[
         yield MessageKey(topic, 1, newest_ms - (count - 1 - number) * step_ms, 0).pack(), value
 
 
-def engine(store: Store, clock: Clock, observer: Observer = tell_nobody) -> Engine:
+def engine(store: Store, clock: Clock, observer: Observer = tell_nobody, *, workers: int = 1) -> Engine:
     """A janitor that has never seen the store."""
     return Engine(
         store,
@@ -63,5 +63,6 @@ def engine(store: Store, clock: Clock, observer: Observer = tell_nobody) -> Engi
         TERMS,
         token_hex=secrets.token_hex,
         batch_rows=BATCH_ROWS,
+        workers=workers,
         observer=observer,
     )

@@ -286,9 +286,12 @@ class Daemon:
                 else:
                     report = self.engine.run_once(adopt=self._adopt, patterns=self._patterns, patient=patient)
             self._log.write(report)
-        finally:
+        except BaseException:
             self._outdated = True
             self._schedule.run_now("tick")
+            raise
+        self._outdated = True
+        self.tick()
 
     def tick(self) -> None:
         """Look after the lease, and keep the picture up to date.
@@ -305,10 +308,7 @@ class Daemon:
         # One at a time, so that an older picture never follows a newer one: counters would seem to go back.
         with self._looking:
             if self._outdated or self._ticked_ms - self._looked_ms >= LOOK_SECONDS * 1000:
-                picture = look.look(self._state, self._site, self._clock, live)
-                self._outdated, self._looked_ms = False, self._ticked_ms
-                self._picture = picture = replace(picture, failing=self._failing)
-                self._metrics.update(picture)
+                self._look(live)
             else:
                 self._picture = replace(
                     self._picture,
@@ -318,6 +318,18 @@ class Daemon:
                     running=live.running,
                     leader=live.leader,
                 )
+
+    def _look(self, live: Live) -> None:
+        """Take the picture anew; what happens meanwhile makes it outdated again."""
+        self._outdated = False
+        try:
+            picture = look.look(self._state, self._site, self._clock, live)
+        except TmsError:
+            self._outdated = True
+            raise
+        self._looked_ms = self._ticked_ms
+        self._picture = picture = replace(picture, failing=self._failing)
+        self._metrics.update(picture)
 
     def _leads(self) -> bool:
         """Whether this process holds the lease; one that lost it tries to get it back."""

@@ -148,3 +148,18 @@ def test_given_reasons_then_their_json_names_the_parts() -> None:
         "level": "attention",
         "reasons": [{"text": "Nobody has adopted this store; until then nothing is deleted.", "about": "adopt"}],
     }
+
+
+def test_given_a_daemon_in_which_no_run_ends_any_more_then_it_is_said() -> None:
+    hour_ms = 3_600_000
+    last = replace(CALM.last_run, finished_ms=NOW_MS - 2 * hour_ms) if CALM.last_run else None
+    silent = replace(CALM, every_seconds=60, last_run=last, started_ms=NOW_MS - 9 * hour_ms, now_ms=NOW_MS)
+    assert texts(judge(silent)) == ["No run has ended for 120 min."]
+    assert judge(replace(silent, every_seconds=None)).level == "well"
+    assert judge(replace(silent, started_ms=NOW_MS - hour_ms)).level == "well"
+
+
+def test_given_a_job_that_fails_then_it_is_said() -> None:
+    assert texts(judge(replace(CALM, failing={"count": "it cannot be read."}))) == [
+        "The count job fails: it cannot be read."
+    ]

@@ -1,0 +1,75 @@
+"""The HBase that benchmarks measure on: the tests' own, started for one script and stopped behind it."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import happybase
+
+from benchmarks.stores import BODY, NOW_MS, TTL_SECONDS, topic_names
+from tests import maven
+from tests.hbase.server import HBaseServer, start
+from tests.hbase.tables import Tables
+from tms_core.rowkey import MessageKey
+from tms_core.tables.base import MessageValue
+from tms_core.tables.hbase import HBaseStore
+from tms_core.topic import encode_properties
+
+BUCKETS = 16
+TOPICS = 10
+_PUT_ROWS = 5_000
+
+
+@contextmanager
+def server() -> Iterator[HBaseServer]:
+    """An HBase of one region server.
+
+    Raises:
+        SystemExit: it cannot be had here, and why; no figure is reported then, and nothing has failed.
+    """
+    if reason := maven.missing():
+        sys.stderr.write(f"skipped: {reason}\n")
+        raise SystemExit(0)
+    with tempfile.TemporaryDirectory(prefix="tms-bench-hbase-") as folder, start(Path(folder)) as running:
+        yield running
+
+
+@contextmanager
+def filled(tables: Tables, rows: int, pointer: int | None = None) -> Iterator[str]:
+    """The namespace of new tables, in which all rows are past their ttl, or none if they have a pointer."""
+    namespace = tables.make(buckets=BUCKETS)
+    value = MessageValue(pointer, BODY)
+    newest_ms = NOW_MS - 1 if pointer is not None else NOW_MS - 2 * TTL_SECONDS * 1000
+    with HBaseStore([tables.server.thrift], namespace=namespace, buckets=BUCKETS) as store:
+        for topic in topic_names(TOPICS):
+            properties = encode_properties({"generation": "1", "ttl": str(TTL_SECONDS)})
+            store.metadata.compare_and_set(topic.prefix, None, properties)
+            keys = [MessageKey(topic, 1, newest_ms - number, 0).pack() for number in range(rows // TOPICS)]
+            for first in range(0, len(keys), _PUT_ROWS):
+                store.message.put([(key, value) for key in keys[first : first + _PUT_ROWS]])
+    # Files, as in a store of some age, and no memory that is being flushed while we measure.
+    tables.server.command("compact", f"{namespace}:tms.message")
+    yield namespace
+    for name in ("meta", "message", "payload"):
+        tables.server.command("drop", f"{namespace}:tms.{name}")
+
+
+def by_salt(address: str, namespace: str, connections: int, work: Callable[[happybase.Table, bytes], None]) -> None:
+    """Do something under each salt, over so many happybase connections at once."""
+    host, _, port = address.rpartition(":")
+
+    def take(salts: Sequence[int]) -> None:
+        connection = happybase.Connection(host, int(port), timeout=60_000)
+        table = connection.table(f"{namespace}:tms.message".encode())
+        for salt in salts:
+            work(table, bytes([salt]))
+        connection.close()
+
+    with ThreadPoolExecutor(connections) as threads:
+        for done in [threads.submit(take, range(first, BUCKETS, connections)) for first in range(connections)]:
+            done.result()

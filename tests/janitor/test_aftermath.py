@@ -1,0 +1,129 @@
+"""What must not be lost when the end of a run cannot be written down, the clock is in doubt, or a plan fails."""
+
+from __future__ import annotations
+
+from threading import Thread
+
+import pytest
+
+from janitor.canary.watch import Waiting, Watch
+from janitor.look import SILENT_MS, Site, look
+from janitor.state.base import CounterKey
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, janitor, topic, watch, watch_state
+from tms_core.clock import ManualClock
+from tms_core.errors import StoreError
+from tms_core.lease import Lease
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
+
+
+def test_given_a_run_whose_end_could_not_be_written_when_the_next_begins_then_its_ranges_are_in_the_ledger() -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=60)
+    orders.plain(NOW_MS - HOUR, NOW_MS)
+    rig = janitor(store)
+    full = [True]
+
+    def fail(call: Call) -> None:
+        if call.name == "state.finish_run" and full:
+            raise StoreError("the disk is full.")
+
+    watch_state(rig.state, before=fail)
+    with pytest.raises(StoreError, match="the disk is full"):
+        rig.engine.run_once(adopt=True)
+    assert orders.times() == [NOW_MS]
+    full.clear()
+    rig.engine.run_once()
+    assert [run.result for run in rig.state.runs(5)] == ["done", "lost"]
+    [entry] = rig.state.ledger(10, topic=TopicId("default", "orders"))
+    assert (entry.rows, entry.rule) == (None, "expired")
+
+
+def test_given_a_clock_that_jumped_when_a_run_is_stopped_then_the_history_stays() -> None:
+    rig = janitor(MemoryStore())
+    for _ in range(3):
+        rig.engine.run_once(adopt=True)
+        rig.clock.advance(MINUTE)
+    rig.clock.step(365 * DAY)
+    assert rig.engine.run_once().tripped
+    assert len(rig.state.runs(10)) == 4
+
+
+def test_given_a_plan_that_fails_when_a_daemon_only_plans_then_it_is_a_failed_run() -> None:
+    store = MemoryStore()
+    rig = janitor(store)
+
+    def fail(call: Call) -> None:
+        if call.name == "metadata.rows":
+            raise StoreError("it cannot be read.")
+
+    watch(store, before=fail)
+    with pytest.raises(StoreError):
+        rig.engine.rehearse()
+    [run] = rig.state.runs(5)
+    assert (run.mode, run.result) == ("plan", "failed")
+    assert rig.state.counters()[CounterKey("sweeps_total", (("result", "failed"),))] == 1
+
+
+def test_given_a_plan_when_a_daemon_only_plans_then_nothing_counts_as_deleted_and_the_snapshot_is_seen() -> None:
+    store = MemoryStore()
+    topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS - HOUR)
+    rig = janitor(store)
+    rig.engine.adopt()
+    assert [rig.engine.rehearse().thorough, rig.engine.rehearse().thorough] == [True, False]
+    names = {key.name for key in rig.state.counters()}
+    assert "rows_deleted_total" not in names
+    assert {"sweeps_total", "rows_scanned_total", "sweep_phase_duration_seconds_sum"} <= names
+    picture = look(rig.state, Site("memory", "plan_only", "every 60 s", rig.engine.terms), rig.clock)
+    assert picture.snapshot.timestamp_ms == NOW_MS
+    assert [(item.rule, item.rows) for item in picture.overdue] == [("expired", 1)]
+
+
+def test_given_a_run_under_way_when_the_lease_is_looked_after_then_nobody_waits_for_anybody() -> None:
+    """The run takes the memory's lock before the lease's; whoever did it the other way round could wait for ever."""
+    store, clock = MemoryStore(), ManualClock(NOW_MS, running_ms=DAY)
+    topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS - HOUR)
+    rig = janitor(store, clock=clock)
+    lease = Lease(rig.state, "this one", 60, clock)
+    lease.acquire()
+    rig = rig.restart(lease=lease)
+    beside: list[bool] = []
+
+    def look_after(call: Call) -> None:
+        if call.name == "message.delete" and not beside:
+            clock.advance(50 * SECOND)
+            before = rig.state.lease()
+            thread = Thread(target=rig.engine.renew_lease)
+            thread.start()
+            thread.join(10)
+            beside.append(not thread.is_alive() and rig.state.lease() == before)
+
+    watch(store, before=look_after)
+    assert rig.engine.run_once(adopt=True).errors == []
+    assert beside == [True]
+    clock.advance(50 * SECOND)
+    before = rig.state.lease()
+    rig.engine.renew_lease()
+    assert rig.state.lease() != before
+
+
+def test_given_canaries_that_do_not_go_when_looked_at_then_they_are_as_late_as_they_have_waited() -> None:
+    rig = janitor(MemoryStore())
+    waiting = (Waiting(NOW_MS - DAY, 0, NOW_MS - HOUR, 0, "manual"),)
+    Watch(late_ms=1000, waiting=waiting).save(rig.state)
+    picture = look(rig.state, Site("memory", "apply", "", rig.engine.terms, canary=True), rig.clock)
+    assert picture.canary.late_seconds == 3600
+
+
+def test_given_runs_that_are_hours_apart_when_looked_at_then_the_next_is_missed_when_it_is_late_by_their_measure() -> (
+    None
+):
+    rig = janitor(MemoryStore())
+    for _ in range(3):
+        rig.engine.run_once(adopt=True)
+        rig.clock.advance(6 * HOUR)
+    site = Site("memory", "apply", "", rig.engine.terms)
+    assert 6 * HOUR > SILENT_MS
+    assert look(rig.state, site, rig.clock).process == "between_runs"
+    rig.clock.advance(7 * HOUR)
+    assert look(rig.state, site, rig.clock).process == "down"
