@@ -40,16 +40,16 @@ def server() -> Iterator[HBaseServer]:
 
 
 @contextmanager
-def filled(tables: Tables, rows: int, pointer: int | None = None) -> Iterator[str]:
+def filled(tables: Tables, rows: int, *, topics: int = TOPICS, pointer: int | None = None) -> Iterator[str]:
     """The namespace of new tables, in which all rows are past their ttl, or none if they have a pointer."""
     namespace = tables.make(buckets=BUCKETS)
     value = MessageValue(pointer, BODY)
     newest_ms = NOW_MS - 1 if pointer is not None else NOW_MS - 2 * TTL_SECONDS * 1000
     with HBaseStore([tables.server.thrift], namespace=namespace, buckets=BUCKETS) as store:
-        for topic in topic_names(TOPICS):
+        for topic in topic_names(topics):
             properties = encode_properties({"generation": "1", "ttl": str(TTL_SECONDS)})
             store.metadata.compare_and_set(topic.prefix, None, properties)
-            keys = [MessageKey(topic, 1, newest_ms - number, 0).pack() for number in range(rows // TOPICS)]
+            keys = [MessageKey(topic, 1, newest_ms - number, 0).pack() for number in range(rows // topics)]
             for first in range(0, len(keys), _PUT_ROWS):
                 store.message.put([(key, value) for key in keys[first : first + _PUT_ROWS]])
     # Files, as in a store of some age, and no memory that is being flushed while we measure.

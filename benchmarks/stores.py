@@ -17,6 +17,7 @@ from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.leveldb import LevelDBStore
 from tms_core.topic import TopicId, encode_properties
+from tms_core.transaction.source import SnapshotSource
 
 #: The moment all benchmark stores are judged at.
 NOW_MS = 1_700_000_000_000
@@ -53,12 +54,19 @@ def _rows(topic: TopicId, count: int, newest_ms: int, step_ms: int) -> Iterator[
         yield MessageKey(topic, 1, newest_ms - (count - 1 - number) * step_ms, 0).pack(), value
 
 
-def engine(store: Store, clock: Clock, observer: Observer = tell_nobody, *, workers: int = 1) -> Engine:
+def engine(
+    store: Store,
+    clock: Clock,
+    observer: Observer = tell_nobody,
+    *,
+    workers: int = 1,
+    source: SnapshotSource | None = None,
+) -> Engine:
     """A janitor that has never seen the store."""
     return Engine(
         store,
         SqliteState.in_memory(),
-        None,
+        source,
         clock,
         TERMS,
         token_hex=secrets.token_hex,

@@ -132,13 +132,14 @@ def test_given_a_sweep_killed_in_the_middle_when_opened_again_then_tables_are_na
         from tms_core.tables.leveldb import LevelDBStore
         from janitor import sweep as sweeping
         delete, batches = sweeping.Sweep.delete, 0
-        def dying(self, work, table, keys):
+        def dying(self, work, table, batch):
             global batches
-            delete(self, work, table, keys)
+            done = delete(self, work, table, batch)
             batches += 1
             if batches == 4:
                 table.compact(b"\\x00", b"\\xff")
                 os.kill(os.getpid(), signal.SIGKILL)
+            return done
         sweeping.Sweep.delete = dying
         sweep(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
     """)

@@ -1,0 +1,98 @@
+"""P10: rows an inversion negates per second on HBase, beside a bare loop of ``checkAndPut`` on the same rows.
+
+Both go through as many connections. The loop is told which rows to change; the inversion's time is the whole step of a
+sweep that finds them, reading every row of the table: one topic, all of whose rows an invalid transaction wrote. Rows
+are in files for both, and each turn has new tables.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from array import array
+
+import happybase
+
+from benchmarks.figure import Figure, report
+from benchmarks.hbase import by_salt, filled, server
+from benchmarks.p1_sweep import BenchClock
+from benchmarks.stores import NOW_MS, engine
+from janitor.policy import Rule
+from tests.hbase.tables import Tables
+from tests.support import size
+from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase_schema import POINTER_COLUMN
+from tms_core.tables.hbase_wire import interface
+from tms_core.transaction.model import TX_PER_MS, VisibilityState
+from tms_core.transaction.source import Loaded
+
+#: ``TMS_BENCH_INVERT_ROWS=100000`` is the full size.
+ROWS = size("TMS_BENCH_INVERT_ROWS", 20_000)
+CONNECTIONS = 4
+TURNS = 3
+INVALID = (NOW_MS - 1000) * TX_PER_MS
+
+
+class OneInvalid:
+    """A snapshot of now with one invalid transaction."""
+
+    def latest(self) -> Loaded:
+        newest = NOW_MS * TX_PER_MS
+        return Loaded(VisibilityState(NOW_MS, newest, newest, array("q", [INVALID])), "benchmark")
+
+
+def invert(address: str, namespace: str) -> float:
+    """Seconds the step takes."""
+    with HBaseStore([address], namespace=namespace, connections=CONNECTIONS) as store:
+        janitor = engine(store, BenchClock(), workers=CONNECTIONS, source=OneInvalid())
+        done = janitor.run_once(adopt=True)
+    if done.total(Rule.INVALID_TRANSACTION) != ROWS or done.errors:
+        raise RuntimeError(f"inverted {done.total(Rule.INVALID_TRANSACTION)} of {ROWS} rows: {done.errors}")
+    return done.phase_seconds["invert"]
+
+
+def bare(address: str, namespace: str) -> float:
+    """Seconds a plain loop takes, which knows the rows."""
+    old, new = INVALID.to_bytes(8, "big"), (-INVALID).to_bytes(8, "big", signed=True)
+    rows: dict[bytes, list[bytes]] = {}
+
+    def find(table: happybase.Table, salt: bytes) -> None:
+        found = table.scan(row_start=salt, row_stop=bytes([salt[0] + 1]), filter=b"KeyOnlyFilter()")
+        rows[salt] = [row for row, _ in found]
+
+    def change(table: happybase.Table, salt: bytes) -> None:
+        mutation = interface().Mutation(isDelete=False, column=POINTER_COLUMN, value=new)
+        name, client = table.name, table.connection.client
+        for row in rows[salt]:
+            assert client.checkAndPut(name, row, POINTER_COLUMN, old, mutation, {})
+
+    by_salt(address, namespace, CONNECTIONS, find)
+    started = time.perf_counter()
+    by_salt(address, namespace, CONNECTIONS, change)
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    ours: list[float] = []
+    plain: list[float] = []
+    with server() as running, Tables(running) as tables:
+        # Both once beforehand, so that HBase's own code is warm.
+        for turn in range(TURNS + 1):
+            for run, seconds in ((invert, ours), (bare, plain)):
+                with filled(tables, ROWS, topics=1, pointer=INVALID) as namespace:
+                    taken = run(running.thrift, namespace)
+                if turn:
+                    seconds.append(taken)
+    ratio = statistics.median(b / o for o, b in zip(ours, plain, strict=True))
+    details = {
+        "rows": ROWS,
+        "connections": CONNECTIONS,
+        "rows_per_second": round(ROWS / statistics.median(ours)),
+        "bare_rows_per_second": round(ROWS / statistics.median(plain)),
+    }
+    name = "HBase inversion, rows negated per second ÷ a bare checkAndPut loop's"
+    report(Figure("P10", name, round(ratio, 3), at_least=0.8, details=details))
+
+
+if __name__ == "__main__":
+    main()
