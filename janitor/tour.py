@@ -9,7 +9,7 @@ was held and let go. The daemon is the real one, and every command works against
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -24,7 +24,7 @@ from janitor.cli.serve import serve
 from janitor.daemon import Daemon
 from janitor.demo import ROOT, SAMPLE, unpack
 from janitor.logs import configure
-from janitor.picture import Picture
+from janitor.picture import Picture, RunSummary
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreBusy, StoreError, TmsError
 from tms_core.rowkey import MessageKey
@@ -38,6 +38,8 @@ TICKS_TTL_SECONDS = 10
 #: This one has a message for each second of the last hour, and keeps them for a day, until somebody types 600 s.
 ORDERS = TopicId("demo", "orders")
 ORDERS_TTL_SECONDS, MISTAKEN_TTL_SECONDS = 86_400, 600
+#: How many runs may end while the narrator is looking elsewhere.
+RECENT_RUNS = 50
 #: How often a second passes for the narrator; a test makes it shorter.
 STEP_SECONDS = 1.0
 #: When the ttl is shortened, and when what it held is let go, in steps.
@@ -110,7 +112,7 @@ def _visit(store: Store, daemon: Daemon, clock: Clock, arguments: str, gone: Eve
         if gone.wait(STEP_SECONDS):
             return
         publish(store, TICKS, [clock.now_ms()], sequence)
-        narrator.look(daemon.picture())
+        narrator.look(daemon.picture(), daemon.runs(RECENT_RUNS))
         if step == SHORTEN_AT:
             describe(store, ORDERS, MISTAKEN_TTL_SECONDS)
             _say(
@@ -131,14 +133,14 @@ class Narrator:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._last = ""
+        self._told: set[str] = set()
         self._held: set[str] = set()
 
-    def look(self, picture: Picture) -> None:
-        """Tell what is new in a picture."""
-        run = picture.last_run
-        if run is not None and run.id != self._last:
-            self._last = run.id
+    def look(self, picture: Picture, runs: Sequence[RunSummary]) -> None:
+        """Tell what is new in a picture, and of the runs that have ended since."""
+        ended = [run for run in reversed(runs) if run.finished_ms is not None and run.id not in self._told]
+        self._told.update(run.id for run in ended)
+        for run in ended:
             parts = (
                 (run.expired, "expired"),
                 (run.old_generation, "of old generations"),

@@ -32,7 +32,7 @@ from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
 from tms_core.tables.base import MessageValue, Store
 from tms_core.topic import TopicId, encode_properties
 from tms_core.transaction.model import TX_PER_MS, InProgress, InProgressType, VisibilityState
-from tms_core.transaction.source import Loaded
+from tms_core.transaction.source import Loaded, SnapshotSource
 
 NOW_MS = 1_700_000_000_000
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
