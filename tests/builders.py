@@ -32,7 +32,7 @@ from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
 from tms_core.tables.base import MessageValue, Store
 from tms_core.topic import TopicId, encode_properties
 from tms_core.transaction.model import TX_PER_MS, InProgress, InProgressType, VisibilityState
-from tms_core.transaction.source import Loaded, SnapshotSource
+from tms_core.transaction.source import Loaded
 
 NOW_MS = 1_700_000_000_000
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
@@ -220,7 +220,7 @@ def janitor(
     *,
     state: State | None = None,
     clock: ManualClock | None = None,
-    snapshots: SnapshotSource | None = None,
+    snapshots: Any = None,
     now_ms: int = NOW_MS,
     hold_seconds: int = 3600,
     protect: tuple[str, ...] = (),
