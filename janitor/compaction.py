@@ -2,7 +2,8 @@
 
 A deleted row takes room until LevelDB compacts the tables it was in, and LevelDB only does so when it must. So what a
 run deleted is compacted explicitly, after all deleting is done, in slices: one compaction cannot be interrupted, and
-a run has to show between two of them that it is alive (rule S10).
+a run has to show between two of them that it is alive (rule S10). HBase's tables are told of the same slices, but judge
+by themselves where and when it is worth it (``tms_core/tables/hbase_regions.py``).
 """
 
 from __future__ import annotations
@@ -40,16 +41,19 @@ class Slice:
 
 @dataclass(slots=True)
 class DeletedRanges:
-    """Where rows were deleted, gathered batch by batch in the order of a walk."""
+    """Where rows were deleted, gathered batch by batch, of each table in the order of a walk."""
 
     slices: list[Slice] = field(default_factory=list)
+    _last: dict[KeyTable, Slice] = field(default_factory=dict)
 
     def add(self, table: KeyTable, keys: Sequence[bytes]) -> None:
-        if self.slices and self.slices[-1].takes(table, keys[0]):
-            self.slices[-1].last = keys[-1]
-            self.slices[-1].rows += len(keys)
+        last = self._last.get(table)
+        if last is not None and last.takes(table, keys[0]):
+            last.last = keys[-1]
+            last.rows += len(keys)
         else:
-            self.slices.append(Slice(table, keys[0], keys[-1], len(keys)))
+            self._last[table] = Slice(table, keys[0], keys[-1], len(keys))
+            self.slices.append(self._last[table])
 
     def compact(self, heartbeat: Callable[[], None]) -> None:
         """Compact slice by slice.
@@ -58,6 +62,6 @@ class DeletedRanges:
             StoreError: the store failed; the rows are deleted all the same.
         """
         for part in self.slices:
-            if part.rows >= WORTHWHILE_ROWS:
+            if part.rows >= WORTHWHILE_ROWS or part.table.weighs_compaction:
                 part.table.compact(part.start, part.last + b"\x00")
                 heartbeat()

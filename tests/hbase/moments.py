@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,22 +94,33 @@ class Hurried(SystemClock):
 
 
 def watch_calls(pool: HBasePool, before: CallWatcher | None = None, after: AnswerWatcher | None = None) -> None:
-    """Tell of every Thrift call of a pool from now on; what is told may raise, as the call could."""
+    """Tell of every Thrift call of a pool from now on; what is told may raise, as the call could.
+
+    Of calls that are made together all are told before, and all are told after.
+    """
     borrow = pool.connection
 
     def watched(connection: Connection) -> Connection:
-        call = connection.call
+        call, calls = connection.call, connection.calls
 
         def asked(name: str, *arguments: Any) -> Any:
-            if before is not None:
-                before(name, arguments)
-            answer = call(name, *arguments)
-            if after is not None:
-                after(name, arguments, answer)
-            return answer
+            return tell(name, [arguments], lambda: [call(name, *arguments)])[0]
 
-        vars(connection)["call"] = asked
+        def asked_together(name: str, questions: Sequence[tuple[Any, ...]]) -> list[Any]:
+            return tell(name, questions, lambda: calls(name, questions))
+
+        vars(connection).update(call=asked, calls=asked_together)
         return connection
+
+    def tell(name: str, questions: Sequence[tuple[Any, ...]], ask: Callable[[], list[Any]]) -> list[Any]:
+        if before is not None:
+            for arguments in questions:
+                before(name, arguments)
+        answers = ask()
+        if after is not None:
+            for arguments, answer in zip(questions, answers, strict=True):
+                after(name, arguments, answer)
+        return answers
 
     @contextmanager
     def borrowed() -> Iterator[Connection]:

@@ -253,18 +253,6 @@ def test_given_regions_split_merged_and_moved_when_read_on_then_nothing_is_skipp
     store.close()
 
 
-def test_given_deleted_rows_when_compaction_is_asked_for_then_the_regions_of_the_range_are_compacted(
-    store: HBaseStore,
-) -> None:
-    store.message.put([(key, TX) for key in keys(50)])
-    store.pool.calls.clear()
-    store.parts()[3].message.compact(b"k0000", b"k0050")
-    assert store.pool.calls["majorCompact"] == 1
-    store.message.compact(b"k0000", b"k0050")
-    assert store.pool.calls["majorCompact"] == 1 + BUCKETS
-    assert all_keys(store) == keys(50)
-
-
 def test_given_no_tables_when_opened_then_it_says_how_to_make_them(hbase: HBaseServer) -> None:
     with pytest.raises(StoreNotFound, match="tms admin create-tables"):
         HBaseStore([hbase.thrift], namespace="nowhere")

@@ -72,6 +72,17 @@ def test_given_batches_of_two_tables_when_added_then_each_has_its_slices() -> No
     assert [part.table for part in deleted.slices] == [message, payload]
 
 
+def test_given_parts_walked_side_by_side_when_their_batches_alternate_then_each_part_is_one_slice() -> None:
+    one, other, deleted = SlicedTable(), SlicedTable(), DeletedRanges()
+    for first, last in ((b"a", b"b"), (b"c", b"d"), (b"e", b"f")):
+        deleted.add(one, keys(first, last))
+        deleted.add(other, keys(first, last))
+    assert [(part.table, *found) for part, found in zip(deleted.slices, parts(deleted), strict=True)] == [
+        (one, b"a", b"f", 6),
+        (other, b"a", b"f", 6),
+    ]
+
+
 def test_given_slices_when_compacted_then_both_ends_are_keys_that_were_deleted_and_life_is_shown_after_each() -> None:
     table, deleted = SlicedTable(GAP_BYTES + 1), DeletedRanges()
     deleted.add(table, keys(b"a", b"b", WORTHWHILE_ROWS))
@@ -88,6 +99,14 @@ def test_given_a_slice_when_it_has_few_rows_then_it_is_left_to_the_store(rows: i
     deleted.add(table, keys(b"a", b"b", rows))
     deleted.compact(lambda: None)
     assert len(table.compacted) == compacted
+
+
+def test_given_a_table_that_judges_by_itself_when_a_slice_has_few_rows_then_it_is_told_of_it() -> None:
+    table, deleted = SlicedTable(), DeletedRanges()
+    table.weighs_compaction = True
+    deleted.add(table, keys(b"a", b"b"))
+    deleted.compact(lambda: None)
+    assert table.compacted == [(b"a", b"b\x00")]
 
 
 def test_given_nothing_deleted_when_compacted_then_nothing_is_asked_of_the_store() -> None:

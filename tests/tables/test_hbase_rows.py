@@ -63,11 +63,18 @@ class Table:
     def getRows(self, _: Any) -> list[Any]:  # noqa: N802
         return [] if self.value is None else [self.row()]
 
+    def getRowsWithColumns(self, arguments: Any) -> list[Any]:  # noqa: N802
+        assert arguments.columns == [COLUMN]
+        return [] if self.value is None else [self.row(row) for row in arguments.rows]
+
     def checkAndPut(self, arguments: Any) -> bool:  # noqa: N802
         matches: bool = self.value == arguments.value
         if matches:
             self.value = arguments.put.value
         return matches
+
+    def getTableRegions(self, _: Any) -> list[Any]:  # noqa: N802
+        return [interface().RegionInfo(startKey=b"", endKey=b"", id=1, name=b"only")]
 
     def mutateRows(self, _: Any) -> None:  # noqa: N802
         self.marks.append(None)
@@ -108,8 +115,8 @@ def rows_of(conduct: Callable[[Request], None]) -> Iterator[HBaseRows]:
     [
         (set(), set(), True, 1),
         ({"checkAndPut"}, set(), True, 2),
-        (set(), {"checkAndPut"}, True, 1),
-        ({"getRow"}, {"checkAndPut"}, True, 1),
+        (set(), {"checkAndPut"}, True, 2),
+        ({"getRowsWithColumns"}, {"checkAndPut"}, True, 2),
     ],
     ids=["no cut", "cut before", "cut after", "cut twice"],
 )

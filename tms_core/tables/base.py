@@ -61,9 +61,14 @@ class TxCell(NamedTuple):
 
 
 class KeyTable(ABC):
-    """What the message table and the payload table have in common: keys, and deleting by key."""
+    """What the message table and the payload table have in common: keys, and deleting by key.
+
+    Attributes:
+        weighs_compaction: whether :meth:`compact` itself judges what is worth it, and so is asked for few rows too.
+    """
 
     name: TableName
+    weighs_compaction = False
 
     @abstractmethod
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:

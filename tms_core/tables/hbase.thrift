@@ -55,10 +55,10 @@ exception IllegalArgument {
 service Hbase {
   list<RowResult> getRow(1: binary table, 2: binary row, 3: Attributes attributes) throws (1: IOError io)
 
-  list<RowResult> getRowWithColumns(1: binary table, 2: binary row, 3: list<binary> columns, 4: Attributes attributes)
-    throws (1: IOError io)
-
   list<RowResult> getRows(1: binary table, 2: list<binary> rows, 3: Attributes attributes) throws (1: IOError io)
+
+  list<RowResult> getRowsWithColumns(1: binary table, 2: list<binary> rows, 3: list<binary> columns,
+                                     4: Attributes attributes) throws (1: IOError io)
 
   void mutateRows(1: binary table, 2: list<BatchMutation> rows, 3: Attributes attributes)
     throws (1: IOError io, 2: IllegalArgument argument)

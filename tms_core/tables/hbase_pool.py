@@ -136,7 +136,7 @@ class HBasePool:
                 self._give_back(server, wire)
             finally:
                 with self._lock:
-                    self.calls.update(connection.calls)
+                    self.calls.update(connection.made)
         finally:
             self._free.release()
 
@@ -230,10 +230,15 @@ class Connection:
     """A connection while it is borrowed, and the calls made with it."""
 
     def __init__(self, wire: Wire) -> None:
-        self.calls: Counter[str] = Counter()
+        self.made: Counter[str] = Counter()
         self._wire = wire
 
     def call(self, name: str, *args: Any) -> Any:
         """Ask the server; see :meth:`Wire.call`."""
-        self.calls[name] += 1
+        self.made[name] += 1
         return self._wire.call(name, *args)
+
+    def calls(self, name: str, questions: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Ask the same several times; see :meth:`Wire.calls`."""
+        self.made[name] += len(questions)
+        return self._wire.calls(name, questions)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from tms_core.clock import Clock
 from tms_core.errors import StoreError
 from tms_core.tables.hbase_pool import Connection, HBasePool
+from tms_core.tables.hbase_regions import Range, Regions
 from tms_core.tables.hbase_schema import FAMILY
 from tms_core.tables.hbase_wire import interface
 
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 #: Rows in one call that changes them: ten times as many are hardly faster, and each call must end in its time limit.
 BATCH_ROWS = 2000
+#: Changes that are on their way at once over one connection: what a journey costs is shared by so many.
+CHANGES_AT_ONCE = 32
 #: How far the clocks of HBase's servers and ours may be apart before a marker's timestamp matters, in milliseconds.
 CLOCKS_MS = 300_000
 #: Bytes of values after which a page ends early.
@@ -55,6 +58,8 @@ class Query(NamedTuple):
 #: Keys: cells without their values. All cells, because a delete must know the newest of them, and a message's pointer
 #: may be much newer than its payload.
 KEYS = Query(b"KeyOnlyFilter()", whole=False)
+#: Keys, one for each row.
+FIRST_KEYS = Query(b"FirstKeyOnlyFilter() AND KeyOnlyFilter()", whole=False)
 #: Pointers: values of pointer cells only. The others come as bare keys: rows that were passed over must be seen, or a
 #: page in a long stretch of rows without pointers would run into the time limit, and the next one again.
 POINTERS = Query(
@@ -83,6 +88,7 @@ class HBaseRows:
     Attributes:
         ahead_ms: how far the newest cell met when deleting was ahead of our clock, in milliseconds.
         wrong_salts: rows met under a salt that is not theirs.
+        regions: knows where rows were deleted.
     """
 
     def __init__(self, pool: HBasePool, name: bytes, clock: Clock) -> None:
@@ -93,6 +99,7 @@ class HBaseRows:
         self.wrong_salts = 0
         self._lock = threading.Lock()
         self._clock = clock
+        self.regions = Regions(pool, name, clock)
         self._delete_family = [thrift.Mutation(isDelete=True, column=FAMILY)]
 
     def get(self, row: bytes) -> Row | None:
@@ -154,7 +161,7 @@ class HBaseRows:
     def replace(self, column: bytes, changes: Sequence[tuple[bytes, bytes, bytes]]) -> list[bool]:
         """In each row, put a new value in the place of an old one, if that is still there.
 
-        If the connection breaks during a change, the cell tells whether it was made.
+        If the connection breaks during changes, their cells tell whether they were made.
 
         Args:
             column: of the cells.
@@ -164,33 +171,42 @@ class HBaseRows:
             For each whether its row has the new value by this.
         """
         done: list[bool] = []
-        in_doubt = False
+        in_doubt: list[bytes] = []
 
         def work(connection: Connection) -> None:
-            nonlocal in_doubt
-            for row, old, new in changes[len(done) :]:
-                if in_doubt and self._value(connection, row, column) == new:
-                    done.append(True)
-                    in_doubt = False
-                    continue
-                in_doubt = True
-                done.append(self.check_and_put(connection, row, column, old, new))
-                in_doubt = False
+            while some := changes[len(done) : len(done) + CHANGES_AT_ONCE]:
+                values = self._values(connection, in_doubt, column) if in_doubt else {}
+                in_doubt[:] = [row for row, _, _ in some]
+                questions = [self._check_and_put(row, column, old, new) for row, old, new in some]
+                answers = connection.calls("checkAndPut", questions)
+                done.extend(made or values.get(row) == new for made, (row, _, new) in zip(answers, some, strict=True))
+                in_doubt.clear()
 
         self.pool.run(work)
         return done
 
     def check_and_put(self, connection: Connection, row: bytes, column: bytes, old: bytes, new: bytes) -> bool:
         """Write a cell if it holds ``old``. HBase takes an empty ``old`` for both an empty cell and none."""
-        change = interface().Mutation(False, column, new)
-        done: bool = connection.call("checkAndPut", self.name, row, column, old, change, {})
+        done: bool = connection.call("checkAndPut", *self._check_and_put(row, column, old, new))
         return done
 
-    def compact(self, ranges: Sequence[tuple[bytes, bytes | None]]) -> None:
-        """Ask for a major compaction of every region that has rows of the ranges; it goes on in the background."""
-        for region in self.pool.call("getTableRegions", self.name):
-            if any(_meet(start, stop, region.startKey, region.endKey or None) for start, stop in ranges):
-                self.pool.call("majorCompact", region.name)
+    def compact(self, ranges: Sequence[Range]) -> None:
+        """Ask for the compaction of regions where it is worth it; it goes on in the background.
+
+        Args:
+            ranges: where rows were deleted.
+        """
+        self.regions.compact(ranges, self._count)
+
+    def _count(self, there: Range, limit: int) -> int:
+        found, (start, stop) = 0, there
+        while found < limit:
+            rows, ended = self.fetch(start, stop, min(BATCH_ROWS, limit - found), FIRST_KEYS)
+            found += len(rows)
+            if ended:
+                break
+            start = rows[-1].row + b"\x00"
+        return found
 
     def _fetch(self, connection: Connection, start: bytes, stop: bytes | None, limit: int, query: Query) -> Fetched:
         asked = min(limit, _FIRST_ROWS) if query.whole else limit
@@ -243,11 +259,12 @@ class HBaseRows:
             row for batch in batches(rows, BATCH_ROWS) for row in self.pool.call("getRows", self.name, list(batch), {})
         ]
 
-    def _value(self, connection: Connection, row: bytes, column: bytes) -> bytes | None:
-        found = connection.call("getRowWithColumns", self.name, row, [column], {})
-        cell = found[0].columns.get(column) if found else None
-        value: bytes | None = cell.value if cell else None
-        return value
+    def _check_and_put(self, row: bytes, column: bytes, old: bytes, new: bytes) -> tuple[Any, ...]:
+        return self.name, row, column, old, interface().Mutation(False, column, new), {}
+
+    def _values(self, connection: Connection, rows: list[bytes], column: bytes) -> dict[bytes, bytes]:
+        found = connection.call("getRowsWithColumns", self.name, rows, [column], {})
+        return {row.row: cell.value for row in found if (cell := row.columns.get(column)) is not None}
 
 
 def newest(rows: Iterable[Row]) -> int:
@@ -265,7 +282,3 @@ def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
     rest = iter(items)
     while batch := list(islice(rest, size)):
         yield batch
-
-
-def _meet(start: bytes, stop: bytes | None, region_start: bytes, region_stop: bytes | None) -> bool:
-    return (region_stop is None or start < region_stop) and (stop is None or region_start < stop)

@@ -106,6 +106,7 @@ class Salts(ABC):
         seen = self.seen(keys)
         rows = [row for places in self.places(keys, seen) for row in places]
         self.rows.delete(rows, seen.newest_ms if seen else None)
+        self.rows.regions.deleted(rows)
 
 
 class OneSalt(Salts):

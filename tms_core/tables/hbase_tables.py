@@ -56,6 +56,8 @@ class HBaseTable(KeyTable):
         buckets: how many salts there are, for writing.
     """
 
+    weighs_compaction = True
+
     def __init__(self, salts: Salts, calls: Calls, buckets: int | None) -> None:
         self._salts = salts
         self._calls = calls
@@ -84,8 +86,9 @@ class HBaseTable(KeyTable):
         return 0
 
     def compact(self, start: bytes, stop: bytes) -> None:
-        """Ask for a major compaction of the regions that hold the range. HBase does it in the background, and whole:
-        a region is a bucket, so this rewrites the rows of other topics too. What is still in memory stays there."""
+        """Ask for a major compaction of those regions of the range in which it is worth it, be it that most of what was
+        deleted there was so in former calls. HBase does it in the background, and whole: a region is a bucket, so this
+        rewrites the rows of other topics too."""
         self._calls.count("compact")
         self._salts.rows.compact(self._salts.ranges(start, stop))
 

@@ -17,6 +17,8 @@ import re
 import select
 import socket
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from types import ModuleType
@@ -97,7 +99,7 @@ class Wire:
         except OSError as error:
             raise _unreachable(address, error) from error
         transport = TCyBufferedTransport(self._socket, _BUFFER_BYTES)
-        self._client = TClient(getattr(interface(), service), _NumberedProtocol(transport, decode_response=False))
+        self._client = _Client(getattr(interface(), service), _NumberedProtocol(transport, decode_response=False))
 
     def call(self, name: str, *args: Any) -> Any:
         """Ask the server.
@@ -113,11 +115,31 @@ class Wire:
             StoreNotFound: there is no such table.
             StoreError: HBase refuses.
         """
+        return self.calls(name, [args])[0]
+
+    def calls(self, name: str, questions: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Ask the server the same several times, on one journey there and one back.
+
+        The server answers one after the other. If any of them fails, it is not known which of the others were done.
+
+        Args:
+            name: a call of the service.
+            questions: what each takes, in order.
+
+        Returns:
+            The answers, in order.
+
+        Raises:
+            StoreError: as :meth:`call`; the time limit is for all of them together.
+        """
         if self.broken:
             raise ConnectionLost(f"The connection to {self.address} is closed.")
         self._socket.allow(self._timeout_seconds)
         try:
-            return getattr(self._client, name)(*args)
+            with self._socket.together():
+                for arguments in questions:
+                    self._client.ask(name, arguments)
+            return [self._client.answer(name) for _ in questions]
         except BaseException as error:
             self.close()
             translated = self._translated(name, error)
@@ -160,6 +182,18 @@ class Wire:
         return None
 
 
+class _Client(TClient):
+    """Asks before it has been answered."""
+
+    def ask(self, name: str, arguments: Sequence[Any]) -> None:
+        # Fields are numbered with gaps, but in the order of the arguments.
+        fields = getattr(self._service, f"{name}_args").thrift_spec.values()
+        self._send(name, **{field[1]: argument for field, argument in zip(fields, arguments, strict=True)})
+
+    def answer(self, name: str) -> Any:
+        return self._recv(name)
+
+
 class _Socket:
     """A TCP connection whose reads and writes share one time limit."""
 
@@ -169,6 +203,7 @@ class _Socket:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._ends = 0.0
+        self._held: list[bytes] | None = None
 
     def allow(self, seconds: float) -> None:
         """Start the clock of a call."""
@@ -182,8 +217,22 @@ class _Socket:
         return data
 
     def write(self, data: bytes) -> None:
+        if self._held is not None:
+            self._held.append(data)
+            return
         self._socket.settimeout(self._left())
         self._socket.sendall(data)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Send what is written within in one piece, at the end."""
+        held: list[bytes] = []
+        self._held = held
+        try:
+            yield
+        finally:
+            self._held = None
+        self.write(b"".join(held))
 
     def flush(self) -> None:
         """Nothing is held back."""
@@ -211,16 +260,17 @@ class _Socket:
 class _NumberedProtocol(TCyBinaryProtocol):
     """Thrift's binary protocol, where an answer must name the call and repeat the number it answers."""
 
-    _asked = ("", 0)
+    _name, _asked, _answered = "", 0, 0
 
     def write_message_begin(self, name: str, kind: int, number: int) -> None:
-        self._asked = (name, (self._asked[1] + 1) & 0x7FFFFFFF)
-        super().write_message_begin(name, kind, self._asked[1])
+        self._name, self._asked = name, (self._asked + 1) & 0x7FFFFFFF
+        super().write_message_begin(name, kind, self._asked)
 
     def read_message_begin(self) -> tuple[str, int, int]:
         name, kind, number = super().read_message_begin()
-        if (name, number) != self._asked:
-            raise ProtocolError(f"the answer to {name!r} number {number} came for {self._asked}")
+        self._answered = (self._answered + 1) & 0x7FFFFFFF
+        if (name, number) != (self._name, self._answered):
+            raise ProtocolError(f"the answer to {name!r} number {number} came for {(self._name, self._answered)}")
         return name, kind, number
 
 

@@ -1,0 +1,162 @@
+"""Giving space back on a real HBase: which regions are compacted, when, how fast, and that it has an effect."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import happybase
+import pytest
+
+from tests.builders import HOUR, janitor, topic
+from tests.hbase.moments import watch_calls
+from tests.hbase.server import HBaseServer
+from tests.hbase.tables import Tables, empty
+from tms_core.clock import SystemClock
+from tms_core.rowkey import salt
+from tms_core.tables import hbase_regions
+from tms_core.tables.base import MessageValue
+from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase_regions import FLUSHED_MS, PAUSE_SECONDS
+from tms_core.tables.hbase_rows import FIRST_KEYS
+
+BUCKETS = 4
+ROW = MessageValue(None, b"x")
+P = b"d:\x00\x00\x00p"
+#: What is worth a compaction here, for speed.
+ENOUGH_ROWS = 90
+PATIENCE_SECONDS = 30
+
+
+class Later(SystemClock):
+    """The time of this machine, and some more; who sleeps is noted and wakes up at once."""
+
+    def __init__(self) -> None:
+        self.later_ms = 0
+        self.slept: list[float] = []
+
+    def running_ms(self) -> int:
+        return super().running_ms() + self.later_ms
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.later_ms += round(seconds * 1000)
+
+
+@pytest.fixture
+def clock() -> Later:
+    return Later()
+
+
+@pytest.fixture(scope="module", params=[1, BUCKETS], ids=["one region", "a region for each salt"])
+def regions(request: pytest.FixtureRequest) -> int:
+    number: int = request.param
+    return number
+
+
+@pytest.fixture(scope="module")
+def namespace(hbase_tables: Tables, regions: int) -> str:
+    return hbase_tables.make(buckets=BUCKETS, cuts=[bytes([byte]) for byte in range(1, regions)])
+
+
+@pytest.fixture(autouse=True)
+def enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hbase_regions, "WORTHWHILE_ROWS", ENOUGH_ROWS)
+
+
+@pytest.fixture
+def store(hbase: HBaseServer, namespace: str, clock: Later) -> Iterator[HBaseStore]:
+    with HBaseStore([hbase.thrift], namespace=namespace, buckets=BUCKETS, clock=clock) as opened:
+        empty(opened, namespace)
+        yield opened
+
+
+def filled(store: HBaseStore, rows: int) -> list[bytes]:
+    keys = [b"k%06d" % number for number in range(rows)]
+    store.message.put([(key, ROW) for key in keys])
+    return keys
+
+
+def compact(store: HBaseStore) -> int:
+    """How many compactions come of it when each part asks."""
+    before = store.pool.calls["majorCompact"]
+    for part in store.parts():
+        part.message.compact(b"", b"\xff")
+    return store.pool.calls["majorCompact"] - before
+
+
+def test_given_mostly_deleted_regions_when_their_markers_are_in_files_then_each_is_compacted_once_and_paced(
+    store: HBaseStore, clock: Later, regions: int
+) -> None:
+    keys = filled(store, BUCKETS * 3 * ENOUGH_ROWS)
+    live = keys[::3]
+    store.message.delete(sorted(set(keys) - set(live)))
+    assert compact(store) == 0, "the markers may still be in memory"
+    clock.later_ms += FLUSHED_MS + HOUR
+    assert compact(store) == regions
+    assert len(clock.slept) == regions - 1
+    assert all(0 < seconds <= PAUSE_SECONDS for seconds in clock.slept)
+    assert compact(store) == 0
+    assert store.message.keys(b"", None, len(keys)).items == live
+
+
+def test_given_regions_of_which_most_is_left_when_more_is_deleted_then_they_are_not_counted_every_time(
+    store: HBaseStore, clock: Later, regions: int
+) -> None:
+    keys = filled(store, BUCKETS * 20 * ENOUGH_ROWS)
+    counts: list[bytes] = []
+
+    def note(name: str, arguments: tuple[Any, ...]) -> None:
+        if name == "scannerOpenWithScan" and arguments[1].filterString == FIRST_KEYS.filter:
+            counts.append(arguments[1].startRow)
+
+    watch_calls(store.pool, note)
+    for part, counted, compacted in ((slice(0, 3), True, 0), (slice(3, 4), False, 0), (slice(4, 14), True, regions)):
+        store.message.delete([key for number, key in enumerate(keys) if number % 20 in range(20)[part]])
+        clock.later_ms += FLUSHED_MS + HOUR
+        counts.clear()
+        assert compact(store) == compacted
+        assert bool(counts) == counted
+
+
+def test_given_a_compaction_that_was_asked_for_when_it_is_over_then_the_markers_are_gone(
+    hbase: HBaseServer, store: HBaseStore, clock: Later, namespace: str, witness: happybase.Connection
+) -> None:
+    keys = filled(store, BUCKETS * 2 * ENOUGH_ROWS)
+    message = witness.table(f"{namespace}:tms.message".encode())
+    row = salt(keys[0], BUCKETS) + keys[0]
+    long_ago_ms = time.time_ns() // 1_000_000 - HOUR
+    store.message.delete(keys)
+
+    def is_hidden() -> bool:
+        """Whether a marker still hides what is written with an old time, as no janitor would."""
+        message.put(row, {P: b"zombie"}, timestamp=long_ago_ms)
+        return message.row(row) == {}
+
+    assert is_hidden()
+    hbase.command("flush", f"{namespace}:tms.message")
+    clock.later_ms += FLUSHED_MS + HOUR
+    store.message.compact(b"", b"\xff")
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while is_hidden():
+        assert time.monotonic() < deadline
+
+
+def test_given_small_sweeps_when_their_rows_add_up_then_a_later_one_asks_for_the_compaction(
+    store: HBaseStore, clock: Later, regions: int
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=3600)
+    rig = janitor(store, batch_rows=50, workers=2)
+    rig.engine.adopt()
+    asked = []
+    for _ in range(4):
+        now_ms = rig.clock.now_ms()
+        orders.plain(*range(now_ms - 2 * HOUR, now_ms - 2 * HOUR + ENOUGH_ROWS * regions * 2 // 3), now_ms)
+        store.pool.calls.clear()
+        assert rig.engine.run_once().errors == []
+        asked.append(store.pool.calls["majorCompact"])
+        clock.later_ms += FLUSHED_MS + HOUR
+        rig.clock.advance(HOUR)
+    assert asked[:2] == [0, 0]
+    assert sum(asked) >= regions

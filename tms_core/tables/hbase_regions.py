@@ -1,0 +1,139 @@
+"""Where rows were deleted in a table of HBase, and which of its regions are worth a compaction.
+
+HBase frees the space of deleted rows only when it rewrites a whole region, live rows and all, and by itself it does so
+once a week. So a compaction is asked for where at least as many rows were deleted as are left, which is found by
+counting those that are left, up to that number.
+
+Two things HBase does not do. It has no call, in either of its Thrift interfaces, that writes memory to files; and a
+compaction reads files only. Markers that are still in memory free nothing. So deletes count once HBase has written them
+by itself, which it does after an hour at the latest. And nobody is told when a compaction is over. So they are asked
+for one by one with a pause between; HBase queues them and limits their rate.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tms_core.clock import Clock
+from tms_core.errors import StoreError
+from tms_core.tables.hbase_pool import HBasePool
+
+#: Fewer deleted rows are not worth rewriting a region.
+WORTHWHILE_ROWS = 1_000
+#: After this long deletes are in files: HBase writes what is an hour old within five minutes more.
+FLUSHED_MS = 70 * 60_000
+#: Deletes within this long are counted together.
+_TOGETHER_MS = 10 * 60_000
+#: Between two compactions that are asked for, so that those HBase finds urgent itself are not last in a long queue.
+PAUSE_SECONDS = 2.0
+
+#: Where rows lie; None: up to the end of the table.
+Range = tuple[bytes, bytes | None]
+#: Counts rows of a range, up to a limit.
+CountRows = Callable[[Range, int], int]
+
+
+class Regions:
+    """The regions of one table, for any number of threads.
+
+    Args:
+        pool: connections to Thrift 1 servers.
+        name: the table's full name.
+        clock: whose running time counts, and who waits.
+    """
+
+    def __init__(self, pool: HBasePool, name: bytes, clock: Clock) -> None:
+        self._pool = pool
+        self._name = name
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._starts: list[bytes] = []
+        # By the region's first row: in files, and in memory perhaps, with the time.
+        self._in_files: Counter[bytes] = Counter()
+        self._recent: Counter[tuple[bytes, int]] = Counter()
+        self._look_at: dict[bytes, int] = {}
+        self._asked_ms: int | None = None
+
+    def deleted(self, rows: Sequence[bytes]) -> None:
+        """Remember that rows were deleted.
+
+        Args:
+            rows: their keys, salt and all.
+        """
+        try:
+            if not self._starts:
+                self._read()
+        except StoreError:
+            # They are deleted all the same; that their space comes back a week later is no failure.
+            return
+        when = self._clock.running_ms() // _TOGETHER_MS
+        with self._lock:
+            if not self._starts:
+                return
+            for start, number in _by_region(self._starts, rows).items():
+                self._recent[start, when] += number
+
+    def compact(self, ranges: Sequence[Range], count_rows: CountRows) -> None:
+        """Ask for the compaction of regions that have rows of some ranges, and of which at least half is deleted.
+
+        Args:
+            ranges: where to look.
+            count_rows: counts the rows that are left.
+
+        Raises:
+            StoreError: as any call.
+        """
+        regions = self._read()
+        self._settle()
+        for region in regions:
+            start, there = region.startKey, (region.startKey, region.endKey or None)
+            if not any(_meet(there, other) for other in ranges):
+                continue
+            deleted = self._in_files[start]
+            if deleted < max(WORTHWHILE_ROWS, self._look_at.get(start, 0)):
+                continue
+            if count_rows(there, deleted + 1) > deleted:
+                # Counting costs about as much as deleting did, so it is not done again for a few rows more.
+                self._look_at[start] = 2 * deleted
+                continue
+            self._wait()
+            self._pool.call("majorCompact", region.name)
+            del self._in_files[start]
+            self._look_at.pop(start, None)
+
+    def _read(self) -> list[Any]:
+        regions: list[Any] = self._pool.call("getTableRegions", self._name)
+        with self._lock:
+            self._starts = sorted(region.startKey for region in regions)
+        return regions
+
+    def _settle(self) -> None:
+        """Count what must be in files by now, in the regions there are now."""
+        flushed = (self._clock.running_ms() - FLUSHED_MS) // _TOGETHER_MS
+        with self._lock:
+            for start, when in [key for key in self._recent if key[1] < flushed]:
+                self._in_files[start] += self._recent.pop((start, when))
+            for start in set(self._in_files) - set(self._starts):
+                self._in_files[self._starts[bisect_right(self._starts, start) - 1]] += self._in_files.pop(start)
+
+    def _wait(self) -> None:
+        now_ms = self._clock.running_ms()
+        if self._asked_ms is not None and now_ms - self._asked_ms < PAUSE_SECONDS * 1000:
+            self._clock.sleep(PAUSE_SECONDS - (now_ms - self._asked_ms) / 1000)
+        self._asked_ms = self._clock.running_ms()
+
+
+def _by_region(starts: list[bytes], rows: Sequence[bytes]) -> Counter[bytes]:
+    """How many rows each region has; rows of one batch mostly share one."""
+    first, last = (bisect_right(starts, row) - 1 for row in (min(rows), max(rows)))
+    if first == last:
+        return Counter({starts[first]: len(rows)})
+    return Counter(starts[bisect_right(starts, row) - 1] for row in rows)
+
+
+def _meet(one: Range, other: Range) -> bool:
+    return (one[1] is None or other[0] < one[1]) and (other[1] is None or one[0] < other[1])
