@@ -21,11 +21,12 @@ import pytest
 from janitor.policy import Rule
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Snapshots, janitor, pointer, topic
 from tests.hbase.moments import Hurried, watch_calls
+from tests.hbase.proxy import HONEST, Conduct, Fault, Proxy
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 from tms_core.clock import ManualClock
 from tms_core.tables.hbase import HBaseStore
-from tms_core.tables.hbase_rows import POINTERS
+from tms_core.tables.hbase_rows import CHANGES_AT_ONCE, POINTERS
 from tms_core.tables.hbase_schema import PAYLOAD_COLUMN, POINTER_COLUMN
 from tms_core.tables.hbase_wire import ConnectionLost
 
@@ -251,3 +252,31 @@ def test_given_a_row_that_is_written_ahead_again_and_again_when_deleted_then_the
     assert "are still there after 3 deletes" in error
     assert str(orders.id) in error
     assert (report.total(Rule.EXPIRED), report.boundary) == (0, None)
+
+
+def test_given_answers_cut_off_anywhere_when_inverted_then_each_row_is_told_right(
+    hbase: HBaseServer, store: HBaseStore, message: happybase.Table, namespace: str
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=7 * 86_400)
+    orders.tx(INVALID, *range(NOW_MS - HOUR, NOW_MS - HOUR + CHANGES_AT_ONCE + 8), body=BODY)
+    cells = store.message.cells(b"", None, 100).items
+    rows = [row for row, _ in message.scan()]
+    message.delete(rows[5])
+    message.put(rows[7], {POINTER_COLUMN: cell(INVALID + 1)})
+    told = [number not in (5, 7) for number in range(len(rows))]
+    with Proxy(hbase.thrift) as proxy:
+        for after_bytes in (0, 1, 40, 400, 800, 1200):
+            # A pointer of its own each time: what the server still works off of a lost connection concerns none after.
+            wp = INVALID + 2 + after_bytes
+            for row, ours in zip(rows, told, strict=True):
+                if ours:
+                    message.put(row, {POINTER_COLUMN: cell(wp)})
+            with HBaseStore([proxy.address], namespace=namespace, connections=1, clock=Hurried()) as through:
+                proxy.treat(cut_first(after_bytes))
+                assert through.message.invert([one._replace(pointer=wp) for one in cells]) == told
+                assert proxy.struck == 1
+    assert len(list(message.scan())) == len(rows) - 1
+
+
+def cut_first(after_bytes: int) -> Callable[[int], Conduct]:
+    return lambda number: Conduct(down=Fault("cut", after_bytes)) if number == 0 else HONEST

@@ -83,6 +83,7 @@ class HBasePool:
         self._lock = threading.Lock()
         self._idle: list[_Idle] = []
         self._dark_since_ms: int | None = None
+        self._failed_ms = 0
         self._closed = False
 
     def call(self, name: str, *args: Any) -> Any:
@@ -191,8 +192,11 @@ class HBasePool:
             server.failures += 1
             pause_ms = min(AVOID_AT_MOST_MS, AVOID_MS << min(server.failures - 1, 16))
             server.avoid_until_ms = now_ms + pause_ms
-            if self._dark_since_ms is None:
+            # Whoever asks all the time fails at least this often; before a longer silence nobody had asked.
+            often_ms = AVOID_AT_MOST_MS + self._timeout_seconds * 1000
+            if self._dark_since_ms is None or now_ms - self._failed_ms > often_ms:
                 self._dark_since_ms = now_ms
+            self._failed_ms = now_ms
 
     def _refuse_in_the_dark(self) -> None:
         now_ms = self._clock.running_ms()

@@ -4,10 +4,12 @@ HBase frees the space of deleted rows only when it rewrites a whole region, live
 once a week. So a compaction is asked for where at least as many rows were deleted as are left, which is found by
 counting those that are left, up to that number.
 
-Two things HBase does not do. It has no call, in either of its Thrift interfaces, that writes memory to files; and a
-compaction reads files only. Markers that are still in memory free nothing. So deletes count once HBase has written them
-by itself, which it does after an hour at the latest. And nobody is told when a compaction is over. So they are asked
-for one by one with a pause between; HBase queues them and limits their rate.
+What HBase's Thrift servers do not do. ``majorCompact``, since HBase 2, asks the region server for a common compaction.
+The region server makes a major one of it if the region's oldest file is older than ``hbase.hregion.majorcompaction``, a
+week by default (give or take half of it), which can be set for a table: with a day there, what is asked for happens the
+day after at the latest. Nothing writes memory to files, and markers that are still in memory free nothing; so deletes
+count once HBase has written them by itself, which it does after an hour. And nobody is told when a compaction is over;
+so they are asked for one by one with a pause between, and HBase queues them and limits their rate.
 """
 
 from __future__ import annotations

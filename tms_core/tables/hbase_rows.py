@@ -175,10 +175,13 @@ class HBaseRows:
 
         def work(connection: Connection) -> None:
             while some := changes[len(done) : len(done) + CHANGES_AT_ONCE]:
-                values = self._values(connection, in_doubt, column) if in_doubt else {}
-                in_doubt[:] = [row for row, _, _ in some]
+                rows = [row for row, _, _ in some]
+                again = in_doubt == rows
+                in_doubt[:] = rows
                 questions = [self._check_and_put(row, column, old, new) for row, old, new in some]
                 answers = connection.calls("checkAndPut", questions)
+                # Not before these: the server may still have been at work on those of the lost connection.
+                values = self._values(connection, rows, column) if again and not all(answers) else {}
                 done.extend(made or values.get(row) == new for made, (row, _, new) in zip(answers, some, strict=True))
                 in_doubt.clear()
 

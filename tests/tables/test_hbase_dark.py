@@ -1,0 +1,76 @@
+"""When nothing answers any more, whoever has much to ask does not wait once for each question."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.tables.fake_thrift import FakeThrift, Request
+from tms_core.clock import ManualClock
+from tms_core.errors import StoreUnavailable
+from tms_core.tables.hbase_pool import AVOID_AT_MOST_MS, DARK_LIMITS, PAUSES_SECONDS, HBasePool
+
+TIMEOUT_SECONDS = 30
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(0)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeThrift]:
+    with FakeThrift(Request.cut) as fake:
+        yield fake
+
+
+@pytest.fixture
+def pool(server: FakeThrift, clock: ManualClock) -> Iterator[HBasePool]:
+    opened = HBasePool([server.address], timeout_seconds=TIMEOUT_SECONDS, clock=clock)
+    yield opened
+    opened.close()
+
+
+def fail(pool: HBasePool) -> str:
+    with pytest.raises(StoreUnavailable) as caught:
+        pool.call("getRow", b"ns:t", b"row", {})
+    return str(caught.value)
+
+
+def test_given_a_server_that_has_not_answered_for_long_when_asked_again_then_nobody_waits_until_it_is_tried_next(
+    pool: HBasePool, server: FakeThrift, clock: ManualClock
+) -> None:
+    while "has not answered for" not in fail(pool):
+        pass
+    assert clock.running_ms() > DARK_LIMITS * TIMEOUT_SECONDS * 1000
+    connections, now_ms = server.connections, clock.running_ms()
+    for _ in range(1000):
+        assert f"{server.address} has not answered for" in fail(pool)
+    assert (server.connections, clock.running_ms()) == (connections, now_ms)
+    clock.advance(AVOID_AT_MOST_MS)
+    fail(pool)
+    assert server.connections == connections + 1
+
+
+def test_given_a_server_that_has_not_answered_for_long_when_it_does_again_then_all_is_forgotten(
+    pool: HBasePool, server: FakeThrift, clock: ManualClock
+) -> None:
+    while "has not answered for" not in fail(pool):
+        pass
+    server.conduct = lambda request: request.send(request.answer())
+    clock.advance(AVOID_AT_MOST_MS)
+    [row] = pool.call("getRow", b"ns:t", b"row", {})
+    assert row.row == b"row"
+    server.conduct = Request.cut
+    assert "broke during getRow" in fail(pool)
+
+
+def test_given_one_failure_long_ago_when_asked_again_then_the_server_is_tried_as_often_as_ever(
+    pool: HBasePool, server: FakeThrift, clock: ManualClock
+) -> None:
+    fail(pool)
+    clock.advance(10 * DARK_LIMITS * TIMEOUT_SECONDS * 1000)
+    connections = server.connections
+    assert "broke during getRow" in fail(pool)
+    assert server.connections == connections + 1 + len(PAUSES_SECONDS)
