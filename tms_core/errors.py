@@ -15,6 +15,19 @@
     │   ├── StoreUnavailable     the store does not answer now; the same call may succeed later
     │   └── StoreLayoutError     a store of a layout this version does not serve (CDAP 6)
     ├── ArchiveError             rows could not be archived, or an archive cannot be read
+    ├── MessagingError           a message or a topic that somebody asked for
+    │   ├── BadRequest           the request is wrong, whoever sends it; says what to write
+    │   ├── TopicNotFound        no such topic, or a deleted one
+    │   ├── TopicExists          there is a topic of that name already
+    │   ├── TransactionExpired   the transaction may not write any more
+    │   └── Unavailable          not now; the same request may succeed later
+    │       └── ClockJumped      the clock went ahead of the other clocks, so no message can be given a time
+    ├── TransactionError         what a transaction manager refuses
+    │   ├── NotInProgress        the transaction has ended, or never began
+    │   ├── Conflict             another transaction has changed the same thing
+    │   ├── ChangesTooLarge      more change keys than a transaction may have
+    │   ├── TruncateTimeError    a time after which a transaction in progress began
+    │   └── CannotSnapshot       the state could not be copied
     ├── Interrupted              a run was ended between two batches
     │   ├── Halted               somebody asked it to stop
     │   ├── LeaseLost            another process has the lease now
@@ -106,6 +119,71 @@ class StoreLayoutError(StoreError):
 
 class ArchiveError(TmsError):
     """Rows could not be archived before they were to be deleted, or an archive could not be read."""
+
+
+class MessagingError(TmsError):
+    """What a messaging service does not do, and why."""
+
+
+class BadRequest(MessagingError):
+    """The request is wrong in itself: a ttl of 0, a limit below 1, a message without a payload."""
+
+
+class TopicNotFound(MessagingError):
+    """There is no such topic, or it was deleted."""
+
+
+class TopicExists(MessagingError):
+    """A topic of that name exists already."""
+
+
+class TransactionExpired(MessagingError):
+    """The transaction is past its maximum lifetime, so what it wrote might never be cleaned."""
+
+
+class Unavailable(MessagingError):
+    """This cannot be done now; nothing was done, and the same request may succeed later."""
+
+
+class ClockJumped(Unavailable):
+    """The wall clock is ahead of the clocks it is checked against (rule S7)."""
+
+
+class TransactionError(TmsError):
+    """A transaction manager refuses what it was asked."""
+
+
+class NotInProgress(TransactionError):
+    """The transaction is not in progress."""
+
+
+class Conflict(TransactionError):
+    """Another transaction has changed the same thing since this one began.
+
+    Args:
+        message: as of all errors.
+        transaction_id: the transaction that cannot commit.
+        key: the change key, written as Tephra writes it.
+        client: who committed it, or empty.
+    """
+
+    def __init__(self, message: str, transaction_id: int, key: str, client: str) -> None:
+        super().__init__(message)
+        self.transaction_id = transaction_id
+        self.key = key
+        self.client = client
+
+
+class ChangesTooLarge(TransactionError):
+    """A transaction has too many change keys, or too many bytes of them."""
+
+
+class TruncateTimeError(TransactionError):
+    """The invalid list cannot be truncated up to a time after which a transaction in progress began."""
+
+
+class CannotSnapshot(TransactionError):
+    """A copy of the state could not be made."""
 
 
 class Interrupted(TmsError):

@@ -1,0 +1,1 @@
+"""Topics and their messages: published, fetched, rolled back (``docs/formats.md``)."""
