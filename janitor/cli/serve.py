@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from threading import Event
+from typing import NamedTuple
 
 from janitor.canary import Canary
 from janitor.cli.context import Session
@@ -36,6 +37,18 @@ Companion = Callable[[Store, Daemon, str], AbstractContextManager[object]]
 logger = logging.getLogger(__name__)
 
 
+class Opened(NamedTuple):
+    """A daemon that may begin, and what it works with.
+
+    Attributes:
+        url: the status page's address.
+    """
+
+    daemon: Daemon
+    store: Store
+    url: str
+
+
 def serve(
     current: Session, *, adopt: bool = False, patterns: tuple[str, ...] = (), companion: Companion | None = None
 ) -> int:
@@ -50,6 +63,24 @@ def serve(
         StoreBusy: another process has the store or its lease.
         TmsError: something could not be opened.
     """
+    with (
+        opened(current, adopt=adopt, patterns=patterns) as (daemon, store, url),
+        ending(daemon.halt, hangup=daemon.sweep_now),
+        companion(store, daemon, url) if companion else nullcontext(),
+    ):
+        daemon.run()
+    logger.info("the janitor has stopped; the store is closed")
+    return 0
+
+
+@contextmanager
+def opened(current: Session, *, adopt: bool = False, patterns: tuple[str, ...] = ()) -> Iterator[Opened]:
+    """Everything a daemon needs, open while the block runs, its doors too; it works when told to.
+
+    Raises:
+        StoreBusy: another process has the store or its lease.
+        TmsError: something could not be opened.
+    """
     stop = Event()
     with ExitStack() as stack:
         store = stack.enter_context(current.held_store())
@@ -57,12 +88,7 @@ def serve(
         watched = Watched(current.clock)
         audience = Audience(watched)
         daemon = _assemble(current, store, state, stack, stop, adopt, patterns, watched, audience)
-        url = _open_doors(current, daemon, audience, store, state, stack)
-        with ending(daemon.halt, hangup=daemon.sweep_now):
-            stack.enter_context(companion(store, daemon, url) if companion else nullcontext())
-            daemon.run()
-    logger.info("the janitor has stopped; the store is closed")
-    return 0
+        yield Opened(daemon, store, _open_doors(current, daemon, audience, store, state, stack))
 
 
 def _assemble(

@@ -116,7 +116,7 @@ def rows_of(conduct: Callable[[Request], None]) -> Iterator[HBaseRows]:
         (set(), set(), True, 1),
         ({"checkAndPut"}, set(), True, 2),
         (set(), {"checkAndPut"}, True, 2),
-        ({"getRowsWithColumns"}, {"checkAndPut"}, True, 2),
+        ({"getRowsWithColumns"}, {"checkAndPut"}, True, 3),
     ],
     ids=["no cut", "cut before", "cut after", "cut twice"],
 )
