@@ -8,7 +8,7 @@ import secrets
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from threading import Event
 from typing import Any, cast
 
 import click
+from prometheus_client import CollectorRegistry
 
 from janitor import logs
 from janitor.archive import ParquetArchive
@@ -36,6 +37,7 @@ from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError, StoreBusy, StoreError
 from tms_core.lease import Lease
 from tms_core.tables.base import Store
+from tms_core.transaction.client import ServiceSource
 from tms_core.transaction.source import DirectorySource, SnapshotSource
 
 #: What a transaction may live where nobody says; Tephra's own default (data.tx.max.lifetime).
@@ -47,12 +49,14 @@ logger = logging.getLogger(__name__)
 class Session:
     """One command's settings, and how it comes by what they name."""
 
-    def __init__(self, common: Common, clock: Clock) -> None:
+    def __init__(self, common: Common, clock: Clock, environ: Mapping[str, str] = os.environ) -> None:
         self.common = common
         self.clock = clock
         flags = {"leveldb": common.leveldb, "hbase": common.hbase, "snapshots": common.snapshots}
-        self.loaded: Loaded[Settings] = load(common.config, os.environ, flags)
+        self.loaded: Loaded[Settings] = load(common.config, environ, flags)
         self.settings = self.loaded.settings
+        #: Where the metrics are registered.
+        self.registry = CollectorRegistry()
 
     @property
     def as_json(self) -> bool:
@@ -108,10 +112,7 @@ class Session:
         """
         transactions = self.settings.transactions
         if transactions.source == "thrift":
-            raise ConfigurationError(
-                "transactions.source is thrift, and this version reads snapshot files only.",
-                "Set transactions.source: directory, or give --snapshots DIR.",
-            )
+            return ServiceSource(transactions.thrift)
         directory = transactions.snapshot_directory()
         if directory is None:
             return None

@@ -141,7 +141,7 @@ def _assemble(
         trigger,
         state,
         current.site(),
-        Metrics(wanted.metrics.per_topic, wanted.metrics.top),
+        Metrics(wanted.metrics.per_topic, wanted.metrics.top, current.registry),
         clock,
         lease=lease,
         adopt=adopt,

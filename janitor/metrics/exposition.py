@@ -31,17 +31,16 @@ class Metrics(Collector):
     Args:
         per_topic: which topics get series of their own.
         top: how many of them, where that is ``top``.
-
-    Attributes:
-        registry: what is written out; others in this process may register theirs.
+        registry: what is written out, where others in this process may have registered theirs; one of its own by
+            default.
     """
 
-    def __init__(self, per_topic: PerTopic, top: int) -> None:
+    def __init__(self, per_topic: PerTopic, top: int, registry: CollectorRegistry | None = None) -> None:
         self._per_topic = per_topic
         self._top = top
         self._shown: frozenset[Name] = frozenset()
         self._families: tuple[Metric, ...] = ()
-        self.registry = CollectorRegistry()
+        self.registry = registry or CollectorRegistry()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)

@@ -103,9 +103,13 @@ class Interop:
         Raises:
             JavaFailed: it ended with an error.
         """
-        class_path = ":".join(map(str, _class_path()))
-        call = ["java", *JVM_FLAGS, "-cp", class_path, "interop.Main", command, *map(str, args)]
+        call = [*self.command("interop.Main"), command, *map(str, args)]
         return [json.loads(line) for line in _call(call, stdin).splitlines()]
+
+    @staticmethod
+    def command(main: str) -> list[str]:
+        """What starts a JVM with one of the program's classes; :meth:`build` comes first."""
+        return ["java", *JVM_FLAGS, "-cp", ":".join(map(str, _class_path())), main]
 
     def raw(self, directory: Path, table: str) -> dict[bytes, str]:
         """Every row of ``meta``, ``message`` or ``payload`` as CDAP's LevelDB library reads it, foreign ones too.

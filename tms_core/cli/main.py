@@ -1,4 +1,4 @@
-"""The ``tms`` command. So far it looks after stores only; the server and its client are not in this version."""
+"""The ``tms`` command: the server, and what looks after its stores."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import click
 
 from tms_core.cli.create_tables import create_hbase_tables
+from tms_core.cli.serve import serve
+from tms_core.cli.tx import tx
 from tms_core.errors import ConfigurationError, StoreBusy, StoreLayoutError, TmsError
 from tms_core.tables.leveldb import release
 
@@ -18,7 +20,10 @@ DONE, FAILED, USAGE, BUSY, INTERRUPTED = 0, 1, 2, 4, 130
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tms-janitor", prog_name="tms")
 def cli() -> None:
-    """Look after a CDAP messaging store."""
+    """Serve messages and transactions, and look after a CDAP messaging store."""
+
+
+cli.add_command(serve)
 
 
 @cli.group("admin")
@@ -27,6 +32,7 @@ def admin() -> None:
 
 
 admin.add_command(create_hbase_tables)
+cli.add_command(tx)
 
 
 @admin.command("release")

@@ -103,6 +103,10 @@ class NoUsableSnapshot(NoSnapshot):
         self.rejected = rejected
 
 
+class SourceSilent(NoSnapshot):
+    """The transaction manager that was asked for its state did not answer."""
+
+
 class DirectorySource:
     """The directory in which a transaction manager leaves its snapshots, or one snapshot file by itself.
 

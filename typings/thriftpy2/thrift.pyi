@@ -4,6 +4,7 @@ class TException(Exception): ...
 
 class TApplicationException(TException):
     UNKNOWN_METHOD: int
+    INTERNAL_ERROR: int
     type: int
     message: str | bytes | None
 

@@ -1,1 +1,2 @@
-
+class TBinaryProtocolFactory:
+    def __init__(self) -> None: ...

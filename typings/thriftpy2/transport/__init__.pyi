@@ -1,3 +1,6 @@
 from thriftpy2.thrift import TException
 
 class TTransportException(TException): ...
+
+class TFramedTransportFactory:
+    def __init__(self) -> None: ...

@@ -26,8 +26,13 @@ final class Output {
 
   /** One line from alternating names and values. */
   void line(Object... namesAndValues) {
+    line(map(namesAndValues));
+  }
+
+  /** One line. */
+  void line(Map<String, Object> values) {
     try {
-      writer.write(GSON.toJson(map(namesAndValues)));
+      writer.write(GSON.toJson(values));
       writer.write('\n');
     } catch (IOException e) {
       throw new UncheckedIOException(e);

@@ -48,13 +48,17 @@ final class Snapshots {
 
   /** {@code snapshot FILE}: the decoded snapshot as one line. */
   static void print(Arguments args, Output out) throws IOException {
-    TransactionSnapshot snapshot = read(Path.of(args.word(0)));
+    out.line(describe(read(Path.of(args.word(0)))));
+  }
+
+  /** A snapshot by the names that the vectors use. */
+  static Map<String, Object> describe(TransactionSnapshot snapshot) {
     List<Object> inProgress = new ArrayList<>();
     snapshot.getInProgress().forEach((pointer, tx) -> inProgress.add(Output.map(
         "writePointer", pointer, "visibilityUpperBound", tx.getVisibilityUpperBound(),
         "expiration", tx.getExpiration(), "type", tx.getType(),
         "checkpointWritePointers", tx.getCheckpointWritePointers())));
-    out.line("timestamp", snapshot.getTimestamp(), "readPointer", snapshot.getReadPointer(),
+    return Output.map("timestamp", snapshot.getTimestamp(), "readPointer", snapshot.getReadPointer(),
         "writePointer", snapshot.getWritePointer(), "invalid", snapshot.getInvalid(), "inProgress", inProgress,
         "committing", hexKeys(snapshot.getCommittingChangeSets()),
         "committed", hexKeys(snapshot.getCommittedChangeSets()));

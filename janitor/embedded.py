@@ -1,0 +1,105 @@
+"""The janitor inside ``tms serve``: one process, one store, nothing to start besides.
+
+It is the daemon that ``janitor run`` starts, with the server's store, transaction manager, clock and metrics in the
+place of its own, and without its signals: the server starts it and ends it. Commands of other processes reach it
+through its control socket as ever. A store that the server has just made is adopted at birth; any other one is met for
+the first time like everywhere, and left alone until somebody adopts it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import cached_property
+from pathlib import Path
+from threading import Thread
+from typing import cast
+
+from janitor.cli.context import Session
+from janitor.cli.options import Common
+from janitor.cli.places import LevelDBPlace, Place
+from janitor.cli.serve import opened
+from janitor.daemon import Daemon
+from tms_core.server.companions import Host
+from tms_core.tables.base import Store
+from tms_core.tables.leveldb_clone import remove_stale
+from tms_core.transaction.source import SnapshotSource
+
+#: Flags of the server's that are the janitor's too.
+_FLAGS = ("leveldb", "hbase", "snapshots")
+
+
+class Embedded:
+    """A daemon at work in a thread of its own.
+
+    Args:
+        daemon: what works.
+        resources: what it uses, closed behind it.
+
+    Attributes:
+        url: the status page's address.
+    """
+
+    def __init__(self, daemon: Daemon, resources: ExitStack, url: str) -> None:
+        self.url = url
+        self._daemon = daemon
+        self._resources = resources
+        self._thread = Thread(target=daemon.run, name="janitor")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it within one batch, and let go of everything."""
+        self._daemon.halt()
+        self._thread.join()
+        self._resources.close()
+
+
+def start(host: Host) -> Embedded:
+    """Start the janitor that the host's settings describe (``tms_core.server.companions.Start``).
+
+    Raises:
+        TmsError: a setting is wrong, or its memory, lease or port cannot be had.
+    """
+    with ExitStack() as stack:
+        lodger = Lodger(host, stack)
+        daemon, _, url = stack.enter_context(opened(lodger))
+        if host.created:
+            daemon.adopt()
+        return Embedded(daemon, stack.pop_all(), url)
+
+
+class Lodger(Session):
+    """A session whose store, snapshots and metrics are the host's.
+
+    Args:
+        host: whose.
+        stack: what is made for it is removed behind it.
+    """
+
+    def __init__(self, host: Host, stack: ExitStack) -> None:
+        leveldb, hbase, snapshots = (cast(str | None, host.flags.get(name)) for name in _FLAGS)
+        super().__init__(Common(host.config, leveldb, hbase, snapshots), host.clock, host.environ)
+        self.registry = host.registry
+        self._host = host
+        self._folder = super().state_path
+        if self.settings.storage.kind == "memory":
+            # Such a store is gone with its process, and so is what is known of it.
+            self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tms-janitor-")))
+
+    @property
+    def state_path(self) -> Path:
+        return self._folder
+
+    @cached_property
+    def place(self) -> Place:
+        if self.settings.storage.kind == "memory":
+            return LevelDBPlace(Path("memory"), self._folder)
+        return super().place
+
+    def held_store(self) -> AbstractContextManager[Store]:
+        remove_stale(self._folder)
+        # The host closes it.
+        return nullcontext(self._host.store.apart())
+
+    def source(self) -> SnapshotSource | None:
+        return self._host.transactions or super().source()

@@ -1,0 +1,198 @@
+package interop;
+
+import com.google.gson.JsonElement;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+import java.io.BufferedReader;
+import java.io.InputStream;
+import java.io.InputStreamReader;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.HexFormat;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.tephra.Transaction;
+import org.apache.tephra.TransactionConflictException;
+import org.apache.tephra.TransactionManager;
+import org.apache.tephra.TransactionSystemClient;
+import org.apache.tephra.TxConstants;
+import org.apache.tephra.distributed.PooledClientProvider;
+import org.apache.tephra.distributed.TransactionServiceClient;
+import org.apache.tephra.metrics.TxMetricsCollector;
+import org.apache.tephra.persist.LocalFileTransactionStateStorage;
+import org.apache.tephra.snapshot.SnapshotCodecProvider;
+import org.apache.twill.discovery.DiscoveryServiceClient;
+
+/**
+ * Tephra's own client and manager, told what to do by JSON lines: {@code {"call": NAME, "args": [...]}}. Each is
+ * answered by one line, {@code {"result": ...}} or {@code {"error": CLASS, "message": TEXT}}. Transactions stay here;
+ * calls name them by their id.
+ */
+public final class TransactionSession {
+  private static final Output OUT = new Output();
+
+  private final Map<Long, Transaction> begun = new HashMap<>();
+  private TransactionSystemClient client;
+
+  private TransactionSession() {
+  }
+
+  public static void main(String[] args) throws Exception {
+    TransactionSession session = new TransactionSession();
+    BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+    for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+      JsonObject call = new JsonParser().parse(line).getAsJsonObject();
+      try {
+        OUT.line("result", session.call(call.get("call").getAsString(), new Words(call)));
+      } catch (TransactionConflictException e) {
+        OUT.line("error", e.getClass().getSimpleName(), "message", e.getMessage(), "transaction",
+            e.getTransactionId(), "key", e.getConflictingKey(), "client", e.getConflictingClient());
+      } catch (Exception e) {
+        OUT.line("error", e.getClass().getSimpleName(), "message", e.getMessage());
+      }
+      OUT.flush();
+    }
+    // Tephra's threads are not all daemons
+    System.exit(0);
+  }
+
+  private Object call(String name, Words args) throws Exception {
+    return switch (name) {
+      case "connect" -> connect((int) args.number(0), args.text(1));
+      case "startShort" -> keep(args.count() == 0 ? client.startShort() : client.startShort((int) args.number(0)));
+      case "startLong" -> keep(client.startLong());
+      case "checkpoint" -> keep(client.checkpoint(transaction(args)));
+      case "canCommit" -> {
+        client.canCommitOrThrow(transaction(args), args.keys(1));
+        yield null;
+      }
+      case "oldCanCommit" -> client.canCommit(transaction(args), args.keys(1));
+      case "oldCommit" -> client.commit(transaction(args));
+      case "commit" -> {
+        client.commitOrThrow(transaction(args));
+        yield null;
+      }
+      case "abort" -> {
+        client.abort(transaction(args));
+        yield null;
+      }
+      case "invalidate" -> client.invalidate(args.number(0));
+      case "truncate" -> client.truncateInvalidTx(args.longs(0));
+      case "truncateBefore" -> client.truncateInvalidTxBefore(args.number(0));
+      case "invalidSize" -> client.getInvalidSize();
+      case "status" -> client.status();
+      case "prune" -> {
+        client.pruneNow();
+        yield null;
+      }
+      case "reset" -> {
+        client.resetState();
+        yield null;
+      }
+      case "getSnapshot" -> {
+        try (InputStream bytes = client.getSnapshotInputStream()) {
+          yield Snapshots.describe(new SnapshotCodecProvider(new Configuration(false)).decode(bytes));
+        }
+      }
+      case "snapshot" -> Snapshots.describe(Snapshots.read(Path.of(args.text(0))));
+      case "recover" -> recover(args.text(0));
+      case "work" -> work(args.text(0));
+      default -> throw new IllegalArgumentException("unknown call " + name);
+    };
+  }
+
+  private String connect(int port, String name) {
+    Configuration conf = new Configuration(false);
+    conf.set(TxConstants.Service.CFG_DATA_TX_BIND_ADDRESS, "127.0.0.1");
+    conf.setInt(TxConstants.Service.CFG_DATA_TX_BIND_PORT, port);
+    // it repeats whatever fails for half a minute, refusals too
+    conf.set(TxConstants.Service.CFG_DATA_TX_CLIENT_RETRY_STRATEGY, "n-times");
+    conf.setInt(TxConstants.Service.CFG_DATA_TX_CLIENT_ATTEMPTS, 1);
+    client = new TransactionServiceClient(conf, new PooledClientProvider(conf, (DiscoveryServiceClient) null), name);
+    return client.status();
+  }
+
+  private Map<String, Object> keep(Transaction tx) {
+    begun.put(tx.getTransactionId(), tx);
+    return Output.map("id", tx.getTransactionId(), "readPointer", tx.getReadPointer(), "writePointer",
+        tx.getWritePointer(), "invalids", tx.getInvalids(), "inProgress", tx.getInProgress(), "firstShort",
+        tx.getFirstShortInProgress(), "type", tx.getType(), "checkpoints", tx.getCheckpointWritePointers());
+  }
+
+  private Transaction transaction(Words args) {
+    return begun.get(args.number(0));
+  }
+
+  /** What a manager of Tephra's finds in a directory; it leaves a snapshot of that behind. */
+  private static Map<String, Object> recover(String dir) throws Exception {
+    TransactionManager manager = manager(dir);
+    try {
+      return Snapshots.describe(manager.getCurrentState());
+    } finally {
+      manager.stopAndWait();
+    }
+  }
+
+  /** A manager of Tephra's goes on in a directory: it commits, invalidates, and leaves one in progress. */
+  private static Map<String, Object> work(String dir) throws Exception {
+    TransactionManager manager = manager(dir);
+    try {
+      Transaction committed = manager.startShort();
+      manager.canCommit(committed.getTransactionId(), List.of(new byte[] {'k'}));
+      manager.commit(committed.getTransactionId(), committed.getWritePointer());
+      manager.invalidate(manager.startShort().getTransactionId());
+      manager.checkpoint(manager.startLong());
+      return Snapshots.describe(manager.getCurrentState());
+    } finally {
+      manager.stopAndWait();
+    }
+  }
+
+  private static TransactionManager manager(String dir) {
+    Configuration conf = new Configuration(false);
+    conf.set(TxConstants.Manager.CFG_TX_SNAPSHOT_LOCAL_DIR, dir);
+    conf.setInt(TxConstants.Manager.CFG_TX_CLEANUP_INTERVAL, 0);
+    TxMetricsCollector metrics = new TxMetricsCollector();
+    SnapshotCodecProvider codecs = new SnapshotCodecProvider(conf);
+    TransactionManager manager = new TransactionManager(
+        conf, new LocalFileTransactionStateStorage(conf, codecs, metrics), metrics);
+    manager.startAndWait();
+    return manager;
+  }
+
+  /** The arguments of a call. */
+  private record Words(JsonObject call) {
+    private JsonElement at(int index) {
+      return call.getAsJsonArray("args").get(index);
+    }
+
+    int count() {
+      return call.getAsJsonArray("args").size();
+    }
+
+    String text(int index) {
+      return at(index).getAsString();
+    }
+
+    long number(int index) {
+      return at(index).getAsLong();
+    }
+
+    Set<Long> longs(int index) {
+      Set<Long> found = new HashSet<>();
+      at(index).getAsJsonArray().forEach(number -> found.add(number.getAsLong()));
+      return found;
+    }
+
+    List<byte[]> keys(int index) {
+      List<byte[]> found = new ArrayList<>();
+      at(index).getAsJsonArray().forEach(key -> found.add(HexFormat.of().parseHex(key.getAsString())));
+      return found;
+    }
+  }
+}

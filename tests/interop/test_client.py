@@ -1,0 +1,150 @@
+"""A program on CDAP against ``tms serve``: its own clients, unchanged, over HTTP and Thrift."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.interop.java import Interop
+from tests.interop.program import Program, Refused
+from tests.server.process import Serve, configure
+
+
+@pytest.fixture(scope="module")
+def program(java: Interop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    """One server and one JVM for all of these tests."""
+    config = configure(tmp_path_factory.mktemp("serve"), default_ttl_seconds=3600)
+    with Serve(config) as server:
+        with Program(java, server.port, server.transactions_port) as running:
+            yield running
+        server.end()
+
+
+@pytest.fixture
+def topic(program: Program, request: pytest.FixtureRequest) -> str:
+    """A topic of the test's own."""
+    name: str = request.node.name[:200]
+    program.call("create", name)
+    return name
+
+
+# --- topics ----------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_topic_when_cdap_goes_through_its_life_then_each_step_is_as_in_cdap(program: Program) -> None:
+    program.call("create", "life", properties={"ttl": 60, "owner": "me"})
+    assert program.call("get", "life") == {"generation": "1", "owner": "me", "ttl": "60"}
+    with pytest.raises(Refused, match="TopicAlreadyExists"):
+        program.call("create", "life")
+    program.call("update", "life", properties={"ttl": 120})
+    assert program.call("get", "life") == {"generation": "1", "ttl": "120"}
+    assert "life" in program.call("list")
+    assert program.call("list", namespace="other") == []
+    program.publish("life", b"old")
+    program.call("delete", "life")
+    for call in ("get", "delete", "fetch"):
+        with pytest.raises(Refused, match="TopicNotFound"):
+            program.call(call, "life")
+    with pytest.raises(Refused, match="TopicNotFound"):
+        program.publish("life", b"a")
+    program.call("create", "life")
+    assert program.call("get", "life") == {"generation": "2", "ttl": "3600"}
+    assert program.fetch("life") == []
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+def test_given_messages_when_cdap_publishes_them_then_it_fetches_the_same_bytes_in_order(
+    program: Program, topic: str
+) -> None:
+    messages = [b"a", b"", b"\xff\x00", b"x" * 100_000]
+    assert program.publish(topic, *messages) is None
+    assert program.publish(topic, b"last") is None
+    assert program.fetch(topic) == [*messages, b"last"]
+
+
+def test_given_more_than_many_chunks_when_cdap_fetches_then_all_of_them_are_there(program: Program, topic: str) -> None:
+    messages = [number.to_bytes(4, "big") * 250 for number in range(2000)]
+    program.publish(topic, *messages)
+    assert program.fetch(topic) == messages
+
+
+def test_given_a_start_when_cdap_fetches_then_inclusive_exclusive_time_and_limit_count(
+    program: Program, topic: str
+) -> None:
+    program.publish(topic, b"a", b"b", b"c", b"d")
+    ids = program.ids(topic)
+    assert program.fetch(topic, id=ids[1], inclusive=True) == [b"b", b"c", b"d"]
+    assert program.fetch(topic, id=ids[1], inclusive=False) == [b"c", b"d"]
+    assert program.fetch(topic, id=ids[3], inclusive=False) == []
+    assert program.fetch(topic, limit=2) == [b"a", b"b"]
+    assert program.fetch(topic, id=ids[1], inclusive=False, limit=1) == [b"c"]
+    time_ms = int(ids[0][:16], 16)
+    assert program.fetch(topic, time=time_ms) == [b"a", b"b", b"c", b"d"]
+    assert program.fetch(topic, time=time_ms + 1) == []
+
+
+def test_given_stored_payloads_when_cdap_pages_through_them_then_none_is_lost(program: Program, topic: str) -> None:
+    payloads = [bytes([number]) for number in range(10)]
+    transaction = program.call("begin")
+    program.call("store", topic, transaction=transaction, messages=[payload.hex() for payload in payloads[:6]])
+    program.call("store", topic, transaction=transaction, messages=[payload.hex() for payload in payloads[6:]])
+    assert program.fetch(topic) == []
+    assert program.call("publish", topic, transaction=transaction) is not None
+    program.call("commit", transaction=transaction)
+    program.publish(topic, b"after")
+    found: list[bytes] = []
+    start: dict[str, object] = {}
+    while page := program.call("fetch", topic, limit=3, **start):
+        found += [bytes.fromhex(message["payload"]) for message in page]
+        start = {"id": page[-1]["id"], "inclusive": False}
+    assert found == [*payloads, b"after"]
+
+
+# --- transactions ----------------------------------------------------------------------------------------------------
+
+
+def test_given_a_committed_transaction_when_cdap_fetches_in_a_later_one_then_it_sees_it(
+    program: Program, topic: str
+) -> None:
+    writing = program.call("begin")
+    program.publish(topic, b"a", b"b", transaction=writing)
+    meanwhile = program.call("begin")
+    assert program.fetch(topic, transaction=meanwhile) == []
+    assert program.fetch(topic, transaction=writing) == [b"a", b"b"]
+    program.call("commit", transaction=writing)
+    assert program.fetch(topic, transaction=meanwhile) == []
+    assert program.fetch(topic, transaction=program.call("begin")) == [b"a", b"b"]
+
+
+def test_given_a_publish_rolled_back_when_cdap_fetches_in_a_transaction_then_it_is_gone(
+    program: Program, topic: str
+) -> None:
+    writing = program.call("begin")
+    published = program.publish(topic, b"a", transaction=writing)
+    kept = program.publish(topic, b"b", transaction=writing)
+    assert kept != published
+    program.call("rollback", topic, published=published)
+    program.call("commit", transaction=writing)
+    assert program.fetch(topic, transaction=program.call("begin")) == [b"b"]
+    assert program.fetch(topic) == [b"a", b"b"]
+
+
+def test_given_an_invalid_transaction_when_cdap_fetches_in_a_later_one_then_it_is_skipped(
+    program: Program, topic: str
+) -> None:
+    failing, good = program.call("begin"), program.call("begin")
+    program.publish(topic, b"bad", transaction=failing)
+    program.publish(topic, b"good", transaction=good)
+    program.call("commit", transaction=good)
+    assert program.fetch(topic, transaction=program.call("begin")) == []
+    program.call("invalidate", transaction=failing)
+    assert program.fetch(topic, transaction=program.call("begin")) == [b"good"]
+
+
+def test_given_a_transaction_past_its_lifetime_when_cdap_publishes_then_it_fails(program: Program, topic: str) -> None:
+    with pytest.raises(Refused, match="the longest a transaction may write"):
+        program.publish(topic, b"a", pointer=5)
+    assert program.fetch(topic) == []

@@ -1,0 +1,224 @@
+"""Tephra's own Java classes against our transaction manager: its client, its manager, its codecs."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.java import Interop
+from tests.interop.tephra import JavaRaised, TephraSession
+from tests.transaction.vectors import snapshot_of
+from tms_core.clock import ManualClock
+from tms_core.transaction.conflicts import ChangeLimits
+from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.model import Snapshot
+from tms_core.transaction.service import TransactionService
+from tms_core.transaction.snapshot import read_snapshot
+from tms_core.transaction.storage import DirectoryStorage
+
+NOW_MS = 1_795_000_000_000
+KEY, OTHER_KEY = b"k\x00\xff".hex(), b"other".hex()
+
+
+@pytest.fixture(scope="module")
+def tephra(java: Interop) -> Iterator[TephraSession]:
+    with TephraSession(java) as session:
+        yield session
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS)
+
+
+@pytest.fixture
+def manager(tmp_path: Path, clock: ManualClock) -> Iterator[TransactionManager]:
+    with TransactionManager(DirectoryStorage(tmp_path / "tx"), clock, limits=ChangeLimits(count=3)) as manager:
+        yield manager
+
+
+@pytest.fixture
+def client(tephra: TephraSession, manager: TransactionManager) -> Iterator[TephraSession]:
+    """Tephra's client, connected to a service of ours."""
+    service = TransactionService(manager, port=0)
+    service.start()
+    try:
+        assert tephra.call("connect", service.port, "java-1") == "OK"
+        yield tephra
+    finally:
+        service.stop()
+
+
+def state(manager: TransactionManager) -> Snapshot:
+    return read_snapshot(io.BytesIO(manager.encoded_snapshot()))
+
+
+def without_time(expected: dict[str, Any]) -> dict[str, Any]:
+    """What Java says of a snapshot, at the time of ours."""
+    return {**expected, "timestamp": NOW_MS}
+
+
+# --- Tephra's client, our service ------------------------------------------------------------------------------------
+
+
+def test_given_javas_client_when_it_starts_and_commits_then_it_is_given_what_tephra_would_give(
+    client: TephraSession, manager: TransactionManager
+) -> None:
+    first = client.call("startShort")
+    second = client.call("startLong")
+    third = client.call("startShort", 5)
+    base = NOW_MS * 1_000_000
+    assert (first["id"], first["readPointer"], first["inProgress"], first["type"]) == (base + 1, base, [], "SHORT")
+    assert (second["id"], second["inProgress"], second["type"]) == (base + 2, [base + 1], "LONG")
+    assert (third["inProgress"], third["firstShort"]) == ([base + 1, base + 2], base + 1)
+    assert manager.clients() == {first["id"]: "java-1", second["id"]: "java-1", third["id"]: "java-1"}
+    client.call("canCommit", first["id"], [KEY])
+    client.call("commit", first["id"])
+    assert client.call("startShort")["readPointer"] == first["id"]
+
+
+def test_given_two_that_change_the_same_when_both_commit_then_java_learns_of_the_conflict(
+    client: TephraSession,
+) -> None:
+    first, second = client.call("startShort"), client.call("startShort")
+    client.call("canCommit", first["id"], [KEY])
+    client.call("canCommit", second["id"], [KEY])
+    client.call("commit", first["id"])
+    with pytest.raises(JavaRaised) as raised:
+        client.call("commit", second["id"])
+    assert raised.value.name == "TransactionConflictException"
+    assert raised.value.said["transaction"] == second["id"]
+    assert (raised.value.said["key"], raised.value.said["client"]) == (r"k\x00\xFF", "java-1")
+    client.call("abort", second["id"])
+    third = client.call("startShort")
+    client.call("canCommit", third["id"], [KEY])
+    client.call("commit", third["id"])
+
+
+def test_given_the_calls_that_answer_true_or_false_when_there_is_a_conflict_then_they_answer_false(
+    client: TephraSession,
+) -> None:
+    first, second = client.call("startShort"), client.call("startShort")
+    assert client.call("oldCanCommit", first["id"], [KEY]) is True
+    assert client.call("oldCanCommit", second["id"], [OTHER_KEY]) is True
+    assert client.call("oldCommit", first["id"]) is True
+    assert client.call("oldCanCommit", second["id"], [KEY]) is False
+    assert client.call("oldCommit", second["id"]) is True
+
+
+@pytest.mark.parametrize("call", ["commit", "checkpoint"])
+def test_given_a_transaction_that_has_ended_when_java_goes_on_with_it_then_it_is_told(
+    client: TephraSession, call: str
+) -> None:
+    ended = client.call("startShort")
+    client.call("commit", ended["id"])
+    with pytest.raises(JavaRaised, match=f"{ended['id']} .* ?is not in progress|{ended['id']} that is not in progress"):
+        client.call(call, ended["id"])
+
+
+def test_given_too_many_changes_when_java_asks_to_commit_then_it_is_told_how_many_are_allowed(
+    client: TephraSession,
+) -> None:
+    one = client.call("startShort")
+    with pytest.raises(JavaRaised, match="has 4 entries and exceeds the limit of 3") as raised:
+        client.call("canCommit", one["id"], ["00", "01", "02", "03"])
+    assert raised.value.name == "TransactionSizeException"
+
+
+def test_given_a_timeout_below_1_when_java_starts_then_it_is_an_illegal_argument(client: TephraSession) -> None:
+    with pytest.raises(JavaRaised, match="timeout must be positive but is 0 seconds") as raised:
+        client.call("startShort", 0)
+    assert raised.value.name == "IllegalArgumentException"
+
+
+def test_given_checkpoints_when_java_aborts_then_all_pointers_are_gone(
+    client: TephraSession, manager: TransactionManager
+) -> None:
+    one = client.call("startShort")
+    first = client.call("checkpoint", one["id"])
+    second = client.call("checkpoint", one["id"])
+    assert second["checkpoints"] == [first["writePointer"], second["writePointer"]]
+    assert client.call("startShort")["inProgress"] == [one["id"], *second["checkpoints"]]
+    client.call("abort", one["id"])
+    assert len(state(manager).visibility.in_progress) == 1
+
+
+def test_given_the_calls_of_an_administrator_when_java_makes_them_then_they_do_what_they_say(
+    client: TephraSession, manager: TransactionManager, clock: ManualClock
+) -> None:
+    one, two = client.call("startShort"), client.call("startShort")
+    assert client.call("invalidate", one["id"]) is True
+    assert client.call("invalidate", one["id"]) is False
+    assert client.call("invalidSize") == 1
+    clock.advance(10)
+    with pytest.raises(JavaRaised, match="InvalidTruncateTimeException"):
+        client.call("truncateBefore", NOW_MS + 5)
+    client.call("abort", two["id"])
+    assert client.call("truncate", [7]) is False
+    assert client.call("truncateBefore", NOW_MS + 5) is True
+    assert client.call("truncate", [one["id"]]) is False
+    client.call("startLong")
+    client.call("prune")
+    client.call("reset")
+    assert (client.call("invalidSize"), manager.visibility().in_progress) == (0, ())
+    assert client.call("startShort")["id"] > two["id"]
+
+
+def test_given_a_snapshot_over_thrift_when_java_decodes_it_then_it_is_our_state(
+    client: TephraSession, manager: TransactionManager
+) -> None:
+    busy(manager)
+    assert snapshot_of(client.call("getSnapshot")) == state(manager)
+
+
+# --- our directory, Tephra's classes ---------------------------------------------------------------------------------
+
+
+def busy(manager: TransactionManager) -> None:
+    """Something of everything."""
+    committed = manager.start_short()
+    manager.can_commit(committed.transaction_id, [b"a", b"\x00\xff"])
+    waiting = manager.start_short(client="waits")
+    manager.can_commit(waiting.transaction_id, [b"b"])
+    manager.commit(committed.transaction_id)
+    manager.checkpoint(manager.start_long())
+    manager.invalidate(manager.checkpoint(manager.start_short()).transaction_id)
+    aborted = manager.checkpoint(manager.start_short())
+    manager.abort(aborted)
+    manager.abort(manager.start_long())
+    gone = manager.start_short().transaction_id
+    manager.invalidate(gone)
+    manager.truncate_invalid([gone])
+
+
+def test_given_our_log_when_javas_manager_recovers_then_it_has_our_state(
+    tephra: TephraSession, manager: TransactionManager, tmp_path: Path
+) -> None:
+    busy(manager)
+    [log] = (tmp_path / "tx").glob("txlog.*")
+    assert log.stat().st_size > 0
+    assert snapshot_of(without_time(tephra.call("recover", str(tmp_path / "tx")))) == state(manager)
+
+
+def test_given_our_snapshot_when_javas_codec_reads_it_then_it_has_our_state(
+    tephra: TephraSession, manager: TransactionManager, tmp_path: Path
+) -> None:
+    busy(manager)
+    manager.take_snapshot()
+    newest = max((tmp_path / "tx").glob("snapshot.*"), key=lambda path: int(path.suffix[1:]))
+    assert snapshot_of(without_time(tephra.call("snapshot", str(newest)))) == state(manager)
+
+
+def test_given_a_directory_that_goes_to_java_and_back_then_nothing_is_lost(
+    tephra: TephraSession, manager: TransactionManager, tmp_path: Path, clock: ManualClock
+) -> None:
+    busy(manager)
+    manager.close()
+    left = tephra.call("work", str(tmp_path / "tx"))
+    with TransactionManager(DirectoryStorage(tmp_path / "tx"), clock) as back:
+        assert state(back) == snapshot_of(without_time(left))
+        assert back.start_short().transaction_id > left["writePointer"]

@@ -1,0 +1,67 @@
+"""The janitor beside a transaction service: ``transactions.source: thrift``."""
+
+from __future__ import annotations
+
+import io
+from array import array
+from collections.abc import Iterator
+
+import pytest
+
+from tests.builders import HOUR
+from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
+from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.model import Snapshot, VisibilityState
+from tms_core.transaction.service import TransactionService
+from tms_core.transaction.snapshot import read_snapshot, write_snapshot
+from tms_core.transaction.storage import MemoryStorage, Recovered
+
+
+class Left(MemoryStorage):
+    """What a manager left behind that had one invalid transaction."""
+
+    def recover(self) -> Recovered:
+        stream = io.BytesIO()
+        write_snapshot(stream, Snapshot(VisibilityState(0, INVALID, INVALID, array("q", [INVALID]))))
+        stream.seek(0)
+        return Recovered(read_snapshot(stream), iter(()), 0)
+
+
+@pytest.fixture
+def service(site: Site) -> Iterator[TransactionService]:
+    """A transaction service, and settings that name it."""
+    with TransactionManager(Left(), site.clock) as manager:
+        service = TransactionService(manager, port=0)
+        service.start()
+        thrift = f"source: thrift\n  thrift: '{service.address}'"
+        site.set(SETTINGS.replace("source: directory", thrift))
+        yield service
+        service.stop()
+
+
+def test_given_a_service_when_the_janitor_looks_then_it_sees_the_state_of_now(
+    site: Site, service: TransactionService
+) -> None:
+    shown = site.janitor("inspect snapshot")
+    assert shown.code == 0
+    assert f"source: the transaction service {service.address}" in shown.out
+    assert f"{INVALID}  invalid" in shown.out
+    site.clock.advance(HOUR)
+    assert "problem" not in site.janitor("inspect snapshot").out
+
+
+@pytest.mark.usefixtures("service")
+def test_given_a_service_when_the_janitor_plans_then_what_is_invalid_there_is_to_be_inverted(site: Site) -> None:
+    assert site.janitor("plan --format json").json["totals"]["invalid_transaction"] == 1
+
+
+def test_given_a_service_that_does_not_answer_when_planned_then_nothing_is_inverted_and_it_says_why(
+    site: Site, service: TransactionService
+) -> None:
+    service.stop()
+    planned = site.janitor("plan --format json")
+    assert planned.code == 0
+    assert planned.json["totals"]["invalid_transaction"] == 0
+    missing = site.janitor("inspect snapshot")
+    assert missing.code == 1
+    assert f"The transaction service {service.address} cannot be reached" in missing.err

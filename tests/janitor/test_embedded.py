@@ -1,0 +1,144 @@
+"""The janitor inside the server: on its store, by its transactions, and gone before them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from prometheus_client import CollectorRegistry, generate_latest
+
+from janitor.cli.main import cli
+from janitor.embedded import Embedded, start
+from tms_core.clock import SystemClock
+from tms_core.errors import ConfigurationError
+from tms_core.messaging.model import FetchRequest
+from tms_core.messaging.service import MessagingService
+from tms_core.server.companions import Host
+from tms_core.tables.base import Store
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
+from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.storage import MemoryStorage
+
+ORDERS = TopicId.parse("default:orders")
+PATIENCE_SECONDS = 60
+SETTINGS = """
+storage: {{kind: {kind}, leveldb: {{path: messaging}}}}
+transactions: {{directory: tx}}
+janitor: {{every_seconds: 1, state: state, http: {{port: 0}}, canary: {{enabled: false}}}}
+"""
+
+
+class Server:
+    """What ``tms serve`` has, without its ports.
+
+    Args:
+        folder: where it is.
+        kind: of the store.
+        created: what the companion is told of the store's origin.
+    """
+
+    def __init__(self, folder: Path, stack: ExitStack, *, kind: str = "leveldb", created: bool = True) -> None:
+        self.config = folder / "tms.yaml"
+        self.config.write_text(SETTINGS.format(kind=kind))
+        self.store: Store = MemoryStore() if kind == "memory" else LevelDBStore(folder / "messaging", create=True)
+        stack.enter_context(self.store)
+        clock = SystemClock()
+        self.manager = stack.enter_context(TransactionManager(MemoryStorage(), clock))
+        self.service = stack.enter_context(MessagingService(self.store, clock))
+        self.registry = CollectorRegistry()
+        self.host = Host(self.config, {}, {}, self.store, created, self.service, self.manager, self.registry, clock)
+        self._stack = stack
+
+    def start(self) -> Embedded:
+        companion = start(self.host)
+        self._stack.callback(companion.stop)
+        return companion
+
+    def pointers(self) -> list[int]:
+        return [cell.pointer for cell in self.store.message.cells(b"", None, 1000).items]
+
+    def rows(self) -> int:
+        return len(self.store.message.keys(b"", None, 1000).items)
+
+    def metric(self, line: str) -> bool:
+        return line in generate_latest(self.registry).decode().splitlines()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("kind", ["leveldb", "memory"])
+def test_given_a_store_the_server_has_made_when_rows_are_due_then_they_go_and_what_is_invalid_is_inverted(
+    tmp_path: Path, stack: ExitStack, kind: str
+) -> None:
+    server = Server(tmp_path, stack, kind=kind)
+    server.service.create_topic(ORDERS, {"ttl": "1"})
+    late = TopicId.parse("default:late")
+    server.service.create_topic(late, {"ttl": "86400"})
+    transaction = server.manager.start_short()
+    server.service.publish(late, [b"never to be seen"], pointer=transaction.write_pointer)
+    server.manager.invalidate(transaction.transaction_id)
+    server.service.publish(ORDERS, [b"a", b"b"], pointer=None)
+    server.start()
+    until(lambda: server.pointers() == [-transaction.write_pointer])
+    until(lambda: server.rows() == 1)
+    until(lambda: server.metric("tms_janitor_invalid_transactions 1.0"))
+    [[message]] = server.service.fetch(late, FetchRequest())
+    assert message.payload == b"never to be seen"
+    reader = server.manager.start_short()
+    assert list(server.service.fetch(late, FetchRequest(transaction=reader))) == []
+
+
+def test_given_a_store_that_was_there_before_when_met_then_nothing_goes_until_it_is_adopted_through_the_socket(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    server = Server(tmp_path, stack, created=False)
+    server.service.create_topic(ORDERS, {"ttl": "1"})
+    server.service.publish(ORDERS, [b"a"], pointer=None)
+    server.start()
+    until(lambda: server.metric('tms_janitor_sweeps_total{result="stopped"} 1.0'))
+    assert server.rows() == 1
+    done = CliRunner().invoke(cli, ["adopt", "--config", str(server.config)])
+    assert done.exit_code == 0, done.output
+    until(lambda: server.rows() == 0)
+
+
+def test_given_a_wrong_setting_of_the_janitors_when_started_then_the_server_is_told_which(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    server = Server(tmp_path, stack)
+    server.config.write_text("janitor: {every_seconds: 0}\n")
+    with pytest.raises(ConfigurationError, match="every_seconds"):
+        server.start()
+
+
+def test_given_the_embedded_janitor_when_stopped_then_nothing_of_it_holds_the_store(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    server = Server(tmp_path, stack)
+    start(server.host).stop()
+    server.service.create_topic(ORDERS, {"ttl": "1"})
+    server.service.publish(ORDERS, [b"a"], pointer=None)
+    assert server.rows() == 1
+    # The lease and the socket are free for whoever comes next.
+    server.registry = CollectorRegistry()
+    server.host = Host(**{**vars(server.host), "registry": server.registry})
+    server.start()
+    until(lambda: server.rows() == 0)

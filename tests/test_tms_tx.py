@@ -1,0 +1,227 @@
+"""``tms tx``, typed against a service."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.transaction.managers import BASE, NOW_MS
+from tms_core.cli.main import execute
+from tms_core.clock import ManualClock
+from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.service import TransactionService
+from tms_core.transaction.storage import MemoryStorage
+
+Type = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS)
+
+
+@pytest.fixture
+def manager(clock: ManualClock) -> Iterator[TransactionManager]:
+    with TransactionManager(MemoryStorage(), clock) as manager:
+        yield manager
+
+
+@pytest.fixture
+def service(manager: TransactionManager) -> Iterator[TransactionService]:
+    service = TransactionService(manager, port=0, cleanup_seconds=3600)
+    service.start()
+    yield service
+    service.stop()
+
+
+@pytest.fixture
+def typed(service: TransactionService, capsys: pytest.CaptureFixture[str]) -> Type:
+    """Type ``tms tx`` and what follows; exit code, output, errors."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        code = execute(["tx", *map(str, words), "--server", service.address])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def as_json(typed: Type, *words: object) -> Any:
+    code, out, err = typed(*words, "--format", "json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_given_transactions_when_listed_then_it_says_who_holds_what_and_for_how_long(
+    typed: Type, manager: TransactionManager, clock: ManualClock
+) -> None:
+    manager.checkpoint(manager.checkpoint(manager.start_long("import@host-7")))
+    clock.advance(2 * 3_600_000 + 5 * 60_000)
+    manager.start_short(90, "me")
+    clock.advance(100_000)
+    manager.invalidate(manager.start_short().transaction_id)
+    code, out, _ = typed("list")
+    assert code == 0
+    assert out.splitlines() == [
+        f"2 in progress, 1 invalid; read pointer {manager.visibility().read_pointer}",
+        "id                   type   client         held for    expires         checkpoints",
+        f"{BASE + 1}  long   import@host-7  2 h 6 min   in 21 h 53 min  2",
+        f"{BASE + 7_500_000_000_000}  short  me             1 min 40 s  10 s ago",
+    ]
+
+
+def test_given_transactions_when_listed_as_json_then_ids_are_text(
+    typed: Type, manager: TransactionManager, clock: ManualClock
+) -> None:
+    one = manager.checkpoint(manager.start_short(30, "me"))
+    clock.advance(1_000)
+    assert as_json(typed, "list") == {
+        "now_ms": NOW_MS + 1_000,
+        "read_pointer": str(BASE),
+        "write_pointer": str(one.write_pointer),
+        "invalid": 0,
+        "in_progress": [
+            {
+                "id": str(one.transaction_id),
+                "type": "short",
+                "client": "me",
+                "held_ms": 1_000,
+                "expires_in_ms": 29_000,
+                "checkpoints": [str(one.write_pointer)],
+            }
+        ],
+    }
+
+
+def test_given_nothing_when_listed_then_there_is_one_line(typed: Type) -> None:
+    assert typed("list")[:2] == (0, f"0 in progress, 0 invalid; read pointer {BASE}\n")
+
+
+def test_given_ids_when_shown_then_each_says_what_became_of_it(typed: Type, manager: TransactionManager) -> None:
+    done, bad, held = (manager.start_short().transaction_id for _ in range(3))
+    manager.commit(done)
+    manager.invalidate(bad)
+    assert as_json(typed, "show", done) == {"id": str(done), "began_ms": NOW_MS, "state": "committed_or_aborted"}
+    assert as_json(typed, "show", bad)["state"] == "invalid"
+    assert as_json(typed, "show", held + 1)["state"] == "not_issued_yet"
+    assert as_json(typed, "show", held)["state"] == "in_progress"
+    code, out, _ = typed("show", bad)
+    assert (code, out) == (0, f"{bad}: invalid\n  began 2026-11-18 11:06:40 UTC\n")
+
+
+def test_given_a_checkpoint_when_shown_then_its_transaction_is(typed: Type, manager: TransactionManager) -> None:
+    one = manager.checkpoint(manager.start_short(client="me"))
+    code, out, _ = typed("show", one.write_pointer)
+    assert code == 0
+    assert out.splitlines() == [
+        f"{one.transaction_id}: in progress",
+        "  began 2026-11-18 11:06:40 UTC",
+        "  short, held by me for 0 s",
+        "  expires in 30 s",
+        f"  checkpoint {one.write_pointer}",
+    ]
+
+
+def test_given_ids_when_invalidated_then_those_that_were_in_progress_are_invalid(
+    typed: Type, manager: TransactionManager
+) -> None:
+    one, two = manager.start_short().transaction_id, manager.start_long().transaction_id
+    assert typed("invalidate", one, two)[:2] == (0, f"{one}: invalid now\n{two}: invalid now\n")
+    code, out, err = typed("invalidate", one)
+    assert (code, out) == (1, f"{one}: not in progress\n")
+    assert "1 of 1 were not in progress. tms tx show ID" in err
+    assert list(manager.visibility().invalid) == [one, two]
+
+
+@pytest.mark.parametrize(("long", "said"), [(False, "aborted"), (True, "invalid now")])
+def test_given_one_in_progress_when_aborted_then_it_ends_with_its_checkpoints(
+    typed: Type, manager: TransactionManager, *, long: bool, said: str
+) -> None:
+    one = manager.checkpoint(manager.start_long() if long else manager.start_short())
+    assert typed("abort", one.transaction_id, "--yes")[:2] == (0, f"{one.transaction_id}: {said}\n")
+    seen = manager.visibility()
+    assert (seen.in_progress, len(seen.invalid)) == ((), 2 if long else 0)
+
+
+def test_given_nobody_who_says_yes_when_aborted_or_truncated_then_nothing_is_done(
+    typed: Type, manager: TransactionManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, bad = manager.start_short().transaction_id, manager.start_short().transaction_id
+    manager.invalidate(bad)
+    for said in ("", "n\n"):
+        for words in (("abort", one), ("truncate", bad)):
+            monkeypatch.setattr("sys.stdin", io.StringIO(said))
+            assert typed(*words)[:2] == (130, "")
+    assert (len(manager.visibility().in_progress), manager.invalid_size()) == (1, 1)
+
+
+def test_given_one_that_has_ended_when_aborted_then_that_is_said(typed: Type, manager: TransactionManager) -> None:
+    done = manager.start_short().transaction_id
+    manager.commit(done)
+    code, _, err = typed("abort", done, "--yes")
+    assert (code, f"Transaction {done} is not in progress." in err) == (1, True)
+
+
+def test_given_invalid_ids_when_truncated_then_they_are_off_the_list(typed: Type, manager: TransactionManager) -> None:
+    ids = [manager.start_short().transaction_id for _ in range(3)]
+    for pointer in ids:
+        manager.invalidate(pointer)
+    assert typed("truncate", *ids[:2], "--yes")[:2] == (0, "3 were invalid, 1 are left\n")
+    assert as_json(typed, "truncate", ids[0], "--yes") == {"invalid_before": 1, "invalid_after": 1}
+
+
+@pytest.mark.parametrize("before", [NOW_MS + 1_000, "2026-11-18T11:06:41Z", "2026-11-18T11:06:41"])
+def test_given_a_time_when_truncated_then_what_began_before_it_is_off_the_list(
+    typed: Type, manager: TransactionManager, clock: ManualClock, before: object
+) -> None:
+    manager.invalidate(manager.start_short().transaction_id)
+    clock.advance(1_000)
+    manager.invalidate(manager.start_short().transaction_id)
+    assert typed("truncate", "--before", before, "--yes")[:2] == (0, "2 were invalid, 1 are left\n")
+    manager.start_short()
+    clock.advance(1)
+    code, _, err = typed("truncate", "--before", NOW_MS + 1_001, "--yes")
+    assert (code, "are in progress" in err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["truncate"],
+        ["truncate", 1, "--before", 1],
+        ["truncate", "--before", "noon"],
+        ["show", "x"],
+        ["show", -1],
+        ["show"],
+    ],
+)
+def test_given_wrong_usage_then_2(typed: Type, words: list[object]) -> None:
+    code, out, err = typed(*words, "--yes") if words[0] == "truncate" else typed(*words)
+    assert (code, out) == (2, "")
+    assert "tms tx" in err
+
+
+def test_given_no_service_then_1_with_the_next_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    settings = tmp_path / "tms.yaml"
+    settings.write_text(f"transactions: {{thrift: '{address}'}}\n", encoding="utf-8")
+    assert execute(["tx", "list", "--config", str(settings)]) == 1
+    assert f"The transaction service {address} cannot be reached" in capsys.readouterr().err
+    monkeypatch.setenv("TMS_TRANSACTIONS__THRIFT", address)
+    assert execute(["tx", "invalidate", "1"]) == 1
+    assert "Start it (tms serve)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["list", "show", "invalidate", "abort", "truncate"])
+def test_the_help_of_each_command_shows_how_it_is_typed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["tx", command, "--help"]) == 0
+    assert f"      tms tx {command}"[4:] in capsys.readouterr().out

@@ -1,0 +1,97 @@
+"""What tests of the transaction manager share."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from tms_core.clock import ManualClock
+from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.model import Snapshot, VisibilityState
+from tms_core.transaction.snapshot import read_snapshot
+from tms_core.transaction.storage import DirectoryStorage, Log, MemoryStorage, Recovered
+
+NOW_MS = 1_795_000_000_000
+#: The first pointer of that millisecond.
+BASE = NOW_MS * 1_000_000
+
+
+def state(manager: TransactionManager) -> Snapshot:
+    """All that the manager knows, by its own codec; the time left out."""
+    return timeless(read_snapshot(io.BytesIO(manager.encoded_snapshot())))
+
+
+def timeless(snapshot: Snapshot) -> Snapshot:
+    """The same at time 0, to be compared."""
+    seen = snapshot.visibility
+    visibility = VisibilityState(0, seen.read_pointer, seen.write_pointer, seen.invalid, seen.in_progress)
+    return Snapshot(visibility, snapshot.committing, snapshot.committed)
+
+
+def recovered(directory: Path, clock: ManualClock | None = None) -> Snapshot:
+    """What a new manager finds in a directory."""
+    with TransactionManager(DirectoryStorage(directory), clock or ManualClock(NOW_MS)) as manager:
+        return state(manager)
+
+
+class LookingStorage(MemoryStorage):
+    """Recovers from a directory and leaves it as it is, so that it can be done again and again."""
+
+    def __init__(self, directory: Path) -> None:
+        self._storage = DirectoryStorage(directory)
+
+    def recover(self) -> Recovered:
+        return self._storage.recover()
+
+    def close(self) -> None:
+        self._storage.close()
+
+
+class SpyStorage(MemoryStorage):
+    """Counts, and fails on order.
+
+    Attributes:
+        happened: ``append``, ``sync``, ``save``, ``log``, ``close`` in order.
+        failure: what the next syncs raise.
+        save_failure: what the next snapshots raise.
+    """
+
+    def __init__(self) -> None:
+        self.happened: list[str] = []
+        self.failure: Exception | None = None
+        self.save_failure: Exception | None = None
+
+    def log(self, timestamp_ms: int) -> Log:
+        self.happened.append("log")
+        return _SpyLog(self)
+
+    def save(self, snapshot: Snapshot) -> None:
+        if self.save_failure is not None:
+            raise self.save_failure
+        self.happened.append("save")
+
+    def close(self) -> None:
+        self.happened.append("close")
+
+    def recover(self) -> Recovered:
+        return Recovered(None, iter(()), 0)
+
+
+class _SpyLog:
+    def __init__(self, spy: SpyStorage) -> None:
+        self._spy = spy
+        self._appended = 0
+
+    def append(self, edit: object) -> int:
+        self._spy.happened.append("append")
+        self._appended += 1
+        return self._appended
+
+    def sync(self, position: int) -> None:
+        if self._spy.failure is not None:
+            raise self._spy.failure
+        if position:
+            self._spy.happened.append(f"sync {position}")
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,322 @@
+"""The client of a transaction service: what it asks, what it makes of the answers, and what it does without one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from tests.transaction.managers import BASE, NOW_MS
+from tms_core.clock import ManualClock
+from tms_core.errors import CannotSnapshot, ChangesTooLarge, Conflict, NoSnapshot, NotInProgress, TruncateTimeError
+from tms_core.transaction import wire
+from tms_core.transaction.client import TransactionClient
+from tms_core.transaction.conflicts import ChangeLimits
+from tms_core.transaction.line import MAX_ANSWER_BYTES, MethodUnknown, OutcomeUnknown, ServiceUnavailable
+from tms_core.transaction.manager import BadArgument, TransactionManager
+from tms_core.transaction.model import Transaction, TransactionType
+from tms_core.transaction.service import TransactionService
+from tms_core.transaction.storage import MemoryStorage
+from tms_core.transaction.wire import Failure, Message, MessageKind
+
+#: Longer than anything takes that ends at all.
+PATIENCE_SECONDS = 60.0
+#: A time limit that a test waits out.
+SHORT_SECONDS = 0.2
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS)
+
+
+@pytest.fixture
+def manager(clock: ManualClock) -> Iterator[TransactionManager]:
+    with TransactionManager(MemoryStorage(), clock, limits=ChangeLimits(count=1)) as manager:
+        yield manager
+
+
+@pytest.fixture
+def service(manager: TransactionManager) -> Iterator[TransactionService]:
+    service = TransactionService(manager, port=0)
+    service.start()
+    yield service
+    service.stop()
+
+
+@pytest.fixture
+def client(service: TransactionService) -> Iterator[TransactionClient]:
+    with TransactionClient(service.address, PATIENCE_SECONDS) as client:
+        yield client
+
+
+# --- with our service ------------------------------------------------------------------------------------------------
+
+
+def test_given_a_service_then_the_client_does_what_the_manager_does(
+    client: TransactionClient, manager: TransactionManager
+) -> None:
+    one, long = client.start_short(7, "me"), client.start_long("you")
+    assert (one.transaction_id, one.type, long.type) == (BASE + 1, TransactionType.SHORT, TransactionType.LONG)
+    assert client.clients() == {BASE + 1: "me", BASE + 2: "you"}
+    checkpoint = client.checkpoint(one)
+    assert list(checkpoint.checkpoint_write_pointers) == [BASE + 3]
+    client.can_commit(one.transaction_id, [b"k"])
+    client.commit(one.transaction_id, checkpoint.write_pointer)
+    client.abort(long)
+    assert client.latest().snapshot == manager.visibility()
+    assert client.latest().name == f"the transaction service {client.address}"
+    assert client.invalid_size() == 1
+    assert client.truncate_invalid([long.transaction_id])
+    assert not client.truncate_invalid([long.transaction_id])
+    assert not client.truncate_invalid_before(NOW_MS)
+    assert client.invalidate(client.start_short().transaction_id)
+    assert not client.invalidate(7)
+    client.prune_now()
+    client.reset()
+    assert (client.invalid_size(), client.status()) == (0, "OK")
+
+
+def test_given_what_is_refused_then_the_errors_are_the_managers(
+    client: TransactionClient, manager: TransactionManager, clock: ManualClock
+) -> None:
+    first, second = client.start_short(client="me"), client.start_short()
+    for one in (first, second):
+        client.can_commit(one.transaction_id, [b"k\xff"])
+    client.commit(first.transaction_id)
+    with pytest.raises(Conflict) as raised:
+        client.commit(second.transaction_id)
+    assert (raised.value.transaction_id, raised.value.key, raised.value.client) == (
+        second.transaction_id,
+        r"k\xFF",
+        "me",
+    )
+    with pytest.raises(NotInProgress, match="that is not in progress"):
+        client.commit(first.transaction_id)
+    with pytest.raises(ChangesTooLarge, match="exceeds the limit of 1"):
+        client.can_commit(second.transaction_id, [b"a", b"b"])
+    with pytest.raises(BadArgument, match="timeout must be positive"):
+        client.start_short(0)
+    clock.advance(1)
+    with pytest.raises(TruncateTimeError):
+        client.truncate_invalid_before(NOW_MS + 1)
+    manager.close()
+    assert client.status() == "NOTOK"
+    with pytest.raises(CannotSnapshot):
+        client.encoded_snapshot()
+    with pytest.raises(NoSnapshot, match="has stopped"):
+        client.latest()
+    with pytest.raises(OutcomeUnknown, match=r"failed at startShortClientId: .* has stopped"):
+        client.start_short()
+
+
+def test_given_a_service_that_was_started_again_then_the_client_goes_on(
+    service: TransactionService, manager: TransactionManager, client: TransactionClient
+) -> None:
+    one = client.start_short()
+    service.stop()
+    again = TransactionService(manager, port=service.port)
+    again.start()
+    client.commit(one.transaction_id)
+    again.stop()
+
+
+def test_given_a_client_that_is_closed_when_it_is_used_then_it_keeps_no_connection(client: TransactionClient) -> None:
+    client.close()
+    assert client.status() == "OK"
+    client.close()
+
+
+# --- with one that misbehaves ----------------------------------------------------------------------------------------
+
+
+class Misbehaving:
+    """A service that does with each call what it is told to.
+
+    Attributes:
+        calls: the names of the calls it got.
+    """
+
+    def __init__(self, conduct: Callable[[Message], bytes | None]) -> None:
+        self.calls: list[str] = []
+        self._conduct = conduct
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._accept)
+        self._thread.start()
+
+    def close(self) -> None:
+        """No more connections; returns when what has come is dealt with. Closing twice is no error."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(PATIENCE_SECONDS)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                with connection:
+                    self._serve(connection)
+
+    def _serve(self, connection: socket.socket) -> None:
+        """One connection after the other: none is left open when the next one comes."""
+        with connection.makefile("rb") as stream:
+            while size := stream.read(4):
+                call = wire.read_message(stream.read(int.from_bytes(size)))
+                self.calls.append(call.name)
+                data = self._conduct(call)
+                if data is None:
+                    return
+                connection.sendall(data)
+
+
+@contextmanager
+def misbehaving(
+    conduct: Callable[[Message], bytes | None], seconds: float = PATIENCE_SECONDS
+) -> Iterator[tuple[Misbehaving, TransactionClient]]:
+    service = Misbehaving(conduct)
+    try:
+        with TransactionClient(service.address, seconds) as client:
+            yield service, client
+    finally:
+        service.close()
+
+
+def framed(data: bytes) -> bytes:
+    return len(data).to_bytes(4) + data
+
+
+def reply(call: Message, *fields: bytes, number: int | None = None, name: str | None = None) -> bytes:
+    return framed(
+        wire.message(MessageKind.REPLY, name or call.name, call.number if number is None else number, *fields)
+    )
+
+
+def hang_up(_: Message) -> None:
+    """Say nothing, and close."""
+
+
+def test_given_a_connection_that_breaks_when_committing_then_it_is_not_done_twice_and_the_outcome_is_unknown() -> None:
+    with misbehaving(hang_up) as (service, client):
+        with pytest.raises(OutcomeUnknown, match=r"not known whether .* has done commitOrThrow.*invalidate"):
+            client.commit(7)
+        assert service.calls == ["commitOrThrow"]
+
+
+def test_given_a_connection_that_breaks_then_what_may_be_done_once_only_is_not_repeated() -> None:
+    with misbehaving(hang_up) as (service, client):
+        asks: list[Callable[[], object]] = [client.start_short, client.start_long, client.reset]
+        asks += [lambda: client.invalidate(7), lambda: client.truncate_invalid([7]), lambda: client.can_commit(7, [])]
+        for number, ask in enumerate(asks[:-1], 1):
+            with pytest.raises(OutcomeUnknown):
+                ask()
+            assert len(service.calls) == number
+        with pytest.raises(OutcomeUnknown):
+            asks[-1]()
+        assert service.calls[-2:] == ["canCommitOrThrow"] * 2
+
+
+def test_given_a_connection_that_breaks_once_then_what_may_be_done_twice_is_repeated() -> None:
+    answers = iter([None, b""])
+
+    def first_breaks(call: Message) -> bytes | None:
+        return None if next(answers) is None else reply(call)
+
+    with misbehaving(first_breaks) as (service, client):
+        client.abort(Transaction(7, 7, 7))
+        assert service.calls == ["abortTx", "abortTx"]
+
+
+def test_given_connections_that_always_break_then_it_is_given_up_after_the_second() -> None:
+    with misbehaving(hang_up) as (service, client):
+        with pytest.raises(OutcomeUnknown, match="has done status"):
+            client.status()
+        assert len(service.calls) == 2
+
+
+def test_given_no_answer_in_time_then_nothing_is_repeated() -> None:
+    over = threading.Event()
+
+    def silent(_: Message) -> None:
+        over.wait(PATIENCE_SECONDS)
+
+    with misbehaving(silent, SHORT_SECONDS) as (service, client):
+        with pytest.raises(OutcomeUnknown, match=r"no answer within 0\.2 s"):
+            client.status()
+        over.set()
+        service.close()
+        assert service.calls == ["status"]
+
+
+def test_given_nobody_at_the_address_then_nothing_was_done() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    with TransactionClient(address) as client, pytest.raises(ServiceUnavailable, match=r"cannot be reached.*tms serve"):
+        client.commit(7)
+    with TransactionClient(address) as client, pytest.raises(NoSnapshot, match="cannot be reached"):
+        client.latest()
+
+
+OK = wire.string(0, "OK")
+NONSENSE: dict[str, Callable[[Message], bytes]] = {
+    "another call's number": lambda call: reply(call, OK, number=call.number + 1),
+    "another call's name": lambda call: reply(call, OK, name="getSnapshot"),
+    "too large": lambda _: (MAX_ANSWER_BYTES + 1).to_bytes(4),
+    "of negative size": lambda _: b"\xff\xff\xff\xff",
+    "nonsense": lambda _: framed(b"nonsense"),
+    "cut off": lambda call: reply(call, OK)[:-2],
+}
+
+
+@pytest.mark.parametrize("kind", NONSENSE)
+def test_given_an_answer_that_is_none_of_this_call_then_it_is_not_taken_for_one(kind: str) -> None:
+    with misbehaving(NONSENSE[kind], SHORT_SECONDS) as (_, client), pytest.raises(OutcomeUnknown):
+        client.status()
+
+
+def test_given_a_service_of_tephras_when_asked_who_holds_what_then_nobody_is_known() -> None:
+    def unknown(call: Message) -> bytes:
+        fields = (wire.string(1, "Invalid method name"), wire.i32(2, Failure.UNKNOWN_METHOD))
+        return framed(wire.message(MessageKind.EXCEPTION, call.name, call.number, *fields))
+
+    with misbehaving(unknown) as (_, client):
+        assert client.clients() == {}
+        with pytest.raises(MethodUnknown, match="does not know resetState"):
+            client.reset()
+
+
+def test_given_a_service_that_does_not_understand_then_nothing_was_done() -> None:
+    def refused(call: Message) -> bytes:
+        fields = (wire.string(1, "no"), wire.i32(2, Failure.PROTOCOL_ERROR))
+        return framed(wire.message(MessageKind.EXCEPTION, call.name, call.number, *fields))
+
+    with misbehaving(refused) as (_, client), pytest.raises(ServiceUnavailable, match="failed at commitOrThrow: no"):
+        client.commit(7)
+
+
+def test_given_an_answer_without_a_transaction_then_the_outcome_is_unknown() -> None:
+    def empty(call: Message) -> bytes:
+        return reply(call, wire.structure(0))
+
+    with misbehaving(empty) as (_, client), pytest.raises(OutcomeUnknown, match="is not the number"):
+        client.start_short()
+
+
+@pytest.mark.parametrize("fields", [[], [wire.i64s(0, [1])]], ids=["none", "a list"])
+def test_given_an_answer_without_what_was_asked_for_then_the_outcome_is_unknown(fields: list[bytes]) -> None:
+    with misbehaving(lambda call: reply(call, *fields)) as (_, client):
+        for ask in (client.start_short, client.status, client.latest, client.invalid_size, client.clients):
+            with pytest.raises((OutcomeUnknown, NoSnapshot)):
+                ask()
+
+
+def test_given_a_snapshot_that_is_none_then_there_is_no_snapshot() -> None:
+    with (
+        misbehaving(lambda call: reply(call, wire.string(0, b"\x08\x02"))) as (_, client),
+        pytest.raises(NoSnapshot, match="the snapshot ends"),
+    ):
+        client.latest()

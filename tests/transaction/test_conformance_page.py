@@ -1,0 +1,36 @@
+"""``docs/conformance/transactions.md``: every method that is served, and what the program says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tms_core.transaction.calls import METHODS
+from tms_core.transaction.service import MAX_CONNECTIONS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/conformance/transactions.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_the_page_lists_every_method_that_is_served() -> None:
+    assert set(re.findall(r"^\| `(\w+)` \|", section("Methods"), flags=re.MULTILINE)) == METHODS
+
+
+def test_the_page_has_the_limit_of_connections() -> None:
+    assert f"{MAX_CONNECTIONS:,};" in section("Transport")
+
+
+def test_the_page_quotes_what_the_program_says() -> None:
+    files = [*(ROOT / "tms_core/transaction").glob("*.py")]
+    # Texts are broken over lines and have values in them.
+    source = " ".join(re.sub(r'"\s+f?"', "", path.read_text(encoding="utf-8")) for path in files)
+    source = re.sub(r"\{[^{}]*\}", "…", source)
+    quoted = re.findall(r"^\| `([^`]+)` \|", section("When it says …"), flags=re.MULTILINE)
+    assert len(quoted) == 8
+    for message in quoted:
+        pieces = [piece.strip(" .:") for piece in message.split("…")]
+        assert max(pieces, key=len) in source, message

@@ -1,0 +1,573 @@
+"""What the manager decides: ids, pointers, conflicts, ends of all kinds, and the invalid list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.transaction.managers import BASE, NOW_MS, SpyStorage, state
+from tms_core.clock import ManualClock
+from tms_core.errors import (
+    CannotSnapshot,
+    ChangesTooLarge,
+    Conflict,
+    NoSnapshot,
+    NotInProgress,
+    StoreError,
+    TruncateTimeError,
+)
+from tms_core.transaction.conflicts import ChangeLimits
+from tms_core.transaction.journal import LogFailed
+from tms_core.transaction.manager import BadArgument, ManagerStopped, TransactionManager
+from tms_core.transaction.model import NO_TX_IN_PROGRESS, InProgressType, Transaction, TransactionType
+from tms_core.transaction.storage import MemoryStorage
+
+SECOND = 1_000
+DAY = 86_400 * SECOND
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS)
+
+
+@pytest.fixture
+def manager(clock: ManualClock) -> Iterator[TransactionManager]:
+    with TransactionManager(MemoryStorage(), clock) as manager:
+        yield manager
+
+
+def read_pointer(manager: TransactionManager) -> int:
+    return manager.visibility().read_pointer
+
+
+def invalid(manager: TransactionManager) -> list[int]:
+    return list(manager.visibility().invalid)
+
+
+def in_progress(manager: TransactionManager) -> list[int]:
+    return [entry.write_pointer for entry in manager.visibility().in_progress]
+
+
+def committed(manager: TransactionManager, *changes: bytes) -> Transaction:
+    """A transaction that began and committed."""
+    one = manager.start_short()
+    manager.can_commit(one.transaction_id, changes)
+    manager.commit(one.transaction_id)
+    return one
+
+
+# --- ids and pointers ------------------------------------------------------------------------------------------------
+
+
+def test_given_no_state_when_started_then_both_pointers_are_of_now(manager: TransactionManager) -> None:
+    seen = manager.visibility()
+    assert (seen.read_pointer, seen.write_pointer, seen.timestamp_ms) == (BASE, BASE, NOW_MS)
+
+
+def test_given_one_millisecond_when_several_start_then_ids_follow_each_other(manager: TransactionManager) -> None:
+    assert [manager.start_short().transaction_id for _ in range(3)] == [BASE + 1, BASE + 2, BASE + 3]
+
+
+def test_given_a_clock_that_steps_back_when_more_start_then_ids_still_grow(
+    manager: TransactionManager, clock: ManualClock
+) -> None:
+    clock.advance(5)
+    first = manager.start_short().transaction_id
+    clock.step(-100)
+    assert (first, manager.start_short().transaction_id) == (BASE + 5_000_000, BASE + 5_000_001)
+
+
+def test_given_a_first_one_when_it_starts_then_it_is_given_what_tephra_gives(manager: TransactionManager) -> None:
+    assert manager.start_short() == Transaction(BASE, BASE + 1, BASE + 1, invalids=manager.visibility().invalid)
+
+
+def test_given_others_in_progress_when_one_starts_then_it_is_told_of_them_and_of_the_first_short_one(
+    manager: TransactionManager,
+) -> None:
+    long = manager.start_long()
+    short = manager.start_short()
+    third = manager.start_short()
+    assert list(third.in_progress) == [long.transaction_id, short.transaction_id]
+    assert third.first_short_in_progress == short.transaction_id
+    assert short.first_short_in_progress == NO_TX_IN_PROGRESS
+    assert (long.type, short.type) == (TransactionType.LONG, TransactionType.SHORT)
+
+
+def test_given_a_commit_when_another_starts_then_it_reads_up_to_there(manager: TransactionManager) -> None:
+    older = manager.start_short()
+    newer = committed(manager)
+    assert read_pointer(manager) == newer.transaction_id
+    after = manager.start_short()
+    assert after.is_visible(newer.transaction_id)
+    assert not after.is_visible(older.transaction_id)
+
+
+def test_given_an_older_commit_after_a_newer_one_then_the_read_pointer_does_not_go_down(
+    manager: TransactionManager,
+) -> None:
+    older = manager.start_short()
+    newer = committed(manager)
+    manager.commit(older.transaction_id)
+    assert read_pointer(manager) == newer.transaction_id
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 101])
+def test_given_a_timeout_that_none_can_have_when_started_then_it_is_refused(clock: ManualClock, seconds: int) -> None:
+    with (
+        TransactionManager(MemoryStorage(), clock, max_timeout_seconds=100) as manager,
+        pytest.raises(BadArgument, match=f"timeout must .* {seconds} seconds"),
+    ):
+        manager.start_short(seconds)
+    with TransactionManager(MemoryStorage(), clock, max_timeout_seconds=100) as manager:
+        manager.start_short(100)
+
+
+def test_given_clients_when_their_transactions_are_in_progress_then_it_is_known_who_holds_what(
+    manager: TransactionManager,
+) -> None:
+    mine, long, ended = manager.start_short(client="me"), manager.start_long("you"), manager.start_short(client="gone")
+    manager.commit(ended.transaction_id)
+    assert manager.clients() == {mine.transaction_id: "me", long.transaction_id: "you"}
+
+
+# --- conflicts -------------------------------------------------------------------------------------------------------
+
+
+def test_given_overlapping_changes_when_both_may_commit_then_only_the_first_does(manager: TransactionManager) -> None:
+    first, second = manager.start_short(client="me"), manager.start_short()
+    manager.can_commit(first.transaction_id, [b"k\x00\xff", b"a"])
+    manager.can_commit(second.transaction_id, [b"k\x00\xff", b"b"])
+    manager.commit(first.transaction_id)
+    with pytest.raises(Conflict) as raised:
+        manager.commit(second.transaction_id)
+    assert (raised.value.transaction_id, raised.value.key, raised.value.client) == (
+        second.transaction_id,
+        r"k\x00\xFF",
+        "me",
+    )
+    assert second.transaction_id in in_progress(manager)
+
+
+def test_given_a_conflict_when_the_commit_is_repeated_blindly_then_it_is_one_again(manager: TransactionManager) -> None:
+    first, second = manager.start_short(), manager.start_short()
+    for one in (first, second):
+        manager.can_commit(one.transaction_id, [b"k"])
+    manager.commit(first.transaction_id)
+    for _ in range(2):
+        with pytest.raises(Conflict):
+            manager.commit(second.transaction_id)
+
+
+def test_given_a_commit_meanwhile_when_the_same_is_changed_then_it_may_not_commit(manager: TransactionManager) -> None:
+    older = manager.start_short()
+    committed(manager, b"k")
+    with pytest.raises(Conflict):
+        manager.can_commit(older.transaction_id, [b"k"])
+    manager.can_commit(older.transaction_id, [b"other"])
+
+
+def test_given_a_commit_before_when_the_same_is_changed_then_that_is_no_conflict(manager: TransactionManager) -> None:
+    manager.start_short()
+    committed(manager, b"k")
+    committed(manager, b"k")
+
+
+def test_given_a_long_one_that_asks_then_its_conflicts_count_too(manager: TransactionManager) -> None:
+    manager.start_short()
+    long = manager.start_long()
+    committed(manager, b"k")
+    with pytest.raises(Conflict):
+        manager.can_commit(long.transaction_id, [b"k"])
+
+
+def test_given_only_long_ones_in_progress_when_others_commit_then_no_changes_are_kept(
+    manager: TransactionManager,
+) -> None:
+    long = manager.start_long()
+    committed(manager, b"k")
+    assert state(manager).committed == {}
+    manager.can_commit(long.transaction_id, [b"k"])
+
+
+def test_given_a_checkpoint_of_a_long_one_then_it_counts_as_short(manager: TransactionManager) -> None:
+    checkpoint = manager.checkpoint(manager.start_long())
+    assert manager.start_short().first_short_in_progress == checkpoint.write_pointer
+    committed(manager, b"k")
+    assert len(state(manager).committed) == 1
+
+
+def test_given_two_commits_with_no_start_between_then_both_are_remembered_at_one_pointer(
+    manager: TransactionManager,
+) -> None:
+    first, second, third = manager.start_short(), manager.start_short(), manager.start_short()
+    for one, key in ((first, b"a"), (second, b"b")):
+        manager.can_commit(one.transaction_id, [key])
+        manager.commit(one.transaction_id)
+    assert state(manager).committed == {third.transaction_id + 1: {b"a", b"b"}}
+
+
+def test_given_no_question_before_when_committed_then_no_conflict_is_looked_for(manager: TransactionManager) -> None:
+    older = manager.start_short()
+    committed(manager, b"k")
+    manager.commit(older.transaction_id)
+    assert state(manager).committed == {}
+
+
+def test_given_no_changes_when_asked_and_committed_then_nothing_is_remembered(manager: TransactionManager) -> None:
+    manager.start_short()
+    committed(manager)
+    assert state(manager).committed == {}
+
+
+@pytest.mark.parametrize(
+    ("limits", "fits", "text"),
+    [
+        (ChangeLimits(count=2), [b"abc", b"d"], "has 3 entries and exceeds the limit of 2"),
+        (ChangeLimits(size_bytes=5), [b"abc", b"de"], "has total size of 6 bytes and exceeds the limit of 5 bytes"),
+    ],
+)
+def test_given_a_limit_when_more_is_changed_then_it_may_not_commit(
+    clock: ManualClock, limits: ChangeLimits, fits: list[bytes], text: str
+) -> None:
+    with TransactionManager(MemoryStorage(), clock, limits=limits) as manager:
+        one = manager.start_short().transaction_id
+        manager.can_commit(one, fits)
+        with pytest.raises(ChangesTooLarge, match=f"transaction {one} {text}"):
+            manager.can_commit(one, [*fits, b"f"])
+
+
+# --- ends ------------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_commit_when_it_comes_again_then_it_is_not_in_progress(manager: TransactionManager) -> None:
+    one = committed(manager).transaction_id
+    for call in (manager.commit, lambda pointer: manager.can_commit(pointer, [])):
+        with pytest.raises(NotInProgress) as raised:
+            call(one)
+        assert str(raised.value) == f"canCommit() is called for transaction {one} that is not in progress"
+
+
+def test_given_an_invalid_one_when_it_goes_on_then_it_is_told_so(manager: TransactionManager) -> None:
+    one = manager.start_short()
+    manager.invalidate(one.transaction_id)
+    with pytest.raises(NotInProgress, match=r"not in progress \(it is known to be invalid\)"):
+        manager.commit(one.transaction_id)
+    with pytest.raises(NotInProgress, match=f"^Transaction {one.transaction_id} is not in progress "):
+        manager.checkpoint(one)
+
+
+def test_given_a_short_one_when_aborted_then_it_is_gone_and_readers_pass_it(manager: TransactionManager) -> None:
+    one = manager.start_short()
+    manager.can_commit(one.transaction_id, [b"k"])
+    manager.abort(one)
+    assert (in_progress(manager), invalid(manager), read_pointer(manager)) == ([], [], one.transaction_id)
+    assert state(manager).committing == {}
+
+
+@pytest.mark.parametrize("says", list(TransactionType))
+def test_given_a_long_one_when_aborted_then_it_is_invalid_whatever_its_client_calls_it(
+    manager: TransactionManager, says: TransactionType
+) -> None:
+    one = manager.checkpoint(manager.start_long())
+    manager.abort(replace(one, type=says))
+    assert invalid(manager) == [one.transaction_id, one.write_pointer]
+    assert (in_progress(manager), read_pointer(manager)) == ([], BASE)
+    manager.abort(one)
+    assert len(invalid(manager)) == 2
+
+
+def test_given_an_end_when_aborted_after_it_then_nothing_happens(manager: TransactionManager) -> None:
+    done = committed(manager)
+    before = state(manager)
+    manager.abort(done)
+    manager.abort(done)
+    assert state(manager) == before
+
+
+def test_given_an_id_never_issued_when_aborted_then_the_read_pointer_stays(manager: TransactionManager) -> None:
+    made_up = BASE + 3_600_000 * 1_000_000
+    manager.abort(Transaction(made_up, made_up, made_up))
+    assert read_pointer(manager) == BASE
+    assert not manager.start_short().is_visible(BASE + 2)
+
+
+def test_given_checkpoints_when_their_transaction_is_aborted_with_them_then_all_are_gone(
+    manager: TransactionManager,
+) -> None:
+    one = manager.checkpoint(manager.checkpoint(manager.start_short()))
+    manager.abort(one)
+    assert (in_progress(manager), invalid(manager)) == ([], [])
+
+
+def test_given_a_checkpoint_nobody_names_when_aborted_then_it_stays_in_progress_and_times_out(
+    manager: TransactionManager, clock: ManualClock
+) -> None:
+    one = manager.start_short()
+    checkpoint = manager.checkpoint(one).write_pointer
+    manager.abort(one)
+    assert in_progress(manager) == [checkpoint]
+    clock.advance(DAY)
+    assert manager.expire() == 1
+    assert invalid(manager) == [checkpoint]
+
+
+def test_given_another_transaction_named_as_a_checkpoint_when_aborted_then_it_stays_in_progress(
+    manager: TransactionManager,
+) -> None:
+    one, other = manager.start_short(), manager.start_short()
+    manager.abort(replace(one, checkpoint_write_pointers=(other.transaction_id,)))
+    assert in_progress(manager) == [other.transaction_id]
+
+
+def test_given_one_in_progress_when_invalidated_then_it_is_hidden_with_its_checkpoints(
+    manager: TransactionManager,
+) -> None:
+    one = manager.checkpoint(manager.start_short())
+    manager.can_commit(one.transaction_id, [b"k"])
+    assert manager.invalidate(one.transaction_id)
+    assert (in_progress(manager), invalid(manager)) == ([], [one.transaction_id, one.write_pointer])
+    assert (read_pointer(manager), state(manager).committing) == (one.transaction_id, {})
+    reader = manager.start_short()
+    assert not reader.is_visible(one.transaction_id)
+    assert not reader.is_visible(one.write_pointer)
+
+
+def test_given_a_long_one_when_invalidated_then_the_read_pointer_stays(manager: TransactionManager) -> None:
+    manager.invalidate(manager.start_long().transaction_id)
+    assert read_pointer(manager) == BASE
+
+
+def test_given_one_that_committed_or_never_was_when_invalidated_then_that_is_told(manager: TransactionManager) -> None:
+    assert not manager.invalidate(committed(manager).transaction_id)
+    assert not manager.invalidate(7)
+    assert invalid(manager) == []
+
+
+def test_given_a_checkpoint_invalidated_before_its_parent_then_it_counts_once(manager: TransactionManager) -> None:
+    one = manager.checkpoint(manager.start_short())
+    assert manager.invalidate(one.write_pointer)
+    assert manager.invalidate(one.transaction_id)
+    assert manager.invalid_size() == 2
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_given_a_checkpoint_then_only_the_write_pointer_changes_and_the_servers_list_counts(
+    manager: TransactionManager,
+) -> None:
+    one = manager.start_short()
+    first = manager.checkpoint(one)
+    second = manager.checkpoint(one)
+    pointers = (one.transaction_id + 1, one.transaction_id + 2)
+    assert first == replace(one, write_pointer=pointers[0], checkpoint_write_pointers=pointers[:1])
+    assert second == replace(one, write_pointer=pointers[1], checkpoint_write_pointers=pointers)
+    assert list(manager.start_short().in_progress) == [one.transaction_id, *pointers]
+
+
+def test_given_checkpoints_when_committed_then_all_are_visible(manager: TransactionManager) -> None:
+    one = manager.checkpoint(manager.checkpoint(manager.start_short()))
+    manager.commit(one.transaction_id)
+    assert (in_progress(manager), read_pointer(manager)) == ([], one.write_pointer)
+
+
+def test_given_a_checkpoint_then_its_entry_is_its_parents(manager: TransactionManager) -> None:
+    manager.start_short()
+    one = manager.checkpoint(manager.start_short(7))
+    [_, parent, child] = manager.visibility().in_progress
+    assert child == replace(parent, write_pointer=one.write_pointer, type=InProgressType.CHECKPOINT, checkpoints=())
+    assert (parent.expiration_ms, parent.visibility_upper_bound) == (NOW_MS + 7 * SECOND, BASE)
+
+
+# --- timeouts --------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_timeout_when_it_is_exactly_over_then_one_more_millisecond_ends_it(
+    manager: TransactionManager, clock: ManualClock
+) -> None:
+    one = manager.start_short(30)
+    clock.advance(30 * SECOND)
+    assert manager.expire() == 0
+    clock.advance(1)
+    assert manager.expire() == 1
+    assert (invalid(manager), in_progress(manager)) == ([one.transaction_id], [])
+    assert read_pointer(manager) == BASE
+
+
+def test_given_short_and_long_ones_and_checkpoints_when_time_is_over_then_all_are_invalid(
+    manager: TransactionManager, clock: ManualClock
+) -> None:
+    short, long = manager.checkpoint(manager.start_short()), manager.start_long()
+    manager.can_commit(short.transaction_id, [b"k"])
+    clock.advance(DAY)
+    assert manager.expire() == 2
+    clock.advance(1)
+    assert manager.expire() == 1
+    assert invalid(manager) == [short.transaction_id, short.write_pointer, long.transaction_id]
+    assert state(manager).committing == {}
+
+
+def test_given_a_short_one_that_timed_out_when_it_is_aborted_then_it_is_not_invalid_any_more(
+    manager: TransactionManager, clock: ManualClock
+) -> None:
+    one, long = manager.checkpoint(manager.start_short()), manager.start_long()
+    clock.advance(2 * DAY)
+    manager.expire()
+    manager.abort(one)
+    manager.abort(long)
+    assert invalid(manager) == [long.transaction_id]
+
+
+# --- the invalid list ------------------------------------------------------------------------------------------------
+
+
+def test_given_invalid_ids_when_some_are_truncated_then_those_are_gone(manager: TransactionManager) -> None:
+    ids = [manager.start_short().transaction_id for _ in range(4)]
+    for pointer in ids[:3]:
+        manager.invalidate(pointer)
+    assert manager.truncate_invalid([ids[0], ids[2], ids[3], 7])
+    assert invalid(manager) == [ids[1]]
+    assert not manager.truncate_invalid([ids[0], ids[3]])
+    assert in_progress(manager) == [ids[3]]
+
+
+def test_given_a_time_when_truncated_before_it_then_younger_ones_stay(
+    manager: TransactionManager, clock: ManualClock
+) -> None:
+    manager.invalidate(manager.start_short().transaction_id)
+    clock.advance(10)
+    young = manager.start_short().transaction_id
+    manager.invalidate(young)
+    assert manager.truncate_invalid_before(NOW_MS + 10)
+    assert invalid(manager) == [young]
+    assert not manager.truncate_invalid_before(NOW_MS + 10)
+    assert not manager.truncate_invalid_before(0)
+    assert manager.truncate_invalid_before(2**63 - 1)
+
+
+def test_given_an_older_one_in_progress_when_truncated_before_a_time_then_it_is_refused(
+    manager: TransactionManager, clock: ManualClock
+) -> None:
+    manager.invalidate(manager.start_short().transaction_id)
+    long = manager.start_long()
+    clock.advance(10)
+    with pytest.raises(TruncateTimeError, match="1 transactions that began before"):
+        manager.truncate_invalid_before(NOW_MS + 10)
+    manager.commit(long.transaction_id)
+    assert manager.truncate_invalid_before(NOW_MS + 10)
+
+
+def test_given_a_transaction_when_the_list_changes_later_then_its_own_stays_as_it_was(
+    manager: TransactionManager,
+) -> None:
+    gone = manager.start_short().transaction_id
+    manager.invalidate(gone)
+    reader = manager.start_short()
+    manager.invalidate(reader.transaction_id)
+    manager.truncate_invalid([gone])
+    assert list(reader.invalids) == [gone]
+
+
+def test_given_a_reset_then_all_is_forgotten_but_ids_grow_and_readers_read(
+    manager: TransactionManager, clock: ManualClock
+) -> None:
+    manager.invalidate(manager.start_short().transaction_id)
+    last = manager.start_long().transaction_id
+    clock.step(-DAY)
+    manager.reset()
+    seen = manager.visibility()
+    assert (list(seen.invalid), seen.in_progress) == ([], ())
+    one = manager.start_short()
+    assert one.transaction_id > last
+    assert one.is_visible(last)
+
+
+# --- what is told, and when ------------------------------------------------------------------------------------------
+
+
+def test_given_anything_that_is_decided_when_it_is_answered_then_it_was_synced_before(clock: ManualClock) -> None:
+    storage = SpyStorage()
+    manager = TransactionManager(storage, clock)
+    assert storage.happened == ["log", "log", "save"]
+    storage.happened.clear()
+    one = manager.start_short()
+    assert storage.happened == ["append", "sync 1"]
+    manager.can_commit(one.transaction_id, [b"k"])
+    assert storage.happened[2:] == ["append", "sync 2"]
+    manager.visibility()
+    manager.clients()
+    with pytest.raises(NotInProgress):
+        manager.commit(7)
+    assert storage.happened[4:] == ["sync 2"] * 3
+
+
+def test_given_a_snapshot_when_it_is_taken_then_the_old_log_was_synced_and_the_new_one_begins(
+    clock: ManualClock,
+) -> None:
+    storage = SpyStorage()
+    manager = TransactionManager(storage, clock)
+    manager.start_short()
+    storage.happened.clear()
+    manager.take_snapshot()
+    manager.start_short()
+    assert storage.happened == ["sync 1", "log", "save", "append", "sync 1"]
+
+
+def test_given_a_log_that_cannot_be_written_then_the_manager_says_nothing_more(clock: ManualClock) -> None:
+    storage = SpyStorage()
+    manager = TransactionManager(storage, clock)
+    one = manager.start_short()
+    storage.failure = LogFailed("the disk is full.")
+    with pytest.raises(LogFailed):
+        manager.start_short()
+    storage.failure = None
+    assert not manager.running
+    for call in (manager.start_short, manager.visibility, manager.take_snapshot, manager.reset, manager.expire):
+        with pytest.raises(ManagerStopped):
+            call()
+    with pytest.raises(CannotSnapshot):
+        manager.encoded_snapshot()
+    with pytest.raises(NoSnapshot, match="has stopped"):
+        manager.latest()
+    manager.close()
+    assert storage.happened[-1] == "close"
+    assert one.transaction_id == BASE + 1
+
+
+def test_given_a_snapshot_that_cannot_be_written_then_the_manager_goes_on(clock: ManualClock) -> None:
+    storage = SpyStorage()
+    manager = TransactionManager(storage, clock)
+    storage.save_failure = StoreError("the disk is full.")
+    with pytest.raises(StoreError):
+        manager.take_snapshot()
+    manager.start_short()
+    assert manager.running
+
+
+def test_given_a_reset_that_cannot_be_written_then_the_manager_is_over(clock: ManualClock) -> None:
+    class FailsSecond(SpyStorage):
+        def save(self, snapshot: object) -> None:
+            self.happened.append("save")
+            if self.happened.count("save") == 3:
+                raise StoreError("the disk is full.")
+
+    manager = TransactionManager(FailsSecond(), clock)
+    with pytest.raises(StoreError):
+        manager.reset()
+    assert not manager.running
+
+
+def test_given_a_manager_when_asked_for_a_snapshot_then_it_says_where_that_is_from(manager: TransactionManager) -> None:
+    loaded = manager.latest()
+    assert (loaded.snapshot, loaded.name) == (manager.visibility(), "the transaction manager")
+
+
+def test_given_a_manager_when_closed_twice_then_a_last_snapshot_is_kept_once(clock: ManualClock) -> None:
+    storage = SpyStorage()
+    manager = TransactionManager(storage, clock)
+    manager.close()
+    manager.close()
+    assert storage.happened.count("save") == 2

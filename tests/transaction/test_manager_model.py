@@ -1,0 +1,319 @@
+"""Random histories of the manager, crashes among them, against a model that is simple enough to be believed.
+
+The model keeps transactions as things with a fate and works out lists and pointers when asked; the manager keeps lists
+and pointers. Storage is in memory and keeps after a crash what was synced, through the real codecs.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
+
+from tests.support import size
+from tests.transaction.managers import BASE, NOW_MS, state
+from tms_core.clock import ManualClock
+from tms_core.errors import Conflict, NotInProgress, TruncateTimeError
+from tms_core.transaction.edits import Edit, decode_edit, encode_edit
+from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.model import NO_TX_IN_PROGRESS, Snapshot, Transaction, TransactionType
+from tms_core.transaction.snapshot import read_snapshot, write_snapshot
+from tms_core.transaction.storage import Recovered
+
+LONG_MS = 86_400_000
+
+
+class Disk:
+    """A storage that keeps what was synced."""
+
+    def __init__(self) -> None:
+        self.snapshots: dict[int, bytes] = {}
+        self.logs: dict[int, Journal] = {}
+
+    def recover(self) -> Recovered:
+        newest = max(self.snapshots, default=0)
+        snapshot = read_snapshot(io.BytesIO(self.snapshots[newest])) if newest else None
+        edits = [edit for number in sorted(self.logs) if number >= newest for edit in self.logs[number].kept()]
+        return Recovered(snapshot, iter(edits), max([newest, *self.logs]))
+
+    def log(self, timestamp_ms: int) -> Journal:
+        assert timestamp_ms not in self.logs
+        self.logs[timestamp_ms] = Journal()
+        return self.logs[timestamp_ms]
+
+    def save(self, snapshot: Snapshot) -> None:
+        stream = io.BytesIO()
+        write_snapshot(stream, snapshot)
+        self.snapshots[snapshot.visibility.timestamp_ms] = stream.getvalue()
+
+    def close(self) -> None:
+        """It stays."""
+
+
+@dataclass
+class Journal:
+    """A log, of which the end is lost that nobody waited for."""
+
+    edits: list[bytes] = field(default_factory=list)
+    synced: int = 0
+
+    def append(self, edit: Edit) -> int:
+        self.edits.append(encode_edit(edit))
+        return len(self.edits)
+
+    def sync(self, position: int) -> None:
+        self.synced = max(self.synced, position)
+
+    def close(self) -> None:
+        """It stays."""
+
+    def kept(self) -> Iterator[Edit]:
+        return map(decode_edit, self.edits[: self.synced])
+
+
+@dataclass
+class Tx:
+    """A transaction of the model, or a checkpoint whose transaction was aborted without it."""
+
+    id: int
+    long: bool
+    expires_ms: int
+    bound: int
+    checkpoints: list[int] = field(default_factory=list)
+    orphan: bool = False
+    changes: frozenset[bytes] | None = None
+
+    @property
+    def pointers(self) -> list[int]:
+        return [self.id, *self.checkpoints]
+
+
+class Model:
+    """What must be so."""
+
+    def __init__(self) -> None:
+        self.write = self.read = BASE
+        #: The read pointer that the log would lead to: timeouts move it there, but not here.
+        self.read_on_disk = BASE
+        self.open: dict[int, Tx] = {}
+        self.invalid: set[int] = set()
+        self.commits: list[tuple[int, frozenset[bytes]]] = []
+
+    @property
+    def pointers(self) -> list[int]:
+        return sorted(pointer for one in self.open.values() for pointer in one.pointers)
+
+    def first_short(self) -> int:
+        shorts = [pointer for one in self.open.values() for pointer in (one.checkpoints if one.long else one.pointers)]
+        return min(shorts, default=NO_TX_IN_PROGRESS)
+
+    def issue(self, now_ms: int) -> int:
+        self.write = max(self.write + 1, now_ms * 1_000_000)
+        return self.write
+
+    def begin(self, now_ms: int, timeout_ms: int, *, long: bool) -> Tx:
+        bound = self.pointers[0] - 1 if self.open else self.read
+        pointer = self.issue(now_ms)
+        self.open[pointer] = Tx(pointer, long, now_ms + timeout_ms, min(bound, pointer - 1))
+        return self.open[pointer]
+
+    def read_up_to(self, pointer: int) -> None:
+        self.read, self.read_on_disk = max(self.read, pointer), max(self.read_on_disk, pointer)
+
+    def conflicts(self, pointer: int, changes: frozenset[bytes]) -> bool:
+        return any(at > pointer and keys & changes for at, keys in self.commits)
+
+    def commit(self, one: Tx) -> None:
+        at = self.write + 1
+        if one.changes:
+            self.commits.append((at, one.changes))
+        del self.open[one.id]
+        self.read_up_to(one.pointers[-1])
+        self.commits = [(at, keys) for at, keys in self.commits if at >= self.first_short()]
+
+    def give_up(self, one: Tx) -> None:
+        del self.open[one.id]
+        self.invalid.update(one.pointers)
+
+    def committed(self) -> dict[int, frozenset[bytes]]:
+        merged: dict[int, frozenset[bytes]] = {}
+        for at, keys in self.commits:
+            merged[at] = merged.get(at, frozenset()) | keys
+        return merged
+
+
+class Histories(RuleBasedStateMachine):
+    """Everything that clients, operators and the machine may do."""
+
+    begun = Bundle("begun")
+
+    @initialize()
+    def first_start(self) -> None:
+        self.clock = ManualClock(NOW_MS)
+        self.disk = Disk()
+        self.manager = TransactionManager(self.disk, self.clock)
+        self.model = Model()
+
+    @rule(target=begun, long=st.booleans(), seconds=st.integers(1, 5))
+    def start(self, long: bool, seconds: int) -> Transaction:
+        given_invalid, given_open, first_short = (
+            sorted(self.model.invalid),
+            self.model.pointers,
+            self.model.first_short(),
+        )
+        read = self.model.read
+        now_ms = self.clock.now_ms()
+        expected = self.model.begin(now_ms, LONG_MS if long else seconds * 1000, long=long)
+        one = self.manager.start_long() if long else self.manager.start_short(seconds)
+        assert (one.transaction_id, one.write_pointer, one.read_pointer) == (expected.id, expected.id, read)
+        assert (list(one.invalids), list(one.in_progress)) == (given_invalid, given_open)
+        assert one.first_short_in_progress == first_short
+        return one
+
+    @rule(target=begun, one=begun)
+    def checkpoint(self, one: Transaction) -> object:
+        parent = self.model.open.get(one.transaction_id)
+        if parent is None:
+            with pytest.raises(NotInProgress):
+                self.manager.checkpoint(one)
+            return multiple()
+        parent.checkpoints.append(self.model.issue(self.clock.now_ms()))
+        found = self.manager.checkpoint(one)
+        assert found == replace(
+            one, write_pointer=parent.checkpoints[-1], checkpoint_write_pointers=tuple(parent.checkpoints)
+        )
+        return found
+
+    @rule(one=begun, changes=st.frozensets(st.sampled_from([b"a", b"b", b"\x00\xff"])))
+    def ask(self, one: Transaction, changes: frozenset[bytes]) -> None:
+        known = self.model.open.get(one.transaction_id)
+        if known is None:
+            with pytest.raises(NotInProgress):
+                self.manager.can_commit(one.transaction_id, changes)
+        elif self.model.conflicts(known.id, changes):
+            with pytest.raises(Conflict):
+                self.manager.can_commit(known.id, changes)
+        else:
+            self.manager.can_commit(known.id, changes)
+            known.changes = changes
+
+    @rule(one=begun)
+    def commit(self, one: Transaction) -> None:
+        known = self.model.open.get(one.transaction_id)
+        if known is None:
+            with pytest.raises(NotInProgress):
+                self.manager.commit(one.transaction_id)
+        elif known.changes is not None and self.model.conflicts(known.id, known.changes):
+            with pytest.raises(Conflict):
+                self.manager.commit(known.id)
+        else:
+            self.manager.commit(known.id)
+            self.model.commit(known)
+
+    @rule(one=begun)
+    def abort(self, one: Transaction) -> None:
+        self.manager.abort(one)
+        known = self.model.open.get(one.transaction_id)
+        named = set(one.checkpoint_write_pointers)
+        if known is None:
+            if one.transaction_id not in self.model.invalid:
+                return
+            if one.type is TransactionType.SHORT:
+                self.model.invalid -= {one.transaction_id, *named}
+                self._forget_orphans(named)
+                self.model.read_up_to(one.transaction_id)
+        elif known.long:
+            self.model.give_up(known)
+        else:
+            del self.model.open[known.id]
+            for pointer in set(known.checkpoints) - named:
+                self.model.open[pointer] = Tx(
+                    pointer, long=False, expires_ms=known.expires_ms, bound=known.bound, orphan=True
+                )
+            self.model.read_up_to(known.id)
+
+    def _forget_orphans(self, named: set[int]) -> None:
+        for pointer in named & self.model.open.keys():
+            del self.model.open[pointer]
+
+    @rule(one=begun)
+    def invalidate(self, one: Transaction) -> None:
+        known = self.model.open.get(one.transaction_id)
+        assert self.manager.invalidate(one.transaction_id) == (known is not None)
+        if known is not None:
+            self.model.give_up(known)
+            if not known.long:
+                self.model.read_up_to(known.id)
+
+    @rule(milliseconds=st.sampled_from([1, 900, 3_000, LONG_MS]))
+    def time_passes(self, milliseconds: int) -> None:
+        self.clock.advance(milliseconds)
+
+    @rule(milliseconds=st.sampled_from([-5_000, -1, 2]))
+    def clock_steps(self, milliseconds: int) -> None:
+        self.clock.step(milliseconds)
+
+    @rule()
+    def expire(self) -> None:
+        late = [one for one in self.model.open.values() if self.clock.now_ms() > one.expires_ms]
+        assert self.manager.expire() == sum(len(one.pointers) for one in late)
+        for one in late:
+            self.model.give_up(one)
+            if not one.long:
+                self.model.read_on_disk = max(self.model.read_on_disk, one.id)
+
+    @rule(ones=st.lists(begun, max_size=4))
+    def truncate(self, ones: list[Transaction]) -> None:
+        ids = {one.write_pointer for one in ones}
+        assert self.manager.truncate_invalid(ids) == bool(ids & self.model.invalid)
+        self.model.invalid -= ids
+
+    @rule(back_ms=st.sampled_from([-1, 0, 1_000]))
+    def truncate_before(self, back_ms: int) -> None:
+        before_ms = self.clock.now_ms() - back_ms
+        bound = before_ms * 1_000_000
+        if any(pointer < bound for pointer in self.model.pointers):
+            with pytest.raises(TruncateTimeError):
+                self.manager.truncate_invalid_before(before_ms)
+            return
+        gone = {pointer for pointer in self.model.invalid if pointer < bound}
+        assert self.manager.truncate_invalid_before(before_ms) == bool(gone)
+        self.model.invalid -= gone
+
+    @rule()
+    def snapshot(self) -> None:
+        self.manager.take_snapshot()
+        self.model.read_on_disk = self.model.read
+
+    @rule(clean=st.booleans())
+    def restart(self, clean: bool) -> None:
+        if clean:
+            self.manager.close()
+        else:
+            self.model.read = self.model.read_on_disk
+        self.manager = TransactionManager(self.disk, self.clock)
+        self.model.read_on_disk = self.model.read
+
+    @invariant()
+    def the_manager_knows_what_the_model_knows(self) -> None:
+        found = state(self.manager)
+        seen = found.visibility
+        assert (seen.read_pointer, seen.write_pointer) == (self.model.read, self.model.write)
+        assert set(seen.invalid) == self.model.invalid
+        assert [entry.write_pointer for entry in seen.in_progress] == self.model.pointers
+        by_pointer = {entry.write_pointer: entry for entry in seen.in_progress}
+        for one in self.model.open.values():
+            entry = by_pointer[one.id]
+            assert (entry.expiration_ms, entry.visibility_upper_bound) == (one.expires_ms, one.bound)
+            assert (entry.is_long, list(entry.checkpoints)) == (one.long, one.checkpoints)
+        asked = {one.id: one.changes for one in self.model.open.values() if one.changes is not None}
+        assert (found.committing, found.committed) == (asked, self.model.committed())
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=size("TMS_TEST_EXAMPLES", 100), stateful_step_count=40, deadline=None)

@@ -1,0 +1,290 @@
+"""What a manager finds after a crash: all that was acknowledged, whatever byte the crash came at."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+
+from tests.transaction.managers import BASE, NOW_MS, LookingStorage, recovered, state, timeless
+from tests.transaction.test_edits import EDITS
+from tests.transaction.test_log import VERSION_3, edits, header, marker
+from tests.transaction.vectors import TEPHRA, load, names, snapshot_of
+from tms_core.clock import ManualClock
+from tms_core.errors import FormatError
+from tms_core.transaction.edits import Edit, EditState, encode_edit
+from tms_core.transaction.journal import LogFile
+from tms_core.transaction.log import read_log
+from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.model import InProgress, InProgressType, Snapshot, TransactionType, VisibilityState
+from tms_core.transaction.snapshot import write_snapshot
+from tms_core.transaction.state import State
+from tms_core.transaction.storage import DirectoryStorage
+
+LONG_TIMEOUT_MS = 86_400_000
+#: The largest log that is cut at every byte.
+LOG_BYTES = 2_048
+
+
+def replayed(snapshot: Snapshot, *history: Edit) -> Snapshot:
+    """What the rules make of some edits."""
+    found = State(snapshot, LONG_TIMEOUT_MS)
+    for edit in history:
+        found.apply(edit)
+    found.settle()
+    return timeless(found.snapshot(0))
+
+
+def found_in(files: dict[str, bytes], directory: Path) -> Snapshot:
+    """What a manager recovers from these files, which it leaves alone."""
+    directory.mkdir(exist_ok=True)
+    for name, data in files.items():
+        (directory / name).write_bytes(data)
+    with TransactionManager(LookingStorage(directory), ManualClock(NOW_MS)) as manager:
+        return state(manager)
+
+
+def worked(directory: Path, clock: ManualClock) -> TransactionManager:
+    """A manager that did something of everything."""
+    manager = TransactionManager(DirectoryStorage(directory), clock)
+    one, two = manager.start_short(), manager.start_short()
+    manager.can_commit(one.transaction_id, [b"a", b"\x00\xff"])
+    manager.can_commit(two.transaction_id, [b"b"])
+    manager.commit(one.transaction_id)
+    manager.checkpoint(manager.start_long())
+    manager.invalidate(manager.checkpoint(manager.start_short()).transaction_id)
+    manager.abort(manager.checkpoint(manager.start_short()))
+    manager.abort(manager.start_long())
+    gone = manager.start_short().transaction_id
+    manager.invalidate(gone)
+    manager.truncate_invalid([gone])
+    clock.advance(1)
+    manager.invalidate(manager.start_short().transaction_id)
+    return manager
+
+
+# --- directories that Tephra left ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["recovery-local", "recovery-sequencefile"])
+def test_given_a_directory_that_tephra_left_when_recovered_then_it_is_the_state_that_tephra_recovers(
+    tmp_path: Path, name: str
+) -> None:
+    directory = tmp_path / "tx"
+    shutil.copytree(TEPHRA / name, directory)
+    expected = json.loads((directory / "expected-state.json").read_text(encoding="utf-8"))
+    assert recovered(directory) == timeless(snapshot_of({**expected, "timestamp": 0}))
+    # What was recovered went into a snapshot, and that into the next manager.
+    assert recovered(directory) == timeless(snapshot_of({**expected, "timestamp": 0}))
+
+
+@pytest.mark.parametrize("kept", range(6))
+def test_given_any_number_of_tephras_snapshots_when_recovered_then_the_logs_make_up_for_the_others(
+    tmp_path: Path, kept: int
+) -> None:
+    directory = tmp_path / "tx"
+    shutil.copytree(TEPHRA / "recovery-local", directory)
+    for path in sorted(directory.glob("snapshot.*"))[kept:]:
+        path.unlink()
+    expected = json.loads((directory / "expected-state.json").read_text(encoding="utf-8"))
+    assert recovered(directory) == timeless(snapshot_of({**expected, "timestamp": 0}))
+
+
+@pytest.mark.parametrize("name", names("snapshots"))
+def test_given_a_snapshot_of_any_version_when_recovered_then_what_it_does_not_say_is_made_up_for(
+    tmp_path: Path, name: str
+) -> None:
+    expected = load(f"snapshots/{name}.json")
+    data = (TEPHRA / "snapshots" / f"{name}.bin").read_bytes()
+    seen = found_in({f"snapshot.{expected['timestamp']}": data}, tmp_path / "tx").visibility
+    assert list(seen.invalid) == expected["invalid"]
+    assert {entry["writePointer"] for entry in expected["inProgress"]} <= {
+        one.write_pointer for one in seen.in_progress
+    }
+    assert all(one.type is not None for one in seen.in_progress)
+
+
+def test_given_entries_without_a_type_when_recovered_then_those_that_live_long_are_long() -> None:
+    day = LONG_TIMEOUT_MS
+    given = {BASE + 1: NOW_MS + 30_000, BASE + 2: NOW_MS + day, BASE + 3: -1, BASE + 4: NOW_MS + day - 9_999}
+    entries = tuple(InProgress(pointer, expires, BASE, None) for pointer, expires in given.items())
+    seen = replayed(Snapshot(VisibilityState(0, BASE, BASE + 4, in_progress=entries))).visibility
+    kinds = [InProgressType.SHORT, InProgressType.LONG, InProgressType.LONG, InProgressType.LONG]
+    assert [one.type for one in seen.in_progress] == kinds
+    assert [one.expiration_ms for one in seen.in_progress] == [NOW_MS + 30_000, *[NOW_MS + day] * 3]
+
+
+def test_given_checkpoints_that_are_only_listed_when_recovered_then_they_are_in_progress_too() -> None:
+    parent = InProgress(BASE + 1, NOW_MS, BASE, InProgressType.SHORT, (BASE + 2, BASE + 3))
+    seen = replayed(Snapshot(VisibilityState(0, BASE, BASE + 3, in_progress=(parent,)))).visibility
+    assert [one.write_pointer for one in seen.in_progress] == [BASE + 1, BASE + 2, BASE + 3]
+    assert [one.type for one in seen.in_progress][1:] == [InProgressType.CHECKPOINT] * 2
+
+
+# --- edits of old and of odd logs ------------------------------------------------------------------------------------
+
+NOTHING = Snapshot(VisibilityState(0, BASE, BASE))
+
+
+def begun(number: int, **fields: object) -> Edit:
+    given = {"expiration_ms": NOW_MS + 1, "visibility_upper_bound": BASE, "type": TransactionType.SHORT, **fields}
+    return Edit(BASE + number, EditState.IN_PROGRESS, **given)  # type: ignore[arg-type]
+
+
+def test_given_an_old_edit_without_a_type_when_replayed_then_a_negative_expiration_means_long() -> None:
+    seen = replayed(NOTHING, begun(1, type=None), begun(2, type=None, expiration_ms=-1)).visibility
+    assert [one.type for one in seen.in_progress] == [InProgressType.SHORT, InProgressType.LONG]
+    assert seen.in_progress[1].expiration_ms == NOW_MS + LONG_TIMEOUT_MS
+
+
+@pytest.mark.parametrize(("kind", "invalid"), [(TransactionType.SHORT, []), (TransactionType.LONG, [BASE + 1])])
+def test_given_an_abort_that_names_no_type_when_replayed_then_the_transactions_own_counts(
+    kind: TransactionType, invalid: list[int]
+) -> None:
+    seen = replayed(NOTHING, begun(1, type=kind), Edit(BASE + 1, EditState.ABORTED)).visibility
+    assert (list(seen.invalid), seen.in_progress) == (invalid, ())
+
+
+def test_given_an_abort_without_type_of_something_unknown_when_replayed_then_it_is_taken_for_an_invalidation() -> None:
+    committing = Edit(BASE + 1, EditState.COMMITTING, changes=frozenset([b"k"]))
+    assert list(replayed(NOTHING, committing, Edit(BASE + 1, EditState.ABORTED)).visibility.invalid) == [BASE + 1]
+    assert replayed(NOTHING, Edit(BASE + 1, EditState.ABORTED)) == timeless(NOTHING)
+
+
+def test_given_a_commit_of_what_timed_out_when_replayed_then_it_is_not_invalid() -> None:
+    seen = replayed(
+        NOTHING, begun(1), Edit(BASE + 1, EditState.INVALID), Edit(BASE + 1, EditState.COMMITTED)
+    ).visibility
+    assert list(seen.invalid) == []
+
+
+def test_given_a_checkpoint_of_what_is_not_in_progress_when_replayed_then_its_writes_stay_hidden() -> None:
+    late = Edit(BASE + 2, EditState.CHECKPOINT, parent_write_pointer=BASE + 1)
+    seen = replayed(NOTHING, begun(1), Edit(BASE + 1, EditState.COMMITTED), late).visibility
+    assert (list(seen.invalid), seen.write_pointer) == ([BASE + 2], BASE + 2)
+
+
+def test_given_edits_that_were_written_in_another_order_when_replayed_then_lists_are_ascending() -> None:
+    changes = frozenset([b"k"])
+    history = [begun(3), begun(1), begun(2), begun(9)]
+    history += [
+        Edit(BASE + 3, EditState.COMMITTED, commit_pointer=BASE + 8, can_commit=True, changes=changes),
+        Edit(BASE + 2, EditState.COMMITTED, commit_pointer=BASE + 7, can_commit=True, changes=changes),
+    ]
+    found = State(NOTHING, LONG_TIMEOUT_MS)
+    for edit in history:
+        found.apply(edit)
+    found.settle()
+    assert list(found.in_progress) == [BASE + 1, BASE + 9]
+    assert list(found.committed.copy()) == [BASE + 7, BASE + 8]
+
+
+def test_given_an_edit_that_no_manager_writes_when_replayed_then_the_start_is_refused() -> None:
+    with pytest.raises(FormatError, match="MOVE_WATERMARK, which no manager writes"):
+        replayed(NOTHING, Edit(1, EditState.MOVE_WATERMARK))
+
+
+# --- crashes ---------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_crash_when_recovered_then_all_that_was_answered_is_there(tmp_path: Path) -> None:
+    clock = ManualClock(NOW_MS)
+    manager = worked(tmp_path / "tx", clock)
+    shutil.copytree(tmp_path / "tx", tmp_path / "crashed")
+    assert recovered(tmp_path / "crashed", clock) == state(manager)
+    manager.close()
+    assert recovered(tmp_path / "tx", clock) == recovered(tmp_path / "crashed", clock)
+
+
+def test_given_a_snapshot_in_between_when_recovered_then_nothing_changes(tmp_path: Path) -> None:
+    manager = worked(tmp_path / "tx", ManualClock(NOW_MS))
+    manager.take_snapshot()
+    manager.start_short()
+    shutil.copytree(tmp_path / "tx", tmp_path / "crashed")
+    assert recovered(tmp_path / "crashed") == state(manager)
+    manager.close()
+
+
+def test_given_a_clock_that_steps_back_when_recovered_then_files_are_still_in_order(tmp_path: Path) -> None:
+    for days_back in range(3):
+        with TransactionManager(
+            DirectoryStorage(tmp_path), ManualClock(NOW_MS - days_back * LONG_TIMEOUT_MS)
+        ) as manager:
+            manager.invalidate(manager.start_short().transaction_id)
+            left = state(manager)
+    assert recovered(tmp_path, ManualClock(1)) == left
+    assert len(left.visibility.invalid) == 3
+
+
+def test_given_our_log_cut_at_every_byte_when_recovered_then_the_whole_records_before_count(tmp_path: Path) -> None:
+    worked(tmp_path / "tx", ManualClock(NOW_MS)).take_snapshot()
+    [path] = (tmp_path / "tx").glob("txlog.*")
+    first = min((tmp_path / "tx").glob("snapshot.*"))
+    base = {first.name: first.read_bytes()}
+    history = list(read_log(path))
+    data = path.read_bytes()
+    ends = list(accumulate((8 + len(encode_edit(edit)) for edit in history), initial=0))
+    assert ends[-1] == len(data) <= LOG_BYTES
+    start = found_in(base, tmp_path / "cut")
+    cut_at_every_byte(base, path.name, data, ends, lambda count: replayed(start, *history[:count]), tmp_path / "cut")
+
+
+def test_given_a_log_of_hdfs_cut_at_every_byte_when_recovered_then_the_whole_batches_before_count(
+    tmp_path: Path,
+) -> None:
+    # What else the vectors have leads to an end of its own: an edit that no manager writes.
+    numbers = [number for number, edit in enumerate(EDITS) if edit.state is not EditState.MOVE_WATERMARK]
+    pieces, counts = [header(VERSION_3)], [0]
+    for start in range(0, len(numbers), 3):
+        batch = numbers[start : start + 3]
+        pieces.append(marker(len(batch)) + b"".join(edits(number, number + 1) for number in batch))
+        counts.append(counts[-1] + len(batch))
+    data = b"".join(pieces)
+    assert len(data) <= LOG_BYTES
+    ends = list(accumulate(map(len, pieces[1:]), initial=len(pieces[0])))
+    history = [EDITS[number] for number in numbers]
+
+    def expected(batches: int) -> Snapshot:
+        return replayed(NOTHING, *history[: counts[batches]])
+
+    base = {f"snapshot.{NOW_MS}": snapshot_bytes(NOTHING)}
+    cut_at_every_byte(base, f"txlog.{NOW_MS}", data, ends, expected, tmp_path / "cut")
+
+
+def cut_at_every_byte(
+    base: dict[str, bytes],
+    name: str,
+    data: bytes,
+    ends: list[int],
+    expected: Callable[[int], Snapshot],
+    directory: Path,
+) -> None:
+    """Recover from each beginning of a log; ``ends`` are the places at which one more piece of it counts."""
+    for size in range(len(data) + 1):
+        whole = max([number for number, end in enumerate(ends) if end <= size], default=0)
+        assert found_in({**base, name: data[:size]}, directory) == expected(whole), f"cut after {size} bytes"
+
+
+def snapshot_bytes(snapshot: Snapshot) -> bytes:
+    stream = io.BytesIO()
+    write_snapshot(stream, snapshot)
+    return stream.getvalue()
+
+
+def test_given_a_torn_log_when_the_next_crash_comes_then_both_logs_are_read(tmp_path: Path) -> None:
+    directory = tmp_path / "tx"
+    with TransactionManager(DirectoryStorage(directory), ManualClock(NOW_MS)):
+        pass
+    for snapshot in sorted(directory.glob("snapshot.*"))[1:]:
+        snapshot.unlink()
+    torn, whole = LogFile(directory / f"txlog.{NOW_MS + 5}"), LogFile(directory / f"txlog.{NOW_MS + 6}")
+    torn.sync(torn.append(begun(1)))
+    whole.sync(whole.append(begun(2)))
+    with (directory / f"txlog.{NOW_MS + 5}").open("ab") as stream:
+        stream.write(bytes(7))
+    assert [one.write_pointer for one in recovered(directory).visibility.in_progress] == [BASE + 1, BASE + 2]

@@ -1,0 +1,430 @@
+"""The transaction service over Thrift: thriftpy2 as its client, and whoever else knocks."""
+
+from __future__ import annotations
+
+import io
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from thriftpy2.protocol import TBinaryProtocolFactory
+from thriftpy2.rpc import make_client
+from thriftpy2.thrift import TApplicationException
+from thriftpy2.transport import TFramedTransportFactory
+
+from tests.transaction.managers import BASE, NOW_MS, SpyStorage, state, timeless
+from tests.transaction.test_thrift import interface
+from tests.transaction.vectors import load
+from tms_core.clock import ManualClock
+from tms_core.errors import ConfigurationError
+from tms_core.transaction import service as module
+from tms_core.transaction import wire
+from tms_core.transaction.calls import METHODS, answer
+from tms_core.transaction.client import TransactionClient
+from tms_core.transaction.conflicts import ChangeLimits
+from tms_core.transaction.journal import LogFailed
+from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.service import MAX_FRAME_BYTES, TransactionService
+from tms_core.transaction.snapshot import read_snapshot
+from tms_core.transaction.storage import Log, MemoryStorage
+from tms_core.transaction.wire import Kind, MessageKind
+
+#: Longer than anything takes that ends at all.
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS)
+
+
+@pytest.fixture
+def manager(clock: ManualClock) -> Iterator[TransactionManager]:
+    with TransactionManager(MemoryStorage(), clock, limits=ChangeLimits(count=2)) as manager:
+        yield manager
+
+
+@pytest.fixture
+def service(manager: TransactionManager) -> Iterator[TransactionService]:
+    service = TransactionService(manager, port=0)
+    service.start()
+    yield service
+    service.stop()
+
+
+@pytest.fixture
+def client(service: TransactionService) -> Iterator[Any]:
+    """thriftpy2's client of the interface."""
+    client = make_client(
+        interface().TTransactionServer,
+        "127.0.0.1",
+        service.port,
+        timeout=round(PATIENCE_SECONDS * 1000),
+        trans_factory=TFramedTransportFactory(),
+        proto_factory=TBinaryProtocolFactory(),
+    )
+    yield client
+    client.close()
+
+
+def connected(service: TransactionService) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", service.port), PATIENCE_SECONDS)
+
+
+def received(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = connection.recv(size - len(data))
+        assert more, "the service closed the connection"
+        data += more
+    return data
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+# --- methods ---------------------------------------------------------------------------------------------------------
+
+
+def test_given_the_interface_then_all_its_methods_are_served() -> None:
+    assert frozenset(interface().TTransactionServer.thrift_services) == METHODS
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "kind", "seconds", "client_id"),
+    [
+        ("startShort", (), 1, 30, "unknown"),
+        ("startShortTimeout", (7,), 1, 7, "unknown"),
+        ("startShortWithTimeout", (7,), 1, 7, "unknown"),
+        ("startShortClientId", ("me",), 1, 30, "me"),
+        ("startShortWithClientIdAndTimeOut", ("me", 7), 1, 7, "me"),
+        ("startLong", (), 2, 86_400, "unknown"),
+        ("startLongClientId", ("me",), 2, 86_400, "me"),
+    ],
+)
+def test_given_each_way_to_start_then_the_transaction_is_of_that_kind(
+    client: Any,
+    manager: TransactionManager,
+    method: str,
+    arguments: tuple[Any, ...],
+    kind: int,
+    seconds: int,
+    client_id: str,
+) -> None:
+    found = getattr(client, method)(*arguments)
+    assert (found.transactionId, found.writePointer, found.readPointer, found.type) == (BASE + 1, BASE + 1, BASE, kind)
+    [entry] = manager.visibility().in_progress
+    assert entry.expiration_ms == NOW_MS + seconds * 1000
+    assert manager.clients() == {BASE + 1: client_id}
+
+
+@pytest.mark.parametrize("method", ["startShortWithTimeout", "startShortWithClientIdAndTimeOut"])
+def test_given_a_bad_timeout_then_the_declared_error_names_javas(client: Any, method: str) -> None:
+    with pytest.raises(interface().TGenericException) as raised:
+        getattr(client, method)(*(["me"] if "Client" in method else []), 0)
+    assert raised.value.message == "timeout must be positive but is 0 seconds"
+    assert raised.value.originalExceptionClass == "java.lang.IllegalArgumentException"
+
+
+def test_given_a_bad_timeout_on_the_old_call_then_it_is_thrifts_own_error(client: Any) -> None:
+    with pytest.raises(TApplicationException) as raised:
+        client.startShortTimeout(0)
+    assert raised.value.type == TApplicationException.INTERNAL_ERROR
+    assert client.status() == "OK"
+
+
+@pytest.mark.parametrize("method", ["startShortClientId", "startLongClientId"])
+def test_given_no_client_id_then_the_declared_error_says_so(client: Any, method: str) -> None:
+    with pytest.raises(interface().TGenericException, match="must not be null"):
+        getattr(client, method)(None)
+
+
+def test_given_a_conflict_then_new_calls_raise_it_and_old_ones_answer_false(client: Any) -> None:
+    thrift = interface()
+    first, second = client.startShortClientId("me"), client.startShort()
+    assert client.canCommitTx(first, {b"k\x00\xff"}).value is True
+    assert client.canCommitTx(second, {b"k\x00\xff"}).value is True
+    assert client.commitTx(first).value is True
+    with pytest.raises(thrift.TTransactionConflictException) as raised:
+        client.commitOrThrow(second.transactionId, second.writePointer)
+    error = raised.value
+    assert (error.transactionId, error.conflictingKey, error.conflictingClient) == (
+        second.transactionId,
+        r"k\x00\xFF",
+        "me",
+    )
+    with pytest.raises(thrift.TTransactionConflictException):
+        client.canCommitOrThrow(second.transactionId, {b"k\x00\xff"})
+    assert client.canCommitTx(second, {b"k\x00\xff"}).value is False
+    assert client.commitTx(second).value is False
+
+
+def test_given_too_many_changes_then_new_calls_raise_it_and_old_ones_answer_false(client: Any) -> None:
+    one = client.startShort()
+    with pytest.raises(interface().TGenericException) as raised:
+        client.canCommitOrThrow(one.transactionId, {b"1", b"2", b"3"})
+    assert raised.value.originalExceptionClass == "org.apache.tephra.TransactionSizeException"
+    assert client.canCommitTx(one, {b"1", b"2", b"3"}).value is False
+
+
+def test_given_one_that_has_ended_then_each_call_says_so_in_its_own_field(client: Any) -> None:
+    one = client.startShort()
+    client.commitOrThrow(one.transactionId, one.writePointer)
+    error = interface().TTransactionNotInProgressException
+    for name, *arguments in (
+        ("commitOrThrow", one.transactionId, one.writePointer),
+        ("commitTx", one),
+        ("canCommitOrThrow", one.transactionId, set()),
+        ("canCommitTx", one, set()),
+        ("checkpoint", one),
+    ):
+        with pytest.raises(error, match=f"{one.transactionId}.* not in progress"):
+            getattr(client, name)(*arguments)
+
+
+def test_given_the_rest_of_the_calls_then_each_does_what_it_says(
+    client: Any, manager: TransactionManager, clock: ManualClock
+) -> None:
+    one, two = client.startShort(), client.startShort()
+    checkpoint = client.checkpoint(two)
+    assert checkpoint.checkpointWritePointers == [checkpoint.writePointer]
+    assert (client.invalidateTx(one.transactionId), client.invalidateTx(7)) == (True, False)
+    assert client.invalidTxSize() == 1
+    clock.advance(1)
+    with pytest.raises(interface().TInvalidTruncateTimeException):
+        client.truncateInvalidTxBefore(NOW_MS + 1)
+    found = client.inProgressClients()
+    assert (found.transactionIds, found.clientIds) == ([two.transactionId], ["unknown"])
+    client.abortTx(checkpoint)
+    assert manager.visibility().in_progress == ()
+    assert client.truncateInvalidTx({7}).value is False
+    assert client.truncateInvalidTx({one.transactionId}).value is True
+    client.invalidateTx(client.startShort().transactionId)
+    assert client.truncateInvalidTxBefore(NOW_MS + 5).value is True
+    client.startLong()
+    client.pruneNow()
+    client.resetState()
+    assert manager.visibility().in_progress == ()
+
+
+def test_given_a_state_when_its_snapshot_is_fetched_then_it_is_all_there(
+    manager: TransactionManager, service: TransactionService
+) -> None:
+    one = manager.start_short()
+    manager.can_commit(one.transaction_id, [b"k"])
+    manager.invalidate(manager.start_short().transaction_id)
+    with TransactionClient(service.address) as client:
+        assert timeless(read_snapshot(io.BytesIO(client.encoded_snapshot()))) == state(manager)
+
+
+def test_given_a_manager_that_has_stopped_then_the_service_says_so(client: Any, manager: TransactionManager) -> None:
+    manager.close()
+    assert client.status() == "NOTOK"
+    with pytest.raises(interface().TTransactionCouldNotTakeSnapshotException, match="has stopped"):
+        client.getSnapshot()
+    with pytest.raises(TApplicationException, match="has stopped"):
+        client.startShort()
+
+
+# --- frames ----------------------------------------------------------------------------------------------------------
+
+
+def test_given_tephras_request_frames_when_sent_as_they_are_then_they_are_answered(
+    service: TransactionService, manager: TransactionManager
+) -> None:
+    frames = [
+        bytes.fromhex(vector["frame_hex"]) for vector in load("thrift/frames.json") if vector["direction"] == "request"
+    ]
+    with connected(service) as connection:
+        connection.sendall(b"".join(frames))
+        for _ in frames:
+            size = int.from_bytes(received(connection, 4))
+            assert received(connection, size)[:4] == b"\x80\1\0\2"
+    assert len(manager.visibility().in_progress) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "fields"),
+    [
+        ('status -> "OK"', "status", []),
+        ("invalidateTx(5) -> false", "invalidateTx", [wire.i64(1, 5)]),
+        ("resetState -> void", "resetState", []),
+        ("truncateInvalidTx({7}) -> TBoolean(false)", "truncateInvalidTx", [wire.i64s(1, [7], Kind.SET)]),
+        (
+            "commitOrThrow(5,5) -> TTransactionNotInProgressException",
+            "commitOrThrow",
+            [wire.i64(1, 5), wire.i64(2, 5)],
+        ),
+    ],
+)
+def test_given_a_question_that_tephra_answered_then_our_answer_is_the_same_to_the_byte(
+    manager: TransactionManager, given: str, name: str, fields: list[bytes]
+) -> None:
+    [frame] = [vector["frame_hex"] for vector in load("thrift/frames.json") if vector["call"] == given]
+    data = answer(manager, wire.message(MessageKind.CALL, name, 0, *fields))
+    assert (len(data).to_bytes(4) + data).hex() == frame
+
+
+def test_given_a_method_that_does_not_exist_then_that_is_said_and_the_connection_goes_on(
+    service: TransactionService,
+) -> None:
+    with connected(service) as connection:
+        for name, kind in (("tidyUp", 1), ("commitTx", 7), ("invalidateTx", 7), ("truncateInvalidTx", 2)):
+            data = wire.message(MessageKind.CALL, name, 9)
+            connection.sendall(len(data).to_bytes(4) + data)
+            found = wire.read_message(received(connection, int.from_bytes(received(connection, 4))))
+            assert (found.name, found.number) == (name, 9)
+            assert found.fields.get(2) == (None if found.kind == MessageKind.REPLY else kind)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"\x7f\xff\xff\xff",
+        b"\xff\xff\xff\xff",
+        (MAX_FRAME_BYTES + 1).to_bytes(4),
+        b"\0\0\0\4abcd",
+        b"\0\0\0\0",
+        bytes.fromhex(load("thrift/frames.json")[6]["frame_hex"]),
+    ],
+)
+def test_given_somebody_who_speaks_another_language_then_he_is_cut_off_and_nobody_else(
+    service: TransactionService, client: Any, data: bytes
+) -> None:
+    with connected(service) as connection:
+        connection.sendall(data)
+        assert connection.recv(1) == b""
+    assert client.status() == "OK"
+
+
+def test_given_somebody_who_hangs_up_in_a_frame_then_nobody_else_notices(
+    service: TransactionService, client: Any
+) -> None:
+    for data in (b"\0\0", b"\0\0\1\0abc"):
+        with connected(service) as connection:
+            connection.sendall(data)
+    assert client.status() == "OK"
+
+
+def test_given_too_many_connections_then_another_one_is_refused_and_the_others_go_on(
+    service: TransactionService, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert client.status() == "OK"
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 1)
+    with connected(service) as connection:
+        assert connection.recv(1) == b""
+    assert client.status() == "OK"
+
+
+def test_given_many_clients_at_once_then_each_gets_its_own_answers(service: TransactionService) -> None:
+    def work(name: str) -> list[int]:
+        with TransactionClient(service.address, PATIENCE_SECONDS) as client:
+            begun = [client.start_short(client=name).transaction_id for _ in range(10)]
+            assert {pointer for pointer, who in client.clients().items() if who == name} == set(begun)
+            for pointer in begun:
+                client.can_commit(pointer, [f"{pointer}".encode()])
+                client.commit(pointer)
+            return begun
+
+    with ThreadPoolExecutor(16) as workers:
+        begun = [pointer for found in workers.map(work, map(str, range(48))) for pointer in found]
+    assert len(set(begun)) == len(begun) == 480
+
+
+# --- start, stop, and what is due ------------------------------------------------------------------------------------
+
+
+def test_given_a_port_in_use_when_started_then_the_error_names_the_setting(
+    service: TransactionService, manager: TransactionManager
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"transactions.thrift is 127.0.0.1:{service.port}, which cannot"):
+        TransactionService(manager, port=service.port).start()
+
+
+def test_given_an_address_of_ip_version_6_then_it_is_written_in_brackets(manager: TransactionManager) -> None:
+    assert TransactionService(manager, "::1", 1).address == "[::1]:1"
+
+
+def test_given_a_service_that_was_never_started_when_stopped_then_nothing_happens(manager: TransactionManager) -> None:
+    TransactionService(manager).stop()
+
+
+def test_given_a_call_under_way_when_stopped_then_it_is_answered_and_silent_ones_are_closed(clock: ManualClock) -> None:
+    storage = SlowStorage()
+    manager = TransactionManager(storage, clock)
+    service = TransactionService(manager, port=0)
+    service.start()
+    with connected(service) as silent, connected(service) as busy, ThreadPoolExecutor(1) as stopper:
+        data = wire.message(MessageKind.CALL, "startShort", 1)
+        busy.sendall(len(data).to_bytes(4) + data)
+        assert storage.in_sync.wait(PATIENCE_SECONDS)
+        stopped = stopper.submit(service.stop)
+        assert silent.recv(1) == b""
+        storage.go_on.set()
+        found = wire.read_message(received(busy, int.from_bytes(received(busy, 4))))
+        assert found.fields[0][1] == BASE + 1
+        assert busy.recv(1) == b""
+        stopped.result(PATIENCE_SECONDS)
+    with pytest.raises(ConnectionRefusedError):
+        connected(service)
+    service.stop()
+
+
+class SlowStorage(SpyStorage):
+    """Waits in the first sync that matters until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_sync, self.go_on = threading.Event(), threading.Event()
+
+    def log(self, timestamp_ms: int) -> Log:
+        log = super().log(timestamp_ms)
+        sync = log.sync
+
+        def slow(position: int) -> None:
+            if position:
+                self.in_sync.set()
+                assert self.go_on.wait(PATIENCE_SECONDS)
+            sync(position)
+
+        log.sync = slow  # type: ignore[method-assign]
+        return log
+
+
+def test_given_time_then_the_service_has_transactions_expire_and_takes_snapshots(clock: ManualClock) -> None:
+    storage = SpyStorage()
+    manager = TransactionManager(storage, clock)
+    manager.start_short(1)
+    service = TransactionService(manager, port=0, cleanup_seconds=0.01, snapshot_seconds=0.01)
+    service.start()
+    clock.advance(2_000)
+    wait_for(lambda: manager.invalid_size() == 1)
+    before = storage.happened.count("save")
+    wait_for(lambda: storage.happened.count("save") > before)
+    service.stop()
+
+
+def test_given_a_snapshot_that_fails_then_that_is_logged_and_the_next_one_is_tried(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = SpyStorage()
+    manager = TransactionManager(storage, clock)
+    storage.save_failure = LogFailed("the disk is full.")
+    service = TransactionService(manager, port=0, cleanup_seconds=60, snapshot_seconds=0.01)
+    with caplog.at_level(logging.ERROR):
+        service.start()
+        wait_for(lambda: caplog.text.count("the disk is full") > 1)
+    storage.save_failure = None
+    before = storage.happened.count("save")
+    wait_for(lambda: storage.happened.count("save") > before)
+    service.stop()

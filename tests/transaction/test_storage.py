@@ -1,0 +1,324 @@
+"""The manager's directory: what is written, what is read, what is kept, and whose it is."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.transaction.managers import BASE, NOW_MS, recovered, state
+from tests.transaction.vectors import TEPHRA
+from tms_core.clock import ManualClock
+from tms_core.errors import FormatError, StoreBusy
+from tms_core.transaction.edits import Edit, EditState
+from tms_core.transaction.journal import LogFailed, LogFile
+from tms_core.transaction.log import read_log
+from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.model import InProgressType
+from tms_core.transaction.source import DirectorySource
+from tms_core.transaction.storage import DirectoryBusy, DirectoryFailed, DirectoryStorage
+
+
+def opened(directory: Path, **options: int) -> TransactionManager:
+    return TransactionManager(DirectoryStorage(directory, **options), ManualClock(NOW_MS))
+
+
+def numbers(directory: Path, kind: str) -> list[int]:
+    return sorted(int(path.suffix[1:]) for path in directory.glob(f"{kind}.*"))
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_directory_that_is_not_there_when_opened_then_it_is_made_with_a_first_snapshot(tmp_path: Path) -> None:
+    with opened(tmp_path / "a" / "tx"):
+        assert numbers(tmp_path / "a" / "tx", "snapshot") == [NOW_MS + 1]
+        assert numbers(tmp_path / "a" / "tx", "txlog") == []
+
+
+def test_given_a_manager_when_it_works_then_the_janitor_reads_its_snapshots(tmp_path: Path) -> None:
+    with opened(tmp_path) as manager:
+        manager.invalidate(manager.start_short().transaction_id)
+        manager.take_snapshot()
+        loaded = DirectorySource(tmp_path).latest()
+        assert (list(loaded.snapshot.invalid), loaded.rejected) == ([BASE + 1], ())
+
+
+def test_given_a_snapshot_when_the_log_goes_on_then_the_new_one_has_its_time(tmp_path: Path) -> None:
+    with opened(tmp_path) as manager:
+        manager.start_short()
+        manager.take_snapshot()
+        manager.start_short()
+        assert numbers(tmp_path, "txlog") == numbers(tmp_path, "snapshot")
+
+
+def test_given_more_snapshots_than_are_kept_then_the_oldest_go_with_the_logs_before_them(tmp_path: Path) -> None:
+    with opened(tmp_path, retain=3) as manager:
+        for _ in range(5):
+            manager.start_short()
+            manager.take_snapshot()
+        manager.start_short()
+        kept = numbers(tmp_path, "snapshot")
+        assert len(kept) == 3
+        assert numbers(tmp_path, "txlog") == kept
+        left = state(manager)
+    assert recovered(tmp_path) == left
+
+
+def test_given_what_a_crash_left_unfinished_when_the_next_snapshot_is_taken_then_it_is_gone(tmp_path: Path) -> None:
+    (tmp_path / ".in-progress.7").write_bytes(b"half")
+    with opened(tmp_path):
+        assert not (tmp_path / ".in-progress.7").exists()
+
+
+def test_given_names_that_are_no_snapshots_when_recovered_then_they_are_left_alone(tmp_path: Path) -> None:
+    strange = ["snapshot.123.bak", "snapshot.9223372036854775807", "snapshot.", "txlog.x", "txlog.", "notes"]
+    for name in strange:
+        (tmp_path / name).write_bytes(b"strange")
+    with opened(tmp_path) as manager:
+        manager.start_short()
+    assert set(strange) <= {path.name for path in tmp_path.iterdir()}
+    assert len(recovered(tmp_path).visibility.in_progress) == 1
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"", b"\x08\x02", b"\xff" * 40, b"\x0a" + bytes(30)])
+def test_given_a_newest_snapshot_that_cannot_be_used_when_recovered_then_an_older_one_and_the_logs_make_up_for_it(
+    tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(tmp_path) as manager:
+        manager.checkpoint(manager.start_short())
+        manager.take_snapshot()
+        manager.start_long()
+        left = state(manager)
+    newest = tmp_path / f"snapshot.{numbers(tmp_path, 'snapshot')[-1]}"
+    newest.write_bytes(data)
+    with caplog.at_level(logging.WARNING):
+        assert recovered(tmp_path) == left
+    assert f"{newest} is passed over" in caplog.text
+
+
+def test_given_no_snapshot_that_can_be_used_when_recovered_then_the_start_is_refused(tmp_path: Path) -> None:
+    for number in (7, 8):
+        (tmp_path / f"snapshot.{number}").write_bytes(b"no")
+    with pytest.raises(DirectoryFailed, match=r"none of the 2 transaction snapshots in .* can be used\. Restore one"):
+        opened(tmp_path)
+
+
+def test_given_a_log_that_is_damaged_in_its_middle_when_recovered_then_the_start_is_refused(tmp_path: Path) -> None:
+    log = TEPHRA / "txlog" / "local.txlog.1600000000000"
+    data = bytearray(log.read_bytes())
+    data[8] = 0x55
+    (tmp_path / "txlog.7").write_bytes(data)
+    with pytest.raises(FormatError, match=r"txlog\.7: an edit of version 85.*Restore the file"):
+        opened(tmp_path)
+
+
+def test_given_a_file_where_the_directory_should_be_then_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "tx").write_bytes(b"")
+    with pytest.raises(DirectoryFailed, match=r"cannot use .*tx: File exists\. See that it is a folder"):
+        DirectoryStorage(tmp_path / "tx")
+
+
+def test_given_a_snapshot_that_the_system_will_not_read_then_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "snapshot.7").symlink_to("/proc/self/mem")  # its first page is never mapped
+    with pytest.raises(DirectoryFailed, match="the transaction manager cannot use"):
+        opened(tmp_path)
+
+
+def test_given_a_snapshot_that_cannot_be_written_then_the_manager_goes_on_and_says_so(tmp_path: Path) -> None:
+    with opened(tmp_path) as manager:
+        (tmp_path / f".in-progress.{NOW_MS + 2}").mkdir()
+        with pytest.raises(DirectoryFailed, match="Is a directory"):
+            manager.take_snapshot()
+        manager.start_short()
+        left = state(manager)
+        (tmp_path / f".in-progress.{NOW_MS + 2}").rmdir()
+        # The directory that the next snapshot wants to tidy away is none of its own.
+        (tmp_path / ".in-progress.1").mkdir()
+        manager.take_snapshot()
+    assert recovered(tmp_path) == left
+
+
+# --- durability ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was synced, by name, in order; renames too."""
+    happened: list[str] = []
+
+    def watched(call: Callable[[int], None]) -> Callable[[int], None]:
+        def sync(file: int) -> None:
+            happened.append(Path(f"/proc/self/fd/{file}").readlink().name)
+            call(file)
+
+        return sync
+
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, watched(getattr(os, name)))
+    rename = Path.rename
+
+    def renamed(path: Path, target: Path) -> Path:
+        happened.append(f"rename {path.name}")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    return happened
+
+
+def test_given_a_snapshot_then_it_is_synced_before_it_has_its_name_and_the_name_before_it_counts(
+    tmp_path: Path, syncs: list[str]
+) -> None:
+    directory = tmp_path / "tx"
+    with opened(directory):
+        unfinished = f".in-progress.{NOW_MS + 1}"
+        assert syncs == [unfinished, f"rename {unfinished}", "tx"]
+
+
+def test_given_each_edit_then_it_is_on_disk_when_it_is_answered_also_the_first(
+    tmp_path: Path, syncs: list[str]
+) -> None:
+    directory = tmp_path / "tx"
+    with opened(directory) as manager:
+        syncs.clear()
+        manager.start_short()
+        assert syncs == ["tx", f"txlog.{NOW_MS + 1}"]
+        manager.start_short()
+        assert syncs[2:] == [f"txlog.{NOW_MS + 1}"]
+        assert len(list(read_log(directory / f"txlog.{NOW_MS + 1}"))) == 2
+
+
+def test_given_several_that_wait_when_the_disk_is_slow_then_one_writes_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LogFile(tmp_path / "txlog.1")
+    in_sync, go_on = threading.Event(), threading.Event()
+    synced: list[int] = []
+    fdatasync = os.fdatasync
+
+    def slow(file: int) -> None:
+        synced.append(os.fstat(file).st_size)
+        in_sync.set()
+        assert go_on.wait(60)
+        fdatasync(file)
+
+    monkeypatch.setattr(os, "fdatasync", slow)
+    size = 78
+
+    def one() -> None:
+        log.sync(log.append(Edit(1, EditState.INVALID)))
+
+    first = threading.Thread(target=one)
+    first.start()
+    assert in_sync.wait(60)
+    positions = [log.append(Edit(number, EditState.INVALID)) for number in range(2, 7)]
+    others = [threading.Thread(target=log.sync, args=[position]) for position in positions]
+    for thread in others:
+        thread.start()
+    go_on.set()
+    for thread in (first, *others):
+        thread.join(60)
+    assert synced == [size, 6 * size]
+    assert [edit.write_pointer for edit in read_log(tmp_path / "txlog.1")] == [1, 2, 3, 4, 5, 6]
+    log.close()
+
+
+def test_given_a_log_that_cannot_be_written_then_everybody_who_waits_is_told_and_nothing_more_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LogFile(tmp_path / "txlog.1")
+    log.sync(log.append(Edit(1, EditState.INVALID)))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", fails)
+        with pytest.raises(LogFailed, match=r"txlog\.1 could not be written: No space left on device"):
+            log.sync(log.append(Edit(2, EditState.INVALID)))
+    size = (tmp_path / "txlog.1").stat().st_size
+    with pytest.raises(LogFailed):
+        log.sync(log.append(Edit(3, EditState.INVALID)))
+    assert (tmp_path / "txlog.1").stat().st_size == size
+    log.sync(1)
+    log.close()
+    log.close()
+
+
+def fails(_: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_given_a_disk_that_writes_in_pieces_then_all_of_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:5]))
+    log = LogFile(tmp_path / "txlog.1")
+    log.sync(log.append(Edit(1, EditState.INVALID)))
+    log.close()
+    assert list(read_log(tmp_path / "txlog.1")) == [Edit(1, EditState.INVALID)]
+
+
+def test_given_a_full_disk_when_the_manager_stops_then_what_it_answered_is_recovered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = opened(tmp_path)
+    manager.start_short()
+    left = state(manager)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda *_: fails(0))
+        with pytest.raises(LogFailed):
+            manager.start_short()
+    manager.close()
+    assert recovered(tmp_path) == left
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from tms_core.clock import SystemClock
+from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.storage import DirectoryStorage
+
+manager = TransactionManager(DirectoryStorage(Path(sys.argv[1])), SystemClock())
+while True:
+    for _ in range(50):
+        pointer = manager.start_long().transaction_id
+        manager.can_commit(pointer, [b"%d" % pointer])
+        print(pointer, flush=True)
+    manager.take_snapshot()
+"""
+
+
+def test_given_a_process_that_is_killed_when_recovered_then_all_it_had_acknowledged_is_there(tmp_path: Path) -> None:
+    for _ in range(2):
+        process = subprocess.Popen([sys.executable, "-c", WORKER, tmp_path], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        begun = {int(process.stdout.readline()) for _ in range(120)}
+        process.send_signal(signal.SIGKILL)
+        begun |= {int(line) for line in process.communicate()[0].splitlines() if line}
+        found = recovered(tmp_path)
+        entries = {one.write_pointer: one.type for one in found.visibility.in_progress}
+        assert begun <= entries.keys()
+        assert set(entries.values()) == {InProgressType.LONG}
+        assert begun <= found.committing.keys()
+
+
+# --- whose it is -----------------------------------------------------------------------------------------------------
+
+
+def test_given_a_manager_when_another_one_wants_its_directory_then_it_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path):
+        with pytest.raises(DirectoryBusy, match=f"another transaction manager has {tmp_path}"):
+            DirectoryStorage(tmp_path)
+        assert issubclass(DirectoryBusy, StoreBusy)
+    storage = DirectoryStorage(tmp_path)
+    storage.close()
+    storage.close()

@@ -1,0 +1,266 @@
+"""A transaction in Thrift: Tephra's bytes, thriftpy2's, and bytes from anybody."""
+
+from __future__ import annotations
+
+import io
+from array import array
+from contextlib import suppress
+from functools import cache
+from importlib.resources import files
+from types import ModuleType
+from typing import Any
+
+import pytest
+import thriftpy2
+from hypothesis import example, given
+from hypothesis import strategies as st
+from thriftpy2.protocol.cybin import TCyBinaryProtocol
+from thriftpy2.transport.buffered import TCyBufferedTransport
+
+from tests.transaction.vectors import load
+from tms_core.errors import FormatError
+from tms_core.transaction import wire
+from tms_core.transaction.model import Transaction, TransactionType, VisibilityLevel
+from tms_core.transaction.thrift import decode_transaction, encode_transaction
+from tms_core.transaction.wire import Kind, MessageKind, read_message, read_struct
+
+FRAMES = load("thrift/frames.json")
+I64 = st.integers(-(2**63), 2**63 - 1)
+POINTERS = st.lists(I64, max_size=20, unique=True).map(sorted)
+
+
+@cache
+def interface() -> ModuleType:
+    """The package's own ``transaction.thrift``, as thriftpy2 understands it."""
+    source = (files("tms_core.transaction") / "transaction.thrift").read_text(encoding="utf-8")
+    return thriftpy2.load_fp(io.StringIO(source), module_name="tms_transactions_thrift")
+
+
+class _Bytes:
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = data
+
+    def read(self, size: int) -> bytes:
+        found, self.data = self.data[:size], self.data[size:]
+        return found
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+def witness_writes(struct: Any) -> bytes:
+    """A struct as thriftpy2 writes it."""
+    out = _Bytes()
+    protocol = TCyBinaryProtocol(TCyBufferedTransport(out))
+    protocol.write_struct(struct)
+    protocol.trans.flush()
+    return out.data
+
+
+def witness_reads(data: bytes) -> Any:
+    """A ``TTransaction`` as thriftpy2 reads it."""
+    found = interface().TTransaction()
+    TCyBinaryProtocol(TCyBufferedTransport(_Bytes(data))).read_struct(found)
+    return found
+
+
+def transaction_of(vector: dict[str, Any]) -> Transaction:
+    return Transaction(
+        vector["readPointer"],
+        vector["transactionId"],
+        vector["writePointer"],
+        array("q", vector["invalids"]),
+        array("q", vector["inProgress"]),
+        vector["firstShortInProgress"],
+        TransactionType[vector["type"]],
+        array("q", vector["checkpointWritePointers"]),
+        VisibilityLevel[vector["visibilityLevel"]],
+    )
+
+
+@pytest.mark.parametrize("vector", load("thrift/ttransaction.json"))
+def test_given_tephras_transaction_then_ours_has_the_same_bytes_both_ways(vector: dict[str, Any]) -> None:
+    assert encode_transaction(transaction_of(vector)).hex() == vector["hex"]
+    assert decode_transaction(bytes.fromhex(vector["hex"])) == transaction_of(vector)
+
+
+@given(
+    numbers=st.tuples(I64, I64, I64, I64),
+    invalids=POINTERS,
+    in_progress=POINTERS,
+    checkpoints=POINTERS,
+    kind=st.sampled_from(TransactionType),
+    level=st.sampled_from(VisibilityLevel),
+)
+def test_given_any_transaction_then_thriftpy2_writes_and_reads_the_same(
+    numbers: tuple[int, int, int, int],
+    invalids: list[int],
+    in_progress: list[int],
+    checkpoints: list[int],
+    kind: TransactionType,
+    level: VisibilityLevel,
+) -> None:
+    read, transaction_id, write, first_short = numbers
+    one = Transaction(read, transaction_id, write, invalids, in_progress, first_short, kind, checkpoints, level)
+    data = encode_transaction(one)
+    seen = witness_reads(data)
+    assert (seen.transactionId, seen.readPointer, seen.writePointer, seen.firstShort) == (
+        *(transaction_id, read),
+        *(write, first_short),
+    )
+    assert (seen.invalids, seen.inProgress, seen.checkpointWritePointers) == (invalids, in_progress, checkpoints)
+    assert (seen.type, seen.visibilityLevel) == (kind + 1, level + 1)
+    assert witness_writes(seen) == data
+    assert encode_transaction(decode_transaction(data)) == data
+
+
+def test_given_fields_that_are_missing_then_they_are_what_java_makes_of_them() -> None:
+    found = decode_transaction(wire.i64(1, 5) + wire.i64(2, 3) + b"\0")
+    assert found == Transaction(
+        3, 5, 0, array("q"), array("q"), 0, TransactionType.LONG, array("q"), VisibilityLevel.SNAPSHOT
+    )
+
+
+@pytest.mark.parametrize(("number", "kind"), [(1, "SHORT"), (2, "LONG"), (0, "LONG"), (3, "LONG"), (-1, "LONG")])
+def test_given_a_type_then_all_but_short_is_long(number: int, kind: str) -> None:
+    data = b"".join((wire.i64(1, 5), wire.i64(2, 3), wire.i32(6, number), b"\0"))
+    assert decode_transaction(data).type is TransactionType[kind]
+
+
+def test_given_lists_that_are_not_ascending_then_they_are_put_right() -> None:
+    data = b"".join((wire.i64(1, 5), wire.i64(2, 3), wire.i64s(3, [9, 1, 9, 4]), b"\0"))
+    assert list(decode_transaction(data).invalids) == [1, 4, 9]
+
+
+def test_given_fields_of_a_later_version_then_they_are_stepped_over() -> None:
+    known = wire.i64(1, 5) + wire.i64(2, 3)
+    strings = wire.strings(20, ["a", "b"])
+    structs = bytes([Kind.LIST, 0, 21, Kind.STRUCT, 0, 0, 0, 2]) + wire.i64(1, 7) + b"\0" + b"\0"
+    mapping = bytes([Kind.MAP, 0, 22, Kind.STRING, Kind.LIST, 0, 0, 0, 1]) + b"\0\0\0\1k" + bytes([3, 0, 0, 0, 2, 7, 7])
+    sets = bytes([Kind.SET, 0, 23, Kind.SET, 0, 0, 0, 1, Kind.I16, 0, 0, 0, 1, 0, 7])
+    rest = bytes([Kind.DOUBLE, 0, 24]) + bytes(8) + bytes([Kind.BYTE, 0, 25, 7, Kind.I16, 0, 26, 0, 7])
+    nested = bytes([Kind.LIST, 0, 27, Kind.BOOL, 0, 0, 0, 3, 1, 0, 1]) + bytes(
+        [Kind.LIST, 0, 28, Kind.DOUBLE, 0, 0, 0, 0]
+    )
+    text = bytes([Kind.LIST, 0, 29, Kind.LIST, 0, 0, 0, 1, Kind.STRING, 0, 0, 0, 1, 0, 0, 0, 1, 7])
+    data = b"".join((known, strings, structs, mapping, sets, rest, nested, text, wire.boolean(30, value=True), b"\0"))
+    assert decode_transaction(data).transaction_id == 5
+    assert read_struct(data) == {1: 5, 2: 3, 20: [b"a", b"b"], 30: True}
+
+
+# --- bytes from anybody ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "0 bytes end inside a value"),
+        (b"\0", "field . is not the number"),
+        (wire.i64(1, 5) + b"\0", "field 2 is not the number"),
+        (wire.string(1, "5") + wire.i64(2, 3) + b"\0", "field 1 is not the number"),
+        (wire.i64(1, 5) + wire.i64(2, 3) + wire.i64(3, 7) + b"\0", "field 3 is not the list"),
+        (wire.i64(1, 5) + wire.i64(2, 3) + wire.i32(9, 4) + b"\0", "level 4, which does not exist"),
+        (wire.i64(1, 5) + wire.i64(2, 3) + wire.i64s(9, []) + b"\0", "field 9 is not the number"),
+        (wire.i64(1, 5)[:-1], "bytes end inside a value"),
+        (bytes([Kind.LIST, 0, 3, Kind.I64]) + b"\x7f\xff\xff\xff", "a length of 17179869176 where 0 bytes are left"),
+        (bytes([Kind.LIST, 0, 3, Kind.I64]) + b"\xff\xff\xff\xff", "a list of -1"),
+        (bytes([Kind.STRING, 0, 3]) + b"\xff\xff\xff\xff", "a length of -1"),
+        (bytes([Kind.LIST, 0, 3, Kind.BOOL]) + b"\x7f\xff\xff\xff\1", "a length of 1 where 0 bytes are left"),
+        (bytes([1, 0, 3]), "kind 1, which does not exist"),
+        (bytes([Kind.LIST, 0, 3, 0, 0, 0, 0, 1]), "kind 0, which does not exist"),
+        (bytes([Kind.STRUCT, 0, 1]) * 40, "more than 16 deep"),
+        (bytes([Kind.LIST, 0, 1, *([Kind.LIST, 0, 0, 0, 1] * 40)]), "more than 16 deep"),
+        (bytes([Kind.LIST, 0, 1, Kind.MAP, 0, 0, 0, 1, *([Kind.MAP, 2, 0, 0, 0, 1] * 40)]), "more than 16 deep"),
+    ],
+)
+def test_given_bytes_that_are_no_transaction_then_that_is_said(data: bytes, said: str) -> None:
+    with pytest.raises(FormatError, match=said):
+        decode_transaction(data)
+
+
+@given(st.binary(max_size=300))
+@example(b"\x0f\x00\x03\x0c\x7f\xff\xff\xff" + bytes(200))
+def test_given_any_bytes_then_they_are_a_transaction_or_a_format_error(data: bytes) -> None:
+    with suppress(FormatError):
+        assert decode_transaction(data).visibility_level in VisibilityLevel
+
+
+@given(st.data())
+def test_given_a_transaction_with_a_byte_changed_then_it_is_one_or_a_format_error(data: st.DataObject) -> None:
+    vector = bytearray.fromhex(load("thrift/ttransaction.json")[0]["hex"])
+    vector[data.draw(st.integers(0, len(vector) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(FormatError):
+        assert decode_transaction(bytes(vector)).visibility_level in VisibilityLevel
+
+
+def test_given_a_transaction_cut_at_any_byte_then_that_is_found() -> None:
+    data = bytes.fromhex(load("thrift/ttransaction.json")[0]["hex"])
+    for size in range(len(data)):
+        with pytest.raises(FormatError):
+            decode_transaction(data[:size])
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vector", FRAMES, ids=lambda vector: f"{vector['direction']} {vector['call']}")
+def test_given_tephras_frames_then_a_message_fills_each(vector: dict[str, Any]) -> None:
+    frame = bytes.fromhex(vector["frame_hex"])
+    assert int.from_bytes(frame[:4]) == len(frame) - 4
+    found = read_message(frame[4:])
+    assert vector["call"].startswith(found.name)
+    assert found.kind == (MessageKind.CALL if vector["direction"] == "request" else MessageKind.REPLY)
+
+
+def test_given_our_messages_then_they_are_tephras_bytes() -> None:
+    frames = {(vector["direction"], vector["call"]): bytes.fromhex(vector["frame_hex"])[4:] for vector in FRAMES}
+    call, reply = MessageKind.CALL, MessageKind.REPLY
+    pointer = 1600000000000000002
+    made = {
+        ("request", "startShort"): wire.message(call, "startShort", 0),
+        ("request", 'startShortWithClientIdAndTimeOut("me",30)'): wire.message(
+            call, "startShortWithClientIdAndTimeOut", 0, wire.string(1, "me"), wire.i32(2, 30)
+        ),
+        ("request", f'canCommitOrThrow({pointer},{{"k1"}})'): wire.message(
+            call, "canCommitOrThrow", 0, wire.i64(1, pointer), wire.strings(2, [b"k1"], Kind.SET)
+        ),
+        ("request", f"commitOrThrow({pointer},{pointer})"): wire.message(
+            call, "commitOrThrow", 0, wire.i64(1, pointer), wire.i64(2, pointer)
+        ),
+        ("request", "truncateInvalidTx({7})"): wire.message(call, "truncateInvalidTx", 0, wire.i64s(1, [7], Kind.SET)),
+        ("reply", 'status -> "OK"'): wire.message(reply, "status", 0, wire.string(0, "OK")),
+        ("reply", "invalidateTx(5) -> false"): wire.message(reply, "invalidateTx", 0, wire.boolean(0, value=False)),
+        ("reply", "resetState -> void"): wire.message(reply, "resetState", 0),
+        ("reply", "truncateInvalidTx({7}) -> TBoolean(false)"): wire.message(
+            reply, "truncateInvalidTx", 0, wire.structure(0, wire.boolean(1, value=False))
+        ),
+        ("reply", "commitOrThrow -> conflict(k1, me)"): wire.message(
+            reply,
+            "commitOrThrow",
+            0,
+            wire.structure(2, wire.i64(1, pointer), wire.string(2, "k1"), wire.string(3, "me")),
+        ),
+    }
+    assert {name: data.hex() for name, data in made.items()} == {name: frames[name].hex() for name in made}
+
+
+def test_given_a_message_without_a_version_then_it_is_read_too() -> None:
+    old = b"\0\0\0\6status" + bytes([MessageKind.CALL]) + b"\0\0\0\7" + b"\0"
+    assert read_message(old) == (MessageKind.CALL, "status", 7, {})
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\x80\x02\0\1\0\0\0\0\0\0\0\0\0", "version 80020001"),
+        (b"\x80\1\0\1\0\0\0\1\xff\0\0\0\0\0", "no text"),
+        (b"\x80\1\0\1\x7f\0\0\1", "a length of"),
+        (b"GET / HTTP/1.1\r\n\r\n", "a length of"),
+    ],
+)
+def test_given_a_frame_that_is_no_message_then_that_is_said(data: bytes, said: str) -> None:
+    with pytest.raises(FormatError, match=said):
+        read_message(data)

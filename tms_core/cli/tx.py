@@ -1,0 +1,309 @@
+"""``tms tx``: who holds which transaction and for how long, and how to end one, through the transaction service.
+
+Everything goes over Thrift, so it works with Tephra's own service too, which does not tell who holds what. Ids are
+decimal text in JSON: they are above 2^53, where programs that calculate in doubles lose their last digits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tms_core.errors import NotInProgress
+from tms_core.settings import load
+from tms_core.transaction.client import TransactionClient
+from tms_core.transaction.model import (
+    InProgress,
+    InProgressType,
+    Transaction,
+    TransactionType,
+    VisibilityState,
+    transaction_ms,
+)
+
+#: The longest a command waits for the service, in seconds.
+_TIMEOUT_SECONDS = 30
+_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+TransactionId = click.IntRange(0, 2**63 - 1)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every command of the group takes."""
+
+    server: str | None
+    config: Path | None
+    format: str
+
+    @contextmanager
+    def client(self) -> Iterator[TransactionClient]:
+        """The service that is meant."""
+        address = self.server or load(self.config, os.environ, {}).settings.transactions.thrift
+        with TransactionClient(address, _TIMEOUT_SECONDS) as client:
+            yield client
+
+    def print(self, value: dict[str, Any], lines: Callable[[], Iterator[str]]) -> None:
+        """The answer, as JSON or as text."""
+        if self.format == "json":
+            click.echo(json.dumps(value, indent=1))
+        else:
+            for line in lines():
+                click.echo(line)
+
+
+def common(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of every command, handed to it as one."""
+
+    @click.option("--server", metavar="HOST:PORT", help="The transaction service (transactions.thrift).")
+    @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A settings file.")
+    @click.option("--format", type=click.Choice(["table", "json"]), default="table", help="How the answer is written.")
+    @wraps(command)
+    def wrapped(*, server: str | None, config: Path | None, format: str, **rest: Any) -> None:  # noqa: A002
+        command(Options(server, config, format), **rest)
+
+    return wrapped
+
+
+@click.group("tx")
+def tx() -> None:
+    """Look after transactions: who holds them, and how to end one."""
+
+
+@tx.command("list")
+@common
+def list_transactions(options: Options) -> None:
+    """List the transactions in progress, the oldest first.
+
+    \b
+    Examples:
+      tms tx list
+      tms tx list --server tephra-1:15165 --format json
+    """
+    with options.client() as client:
+        state, clients = client.latest().snapshot, client.clients()
+    held = [_held(entry, state, clients) for entry in _transactions(state)]
+
+    def lines() -> Iterator[str]:
+        yield f"{len(held)} in progress, {len(state.invalid)} invalid; read pointer {state.read_pointer}"
+        if held:
+            rows = [[one["id"], one["type"], one["client"] or "?", *_times(one), _count(one)] for one in held]
+            yield from _columns([["id", "type", "client", "held for", "expires", "checkpoints"], *rows])
+
+    options.print({**_summary(state), "in_progress": held}, lines)
+
+
+@tx.command("show")
+@click.argument("transaction_id", metavar="ID", type=TransactionId)
+@common
+def show(options: Options, transaction_id: int) -> None:
+    """Say what became of a transaction, or of one of its checkpoints.
+
+    \b
+    Example:
+      tms tx show 1795000000000000000
+    """
+    with options.client() as client:
+        state, clients = client.latest().snapshot, client.clients()
+    entry = _entry(state, transaction_id)
+    found: dict[str, Any] = {"id": str(transaction_id), "began_ms": transaction_ms(transaction_id)}
+    if entry is not None:
+        found |= {"state": "in_progress", **_held(entry, state, clients)}
+    else:
+        found |= {"state": _fate(state, transaction_id)}
+
+    def lines() -> Iterator[str]:
+        yield f"{found['id']}: {found['state'].replace('_', ' ')}"
+        yield f"  began {_moment(found['began_ms'])}"
+        if entry is not None:
+            held_for, expires = _times(found)
+            yield f"  {found['type']}, held by {found['client'] or 'an unknown client'} for {held_for}"
+            yield f"  expires {expires}"
+            yield from (f"  checkpoint {pointer}" for pointer in found["checkpoints"])
+
+    options.print(found, lines)
+
+
+@tx.command("invalidate")
+@click.argument("transaction_ids", metavar="ID...", type=TransactionId, nargs=-1, required=True)
+@common
+def invalidate(options: Options, transaction_ids: tuple[int, ...]) -> None:
+    """End transactions and hide for good what they wrote.
+
+    This is always safe: whoever still holds one of them is refused when it commits.
+
+    \b
+    Example:
+      tms tx invalidate 1795000000000000000
+    """
+    with options.client() as client:
+        done = {str(pointer): client.invalidate(pointer) for pointer in transaction_ids}
+    options.print(
+        done, lambda: (f"{pointer}: {'invalid now' if ok else 'not in progress'}" for pointer, ok in done.items())
+    )
+    _require_all(done)
+
+
+@tx.command("abort")
+@click.argument("transaction_id", metavar="ID", type=TransactionId)
+@click.option("--yes", is_flag=True, help="Do not ask: what it wrote has been taken back.")
+@common
+def abort(options: Options, transaction_id: int, *, yes: bool) -> None:
+    """End a transaction whose writes have been taken back.
+
+    What a short one has written and nobody took back becomes readable; if that is not known,
+    invalidate it. A long one becomes invalid in any case.
+
+    \b
+    Example:
+      tms tx abort 1795000000000000000
+    """
+    with options.client() as client:
+        entry = _entry(client.latest().snapshot, transaction_id)
+        if entry is None or entry.type is InProgressType.CHECKPOINT:
+            raise NotInProgress(
+                f"Transaction {transaction_id} is not in progress.", "tms tx list shows those that are."
+            )
+        if not yes:
+            click.confirm("Has all it wrote been taken back? What was not becomes readable", abort=True, err=True)
+        client.abort(_transaction(entry))
+        gone = "invalid now" if entry.is_long else "aborted"
+    options.print({str(transaction_id): True}, lambda: iter([f"{transaction_id}: {gone}"]))
+
+
+@tx.command("truncate")
+@click.argument("transaction_ids", metavar="[ID...]", type=TransactionId, nargs=-1)
+@click.option("--before", metavar="TIME", help="All that began before: milliseconds, or 2026-11-01T00:00:00Z.")
+@click.option("--yes", is_flag=True, help="Do not ask: nothing of theirs is left in any table.")
+@common
+def truncate(options: Options, transaction_ids: tuple[int, ...], before: str | None, *, yes: bool) -> None:
+    """Take transactions off the invalid list.
+
+    What they wrote becomes readable wherever it still lies, in every table that uses these
+    transactions. The janitor does this by itself for what it has proven (janitor.boundary.feedback).
+
+    \b
+    Examples:
+      tms tx truncate 1795000000000000000 1795000000000000007
+      tms tx truncate --before 2026-11-01T00:00:00Z
+    """
+    if bool(transaction_ids) == (before is not None):
+        raise click.UsageError("Give ids, or --before TIME.")
+    before_ms = None if before is None else _milliseconds(before)
+    with options.client() as client:
+        if not yes:
+            click.confirm("Is nothing of theirs left in any table? What is becomes readable", abort=True, err=True)
+        size = client.invalid_size()
+        if before_ms is None:
+            client.truncate_invalid(transaction_ids)
+        else:
+            client.truncate_invalid_before(before_ms)
+        left = client.invalid_size()
+    options.print(
+        {"invalid_before": size, "invalid_after": left}, lambda: iter([f"{size} were invalid, {left} are left"])
+    )
+
+
+# --- what is said ----------------------------------------------------------------------------------------------------
+
+
+def _transactions(state: VisibilityState) -> list[InProgress]:
+    """What is in progress, without checkpoints that belong to something that is."""
+    children = {pointer for entry in state.in_progress for pointer in entry.checkpoints}
+    return [entry for entry in state.in_progress if entry.write_pointer not in children]
+
+
+def _entry(state: VisibilityState, pointer: int) -> InProgress | None:
+    """The transaction that has the pointer, if it is in progress."""
+    return next((one for one in _transactions(state) if pointer in (one.write_pointer, *one.checkpoints)), None)
+
+
+def _transaction(entry: InProgress) -> Transaction:
+    """As its client would have it, as far as an abort wants to know."""
+    kind = TransactionType.LONG if entry.is_long else TransactionType.SHORT
+    pointers = (entry.write_pointer, *entry.checkpoints)
+    return Transaction(pointers[0], pointers[0], pointers[-1], type=kind, checkpoint_write_pointers=entry.checkpoints)
+
+
+def _fate(state: VisibilityState, pointer: int) -> str:
+    if state.is_invalid(pointer):
+        return "invalid"
+    return "not_issued_yet" if pointer > state.write_pointer else "committed_or_aborted"
+
+
+def _summary(state: VisibilityState) -> dict[str, Any]:
+    return {
+        "now_ms": state.timestamp_ms,
+        "read_pointer": str(state.read_pointer),
+        "write_pointer": str(state.write_pointer),
+        "invalid": len(state.invalid),
+    }
+
+
+def _held(entry: InProgress, state: VisibilityState, clients: dict[int, str]) -> dict[str, Any]:
+    """One in progress; times are by the service's clock."""
+    return {
+        "id": str(entry.write_pointer),
+        "type": (entry.type or InProgressType.SHORT).name.lower(),
+        "client": clients.get(entry.write_pointer),
+        "held_ms": state.timestamp_ms - transaction_ms(entry.write_pointer),
+        "expires_in_ms": entry.expiration_ms - state.timestamp_ms,
+        "checkpoints": [str(pointer) for pointer in entry.checkpoints],
+    }
+
+
+def _times(held: dict[str, Any]) -> tuple[str, str]:
+    left_ms = held["expires_in_ms"]
+    return _duration(held["held_ms"]), f"in {_duration(left_ms)}" if left_ms >= 0 else f"{_duration(-left_ms)} ago"
+
+
+def _count(held: dict[str, Any]) -> str:
+    return str(len(held["checkpoints"]) or "")
+
+
+def _duration(milliseconds: int) -> str:
+    """In the two largest units."""
+    parts, rest = [], max(0, milliseconds) // 1000
+    for unit, seconds in _UNITS:
+        count, rest = divmod(rest, seconds)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2]) or "0 s"
+
+
+def _moment(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _milliseconds(text: str) -> int:
+    if text.isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text} is no time; write 2026-11-01T00:00:00Z", param_hint="--before") from error
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return int((moment - _EPOCH).total_seconds() * 1000)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows as lines, their cells under each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _require_all(done: dict[str, bool]) -> None:
+    missed = [pointer for pointer, ok in done.items() if not ok]
+    if missed:
+        raise NotInProgress(f"{len(missed)} of {len(done)} were not in progress.", "tms tx show ID says what they are.")

@@ -1,0 +1,197 @@
+"""The methods of Tephra's transaction service, each as it is called over Thrift and what it answers.
+
+Which errors a method declares is part of the interface (``transaction.thrift``): a declared one travels as a field of
+the answer, anything else as Thrift's own exception, which Java shows as "Internal error processing …" with our reason
+behind it. The old methods that answer true or false do so where the new ones raise.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from tms_core.errors import (
+    CannotSnapshot,
+    ChangesTooLarge,
+    Conflict,
+    FormatError,
+    NotInProgress,
+    StoreError,
+    TransactionError,
+    TruncateTimeError,
+)
+from tms_core.transaction import wire
+from tms_core.transaction.manager import BadArgument, TransactionManager
+from tms_core.transaction.model import Transaction
+from tms_core.transaction.thrift import transaction_fields, transaction_of
+from tms_core.transaction.wire import Failure, Fields, Message, MessageKind, integer
+
+logger = logging.getLogger(__name__)
+
+#: Does what a method does with its arguments, and encodes what it returns as field 0; None for nothing.
+_Method = Callable[[TransactionManager, Fields], bytes | None]
+
+
+class _Call(NamedTuple):
+    method: _Method
+    #: The field in which the answer carries each error.
+    declared: Mapping[type[TransactionError], int] = {}
+
+
+def answer(manager: TransactionManager, frame: bytes) -> bytes:
+    """Do what a frame asks for.
+
+    Returns:
+        The answer, without its frame.
+
+    Raises:
+        FormatError: the frame is no call; there is nobody to answer.
+    """
+    request = wire.read_message(frame)
+    if request.kind != MessageKind.CALL:
+        raise FormatError(f"a message of kind {request.kind}, which is no call")
+    call = _CALLS.get(request.name)
+    if call is None:
+        return _failure(request, Failure.UNKNOWN_METHOD, f"Invalid method name: '{request.name}'")
+    try:
+        fields = _done(call, manager, request.fields)
+    except FormatError as error:
+        return _failure(request, Failure.PROTOCOL_ERROR, f"{request.name}: {error}")
+    except (TransactionError, StoreError) as error:
+        logger.warning("%s was not done: %s", request.name, error)
+        return _failure(request, Failure.INTERNAL_ERROR, f"Internal error processing {request.name}: {error}")
+    return wire.message(MessageKind.REPLY, request.name, request.number, *fields)
+
+
+def _done(call: _Call, manager: TransactionManager, arguments: Fields) -> tuple[bytes, ...]:
+    try:
+        result = call.method(manager, arguments)
+    except TransactionError as error:
+        number = call.declared.get(type(error))
+        if number is None:
+            raise
+        return (wire.structure(number, *_error(error)),)
+    return () if result is None else (result,)
+
+
+def _failure(request: Message, kind: Failure, text: str) -> bytes:
+    fields = (wire.string(1, text), wire.i32(2, kind))
+    return wire.message(MessageKind.EXCEPTION, request.name, request.number, *fields)
+
+
+def _error(error: TransactionError) -> tuple[bytes, ...]:
+    """The fields of a declared exception."""
+    match error:
+        case Conflict():
+            client = (wire.string(3, error.client),) if error.client else ()
+            return (wire.i64(1, error.transaction_id), wire.string(2, error.key), *client)
+        case ChangesTooLarge():
+            return (wire.string(1, error.message), wire.string(2, "org.apache.tephra.TransactionSizeException"))
+        case BadArgument():
+            return (wire.string(1, error.message), wire.string(2, "java.lang.IllegalArgumentException"))
+    return (wire.string(1, error.message),)
+
+
+# --- arguments and results -------------------------------------------------------------------------------------------
+
+
+def _result(transaction: Transaction) -> bytes:
+    return wire.structure(0, *transaction_fields(transaction))
+
+
+def _boolean(value: bool) -> bytes:
+    """A boolean in a struct: what a method returns that may raise, too."""
+    return wire.structure(0, wire.boolean(1, value))
+
+
+def _transaction(arguments: Fields) -> Transaction:
+    return transaction_of(_argument(arguments, 1, dict))
+
+
+def _client(arguments: Fields) -> str:
+    if 1 not in arguments:
+        raise BadArgument("ClientId must not be null")
+    client: bytes = _argument(arguments, 1, bytes)
+    return client.decode(errors="replace")
+
+
+def _changes(arguments: Fields) -> list[bytes]:
+    changes: list[bytes] = _argument(arguments, 2, list, [])
+    return changes
+
+
+def _argument(arguments: Fields, number: int, kind: type, default: object = None) -> Any:
+    value = arguments.get(number, default)
+    if not isinstance(value, kind):
+        raise FormatError(f"argument {number} is missing, or is none")
+    return value
+
+
+# --- methods ---------------------------------------------------------------------------------------------------------
+
+
+def _can_commit_tx(manager: TransactionManager, arguments: Fields) -> bytes:
+    try:
+        manager.can_commit(_transaction(arguments).transaction_id, _changes(arguments))
+    except (Conflict, ChangesTooLarge):
+        return _boolean(False)
+    return _boolean(True)
+
+
+def _commit_tx(manager: TransactionManager, arguments: Fields) -> bytes:
+    try:
+        manager.commit(_transaction(arguments).transaction_id)
+    except Conflict:
+        return _boolean(False)
+    return _boolean(True)
+
+
+def _truncate(manager: TransactionManager, arguments: Fields) -> bytes:
+    return _boolean(manager.truncate_invalid(_argument(arguments, 1, array, array("q"))))
+
+
+def _clients(manager: TransactionManager, _: Fields) -> bytes:
+    clients = manager.clients()
+    return wire.structure(0, wire.i64s(1, list(clients)), wire.strings(2, list(clients.values())))
+
+
+def _prune(_manager: TransactionManager, _: Fields) -> None:
+    logger.info("somebody asked to prune the invalid list; the janitor proves what may leave it (boundary.feedback)")
+
+
+_GENERIC: Mapping[type[TransactionError], int] = {BadArgument: 1}
+_IN_PROGRESS: Mapping[type[TransactionError], int] = {NotInProgress: 1}
+_ALL: Mapping[type[TransactionError], int] = {NotInProgress: 1, Conflict: 2, ChangesTooLarge: 3}
+
+_CALLS: Mapping[str, _Call] = {
+    "startLong": _Call(lambda manager, _: _result(manager.start_long())),
+    "startShort": _Call(lambda manager, _: _result(manager.start_short())),
+    "startLongClientId": _Call(lambda manager, given: _result(manager.start_long(_client(given))), _GENERIC),
+    "startShortTimeout": _Call(lambda manager, given: _result(manager.start_short(integer(given, 1)))),
+    "startShortClientId": _Call(lambda manager, given: _result(manager.start_short(None, _client(given))), _GENERIC),
+    "startShortWithClientIdAndTimeOut": _Call(
+        lambda manager, given: _result(manager.start_short(integer(given, 2), _client(given))), _GENERIC
+    ),
+    "startShortWithTimeout": _Call(lambda manager, given: _result(manager.start_short(integer(given, 1))), _GENERIC),
+    "canCommitTx": _Call(_can_commit_tx, _IN_PROGRESS),
+    "canCommitOrThrow": _Call(lambda manager, given: manager.can_commit(integer(given, 1), _changes(given)), _ALL),
+    "commitTx": _Call(_commit_tx, _IN_PROGRESS),
+    "commitOrThrow": _Call(lambda manager, given: manager.commit(integer(given, 1)), _ALL),
+    "abortTx": _Call(lambda manager, given: manager.abort(_transaction(given))),
+    "invalidateTx": _Call(lambda manager, given: wire.boolean(0, manager.invalidate(integer(given, 1)))),
+    "getSnapshot": _Call(lambda manager, _: wire.string(0, manager.encoded_snapshot()), {CannotSnapshot: 1}),
+    "resetState": _Call(lambda manager, _: manager.reset()),
+    "status": _Call(lambda manager, _: wire.string(0, "OK" if manager.running else "NOTOK")),
+    "truncateInvalidTx": _Call(_truncate),
+    "truncateInvalidTxBefore": _Call(
+        lambda manager, given: _boolean(manager.truncate_invalid_before(integer(given, 1))), {TruncateTimeError: 1}
+    ),
+    "invalidTxSize": _Call(lambda manager, _: wire.i32(0, manager.invalid_size())),
+    "checkpoint": _Call(lambda manager, given: _result(manager.checkpoint(_transaction(given))), _IN_PROGRESS),
+    "pruneNow": _Call(_prune),
+    "inProgressClients": _Call(_clients),
+}
+#: The names of the methods that are served.
+METHODS = frozenset(_CALLS)

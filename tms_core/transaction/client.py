@@ -1,0 +1,292 @@
+"""A client of a transaction service: Tephra's own, or ours.
+
+A call that was not answered may have been done. Tephra's Java client repeats every call, commits too, and a commit that
+is repeated after a lost answer fails as "not in progress", so that data of a committed transaction is rolled back. Here
+only what may be done twice is repeated; for the rest the caller is told that the outcome is unknown, and what to do. A
+connection that met any trouble is closed, and an answer must repeat the number of its call.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from threading import Lock
+from types import NoneType
+from typing import Any, Self
+
+from tms_core.errors import (
+    CannotSnapshot,
+    ChangesTooLarge,
+    Conflict,
+    FormatError,
+    NotInProgress,
+    TransactionError,
+    TruncateTimeError,
+)
+from tms_core.transaction import wire
+from tms_core.transaction.line import Line, MethodUnknown, OutcomeUnknown, ServiceUnavailable, as_text
+from tms_core.transaction.manager import UNKNOWN_CLIENT, BadArgument
+from tms_core.transaction.model import Transaction
+from tms_core.transaction.snapshot import read_complete_visibility
+from tms_core.transaction.source import Loaded, SourceSilent
+from tms_core.transaction.thrift import transaction_fields, transaction_of
+from tms_core.transaction.wire import Fields, Kind
+
+
+class _Broken(Exception):
+    """The connection broke during a call."""
+
+
+class TransactionClient:
+    """Calls a transaction service; threads may share it, and each call has a connection of its own.
+
+    Args:
+        address: ``HOST:PORT`` of the service.
+        timeout_seconds: the longest a call, and connecting, may take.
+
+    Every method raises ``ServiceUnavailable`` when nothing was done and ``OutcomeUnknown`` when that is not known.
+    """
+
+    def __init__(self, address: str, timeout_seconds: float = 30) -> None:
+        self.address = address
+        self._timeout_seconds = timeout_seconds
+        self._lock = Lock()
+        self._idle: list[Line] = []
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close what is open; closing twice is no error."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for line in idle:
+            line.close()
+
+    # --- transactions ------------------------------------------------------------------------------------------------
+
+    def start_short(self, timeout_seconds: int | None = None, client: str = UNKNOWN_CLIENT) -> Transaction:
+        """Begin a short transaction; this and the rest as of ``TransactionManager``."""
+        if timeout_seconds is None:
+            return self._transaction("startShortClientId", wire.string(1, client))
+        fields = (wire.string(1, client), wire.i32(2, timeout_seconds))
+        return self._transaction("startShortWithClientIdAndTimeOut", *fields)
+
+    def start_long(self, client: str = UNKNOWN_CLIENT) -> Transaction:
+        """Begin a long transaction."""
+        return self._transaction("startLongClientId", wire.string(1, client))
+
+    def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
+        """Say what a transaction has changed, and look whether anybody else has changed it too."""
+        keys = wire.strings(2, list(changes), Kind.SET)
+        self._call("canCommitOrThrow", wire.i64(1, transaction_id), keys, again=True)
+
+    def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
+        """Commit.
+
+        Args:
+            transaction_id: which.
+            write_pointer: its present one, which Tephra's service wants to know; by default the id.
+        """
+        pointer = transaction_id if write_pointer is None else write_pointer
+        self._call("commitOrThrow", wire.i64(1, transaction_id), wire.i64(2, pointer))
+
+    def abort(self, transaction: Transaction) -> None:
+        """End a transaction whose writes were taken back."""
+        self._call("abortTx", wire.structure(1, *transaction_fields(transaction)), again=True)
+
+    def invalidate(self, transaction_id: int) -> bool:
+        """Hide for good what a transaction wrote; whether it was in progress until now."""
+        return bool(self._call("invalidateTx", wire.i64(1, transaction_id), kind=bool))
+
+    def checkpoint(self, transaction: Transaction) -> Transaction:
+        """Give a transaction another write pointer."""
+        return self._transaction("checkpoint", wire.structure(1, *transaction_fields(transaction)))
+
+    # --- the invalid list --------------------------------------------------------------------------------------------
+
+    def truncate_invalid(self, transaction_ids: Collection[int]) -> bool:
+        """Take ids off the invalid list; whether any was on it."""
+        return self._boolean("truncateInvalidTx", wire.i64s(1, sorted(transaction_ids), Kind.SET))
+
+    def truncate_invalid_before(self, time_ms: int) -> bool:
+        """Take off what began before a time; whether there was any."""
+        return self._boolean("truncateInvalidTxBefore", wire.i64(1, time_ms))
+
+    def invalid_size(self) -> int:
+        """How many transactions are on the invalid list."""
+        return int(self._call("invalidTxSize", kind=int, again=True))
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._call("resetState")
+
+    def prune_now(self) -> None:
+        """Have Tephra's service prune the invalid list; ours does nothing."""
+        self._call("pruneNow", again=True)
+
+    # --- what there is -----------------------------------------------------------------------------------------------
+
+    def status(self) -> str:
+        """``OK``, or ``NOTOK``."""
+        said: bytes = self._call("status", kind=bytes, again=True)
+        return said.decode(errors="replace")
+
+    def encoded_snapshot(self) -> bytes:
+        """All of the state, in the bytes of a snapshot file."""
+        data: bytes = self._call("getSnapshot", kind=bytes, again=True)
+        return data
+
+    def clients(self) -> dict[int, str]:
+        """Who holds the transactions in progress, by id, as far as the service knows; Tephra's own does not tell."""
+        try:
+            found: Fields = self._call("inProgressClients", kind=dict, again=True)
+        except MethodUnknown:
+            return {}
+        names = (name.decode(errors="replace") for name in found.get(2, ()))
+        return dict(zip(found.get(1, ()), names, strict=False))
+
+    def latest(self) -> Loaded:
+        """A snapshot of now, for those who expect a source.
+
+        Raises:
+            NoSnapshot: the service does not answer, or not with a snapshot.
+        """
+        try:
+            state = read_complete_visibility(io.BytesIO(self.encoded_snapshot()))
+        except (TransactionError, FormatError) as error:
+            raise SourceSilent(error.message, error.hint) from error
+        return Loaded(state, f"the transaction service {self.address}")
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def _transaction(self, name: str, *fields: bytes) -> Transaction:
+        try:
+            return transaction_of(self._call(name, *fields, kind=dict))
+        except FormatError as error:
+            raise self._unclear(name, str(error)) from error
+
+    def _boolean(self, name: str, *fields: bytes) -> bool:
+        found: Fields = self._call(name, *fields, kind=dict)
+        return bool(found.get(1))
+
+    def _call(self, name: str, *fields: bytes, kind: type = NoneType, again: bool = False) -> Any:
+        """What a method returns.
+
+        Args:
+            kind: what that has to be.
+            again: it may be done twice, so it is when a connection breaks.
+        """
+        try:
+            result = self._asked(name, fields)
+        except _Broken as broken:
+            if not again:
+                raise self._unclear(name, str(broken)) from broken
+            try:
+                result = self._asked(name, fields)
+            except _Broken as error:
+                raise self._unclear(name, str(error)) from error
+        for number, value in result.items():
+            if number:
+                raise _declared(name, number, value if isinstance(value, dict) else {})
+        value = result.get(0)
+        if not isinstance(value, kind):
+            raise self._unclear(name, "the answer is not of the kind it has to be")
+        return value
+
+    def _asked(self, name: str, fields: tuple[bytes, ...]) -> Fields:
+        with self._line() as line:
+            try:
+                return line.ask(name, fields, self._timeout_seconds)
+            except TimeoutError as error:
+                raise self._unclear(name, f"there was no answer within {self._timeout_seconds:g} s") from error
+            except (OSError, EOFError, FormatError) as error:
+                raise _Broken(str(error)) from error
+
+    @contextmanager
+    def _line(self) -> Iterator[Line]:
+        """A connection, alone; closed for good when the block raises."""
+        line = self._reused() or self._opened()
+        try:
+            yield line
+        except BaseException:
+            line.close()
+            raise
+        with self._lock:
+            if not self._closed:
+                self._idle.append(line)
+                return
+        line.close()
+
+    def _opened(self) -> Line:
+        try:
+            return Line(self.address, self._timeout_seconds)
+        except OSError as error:
+            raise ServiceUnavailable(
+                f"The transaction service {self.address} cannot be reached: {error}.",
+                "Start it (tms serve), or correct transactions.thrift.",
+            ) from error
+
+    def _reused(self) -> Line | None:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                line = self._idle.pop()
+            if line.is_quiet():
+                return line
+            line.close()
+
+    def _unclear(self, name: str, what: str) -> OutcomeUnknown:
+        return OutcomeUnknown(
+            f"It is not known whether the transaction service {self.address} has done {name}: {what}.",
+            "After a commit invalidate the transaction, and take nothing back: what had been committed stays so.",
+        )
+
+
+class ServiceSource:
+    """A transaction service as a source of snapshots (``transactions.source: thrift``); no connection is kept.
+
+    Args:
+        address: ``HOST:PORT`` of the service.
+        timeout_seconds: the longest a snapshot may take.
+    """
+
+    def __init__(self, address: str, timeout_seconds: float = 30) -> None:
+        self._address = address
+        self._timeout_seconds = timeout_seconds
+
+    def latest(self) -> Loaded:
+        """A snapshot of now; see :meth:`TransactionClient.latest`."""
+        with TransactionClient(self._address, self._timeout_seconds) as client:
+            return client.latest()
+
+
+#: The exception in each field of an answer, where it is not "not in progress".
+_DECLARED: Mapping[tuple[str, int], type[TransactionError]] = {
+    ("getSnapshot", 1): CannotSnapshot,
+    ("truncateInvalidTxBefore", 1): TruncateTimeError,
+    ("startLongClientId", 1): BadArgument,
+    ("startShortClientId", 1): BadArgument,
+    ("startShortWithClientIdAndTimeOut", 1): BadArgument,
+    ("canCommitOrThrow", 2): Conflict,
+    ("commitOrThrow", 2): Conflict,
+    ("canCommitOrThrow", 3): ChangesTooLarge,
+    ("commitOrThrow", 3): ChangesTooLarge,
+}
+
+
+def _declared(name: str, number: int, fields: Fields) -> TransactionError:
+    """The error that a service declares."""
+    kind = _DECLARED.get((name, number), NotInProgress)
+    if kind is Conflict:
+        pointer, key, client = fields.get(1, 0), as_text(fields, 2), as_text(fields, 3)
+        text = f"Transaction {pointer} conflicts with one of {client or 'an unknown client'}, on {key}."
+        return Conflict(text, pointer, key, client)
+    return kind(as_text(fields, 1))

@@ -1,0 +1,121 @@
+"""Who has changed what, so that of two transactions that overlap and change the same thing only one commits.
+
+A transaction that asks to commit names what it has changed, by keys that only clients understand. The keys of those
+that committed are kept under the first pointer that was not issued yet at that moment: whoever began after the commit
+has a larger id and so no conflict. Nothing below the first short transaction in progress can conflict any more, and
+each commit drops it (Tephra's ``TransactionManager``; a long transaction keeps nothing alive).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tms_core.errors import ChangesTooLarge, Conflict
+from tms_core.transaction.model import NO_TX_IN_PROGRESS
+
+#: Tephra's own limits, which are none.
+COUNT_LIMIT = 2**31 - 1
+BYTES_LIMIT = 2**63 - 1
+#: What a key is shown with, besides letters and digits (HBase's ``Bytes.toStringBinary``).
+_SHOWN = frozenset(b" `~!@#$%^&*()-_=+[]{}|;:'\",.<>/?")
+
+
+@dataclass(slots=True)
+class _Changes:
+    keys: set[bytes]
+    client: str
+
+
+class CommittedChanges:
+    """The change keys of what was committed lately, by the pointer it was committed at.
+
+    Args:
+        changes: of a snapshot.
+    """
+
+    def __init__(self, changes: Mapping[int, Collection[bytes]] | None = None) -> None:
+        self._by_pointer = {pointer: _Changes(set(keys), "") for pointer, keys in sorted((changes or {}).items())}
+
+    def add(self, commit_pointer: int, keys: Collection[bytes], client: str) -> None:
+        """Remember a commit; of several at one pointer the last one's client is named."""
+        changes = self._by_pointer.setdefault(commit_pointer, _Changes(set(), client))
+        changes.keys.update(keys)
+        changes.client = client
+
+    def check(self, transaction_id: int, keys: Collection[bytes]) -> None:
+        """Look whether anybody has changed the same since the transaction began.
+
+        Raises:
+            Conflict: somebody has.
+        """
+        for commit_pointer in reversed(self._by_pointer):
+            if commit_pointer <= transaction_id:
+                return
+            changes = self._by_pointer[commit_pointer]
+            if not changes.keys.isdisjoint(keys):
+                raise _conflict(transaction_id, min(changes.keys.intersection(keys)), changes.client)
+
+    def forget_below(self, bound: int) -> None:
+        """Drop what was committed at a pointer below ``bound``."""
+        for commit_pointer in list(self._by_pointer):
+            if commit_pointer >= bound:
+                return
+            del self._by_pointer[commit_pointer]
+
+    def sort(self) -> None:
+        """Put what came in another order, as from the log of a manager that writes as it comes, in the right one."""
+        self._by_pointer = dict(sorted(self._by_pointer.items()))
+
+    def copy(self) -> dict[int, frozenset[bytes]]:
+        """The keys by commit pointer."""
+        return {pointer: frozenset(changes.keys) for pointer, changes in self._by_pointer.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeLimits:
+    """How much a transaction may change.
+
+    Attributes:
+        count: the most keys (``data.tx.changeset.count.limit``).
+        size_bytes: the most bytes of them together (``data.tx.changeset.size.limit``).
+    """
+
+    count: int = field(default=COUNT_LIMIT)
+    size_bytes: int = field(default=BYTES_LIMIT)
+
+    def check(self, transaction_id: int, keys: Collection[bytes]) -> None:
+        """Look whether that is too much.
+
+        Raises:
+            ChangesTooLarge: it is.
+        """
+        if len(keys) > self.count:
+            raise ChangesTooLarge(
+                f"Change set for transaction {transaction_id} has {len(keys)} entries and exceeds the limit of "
+                f"{self.count}"
+            )
+        size_bytes = sum(map(len, keys))
+        if size_bytes > self.size_bytes:
+            raise ChangesTooLarge(
+                f"Change set for transaction {transaction_id} has total size of {size_bytes} bytes and exceeds the "
+                f"limit of {self.size_bytes} bytes"
+            )
+
+
+def first_short(entries: Iterable[tuple[int, bool]]) -> int:
+    """The lowest of (pointer, whether it is long) that is not long, or ``NO_TX_IN_PROGRESS``."""
+    return next((pointer for pointer, is_long in entries if not is_long), NO_TX_IN_PROGRESS)
+
+
+def shown(key: bytes) -> str:
+    r"""A change key for people: what is printable as it is, every other byte as ``\xHH`` (``ChangeId``)."""
+    return "".join(
+        chr(byte) if (chr(byte).isalnum() and byte < 0x80) or byte in _SHOWN else f"\\x{byte:02X}" for byte in key
+    )
+
+
+def _conflict(transaction_id: int, key: bytes, client: str) -> Conflict:
+    by = client or "unknown client"
+    text = f"Transaction {transaction_id} conflicts with one that {by} has committed since it began, on {shown(key)}."
+    return Conflict(text, transaction_id, shown(key), client)

@@ -1,0 +1,171 @@
+"""What makes a manager's state last: what is decided is on disk before anybody hears of it.
+
+Decisions are made under one lock, in memory; waiting for the disk happens without it, so that many may wait together.
+An answer waits for all that was decided before it too, also a refusal or a mere question: those show what others
+decided, and nobody is ever told anything that a crash could take back.
+
+When the log cannot be written the keeper is over: its memory is ahead of the disk, so it says nothing more, and another
+one has to start from what is there. A snapshot that cannot be written does no harm: the logs reach further back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
+
+from tms_core.clock import Clock
+from tms_core.errors import StoreError, TransactionError
+from tms_core.transaction.edits import Edit
+from tms_core.transaction.journal import LogFailed
+from tms_core.transaction.model import TX_PER_MS, Snapshot, VisibilityState
+from tms_core.transaction.state import State
+from tms_core.transaction.storage import Log, Storage
+
+_EMPTY = Snapshot(VisibilityState(0, 0, 0))
+
+logger = logging.getLogger(__name__)
+
+
+class ManagerStopped(TransactionError):
+    """The manager was closed, or could not write its log; nothing was done."""
+
+
+class Keeper:
+    """The state of a transaction manager, and the storage it is kept in; threads may share it.
+
+    It recovers what is there and keeps a snapshot of it at once, so that what it goes on from is safe.
+
+    Args:
+        storage: where it is kept; closed with the keeper.
+        clock: whose wall time snapshots and first ids are named by.
+        long_timeout_ms: how long a long transaction may take.
+
+    Attributes:
+        running: whether it still takes anything.
+
+    Raises:
+        StoreError: the storage cannot be read or written.
+        FormatError: a log in it is damaged.
+    """
+
+    def __init__(self, storage: Storage, clock: Clock, long_timeout_ms: int) -> None:
+        self._storage = storage
+        self._clock = clock
+        self._long_timeout_ms = long_timeout_ms
+        self._lock = RLock()
+        self._saving = RLock()
+        self.running = True
+        self._state, self._newest_ms = self._recovered()
+        self._log: Log = storage.log(self._timestamp())
+        self._position = 0
+        self.take_snapshot()
+
+    @contextmanager
+    def deciding(self) -> Iterator[State]:
+        """The state, for one thread at a time; after the block all that was decided until then is on disk.
+
+        Raises:
+            ManagerStopped: it has stopped.
+            LogFailed: it stops now, because what was decided could not be written.
+        """
+        refusal: TransactionError | None = None
+        with self._lock:
+            self._require_running()
+            try:
+                yield self._state
+            except TransactionError as error:
+                refusal = error
+            log, position = self._log, self._position
+        self._sync(log, position)
+        if refusal is not None:
+            raise refusal
+
+    def record(self, edit: Edit) -> None:
+        """Let something happen; within :meth:`deciding`."""
+        self.append(edit)
+        self._state.apply(edit)
+
+    def append(self, edit: Edit) -> None:
+        """Put an edit into the log whose effect the caller brings about; within :meth:`deciding`."""
+        self._position = self._log.append(edit)
+
+    def take_snapshot(self) -> None:
+        """Keep a snapshot, and begin a new log.
+
+        Raises:
+            ManagerStopped: it has stopped.
+            LogFailed: it stops now, because what was decided could not be written.
+            StoreError: the snapshot could not be written; the next one may be.
+        """
+        with self._saving:
+            with self._lock:
+                self._require_running()
+                timestamp_ms = self._timestamp()
+                snapshot = self._state.snapshot(timestamp_ms)
+                self._begin_log(timestamp_ms)
+            self._storage.save(snapshot)
+
+    def reset(self) -> None:
+        """Forget everything but the pointers issued so far, after a snapshot of what was there."""
+        self.take_snapshot()
+        with self._saving, self._lock:
+            self._require_running()
+            now_ms = self._clock.now_ms()
+            pointer = self._state.next_pointer(now_ms)
+            self._state = State(Snapshot(VisibilityState(now_ms, pointer, pointer)), self._long_timeout_ms)
+            try:
+                self.take_snapshot()
+            except StoreError:
+                # The log goes on from a state that is not there.
+                self.running = False
+                raise
+
+    def close(self) -> None:
+        """Keep a last snapshot and let the storage go; closing twice is no error."""
+        with self._saving:
+            try:
+                if self.running:
+                    self.take_snapshot()
+            finally:
+                with self._lock:
+                    self.running = False
+                    self._log.close()
+                    self._storage.close()
+
+    def _recovered(self) -> tuple[State, int]:
+        found = self._storage.recover()
+        state = State(found.snapshot or _EMPTY, self._long_timeout_ms)
+        for edit in found.edits:
+            state.apply(edit)
+        state.settle()
+        if not state.write_pointer:
+            state.write_pointer = state.read_pointer = self._clock.now_ms() * TX_PER_MS
+        logger.info("%d pointers in progress, %d transactions invalid", len(state.in_progress), len(state.invalid))
+        return state, found.newest_ms
+
+    def _begin_log(self, timestamp_ms: int) -> None:
+        """The new one's edits must not be on disk before the old one's."""
+        self._sync(self._log, self._position)
+        self._log.close()
+        self._log = self._storage.log(timestamp_ms)
+        self._position = 0
+
+    def _sync(self, log: Log, position: int) -> None:
+        try:
+            log.sync(position)
+        except LogFailed:
+            self.running = False
+            raise
+
+    def _timestamp(self) -> int:
+        """The time of the next snapshot or log: now, but above all before, whatever the clock says."""
+        self._newest_ms = max(self._newest_ms + 1, self._clock.now_ms())
+        return self._newest_ms
+
+    def _require_running(self) -> None:
+        if not self.running:
+            raise ManagerStopped(
+                "The transaction manager has stopped.", "Its log has the reason; start it again when that is mended."
+            )

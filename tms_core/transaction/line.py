@@ -1,0 +1,118 @@
+"""One connection to a transaction service, and what can go wrong with it.
+
+A call has one time limit from its first byte to its last, and its answer must repeat its number: otherwise the late
+answer to one call would be taken for that of the next.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+
+from tms_core.errors import FormatError, TransactionError
+from tms_core.transaction import wire
+from tms_core.transaction.wire import Failure, Fields, MessageKind
+
+#: The largest answer that is read, in bytes: a snapshot of some twenty million invalid ids.
+MAX_ANSWER_BYTES = 256 * 1024 * 1024
+_CHUNK_BYTES = 1 << 18
+_LENGTH = struct.Struct(">i")
+
+
+class ServiceUnavailable(TransactionError):
+    """No transaction service can be reached, or it cannot do it; nothing was done."""
+
+
+class OutcomeUnknown(TransactionError):
+    """The call was not answered, so it may have been done or not."""
+
+
+class MethodUnknown(ServiceUnavailable):
+    """The service does not know the method: Tephra's own knows fewer than ours."""
+
+
+class Line:
+    """A connection, for one call at a time.
+
+    Args:
+        address: ``HOST:PORT``.
+        timeout_seconds: how long connecting may take.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+
+    def __init__(self, address: str, timeout_seconds: float) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout_seconds)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._number = 0
+
+    def ask(self, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
+        """Call a method.
+
+        Returns:
+            The result, in which field 0 is what is returned and any other an exception that the method declares.
+
+        Raises:
+            ServiceUnavailable: the service could not do it, and nothing was done.
+            OutcomeUnknown: it failed at it.
+            OSError, EOFError, FormatError: the connection is of no use any more.
+        """
+        self._number = (self._number + 1) & 0x7FFFFFFF
+        ends = time.monotonic() + seconds
+        data = wire.message(MessageKind.CALL, name, self._number, *fields)
+        self._socket.settimeout(seconds)
+        self._socket.sendall(_LENGTH.pack(len(data)) + data)
+        (size,) = _LENGTH.unpack(self._read(_LENGTH.size, ends))
+        if not 0 <= size <= MAX_ANSWER_BYTES:
+            raise FormatError(f"an answer of {size} bytes")
+        answer = wire.read_message(self._read(size, ends))
+        if (answer.name, answer.number) != (name, self._number):
+            raise FormatError(f"the answer to {answer.name} number {answer.number} came for {name} {self._number}")
+        if answer.kind == MessageKind.EXCEPTION:
+            raise _failed(name, answer.fields)
+        return answer.fields
+
+    def is_quiet(self) -> bool:
+        """Whether the service has neither closed the connection nor sent anything unasked."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
+
+    def close(self) -> None:
+        """Close it."""
+        self._socket.close()
+
+    def _read(self, size: int, ends: float) -> bytes:
+        parts: list[bytes] = []
+        while size:
+            left = ends - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left)
+            data = self._socket.recv(min(size, _CHUNK_BYTES))
+            if not data:
+                raise EOFError("the service closed the connection")
+            parts.append(data)
+            size -= len(data)
+        return b"".join(parts)
+
+
+def _failed(name: str, fields: Fields) -> TransactionError:
+    """Thrift's own exception."""
+    kind = fields.get(2)
+    if kind == Failure.UNKNOWN_METHOD:
+        return MethodUnknown(f"The transaction service does not know {name}.", "It is Tephra's own, or older.")
+    text = f"The transaction service failed at {name}: {as_text(fields, 1)}."
+    if kind == Failure.PROTOCOL_ERROR:
+        return ServiceUnavailable(text, "See that both sides are of the same version.")
+    return OutcomeUnknown(text, "Its log has the reason.")
+
+
+def as_text(fields: Fields, number: int) -> str:
+    """A text among the fields, empty where it is missing."""
+    value = fields.get(number, b"")
+    return value.decode(errors="replace") if isinstance(value, bytes) else ""

@@ -1,0 +1,175 @@
+"""The transaction service: Tephra's Thrift server in a thread of its own, inside a process that has other things to do.
+
+A connection costs nothing while it is silent, so a Java client may keep its pool of fifty open; requests are done by a
+few workers, which wait for the disk together. On each connection one request is done after the other, as Tephra's own
+server does. Whoever sends what is no call, or a frame above the limit, is cut off.
+
+There is no authentication in Tephra's protocol: who can reach the port can end any transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from tms_core.errors import ConfigurationError, FormatError, TmsError
+from tms_core.transaction.calls import answer
+from tms_core.transaction.manager import TransactionManager
+
+#: The largest request, in bytes (``data.tx.thrift.max.read.buffer``).
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+#: How many connections there may be; each of them may hold one frame.
+MAX_CONNECTIONS = 1_000
+#: How many requests are done at a time (``data.tx.server.threads``).
+WORKERS = 20
+#: How long requests under way may take when the service stops, in seconds.
+STOP_SECONDS = 10
+#: How often transactions are looked through for what has timed out, in seconds (``data.tx.cleanup.interval``).
+CLEANUP_SECONDS = 10
+_BACKLOG = 128
+_LENGTH = struct.Struct(">i")
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class TransactionService:
+    """Serves a manager until it is stopped, and does for it what is due from time to time.
+
+    Args:
+        manager: who answers; it is not closed with the service.
+        host: the address to listen at.
+        port: the port; 0: a free one, which :attr:`port` tells once it is started.
+        cleanup_seconds: how often timed-out transactions are given up.
+        snapshot_seconds: how often a snapshot is taken (``transactions.snapshot_interval_seconds``).
+    """
+
+    def __init__(
+        self,
+        manager: TransactionManager,
+        host: str = "127.0.0.1",
+        port: int = 15165,
+        *,
+        cleanup_seconds: float = CLEANUP_SECONDS,
+        snapshot_seconds: float = 60,
+    ) -> None:
+        self._manager = manager
+        self._host = host
+        self.port = port
+        self._jobs = ((cleanup_seconds, manager.expire), (snapshot_seconds, manager.take_snapshot))
+        self._workers = ThreadPoolExecutor(WORKERS, "transactions")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = asyncio.Event()
+        self._thread: threading.Thread | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._silent: set[asyncio.Task[None] | None] = set()
+
+    @property
+    def address(self) -> str:
+        """``HOST:PORT``."""
+        return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
+
+    def start(self) -> None:
+        """Listen; returns when calls are answered.
+
+        Raises:
+            ConfigurationError: the address or port cannot be had.
+        """
+        listener = self._listen()
+        self.port = listener.getsockname()[1]
+        started = threading.Event()
+        self._thread = threading.Thread(
+            target=asyncio.run, args=[self._serve(listener, started)], name="transaction-service", daemon=True
+        )
+        self._thread.start()
+        started.wait()
+
+    def stop(self) -> None:
+        """Answer what is under way and close the port; without effect on a service that does not run."""
+        if self._thread is None or self._loop is None:
+            return
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join()
+        self._workers.shutdown()
+        self._thread = None
+
+    def _listen(self) -> socket.socket:
+        try:
+            [(family, _, _, _, address), *_] = socket.getaddrinfo(
+                self._host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        except OSError as error:
+            raise ConfigurationError(
+                f"transactions.thrift is {self.address}, which cannot be listened on: {error.strerror}.",
+                "Stop the program that listens there, or set transactions.thrift to a free address of this machine.",
+            ) from error
+
+    async def _serve(self, listener: socket.socket, started: threading.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        server = await asyncio.start_server(self._accepted, sock=listener)
+        jobs = [asyncio.create_task(self._repeat(*job)) for job in self._jobs]
+        started.set()
+        await self._stopping.wait()
+        server.close()
+        for task in (*jobs, *self._silent):
+            if task is not None:
+                task.cancel()
+        if self._connections:
+            _, late = await asyncio.wait(self._connections, timeout=STOP_SECONDS)
+            for connection in late:
+                connection.cancel()
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= MAX_CONNECTIONS:
+            logger.warning("there are %d connections already, another one is refused", len(self._connections))
+            writer.close()
+            return
+        connection = asyncio.create_task(self._converse(reader, writer))
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the calls of one connection until either side has enough."""
+        try:
+            while not self._stopping.is_set():
+                frame = await self._next(reader)
+                data = await self._work(answer, self._manager, frame)
+                writer.write(_LENGTH.pack(len(data)) + data)
+                await writer.drain()
+        except FormatError as error:
+            logger.warning("%s is cut off: %s", writer.get_extra_info("peername"), error)
+        except (OSError, EOFError) as error:
+            logger.debug("%s is gone: %s", writer.get_extra_info("peername"), error)
+        finally:
+            writer.close()
+
+    async def _next(self, reader: asyncio.StreamReader) -> bytes:
+        """The next frame; while it has not come whole, the connection may be closed."""
+        connection = asyncio.current_task()
+        self._silent.add(connection)
+        try:
+            (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+            if not 0 <= size <= MAX_FRAME_BYTES:
+                raise FormatError(f"a frame of {size} bytes, where {MAX_FRAME_BYTES} are the most")
+            return await reader.readexactly(size)
+        finally:
+            self._silent.discard(connection)
+
+    async def _repeat(self, seconds: float, work: Callable[[], object]) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await self._work(work)
+            except TmsError as error:
+                logger.error("%s", error)
+
+    async def _work(self, work: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)

@@ -1,0 +1,235 @@
+"""What a transaction manager knows, and how each edit of its log changes that.
+
+A live manager decides what may happen, writes it as an :class:`~tms_core.transaction.edits.Edit` and applies that;
+after a crash the same edits are applied again. There is one set of rules for both, so what comes back is what was
+there. Two things are not in a log, as in Tephra: the names of clients, and that a timeout leaves the read pointer.
+
+No clock, no lock and no file here. The rules are those of Tephra's ``TransactionManager``; where they differ on
+purpose, ``docs/conformance/transactions.md`` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from tms_core.errors import FormatError
+from tms_core.transaction.conflicts import CommittedChanges, first_short
+from tms_core.transaction.edits import Edit, EditState
+from tms_core.transaction.invalid import InvalidList
+from tms_core.transaction.model import (
+    TX_PER_MS,
+    InProgress,
+    InProgressType,
+    Snapshot,
+    Transaction,
+    TransactionType,
+    VisibilityState,
+    transaction_ms,
+)
+
+#: A transaction without a type is a long one if its expiration is this close to, or beyond, that of a long one.
+_LONG_TOLERANCE_MS = 10_000
+
+
+class State:
+    """Everything a manager holds in memory; for one thread at a time.
+
+    Args:
+        snapshot: what to begin with.
+        long_timeout_ms: how long a long transaction may take, for those of old files that do not say.
+
+    Attributes:
+        read_pointer: the highest version that new transactions read; never goes down.
+        write_pointer: the highest pointer issued so far; never goes down.
+        in_progress: what is in progress by pointer, checkpoints included; ascending.
+        clients: who holds what, by transaction id; not kept over a restart.
+        invalid: the invalid list.
+        committing: change keys of those that asked to commit, by transaction id.
+        committed: change keys of what was committed lately.
+    """
+
+    def __init__(self, snapshot: Snapshot, long_timeout_ms: int) -> None:
+        visibility = snapshot.visibility
+        self.read_pointer = visibility.read_pointer
+        self.write_pointer = visibility.write_pointer
+        self.in_progress: dict[int, InProgress] = {}
+        self.clients: dict[int, str] = {}
+        self.invalid = InvalidList(visibility.invalid)
+        self.committing = dict(snapshot.committing)
+        self.committed = CommittedChanges(snapshot.committed)
+        self._long_timeout_ms = long_timeout_ms
+        for entry in visibility.in_progress:
+            self._restore(entry)
+
+    # --- what may happen next ----------------------------------------------------------------------------------------
+
+    def next_pointer(self, now_ms: int) -> int:
+        """The pointer that would be issued now: by the clock, and above all before."""
+        return max(self.write_pointer + 1, now_ms * TX_PER_MS)
+
+    def first_short(self) -> int:
+        """The lowest pointer in progress that is not long, or ``NO_TX_IN_PROGRESS``."""
+        return first_short((entry.write_pointer, entry.is_long) for entry in self.in_progress.values())
+
+    def transaction(self, pointer: int, kind: TransactionType) -> Transaction:
+        """What a client is given whose transaction begins now, before it is in progress itself."""
+        return Transaction(
+            read_pointer=self.read_pointer,
+            transaction_id=pointer,
+            write_pointer=pointer,
+            invalids=self.invalid.ids,
+            in_progress=tuple(self.in_progress),
+            first_short_in_progress=self.first_short(),
+            type=kind,
+        )
+
+    def is_orphan(self, pointer: int) -> bool:
+        """Whether it is a checkpoint in progress of a transaction that is not any more."""
+        entry = self.in_progress[pointer]
+        is_checkpoint = entry.type is InProgressType.CHECKPOINT
+        return is_checkpoint and not any(pointer in parent.checkpoints for parent in self.in_progress.values())
+
+    def expired(self, now_ms: int) -> list[int]:
+        """The pointers whose time is over."""
+        return [pointer for pointer, entry in self.in_progress.items() if now_ms > entry.expiration_ms]
+
+    # --- what happened -----------------------------------------------------------------------------------------------
+
+    def apply(self, edit: Edit) -> None:
+        """Let it happen.
+
+        Raises:
+            FormatError: no manager writes such an edit.
+        """
+        match edit.state:
+            case EditState.IN_PROGRESS:
+                self._begin(edit)
+            case EditState.CHECKPOINT:
+                self._checkpoint(edit.parent_write_pointer, edit.write_pointer)
+            case EditState.COMMITTING:
+                self.committing[edit.write_pointer] = edit.changes
+            case EditState.COMMITTED:
+                self._commit(edit)
+            case EditState.INVALID:
+                self._invalidate(edit.write_pointer)
+            case EditState.ABORTED:
+                self._abort(edit)
+            case EditState.TRUNCATE_INVALID_TX if edit.truncated_before_ms:
+                self.invalid.remove_below(edit.truncated_before_ms * TX_PER_MS)
+            case EditState.TRUNCATE_INVALID_TX:
+                self.invalid.remove(edit.truncated)
+            case _:
+                raise FormatError(f"an edit {edit.state.name}, which no manager writes")
+
+    def time_out(self, pointers: Collection[int]) -> None:
+        """Give up what took too long. The read pointer stays, though the same edits move it when they are replayed."""
+        for pointer in pointers:
+            self._forget(pointer)
+        if pointers:
+            self.invalid.add(pointers)
+
+    def settle(self) -> None:
+        """Put right what a log brings in the order in which it was written."""
+        self.in_progress = dict(sorted(self.in_progress.items()))
+        self.committed.sort()
+
+    def snapshot(self, now_ms: int) -> Snapshot:
+        """A copy of everything but the clients."""
+        return Snapshot(self.visibility(now_ms), dict(self.committing), self.committed.copy())
+
+    def visibility(self, now_ms: int) -> VisibilityState:
+        """A copy of what decides who may see what."""
+        entries = tuple(self.in_progress.values())
+        return VisibilityState(now_ms, self.read_pointer, self.write_pointer, self.invalid.ids, entries)
+
+    # --- rules -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, edit: Edit) -> None:
+        kind = InProgressType.LONG if edit.type is TransactionType.LONG else InProgressType.SHORT
+        expiration_ms = edit.expiration_ms
+        if expiration_ms < 0:
+            kind, expiration_ms = InProgressType.LONG, transaction_ms(edit.write_pointer) + self._long_timeout_ms
+        self._enter(InProgress(edit.write_pointer, expiration_ms, edit.visibility_upper_bound, kind))
+
+    def _checkpoint(self, parent_pointer: int, pointer: int) -> None:
+        parent = self.in_progress.get(parent_pointer)
+        if parent is None:
+            # It was decided without this pointer, whose writes nobody answers for.
+            self.write_pointer = max(self.write_pointer, pointer)
+            self.invalid.add([pointer])
+            return
+        self.in_progress[parent_pointer] = replace(parent, checkpoints=(*parent.checkpoints, pointer))
+        self._enter(replace(parent, write_pointer=pointer, type=InProgressType.CHECKPOINT, checkpoints=()))
+
+    def _commit(self, edit: Edit) -> None:
+        pointer = edit.write_pointer
+        client = self.clients.get(pointer, "")
+        if edit.can_commit and edit.changes:
+            self.committed.add(edit.commit_pointer, edit.changes, client)
+        entry = self._forget(pointer)
+        if entry is None:
+            # It had timed out when its commit was written.
+            self.invalid.remove({pointer})
+        checkpoints = entry.checkpoints if entry else ()
+        for checkpoint in checkpoints:
+            self._forget(checkpoint)
+        self._read_up_to(checkpoints[-1] if checkpoints else pointer)
+        self.committed.forget_below(self.first_short())
+
+    def _invalidate(self, pointer: int) -> None:
+        asked_to_commit = pointer in self.committing
+        entry = self._forget(pointer)
+        if entry is None and not asked_to_commit:
+            return
+        checkpoints = entry.checkpoints if entry else ()
+        for checkpoint in checkpoints:
+            self._forget(checkpoint)
+        self.invalid.add([pointer, *checkpoints])
+        if entry is not None and not entry.is_long:
+            self._read_up_to(pointer)
+
+    def _abort(self, edit: Edit) -> None:
+        pointer, named = edit.write_pointer, frozenset(edit.checkpoints or ())
+        if self._is_long(edit):
+            self._invalidate(pointer)
+            return
+        if self._forget(pointer) is None and self.invalid.remove({pointer}):
+            self.invalid.remove(named)
+        for checkpoint in named:
+            entry = self.in_progress.get(checkpoint)
+            if entry is not None and entry.type is InProgressType.CHECKPOINT:
+                self._forget(checkpoint)
+        self._read_up_to(pointer)
+
+    def _is_long(self, edit: Edit) -> bool:
+        """Whether what is aborted counts as long; if either side says so, for then its writes are still there."""
+        entry = self.in_progress.get(edit.write_pointer)
+        if edit.type is None:
+            return entry is None or entry.is_long
+        return edit.type is TransactionType.LONG or (entry is not None and entry.is_long)
+
+    def _enter(self, entry: InProgress) -> None:
+        self.in_progress[entry.write_pointer] = entry
+        self.write_pointer = max(self.write_pointer, entry.write_pointer)
+
+    def _forget(self, pointer: int) -> InProgress | None:
+        self.committing.pop(pointer, None)
+        self.clients.pop(pointer, None)
+        return self.in_progress.pop(pointer, None)
+
+    def _read_up_to(self, pointer: int) -> None:
+        self.read_pointer = max(self.read_pointer, min(pointer, self.write_pointer))
+
+    def _restore(self, entry: InProgress) -> None:
+        """An entry of a snapshot: version 1 has no types, and before Tephra 0.10 checkpoints have no entries."""
+        if entry.type is None:
+            long_ms = transaction_ms(entry.write_pointer) + self._long_timeout_ms
+            if entry.is_long or long_ms - entry.expiration_ms < _LONG_TOLERANCE_MS:
+                entry = replace(entry, type=InProgressType.LONG, expiration_ms=long_ms)
+            else:
+                entry = replace(entry, type=InProgressType.SHORT)
+        self.in_progress[entry.write_pointer] = entry
+        for checkpoint in entry.checkpoints:
+            child = replace(entry, write_pointer=checkpoint, type=InProgressType.CHECKPOINT, checkpoints=())
+            self.in_progress.setdefault(checkpoint, child)

@@ -1,0 +1,244 @@
+"""Where a transaction manager keeps its state: a directory with Tephra's own names and formats.
+
+A snapshot is written under a name that Tephra does not look at, synced, renamed, and the directory synced; a log is
+``txlog.<ms>`` beside it, with the time of the snapshot it follows. So a directory can be handed to Tephra's
+``LocalFileTransactionStateStorage`` and taken back, and what Tephra left on HDFS can be copied here.
+
+To recover is to read the newest snapshot that can be read and every log since. One that is damaged is passed over with
+a warning, since the logs reach back to the oldest snapshot that is kept; a log that is damaged elsewhere than at its
+end stops the start, because to go on would be to lose commits. Two managers on one directory would issue the same ids,
+so the directory is locked.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tms_core.errors import FormatError, StoreBusy, StoreError
+from tms_core.rowkey import LONG_MAX
+from tms_core.transaction.edits import Edit
+from tms_core.transaction.journal import LogFile, sync_folder
+from tms_core.transaction.log import read_log
+from tms_core.transaction.model import Snapshot
+from tms_core.transaction.snapshot import read_snapshot, write_snapshot
+
+#: How many snapshots are kept (``data.tx.snapshot.retain``).
+RETAINED = 10
+
+_SNAPSHOT = re.compile(r"snapshot\.([0-9]{1,19})")
+_LOG = re.compile(r"txlog\.([0-9]{1,19})")
+#: What a snapshot is called while it is written, as in Tephra.
+_UNFINISHED = ".in-progress."
+_LOCK = ".lock"
+
+logger = logging.getLogger(__name__)
+
+
+class DirectoryBusy(StoreBusy):
+    """Another transaction manager has the directory."""
+
+
+class DirectoryFailed(StoreError):
+    """The directory of a transaction manager cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a manager left behind.
+
+    Attributes:
+        snapshot: the newest one that can be used; None when there is none at all.
+        edits: what happened since, in order.
+        newest_ms: the largest number in any name; names to come must be above it, whatever the clock says.
+    """
+
+    snapshot: Snapshot | None
+    edits: Iterator[Edit]
+    newest_ms: int
+
+
+class Log(Protocol):
+    """What edits are appended to."""
+
+    def append(self, edit: Edit) -> int:
+        """Put an edit at the end; returns what :meth:`sync` takes to wait for it."""
+        ...
+
+    def sync(self, position: int) -> None:
+        """Return when it is safe there."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more comes; what was not synced may be lost."""
+        ...
+
+
+class Storage(Protocol):
+    """Where snapshots and logs go."""
+
+    def recover(self) -> Recovered:
+        """What is there."""
+        ...
+
+    def log(self, timestamp_ms: int) -> Log:
+        """A new log, of what happens after the snapshot of that time."""
+        ...
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot, and drop what is not needed any more."""
+        ...
+
+    def close(self) -> None:
+        """Let another manager have it."""
+        ...
+
+
+class DirectoryStorage:
+    """A directory on this machine, held by one manager at a time.
+
+    Args:
+        path: the directory (``transactions.directory``); made if it is not there.
+        retain: how many snapshots are kept.
+
+    Raises:
+        DirectoryBusy: another manager has it.
+        DirectoryFailed: it cannot be made or read.
+    """
+
+    def __init__(self, path: Path, *, retain: int = RETAINED) -> None:
+        self._path = path
+        self._retain = retain
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise _failed(path, error) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise DirectoryBusy(
+                f"another transaction manager has {path}.", "Stop that one, or give each a directory of its own."
+            ) from error
+
+    def recover(self) -> Recovered:
+        """The newest snapshot that can be used, and every edit since.
+
+        Raises:
+            DirectoryFailed: none of the snapshots can be used, or the directory cannot be read.
+            FormatError: (while the edits are gone through) a log is damaged.
+        """
+        try:
+            snapshots, logs = self._list(_SNAPSHOT), self._list(_LOG)
+            since_ms, snapshot = self._newest(snapshots)
+        except OSError as error:
+            raise _failed(self._path, error) from error
+        edits = (edit for number in logs if number >= since_ms for edit in read_log(self._path / f"txlog.{number}"))
+        return Recovered(snapshot, edits, max([*snapshots, *logs], default=0))
+
+    def log(self, timestamp_ms: int) -> LogFile:
+        """A new log; its file appears with its first edit."""
+        return LogFile(self._path / f"txlog.{timestamp_ms}")
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot under its time, and delete what is older than the last ``retain``.
+
+        Raises:
+            DirectoryFailed: it could not be written.
+        """
+        timestamp_ms = snapshot.visibility.timestamp_ms
+        unfinished = self._path / f"{_UNFINISHED}{timestamp_ms}"
+        try:
+            with unfinished.open("wb") as stream:
+                write_snapshot(stream, snapshot)
+                stream.flush()
+                os.fsync(stream.fileno())
+            unfinished.rename(self._path / f"snapshot.{timestamp_ms}")
+            sync_folder(self._path)
+        except OSError as error:
+            raise _failed(self._path, error) from error
+        try:
+            self._tidy()
+        except OSError as error:
+            logger.warning("old transaction snapshots and logs in %s were not deleted: %s", self._path, error)
+
+    def close(self) -> None:
+        """Let another manager have it; closing twice is no error."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _newest(self, timestamps_ms: list[int]) -> tuple[int, Snapshot | None]:
+        for timestamp_ms in reversed(timestamps_ms):
+            path = self._path / f"snapshot.{timestamp_ms}"
+            try:
+                with path.open("rb") as stream:
+                    return timestamp_ms, read_snapshot(stream)
+            except FormatError as error:
+                logger.warning("%s is passed over, an older one and the logs since are used: %s", path, error)
+        if timestamps_ms:
+            raise DirectoryFailed(
+                f"none of the {len(timestamps_ms)} transaction snapshots in {self._path} can be used.",
+                "Restore one from a copy; the log has the reason for each.",
+            )
+        return 0, None
+
+    def _list(self, pattern: re.Pattern[str]) -> list[int]:
+        """The numbers in the names that fit, ascending."""
+        with os.scandir(self._path) as entries:
+            matches = [pattern.fullmatch(entry.name) for entry in entries]
+        return sorted(number for match in matches if match and (number := int(match[1])) < LONG_MAX)
+
+    def _tidy(self) -> None:
+        """Delete old snapshots, the logs before the oldest that is kept, and what a crash left unfinished."""
+        snapshots = self._list(_SNAPSHOT)
+        kept = snapshots[-self._retain :]
+        old = [f"snapshot.{number}" for number in snapshots[: -self._retain]]
+        old += [f"txlog.{number}" for number in self._list(_LOG) if number < kept[0]]
+        with os.scandir(self._path) as entries:
+            old += [entry.name for entry in entries if entry.name.startswith(_UNFINISHED)]
+        for name in old:
+            (self._path / name).unlink(missing_ok=True)
+
+
+class MemoryStorage:
+    """Nothing is kept; what a manager knows ends with it."""
+
+    def recover(self) -> Recovered:
+        """Nothing."""
+        return Recovered(None, iter(()), 0)
+
+    def log(self, timestamp_ms: int) -> Log:
+        """A log that forgets."""
+        return _NoLog()
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class _NoLog:
+    def append(self, edit: Edit) -> int:
+        return 0
+
+    def sync(self, position: int) -> None:
+        """There is nothing to wait for."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def _failed(path: Path, error: OSError) -> DirectoryFailed:
+    return DirectoryFailed(
+        f"the transaction manager cannot use {path}: {error.strerror or error}.",
+        "See that it is a folder this user may write to, on a disk with space left.",
+    )

@@ -1,0 +1,297 @@
+"""Thrift's binary protocol, as far as Tephra's transaction service needs it.
+
+What arrives describes itself, so a struct is read into a dictionary by field number, and whoever wants a field asks for
+it by number and kind; that is all of Thrift that a service with two dozen methods needs, and lists of ids, which may be
+long, stay one piece of memory. Frames come from anybody: every size is checked against the bytes that are there before
+memory is set aside, and what nobody here uses is stepped over without being built.
+
+The tests check it with thriftpy2, from the interface in ``transaction.thrift``.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Collection, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from tms_core.errors import FormatError
+
+#: The fields of a struct, by number.
+Fields = dict[int, Any]
+
+#: How deep structs and lists may lie in each other; the interface needs three.
+_DEEPEST = 16
+#: The first bytes of a message that says its version; older writers begin with the name's length.
+_VERSION_1 = 0x80010000
+_VERSION_MASK = 0xFFFF0000
+
+_BYTE = struct.Struct(">b")
+_SHORT = struct.Struct(">h")
+_INT = struct.Struct(">i")
+_LONG = struct.Struct(">q")
+_FIELD = struct.Struct(">bh")
+_LIST = struct.Struct(">bi")
+_LIST_FIELD = struct.Struct(">bhbi")
+_STOP = b"\0"
+
+
+class Kind(IntEnum):
+    """What a value is. Values are those of the wire."""
+
+    STOP = 0
+    BOOL = 2
+    BYTE = 3
+    DOUBLE = 4
+    I16 = 6
+    I32 = 8
+    I64 = 10
+    STRING = 11
+    STRUCT = 12
+    MAP = 13
+    SET = 14
+    LIST = 15
+
+
+class MessageKind(IntEnum):
+    """What a message is. Values are those of the wire."""
+
+    CALL = 1
+    REPLY = 2
+    EXCEPTION = 3
+    ONE_WAY = 4
+
+
+class Failure(IntEnum):
+    """Kinds of Thrift's own exception, which a service answers with when a method cannot answer itself."""
+
+    UNKNOWN_METHOD = 1
+    INTERNAL_ERROR = 6
+    PROTOCOL_ERROR = 7
+
+
+class Message(NamedTuple):
+    """A call, or the answer to one.
+
+    Attributes:
+        kind: which of them.
+        name: of the method.
+        number: the caller's; the answer repeats it.
+        fields: the arguments, or the result: field 0 what is returned, any other the exception that was raised.
+    """
+
+    kind: int
+    name: str
+    number: int
+    fields: Fields
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def message(kind: MessageKind, name: str, number: int, *fields: bytes) -> bytes:
+    """A message, without its frame; ``fields`` as the functions below make them."""
+    encoded = name.encode()
+    head = struct.pack(">Ii", _VERSION_1 | kind, len(encoded)) + encoded
+    return b"".join((head, _INT.pack(number), *fields, _STOP))
+
+
+def boolean(number: int, value: bool) -> bytes:
+    """A field that is true or false."""
+    return _FIELD.pack(Kind.BOOL, number) + (b"\1" if value else b"\0")
+
+
+def i32(number: int, value: int) -> bytes:
+    """A field of 32 bits."""
+    return _FIELD.pack(Kind.I32, number) + _INT.pack(value)
+
+
+def i64(number: int, value: int) -> bytes:
+    """A field of 64 bits."""
+    return _FIELD.pack(Kind.I64, number) + _LONG.pack(value)
+
+
+def string(number: int, value: str | bytes) -> bytes:
+    """A field of text or bytes, which Thrift writes alike."""
+    encoded = value.encode() if isinstance(value, str) else value
+    return b"".join((_FIELD.pack(Kind.STRING, number), _INT.pack(len(encoded)), encoded))
+
+
+def structure(number: int, *fields: bytes) -> bytes:
+    """A field that is a struct."""
+    return b"".join((_FIELD.pack(Kind.STRUCT, number), *fields, _STOP))
+
+
+def i64s(number: int, values: Sequence[int], kind: Kind = Kind.LIST) -> bytes:
+    """A field that is a list (or a set) of numbers of 64 bits."""
+    return _LIST_FIELD.pack(kind, number, Kind.I64, len(values)) + _big_endian(values)
+
+
+def strings(number: int, values: Collection[str] | Collection[bytes], kind: Kind = Kind.LIST) -> bytes:
+    """A field that is a list (or a set) of texts or byte strings."""
+    encoded = [value.encode() if isinstance(value, str) else value for value in values]
+    parts = [part for value in encoded for part in (_INT.pack(len(value)), value)]
+    return b"".join((_LIST_FIELD.pack(kind, number, Kind.STRING, len(encoded)), *parts))
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_message(data: bytes) -> Message:
+    """The message that fills a frame.
+
+    Raises:
+        FormatError: the bytes are none.
+    """
+    reader = _Reader(data)
+    first: int = reader.number(_INT)
+    if first < 0:
+        if first & _VERSION_MASK != _VERSION_1:
+            raise FormatError(f"a message of version {first & 0xFFFFFFFF:08x}, not {_VERSION_1:08x}")
+        kind, name = first & 0xFF, reader.text(reader.number(_INT))
+    else:
+        name, kind = reader.text(first), reader.number(_BYTE)
+    return Message(kind, name, reader.number(_INT), reader.fields())
+
+
+def read_struct(data: bytes) -> Fields:
+    """The fields of a bare struct; bytes behind it are ignored, as Thrift does.
+
+    Raises:
+        FormatError: the bytes are no struct.
+    """
+    return _Reader(data).fields()
+
+
+def integer(fields: Fields, number: int, default: int | None = None) -> int:
+    """A number among the fields.
+
+    Raises:
+        FormatError: it is not there and has no default, or is something else.
+    """
+    value = fields.get(number, default)
+    if not isinstance(value, int):
+        raise FormatError(f"field {number} is not the number it has to be")
+    return value
+
+
+class _Reader:
+    """Goes through the bytes of a message, all of which are there."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def number(self, layout: struct.Struct) -> int:
+        """One number."""
+        try:
+            value: int = layout.unpack_from(self._data, self._at)[0]
+        except struct.error as error:
+            raise _cut(len(self._data)) from error
+        self._at += layout.size
+        return value
+
+    def fields(self, depth: int = 0) -> Fields:
+        """The fields of a struct, up to its end; those of kinds that are not read are left out."""
+        found: Fields = {}
+        while kind := self.number(_BYTE):
+            number = self.number(_SHORT)
+            value = self._value(kind, depth + 1)
+            if value is not None:
+                found[number] = value
+        return found
+
+    def text(self, size: int) -> str:
+        """So many bytes of text."""
+        try:
+            return self._take(size).decode()
+        except UnicodeDecodeError as error:
+            raise FormatError("a name that is no text") from error
+
+    def _take(self, size: int) -> bytes:
+        end = self._at + size
+        if size < 0 or end > len(self._data):
+            raise FormatError(f"a length of {size} where {len(self._data) - self._at} bytes are left")
+        start, self._at = self._at, end
+        return self._data[start:end]
+
+    def _value(self, kind: int, depth: int) -> Any:
+        """One value; None for what is only stepped over."""
+        match kind:
+            case Kind.I64:
+                return self.number(_LONG)
+            case Kind.I32:
+                return self.number(_INT)
+            case Kind.STRING:
+                return self._take(self.number(_INT))
+            case Kind.BOOL:
+                return self.number(_BYTE) != 0
+            case Kind.STRUCT:
+                return self.fields(self._deeper(depth))
+            case Kind.LIST | Kind.SET:
+                return self._list(self._deeper(depth))
+        return self._skip(kind, depth)
+
+    def _list(self, depth: int) -> array[int] | list[bytes] | None:
+        kind, count = self.number(_BYTE), self.number(_INT)
+        if count < 0:
+            raise FormatError(f"a list of {count}")
+        if kind == Kind.I64:
+            return _native(self._take(count * _LONG.size))
+        if kind == Kind.STRING:
+            return [self._take(self.number(_INT)) for _ in range(count)]
+        for _ in range(count):
+            self._skip(kind, depth)
+        return None
+
+    def _skip(self, kind: int, depth: int) -> None:
+        """Step over one value."""
+        if kind in _FIXED_BYTES:
+            self._take(_FIXED_BYTES[kind])
+        elif kind == Kind.STRING:
+            self._take(self.number(_INT))
+        elif kind == Kind.STRUCT:
+            while inner := self.number(_BYTE):
+                self.number(_SHORT)
+                self._skip(inner, self._deeper(depth + 1))
+        elif kind in (Kind.LIST, Kind.SET):
+            inner = self.number(_BYTE)
+            for _ in range(self.number(_INT)):
+                self._skip(inner, self._deeper(depth + 1))
+        elif kind == Kind.MAP:
+            of, to = self.number(_BYTE), self.number(_BYTE)
+            for _ in range(self.number(_INT)):
+                self._skip(of, self._deeper(depth + 1))
+                self._skip(to, depth + 1)
+        else:
+            raise FormatError(f"a value of kind {kind}, which does not exist")
+
+    @staticmethod
+    def _deeper(depth: int) -> int:
+        if depth > _DEEPEST:
+            raise FormatError(f"structs and lists more than {_DEEPEST} deep")
+        return depth
+
+
+_FIXED_BYTES: dict[int, int] = {Kind.BOOL: 1, Kind.BYTE: 1, Kind.I16: 2, Kind.I32: 4, Kind.I64: 8, Kind.DOUBLE: 8}
+
+
+def _cut(size: int) -> FormatError:
+    return FormatError(f"the {size} bytes end inside a value")
+
+
+def _big_endian(values: Sequence[int]) -> bytes:
+    numbers = array("q", values)
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _native(data: bytes) -> array[int]:
+    numbers = array("q")
+    numbers.frombytes(data)
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers
