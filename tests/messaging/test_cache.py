@@ -1,0 +1,265 @@
+"""The cache: what it holds, what it answers, and that it is right whatever happens underneath."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.builders import DAY, HOUR, NOW_MS, SECOND, Snapshots, janitor, pointer
+from tests.messaging.desk import HOUR_SECONDS, Desk, P, named, reader
+from tms_core.messaging.cache import MessageCache, Run
+from tms_core.messaging.ids import Ids
+from tms_core.rowkey import MessageId, MessageKey
+from tms_core.tables.base import MessageValue, TxCell
+
+A, B = b"a", b"b"
+
+
+def run(first: int, *payloads: bytes, pointer: int | None = None) -> Run:
+    return Run(first, pointer, payloads, sum(map(len, payloads)))
+
+
+def filled(limit_bytes: int = 1 << 20) -> MessageCache:
+    cache = MessageCache(limit_bytes)
+    cache.open(A, Ids(10))
+    cache.add(A, [run(10, b"x", b"y"), run(20, b"z")])
+    return cache
+
+
+# --- what it answers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("at", "stop", "firsts"),
+    [
+        (10, 100, [10, 20]),
+        (11, 100, [10, 20]),
+        (12, 100, [20]),
+        (20, 100, [20]),
+        (21, 100, []),
+        (10, 20, [10]),
+        (10, 10, []),
+    ],
+)
+def test_given_runs_when_read_then_those_of_the_range_come(at: int, stop: int, firsts: list[int]) -> None:
+    found = filled().read(A, at, stop, 1 << 20, 0)
+    assert found is not None
+    assert [item.first for item in found] == firsts
+
+
+def test_given_a_limit_when_read_then_so_much_comes_and_at_least_one() -> None:
+    found = filled().read(A, 10, 100, 1, 0)
+    assert found is not None
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(("prefix", "at", "oldest"), [(A, 9, 0), (B, 10, 0), (A, 10, 11)])
+def test_given_what_it_does_not_know_when_read_then_the_store_is_to_be_asked(
+    prefix: bytes, at: int, oldest: int
+) -> None:
+    cache = filled()
+    assert cache.read(prefix, at, 100, 1 << 20, oldest) is None
+    assert cache.figures[:2] == (0, 1)
+    assert cache.read(A, 10, 100, 1 << 20, 10) is not None
+    assert cache.figures[:2] == (1, 1)
+
+
+def test_given_no_room_when_used_then_it_knows_nothing() -> None:
+    cache = filled(0)
+    assert cache.read(A, 10, 100, 1 << 20, 0) is None
+    assert cache.figures.weight == 0
+
+
+def test_given_two_topics_when_the_room_is_used_up_then_the_oldest_runs_of_all_go() -> None:
+    one = run(0, bytes(1000)).weight
+    cache = MessageCache(one * 4)
+    cache.open(A, Ids(0))
+    cache.open(B, Ids(0))
+    for number in range(3):
+        cache.add(A, [run(10 * number, bytes(1000))])
+        cache.add(B, [run(10 * number, bytes(1000))])
+    assert cache.figures.weight == one * 4
+    for prefix in (A, B):
+        assert cache.read(prefix, 0, 100, 1 << 20, 0) is None
+        assert cache.read(prefix, 1, 100, 1 << 20, 0) == [run(10, bytes(1000)), run(20, bytes(1000))]
+
+
+def test_given_a_run_larger_than_the_room_when_added_then_nothing_is_left_of_it() -> None:
+    cache = MessageCache(1000)
+    cache.open(A, Ids(0))
+    cache.add(A, [run(0, bytes(2000))])
+    assert cache.figures.weight == 0
+    assert cache.read(A, 0, 100, 1 << 20, 0) is None
+    assert cache.read(A, 1, 100, 1 << 20, 0) == []
+
+
+def test_given_a_line_that_is_forgotten_when_the_room_is_used_up_then_others_lose_no_more_than_they_must() -> None:
+    one = run(0, bytes(1000)).weight
+    cache = MessageCache(one * 2)
+    cache.open(A, Ids(0))
+    cache.open(B, Ids(0))
+    cache.add(A, [run(0, bytes(1000))])
+    cache.add(B, [run(0, bytes(1000))])
+    cache.forget(A, 5)
+    assert cache.figures.weight == one
+    cache.add(A, [run(10, bytes(1000))])
+    assert cache.read(B, 0, 100, 1 << 20, 0) == [run(0, bytes(1000))]
+    assert cache.read(A, 4, 100, 1 << 20, 0) is None
+    assert cache.read(A, 5, 100, 1 << 20, 0) == [run(10, bytes(1000))]
+    cache.drop(A)
+    cache.drop(A)
+    assert cache.read(A, 5, 100, 1 << 20, 0) is None
+    assert cache.figures.weight == one
+
+
+def test_given_a_range_when_rolled_back_then_only_rows_of_its_pointer_are() -> None:
+    cache = MessageCache(1 << 20)
+    cache.open(A, Ids(0))
+    cache.add(A, [run(0, b"x", pointer=7), run(1, b"x", pointer=8), run(2, b"x"), run(3, b"x", b"y", pointer=7)])
+    cache.roll_back(A, 0, 4, 7)
+    cache.roll_back(B, 0, 4, 7)
+    found = cache.read(A, 0, 100, 1 << 20, 0)
+    assert found is not None
+    assert [item.pointer for item in found] == [-7, 8, None, -7]
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, 2), (0, 1), (1, 1)])
+def test_given_part_of_a_run_when_rolled_back_then_the_store_is_to_be_asked(first: int, last: int) -> None:
+    cache = MessageCache(1 << 20)
+    cache.open(A, Ids(0))
+    cache.add(A, [run(0, b"x", b"y", b"z", pointer=7), run(3, b"x")])
+    cache.roll_back(A, first, last, 7)
+    assert cache.read(A, 0, 100, 1 << 20, 0) is None
+    assert cache.read(A, 4, 100, 1 << 20, 0) == []
+
+
+@given(st.lists(st.integers(1, 5), max_size=30), st.integers(0, 3000), st.data())
+def test_given_any_room_when_read_then_it_is_all_that_was_added_from_there_on(
+    sizes: list[int], limit_bytes: int, data: st.DataObject
+) -> None:
+    cache = MessageCache(limit_bytes)
+    cache.open(A, Ids(3))
+    added: list[Run] = []
+    at = 3
+    for size in sizes:
+        added.append(run(at, *[b"x" * 20] * size))
+        cache.add(A, added[-1:])
+        at += size + data.draw(st.integers(0, 3))
+    start = data.draw(st.integers(0, at + 1))
+    found = cache.read(A, start, at + 10, 1 << 20, 0)
+    assert cache.figures.weight <= limit_bytes
+    if found is not None:
+        assert found == [item for item in added if item.stop > start]
+
+
+# --- with a service and a janitor ------------------------------------------------------------------------------------
+
+
+def hits(desk: Desk) -> int:
+    return desk.service.cache.hits
+
+
+def test_given_a_consumer_that_keeps_up_when_it_polls_then_the_store_is_not_read(desk: Desk) -> None:
+    desk.publish("orders", b"before the restart")
+    desk.restart()
+    last = desk.ids()[-1]
+    before = desk.store.calls["rows"]
+    for number in range(5):
+        assert desk.payloads(start=last, inclusive=False) == []
+        desk.publish("orders", b"%d" % number)
+        assert desk.payloads(start=last, inclusive=False) == [b"%d" % number]
+        last = desk.ids(start=last)[-1]
+    # Where a consumer begins with what it had, the store is asked: the row itself is older than the line.
+    assert desk.store.calls["rows"] == before + 1
+    assert hits(desk) >= 5
+
+
+def test_given_a_reader_in_a_transaction_when_it_begins_far_back_then_the_store_is_asked(desk: Desk) -> None:
+    desk.publish("orders", b"a", pointer=P)
+    desk.clock.advance(HOUR // 2)
+    assert desk.payloads(start=NOW_MS, transaction=reader()) == [b"a"]
+    assert hits(desk) == 1
+    desk.clock.advance(1)
+    assert desk.payloads(start=NOW_MS, transaction=reader()) == [b"a"]
+    assert hits(desk) == 1
+    assert desk.payloads(start=NOW_MS) == [b"a"]
+    assert hits(desk) == 2
+
+
+def test_given_a_pointer_the_janitor_negated_when_it_leaves_the_invalid_list_then_nobody_sees_its_message(
+    desk: Desk,
+) -> None:
+    desk.restart(max_lifetime_seconds=HOUR_SECONDS, grace_seconds=HOUR_SECONDS)
+    failed = pointer(NOW_MS - HOUR + SECOND)
+    desk.publish("orders", b"failed", pointer=failed)
+    desk.publish("orders", b"fine")
+    snapshots = Snapshots(desk.clock, invalid=[failed])
+    rig = janitor(desk.store, clock=desk.clock, snapshots=snapshots, hold_seconds=0)
+    rig.engine.run_once(adopt=True)
+    assert desk.store.message.rows(b"", None, 1).items[0][1].pointer == -failed
+    assert desk.payloads(start=NOW_MS, transaction=reader(invalid=[failed])) == [b"fine"]
+    # A transaction may be forgotten once its lifetime and the grace are over, and no sooner.
+    desk.clock.advance(HOUR + SECOND)
+    assert desk.payloads(start=NOW_MS, transaction=reader()) == [b"fine"]
+
+
+def test_given_rows_the_janitor_deleted_when_fetched_then_they_are_not_shown_from_memory(desk: Desk) -> None:
+    desk.create("short", ttl="60")
+    desk.publish("short", b"old")
+    desk.clock.advance(30 * SECOND)
+    desk.publish("short", b"new")
+    rig = janitor(desk.store, clock=desk.clock, hold_seconds=0)
+    rig.engine.run_once(adopt=True)
+    desk.clock.advance(31 * SECOND)
+    rig.engine.run_once()
+    assert desk.payloads("short") == [b"new"]
+    # The ttl was shorter for a while; what went meanwhile does not come back.
+    desk.service.update_topic(named("short"), {"ttl": "10"})
+    rig.engine.run_once()
+    desk.service.update_topic(named("short"), {"ttl": "600"})
+    stored = [value.payload for _, value in desk.store.message.rows(b"", None, 10).items]
+    assert desk.payloads("short") == stored
+
+
+def test_given_rows_somebody_else_wrote_when_told_then_they_are_shown_and_ids_go_on_behind_them(desk: Desk) -> None:
+    desk.publish("orders", b"a")
+    theirs = MessageKey(named("orders"), 1, NOW_MS + 7, 9).pack()
+    desk.store.message.put([(theirs, MessageValue(P, b"theirs"))])
+    desk.put("orders", P, b"stored")
+    assert desk.payloads() == [b"a"]
+    desk.service.forget(named("orders"))
+    desk.publish("orders", b"b")
+    assert desk.payloads() == [b"a", b"theirs", b"b"]
+    assert desk.ids()[-1] == MessageId(NOW_MS + 7, 10)
+    desk.store.message.invert([TxCell(theirs, P, False)])
+    desk.service.forget()
+    assert desk.payloads(start=NOW_MS, transaction=reader()) == [b"a", b"b"]
+
+
+def test_given_a_batch_that_failed_when_fetched_then_what_the_store_has_counts(desk: Desk) -> None:
+    desk.publish("orders", b"a")
+    put = desk.store.message.put
+
+    def half(rows: object) -> None:
+        put(rows[:1])  # type: ignore[index]
+        raise OSError("a bug in the store")
+
+    desk.store.message.put = half  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="bug"):
+        desk.publish("orders", b"b", b"c")
+    desk.store.message.put = put  # type: ignore[method-assign]
+    desk.publish("orders", b"d")
+    assert desk.payloads() == [b"a", b"b", b"d"]
+
+
+def test_given_a_deleted_topic_when_made_again_then_nothing_of_it_is_left_in_memory(desk: Desk) -> None:
+    desk.publish("orders", b"a")
+    assert desk.service.cache.weight > 0
+    desk.service.delete_topic(named("orders"))
+    assert desk.service.cache.weight == 0
+    desk.create("orders")
+    assert desk.fetch("orders") == []
+    desk.clock.advance(DAY)
+    desk.publish("orders", b"b")
+    assert desk.payloads() == [b"b"]

@@ -1,0 +1,282 @@
+"""Random histories of one topic, compared with the plain reference after every step."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Rig, janitor
+from tests.messaging.desk import MAKERS, named, reader
+from tests.messaging.reference import Book, Row, Spot
+from tms_core.errors import ClockJumped, TransactionExpired
+from tms_core.messaging.model import RollbackRange
+from tms_core.rowkey import MessageId, MessageKey, PayloadKey
+from tms_core.transaction.model import TX_PER_MS, Transaction
+
+ALLOWANCE_MS = 5 * MINUTE
+LIFETIME_MS = HOUR
+BODIES = st.lists(st.sampled_from([b"", b"a", b"b" * 50, b"c" * 3000]), min_size=1, max_size=4)
+TTLS = st.sampled_from([None, None, None, 1, 60, 7200])
+NOWHERE = Spot(0, 0)
+STEPS_MS = [0, 1, 999, SECOND, SECOND + 1, MINUTE, MINUTE + 1, ALLOWANCE_MS, HOUR // 2, HOUR, HOUR + 1, 2 * HOUR]
+
+
+@dataclass
+class Tx:
+    """A client's transaction and what it published."""
+
+    pointer: int
+    published: list[RollbackRange] = field(default_factory=list)
+
+
+class History(RuleBasedStateMachine):
+    """One topic, its clients, its clock and its janitor."""
+
+    maker = "memory"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory()
+        self.desk = MAKERS[self.maker](Path(self._folder.name))
+        self.desk.restart(cache_bytes=20_000)
+        self.desk.create("orders", ttl="3600")
+        self.book = Book(3600)
+        self.generation = 1
+        self.anchor_ms = NOW_MS - DAY
+        self.rig = self._janitor()
+        self.open: list[Tx] = []
+        self.invalid: list[int] = []
+        self.readers: list[Transaction] = []
+        self.pointer = 0
+        self.last = NOWHERE
+        self.announced = NOWHERE
+
+    def teardown(self) -> None:
+        self.desk.close()
+        self._folder.cleanup()
+
+    def _janitor(self) -> Rig:
+        rig = janitor(self.desk.store, clock=self.desk.clock, hold_seconds=0, lifetime_known=True)
+        rig.engine.adopt()
+        return rig
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def ahead_ms(self) -> int:
+        """How far the wall clock is ahead of what the service takes for honest."""
+        return self.desk.clock.now_ms() - self.desk.clock.running_ms() - self.anchor_ms
+
+    @property
+    def now_ms(self) -> int:
+        return self.desk.clock.now_ms() - max(0, self.ahead_ms - ALLOWANCE_MS)
+
+    @rule(step_ms=st.sampled_from(STEPS_MS))
+    def wait(self, step_ms: int) -> None:
+        self.desk.clock.advance(step_ms)
+
+    @rule(step_ms=st.sampled_from(STEPS_MS), sign=st.sampled_from([-1, 1]))
+    def step_the_clock(self, step_ms: int, sign: int) -> None:
+        self.desk.clock.step(sign * step_ms)
+
+    @rule()
+    def restart(self) -> None:
+        self.desk.restart()
+        # What the janitor took at the end of the topic is not known any more, unless it had a ttl of its own.
+        self.last = max([self.announced, *(row.spot for row in self.book.rows)])
+        self.anchor_ms = self.desk.clock.now_ms() - self.desk.clock.running_ms()
+
+    # -- producers ----------------------------------------------------------------------------------------------------
+
+    @rule(bodies=BODIES, ttl=TTLS)
+    def publish(self, bodies: list[bytes], ttl: int | None) -> None:
+        if self.ahead_ms > ALLOWANCE_MS:
+            with pytest.raises(ClockJumped):
+                self.desk.publish("orders", *bodies, ttl=ttl)
+            return
+        self.desk.publish("orders", *bodies, ttl=ttl)
+        self._written(None, bodies, ttl)
+
+    @rule()
+    def begin(self) -> None:
+        self.pointer = max(self.pointer + 1, self.desk.clock.now_ms() * TX_PER_MS)
+        self.open.append(Tx(self.pointer))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), bodies=BODIES, ttl=TTLS, stored=st.booleans())
+    def publish_in_a_transaction(self, data: st.DataObject, bodies: list[bytes], ttl: int | None, stored: bool) -> None:
+        tx = data.draw(st.sampled_from(self.open))
+        wanted = [] if stored else bodies
+        if self.ahead_ms > ALLOWANCE_MS:
+            with pytest.raises(ClockJumped):
+                self.desk.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
+            return
+        rows: Sequence[bytes | None] = wanted or [None]
+        if tx.pointer // TX_PER_MS + LIFETIME_MS <= self._next().ms:
+            with pytest.raises(TransactionExpired):
+                self.desk.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
+            return
+        published = self.desk.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
+        tx.published.append(published)
+        first = self._written(tx.pointer, rows, ttl)
+        assert published == RollbackRange(tx.pointer, *first, *first.plus(len(rows) - 1))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), bodies=BODIES)
+    def store(self, data: st.DataObject, bodies: list[bytes]) -> None:
+        tx = data.draw(st.sampled_from(self.open))
+        before = self._payloads()
+        try:
+            self.desk.put("orders", tx.pointer, *bodies)
+        except (ClockJumped, TransactionExpired):
+            assert self._payloads() == before
+            return
+        new = {key: payload for key, payload in self._payloads().items() if key not in before}
+        assert list(new.values()) == bodies
+        spots = [Spot(key.write_ms, key.sequence) for key in new]
+        mine = [Spot(key.write_ms, key.sequence) for key in before if key.write_pointer == tx.pointer]
+        assert spots == [spots[0].plus(number) for number in range(len(spots))]
+        assert spots[0] > max(mine, default=Spot(-1, 0))
+        assert spots[0].ms >= self.desk.clock.now_ms()
+        self.book.stored.setdefault(tx.pointer, []).extend(zip(spots, bodies, strict=True))
+
+    def _payloads(self) -> dict[PayloadKey, bytes]:
+        rows = self.desk.store.payload.rows(b"", None, 1_000_000).items
+        keys = {PayloadKey.parse(key): payload for key, payload in rows}
+        return {key: payload for key, payload in keys.items() if key and key.generation == self.generation}
+
+    def _next(self) -> Spot:
+        """The id that the next message gets."""
+        return max(self.last.plus(1), Spot(self.desk.clock.now_ms(), 0))
+
+    def _written(self, pointer: int | None, payloads: Sequence[bytes | None], ttl: int | None) -> Spot:
+        first = self._next()
+        for number, payload in enumerate(payloads):
+            spot = first.plus(number)
+            expires_ms = None if ttl is None else spot.ms + ttl * 1000 + 1
+            self.book.rows.append(Row(spot, pointer, payload, expires_ms))
+        self.last = first.plus(len(payloads) - 1)
+        if ttl is not None:
+            self.announced = self.last
+        return first
+
+    # -- how transactions end -----------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        self.open.remove(data.draw(st.sampled_from(self.open)))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        tx = data.draw(st.sampled_from(self.open))
+        self.open.remove(tx)
+        for published in tx.published:
+            self.desk.service.rollback(named("orders"), published)
+        for row in self.book.rows:
+            if row.pointer == tx.pointer:
+                row.pointer = -tx.pointer
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def invalidate(self, data: st.DataObject) -> None:
+        tx = data.draw(st.sampled_from(self.open))
+        self.open.remove(tx)
+        self.invalid.append(tx.pointer)
+
+    # -- the topic ----------------------------------------------------------------------------------------------------
+
+    @rule(ttl=st.sampled_from([60, 3600, 7200]))
+    def change_the_ttl(self, ttl: int) -> None:
+        self.desk.service.update_topic(named("orders"), {"ttl": str(ttl)})
+        self.book.ttl_seconds = ttl
+
+    @rule(ttl=st.sampled_from([60, 3600]))
+    def make_it_again(self, ttl: int) -> None:
+        self.desk.service.delete_topic(named("orders"))
+        self.desk.create("orders", ttl=str(ttl))
+        self.generation += 1
+        self.book, self.last, self.announced = Book(ttl), NOWHERE, NOWHERE
+        for tx in self.open:
+            tx.published.clear()
+
+    @rule()
+    def sweep(self) -> None:
+        """The janitor takes what is due and nothing else, and keeps all that a message refers to."""
+        self.rig.snapshots.invalid = sorted(self.invalid)
+        self.rig.snapshots.in_progress = sorted(tx.pointer for tx in self.open)
+        self.rig.snapshots.write_pointer = max(self.pointer, 1)
+        self.rig.engine.run_once()
+        keys = [MessageKey.parse(key) for key in self.desk.store.message.keys(b"", None, 1_000_000).items]
+        there = {Spot(*key[2:]) for key in keys if key is not None and key.generation == self.generation}
+        cutoff_ms = self.desk.clock.now_ms() - self.book.ttl_seconds * 1000
+        assert all(row.spot in there or row.spot.ms < cutoff_ms for row in self.book.rows)
+        self.book.rows = [row for row in self.book.rows if row.spot in there]
+        # Whoever began before a transaction failed stops at its rows, or passes over those that are negated already.
+        self.readers = [reader for reader in self.readers if set(self.invalid) <= set(reader.invalids)]
+
+    # -- consumers ----------------------------------------------------------------------------------------------------
+
+    @rule()
+    def begin_reading(self) -> None:
+        self.readers = [*self.readers[-2:], self._reader()]
+
+    def _reader(self) -> Transaction:
+        self.pointer = max(self.pointer + 1, self.desk.clock.now_ms() * TX_PER_MS)
+        return reader(
+            self.pointer - 1,
+            invalid=self.invalid,
+            in_progress=[tx.pointer for tx in self.open],
+            write_pointer=self.pointer,
+        )
+
+    @rule(data=st.data(), inclusive=st.booleans(), limit=st.sampled_from([1, 2, 3, 7, 2**31 - 1]))
+    def fetch(self, data: st.DataObject, inclusive: bool, limit: int) -> None:
+        who = data.draw(st.sampled_from([None, *self.readers]))
+        start = data.draw(self._starts())
+        found = self.desk.fetch("orders", start, inclusive=inclusive, limit=limit, transaction=who)
+        assert found == self.book.fetch(self.now_ms, start, inclusive, limit, who)
+
+    def _starts(self) -> st.SearchStrategy[MessageId | int | None]:
+        known = [MessageId.parse(message.id) for message in self.book.fetch(0, None, True, 2**31, None)]
+        times = [row.spot.ms for row in self.book.rows]
+        starts: list[MessageId | int | None] = [None, 0, *known, *times]
+        starts += [known_id._replace(payload_ms=0, payload_sequence=0) for known_id in known]
+        starts += [known_id._replace(sequence=(known_id.sequence + 1) % 65_536) for known_id in known]
+        starts += [known_id._replace(payload_ms=known_id.payload_ms + 1) for known_id in known]
+        starts += [max(0, ms + near) for ms in times for near in (-1, 1)]
+        return st.sampled_from(starts)
+
+    @invariant()
+    def everybody_sees_what_they_should(self) -> None:
+        for who in (None, self._reader()):
+            assert self.desk.fetch("orders", transaction=who) == self.book.fetch(self.now_ms, None, True, 2**31, who)
+
+
+class LevelDBHistory(History):
+    """The same over LevelDB."""
+
+    maker = "leveldb"
+
+
+@pytest.mark.parametrize(("history", "examples"), [(History, 60), (LevelDBHistory, 15)])
+def test_given_any_history_then_the_service_answers_as_the_reference_does(
+    history: type[RuleBasedStateMachine], examples: int
+) -> None:
+    run_state_machine_as_test(
+        history,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

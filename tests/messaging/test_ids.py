@@ -1,0 +1,160 @@
+"""Positions, the honest clock, and where a line of ids goes on."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.builders import DAY, HOUR, NOW_MS
+from tms_core.clock import ManualClock
+from tms_core.errors import ClockJumped, Unavailable
+from tms_core.messaging.ids import (
+    POSITIONS,
+    HonestClock,
+    Ids,
+    expires_ms,
+    first_free,
+    id_parts,
+    milliseconds,
+    position,
+    tail,
+)
+from tms_core.rowkey import LONG_MAX, MessageKey, generation_prefix
+from tms_core.tables.base import Page
+from tms_core.topic import TopicId
+
+TOPIC = TopicId("default", "orders")
+PREFIX = generation_prefix(TOPIC.prefix, 1)
+
+
+@given(st.integers(0, LONG_MAX), st.integers(0, 65_535))
+def test_given_an_id_then_its_position_is_the_end_of_its_key(ms: int, sequence: int) -> None:
+    at = position(ms, sequence)
+    assert PREFIX + tail(at) == MessageKey(TOPIC, 1, ms, sequence).pack()
+    assert id_parts(at) == (ms, sequence)
+    assert milliseconds(at) == ms
+
+
+def test_given_a_ttl_then_a_row_of_exactly_that_age_lives() -> None:
+    assert expires_ms(position(1000, 7), 50) == 1051
+
+
+def test_given_a_line_when_taken_from_then_readers_go_up_to_what_is_in_flight() -> None:
+    ids = Ids(5)
+    assert ids.end == 5
+    first = ids.first(1)
+    assert first == position(1)
+    ids.take(first, first + 3)
+    assert (ids.end, ids.free) == (first, first + 3)
+    ids.release()
+    assert ids.end == first + 3
+    assert ids.first(1) == first + 3
+    assert ids.first(0) == first + 3
+    ids.skip(first)
+    assert ids.free == first + 3
+
+
+def test_given_no_ids_left_when_taken_then_it_is_unavailable_and_nothing_is_in_flight() -> None:
+    ids = Ids(POSITIONS - 1)
+    ids.take(POSITIONS - 1, POSITIONS)
+    ids.release()
+    with pytest.raises(Unavailable):
+        ids.take(POSITIONS, POSITIONS + 1)
+    with pytest.raises(Unavailable):
+        ids.skip(POSITIONS + 1)
+    assert ids.end == POSITIONS
+
+
+# --- the clock -------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_clock_when_it_steps_then_only_a_jump_forward_is_refused() -> None:
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    honest = HonestClock(clock, 1000)
+    clock.step(1000)
+    assert honest.publish_ms() == honest.now_ms() == NOW_MS + 1000
+    clock.step(1)
+    with pytest.raises(ClockJumped):
+        honest.publish_ms()
+    assert honest.now_ms() == NOW_MS + 1000
+    clock.advance(500)
+    assert honest.now_ms() == NOW_MS + 1500
+    clock.step(-HOUR)
+    assert honest.publish_ms() == honest.now_ms() == clock.now_ms()
+
+
+def test_given_many_small_steps_forward_then_together_they_are_a_jump() -> None:
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    honest = HonestClock(clock, 1000)
+    for _ in range(3):
+        clock.advance(HOUR)
+        clock.step(400)
+    with pytest.raises(ClockJumped):
+        honest.publish_ms()
+
+
+# --- the last row ----------------------------------------------------------------------------------------------------
+
+
+class Keys:
+    """A table of keys that counts how often it is read."""
+
+    def __init__(self, keys: list[bytes]) -> None:
+        self._keys = sorted(keys)
+        self.reads = 0
+
+    def read(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+        self.reads += 1
+        last = len(self._keys) if stop is None else bisect_left(self._keys, stop)
+        first = bisect_left(self._keys, start)
+        found = self._keys[first : min(last, first + limit)]
+        return Page(found, found[-1] + b"\0" if first + limit < last else None)
+
+
+POSITIONS_USED = st.one_of(
+    st.integers(0, POSITIONS - 1),
+    st.integers(position(NOW_MS - 5000), position(NOW_MS + 5000)),
+    st.sampled_from([0, 1, POSITIONS - 1, position(NOW_MS), position(NOW_MS) - 1, position(NOW_MS, 65_535)]),
+)
+
+
+@given(st.lists(POSITIONS_USED, max_size=6), st.integers(0, 700), st.sampled_from([0, 1, NOW_MS, LONG_MAX]))
+def test_given_any_rows_when_looked_for_then_the_last_one_is_found(used: list[int], more: int, now_ms: int) -> None:
+    run = range(used[0], min(used[0] + more, POSITIONS)) if used else range(0)
+    expected = max([*used, *run], default=-1) + 1
+    others = [
+        generation_prefix(TOPIC.prefix, 2) + tail(position(LONG_MAX)),
+        generation_prefix(TOPIC.prefix, 0) + tail(position(LONG_MAX)),
+        MessageKey(TOPIC, 1, -1, 0).pack(),
+    ]
+    keys = Keys([PREFIX + tail(at) for at in {*used, *run}] + others)
+    assert first_free(keys.read, PREFIX, now_ms) == expected
+    assert keys.reads < 300
+
+
+def test_given_a_long_topic_when_looked_for_then_few_reads_do() -> None:
+    now_at = position(NOW_MS)
+    every_second = [PREFIX + tail(now_at - position(1000) * back) for back in range(1, 20_000)]
+    for newest in (0, 100, 10_000):
+        keys = Keys(every_second[newest:])
+        assert first_free(keys.read, PREFIX, NOW_MS) == now_at - position(1000) * (newest + 1) + 1
+        assert keys.reads < 40
+
+
+@pytest.mark.parametrize("foreign", [tail(position(NOW_MS, 3)) + b"longer", tail(position(NOW_MS, 3))[:9]])
+def test_given_a_foreign_key_at_the_end_when_looked_for_then_ids_begin_behind_it(foreign: bytes) -> None:
+    keys = Keys([PREFIX + foreign])
+    assert PREFIX + tail(first_free(keys.read, PREFIX, NOW_MS)) > PREFIX + foreign
+
+
+def test_given_pages_without_keys_when_looked_for_then_the_next_ones_are_read() -> None:
+    full = Keys([PREFIX + tail(position(NOW_MS, 3))])
+
+    def read(start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+        page = full.read(start, stop, limit)
+        return Page([], start + b"\0") if len(start) == len(PREFIX) + 10 else page
+
+    assert first_free(read, PREFIX, NOW_MS) == position(NOW_MS, 4)

@@ -1,0 +1,231 @@
+"""Many clients at once, and the janitor among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import groupby, pairwise
+from threading import Event
+
+import pytest
+
+from tests.builders import HOUR, MINUTE, NOW_MS, SECOND, Call, Snapshots, janitor, watch
+from tests.messaging.desk import HOUR_SECONDS, PATIENCE_SECONDS, Desk, P, named, reader
+from tms_core.clock import SystemClock
+from tms_core.messaging.model import FetchRequest, Message, RollbackRange
+from tms_core.messaging.service import MessagingService
+from tms_core.rowkey import MessageId
+
+PRODUCERS, REQUESTS = 6, 40
+
+
+@pytest.fixture(params=["cached", "stored"])
+def service(desk: Desk, request: pytest.FixtureRequest) -> MessagingService:
+    """A service whose clock runs."""
+    desk.service.close()
+    cache_bytes = 1 << 16 if request.param == "cached" else 0
+    desk.service = MessagingService(desk.store, SystemClock(), cache_bytes=cache_bytes, side=desk.side)
+    return desk.service
+
+
+def fetch(service: MessagingService, name: str, start: MessageId | None = None, limit: int = 10**9) -> list[Message]:
+    pages = service.fetch(named(name), FetchRequest(start, inclusive=False, limit=limit))
+    return [message for page in pages for message in page]
+
+
+def all_at_once(works: list[Callable[[], object]]) -> None:
+    with ThreadPoolExecutor(len(works)) as threads:
+        for future in [threads.submit(work) for work in works]:
+            future.result(PATIENCE_SECONDS)
+
+
+def test_given_many_producers_and_consumers_then_all_see_every_message_once_and_in_the_same_order(
+    service: MessagingService, desk: Desk
+) -> None:
+    desk.create("other")
+    produced = Event()
+
+    def produce(producer: int) -> None:
+        for request in range(REQUESTS):
+            name = ("orders", "other")[request % 2]
+            messages = [b"%d %d %d" % (producer, request, number) for number in range(1 + request % 4)]
+            service.publish(named(name), messages, pointer=None if producer % 2 else 2**62)
+
+    def produce_all() -> None:
+        all_at_once([partial(produce, producer) for producer in range(PRODUCERS)])
+        produced.set()
+
+    seen: list[list[Message]] = []
+
+    def consume(limit: int) -> None:
+        found: list[Message] = []
+        ended = False
+        while not ended:
+            ended = produced.wait(0.001)
+            while some := fetch(service, "orders", MessageId.parse(found[-1].id) if found else None, limit):
+                found += some
+                assert len(found) <= 10_000, "it goes round in a circle"
+        seen.append(found)
+
+    all_at_once([produce_all, *(partial(consume, limit) for limit in (1, 7, 10**9))])
+    final = fetch(service, "orders")
+    assert all(found == final for found in seen)
+    for name, odd in (("orders", 0), ("other", 1)):
+        messages = fetch(service, name)
+        ids = [message.id for message in messages]
+        assert all(before < after for before, after in pairwise(ids))
+        requests = [[item.payload for item in group] for _, group in groupby(messages, key=request_of)]
+        expected = [
+            [b"%d %d %d" % (producer, request, number) for number in range(1 + request % 4)]
+            for producer in range(PRODUCERS)
+            for request in range(odd, REQUESTS, 2)
+        ]
+        assert sorted(requests) == sorted(expected)
+
+
+def request_of(message: Message) -> bytes:
+    producer, request, _ = message.payload.split()
+    return producer + b" " + request
+
+
+def test_given_many_transactions_when_each_stores_and_publishes_then_each_finds_its_own_payloads(
+    service: MessagingService,
+) -> None:
+    base = SystemClock().now_ms() * 1_000_000
+
+    def produce(number: int) -> None:
+        for round_number in range(5):
+            service.store(named("orders"), [b"%d %d" % (number, round_number)] * 3, pointer=base + number)
+        service.publish(named("orders"), [], pointer=base + number)
+
+    all_at_once([partial(produce, number) for number in range(PRODUCERS)])
+    payloads = [message.payload for message in fetch(service, "orders")]
+    transactions = [list(group) for _, group in groupby(payloads, key=lambda payload: payload.split()[0])]
+    assert sorted(transactions) == [
+        [b"%d %d" % (number, round_number) for round_number in range(5) for _ in range(3)]
+        for number in range(PRODUCERS)
+    ]
+
+
+def test_given_requests_that_queue_up_when_written_then_one_batch_has_them_all(desk: Desk) -> None:
+    writing, go = Event(), Event()
+    batches: list[int] = []
+
+    def wait(call: Call) -> None:
+        if call.name == "message.put":
+            batches.append(len(call.arguments[0]))
+            writing.set()
+            assert go.wait(PATIENCE_SECONDS)
+
+    watch(desk.store, before=wait)
+    first = desk.service.submit_publish(named("orders"), [b"first"], pointer=None)
+    assert writing.wait(PATIENCE_SECONDS)
+    others = [desk.service.submit_publish(named("orders"), [b"x", b"y"], pointer=None) for _ in range(10)]
+    large = desk.service.submit_publish(named("orders"), [bytes(9 << 20)], pointer=None)
+    last = desk.service.submit_publish(named("orders"), [b"last"], pointer=None)
+    assert desk.service.queue_size == 13
+    go.set()
+    for answer in (first, *others, large, last):
+        answer.result(PATIENCE_SECONDS)
+    assert batches == [1, 21, 1]
+
+
+def test_given_a_topic_that_hangs_when_others_are_written_then_they_do_not_wait(desk: Desk) -> None:
+    desk.create("other")
+    writing, go = Event(), Event()
+    put = desk.store.message.put
+
+    def hang(rows: object) -> None:
+        if not writing.is_set():
+            writing.set()
+            assert go.wait(PATIENCE_SECONDS)
+        put(rows)  # type: ignore[arg-type]
+
+    desk.store.message.put = hang  # type: ignore[method-assign]
+    hanging = desk.service.submit_publish(named("orders"), [b"a"], pointer=None)
+    assert writing.wait(PATIENCE_SECONDS)
+    desk.publish("other", b"b")
+    assert not hanging.done()
+    assert desk.payloads("other") == [b"b"]
+    go.set()
+    hanging.result(PATIENCE_SECONDS)
+
+
+def test_given_a_topic_deleted_and_made_again_while_messages_are_queued_then_they_go_to_the_new_one(desk: Desk) -> None:
+    writing, go = Event(), Event()
+
+    def wait(call: Call) -> None:
+        if call.name == "message.put" and not writing.is_set():
+            writing.set()
+            assert go.wait(PATIENCE_SECONDS)
+
+    watch(desk.store, before=wait)
+    first = desk.service.submit_publish(named("orders"), [b"old"], pointer=None)
+    assert writing.wait(PATIENCE_SECONDS)
+    second = desk.service.submit_publish(named("orders"), [b"new"], pointer=None)
+    desk.service.delete_topic(named("orders"))
+    desk.create("orders")
+    go.set()
+    first.result(PATIENCE_SECONDS)
+    second.result(PATIENCE_SECONDS)
+    assert desk.payloads() == [b"new"]
+
+
+# --- the janitor -----------------------------------------------------------------------------------------------------
+
+
+def test_given_a_transaction_longer_than_the_ttl_when_swept_then_its_payloads_live_as_long_as_their_message(
+    desk: Desk,
+) -> None:
+    desk.restart(max_lifetime_seconds=HOUR_SECONDS)
+    desk.create("short", ttl="60")
+    snapshots = Snapshots(desk.clock, in_progress=[P])
+    rig = janitor(desk.store, clock=desk.clock, snapshots=snapshots, hold_seconds=0)
+    rig.engine.run_once(adopt=True)
+    desk.put("short", P, b"a", b"b")
+    for _ in range(10):
+        desk.clock.advance(MINUTE)
+        rig.engine.run_once()
+    desk.put("short", P, b"c")
+    reference = desk.publish("short", pointer=P)
+    snapshots.in_progress = []
+    for moment_ms in (0, MINUTE):
+        desk.clock.advance(moment_ms)
+        rig.engine.run_once()
+        assert desk.payloads("short", transaction=reader()) == [b"a", b"b", b"c"]
+    assert reference.start_ms == desk.clock.now_ms() - MINUTE
+    desk.clock.advance(1)
+    rig.engine.run_once()
+    assert desk.payloads("short") == []
+    assert desk.store.message.keys(b"", None, 10).items == []
+    assert desk.store.payload.keys(b"", None, 10).items == []
+
+
+def test_given_a_message_rolled_back_when_swept_then_plain_readers_keep_its_payloads_as_long_as_it_is_there(
+    desk: Desk,
+) -> None:
+    desk.create("short", ttl="60")
+    rig = janitor(desk.store, clock=desk.clock, hold_seconds=0)
+    rig.engine.run_once(adopt=True)
+    desk.put("short", P, b"a")
+    desk.clock.advance(50 * SECOND)
+    desk.service.rollback(named("short"), desk.publish("short", pointer=P))
+    desk.clock.advance(50 * SECOND)
+    rig.engine.run_once()
+    assert desk.payloads("short") == [b"a"]
+    assert desk.payloads("short", transaction=reader()) == []
+
+
+def test_given_the_last_moment_at_which_a_transaction_may_write_when_swept_then_its_payloads_are_found(
+    desk: Desk,
+) -> None:
+    desk.create("short", ttl="1")
+    old = (NOW_MS - HOUR + 1) * 1_000_000
+    desk.put("short", old, b"a")
+    assert desk.publish("short", pointer=old) == RollbackRange(old, NOW_MS, 0, NOW_MS, 0)
+    rig = janitor(desk.store, clock=desk.clock, hold_seconds=0)
+    rig.engine.run_once(adopt=True)
+    desk.clock.advance(SECOND)
+    rig.engine.run_once()
+    assert desk.payloads("short") == [b"a"]

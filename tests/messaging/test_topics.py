@@ -1,0 +1,183 @@
+"""Topics: made, described, changed, deleted, and made again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from tests.builders import Call, watch
+from tests.messaging.desk import Desk, named
+from tms_core.errors import BadRequest, MetadataError, TopicExists, TopicNotFound, Unavailable
+from tms_core.topic import INT_MAX, TopicId
+
+WEEK = str(7 * 24 * 3600)
+
+
+def raw(desk: Desk, name: str = "orders") -> bytes | None:
+    return desk.store.metadata.get(named(name).prefix)
+
+
+def write(desk: Desk, value: bytes, name: str = "orders") -> None:
+    assert desk.store.metadata.compare_and_set(named(name).prefix, raw(desk, name), value)
+
+
+def test_given_no_properties_when_created_then_the_bytes_are_those_of_cdap(desk: Desk) -> None:
+    assert raw(desk) == b'{"generation":"1","ttl":"604800"}'
+    assert desk.service.topic(named("orders")) == {"generation": "1", "ttl": WEEK}
+
+
+def test_given_properties_when_created_then_they_lie_over_the_defaults_and_are_escaped(desk: Desk) -> None:
+    desk.create("other", ttl="60", generation="17", zeta="a<b", alpha="x=y")
+    assert raw(desk, "other") == b'{"alpha":"x\\u003dy","generation":"1","ttl":"60","zeta":"a\\u003cb"}'
+
+
+@pytest.mark.parametrize("properties", [{"ttl": "0"}, {"ttl": "-1"}, {"ttl": "1.5"}, {"ttl": ""}, {"ttl": str(2**31)}])
+def test_given_a_ttl_that_is_none_when_created_or_updated_then_it_is_a_bad_request(
+    desk: Desk, properties: dict[str, str]
+) -> None:
+    with pytest.raises(BadRequest):
+        desk.create("other", **properties)
+    with pytest.raises(BadRequest):
+        desk.service.update_topic(named("orders"), properties)
+    assert desk.service.topics("default") == ["orders"]
+
+
+@pytest.mark.parametrize("generation", ["0", "x", str(2**31), str(-(2**31))])
+def test_given_a_generation_that_is_none_when_created_then_it_is_a_bad_request(desk: Desk, generation: str) -> None:
+    with pytest.raises(BadRequest):
+        desk.create("other", generation=generation)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [TopicId("default", "a.b"), TopicId("de-fault", "a"), TopicId("", "a"), TopicId("a", ""), TopicId("ä", "b")],
+)
+def test_given_a_name_no_topic_has_when_used_then_it_is_a_bad_request(desk: Desk, topic: TopicId) -> None:
+    with pytest.raises(BadRequest):
+        desk.service.create_topic(topic)
+    with pytest.raises(BadRequest):
+        desk.service.topic(topic)
+    with pytest.raises(BadRequest):
+        desk.service.publish(topic, [b"a"])
+
+
+def test_given_a_topic_when_created_again_then_it_is_refused_and_stays_as_it_is(desk: Desk) -> None:
+    with pytest.raises(TopicExists):
+        desk.create("orders", ttl="5")
+    assert desk.service.topic(named("orders"))["ttl"] == WEEK
+
+
+def test_given_a_topic_when_updated_then_what_is_left_out_is_the_default_again(desk: Desk) -> None:
+    desk.create("other", ttl="60", colour="red")
+    desk.service.update_topic(named("other"), {"shape": "round"})
+    assert desk.service.topic(named("other")) == {"generation": "1", "shape": "round", "ttl": WEEK}
+
+
+def test_given_a_deleted_topic_when_asked_for_then_there_is_none_and_its_row_stays(desk: Desk) -> None:
+    desk.create("other", ttl="60", colour="red")
+    desk.service.delete_topic(named("other"))
+    assert raw(desk, "other") == b'{"colour":"red","generation":"-1","ttl":"60"}'
+    uses: list[Callable[[], object]] = [
+        lambda: desk.service.topic(named("other")),
+        lambda: desk.service.update_topic(named("other"), {}),
+        lambda: desk.service.delete_topic(named("other")),
+        lambda: desk.publish("other", b"a"),
+        lambda: desk.put("other", 10**18 * 2, b"a"),
+        lambda: desk.fetch("other"),
+    ]
+    for use in uses:
+        with pytest.raises(TopicNotFound):
+            use()
+
+
+def test_given_a_deleted_topic_when_created_again_then_the_new_properties_count_and_the_generation_is_one_above(
+    desk: Desk,
+) -> None:
+    desk.create("other", ttl="60", colour="red")
+    for generation in range(2, 12):
+        desk.publish("other", b"old")
+        desk.service.delete_topic(named("other"))
+        desk.create("other", ttl="70")
+        assert desk.service.topic(named("other")) == {"generation": str(generation), "ttl": "70"}
+        assert desk.fetch("other") == []
+
+
+def test_given_the_last_generation_when_created_again_then_it_is_refused(desk: Desk) -> None:
+    write(desk, b'{"generation":"-%d","ttl":"60"}' % INT_MAX)
+    with pytest.raises(BadRequest, match="too often"):
+        desk.create("orders")
+
+
+def test_given_topics_when_listed_then_the_living_come_in_key_order(desk: Desk) -> None:
+    for name in ("t1", "t1-x", "t10", "gone", "damaged"):
+        desk.create(name)
+    desk.service.create_topic(TopicId("zoo", "lion"))
+    desk.service.delete_topic(named("gone"))
+    write(desk, b"{}", "damaged")
+    assert desk.store.metadata.compare_and_set(b"no topic", None, b"{}")
+    assert desk.service.topics("default") == ["orders", "t1-x", "t10", "t1"]
+    assert desk.service.topics("zoo") == ["lion"]
+    assert desk.service.topics("none") == []
+    assert desk.service.all_topics() == [
+        *(named(name) for name in ("orders", "t1-x", "t10", "t1")),
+        TopicId("zoo", "lion"),
+    ]
+
+
+def test_given_a_row_gson_would_write_otherwise_when_changed_then_that_is_possible(desk: Desk) -> None:
+    write(desk, b'{ "ttl": "60", "generation": "3", "name": "a=b" }')
+    desk.service.update_topic(named("orders"), {"ttl": "61"})
+    assert raw(desk) == b'{"generation":"3","ttl":"61"}'
+    write(desk, b'{ "ttl": "60", "generation": "3", "name": "a=b" }')
+    desk.service.delete_topic(named("orders"))
+    assert raw(desk) == b'{"generation":"-3","name":"a\\u003db","ttl":"60"}'
+
+
+def test_given_a_damaged_row_when_used_then_that_is_said_and_nothing_is_written(desk: Desk) -> None:
+    write(desk, b"damaged")
+    uses: list[Callable[[], object]] = [
+        lambda: desk.create("orders"),
+        lambda: desk.service.topic(named("orders")),
+        lambda: desk.service.update_topic(named("orders"), {}),
+        lambda: desk.service.delete_topic(named("orders")),
+        lambda: desk.publish("orders", b"a"),
+    ]
+    for use in uses:
+        with pytest.raises(MetadataError):
+            use()
+    assert raw(desk) == b"damaged"
+
+
+def test_given_another_change_in_between_when_changed_then_it_is_tried_again(desk: Desk) -> None:
+    others = iter([b'{"generation":"1","ttl":"1"}', b'{"generation":"1","ttl":"2"}'])
+
+    def change(call: Call) -> None:
+        if call.name == "metadata.compare_and_set" and (value := next(others, None)):
+            write(desk, value)
+
+    watch(desk.store, before=change)
+    desk.service.update_topic(named("orders"), {"ttl": "9"})
+    assert raw(desk) == b'{"generation":"1","ttl":"9"}'
+
+
+@pytest.mark.parametrize("generation", [1, -1])
+def test_given_changes_without_end_in_between_when_changed_then_it_is_given_up(desk: Desk, generation: int) -> None:
+    write(desk, b'{"generation":"%d","ttl":"1"}' % generation)
+    ttl = count(2)
+
+    def change(call: Call) -> None:
+        if call.name == "metadata.compare_and_set":
+            write(desk, b'{"generation":"%d","ttl":"%d"}' % (generation, next(ttl)))
+
+    watch(desk.store, before=change)
+    uses: list[Callable[[], object]] = [lambda: desk.create("orders")]
+    if generation > 0:
+        uses = [
+            lambda: desk.service.update_topic(named("orders"), {}),
+            lambda: desk.service.delete_topic(named("orders")),
+        ]
+    for use in uses:
+        with pytest.raises(Unavailable):
+            use()

@@ -1,0 +1,148 @@
+"""Rows of ours beside a store: the sorted table on every kind of store, and when messages come due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hbase.conftest import hbase, hbase_tables
+from tests.hbase.tables import PATIENCE_SECONDS, Tables
+from tms_core.errors import StoreBusy, StoreError
+from tms_core.rowkey import MessageKey, generation_prefix
+from tms_core.side import Expiries, Expiry, HBaseSide, LevelDBSide, MemorySide, SideTable
+from tms_core.tables.base import Page
+from tms_core.tables.hbase_pool import HBasePool
+from tms_core.topic import TopicId
+
+__all__ = ["hbase", "hbase_tables"]
+
+TOPIC = TopicId("default", "orders")
+NOW_MS = 1_700_000_000_000
+
+
+def hbase_side(tables: Tables) -> SideTable:
+    pool = HBasePool([tables.server.thrift], connections=2, timeout_seconds=PATIENCE_SECONDS)
+    return HBaseSide(pool, tables.make())
+
+
+MAKERS: dict[str, Callable[[Path, pytest.FixtureRequest], SideTable]] = {
+    "memory": lambda *_: MemorySide(),
+    "leveldb": lambda folder, _: LevelDBSide(folder / "new" / "side"),
+    "hbase": lambda _, request: hbase_side(request.getfixturevalue("hbase_tables")),
+}
+
+
+@pytest.fixture(params=sorted(MAKERS))
+def side(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SideTable]:
+    with MAKERS[request.param](tmp_path, request) as made:
+        yield made
+
+
+def test_given_rows_when_written_then_they_are_read_in_order_and_in_pages(side: SideTable) -> None:
+    side.put([(b"k%d" % number, b"%d" % number) for number in (3, 1, 2, 0)])
+    side.put([(b"k1", b"one"), (b"other", b"value")])
+    assert side.get(b"k1") == b"one"
+    assert side.get(b"k") is None
+    page = side.rows(b"k1", b"k3", 1)
+    assert page.items == [(b"k1", b"one")]
+    assert page.resume is not None
+    assert side.rows(page.resume, b"k3", 5) == Page([(b"k2", b"2")], None)
+    assert [key for key, _ in side.rows(b"", None, 10).items] == [b"k0", b"k1", b"k2", b"k3", b"other"]
+    side.delete([b"k1", b"k3", b"none"])
+    assert [key for key, _ in side.rows(b"", b"l", 10).items] == [b"k0", b"k2"]
+
+
+def test_given_a_side_table_in_leveldb_when_opened_again_then_its_rows_are_there(tmp_path: Path) -> None:
+    with LevelDBSide(tmp_path) as side:
+        side.put([(b"k", b"v")])
+        with pytest.raises(StoreBusy):
+            LevelDBSide(tmp_path)
+    with LevelDBSide(tmp_path) as side:
+        assert side.get(b"k") == b"v"
+
+
+def test_given_a_folder_that_cannot_be_when_opened_then_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError):
+        LevelDBSide(tmp_path / "file")
+
+
+def test_given_a_side_table_in_hbase_when_opened_again_then_its_rows_are_there(hbase_tables: Tables) -> None:
+    namespace = hbase_tables.make()
+    for number in range(2):
+        pool = HBasePool([hbase_tables.server.thrift], connections=2, timeout_seconds=PATIENCE_SECONDS)
+        with HBaseSide(pool, namespace) as side:
+            assert side.get(b"k") == (b"v" if number else None)
+            side.put([(b"k", b"v")])
+
+
+def test_given_no_namespace_in_hbase_when_opened_then_it_says_how_to_make_the_table(hbase_tables: Tables) -> None:
+    pool = HBasePool([hbase_tables.server.thrift], connections=2, timeout_seconds=PATIENCE_SECONDS)
+    with pytest.raises(StoreError, match=r"create 'nowhere:tms\.side'"):
+        HBaseSide(pool, "nowhere")
+
+
+# --- when messages come due ------------------------------------------------------------------------------------------
+
+
+def message(sequence: int, generation: int = 1, publish_ms: int = NOW_MS) -> MessageKey:
+    return MessageKey(TOPIC, generation, publish_ms, sequence)
+
+
+def test_given_expiries_when_asked_then_what_is_due_comes_in_order_of_its_moment(side: SideTable) -> None:
+    expiries = Expiries(side)
+    expiries.put([(message(1).pack(), NOW_MS + 20), (message(2).pack(), NOW_MS + 10)])
+    expiries.put([(message(3, generation=2).pack(), NOW_MS + 30)])
+    first, second = Expiry(*message(2), NOW_MS + 10), Expiry(*message(1), NOW_MS + 20)
+    assert expiries.due(NOW_MS + 9, 10) == []
+    assert expiries.due(NOW_MS + 10, 10) == [first]
+    assert expiries.due(NOW_MS + 29, 10) == [first, second]
+    assert expiries.due(NOW_MS + 29, 1) == [first]
+    assert first.key == message(2).pack()
+
+
+def test_given_expiries_when_a_message_is_asked_for_then_its_moment_is_known_until_it_is_forgotten(
+    side: SideTable,
+) -> None:
+    expiries = Expiries(side)
+    expiries.put([(message(number).pack(), NOW_MS + number) for number in range(3)])
+    assert expiries.expires_ms(message(1).pack()) == NOW_MS + 1
+    assert expiries.expires_ms(message(7).pack()) is None
+    expiries.forget(expiries.due(NOW_MS + 1, 10))
+    expiries.forget([Expiry(*message(7), NOW_MS)])
+    assert expiries.expires_ms(message(1).pack()) is None
+    assert expiries.due(NOW_MS + 100, 10) == [Expiry(*message(2), NOW_MS + 2)]
+
+
+def test_given_expiries_when_a_range_is_asked_for_then_its_messages_come_in_order_of_their_keys(
+    side: SideTable,
+) -> None:
+    expiries = Expiries(side)
+    side.put([(b"n", b"not ours")])
+    moments = [(message(number).pack(), NOW_MS + 10 - number) for number in range(5)]
+    expiries.put(moments)
+    assert expiries.between(message(1).pack(), message(4).pack(), 10) == Page(moments[1:4], None)
+    page = expiries.between(message(1).pack(), message(4).pack(), 2)
+    assert page.items == moments[1:3]
+    assert page.resume is not None
+    assert expiries.keys(page.resume, message(9).pack(), 10).items == [key for key, _ in moments[3:]]
+    assert expiries.keys(generation_prefix(TOPIC.prefix, 1), None, 10).items == [key for key, _ in moments]
+
+
+def test_given_a_process_that_died_while_forgetting_when_asked_again_then_what_is_left_comes_up_again(
+    side: SideTable,
+) -> None:
+    expiries = Expiries(side)
+    expiries.put([(message(1).pack(), NOW_MS)])
+    [expiry] = expiries.due(NOW_MS, 10)
+    deleted: list[bytes] = []
+    delete = side.delete
+    side.delete = deleted.extend  # type: ignore[method-assign, assignment]
+    expiries.forget([expiry])
+    delete(deleted[:1])
+    side.delete = delete  # type: ignore[method-assign]
+    assert expiries.due(NOW_MS, 10) == [expiry]
+    expiries.forget([expiry])
+    assert expiries.due(NOW_MS, 10) == []

@@ -1,0 +1,212 @@
+"""The newest rows of all topics in memory, so that consumers who keep up do not read the store.
+
+What a writer has made durable it puts here, so the cache of a topic is *all* its rows from some position on, and an
+empty answer is an answer too. It holds runs, not rows: what one request published lies at consecutive positions and
+has one write pointer. When the bytes run out, the oldest run of all topics goes.
+
+It stays right although others work on the store. Rows the janitor deletes lie before the cut-off, in another
+generation, or are due by a ttl of their own, and fetches show none of these anyway. A pointer the janitor *negates* is
+still positive here. That is no difference while the reader's own transaction lists it as invalid; it may be dropped
+from there only ``lifetime + grace`` after its transaction began, so a reader in a transaction is served rows that are
+younger than half of either (``CachingMessageTable`` has the same rule, in milliseconds where seconds were meant).
+Rollbacks come through the same service and are made here too. Whoever else writes must say so: :meth:`forget`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from threading import Lock
+from typing import NamedTuple
+
+from tms_core.messaging.ids import Ids
+
+#: What a run takes in memory beside its payloads, and each payload beside its bytes; measured.
+_RUN_BYTES, _PAYLOAD_BYTES = 300, 48
+
+
+class Run(NamedTuple):
+    """Rows at consecutive positions that one request published.
+
+    Attributes:
+        first: the position of the first.
+        pointer: the write pointer of all; negative once rolled back, None without one.
+        payloads: one for each; None: a single row that takes its payloads from the payload table.
+        size: bytes of the payloads together.
+        ttl_ms: a ttl of their own; None without one.
+    """
+
+    first: int
+    pointer: int | None
+    payloads: Sequence[bytes] | None
+    size: int
+    ttl_ms: int | None = None
+
+    @property
+    def rows(self) -> int:
+        return 1 if self.payloads is None else len(self.payloads)
+
+    @property
+    def stop(self) -> int:
+        """The first position behind it."""
+        return self.first + self.rows
+
+    @property
+    def weight(self) -> int:
+        """About how many bytes it takes in memory."""
+        return _RUN_BYTES + self.size + _PAYLOAD_BYTES * self.rows
+
+
+class Figures(NamedTuple):
+    """What the cache did: answers it could give, and could not; what it holds."""
+
+    hits: int
+    misses: int
+    weight: int
+
+
+class _Line:
+    """The runs of one generation of a topic, all there are from ``floor`` on."""
+
+    def __init__(self, floor: int) -> None:
+        self.floor = floor
+        self.firsts: list[int] = []
+        self.runs: list[Run] = []
+        self.gone = 0
+
+    def clear(self, floor: int) -> int:
+        """Drop all; returns what they weighed."""
+        weight = sum(run.weight for run in self.runs[self.gone :])
+        self.floor, self.firsts, self.runs, self.gone = floor, [], [], 0
+        return weight
+
+    def drop_oldest(self) -> int:
+        run = self.runs[self.gone]
+        self.floor = run.stop
+        self.gone += 1
+        if self.gone * 2 > len(self.runs):
+            del self.runs[: self.gone], self.firsts[: self.gone]
+            self.gone = 0
+        return run.weight
+
+    def since(self, at: int) -> int:
+        """The index of the run that has the position, or of the first behind it."""
+        index = bisect_right(self.firsts, at, lo=self.gone)
+        return index - 1 if index > self.gone and self.runs[index - 1].stop > at else index
+
+
+class MessageCache:
+    """Recent runs of all topics; threads may share it.
+
+    Args:
+        limit_bytes: how much it may hold; 0: nothing.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._lines: dict[bytes, _Line] = {}
+        self._order: deque[_Line] = deque()
+        self._weight = 0
+        self._hits = 0
+        self._misses = 0
+        self._lock = Lock()
+
+    @property
+    def figures(self) -> Figures:
+        with self._lock:
+            return Figures(self._hits, self._misses, self._weight)
+
+    def open(self, prefix: bytes, ids: Ids) -> None:
+        """From now on, all rows of a generation will be added whose ids are taken.
+
+        Args:
+            prefix: the start of the generation's row keys.
+            ids: tells how far they are taken already.
+        """
+        with self._lock:
+            self._drop(prefix)
+            if self._limit_bytes:
+                self._lines[prefix] = _Line(ids.free)
+
+    def add(self, prefix: bytes, runs: Sequence[Run]) -> None:
+        """Take in what was just made durable, in order of position."""
+        with self._lock:
+            line = self._lines.get(prefix)
+            if line is None:
+                return
+            for run in runs:
+                line.runs.append(run)
+                line.firsts.append(run.first)
+                self._order.append(line)
+                self._weight += run.weight
+            self._shrink()
+
+    def read(self, prefix: bytes, at: int, stop: int, limit_bytes: int, oldest: int) -> list[Run] | None:
+        """Runs from the one that has ``at``, up to the one that has the position before ``stop``.
+
+        The first and the last may hold rows outside of that.
+
+        Args:
+            prefix: the start of the generation's row keys.
+            at, stop: positions.
+            limit_bytes: about how much to return; at least one run, if there is one.
+            oldest: the lowest position at which the reader may be served.
+
+        Returns:
+            None when the store has to be asked.
+        """
+        with self._lock:
+            line = self._lines.get(prefix)
+            if line is None or at < line.floor or at < oldest:
+                self._misses += 1
+                return None
+            self._hits += 1
+            found: list[Run] = []
+            weight = 0
+            index = line.since(at)
+            while index < len(line.runs) and (run := line.runs[index]).first < stop and weight < limit_bytes:
+                found.append(run)
+                weight += run.weight
+                index += 1
+            return found
+
+    def roll_back(self, prefix: bytes, first: int, last: int, pointer: int) -> None:
+        """Negate a pointer between two positions, both included; what is cut in two is forgotten with all before."""
+        with self._lock:
+            line = self._lines.get(prefix)
+            if line is None:
+                return
+            index = line.since(first)
+            while index < len(line.runs) and (run := line.runs[index]).first <= last:
+                if run.pointer == pointer:
+                    if run.first < first or run.stop - 1 > last:
+                        self._forget(line, last + 1)
+                        return
+                    line.runs[index] = run._replace(pointer=-pointer)
+                index += 1
+
+    def forget(self, prefix: bytes, floor: int) -> None:
+        """Something else than what was added may lie before ``floor``."""
+        with self._lock:
+            line = self._lines.get(prefix)
+            if line is not None:
+                self._forget(line, floor)
+
+    def drop(self, prefix: bytes) -> None:
+        """Know nothing of a generation any more."""
+        with self._lock:
+            self._drop(prefix)
+
+    def _drop(self, prefix: bytes) -> None:
+        line = self._lines.pop(prefix, None)
+        if line is not None:
+            self._forget(line, 0)
+
+    def _forget(self, line: _Line, floor: int) -> None:
+        self._weight -= line.clear(max(floor, line.floor, line.runs[-1].stop if line.runs else 0))
+        self._order = deque(entry for entry in self._order if entry is not line)
+
+    def _shrink(self) -> None:
+        while self._weight > self._limit_bytes:
+            self._weight -= self._order.popleft().drop_oldest()

@@ -1,0 +1,210 @@
+"""Message ids: strictly increasing per topic, whatever the clock does.
+
+An id is a millisecond and one of 65,536 sequence numbers within it, so the ids of a topic lie on one line: a
+*position* is ``milliseconds * 65,536 + sequence``, and as ten big-endian bytes it is the end of a row key. The next id
+is the next position, or the first one of the present millisecond where that is higher. So a clock that steps back, and
+a millisecond that is used up, both just go on counting; CDAP begins anew at sequence 0 whenever the clock has changed,
+and overwrites messages.
+
+A clock that jumps *forward* is not followed: ids cannot be taken back, and messages from the future would outlive
+their ttl (rule S7). It is compared with the machine's running time since the service began. **The way out**: set the
+clock right; or, if it is right now and was wrong before, restart the service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+
+from tms_core.clock import Clock
+from tms_core.errors import ClockJumped, Unavailable
+from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, NEGATIVE
+from tms_core.tables.base import Page
+
+#: Sequence numbers within a millisecond, as a power of two.
+SEQUENCE_BITS = 16
+#: The first position that no row can have.
+POSITIONS = (LONG_MAX + 1) << SEQUENCE_BITS
+#: Keys read at once when the last one is looked for.
+_PAGE_KEYS = 256
+#: How far back the last key is first looked for, in milliseconds, and how much farther each time.
+_FIRST_STEP_MS, _STEP_FACTOR = 1_000, 32
+
+#: Reads keys of a range: start, stop, limit.
+ReadKeys = Callable[[bytes, bytes | None, int], Page[bytes]]
+
+
+def position(ms: int, sequence: int = 0) -> int:
+    """Where an id lies on its topic's line."""
+    return ms << SEQUENCE_BITS | sequence
+
+
+def milliseconds(at: int) -> int:
+    """The publish time of a position."""
+    return at >> SEQUENCE_BITS
+
+
+def id_parts(at: int) -> tuple[int, int]:
+    """Publish time and sequence number of a position."""
+    return divmod(at, 1 << SEQUENCE_BITS)
+
+
+def expires_ms(at: int, ttl_ms: int) -> int:
+    """The first moment at which a ttl takes the row at a position; at the age of exactly its ttl it lives."""
+    return milliseconds(at) + ttl_ms + 1
+
+
+def tail(at: int) -> bytes:
+    """The last ten bytes of the key of a position."""
+    return at.to_bytes(MESSAGE_TAIL_BYTES, "big")
+
+
+class HonestClock:
+    """Wall time, checked against running time.
+
+    Args:
+        clock: the machine's clocks.
+        allowance_ms: how far wall time may get ahead of running time.
+    """
+
+    def __init__(self, clock: Clock, allowance_ms: int) -> None:
+        self._clock = clock
+        self._allowance_ms = allowance_ms
+        self._ahead_of_running_ms = clock.now_ms() - clock.running_ms()
+
+    def now_ms(self) -> int:
+        """The time to read by: what a jumped clock calls old is not."""
+        now_ms, honest_ms = self._read()
+        return min(now_ms, honest_ms + self._allowance_ms)
+
+    def publish_ms(self) -> int:
+        """The time to publish by.
+
+        Raises:
+            ClockJumped: the wall clock is ahead by more than the allowance.
+        """
+        now_ms, honest_ms = self._read()
+        if now_ms > honest_ms + self._allowance_ms:
+            raise ClockJumped(
+                f"The clock is {(now_ms - honest_ms) / 1000:.0f} s ahead of this machine's running time.",
+                "Set it right; if it is right now, restart the server.",
+            )
+        return now_ms
+
+    def _read(self) -> tuple[int, int]:
+        return self._clock.now_ms(), self._clock.running_ms() + self._ahead_of_running_ms
+
+
+class Ids:
+    """The line of one topic and generation: what is taken, and what readers may go up to.
+
+    One batch at a time takes ids; any number of threads may ask where the line ends.
+
+    Args:
+        free: the first position that no row has.
+    """
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+        self._in_flight: int | None = None
+        self._lock = Lock()
+
+    def first(self, now_ms: int) -> int:
+        """The next position there is at that time."""
+        return max(self._free, position(now_ms))
+
+    def skip(self, free: int) -> None:
+        """Positions before ``free`` are taken.
+
+        Raises:
+            Unavailable: there are no such ids.
+        """
+        _check(free)
+        with self._lock:
+            self._free = max(self._free, free)
+
+    def take(self, first: int, stop: int) -> None:
+        """Take the positions from ``first`` to before ``stop``; no reader passes them until :meth:`release`.
+
+        Raises:
+            Unavailable: there are no such ids.
+        """
+        _check(stop)
+        with self._lock:
+            self._in_flight, self._free = first, stop
+
+    def release(self) -> None:
+        """What was taken is written, or will not be."""
+        with self._lock:
+            self._in_flight = None
+
+    @property
+    def free(self) -> int:
+        """The lowest position that nobody took."""
+        return self._free
+
+    @property
+    def end(self) -> int:
+        """The lowest position that is not acknowledged: readers see what is before it."""
+        with self._lock:
+            return self._free if self._in_flight is None else self._in_flight
+
+
+def _check(free: int) -> None:
+    if free > POSITIONS:
+        raise Unavailable("The topic has a message from the end of time.", "Delete the topic and create it again.")
+
+
+def first_free(read: ReadKeys, prefix: bytes, now_ms: int) -> int:
+    """The first position after the last key that starts with ``prefix`` and goes on with a position.
+
+    A table can only be read forwards, so the last key is searched for: backwards from now in growing steps, then by
+    halving. That is about ten reads for a topic in use, and never more than some hundred.
+
+    Args:
+        read: reads keys.
+        prefix: what stands before the position.
+        now_ms: where the last key is likely to be.
+
+    Raises:
+        StoreError: the table could not be read.
+    """
+    stop = min(position(max(0, now_ms)), POSITIONS)
+    start = stop
+    step_ms = _FIRST_STEP_MS
+    last = _last_of_page(read, prefix, start, POSITIONS)
+    while last is None and start > 0:
+        stop, start = start, max(0, start - position(step_ms))
+        step_ms *= _STEP_FACTOR
+        last = _last_of_page(read, prefix, start, stop)
+    if last is None:
+        return 0
+    return _behind_last(read, prefix, last[0], stop if start < stop else POSITIONS) if last[1] else last[0] + 1
+
+
+def _behind_last(read: ReadKeys, prefix: bytes, low: int, high: int) -> int:
+    """The first position behind the last key, which is at ``low`` or between it and ``high``."""
+    while True:
+        middle = (low + high + 1) // 2
+        found = _last_of_page(read, prefix, middle, high)
+        if found is None:
+            high = middle
+            found = _last_of_page(read, prefix, low, high)
+        if found is None:
+            return low + 1
+        low, more = found
+        if not more:
+            return low + 1
+
+
+def _last_of_page(read: ReadKeys, prefix: bytes, start: int, stop: int) -> tuple[int, bool] | None:
+    """The last position of the first page of a range, and whether there may be more; None: the range is empty."""
+    first: bytes | None = prefix + tail(start)
+    last = prefix + (NEGATIVE if stop >= POSITIONS else tail(stop))
+    while first is not None and first < last:
+        page = read(first, last, _PAGE_KEYS)
+        if page.items:
+            end = page.items[-1][len(prefix) :][:MESSAGE_TAIL_BYTES]
+            return int.from_bytes(end.ljust(MESSAGE_TAIL_BYTES, b"\0"), "big"), page.resume is not None
+        first = page.resume
+    return None

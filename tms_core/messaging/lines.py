@@ -1,0 +1,150 @@
+"""The lines of ids that are in use: opened once, from what the store holds.
+
+A line belongs to a topic and a generation. It is opened by whoever comes first, a batch or a fetch, behind the last
+row that is there, and behind the last one that was announced with a ttl of its own. From then on this process gives
+out the ids, so it knows where the line ends without asking the store; that is why only one process may publish.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from threading import Lock
+
+from tms_core.errors import StoreError
+from tms_core.messaging.cache import MessageCache
+from tms_core.messaging.ids import HonestClock, Ids, first_free
+from tms_core.rowkey import generation_prefix, pointer_prefix
+from tms_core.side import Expiries
+from tms_core.tables.base import Store
+from tms_core.topic import TopicId, TopicMetadata
+
+#: Transactions of a topic whose last stored payload is remembered; one that was forgotten is looked up again.
+_KNOWN_POINTERS = 10_000
+
+
+@dataclass(slots=True)
+class Line:
+    """The messages of one generation of a topic.
+
+    Attributes:
+        prefix: the start of their keys.
+        ids: what is taken of them.
+        mortal: whether some may have a ttl of their own.
+        row_bytes: about how large their payloads are, by the last page that was read.
+    """
+
+    prefix: bytes
+    ids: Ids
+    mortal: bool = False
+    row_bytes: int = 512
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a line is kept; ``fresh`` says that nobody else has written since it was opened."""
+
+    lock: Lock = field(default_factory=Lock)
+    line: Line | None = None
+    fresh: bool = False
+
+
+@dataclass(slots=True)
+class _Stored:
+    """The payloads of one generation of a topic, and the transactions behind whose rows ``ids`` are already."""
+
+    ids: Ids = field(default_factory=lambda: Ids(0))
+    pointers: dict[int, None] = field(default_factory=dict)
+
+
+class Lines:
+    """The open lines of a store; threads may share it.
+
+    Args:
+        store: where the last rows are looked up.
+        clock: where they are likely to be.
+        cache: told of lines that are opened.
+        expiries: where announced rows are looked up; None where there are none.
+    """
+
+    def __init__(self, store: Store, clock: HonestClock, cache: MessageCache, expiries: Expiries | None) -> None:
+        self._store = store
+        self._clock = clock
+        self._cache = cache
+        self._expiries = expiries
+        self._places: dict[bytes, _Place] = {}
+        self._stored: dict[bytes, _Stored] = {}
+        self._lock = Lock()
+
+    def messages(self, topic: TopicMetadata) -> Line:
+        """The line of a topic's messages.
+
+        Raises:
+            StoreError: it could not be opened.
+        """
+        prefix = generation_prefix(topic.topic.prefix, topic.generation)
+        place = self._places.get(prefix)
+        if place is None:
+            with self._lock:
+                place = self._places.setdefault(prefix, _Place())
+        line = place.line
+        if line is None or not place.fresh:
+            with place.lock:
+                if place.line is None or not place.fresh:
+                    place.line = self._open(prefix, place)
+                line = place.line
+        return line
+
+    def payloads(self, topic: TopicMetadata, pointer: int) -> Ids:
+        """The ids of a topic's stored payloads, behind those that the transaction has.
+
+        Only the writer of the topic's payloads asks.
+
+        Raises:
+            StoreError: they could not be looked up.
+        """
+        with self._lock:
+            prefix = generation_prefix(topic.topic.prefix, topic.generation)
+            stored = self._stored.setdefault(prefix, _Stored())
+        if pointer not in stored.pointers:
+            prefix = pointer_prefix(topic.topic.prefix, topic.generation, pointer)
+            stored.ids.skip(first_free(self._store.payload.keys, prefix, self._clock.now_ms()))
+            stored.pointers[pointer] = None
+            if len(stored.pointers) > _KNOWN_POINTERS:
+                del stored.pointers[next(iter(stored.pointers))]
+        return stored.ids
+
+    def forget(self, topic: TopicId | None = None) -> None:
+        """Look again before the next use, because somebody else may have written; None: all lines."""
+        with self._lock:
+            for prefix in self._of(topic, self._places):
+                self._places[prefix].fresh = False
+                self._cache.drop(prefix)
+            for prefix in self._of(topic, self._stored):
+                self._stored[prefix].pointers.clear()
+
+    def drop(self, topic: TopicId) -> None:
+        """The topic was deleted; its next life has another generation."""
+        with self._lock:
+            for prefix in self._of(topic, self._places):
+                del self._places[prefix]
+                self._cache.drop(prefix)
+            for prefix in self._of(topic, self._stored):
+                del self._stored[prefix]
+
+    def _of(self, topic: TopicId | None, lines: dict[bytes, _Place] | dict[bytes, _Stored]) -> list[bytes]:
+        return [prefix for prefix in lines if topic is None or prefix.startswith(topic.prefix)]
+
+    def _open(self, prefix: bytes, place: _Place) -> Line:
+        line = place.line or Line(prefix, Ids(0))
+        now_ms = self._clock.now_ms()
+        place.fresh = True
+        try:
+            free = first_free(self._store.message.keys, prefix, now_ms)
+            announced = first_free(self._expiries.keys, prefix, now_ms) if self._expiries else 0
+        except StoreError:
+            place.fresh = False
+            raise
+        line.ids.skip(max(free, announced))
+        line.mortal = line.mortal or announced > 0
+        self._cache.open(prefix, line.ids)
+        return line

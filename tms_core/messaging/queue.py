@@ -1,0 +1,195 @@
+"""Group commit: everything that is queued for a topic goes to the disk at once, and one batch at a time.
+
+A synced write takes as long for one message as for a thousand, so while one batch is being written the next one
+gathers. Each batch reads the topic's metadata and the clock, writes, and only then answers; so a topic that was deleted
+meanwhile takes no more. A few threads serve all topics in turn, a batch each.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
+from threading import Condition, Lock
+from typing import Generic, NamedTuple, TypeVar
+
+from tms_core.errors import TmsError, TransactionExpired, Unavailable
+from tms_core.messaging.ids import HonestClock, milliseconds
+from tms_core.messaging.lines import Lines
+from tms_core.messaging.topics import Topics
+from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.model import transaction_ms
+
+R = TypeVar("R")
+
+#: Bytes after which a batch takes no further request, so that memory and waiting are bounded.
+BATCH_BYTES = 8 << 20
+#: What a row costs beside its payload, in bytes.
+_ROW_BYTES = 100
+
+
+class Request(Generic[R]):
+    """What one client wants to have written.
+
+    Attributes:
+        messages: the payloads.
+        pointer: of its transaction; None without one.
+        ttl_ms: a ttl of their own; None without one.
+        size: bytes of the payloads together.
+        answer: done when it is durable, or will not be.
+    """
+
+    __slots__ = ("answer", "messages", "pointer", "size", "ttl_ms")
+
+    def __init__(self, messages: Sequence[bytes], pointer: int | None, ttl_ms: int | None = None) -> None:
+        self.messages = tuple(messages)
+        self.pointer = pointer
+        self.ttl_ms = ttl_ms
+        self.size = sum(map(len, messages))
+        self.answer: Future[R] = Future()
+
+
+class Load:
+    """How much was accepted and is not answered yet; threads may share it."""
+
+    def __init__(self) -> None:
+        self._open = 0
+        self._closed = False
+        self._changed = Condition()
+
+    @property
+    def requests(self) -> int:
+        return self._open
+
+    def accept(self) -> None:
+        """One more.
+
+        Raises:
+            Unavailable: it is closed.
+        """
+        with self._changed:
+            if self._closed:
+                raise Unavailable("This server is stopping.", "Try again when it is back.")
+            self._open += 1
+
+    def done(self, requests: int) -> None:
+        """So many are answered."""
+        with self._changed:
+            self._open -= requests
+            if not self._open:
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Accept no more, and return when all is answered."""
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: not self._open)
+
+
+class Site(NamedTuple):
+    """What all writers of a store share.
+
+    Attributes:
+        topics: read before each batch.
+        lines: where ids come from.
+        clock: what time it is.
+        max_lifetime_ms: how long after its begin a transaction may write.
+        threads: run batches.
+        load: counts requests.
+    """
+
+    topics: Topics
+    lines: Lines
+    clock: HonestClock
+    max_lifetime_ms: int
+    threads: Executor
+    load: Load
+
+
+class Queue(ABC, Generic[R]):
+    """The queue of one topic and one table.
+
+    Args:
+        topic: whose it is.
+        site: what all writers share.
+    """
+
+    def __init__(self, topic: TopicId, site: Site) -> None:
+        self._topic = topic
+        self._site = site
+        self._queue: deque[Request[R]] = deque()
+        self._busy = False
+        self._lock = Lock()
+
+    def submit(self, request: Request[R]) -> Future[R]:
+        """Queue a request; its answer comes when a batch has it.
+
+        Raises:
+            Unavailable: the service is closed.
+        """
+        self._site.load.accept()
+        with self._lock:
+            self._queue.append(request)
+            idle, self._busy = not self._busy, True
+        if idle:
+            self._site.threads.submit(self._run)
+        return request.answer
+
+    @abstractmethod
+    def _write(self, topic: TopicMetadata, now_ms: int, batch: Sequence[Request[R]]) -> None:
+        """Write a batch and answer it."""
+
+    def _run(self) -> None:
+        """Write the next batch, and have this called again if there is more."""
+        batch = self._take()
+        try:
+            topic = self._site.topics.get(self._topic)
+            self._write(topic, self._site.clock.publish_ms(), batch)
+        except BaseException as error:
+            for request in batch:
+                if not request.answer.done():
+                    request.answer.set_exception(error)
+            if not isinstance(error, TmsError):
+                raise
+        finally:
+            self._site.load.done(len(batch))
+            with self._lock:
+                self._busy = bool(self._queue)
+            if self._busy:
+                self._site.threads.submit(self._run)
+
+    def _take(self) -> list[Request[R]]:
+        """What is queued, up to a number of bytes; without what nobody waits for any more."""
+        batch: list[Request[R]] = []
+        size = 0
+        cancelled = 0
+        with self._lock:
+            while self._queue and size < BATCH_BYTES:
+                request = self._queue.popleft()
+                if request.answer.set_running_or_notify_cancel():
+                    batch.append(request)
+                    size += request.size + _ROW_BYTES * len(request.messages)
+                else:
+                    cancelled += 1
+        self._site.load.done(cancelled)
+        return batch
+
+    def _in_time(self, request: Request[R], at: int) -> bool:
+        """Whether the transaction may still write at that position; answers if not.
+
+        What decides is the time the row will have, which may be ahead of the clock: the janitor relies on it that no
+        row of a transaction is younger than this (rule L5).
+        """
+        if request.pointer is None:
+            return True
+        if transaction_ms(request.pointer) + self._site.max_lifetime_ms > milliseconds(at):
+            return True
+        request.answer.set_exception(
+            TransactionExpired(
+                f"Transaction {request.pointer} is older than {self._site.max_lifetime_ms // 1000} s, "
+                "the longest a transaction may write.",
+                "Start another one.",
+            )
+        )
+        return False

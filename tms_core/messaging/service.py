@@ -1,0 +1,302 @@
+"""The messaging service: topics, publishing and consuming over one store (``CoreMessagingService``).
+
+Methods block and may be called by any number of threads; ``submit_publish`` and ``submit_store`` do not block, for
+callers that run an event loop. One process at a time may publish to a store: ids, and what the cache knows, rest on
+that. Whoever becomes the one calls :meth:`MessagingService.forget` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from typing import Self
+
+from tms_core.clock import Clock
+from tms_core.errors import BadRequest
+from tms_core.messaging.cache import Figures, MessageCache
+from tms_core.messaging.fetcher import Fetch, Shelf
+from tms_core.messaging.ids import HonestClock, position
+from tms_core.messaging.lines import Lines
+from tms_core.messaging.model import FetchRequest, Message, RollbackRange
+from tms_core.messaging.queue import Load, Request, Site
+from tms_core.messaging.topics import Topics
+from tms_core.messaging.writer import MessageWriter, PayloadWriter, roll_back
+from tms_core.rowkey import LONG_MAX, generation_prefix
+from tms_core.side import Expiries, SideTable
+from tms_core.tables.base import Store
+from tms_core.topic import INT_MAX, TopicId
+
+_MAX_SEQUENCE = 2**16 - 1
+
+
+class MessagingService:
+    """Topics and their messages.
+
+    Args:
+        store: the tables; stays the caller's, who closes it afterwards.
+        clock: the machine's clocks.
+        default_ttl_seconds: the ttl of a topic that does not say.
+        max_lifetime_seconds: how long after its begin a transaction may write.
+        grace_seconds: how long after that it stays listed as invalid at least.
+        cache_bytes: how much of the newest rows is kept in memory; 0: nothing.
+        side: where messages with a ttl of their own are written down; None: there are none, and cannot be.
+        clock_allowance_seconds: how far the wall clock may get ahead of running time (rule S7).
+        writers: threads that write batches, so as many topics are written at once.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        default_ttl_seconds: int = 604_800,
+        max_lifetime_seconds: int = 90_000,
+        grace_seconds: int = 86_400,
+        cache_bytes: int = 30 << 20,
+        side: SideTable | None = None,
+        clock_allowance_seconds: int = 300,
+        writers: int = 4,
+    ) -> None:
+        self._store = store
+        self._topics = Topics(store.metadata, default_ttl_seconds)
+        self._expiries = Expiries(side) if side is not None else None
+        honest = HonestClock(clock, clock_allowance_seconds * 1000)
+        self._cache = MessageCache(cache_bytes)
+        self._lines = Lines(store, honest, self._cache, self._expiries)
+        self._load = Load()
+        self._threads = ThreadPoolExecutor(writers, thread_name_prefix="publish")
+        lifetime_ms = max_lifetime_seconds * 1000
+        self._site = Site(self._topics, self._lines, honest, lifetime_ms, self._threads, self._load)
+        cached_ms = min(max_lifetime_seconds, grace_seconds) * 1000 // 2
+        self._shelf = Shelf(store, self._lines, self._cache, self._expiries, honest, cached_ms)
+        self._messages: dict[TopicId, MessageWriter] = {}
+        self._payloads: dict[TopicId, PayloadWriter] = {}
+        self._lock = Lock()
+
+    # -- topics -------------------------------------------------------------------------------------------------------
+
+    def create_topic(self, topic: TopicId, properties: Mapping[str, str] | None = None) -> None:
+        """Make a topic; of one that was deleted before, the new properties count.
+
+        Args:
+            topic: its name.
+            properties: what shall differ from the defaults; ``ttl`` in seconds.
+
+        Raises:
+            BadRequest: the name, the ttl or a generation is none.
+            TopicExists: there is one.
+            MetadataError, StoreError, Unavailable: its row is damaged; the store failed; others keep changing it.
+        """
+        self._topics.create(topic, properties or {})
+
+    def update_topic(self, topic: TopicId, properties: Mapping[str, str]) -> None:
+        """Replace a topic's properties: what is left out is the default again.
+
+        Raises:
+            TopicNotFound: there is none, or it was deleted.
+            BadRequest, MetadataError, StoreError, Unavailable: as :meth:`create_topic`.
+        """
+        self._topics.update(topic, properties)
+        # With a longer ttl, rows would be shown from the cache that the janitor took while it was shorter.
+        self._lines.forget(topic)
+
+    def topic(self, topic: TopicId) -> dict[str, str]:
+        """All properties of a topic, its generation among them.
+
+        Raises:
+            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
+        """
+        return dict(self._topics.get(topic).properties)
+
+    def topics(self, namespace: str) -> list[str]:
+        """The names of a namespace's topics, in key order.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        return [topic.topic for topic in self._topics.all(namespace)]
+
+    def all_topics(self) -> list[TopicId]:
+        """All topics, in key order.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        return self._topics.all()
+
+    def delete_topic(self, topic: TopicId) -> None:
+        """Delete a topic; its messages are gone at once, their rows when the janitor comes.
+
+        Raises:
+            BadRequest, TopicNotFound, MetadataError, StoreError, Unavailable: as :meth:`update_topic`.
+        """
+        self._topics.delete(topic)
+        self._lines.drop(topic)
+
+    # -- publishing ---------------------------------------------------------------------------------------------------
+
+    def publish(
+        self, topic: TopicId, messages: Sequence[bytes], *, pointer: int | None = None, ttl_seconds: int | None = None
+    ) -> RollbackRange | None:
+        """Publish, and return when it is durable: see :meth:`submit_publish`."""
+        return self.submit_publish(topic, messages, pointer=pointer, ttl_seconds=ttl_seconds).result()
+
+    def submit_publish(
+        self, topic: TopicId, messages: Sequence[bytes], *, pointer: int | None = None, ttl_seconds: int | None = None
+    ) -> Future[RollbackRange | None]:
+        """Publish without waiting.
+
+        Args:
+            topic: where to.
+            messages: the payloads; they get consecutive ids. None at all, in a transaction, publishes what the
+                transaction has stored.
+            pointer: the transaction's write pointer; None: outside of one.
+            ttl_seconds: how long these live, where that is shorter than the topic's ttl.
+
+        Returns:
+            Done when the messages are durable: what to roll back, or None outside a transaction. Fails with
+            ``TopicNotFound``, ``TransactionExpired``, ``ClockJumped``, ``MetadataError`` (nothing was written) or
+            ``StoreError`` (what was written of a transaction is rolled back, if that can be done).
+
+        Raises:
+            BadRequest: neither message nor transaction, or a number that is none.
+            Unavailable: the service is closed.
+        """
+        if not messages and pointer is None:
+            raise BadRequest("A message outside a transaction has a payload.", "Send at least one.")
+        _check_pointer(pointer)
+        if ttl_seconds is not None and not 0 < ttl_seconds <= INT_MAX:
+            raise BadRequest(f"A ttl of {ttl_seconds} s is none.", f"Give whole seconds from 1 to {INT_MAX}.")
+        if ttl_seconds is not None and self._expiries is None:
+            raise BadRequest("This server has nowhere to note a ttl of single messages.", "Leave it to the topic.")
+        ttl_ms = None if ttl_seconds is None else ttl_seconds * 1000
+        return self._message_writer(topic).submit(Request(messages, pointer, ttl_ms))
+
+    def store(self, topic: TopicId, messages: Sequence[bytes], *, pointer: int) -> None:
+        """Store payloads, and return when they are durable: see :meth:`submit_store`."""
+        self.submit_store(topic, messages, pointer=pointer).result()
+
+    def submit_store(self, topic: TopicId, messages: Sequence[bytes], *, pointer: int) -> Future[None]:
+        """Put payloads into the payload table, without waiting; an empty publish in the transaction publishes them.
+
+        Args:
+            topic: where to.
+            messages: the payloads.
+            pointer: the transaction's write pointer.
+
+        Returns:
+            Done when they are durable; fails as :meth:`submit_publish` does.
+
+        Raises:
+            BadRequest: no message, or a pointer that is none.
+            Unavailable: the service is closed.
+        """
+        if not messages:
+            raise BadRequest("There is nothing to store.", "Send at least one payload.")
+        _check_pointer(pointer)
+        return self._payload_writer(topic).submit(Request(messages, pointer))
+
+    def rollback(self, topic: TopicId, published: RollbackRange) -> None:
+        """Take back what a publish wrote: readers in transactions do not see it any more.
+
+        Only rows that carry the publish's own pointer are changed, whatever else lies in the range.
+
+        Args:
+            topic: where it was published.
+            published: what publishing answered.
+
+        Raises:
+            BadRequest: that is no range of rows.
+            TopicNotFound, MetadataError: there is no such topic, or its row is damaged.
+            StoreError: the store failed; some rows may be rolled back. The transaction must be invalidated.
+        """
+        pointer, start_ms, start_sequence, end_ms, end_sequence = published
+        _check_pointer(pointer)
+        if not (0 <= start_ms <= LONG_MAX and 0 <= end_ms <= LONG_MAX):
+            raise BadRequest("A rollback's times lie between 0 and 2^63-1.", "Send back what publishing answered.")
+        if not (0 <= start_sequence <= _MAX_SEQUENCE and 0 <= end_sequence <= _MAX_SEQUENCE):
+            raise BadRequest(
+                "A rollback's sequence ids lie between 0 and 65535.", "Send back what publishing answered."
+            )
+        metadata = self._topics.get(topic)
+        prefix = generation_prefix(topic.prefix, metadata.generation)
+        first, last = position(start_ms, start_sequence), position(end_ms, end_sequence)
+        try:
+            roll_back(self._store.message, prefix, first, last, pointer)
+        finally:
+            self._cache.roll_back(prefix, first, last, pointer)
+
+    # -- consuming ----------------------------------------------------------------------------------------------------
+
+    def fetch(self, topic: TopicId, request: FetchRequest) -> Iterator[list[Message]]:
+        """Read messages in order.
+
+        Args:
+            topic: whose.
+            request: from where, how many, and who reads.
+
+        Returns:
+            Pages, none of them empty. Each is read when it is asked for, with nothing held open in between; they end
+            with what was durable when this was called. Reading one raises ``StoreError`` when the store fails.
+
+        Raises:
+            BadRequest, TopicNotFound, MetadataError, StoreError: before the first page.
+        """
+        return Fetch(self._shelf, self._topics.get(topic), request).pages()
+
+    # -- the service itself -------------------------------------------------------------------------------------------
+
+    @property
+    def queue_size(self) -> int:
+        """Requests that were accepted and are not durable yet."""
+        return self._load.requests
+
+    @property
+    def cache(self) -> Figures:
+        """What the cache did and holds."""
+        return self._cache.figures
+
+    @property
+    def expiries(self) -> Expiries | None:
+        """Messages with a ttl of their own, for the janitor to delete; None where there can be none."""
+        return self._expiries
+
+    def forget(self, topic: TopicId | None = None) -> None:
+        """Look at the store again, because somebody else may have written to it.
+
+        Args:
+            topic: which topic; None: all.
+        """
+        self._lines.forget(topic)
+
+    def close(self) -> None:
+        """Accept no more, and return when all that was accepted is answered; closing twice is no error."""
+        self._load.close()
+        self._threads.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _message_writer(self, topic: TopicId) -> MessageWriter:
+        writer = self._messages.get(topic)
+        if writer is None:
+            with self._lock:
+                made = MessageWriter(topic, self._site, self._store.message, self._cache, self._expiries)
+                writer = self._messages.setdefault(topic, made)
+        return writer
+
+    def _payload_writer(self, topic: TopicId) -> PayloadWriter:
+        writer = self._payloads.get(topic)
+        if writer is None:
+            with self._lock:
+                writer = self._payloads.setdefault(topic, PayloadWriter(topic, self._site, self._store.payload))
+        return writer
+
+
+def _check_pointer(pointer: int | None) -> None:
+    if pointer is not None and not 0 < pointer <= LONG_MAX:
+        raise BadRequest(f"{pointer} is no write pointer.", "Send the one the transaction has.")

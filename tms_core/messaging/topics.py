@@ -1,0 +1,175 @@
+"""Topics in the metadata table: made, described, changed, deleted.
+
+A row is never removed: deleting negates its generation, creating again goes one above. Every change compares the row
+with the very bytes that were read, so a row that Gson would have written differently can be changed too; CDAP compares
+with what it would have written, and then tries for ever. What counts on re-creation are the new properties, on every
+store; CDAP keeps the old ones in HBase.
+
+Nothing is remembered but the parsed form of rows, and the row is read each time: a topic that another process deleted
+is gone at once. That is one read for each batch of messages and each fetch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tms_core.errors import BadRequest, MetadataError, TopicExists, TopicNotFound, Unavailable
+from tms_core.tables.base import MetadataTable
+from tms_core.topic import INT_MAX, INT_MIN, TopicId, TopicMetadata, encode_properties, parse_java_int
+
+#: How often a change is tried again because another one came in between.
+_ATTEMPTS = 20
+_GENERATION, _TTL = "generation", "ttl"
+
+
+class _Row(NamedTuple):
+    """A metadata row and what it says; both None when there is none."""
+
+    raw: bytes | None
+    topic: TopicMetadata | None
+
+    @property
+    def lives(self) -> bool:
+        return self.topic is not None and not self.topic.deleted
+
+
+class Topics:
+    """The topics of one store; threads may share it.
+
+    Args:
+        table: the metadata table.
+        default_ttl_seconds: the ttl of a topic that does not say.
+    """
+
+    def __init__(self, table: MetadataTable, default_ttl_seconds: int) -> None:
+        self._table = table
+        self._defaults = {_TTL: str(default_ttl_seconds)}
+        self._parsed: dict[TopicId, tuple[bytes, TopicMetadata]] = {}
+
+    def get(self, topic: TopicId) -> TopicMetadata:
+        """A living topic.
+
+        Raises:
+            BadRequest: that is no name of a topic.
+            TopicNotFound: there is none, or it was deleted.
+            MetadataError: its row is damaged.
+        """
+        found = self._row(topic).topic
+        if found is None or found.deleted:
+            raise TopicNotFound(f"There is no topic {topic}.", "Create it first.")
+        return found
+
+    def create(self, topic: TopicId, properties: Mapping[str, str]) -> None:
+        """Make a topic, again if it was deleted (``HBaseMetadataTable.createTopic``).
+
+        Raises:
+            BadRequest: the name, a ttl or a generation that is none.
+            TopicExists: there is one.
+            MetadataError: its row is damaged.
+            Unavailable: others keep changing it.
+        """
+        wanted = self._completed(properties)
+        for _ in range(_ATTEMPTS):
+            row = self._row(topic)
+            if row.lives:
+                raise TopicExists(
+                    f"There is a topic {topic} already.", "Choose another name, or change its properties."
+                )
+            generation = 1 - row.topic.generation if row.topic else 1
+            if generation > INT_MAX:
+                raise BadRequest(f"Topic {topic} was created too often.", "Choose another name.")
+            if self._write(topic, row, wanted, generation):
+                return
+        raise _contended(topic)
+
+    def update(self, topic: TopicId, properties: Mapping[str, str]) -> None:
+        """Replace all properties but the generation; what is left out is the default again, not what it was.
+
+        Raises:
+            BadRequest: the name, a ttl or a generation that is none.
+            TopicNotFound: there is none, or it was deleted.
+            MetadataError: its row is damaged.
+            Unavailable: others keep changing it.
+        """
+        wanted = self._completed(properties)
+        for _ in range(_ATTEMPTS):
+            row = self._living(topic)
+            if self._write(topic, row, wanted, row.topic.generation if row.topic else 1):
+                return
+        raise _contended(topic)
+
+    def delete(self, topic: TopicId) -> None:
+        """Negate the generation; all other properties stay, and so does the row.
+
+        Raises:
+            BadRequest, TopicNotFound, MetadataError, Unavailable: as :meth:`update`.
+        """
+        for _ in range(_ATTEMPTS):
+            row = self._living(topic)
+            if row.topic and self._write(topic, row, row.topic.properties, -row.topic.generation):
+                return
+        raise _contended(topic)
+
+    def all(self, namespace: str | None = None) -> list[TopicId]:
+        """The living topics of a namespace, or of all, in key order; rows that do not parse are left out."""
+        found = []
+        for key, raw in self._table.rows():
+            topic = TopicId.from_prefix(key)
+            if topic is None or namespace not in (None, topic.namespace):
+                continue
+            try:
+                lives = not self._parse(topic, raw).deleted
+            except MetadataError:
+                continue
+            if lives:
+                found.append(topic)
+        return found
+
+    def _living(self, topic: TopicId) -> _Row:
+        row = self._row(topic)
+        if not row.lives:
+            raise TopicNotFound(f"There is no topic {topic}.", "Create it first.")
+        return row
+
+    def _row(self, topic: TopicId) -> _Row:
+        raw = self._table.get(_prefix(topic))
+        return _Row(raw, None if raw is None else self._parse(topic, raw))
+
+    def _parse(self, topic: TopicId, raw: bytes) -> TopicMetadata:
+        known = self._parsed.get(topic)
+        if known is not None and known[0] == raw:
+            return known[1]
+        parsed = TopicMetadata.parse(topic.prefix, raw)
+        self._parsed[topic] = (raw, parsed)
+        return parsed
+
+    def _completed(self, properties: Mapping[str, str]) -> dict[str, str]:
+        """Defaults and the caller's; a generation is looked at and does not count (``CoreMessagingService``)."""
+        wanted = self._defaults | dict(properties)
+        ttl = parse_java_int(wanted[_TTL])
+        if ttl is None or ttl <= 0:
+            raise BadRequest(f"A ttl of {wanted[_TTL]!r} is none.", f"Give whole seconds from 1 to {INT_MAX}.")
+        if _GENERATION in wanted and parse_java_int(wanted[_GENERATION]) in (None, 0, INT_MIN):
+            raise BadRequest(f"{wanted[_GENERATION]!r} is no generation.", "Leave it out: the store counts them.")
+        return wanted
+
+    def _write(self, topic: TopicId, row: _Row, properties: Mapping[str, str], generation: int) -> bool:
+        value = encode_properties({**properties, _GENERATION: str(generation)})
+        return self._table.compare_and_set(topic.prefix, row.raw, value)
+
+
+def _prefix(topic: TopicId) -> bytes:
+    """The topic's row key.
+
+    Raises:
+        BadRequest: no topic can have that name (CDAP's ``EntityId``).
+    """
+    prefix = f"{topic.namespace}:{topic.topic}:".encode("utf-8", "replace")
+    if TopicId.from_prefix(prefix) != topic:
+        raise BadRequest(f"{str(topic)!r} cannot be a topic.", "Use letters, digits and '_'; in a topic also '-'.")
+    return prefix
+
+
+def _contended(topic: TopicId) -> Unavailable:
+    return Unavailable(f"Topic {topic} kept changing meanwhile.", "Try again.")

@@ -1,0 +1,281 @@
+"""Rows of ours that belong to a store: beside CDAP's tables, never in them.
+
+Two kinds of thing cannot be said in CDAP's bytes: that a message shall live shorter than its topic's ttl (rule L6), and
+how far a named consumer has read. They go into one small sorted table: a LevelDB folder of its own, a table
+``tms.side`` in HBase, or memory. The first byte of a key says what it is about.
+
+An expiry is there twice. ``e`` + moment + message key is in the order in which messages come due, for the janitor;
+``m`` + message key holds the moment, for fetches. Both are written and synced before the message itself, so no message
+with a ttl of its own is ever seen without it. Of an expiry whose message never came the janitor deletes a row that is
+not there, which is no error; new messages never get that row's id (:meth:`Expiries.keys`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple, Self
+
+from tms_core.clock import Clock, SystemClock
+from tms_core.errors import StoreError, StoreNotFound
+from tms_core.rowkey import MessageKey, stop_key
+from tms_core.tables.base import Page
+from tms_core.tables.hbase_pool import HBasePool
+from tms_core.tables.hbase_rows import ROWS, HBaseRows
+from tms_core.tables.hbase_schema import FAMILY, TableSpec
+from tms_core.tables.leveldb_database import WritableDatabase
+from tms_core.tables.leveldb_folder import sync, translated
+from tms_core.tables.leveldb_layout import holds_database
+from tms_core.topic import TopicId
+
+#: First bytes of keys: an expiry by its moment, an expiry by its message.
+_BY_TIME, _BY_MESSAGE = b"e", b"m"
+_TIME_BYTES = 8
+#: Our table in HBase, its only column, and a key that no row has.
+_HBASE_TABLE, _COLUMN, _NO_ROW = "tms.side", FAMILY + b":v", b"\0"
+
+
+class SideTable(ABC):
+    """A small sorted table; threads may share it. What is written is durable on return, in one batch if it can be."""
+
+    @abstractmethod
+    def get(self, key: bytes) -> bytes | None:
+        """One row's value."""
+
+    @abstractmethod
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+        """At most ``limit`` rows of ``[start, stop)`` in key order."""
+
+    @abstractmethod
+    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """Write rows, in this order where they cannot be written all at once."""
+
+    @abstractmethod
+    def delete(self, keys: Sequence[bytes]) -> None:
+        """Delete rows, in this order where they cannot be deleted all at once; need not survive a crash."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go; closing twice is no error."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class MemorySide(SideTable):
+    """Gone when the process is."""
+
+    def __init__(self) -> None:
+        self._keys: list[bytes] = []
+        self._values: dict[bytes, bytes] = {}
+        self._lock = Lock()
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._values.get(key)
+
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+        with self._lock:
+            first = bisect_left(self._keys, start)
+            last = len(self._keys) if stop is None else bisect_left(self._keys, stop)
+            keys = self._keys[first : min(last, first + limit)]
+            resume = keys[-1] + b"\0" if first + limit < last else None
+            return Page([(key, self._values[key]) for key in keys], resume)
+
+    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        with self._lock:
+            self._values.update(rows)
+            self._keys = sorted(self._values)
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        with self._lock:
+            for key in keys:
+                self._values.pop(key, None)
+            self._keys = sorted(self._values)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class LevelDBSide(SideTable):
+    """A LevelDB folder of its own; one process at a time.
+
+    Args:
+        folder: not the store's, which holds CDAP's three folders and nothing else.
+
+    Raises:
+        StoreBusy: another process has it open.
+        StoreError: it is damaged or cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        present = holds_database(folder)
+        if not present:
+            with translated(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+                sync(folder.parent)
+        self._database = WritableDatabase(folder, create=not present)
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._database.get(key)
+
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+        return self._database.rows(start, stop, limit)
+
+    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        self._database.put(rows)
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        self._database.delete(keys)
+
+    def close(self) -> None:
+        self._database.close()
+
+
+class HBaseSide(SideTable):
+    """A table of one cell in a row, without salt, beside CDAP's; made if it is not there.
+
+    Args:
+        pool: connections to Thrift 1 servers; closed with this.
+        namespace: the HBase namespace.
+        clock: our own clock.
+
+    Raises:
+        StoreUnavailable: no Thrift server answers, or HBase does not.
+        StoreError: the table could not be made.
+    """
+
+    def __init__(self, pool: HBasePool, namespace: str, clock: Clock | None = None) -> None:
+        spec = TableSpec(namespace, _HBASE_TABLE, "NONE")
+        self._rows = HBaseRows(pool, spec.full_name.encode(), clock or SystemClock())
+        self._pool = pool
+        try:
+            try:
+                self._rows.get(_NO_ROW)
+            except StoreNotFound:
+                self._create(spec)
+        except StoreError:
+            self.close()
+            raise
+
+    def get(self, key: bytes) -> bytes | None:
+        page = self.rows(key, key + b"\0", 1)
+        return page.items[0][1] if page.items else None
+
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+        found, ended = self._rows.fetch(start, stop, limit, ROWS)
+        items = [(row.row, cell.value) for row in found if (cell := row.columns.get(_COLUMN)) is not None]
+        return Page(items, None if ended else found[-1].row + b"\0")
+
+    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        self._rows.put((key, {_COLUMN: value}) for key, value in rows)
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        self._rows.delete(keys, None)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _create(self, spec: TableSpec) -> None:
+        try:
+            with self._pool.connection() as connection:
+                connection.call("createTable", spec.full_name.encode(), spec.families())
+        except StoreError as error:
+            try:
+                # Another process may have made it at this moment.
+                self._rows.get(_NO_ROW)
+            except StoreNotFound:
+                error.hint = f"Make it in the HBase shell: {spec.shell_line()}"
+                raise error from None
+
+
+class Expiry(NamedTuple):
+    """When a message with a ttl of its own is due.
+
+    Attributes:
+        topic, generation, publish_ms, sequence: which message.
+        expires_ms: the first moment at which it is gone.
+    """
+
+    topic: TopicId
+    generation: int
+    publish_ms: int
+    sequence: int
+    expires_ms: int
+
+    @property
+    def key(self) -> bytes:
+        """The message's row key."""
+        return MessageKey(self.topic, self.generation, self.publish_ms, self.sequence).pack()
+
+
+class Expiries:
+    """Messages that live shorter than their topic says (rule L6); threads may share it.
+
+    Args:
+        table: where they are written down.
+    """
+
+    def __init__(self, table: SideTable) -> None:
+        self._table = table
+
+    def put(self, moments: Iterable[tuple[bytes, int]]) -> None:
+        """Say of messages when they come due, before they are there. Durable on return.
+
+        Args:
+            moments: message keys, each with the first moment in ms at which it is gone.
+        """
+        rows = []
+        for key, expires_ms in moments:
+            moment = _pack(expires_ms)
+            rows += [(_BY_MESSAGE + key, moment), (_BY_TIME + moment + key, b"")]
+        self._table.put(rows)
+
+    def due(self, now_ms: int, limit: int) -> list[Expiry]:
+        """Messages that are gone at that moment, the earliest first; at most ``limit``.
+
+        What was deleted is handed to :meth:`forget`, or it comes again.
+        """
+        page = self._table.rows(_BY_TIME, _BY_TIME + _pack(now_ms + 1), limit)
+        return [expiry for key, _ in page.items if (expiry := _expiry(key)) is not None]
+
+    def expires_ms(self, key: bytes) -> int | None:
+        """The first moment at which a message is gone; None when it lives as long as its topic says."""
+        value = self._table.get(_BY_MESSAGE + key)
+        return None if value is None else int.from_bytes(value, "big")
+
+    def between(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, int]]:
+        """The messages of a range of keys that have a ttl of their own, each with its moment."""
+        last = stop_key(_BY_MESSAGE) if stop is None else _BY_MESSAGE + stop
+        page = self._table.rows(_BY_MESSAGE + start, last, limit)
+        items = [(key[len(_BY_MESSAGE) :], int.from_bytes(value, "big")) for key, value in page.items]
+        return Page(items, page.resume and page.resume[len(_BY_MESSAGE) :])
+
+    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+        """Keys of such messages, as of a table of them; their ids are taken, whether they came to be or not."""
+        page = self.between(start, stop, limit)
+        return Page([key for key, _ in page.items], page.resume)
+
+    def forget(self, expiries: Iterable[Expiry]) -> None:
+        """Drop what is done with; unknown ones are no error."""
+        keys: list[bytes] = []
+        for expiry in expiries:
+            key = expiry.key
+            # In this order: as long as the second is there, it comes up again.
+            keys += [_BY_MESSAGE + key, _BY_TIME + _pack(expiry.expires_ms) + key]
+        self._table.delete(keys)
+
+
+def _pack(moment_ms: int) -> bytes:
+    return moment_ms.to_bytes(_TIME_BYTES, "big")
+
+
+def _expiry(key: bytes) -> Expiry | None:
+    start = len(_BY_TIME) + _TIME_BYTES
+    message = MessageKey.parse(key[start:])
+    return None if message is None else Expiry(*message, int.from_bytes(key[len(_BY_TIME) : start], "big"))
