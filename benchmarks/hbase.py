@@ -21,7 +21,6 @@ from tms_core.tables.hbase import HBaseStore
 from tms_core.topic import encode_properties
 
 BUCKETS = 16
-TOPICS = 10
 _PUT_ROWS = 5_000
 
 
@@ -40,7 +39,7 @@ def server() -> Iterator[HBaseServer]:
 
 
 @contextmanager
-def filled(tables: Tables, rows: int, *, topics: int = TOPICS, pointer: int | None = None) -> Iterator[str]:
+def filled(tables: Tables, rows: int, *, topics: int, pointer: int | None = None) -> Iterator[str]:
     """The namespace of new tables, in which all rows are past their ttl, or none if they have a pointer."""
     namespace = tables.make(buckets=BUCKETS)
     value = MessageValue(pointer, BODY)

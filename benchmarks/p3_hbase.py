@@ -4,6 +4,10 @@ Both go through as many connections, salt by salt, read keys only and delete by 
 new tables, whose rows are in files. The sweep's time is all of ``run_once`` but asking for compaction, which happens in
 the background and which the loop does not do. A loop of HBase's own Java client, in a warm JVM and without Thrift, does
 the same. HBase itself runs on the same machine, so that more workers mostly find its processors busy.
+
+A topic has some thousand rows under each salt, whatever the size. The same rows in ten times as many topics are a sweep
+of many small batches, each of which reads its topic's metadata again (rule S2), while the loop knows no topics: what
+that costs is in the details.
 """
 
 from __future__ import annotations
@@ -25,7 +29,10 @@ from tests.hbase.tables import Tables
 from tests.support import size
 from tms_core.tables.hbase import HBaseStore
 
-ROWS = size("TMS_BENCH_HBASE_ROWS", 100_000)
+#: ``TMS_BENCH_HBASE_ROWS=1000000`` is the full size.
+ROWS = size("TMS_BENCH_HBASE_ROWS", 60_000)
+TOPICS = max(1, ROWS // 100_000)
+SMALL_TOPICS = 10 * TOPICS
 WORKERS = (1, 2, 4)
 #: The bar is about this many.
 JUDGED = 4
@@ -71,43 +78,50 @@ def java(running: HBaseServer, threads: int, *namespaces: str) -> float:
 
 
 def main() -> None:
-    ours: dict[int, list[tuple[float, float, float]]] = {workers: [] for workers in WORKERS}
-    plain: dict[int, list[float]] = {workers: [] for workers in WORKERS}
+    kinds = [*((workers, TOPICS) for workers in WORKERS), (JUDGED, SMALL_TOPICS)]
+    ours: dict[tuple[int, int], list[tuple[float, float, float]]] = {kind: [] for kind in kinds}
+    plain: dict[tuple[int, int], list[float]] = {kind: [] for kind in kinds}
     with server() as running, Tables(running) as tables:
         address = running.thrift
         # Both once beforehand, so that HBase's own code is warm.
         for turn in range(TURNS + 1):
-            for workers in WORKERS if turn else (JUDGED,):
-                with filled(tables, ROWS) as namespace:
+            for workers, topics in kinds if turn else [(JUDGED, TOPICS)]:
+                with filled(tables, ROWS, topics=topics) as namespace:
                     swept = sweep(address, namespace, workers)
-                with filled(tables, ROWS) as namespace:
+                with filled(tables, ROWS, topics=topics) as namespace:
                     looped = bare(address, namespace, workers)
                 if turn:
-                    ours[workers].append(swept)
-                    plain[workers].append(looped)
-        with filled(tables, ROWS) as warming, filled(tables, ROWS) as namespace:
+                    ours[workers, topics].append(swept)
+                    plain[workers, topics].append(looped)
+        with filled(tables, ROWS, topics=TOPICS) as warming, filled(tables, ROWS, topics=TOPICS) as namespace:
             java_seconds = java(running, JUDGED, warming, namespace)
 
     def rate(seconds: list[float]) -> int:
         return round(ROWS / statistics.median(seconds))
 
     ratio = {
-        workers: round(statistics.median(b / o[0] for o, b in zip(ours[workers], plain[workers], strict=True)), 3)
-        for workers in WORKERS
+        kind: round(statistics.median(b / o[0] for o, b in zip(ours[kind], plain[kind], strict=True)), 3)
+        for kind in kinds
     }
+    judged = (JUDGED, TOPICS)
     details = {
         "rows": ROWS,
         "salts": BUCKETS,
+        "topics": TOPICS,
         "workers": JUDGED,
-        "ratio_by_workers": ratio,
-        "rows_per_second_by_workers": {workers: rate([one[0] for one in ours[workers]]) for workers in WORKERS},
-        "bare_rows_per_second_by_workers": {workers: rate(plain[workers]) for workers in WORKERS},
+        "ratio_by_workers": {workers: ratio[workers, TOPICS] for workers in WORKERS},
+        "rows_per_second_by_workers": {workers: rate([one[0] for one in ours[workers, TOPICS]]) for workers in WORKERS},
+        "bare_rows_per_second_by_workers": {workers: rate(plain[workers, TOPICS]) for workers in WORKERS},
         "java_rows_per_second": rate([java_seconds]),
-        "store_calls_per_1000_rows": round(statistics.median(one[1] for one in ours[JUDGED]), 2),
-        "thrift_calls_per_1000_rows": round(statistics.median(one[2] for one in ours[JUDGED]), 2),
+        "store_calls_per_1000_rows": round(statistics.median(one[1] for one in ours[judged]), 2),
+        "thrift_calls_per_1000_rows": round(statistics.median(one[2] for one in ours[judged]), 2),
+        "ratio_in_small_topics": ratio[JUDGED, SMALL_TOPICS],
+        "store_calls_per_1000_rows_in_small_topics": round(
+            statistics.median(one[1] for one in ours[JUDGED, SMALL_TOPICS]), 2
+        ),
     }
     name = "HBase sweep, rows deleted per second ÷ a bare happybase loop's"
-    report(Figure("P3", name, ratio[JUDGED], at_least=0.9, details=details))
+    report(Figure("P3", name, ratio[judged], at_least=0.9, details=details))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ __all__ = [
     "TlsSettings",
     "TransactionSettings",
     "load",
+    "split_address",
 ]
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
@@ -39,10 +40,27 @@ _MAX_PORT = 65535
 
 
 def _address(address: str) -> str:
-    match = _ADDRESS.fullmatch(address)
-    if not match or not 0 < int(match[2]) <= _MAX_PORT:
+    _, port = split_address(address)
+    if not port:
         raise ValueError("this is not HOST:PORT")
     return address
+
+
+def _address_or_any_port(address: str) -> str:
+    split_address(address)
+    return address
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``; an IPv6 address stands in brackets and comes without.
+
+    Raises:
+        ValueError: it is none.
+    """
+    match = _ADDRESS.fullmatch(address)
+    if not match or int(match[2]) > _MAX_PORT:
+        raise ValueError("this is not HOST:PORT")
+    return match[1].strip("[]"), int(match[2])
 
 
 def _topic(topic: str) -> str:
@@ -68,6 +86,7 @@ CountOrZero = Annotated[int, Strict(), Field(ge=0, le=INT_MAX)]
 Port = Annotated[int, Strict(), Field(ge=0, le=_MAX_PORT)]
 Host = Annotated[str, Field(min_length=1)]
 Address = Annotated[str, AfterValidator(_address)]
+ListenAddress = Annotated[str, AfterValidator(_address_or_any_port)]
 Topic = Annotated[str, AfterValidator(_topic)]
 TopicPattern = Annotated[str, AfterValidator(_pattern)]
 
@@ -86,7 +105,9 @@ class HBaseSettings(Section):
         ("127.0.0.1:9090",), "HOST:PORT of each HBase Thrift server", reason="HBase's own default port"
     )
     thrift2: Annotated[tuple[Address, ...], Field(min_length=1)] | None = setting(
-        None, "HOST:PORT of each HBase Thrift 2 server, or null", reason="the first interface does all that is needed"
+        None,
+        "HOST:PORT of each HBase Thrift 2 server; null: what the tables say of themselves is not looked at",
+        reason="cleaning needs the first interface only",
     )
     namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")] = setting(
         "cdap_system", "the HBase namespace of the tables", reason="where CDAP puts its system tables"
@@ -102,7 +123,7 @@ class HBaseSettings(Section):
     )
     buckets: Annotated[int, Strict(), Field(ge=1, le=256)] = setting(
         16,
-        "salt buckets of tables that are made here; existing tables say themselves how many they have",
+        "salt buckets of tables that are made here, and of rows that are put; what the tables contradict is refused",
         unit="buckets",
         reason="CDAP's default",
     )
@@ -129,7 +150,12 @@ class TransactionSettings(Section):
         reason="beside the store",
         place=True,
     )
-    thrift: Address = setting("127.0.0.1:15165", "HOST:PORT of the transaction service", reason="Tephra's default port")
+    thrift: ListenAddress = setting(
+        "127.0.0.1:15165",
+        "HOST:PORT of the transaction service; with source manager where `tms serve` listens (port 0: a free one, "
+        "printed)",
+        reason="Tephra's default port",
+    )
     snapshot_interval_seconds: Count = setting(
         60,
         "how often a snapshot is written; one older than twice this is not used",
@@ -235,7 +261,10 @@ class ServerSettings(Section):
         1000,
         "messages in a JSON answer to a poll without a limit",
         unit="messages",
-        reason="a JSON answer is held whole",
+        reason="clients hold a JSON answer whole",
+    )
+    access_log: Switch = setting(
+        False, "whether each request is logged", reason="a line costs as much as a small request"
     )
     cache_mb: CountOrZero = setting(30, "memory for recent messages; 0: none", unit="MB", reason="CDAP's default")
     system_topics: tuple[Topic, ...] = setting(

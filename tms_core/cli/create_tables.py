@@ -1,4 +1,4 @@
-"""``tms admin create-tables``: CDAP's three tables in HBase, made through Thrift 2 or by hand with a script."""
+"""``tms admin create-tables``: CDAP's three tables in HBase and the janitor's own, through Thrift 2 or by a script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tms_core.errors import ConfigurationError
 from tms_core.layered import Flags, load_as
 from tms_core.settings import Settings
 from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.hbase_schema import create_tables, shell_script, table_specs
+from tms_core.tables.hbase_schema import create_tables, memory_spec, shell_script, table_specs
 
 #: Making a table waits until all its regions are open.
 _CREATE_SECONDS = 300
@@ -48,8 +48,9 @@ def create_hbase_tables(
 ) -> None:
     """Make CDAP's messaging tables in HBase.
 
-    Namespace, tables, attributes and one region for each bucket, as CDAP makes them. What is
-    there already stays as it is; a table with another number of buckets is an error.
+    Namespace, tables, attributes and one region for each bucket, as CDAP makes them, and the
+    janitor's own table beside them. What is there already stays as it is; a table with another
+    number of buckets is an error.
 
     \b
     Examples:
@@ -58,7 +59,7 @@ def create_hbase_tables(
     """
     flags = {"thrift2": thrift2, "namespace": namespace, "buckets": buckets}
     hbase = load_as(Settings, config, os.environ, flags, _FLAGS).settings.storage.hbase
-    specs = table_specs(hbase.namespace, hbase.buckets, compression.upper())
+    specs = [*table_specs(hbase.namespace, hbase.buckets, compression.upper()), memory_spec(hbase.namespace)]
     if script:
         click.echo(shell_script(specs), nl=False)
         return

@@ -1,0 +1,196 @@
+"""P4: what HTTP costs: publishing and fetching through ``tms serve``, beside bare LevelDB on the same disk.
+
+The server is a process of its own, as users run it, without the janitor. Clients are raw sockets that build their
+requests once, so that what is measured is the server. Bare loops and the server take turns, since disks have moods,
+and each figure is the median of the turns. Bare writes are one synced batch for each batch that is published, of rows
+as long as the server's; bare reads are one iterator over such rows.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import plyvel
+
+from benchmarks.figure import Figure, report
+from tests.server.client import AVRO, Client, TopicClient
+from tests.server.process import Serve, configure
+from tests.server.test_avro import block
+from tests.server.test_messages import EVERYTHING
+from tests.support import size
+from tms_core.clock import SystemClock
+from tms_core.messaging.service import MessagingService
+from tms_core.rowkey import MessageKey
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.topic import TopicId
+
+TURNS = size("TMS_BENCH_TURNS", 5)
+TOPIC = TopicId("default", "bench")
+#: Batches of 500 messages of 1 kB in a turn, batches of 100 of 100 bytes, and messages one by one.
+LARGE, SMALL, SINGLE = 200, 1500, 3000
+PRODUCERS = 16
+_PATH = f"/v1/namespaces/{TOPIC.namespace}/topics/{TOPIC.topic}"
+
+
+def request(verb: str, body: bytes) -> bytes:
+    head = f"POST {_PATH}/{verb} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {AVRO}\r\nContent-Length: {len(body)}"
+    return f"{head}\r\n\r\n".encode() + body
+
+
+def publishing(messages: int, length: int) -> bytes:
+    return request("publish", b"\x02" + block([b"x" * length] * messages) + b"\0")
+
+
+def publish(port: int, data: bytes, requests: int, producers: int) -> float:
+    """Requests per second that so many producers get done, each with one under way at a time."""
+    with selectors.DefaultSelector() as waiting:
+        connections = [connect(port) for _ in range(producers)]
+        for number, connection in enumerate(connections):
+            waiting.register(connection, selectors.EVENT_READ, number)
+        started = time.perf_counter()
+        for connection in connections:
+            connection.sendall(data)
+        sent, done = producers, 0
+        while done < requests:
+            for key, _ in waiting.select():
+                connection = connections[key.data]
+                answer = connection.recv(65536)
+                if not (answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"\r\n\r\n")):
+                    raise RuntimeError(f"the server said {answer!r}")
+                done += 1
+                if sent < requests:
+                    connection.sendall(data)
+                    sent += 1
+        seconds = time.perf_counter() - started
+        for connection in connections:
+            connection.close()
+    return requests / seconds
+
+
+def fetch(port: int) -> float:
+    """Seconds a client needs that throws away what it reads."""
+    buffer = bytearray(1 << 20)
+    with connect(port) as connection:
+        started = time.perf_counter()
+        connection.sendall(request("poll", EVERYTHING).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
+        while connection.recv_into(buffer):
+            pass
+        return time.perf_counter() - started
+
+
+def connect(port: int) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+class Bare:
+    """LevelDB by itself, with rows as long as the server's."""
+
+    def __init__(self, folder: Path) -> None:
+        self._database = plyvel.DB(str(folder), create_if_missing=True)
+        self._at = 1_700_000_000_000 << 16
+
+    def write(self, messages: int, length: int, batches: int) -> float:
+        """Synced batches per second."""
+        value = bytes(1 + length)
+        started = time.perf_counter()
+        for _ in range(batches):
+            batch = self._database.write_batch(sync=True)
+            for _ in range(messages):
+                self._at += 1
+                batch.put(MessageKey(TOPIC, 1, self._at >> 16, self._at & 0xFFFF).pack(), value)
+            batch.write()
+        return batches / (time.perf_counter() - started)
+
+    def read(self) -> float:
+        """Rows per second."""
+        rows = 0
+        started = time.perf_counter()
+        with self._database.iterator() as found:
+            for _ in found:
+                rows += 1
+        return rows / (time.perf_counter() - started)
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[int]:
+    """The port of a server with an empty topic."""
+    folder.mkdir()
+    with Serve(configure(folder)) as process:
+        with Client(process.port) as client:
+            TopicClient(client, TOPIC.topic).create()
+        yield process.port
+        process.end()
+
+
+def syncs_per_batch(folder: Path, batches: int = 200) -> float:
+    """Synced writes the store is asked for, per batch that is acknowledged before the next is sent."""
+    with LevelDBStore(folder, create=True) as store, MessagingService(store, SystemClock()) as service:
+        service.create_topic(TOPIC)
+        service.publish(TOPIC, [b"x"])
+        writes = ("put", "set", "sync", "delete", "invert")
+        before = sum(store.calls[name] for name in writes)
+        for _ in range(batches):
+            service.publish(TOPIC, [b"x"] * 10)
+        return (sum(store.calls[name] for name in writes) - before) / batches
+
+
+def turns(measure: Callable[[], float], beside: Callable[[], float]) -> tuple[float, float, float]:
+    """Medians: the ratio of each turn, ours, the other's. The first turn warms up."""
+    pairs = [(measure(), beside()) for _ in range(TURNS + 1)][1:]
+    ours, others = zip(*pairs, strict=True)
+    return statistics.median(o / b for o, b in pairs), statistics.median(ours), statistics.median(others)
+
+
+def batches(scratch: Path) -> None:
+    """Large batches, then fetching what they left."""
+    bare, data = Bare(scratch / "bare-large"), publishing(500, 1000)
+    with server(scratch / "large") as port:
+        ratio, ours, other = turns(lambda: publish(port, data, LARGE, 2), lambda: bare.write(500, 1000, LARGE))
+        details = {"messages_per_second": round(ours * 500), "bare_messages_per_second": round(other * 500)}
+        name = "HTTP publish, 1 kB × 500, ÷ bare synced writes"
+        report(Figure("P4", name, round(ratio, 3), at_least=0.6, details=details))
+        rows = LARGE * (TURNS + 1) * 500
+        ratio, ours, other = turns(lambda: rows / fetch(port), bare.read)
+    details = {"rows": rows, "messages_per_second": round(ours), "bare_rows_per_second": round(other)}
+    report(Figure("P4", "fetch ÷ bare reads", round(ratio, 3), at_least=0.25, details=details))
+
+
+def singles(scratch: Path) -> None:
+    """One by one, and small batches from one client."""
+    bare = Bare(scratch / "bare-single")
+    one, small = publishing(1, 100), publishing(100, 100)
+    with server(scratch / "single") as port:
+        alone = statistics.median(publish(port, one, SINGLE, 1) for _ in range(TURNS))
+        hundred = statistics.median(publish(port, small, SMALL, 1) for _ in range(TURNS)) * 100
+        ratio, ours, other = turns(
+            lambda: publish(port, one, SINGLE * 4, PRODUCERS), lambda: bare.write(1, 100, SINGLE)
+        )
+    details = {
+        "messages_per_second": round(ours),
+        "bare_messages_per_second": round(other),
+        "messages_per_second_one_producer": round(alone),
+        "messages_per_second_100_bytes_by_100": round(hundred),
+    }
+    name = f"one by one, {PRODUCERS} producers, ÷ bare single synced writes"
+    report(Figure("P4", name, round(ratio, 3), at_least=1.5, details=details))
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="p4-") as scratch:
+        batches(Path(scratch))
+        singles(Path(scratch))
+        syncs = syncs_per_batch(Path(scratch) / "syncs")
+        report(Figure("P4", "synced writes per acknowledged batch", syncs, at_most=2))
+
+
+if __name__ == "__main__":
+    main()

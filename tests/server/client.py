@@ -1,0 +1,126 @@
+"""A client that does exactly what a test says: one connection, nothing added, chunks seen as they were sent."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+#: How long a test waits for any answer, in seconds.
+PATIENCE_SECONDS = 120
+AVRO, JSON = "avro/binary", "application/json"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer; ``chunks`` are those of the wire, empty when its length was given."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    chunks: list[bytes] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def unzipped(self) -> bytes:
+        assert self.headers["content-encoding"] == "gzip"
+        return gzip.decompress(self.body)
+
+
+class Client:
+    """One connection to a server on this machine."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A small window, so that what nobody reads soon stays with the server.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        self._stream = self.socket.makefile("rb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+        self.socket.close()
+
+    def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
+        """Send a request with these headers (``content_type`` for ``Content-Type``) and read the answer."""
+        self.send(method, path, body, **headers)
+        return self.answer()
+
+    def send(self, method: str, path: str, body: bytes = b"", **headers: str) -> None:
+        named = {"host": "localhost", "content-length": str(len(body))}
+        named |= {name.replace("_", "-"): value for name, value in headers.items()}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in named.items())
+        self.socket.sendall(f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode() + body)
+
+    def answer(self) -> Answer:
+        """Read one answer.
+
+        Raises:
+            EOFError: the connection ended before it was whole.
+        """
+        status = int(self._line().split(b" ", 2)[1])
+        headers = {}
+        while line := self._line():
+            name, _, value = line.decode("latin-1").partition(":")
+            headers[name.lower()] = value.strip()
+        if headers.get("transfer-encoding") != "chunked":
+            return Answer(status, headers, self._exactly(int(headers["content-length"])))
+        chunks = []
+        while size := int(self._line(), 16):
+            chunks.append(self._exactly(size))
+            self._line()
+        self._line()
+        return Answer(status, headers, b"".join(chunks), chunks)
+
+    def _line(self) -> bytes:
+        line = self._stream.readline()
+        if not line.endswith(b"\n"):
+            raise EOFError
+        return line.rstrip(b"\r\n")
+
+    def _exactly(self, size: int) -> bytes:
+        found = self._stream.read(size)
+        if len(found) < size:
+            raise EOFError
+        return found
+
+
+class TopicClient:
+    """The calls of one topic, in JSON."""
+
+    def __init__(self, client: Client, name: str, namespace: str = "default") -> None:
+        self.client = client
+        self.path = f"/v1/namespaces/{namespace}/topics/{name}"
+
+    def create(self, **properties: str) -> Self:
+        answer = self.client.ask("PUT", self.path, json.dumps(properties).encode())
+        assert answer.status == 200, answer.text
+        return self
+
+    def post(self, verb: str, body: object = None, **headers: str) -> Answer:
+        """Any call, with a body of JSON (or bytes as they are)."""
+        data = body if isinstance(body, bytes) else json.dumps({} if body is None else body).encode()
+        return self.client.ask("POST", f"{self.path}/{verb}", data, **{"content_type": JSON, **headers})
+
+    def publish(self, *messages: str, **fields: object) -> Answer:
+        answer = self.post("publish", {"messages": messages, **fields})
+        assert answer.status == 200, answer.text
+        return answer
+
+    def poll(self, **fields: object) -> list[str]:
+        """The payloads."""
+        answer = self.post("poll", fields)
+        assert answer.status == 200, answer.text
+        return [message["payload"] for message in answer.json]

@@ -1,0 +1,82 @@
+"""A server in this process, on a free port, over a store in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.server.client import Client, TopicClient
+from tms_core.clock import Clock, SystemClock
+from tms_core.messaging.service import MessagingService
+from tms_core.server.app import make_app
+from tms_core.server.listener import Listener
+from tms_core.server.metrics import ServerMetrics
+from tms_core.server.site import Site
+from tms_core.side import MemorySide
+from tms_core.tables.base import Store
+from tms_core.tables.memory import MemoryStore
+
+MAX_REQUEST_BYTES, JSON_POLL_LIMIT = 3_000_000, 100
+
+
+@dataclass
+class Serving:
+    """What answers, and what it stands on."""
+
+    listener: Listener
+    service: MessagingService
+    store: Store
+    metrics: ServerMetrics
+
+    @property
+    def port(self) -> int:
+        return self.listener.port
+
+
+@contextmanager
+def serving(
+    *,
+    store: Store | None = None,
+    clock: Clock | None = None,
+    access_log: bool = False,
+    loopback: bool = True,
+    cache_bytes: int = 30 << 20,
+) -> Iterator[Serving]:
+    """A server that answers while the block runs."""
+    store = store or MemoryStore()
+    service = MessagingService(store, clock or SystemClock(), side=MemorySide(), cache_bytes=cache_bytes)
+    metrics = ServerMetrics(CollectorRegistry(), service)
+    with ThreadPoolExecutor(4) as threads, service:
+        site = Site(service, threads, metrics, MAX_REQUEST_BYTES, JSON_POLL_LIMIT)
+        app = make_app(site, loopback=loopback, access_log=access_log)
+        listener = Listener(app, "127.0.0.1", 0)
+        listener.start()
+        try:
+            yield Serving(listener, service, store, metrics)
+        finally:
+            listener.stop()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Serving]:
+    """One server for the tests of a module."""
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def client(shared: Serving) -> Iterator[Client]:
+    """A connection of the test's own."""
+    with Client(shared.port) as connection:
+        yield connection
+
+
+@pytest.fixture
+def topic(client: Client, request: pytest.FixtureRequest) -> TopicClient:
+    """A topic of the test's own."""
+    return TopicClient(client, f"t{abs(hash(request.node.nodeid))}").create()

@@ -1,0 +1,102 @@
+"""``tms serve`` as a process of its own, on free ports, over a store in a folder of the test's."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from tests.server.client import PATIENCE_SECONDS
+
+TMS = Path(sys.executable).with_name("tms")
+
+
+def configure(folder: Path, **server: Any) -> Path:
+    """A settings file for a store in ``folder``; free ports unless ``server`` says otherwise."""
+    path = folder / "tms.yaml"
+    settings = {
+        "storage": {"leveldb": {"path": str(folder / "messaging")}},
+        "transactions": {"directory": str(folder / "tx"), "thrift": "127.0.0.1:0"},
+        "server": {"port": 0, **server},
+    }
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+class Serve:
+    """A running ``tms serve``.
+
+    Args:
+        config: the settings file.
+        options: more words for the command line.
+    """
+
+    def __init__(self, config: Path, *options: str) -> None:
+        self._log = config.with_suffix(".log").open("a+")
+        command = [str(TMS), "serve", "--config", str(config), "--no-janitor", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True)
+        assert self.process.stdout is not None
+        said = {}
+        for line in self.process.stdout:
+            name, _, address = line.strip().partition(": ")
+            said[name] = address
+            if name == "REST":
+                break
+        else:
+            raise AssertionError(f"it did not start: {self.log}")
+        self.url = said["REST"]
+        self.transactions = said.get("transactions", "")
+
+    @property
+    def port(self) -> int:
+        return port_of(self.url)
+
+    @property
+    def transactions_port(self) -> int:
+        return port_of(self.transactions)
+
+    @property
+    def log(self) -> str:
+        """What it has said on standard error."""
+        self._log.seek(0)
+        return self._log.read()
+
+    def ask_to_end(self) -> None:
+        """The first SIGTERM."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Its exit code."""
+        return self.process.wait(timeout=PATIENCE_SECONDS)
+
+    def end(self) -> None:
+        """Have it finish what was accepted."""
+        self.ask_to_end()
+        assert self.wait() == 0, self.log
+
+    def kill(self) -> None:
+        """As if the machine had lost its power."""
+        self.process.kill()
+        self.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._log.close()
+
+
+def port_of(address: str) -> int:
+    """The port at the end of an address."""
+    match = re.search(r":(\d+)$", address)
+    assert match is not None, address
+    return int(match[1])

@@ -1,0 +1,270 @@
+"""CDAP's Avro: every worked example byte for byte, everything it can say there and back, and nothing else."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tms_core.errors import BadRequest
+from tms_core.messaging.model import FetchRequest, Message, RollbackRange
+from tms_core.rowkey import MessageId
+from tms_core.server.avro import AvroCodec
+from tms_core.server.codec import CHUNK_BYTES
+from tms_core.topic import INT_MAX
+from tms_core.transaction.model import Transaction
+from tms_core.transaction.thrift import encode_transaction
+
+AVRO = AvroCodec()
+T, W = 1_500_000_000_000, 1_500_000_000_000_000_007
+WRITE_POINTER = "00 8e 80 b0 b1 af 83 89 d1 29"
+ID = MessageId(T, 0)
+#: The transaction of the worked example: its own pointer, the read pointer one less, nothing else.
+TRANSACTION = Transaction(W - 1, W, W)
+TRANSACTION_HEX = (
+    "0a000114d1120d7b1600070a000214d1120d7b1600060f00030a000000000f00040a000000000a00057fffffffffffffff08000600000001"
+    "0a000714d1120d7b1600070f00080a000000000800090000000100"
+)
+
+LONGS = st.integers(-(2**63), 2**63 - 1)
+INTS = st.integers(-(2**31), 2**31 - 1)
+
+
+def long(value: int) -> bytes:
+    """A number in Avro, written the slow way."""
+    rest = value * 2 if value >= 0 else -value * 2 - 1
+    found = []
+    while rest > 127:
+        found.append(rest % 128 + 128)
+        rest //= 128
+    return bytes([*found, rest])
+
+
+def block(items: list[bytes], *, sized: bool = False) -> bytes:
+    """A block of an array of byte strings, optionally with its size (a negative count)."""
+    body = b"".join(long(len(item)) + item for item in items)
+    return long(-len(items)) + long(len(body)) + body if sized else long(len(items)) + body
+
+
+def decoded(answer: bytes) -> list[tuple[bytes, bytes]]:
+    """An array of id and payload, read the slow way."""
+    found, at = [], 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = answer[at]
+            at += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value // 2 if value % 2 == 0 else -(value // 2) - 1
+
+    def data() -> bytes:
+        nonlocal at
+        size = number()
+        at += size
+        return answer[at - size : at]
+
+    while count := number():
+        assert count > 0
+        found += [(data(), data()) for _ in range(count)]
+    assert at == len(answer)
+    return found
+
+
+# --- worked examples -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer", "messages"),
+    [
+        ("02 04 02 61 04 62 63 00", None, [b"a", b"bc"]),
+        (f"{WRITE_POINTER} 02 02 61 00", W, [b"a"]),
+        (f"{WRITE_POINTER} 00", W, []),
+    ],
+)
+def test_given_an_example_of_a_publish_when_read_then_it_says_what_cdap_meant(
+    body: str, pointer: int | None, messages: list[bytes]
+) -> None:
+    assert AVRO.read_publish(bytes.fromhex(body)) == (pointer, messages, None)
+
+
+def test_given_the_example_of_an_answer_to_publish_when_written_and_read_then_it_is_cdaps() -> None:
+    data = bytes.fromhex(f"{WRITE_POINTER} 80 e0 bc ef a7 57 00 80 e0 bc ef a7 57 02")
+    written = RollbackRange(W, T, 0, T, 1)
+    assert AVRO.write_published(written) == data
+    assert AVRO.read_rollback(data) == written
+
+
+@pytest.mark.parametrize(
+    ("body", "request_"),
+    [
+        ("04 01 00 fe ff ff ff 0f 02", FetchRequest(None, True, INT_MAX)),
+        (f"00 28 {ID.pack().hex()} 00 00 14 02", FetchRequest(ID, False, 10)),
+        ("02 80 e0 bc ef a7 57 01 00 14 02", FetchRequest(T, True, 10)),
+        ("04 01 02 02", FetchRequest(None, True, INT_MAX)),
+    ],
+)
+def test_given_an_example_of_a_poll_when_read_then_it_says_what_cdap_meant(body: str, request_: FetchRequest) -> None:
+    assert AVRO.read_poll(bytes.fromhex(body)) == request_
+
+
+def test_given_a_poll_in_the_transaction_of_the_example_when_read_then_it_is_that_transaction() -> None:
+    data = bytes.fromhex(TRANSACTION_HEX)
+    assert data == encode_transaction(TRANSACTION)
+    found = AVRO.read_poll(b"\x04\x01\x02\x00" + long(len(data)) + data).transaction
+    assert found is not None
+    assert encode_transaction(found) == data
+
+
+def test_given_the_example_of_one_message_when_written_then_it_is_cdaps() -> None:
+    expected = bytes.fromhex(f"02 28 {ID.pack().hex()} 04 68 69 00")
+    assert list(AVRO.write_messages([[Message(ID.pack(), b"hi")]])) == [expected]
+
+
+def test_given_no_message_when_written_then_it_is_an_array_that_ends_at_once() -> None:
+    assert list(AVRO.write_messages([])) == [b"\0"]
+    assert list(AVRO.write_messages([[], []])) == [b"\0"]
+
+
+# --- there and back --------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.none() | LONGS,
+    st.lists(st.tuples(st.lists(st.binary(max_size=300), min_size=1), st.booleans()), max_size=4),
+)
+@example(None, [([b"x" * length for length in (0, 63, 64, 8191, 8192, 20_000)], False)])
+def test_given_any_blocks_when_read_then_every_message_is_there(
+    pointer: int | None, blocks: list[tuple[list[bytes], bool]]
+) -> None:
+    head = b"\x02" if pointer is None else b"\x00" + long(pointer)
+    body = head + b"".join(block(items, sized=sized) for items, sized in blocks) + b"\0"
+    assert AVRO.read_publish(body) == (pointer, [item for items, _ in blocks for item in items], None)
+
+
+@given(LONGS, LONGS, INTS, LONGS, INTS)
+def test_given_any_range_when_written_and_read_then_it_is_the_same(
+    pointer: int, start_ms: int, start_sequence: int, end_ms: int, end_sequence: int
+) -> None:
+    written = RollbackRange(pointer, start_ms, start_sequence, end_ms, end_sequence)
+    assert AVRO.write_published(written) == b"\0" + b"".join(map(long, written))
+    assert AVRO.read_rollback(AVRO.write_published(written)) == written
+
+
+@given(st.lists(st.lists(st.binary(max_size=9000), max_size=30), max_size=4))
+def test_given_any_messages_when_written_then_each_is_there_in_order(payloads: list[list[bytes]]) -> None:
+    pages = [
+        [Message(MessageId(T, number).pack(), payload) for number, payload in enumerate(page)] for page in payloads
+    ]
+    expected = [message for page in pages for message in page]
+    assert decoded(b"".join(AVRO.write_messages(pages))) == expected
+
+
+def test_given_more_than_a_chunk_when_written_then_each_piece_is_a_block_that_closes_at_60000_bytes() -> None:
+    # id, payload and 8 make 1,000 bytes a message, so 60 of them close a block
+    message = Message(ID.pack(), b"x" * 972)
+    pieces = list(AVRO.write_messages([[message] * 100, [message] * 30]))
+    assert [len(decoded(piece.removesuffix(b"\0") + b"\0")) for piece in pieces] == [60, 60, 10]
+    assert pieces[-1].endswith(b"\0")
+    assert len(decoded(b"".join(pieces))) == 130
+
+
+def test_given_a_message_larger_than_a_chunk_when_written_then_it_is_alone_in_its_block() -> None:
+    pieces = list(AVRO.write_messages([[Message(ID.pack(), b"x" * CHUNK_BYTES), Message(ID.pack(), b"y")]]))
+    assert [piece[0] for piece in pieces] == [2, 2]
+
+
+def test_given_messages_that_just_fill_a_chunk_when_written_then_the_end_comes_by_itself() -> None:
+    pieces = list(AVRO.write_messages([[Message(ID.pack(), b"x" * CHUNK_BYTES)]]))
+    assert pieces[-1] == b"\0"
+    assert len(decoded(b"".join(pieces))) == 1
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+PUBLISH = bytes.fromhex(f"{WRITE_POINTER} 04 02 61 04 62 63 00")
+ROLLBACK = AVRO.write_published(RollbackRange(W, T, 0, T, 1))
+POLL = b"\x00\x28" + ID.pack() + b"\x01\x00\x14\x00" + long(len(bytes.fromhex(TRANSACTION_HEX)))
+POLL += bytes.fromhex(TRANSACTION_HEX)
+
+
+@pytest.mark.parametrize("at", range(len(PUBLISH)))
+def test_given_a_publish_cut_anywhere_when_read_then_it_is_refused(at: int) -> None:
+    with pytest.raises(BadRequest, match="no Avro PublishRequest: it is cut short"):
+        AVRO.read_publish(PUBLISH[:at])
+
+
+@pytest.mark.parametrize("at", range(len(ROLLBACK)))
+def test_given_a_rollback_cut_anywhere_when_read_then_it_is_refused(at: int) -> None:
+    with pytest.raises(BadRequest, match="cut short"):
+        AVRO.read_rollback(ROLLBACK[:at])
+
+
+@pytest.mark.parametrize("at", range(len(POLL)))
+def test_given_a_poll_cut_anywhere_when_read_then_it_is_refused(at: int) -> None:
+    with pytest.raises(BadRequest):
+        AVRO.read_poll(POLL[:at])
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (PUBLISH + b"\0", "1 bytes follow it"),
+        (b"\x04\x00", "none of number 2"),
+        (b"\x01\x00", "none of number -1"),
+        (b"\x02\x02\x01", "a length is negative"),
+        (b"\x02" + long(2**62) + b"\x02a", "cut short"),
+        (b"\x02\x02" + long(2**40) + b"a", "cut short"),
+        (b"\x00" + b"\x80" * 10 + b"\0", "more than 64 bits"),
+        (b"\x00" + b"\xff" * 9 + b"\x02" + b"\0", "more than 64 bits"),
+        (b"\x02\x02" + b"\xff" * 11 + b"\0", "more than 64 bits"),
+        (b"", "cut short"),
+    ],
+)
+def test_given_a_publish_that_is_none_when_read_then_the_reason_is_said(body: bytes, reason: str) -> None:
+    with pytest.raises(BadRequest, match=reason):
+        AVRO.read_publish(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (ROLLBACK + b"\0", "1 bytes follow it"),
+        (b"\x02", "nothing to roll back"),
+        (b"\x00" + long(W) + long(T) + long(2**31) + long(T) + b"\0", "more than 32 bits"),
+    ],
+)
+def test_given_a_rollback_that_is_none_when_read_then_the_reason_is_said(body: bytes, reason: str) -> None:
+    with pytest.raises(BadRequest, match=reason):
+        AVRO.read_rollback(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (POLL + b"\0", "1 bytes follow it"),
+        (b"\x06\x01\x02\x02", "none of number 3"),
+        (b"\x04\x02\x02\x02", "a boolean is 0 or 1, not 2"),
+        (b"\x00\x26" + ID.pack()[1:] + b"\x01\x02\x02", "20 bytes, not 19"),
+        (b"\x00\x2a" + ID.pack() + b"\0" + b"\x01\x02\x02", "20 bytes, not 21"),
+        (b"\x00\x01", "there are no -1 bytes"),
+        (b"\x04\x01" + b"\x00" + long(0) + b"\x02", "limit of 0"),
+        (b"\x02" + long(-1) + b"\x01\x02\x02", "-1 is no time"),
+        (b"\x04\x01\x02\x00\x04hi", "transaction: "),
+    ],
+)
+def test_given_a_poll_that_is_none_when_read_then_the_reason_is_said(body: bytes, reason: str) -> None:
+    with pytest.raises(BadRequest, match=reason):
+        AVRO.read_poll(body)
+
+
+@given(st.binary(max_size=60))
+def test_given_any_bytes_when_read_then_they_are_understood_or_refused(body: bytes) -> None:
+    for read in (AVRO.read_publish, AVRO.read_rollback, AVRO.read_poll):
+        with suppress(BadRequest):
+            read(body)

@@ -1,0 +1,197 @@
+"""JSON: Avro's field names, values that survive JavaScript, and sentences for what is wrong."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.server.test_avro import TRANSACTION_HEX
+from tms_core.errors import BadRequest
+from tms_core.messaging.model import FetchRequest, Message, RollbackRange
+from tms_core.rowkey import MessageId
+from tms_core.server.codec import CHUNK_BYTES
+from tms_core.server.json_text import JsonCodec, read_properties
+from tms_core.transaction.thrift import encode_transaction
+
+JSON = JsonCodec(poll_limit=7)
+T, W = 1_500_000_000_000, 1_500_000_000_000_000_007
+ID = MessageId(T, 3)
+
+
+def body(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+@pytest.mark.parametrize(
+    ("given_", "read"),
+    [
+        ({}, (None, [], None)),
+        ({"messages": ["a", "ä"]}, (None, [b"a", "ä".encode()], None)),
+        ({"messages": [{"base64": "//79"}, ""]}, (None, [b"\xff\xfe\xfd", b""], None)),
+        ({"transactionWritePointer": W, "messages": None}, (W, [], None)),
+        ({"transactionWritePointer": str(W), "ttlSeconds": 60}, (W, [], 60)),
+        ({"transactionWritePointer": None, "messages": [], "ttlSeconds": "60"}, (None, [], 60)),
+    ],
+)
+def test_given_a_publish_when_read_then_it_says_what_was_written(given_: Any, read: Any) -> None:
+    assert JSON.read_publish(body(given_)) == read
+
+
+@pytest.mark.parametrize(
+    ("given_", "read"),
+    [
+        ({}, FetchRequest(None, True, 7)),
+        ({"startFrom": None, "limit": None, "transaction": None}, FetchRequest(None, True, 7)),
+        ({"startFrom": {"id": str(ID)}, "inclusive": False, "limit": 9000}, FetchRequest(ID, False, 9000)),
+        ({"startFrom": {"timeMs": str(T)}}, FetchRequest(T, True, 7)),
+        ({"startFrom": {"timeMs": T}}, FetchRequest(T, True, 7)),
+    ],
+)
+def test_given_a_poll_when_read_then_it_says_what_was_written(given_: Any, read: FetchRequest) -> None:
+    assert JSON.read_poll(body(given_)) == read
+
+
+def test_given_a_transaction_in_base64_when_read_then_it_is_that_of_the_bytes() -> None:
+    data = bytes.fromhex(TRANSACTION_HEX)
+    found = JSON.read_poll(body({"transaction": base64.b64encode(data).decode()})).transaction
+    assert found is not None
+    assert encode_transaction(found) == data
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**63 - 1), st.integers(0, 65535))
+def test_given_an_answer_to_publish_when_sent_back_then_it_is_the_same_range(
+    pointer: int, time_ms: int, sequence: int
+) -> None:
+    written = RollbackRange(pointer, time_ms, 0, time_ms, sequence)
+    answer = JSON.write_published(written)
+    assert JSON.read_rollback(answer) == written
+    parsed = json.loads(answer)
+    assert parsed["transactionWritePointer"] == str(pointer)
+    assert parsed["rollbackRange"] == {
+        "startTimestamp": str(time_ms),
+        "startSequenceId": 0,
+        "endTimestamp": str(time_ms),
+        "endSequenceId": sequence,
+    }
+
+
+@given(st.lists(st.lists(st.binary(max_size=40) | st.text(max_size=40).map(str.encode)), max_size=3))
+def test_given_any_messages_when_written_then_each_payload_is_there(payloads: list[list[bytes]]) -> None:
+    pages = [[Message(ID.pack(), payload) for payload in page] for page in payloads]
+    found = json.loads(b"".join(JSON.write_messages(pages)))
+    assert [entry["id"] for entry in found] == [str(ID)] * sum(map(len, payloads))
+    read = JSON.read_publish(body({"messages": [entry["payload"] for entry in found]}))
+    assert read.messages == [payload for page in payloads for payload in page]
+
+
+def test_given_more_than_a_chunk_when_written_then_it_comes_in_pieces_of_one_array() -> None:
+    pieces = list(JSON.write_messages([[Message(ID.pack(), b"x" * 1000)] * 200]))
+    assert len(pieces) > 1
+    assert max(map(len, pieces)) < CHUNK_BYTES + 1100
+    assert len(json.loads(b"".join(pieces))) == 200
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "The body is no JSON"),
+        (b"{", "The body is no JSON"),
+        (b"\xff", "The body is no JSON"),
+        (b"[" * 100_000, "The body is no JSON"),
+        (b'{"ttlSeconds":NaN}', "NaN is no number"),
+        (b'{"messages":[],"messages":[]}', "a field is there twice"),
+        (b"[]", "no JSON object"),
+        (body({"ttl": 5}), "ttl: there is no such field. Write one of messages, transactionWritePointer, ttlSeconds"),
+        (body({"messages": "a"}), "messages: this is no array"),
+        (body({"messages": [1]}), "messages: a payload is text or"),
+        (body({"messages": [{"base64": "a", "more": 1}]}), "messages: a payload is text or"),
+        (body({"messages": [{"base64": "a"}]}), "messages: this is no base64"),
+        (body({"messages": [{"base64": 5}]}), "messages: this is no base64"),
+        (body({"messages": ["\ud800"]}), "half a surrogate pair"),
+        (body({"transactionWritePointer": True}), "transactionWritePointer: this is no 64-bit number"),
+        (body({"transactionWritePointer": 2**63}), "transactionWritePointer: this is no 64-bit number"),
+        (body({"transactionWritePointer": "1.5"}), "transactionWritePointer: this is no 64-bit number"),
+        (body({"ttlSeconds": 2**31}), "ttlSeconds: this is no 32-bit number"),
+    ],
+)
+def test_given_a_publish_that_is_none_when_read_then_the_reason_is_said(data: bytes, reason: str) -> None:
+    with pytest.raises(BadRequest, match=reason):
+        JSON.read_publish(data)
+
+
+@pytest.mark.parametrize(
+    ("given_", "reason"),
+    [
+        ({"startFrom": "0"}, "startFrom: write"),
+        ({"startFrom": {"id": "00"}}, "startFrom.id: .*40 hex digits"),
+        ({"startFrom": {"id": str(ID), "timeMs": 1}}, "startFrom: write"),
+        ({"startFrom": {"timeMs": -1}}, "-1 is no time"),
+        ({"inclusive": 1}, "inclusive: this is neither"),
+        ({"limit": 0}, "limit of 0"),
+        ({"limit": 2**31}, "limit: this is no 32-bit number"),
+        ({"transaction": "!"}, "transaction: this is no base64"),
+        ({"transaction": "AAAA"}, "transaction: "),
+        ({"start": 0}, "start: there is no such field"),
+    ],
+)
+def test_given_a_poll_that_is_none_when_read_then_the_reason_is_said(given_: Any, reason: str) -> None:
+    with pytest.raises(BadRequest, match=reason):
+        JSON.read_poll(body(given_))
+
+
+RANGE = {"startTimestamp": "1", "startSequenceId": 0, "endTimestamp": "1", "endSequenceId": 0}
+
+
+@pytest.mark.parametrize(
+    ("given_", "reason"),
+    [
+        ({}, "rollbackRange: this is no object"),
+        ({"transactionWritePointer": None, "rollbackRange": RANGE}, "transactionWritePointer: this is no"),
+        ({"transactionWritePointer": 1, "rollbackRange": {}}, "rollbackRange.startTimestamp: this is no 64-bit"),
+        ({"transactionWritePointer": 1, "rollbackRange": {**RANGE, "endSequenceId": 2**31}}, "endSequenceId.* 32-bit"),
+        ({"transactionWritePointer": 1, "rollbackRange": {**RANGE, "more": 1}}, "rollbackRange.more: there is no such"),
+    ],
+)
+def test_given_a_rollback_that_is_none_when_read_then_the_reason_is_said(given_: Any, reason: str) -> None:
+    with pytest.raises(BadRequest, match=reason):
+        JSON.read_rollback(body(given_))
+
+
+@pytest.mark.parametrize(
+    ("data", "properties"),
+    [
+        (b"", {}),
+        (b" \n", {}),
+        (b"{}", {}),
+        (b'{"ttl":"60"}', {"ttl": "60"}),
+        (
+            b'{"ttl":60,"ratio":1.50,"on":true,"off":false}',
+            {"ttl": "60", "ratio": "1.50", "on": "true", "off": "false"},
+        ),
+    ],
+)
+def test_given_properties_when_read_then_values_are_the_text_they_were_written_in(
+    data: bytes, properties: dict[str, str]
+) -> None:
+    assert read_properties(data) == properties
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"[]", "no JSON object"),
+        (b"ttl=60", "no JSON"),
+        (b'{"ttl":null}', "ttl: a property is text"),
+        (b'{"ttl":{}}', "ttl: a property is text"),
+        (b'{"a":"1","a":"2"}', "twice"),
+        (b'{"ttl":Infinity}', "Infinity is no number"),
+    ],
+)
+def test_given_properties_that_are_none_when_read_then_the_reason_is_said(data: bytes, reason: str) -> None:
+    with pytest.raises(BadRequest, match=reason):
+        read_properties(data)

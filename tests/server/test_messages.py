@@ -1,0 +1,311 @@
+"""Publishing, storing, rolling back and polling over HTTP: bytes, codes, chunks and limits."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import time
+from array import array
+
+import pytest
+
+from tests.server.client import AVRO, Client, TopicClient
+from tests.server.conftest import JSON_POLL_LIMIT, MAX_REQUEST_BYTES, Serving
+from tests.server.test_avro import block, decoded, long
+from tms_core.clock import SystemClock
+from tms_core.transaction.model import TX_PER_MS, Transaction
+from tms_core.transaction.thrift import encode_transaction
+
+NOW_POINTER = SystemClock().now_ms() * TX_PER_MS
+MAX_INT = b"\x00\xfe\xff\xff\xff\x0f"
+EVERYTHING = b"\x04\x01" + MAX_INT + b"\x02"
+
+
+def avro(*messages: bytes, pointer: int | None = None) -> bytes:
+    head = b"\x02" if pointer is None else b"\x00" + long(pointer)
+    return head + (block(list(messages)) if messages else b"") + b"\0"
+
+
+def payloads(topic: TopicClient, body: bytes = EVERYTHING) -> list[bytes]:
+    answer = topic.post("poll", body, content_type=AVRO)
+    assert (answer.status, answer.headers["content-type"]) == (200, AVRO)
+    return [payload for _, payload in decoded(answer.body)]
+
+
+def reading(read_pointer: int, *, own: int, invalid: tuple[int, ...] = (), open_: tuple[int, ...] = ()) -> str:
+    """A transaction, as JSON carries it."""
+    transaction = Transaction(read_pointer, own, own, array("q", invalid), array("q", open_))
+    return base64.b64encode(encode_transaction(transaction)).decode()
+
+
+# --- publishing ------------------------------------------------------------------------------------------------------
+
+
+def test_given_messages_in_avro_when_published_then_the_answer_is_empty_and_they_are_polled(topic: TopicClient) -> None:
+    answer = topic.post("publish", avro(b"a", b"", b"\xff"), content_type=AVRO)
+    assert (answer.status, answer.body) == (200, b"")
+    assert payloads(topic) == [b"a", b"", b"\xff"]
+
+
+def test_given_messages_in_json_when_published_then_the_answer_is_empty_and_both_languages_read_them(
+    topic: TopicClient,
+) -> None:
+    answer = topic.publish("ä", "b")
+    assert answer.body == b""
+    topic.post("publish", {"messages": [{"base64": "/w=="}]})
+    assert payloads(topic) == ["ä".encode(), b"b", b"\xff"]
+    assert topic.poll() == ["ä", "b", {"base64": "/w=="}]
+
+
+def test_given_a_transaction_in_avro_when_published_then_the_answer_is_what_rollback_takes(topic: TopicClient) -> None:
+    published = topic.post("publish", avro(b"a", b"b", pointer=NOW_POINTER), content_type=AVRO)
+    assert (published.status, published.headers["content-type"]) == (200, AVRO)
+    assert published.body.startswith(b"\0" + long(NOW_POINTER))
+    seen = {"transaction": reading(NOW_POINTER, own=NOW_POINTER + 1)}
+    assert topic.poll(**seen) == ["a", "b"]
+    # CDAP checks no content type here, and its client sends none
+    rolled = topic.client.ask("POST", f"{topic.path}/rollback", published.body)
+    assert (rolled.status, rolled.body) == (200, b"")
+    assert topic.poll(**seen) == []
+    assert topic.poll() == ["a", "b"]
+
+
+def test_given_a_transaction_in_json_when_rolled_back_with_the_answer_then_nobody_in_a_transaction_sees_it(
+    topic: TopicClient,
+) -> None:
+    published = topic.publish("a", transactionWritePointer=str(NOW_POINTER))
+    assert published.headers["content-type"] == "application/json"
+    assert topic.post("rollback", published.body).status == 200
+    assert topic.poll(transaction=reading(NOW_POINTER, own=NOW_POINTER + 1)) == []
+
+
+def test_given_stored_payloads_when_published_by_an_empty_publish_then_they_are_seen_in_order(
+    topic: TopicClient,
+) -> None:
+    first = topic.post("store", {"messages": ["a", "b"], "transactionWritePointer": str(NOW_POINTER)})
+    assert (first.status, first.body) == (200, b"")
+    assert topic.post("store", avro(b"c", pointer=NOW_POINTER), content_type=AVRO).status == 200
+    assert topic.poll() == []
+    assert topic.post("publish", avro(pointer=NOW_POINTER), content_type=AVRO).status == 200
+    assert payloads(topic) == [b"a", b"b", b"c"]
+
+
+def test_given_a_ttl_of_its_own_when_it_is_over_then_the_message_is_gone(topic: TopicClient) -> None:
+    assert topic.post("publish", {"messages": ["a"], "ttlSeconds": 1}).status == 200
+    topic.publish("b")
+    while topic.poll() != ["b"]:
+        assert "b" in topic.poll()
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "reason"),
+    [
+        ("publish", {}, "outside a transaction has a payload"),
+        ("publish", {"messages": ["a"], "ttlSeconds": 0}, "ttl of 0"),
+        ("publish", {"transactionWritePointer": "-5"}, "-5 is no write pointer"),
+        ("store", {"messages": ["a"]}, "in a transaction only"),
+        ("store", {"transactionWritePointer": "5"}, "nothing to store"),
+        ("store", {"messages": ["a"], "transactionWritePointer": "5", "ttlSeconds": 5}, "ttlSeconds"),
+        ("poll", {"limit": 0}, "limit of 0"),
+        ("poll", {"startFrom": {"timeMs": "-1"}}, "-1 is no time"),
+        ("rollback", {}, "rollbackRange"),
+    ],
+)
+def test_given_a_request_that_makes_no_sense_then_400_with_a_sentence(
+    topic: TopicClient, verb: str, body: object, reason: str
+) -> None:
+    answer = topic.post(verb, body)
+    assert (answer.status, answer.headers["content-type"]) == (400, "text/plain; charset=utf-8")
+    assert reason in answer.text
+
+
+def test_given_a_transaction_older_than_its_lifetime_when_it_publishes_or_stores_then_500_says_so(
+    topic: TopicClient,
+) -> None:
+    for verb in ("publish", "store"):
+        answer = topic.post(verb, {"messages": ["a"], "transactionWritePointer": "5"})
+        assert answer.status == 500
+        assert "the longest a transaction may write" in answer.text
+
+
+@pytest.mark.parametrize("verb", ["publish", "store", "poll"])
+@pytest.mark.parametrize(
+    "content_type", ["", "avro/binary; charset=utf-8", "Avro/Binary", "application/octet-stream", "text/plain"]
+)
+def test_given_another_content_type_then_400_names_both(topic: TopicClient, verb: str, content_type: str) -> None:
+    answer = topic.post(verb, avro(b"a"), content_type=content_type)
+    assert answer.status == 400
+    assert "avro/binary or application/json" in answer.text
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
+def test_given_json_by_any_of_its_names_then_it_is_read(topic: TopicClient, content_type: str) -> None:
+    assert topic.post("publish", {"messages": ["a"]}, content_type=content_type).status == 200
+
+
+@pytest.mark.parametrize("verb", ["publish", "store", "rollback", "poll"])
+@pytest.mark.parametrize("content_type", [AVRO, "application/json"])
+@pytest.mark.parametrize("body", [b"", b"\xff\xff", b"{"])
+def test_given_a_body_that_cannot_be_decoded_then_400(
+    topic: TopicClient, verb: str, content_type: str, body: bytes
+) -> None:
+    assert topic.post(verb, body, content_type=content_type).status == 400
+
+
+ZIPPED = gzip.compress(avro(b"a"))
+
+# --- sizes and compression -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["publish", "store", "poll", "rollback"])
+def test_given_a_body_above_the_limit_then_413_and_the_connection_goes_on(topic: TopicClient, verb: str) -> None:
+    answer = topic.post(verb, b"x" * (MAX_REQUEST_BYTES + 1))
+    assert answer.status == 413
+    assert topic.client.ask("GET", "/ping").status == 200
+
+
+def test_given_a_body_above_the_limit_that_does_not_say_its_length_then_413(topic: TopicClient) -> None:
+    head = f"POST {topic.path}/publish HTTP/1.1\r\nhost: localhost\r\ncontent-type: {AVRO}\r\n"
+    topic.client.socket.sendall(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+    part = b"x" * 500_000
+    for _ in range(MAX_REQUEST_BYTES // len(part) + 1):
+        topic.client.socket.sendall(b"%x\r\n" % len(part) + part + b"\r\n")
+    assert topic.client.answer().status == 413
+
+
+def test_given_a_body_just_within_the_limit_when_published_then_it_is_taken(topic: TopicClient) -> None:
+    message = b"x" * (MAX_REQUEST_BYTES - 7)
+    body = avro(message)
+    assert len(body) == MAX_REQUEST_BYTES
+    assert topic.post("publish", body, content_type=AVRO).status == 200
+    assert payloads(topic) == [message]
+
+
+def test_given_a_gzipped_body_when_published_then_it_is_read(topic: TopicClient) -> None:
+    body = gzip.compress(avro(b"x" * 1_000_000))
+    assert topic.post("publish", body, content_type=AVRO, content_encoding="gzip").status == 200
+    assert (
+        topic.post(
+            "store", gzip.compress(avro(b"y", pointer=NOW_POINTER)), content_type=AVRO, content_encoding="gzip"
+        ).status
+        == 200
+    )
+    assert payloads(topic) == [b"x" * 1_000_000]
+
+
+def test_given_a_small_body_that_inflates_above_the_limit_then_413(topic: TopicClient) -> None:
+    body = gzip.compress(b"x" * (MAX_REQUEST_BYTES + 1))
+    assert len(body) < 10_000
+    assert topic.post("publish", body, content_type=AVRO, content_encoding="gzip").status == 413
+
+
+@pytest.mark.parametrize("damaged", [ZIPPED[:-1], ZIPPED + b"x", b"x" + ZIPPED], ids=["cut", "longer", "other"])
+def test_given_a_damaged_gzip_then_400(topic: TopicClient, damaged: bytes) -> None:
+    answer = topic.post("publish", damaged, content_type=AVRO, content_encoding="gzip")
+    assert answer.status == 400
+    assert "no gzip" in answer.text
+
+
+def test_given_another_compression_then_415_names_the_one_there_is(topic: TopicClient) -> None:
+    answer = topic.post("publish", avro(b"a"), content_type=AVRO, content_encoding="br")
+    assert answer.status == 415
+    assert "gzip" in answer.text
+
+
+@pytest.mark.parametrize("offer", ["gzip, deflate", "deflate, gzip;q=0.5", "GZIP"])
+def test_given_a_client_that_reads_gzip_when_it_polls_then_it_gets_that(topic: TopicClient, offer: str) -> None:
+    topic.publish("a" * 100_000, "b")
+    answer = topic.post("poll", EVERYTHING, content_type=AVRO, accept_encoding=offer)
+    assert len(answer.body) < 10_000
+    assert answer.headers["vary"] == "accept-encoding"
+    assert [payload for _, payload in decoded(answer.unzipped)] == [b"a" * 100_000, b"b"]
+    assert topic.post("poll", {}, accept_encoding=offer).unzipped.startswith(b"[")
+
+
+@pytest.mark.parametrize("offer", ["", "identity", "deflate", "gzip;q=0", "gzip;q=0.0", "br"])
+def test_given_a_client_that_reads_no_gzip_when_it_polls_then_it_gets_none(topic: TopicClient, offer: str) -> None:
+    topic.publish("a")
+    answer = topic.post("poll", EVERYTHING, content_type=AVRO, accept_encoding=offer)
+    assert "content-encoding" not in answer.headers
+    assert len(decoded(answer.body)) == 1
+
+
+# --- polling ---------------------------------------------------------------------------------------------------------
+
+
+def test_given_nothing_when_polled_then_the_array_is_empty(topic: TopicClient) -> None:
+    assert topic.post("poll", EVERYTHING, content_type=AVRO).body == b"\0"
+    assert topic.poll() == []
+
+
+def test_given_a_start_and_a_limit_when_polled_then_they_count_in_both_languages(topic: TopicClient) -> None:
+    topic.publish(*"abcde")
+    ids = [message["id"] for message in topic.post("poll").json]
+    assert topic.poll(startFrom={"id": ids[2]}) == ["c", "d", "e"]
+    assert topic.poll(startFrom={"id": ids[2].upper()}, inclusive=False, limit=1) == ["d"]
+    start = b"\x00\x28" + bytes.fromhex(ids[2])
+    assert payloads(topic, start + b"\x00" + MAX_INT + b"\x02") == [b"d", b"e"]
+    assert payloads(topic, start + b"\x01" + b"\x00\x04" + b"\x02") == [b"c", b"d"]
+    later = int(ids[0][:16], 16) + 1
+    assert topic.poll(startFrom={"timeMs": str(later)}) == []
+    assert payloads(topic, b"\x02" + long(later - 1) + b"\x01" + MAX_INT + b"\x02") == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_given_transactions_when_polled_in_one_then_invalid_ones_are_skipped_and_an_open_one_stops_it(
+    topic: TopicClient,
+) -> None:
+    first = NOW_POINTER
+    for number, message in enumerate("abcd"):
+        topic.publish(message, transactionWritePointer=str(first + number))
+    own = first + 10
+    assert topic.poll(transaction=reading(first + 3, own=own)) == ["a", "b", "c", "d"]
+    assert topic.poll(transaction=reading(first + 3, own=own, invalid=(first + 1,))) == ["a", "c", "d"]
+    assert topic.poll(transaction=reading(first + 3, own=own, open_=(first + 2,))) == ["a", "b"]
+    assert topic.poll(transaction=reading(first, own=own)) == ["a"]
+
+
+def test_given_no_limit_in_json_when_polled_then_the_settings_counts(topic: TopicClient) -> None:
+    topic.publish(*["x"] * (JSON_POLL_LIMIT + 10))
+    assert len(topic.poll()) == JSON_POLL_LIMIT
+    assert len(topic.poll(limit=JSON_POLL_LIMIT + 5)) == JSON_POLL_LIMIT + 5
+    assert len(payloads(topic, b"\x04\x01\x02\x02")) == JSON_POLL_LIMIT + 10
+
+
+def test_given_many_messages_when_polled_then_they_come_in_chunks_of_60000_bytes_each_a_block(
+    topic: TopicClient,
+) -> None:
+    # 972 bytes of payload are 1,000 as CDAP counts
+    message = b"x" * 972
+    for _ in range(2):
+        assert topic.post("publish", avro(*[message] * 500), content_type=AVRO).status == 200
+    answer = topic.post("poll", EVERYTHING, content_type=AVRO)
+    assert len(decoded(answer.body)) == 1000
+    assert [len(decoded(chunk.removesuffix(b"\0") + b"\0")) for chunk in answer.chunks] == [60] * 16 + [40]
+    assert answer.chunks[-1].endswith(b"\0")
+    found = json.loads(b"".join(topic.post("poll", {"limit": 1000}).chunks))
+    assert len(found) == 1000
+
+
+def test_given_a_consumer_that_leaves_in_the_middle_then_reading_ends_and_others_are_served(
+    shared: Serving, topic: TopicClient
+) -> None:
+    for _ in range(8):
+        assert topic.post("publish", avro(*[b"x" * 1000] * 2900), content_type=AVRO).status == 200
+    fetched, ended = figures(shared)
+    topic.client.send("POST", f"{topic.path}/poll", EVERYTHING, content_type=AVRO)
+    assert topic.client.socket.recv(100)
+    topic.client.__exit__()
+    while figures(shared)[1] == ended:
+        time.sleep(0.01)
+    # far from all of it was read: what fits into the sockets' buffers, and two steps of pieces
+    assert figures(shared)[0] - fetched < 8 * 2900
+    with Client(shared.port) as another:
+        assert len(TopicClient(another, topic.path.rpartition("/")[2]).poll()) == JSON_POLL_LIMIT
+
+
+def figures(server: Serving) -> tuple[float, float]:
+    """Messages fetched and polls ended."""
+    registry = server.metrics.registry
+    ended = registry.get_sample_value("tms_requests_total", {"route": "poll", "code": "200"})
+    return registry.get_sample_value("tms_messages_fetched_total") or 0, ended or 0

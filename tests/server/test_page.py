@@ -1,0 +1,88 @@
+"""``docs/rest.md``: its examples are what the code reads and writes, its tables name what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.server.client import Client
+from tests.test_docs import tables
+from tms_core.messaging.model import FetchRequest, Message, RollbackRange
+from tms_core.rowkey import MessageId
+from tms_core.server.avro import AvroCodec
+from tms_core.topic import INT_MAX
+
+PAGE = (Path(__file__).parents[2] / "docs/rest.md").read_text(encoding="utf-8")
+T, W = 1_500_000_000_000, 1_500_000_000_000_000_007
+ID = MessageId(T, 0)
+AVRO = AvroCodec()
+
+READ = {
+    "PublishRequest outside a transaction: `a`, `bc`": (None, [b"a", b"bc"], None),
+    "PublishRequest in W: `a`": (W, [b"a"], None),
+    "PublishRequest in W, no message: publishes what was stored": (W, [], None),
+    "PublishResponse: W, T, sequences 0 to 1": RollbackRange(W, T, 0, T, 1),
+    "ConsumeRequest from the beginning, limit 2^31 − 1": FetchRequest(None, True, INT_MAX),
+    "ConsumeRequest behind the id, limit 10": FetchRequest(ID, False, 10),
+    "ConsumeRequest from T on, limit 10": FetchRequest(T, True, 10),
+}
+WRITTEN = {
+    "ConsumeResponse: the id, `hi`": [Message(ID.pack(), b"hi")],
+    "ConsumeResponse, nothing": [],
+}
+
+
+def examples() -> dict[str, bytes]:
+    [rows] = [rows for head, *rows in tables(PAGE) if head == ["example", "bytes"]]
+    return {name: bytes.fromhex(data.strip("`")) for name, data in rows}
+
+
+def test_the_page_has_these_examples() -> None:
+    assert examples().keys() == READ.keys() | WRITTEN.keys()
+
+
+@pytest.mark.parametrize("name", READ)
+def test_an_example_of_a_request_is_read_as_the_page_says(name: str) -> None:
+    readers = {
+        "PublishRequest": AVRO.read_publish,
+        "PublishResponse": AVRO.read_rollback,
+        "ConsumeRequest": AVRO.read_poll,
+    }
+    [read] = [reader for record, reader in readers.items() if name.startswith(record)]
+    assert read(examples()[name]) == READ[name]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_an_example_of_an_answer_is_written_as_the_page_says(name: str) -> None:
+    assert b"".join(AVRO.write_messages([WRITTEN[name]])) == examples()[name]
+
+
+def test_the_table_of_routes_has_every_route(client: Client) -> None:
+    document = client.ask("GET", "/openapi.json").json
+    prefix = "/v1/namespaces/{namespace}"
+    known = {
+        (method.upper(), path.removeprefix(prefix))
+        for path, item in document["paths"].items()
+        for method in item
+        if method != "parameters"
+    }
+    [rows] = [rows for head, *rows in tables(PAGE) if head[0] == "method and path"]
+    assert {tuple(row[0].replace("`", "").split(" ")) for row in rows} == known
+
+
+def test_the_table_of_codes_has_every_code_of_the_document(client: Client) -> None:
+    paths = client.ask("GET", "/openapi.json").json["paths"].values()
+    used = {code for item in paths for call in item.values() if "responses" in call for code in call["responses"]}
+    [rows] = [rows for head, *rows in tables(PAGE) if head[0] == "code"]
+    # 405 is for what is not in the document
+    assert {row[0] for row in rows} == used - {"200"} | {"405"}
+
+
+def test_the_table_of_metrics_has_every_metric(client: Client) -> None:
+    client.ask("GET", "/ping")
+    shown = set(re.findall(r"^# TYPE (\w+)", client.ask("GET", "/metrics").text, flags=re.MULTILINE))
+    [rows] = [rows for head, *rows in tables(PAGE) if head[0] == "metric"]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    assert named == {name for name in shown if not name.endswith("_created")}

@@ -1,0 +1,196 @@
+"""``tms serve`` as a process: what it prints, survives, refuses, and how it ends."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+from contextlib import closing, suppress
+from http.client import HTTPSConnection
+from pathlib import Path
+
+import pytest
+
+from tests.server.client import AVRO, Client, TopicClient
+from tests.server.process import TMS, Serve, configure
+from tests.server.producers import Producer, check
+from tests.server.test_avro import decoded
+from tests.server.test_messages import EVERYTHING, avro
+from tests.support import require_tool
+from tms_core.tables.leveldb import LevelDBStore
+
+FOLDERS = {"system.tms.meta", "system.tms.message", "system.tms.payload"}
+
+
+def refused(*arguments: str | Path) -> tuple[int, str]:
+    """What a server that cannot start ends with, and says."""
+    done = subprocess.run([TMS, "serve", *arguments], capture_output=True, text=True, check=False)
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
+def test_given_an_empty_folder_when_served_then_everything_is_made_and_survives_a_restart(tmp_path: Path) -> None:
+    config = configure(tmp_path, system_topics=["system:audit", "default:events"])
+    for generation in range(2):
+        with Serve(config) as server, Client(server.port) as client:
+            assert server.url == f"http://127.0.0.1:{server.port}"
+            assert client.ask("GET", "/v1/namespaces/system/topics").json == ["audit"]
+            events = TopicClient(client, "events")
+            assert events.poll() == ["a"] * generation
+            events.publish("a")
+            server.end()
+    assert {path.name for path in (tmp_path / "messaging").iterdir()} == FOLDERS
+    assert not list((tmp_path / "messaging").glob("*/*.ldb"))
+    with LevelDBStore(tmp_path / "messaging") as store:
+        assert len(store.message.keys(b"", None, 10).items) == 2
+
+
+def test_given_messages_with_a_ttl_of_their_own_when_restarted_then_it_still_counts(tmp_path: Path) -> None:
+    config = configure(tmp_path)
+    with Serve(config) as server, Client(server.port) as client:
+        topic = TopicClient(client, "t").create()
+        topic.publish("a", ttlSeconds=1)
+        topic.publish("b")
+        server.end()
+    with Serve(config) as server, Client(server.port) as client:
+        while (found := TopicClient(client, "t").poll()) != ["b"]:
+            assert found == ["a", "b"]
+
+
+def test_given_the_access_log_when_requests_are_made_then_each_has_a_line(tmp_path: Path) -> None:
+    with Serve(configure(tmp_path, access_log=True)) as server, Client(server.port) as client:
+        client.ask("GET", "/ping")
+        client.ask("GET", "/v1/namespaces/default/topics/nobody")
+        server.end()
+        assert "GET /ping 200" in server.log
+        assert "GET /v1/namespaces/default/topics/nobody 404" in server.log
+
+
+def test_given_another_source_of_transactions_when_served_then_none_are_managed_here(tmp_path: Path) -> None:
+    (tmp_path / "snapshots").mkdir()
+    with Serve(configure(tmp_path), "--snapshots", str(tmp_path / "snapshots")) as server:
+        assert server.transactions == ""
+        with Client(server.port) as client:
+            TopicClient(client, "t").create().publish("a")
+        server.end()
+    assert not (tmp_path / "tx").exists()
+
+
+def test_given_a_certificate_when_served_then_it_is_https(tmp_path: Path) -> None:
+    openssl = require_tool("openssl", "apt-get install openssl")
+    certificate, key = tmp_path / "server.crt", tmp_path / "server.key"
+    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    words += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([openssl, *words], capture_output=True, check=True)
+    with Serve(configure(tmp_path, tls={"certificate": str(certificate), "key": str(key)})) as server:
+        assert server.url.startswith("https://")
+        trusting = ssl.create_default_context(cafile=str(certificate))
+        with closing(HTTPSConnection("127.0.0.1", server.port, context=trusting)) as connection:
+            connection.request("GET", "/ping")
+            assert connection.getresponse().read() == b"OK."
+        server.end()
+
+
+# --- what it refuses -------------------------------------------------------------------------------------------------
+
+
+def test_given_a_port_in_use_when_served_then_2_and_the_setting_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, said = refused("--config", configure(tmp_path, port=port))
+        assert code == 2
+        assert f"server.port is {port}, and another program listens there already." in said
+        config = configure(tmp_path)
+        config.write_text(config.read_text().replace("127.0.0.1:0", f"127.0.0.1:{port}"))
+        code, said = refused("--config", config)
+        assert code == 2
+        assert f"transactions.thrift is 127.0.0.1:{port}" in said
+
+
+def test_given_a_store_that_is_open_when_served_then_4(tmp_path: Path) -> None:
+    with LevelDBStore(tmp_path / "messaging", create=True):
+        code, said = refused("--config", configure(tmp_path))
+    assert code == 4
+    assert "messaging" in said
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"host": "0.0.0.0"}, "without authentication"),  # noqa: S104 it is refused
+        ({"ports": 5}, "server.ports"),
+    ],
+)
+def test_given_a_wrong_setting_when_served_then_2_and_it_is_named(
+    tmp_path: Path, setting: dict[str, object], said: str
+) -> None:
+    code, text = refused("--config", configure(tmp_path, **setting))
+    assert code == 2
+    assert said in text
+
+
+# --- how it ends -----------------------------------------------------------------------------------------------------
+
+
+def test_given_producers_at_work_when_asked_to_end_then_every_message_it_acknowledged_is_there_once(
+    tmp_path: Path,
+) -> None:
+    config = configure(tmp_path)
+    with Serve(config) as server:
+        with Client(server.port) as client:
+            TopicClient(client, "t").create()
+        producers = [Producer(server.port, "t", name) for name in "abcd"]
+        for producer in producers:
+            producer.reach(20)
+        server.end()
+        for producer in producers:
+            producer.join()
+    with Serve(config) as server, Client(server.port) as client:
+        check(producers, everything(client, "t"))
+
+
+def test_given_a_slow_consumer_when_asked_to_end_then_its_answer_is_finished(tmp_path: Path) -> None:
+    config = configure(tmp_path)
+    with Serve(config) as server, Client(server.port) as client:
+        topic = TopicClient(client, "t").create()
+        for _ in range(6):
+            topic.post("publish", avro(*[b"x" * 1000] * 5000), content_type=AVRO)
+        topic.client.send("POST", f"{topic.path}/poll", EVERYTHING, content_type=AVRO)
+        topic.client.socket.recv(1, socket.MSG_PEEK)
+        server.ask_to_end()
+        until_refused(server.port)
+        assert len(decoded(topic.client.answer().body)) == 30_000
+        assert server.wait() == 0
+
+
+def test_given_a_server_that_is_ending_when_asked_again_then_it_ends_at_once_and_nothing_is_lost(
+    tmp_path: Path,
+) -> None:
+    config = configure(tmp_path)
+    with Serve(config) as server, Client(server.port) as client:
+        topic = TopicClient(client, "t").create()
+        for _ in range(6):
+            topic.post("publish", avro(*[b"x" * 1000] * 5000), content_type=AVRO)
+        # A consumer that reads nothing keeps it from ending.
+        topic.client.send("POST", f"{topic.path}/poll", EVERYTHING, content_type=AVRO)
+        topic.client.socket.recv(1, socket.MSG_PEEK)
+        server.ask_to_end()
+        until_refused(server.port)
+        server.ask_to_end()
+        assert server.wait() == 128 + 15
+    with Serve(config) as server, Client(server.port) as client:
+        assert len(TopicClient(client, "t").poll(limit=100_000)) == 30_000
+
+
+def everything(client: Client, topic: str) -> list[bytes]:
+    """All payloads of a topic."""
+    answer = TopicClient(client, topic).post("poll", EVERYTHING, content_type=AVRO)
+    return [payload for _, payload in decoded(answer.body)]
+
+
+def until_refused(port: int) -> None:
+    """Wait until the server takes no more connections."""
+    with suppress(ConnectionError):
+        while True:
+            socket.create_connection(("127.0.0.1", port)).close()

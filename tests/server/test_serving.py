@@ -1,0 +1,311 @@
+"""What ``tms serve`` puts together, in this process: stores, companions, settings, signals, ports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+from dataclasses import dataclass, field, replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+from prometheus_client import Gauge
+from starlette.types import Receive, Scope, Send
+
+from tests.builders import NOW_MS
+from tests.server.client import Client, TopicClient
+from tests.server.process import configure, port_of
+from tms_core.cli import serve as command
+from tms_core.cli.main import execute
+from tms_core.cli.serve import serving
+from tms_core.cli.signals import ending
+from tms_core.clock import ManualClock
+from tms_core.errors import ConfigurationError, StoreNotFound, TmsError
+from tms_core.server import companions
+from tms_core.server.companions import Host
+from tms_core.server.listener import Listener
+from tms_core.settings import HBaseSettings, TlsSettings
+from tms_core.side import MemorySide
+from tms_core.tables.memory import MemoryStore
+
+
+@dataclass
+class Guest:
+    """A companion that notes what happens to it."""
+
+    host: Host | None = None
+    seen: list[str] = field(default_factory=list)
+    refuses: bool = False
+
+    def start(self, host: Host) -> Guest:
+        if self.refuses:
+            raise TmsError("There is no room.")
+        self.host = host
+        self.seen.append("started")
+        return self
+
+    def stop(self) -> None:
+        assert self.host is not None
+        # Everything is still there.
+        assert self.host.service.topics("default") is not None
+        assert self.host.store.metadata.rows() is not None
+        assert self.host.transactions is None or self.host.transactions.running
+        self.seen.append("stopped")
+
+
+@pytest.fixture
+def guest(monkeypatch: pytest.MonkeyPatch) -> Guest:
+    """The companion that is installed."""
+    found = Guest()
+    module = ModuleType("guest_of_a_test")
+    module.start = found.start  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    install(monkeypatch, f"{module.__name__}:start")
+    return found
+
+
+def install(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    entry = EntryPoint("janitor", value, companions.GROUP)
+    monkeypatch.setattr(companions, "installed", lambda: [entry])
+
+
+def memory(folder: Path, **server: object) -> Path:
+    """Settings of a server whose store is in memory."""
+    path = folder / "tms.yaml"
+    transactions = {"thrift": "127.0.0.1:0"}
+    settings = {"storage": {"kind": "memory"}, "transactions": transactions, "server": {"port": 0, **server}}
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+# --- companions ------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_companion_when_served_then_it_gets_what_is_open_and_is_stopped_before_that_closes(
+    guest: Guest, tmp_path: Path
+) -> None:
+    config, clock = configure(tmp_path), ManualClock(NOW_MS)
+    environ = {"TMS_SERVER__DEFAULT_TTL_SECONDS": "60"}
+    for created in (True, False):
+        with serving(config, environ, {"leveldb": None}, clock=clock) as started:
+            host = guest.host
+            assert host is not None
+            assert (host.config, host.environ, host.flags) == (config, environ, {"leveldb": None})
+            assert (host.created, host.clock) == (created, clock)
+            assert host.transactions is not None
+            assert host.transactions.latest().snapshot.timestamp_ms == NOW_MS
+            Gauge("guests", "Companions.", registry=host.registry).set(1)
+            with Client(port_of(started.url)) as client:
+                assert "guests 1.0" in client.ask("GET", "/metrics").text
+                if created:
+                    TopicClient(client, "t").create()
+                assert client.ask("GET", "/v1/namespaces/default/topics/t").json["ttl"] == "60"
+    assert guest.seen == ["started", "stopped"] * 2
+
+
+def test_given_a_companion_when_served_without_then_it_is_not_started(guest: Guest, tmp_path: Path) -> None:
+    with serving(memory(tmp_path), {}, {}, janitor=False):
+        assert guest.seen == []
+
+
+def test_given_a_companion_that_refuses_when_served_then_that_is_the_error_and_nothing_listens(
+    guest: Guest, tmp_path: Path
+) -> None:
+    guest.refuses = True
+    with pytest.raises(TmsError, match="There is no room"), serving(configure(tmp_path), {}, {}):
+        pass
+    guest.refuses = False
+    with serving(configure(tmp_path), {}, {}):
+        assert guest.seen == ["started"]
+
+
+@pytest.mark.parametrize("value", ["no_such_module_anywhere:start", "json:no_such_name"])
+def test_given_a_companion_that_cannot_be_loaded_when_served_then_the_way_out_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str
+) -> None:
+    install(monkeypatch, value)
+    with pytest.raises(ConfigurationError, match=r"tms serve --no-janitor"), serving(memory(tmp_path), {}, {}):
+        pass
+
+
+def test_the_companions_that_are_installed_are_those_of_the_entry_point_group() -> None:
+    assert {entry.group for entry in companions.installed()} <= {companions.GROUP}
+
+
+# --- stores and transactions -----------------------------------------------------------------------------------------
+
+
+def test_given_a_store_in_memory_when_served_then_it_works_and_leaves_nothing(tmp_path: Path) -> None:
+    config = memory(tmp_path, system_topics=["system:audit"])
+    with serving(config, {}, {}, janitor=False) as started, Client(port_of(started.url)) as client:
+        topic = TopicClient(client, "t").create()
+        topic.publish("a", ttlSeconds=60)
+        assert topic.poll() == ["a"]
+        assert client.ask("GET", "/v1/namespaces/system/topics").json == ["audit"]
+        assert started.transactions is not None
+    assert list(tmp_path.iterdir()) == [config]
+
+
+class FakeHBase(MemoryStore):
+    """Stands for an HBase that is there."""
+
+    def __init__(self, thrift: object, **options: object) -> None:
+        super().__init__()
+        assert thrift == HBaseSettings().thrift
+        assert options["buckets"] == 16
+
+
+@pytest.mark.parametrize("has_side_table", [True, False])
+def test_given_hbase_when_served_then_messages_may_have_a_ttl_where_there_is_a_table_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_side_table: bool
+) -> None:
+    def side(*_: object, **__: object) -> MemorySide:
+        if not has_side_table:
+            raise StoreNotFound("There is no table tms.side.")
+        return MemorySide()
+
+    monkeypatch.setattr(command, "HBaseStore", FakeHBase)
+    monkeypatch.setattr(command, "HBaseSide", side)
+    config = memory(tmp_path)
+    config.write_text(config.read_text().replace("kind: memory", "kind: hbase") + "\n")
+    environ = {"TMS_TRANSACTIONS__SOURCE": "none"}
+    with serving(config, environ, {}, janitor=False) as started, Client(port_of(started.url)) as client:
+        assert started.transactions is None
+        topic = TopicClient(client, "t").create()
+        answer = topic.post("publish", {"messages": ["a"], "ttlSeconds": 5})
+        assert answer.status == (200 if has_side_table else 400)
+
+
+def test_given_transactions_that_are_down_when_published_outside_of_them_then_it_works(
+    guest: Guest, tmp_path: Path
+) -> None:
+    with serving(configure(tmp_path), {}, {}) as started, Client(port_of(started.url)) as client:
+        assert guest.host is not None
+        assert guest.host.transactions is not None
+        guest.host.transactions.close()
+        guest.host = replace(guest.host, transactions=None)
+        topic = TopicClient(client, "t").create()
+        topic.publish("a")
+        assert topic.poll() == ["a"]
+
+
+def test_given_a_url_for_the_managers_log_when_served_then_it_is_refused(tmp_path: Path) -> None:
+    environ = {"TMS_TRANSACTIONS__DIRECTORY": "webhdfs://namenode/tx"}
+    with pytest.raises(ConfigurationError, match=r"transactions\.directory"), serving(configure(tmp_path), environ, {}):
+        pass
+
+
+def test_given_authentication_when_served_then_it_is_refused_rather_than_left_out(tmp_path: Path) -> None:
+    config = memory(tmp_path, auth={"kind": "jwt", "key_file": "key"})
+    with pytest.raises(ConfigurationError, match=r"server\.auth\.kind is jwt"), serving(config, {}, {}):
+        pass
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_given_the_command_when_it_is_up_then_it_prints_where_and_ends_when_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Asked(threading.Event):
+        """Ends at once."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            return True
+
+    monkeypatch.setattr(command, "Event", Asked)
+    assert execute(["serve", "--config", str(memory(tmp_path)), "--no-janitor"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in said] == ["transactions", "REST"]
+    config = memory(tmp_path)
+    config.write_text(config.read_text() + "\n")
+    monkeypatch.setenv("TMS_TRANSACTIONS__SOURCE", "none")
+    assert execute(["serve", "--config", str(config), "--no-janitor"]) == 0
+    assert [line.partition(": ")[0] for line in capsys.readouterr().out.splitlines()] == ["REST"]
+
+
+def test_given_a_signal_when_it_comes_then_it_asks_and_the_second_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked, ended = threading.Event(), list[int]()
+    monkeypatch.setattr(os, "_exit", ended.append)
+    before = signal.getsignal(signal.SIGTERM)
+    with ending(asked.set):
+        signal.raise_signal(signal.SIGTERM)
+        assert asked.is_set()
+        assert ended == []
+        signal.raise_signal(signal.SIGTERM)
+        assert ended == [128 + signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert "finishing what was accepted" in capfd.readouterr().err
+
+
+def test_given_another_thread_when_it_waits_for_signals_then_they_stay_as_they_are() -> None:
+    seen = []
+
+    def elsewhere() -> None:
+        with ending(lambda: None):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+# --- listening -------------------------------------------------------------------------------------------------------
+
+
+async def nobody(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that is never asked."""
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"), [("192.0.2.1", "server.host is 192.0.2.1"), ("no-such-host.invalid", "server.host is no-such")]
+)
+def test_given_an_address_that_cannot_be_had_when_started_then_the_setting_is_named(host: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        Listener(nobody, host, 0).start()
+
+
+def test_given_a_port_in_use_when_started_then_the_setting_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"server.port is {port}"):
+            Listener(nobody, "127.0.0.1", port).start()
+
+
+def test_given_a_certificate_that_is_none_when_started_then_the_setting_is_named(tmp_path: Path) -> None:
+    certificate = tmp_path / "server.crt"
+    certificate.write_text("no certificate")
+    with pytest.raises(ConfigurationError, match=r"server\.tls"):
+        Listener(nobody, "127.0.0.1", 0, TlsSettings(certificate=certificate, key=certificate)).start()
+
+
+def test_given_a_server_that_never_ran_when_stopped_then_nothing_happens() -> None:
+    Listener(nobody, "127.0.0.1", 0).stop()
+
+
+def test_given_a_server_that_gives_up_when_started_then_the_error_says_where_to_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def giving_up(*_: object, **__: object) -> None:
+        raise SystemExit(3)
+
+    monkeypatch.setattr("uvicorn.Server.startup", giving_up)
+    with pytest.raises(ConfigurationError, match="The log says why"):
+        Listener(nobody, "127.0.0.1", 0).start()
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("0.0.0.0", "http://localhost:5"), ("::1", "http://[::1]:5"), ("", "http://localhost:5")],  # noqa: S104
+)
+def test_the_url_is_one_that_a_client_on_this_machine_can_use(host: str, url: str) -> None:
+    assert Listener(nobody, host, 5).url == url

@@ -1,0 +1,240 @@
+"""``tms serve``: everything that has to be opened, in order, and closed again.
+
+From the bottom up: store, transactions, messaging, companions, HTTP. So nothing answers before what it stands on is
+there, and the end runs the other way: no new requests, those under way answered, what was accepted written, the
+companions and the manager told, the store closed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import NamedTuple
+
+import click
+from prometheus_client import CollectorRegistry
+
+from tms_core.cli.signals import ending
+from tms_core.clock import Clock, SystemClock
+from tms_core.errors import ConfigurationError, StoreNotFound, TopicExists
+from tms_core.messaging.service import MessagingService
+from tms_core.server import companions
+from tms_core.server.app import make_app
+from tms_core.server.host import is_loopback
+from tms_core.server.listener import Listener
+from tms_core.server.metrics import ServerMetrics
+from tms_core.server.site import Site
+from tms_core.settings import Settings, StorageSettings, load, split_address
+from tms_core.side import HBaseSide, LevelDBSide, MemorySide, SideTable
+from tms_core.tables.base import Store
+from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase_pool import HBasePool
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb_layout import FOLDERS, holds_database
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
+from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.service import TransactionService
+from tms_core.transaction.storage import DirectoryStorage, MemoryStorage, Storage
+
+#: What a transaction may live where nobody says; Tephra's own default (data.tx.max.lifetime).
+LIFETIME_SECONDS = 90_000
+#: How many polls read the store at once.
+_THREADS = 16
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Started:
+    """A server that answers.
+
+    Attributes:
+        url: of REST, without a slash at the end.
+        transactions: ``HOST:PORT`` of the transaction service; None: there is none in this process.
+    """
+
+    url: str
+    transactions: str | None
+
+
+@click.command("serve")
+@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Settings file (YAML).")
+@click.option("--leveldb", metavar="DIR", help="A LevelDB store; made where there is none.")
+@click.option("--hbase", metavar="HOST:PORT[,…]", help="HBase Thrift servers.")
+@click.option("--snapshots", metavar="DIR", help="Whose transactions these are; then none are managed here.")
+@click.option("--no-janitor", is_flag=True, help="Serve without the janitor: nothing is cleaned.")
+def serve(
+    config: Path | None, leveldb: str | None, hbase: str | None, snapshots: str | None, *, no_janitor: bool
+) -> None:
+    """Serve messages and transactions until a signal ends it.
+
+    REST on server.port, the transaction service on transactions.thrift, and the janitor inside.
+    The first SIGTERM or Ctrl-C finishes what was accepted, the second ends it at once.
+
+    \b
+    Examples:
+      tms serve
+      tms serve --leveldb data/messaging --no-janitor
+    """
+    flags = {"leveldb": leveldb, "hbase": hbase, "snapshots": snapshots}
+    _log_to_standard_error()
+    stop = Event()
+    with ending(stop.set), serving(config, os.environ, flags, janitor=not no_janitor) as started:
+        if started.transactions is not None:
+            click.echo(f"transactions: {started.transactions}")
+        click.echo(f"REST: {started.url}")
+        stop.wait()
+    logger.info("all that was accepted is written; the store is closed")
+
+
+@contextmanager
+def serving(
+    config: Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, object],
+    *,
+    janitor: bool = True,
+    clock: Clock | None = None,
+) -> Iterator[Started]:
+    """A server that answers while the block runs.
+
+    Args:
+        config: the settings file; None: the built-in configuration.
+        environ: ``os.environ``.
+        flags: ``leveldb``, ``hbase``, ``snapshots``; None is a flag not given.
+        janitor: whether the companions that are installed run too.
+        clock: whose time it goes by.
+
+    Raises:
+        ConfigurationError: a setting is wrong, or a port cannot be had.
+        StoreBusy: another process has the store.
+        TmsError: something could not be opened.
+    """
+    settings = load(config, environ, flags).settings
+    clock = clock or SystemClock()
+    if settings.server.auth.kind != "none":
+        raise ConfigurationError(
+            f"server.auth.kind is {settings.server.auth.kind}, which this version does not serve.",
+            "Set server.auth.kind: none, and server.host to a loopback address.",
+        )
+    with ExitStack() as stack:
+        opened = _open(settings, clock)
+        store = stack.enter_context(opened.store)
+        manager, address = _transactions(settings, clock, stack)
+        service = _messaging(settings, store, clock, stack)
+        registry = CollectorRegistry()
+        if janitor:
+            host = companions.Host(config, environ, flags, store, opened.created, service, manager, registry, clock)
+            for entry in companions.installed():
+                companion = companions.load(entry)(host)
+                stack.callback(companion.stop)
+        yield Started(_listen(settings, service, registry, stack), address)
+
+
+class _Opened(NamedTuple):
+    store: Store
+    created: bool
+
+
+def _open(settings: Settings, clock: Clock) -> _Opened:
+    storage = settings.storage
+    if storage.kind == "memory":
+        return _Opened(MemoryStore(), created=True)
+    if storage.kind == "leveldb":
+        path = storage.leveldb.path
+        created = not holds_database(path / FOLDERS["metadata"])
+        return _Opened(LevelDBStore(path, create=True), created)
+    wanted = storage.hbase
+    store = HBaseStore(
+        wanted.thrift,
+        namespace=wanted.namespace,
+        connections=wanted.connections,
+        timeout_seconds=wanted.timeout_seconds,
+        buckets=wanted.buckets,
+        thrift2=wanted.thrift2 or (),
+        clock=clock,
+    )
+    return _Opened(store, created=False)
+
+
+def _transactions(settings: Settings, clock: Clock, stack: ExitStack) -> tuple[TransactionManager | None, str | None]:
+    """The manager of this process and where its service listens; neither, where transactions are managed elsewhere."""
+    wanted = settings.transactions
+    if wanted.source != "manager":
+        return None, None
+    manager = stack.enter_context(TransactionManager(_transaction_storage(settings), clock))
+    host, port = split_address(wanted.thrift)
+    service = TransactionService(manager, host, port, snapshot_seconds=wanted.snapshot_interval_seconds)
+    service.start()
+    stack.callback(service.stop)
+    return manager, service.address
+
+
+def _transaction_storage(settings: Settings) -> Storage:
+    directory = settings.transactions.directory
+    if settings.storage.kind == "memory":
+        return MemoryStorage()
+    if "://" in directory:
+        raise ConfigurationError(
+            f"transactions.directory is {directory}, and a manager keeps its log in a folder of this machine.",
+            "Set transactions.directory to a folder, or transactions.source: directory.",
+        )
+    return DirectoryStorage(Path(directory))
+
+
+def _messaging(settings: Settings, store: Store, clock: Clock, stack: ExitStack) -> MessagingService:
+    server, transactions = settings.server, settings.transactions
+    service = MessagingService(
+        store,
+        clock,
+        default_ttl_seconds=server.default_ttl_seconds,
+        max_lifetime_seconds=transactions.max_lifetime_seconds or LIFETIME_SECONDS,
+        grace_seconds=transactions.grace_seconds,
+        cache_bytes=server.cache_mb << 20,
+        side=_side(settings.storage, clock, stack),
+    )
+    stack.callback(service.close)
+    for name in server.system_topics:
+        with suppress(TopicExists):
+            service.create_topic(TopicId.parse(name), {})
+    return service
+
+
+def _side(storage: StorageSettings, clock: Clock, stack: ExitStack) -> SideTable | None:
+    """Where messages with a ttl of their own are noted; beside a LevelDB store, never in it."""
+    if storage.kind == "memory":
+        return MemorySide()
+    if storage.kind == "leveldb":
+        return stack.enter_context(LevelDBSide(Path(f"{storage.leveldb.path}.side")))
+    wanted = storage.hbase
+    pool = HBasePool(wanted.thrift, connections=wanted.connections, timeout_seconds=wanted.timeout_seconds, clock=clock)
+    try:
+        return stack.enter_context(HBaseSide(pool, wanted.namespace, clock=clock))
+    except StoreNotFound:
+        logger.warning("there is no table for messages with a ttl of their own, so none are taken")
+        return None
+
+
+def _listen(settings: Settings, service: MessagingService, registry: CollectorRegistry, stack: ExitStack) -> str:
+    wanted = settings.server
+    threads = stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="poll"))
+    site = Site(service, threads, ServerMetrics(registry, service), wanted.max_request_mb << 20, wanted.json_poll_limit)
+    app = make_app(site, loopback=is_loopback(wanted.host), access_log=wanted.access_log)
+    listener = Listener(app, wanted.host, wanted.port, wanted.tls)
+    listener.start()
+    stack.callback(listener.stop)
+    return listener.url
+
+
+def _log_to_standard_error() -> None:
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(message)s")
+    for name in ("tms_core", "janitor"):
+        logging.getLogger(name).setLevel(logging.INFO)

@@ -1,0 +1,42 @@
+"""Signals as a request to end, and not as an end wherever the program happens to be.
+
+The first SIGTERM or SIGINT asks. The second ends the process at once: what was acknowledged is on disk already, and
+the next start finds it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def ending(ask: Callable[[], None]) -> Iterator[None]:
+    """Handle signals while the block runs; outside the main thread, where no handler can be set, nothing changes.
+
+    Args:
+        ask: called by the first SIGTERM or SIGINT.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+
+    def end(number: int, _: FrameType | None) -> None:
+        if asked:
+            os._exit(128 + number)
+        asked.append(number)
+        # Not by way of the streams: the signal may have come in the middle of a write to one.
+        os.write(2, b"finishing what was accepted; once more to stop at once\n")
+        ask()
+
+    former = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

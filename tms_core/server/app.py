@@ -1,0 +1,145 @@
+"""The application: its routes, and the door before them.
+
+The routes are in the order of how often they are called. The door does for each request what all of them need: it
+refuses a stranger's name, turns our errors into status codes with a plain sentence, counts, and writes the access log.
+Errors that are nobody's on purpose go on to uvicorn, which answers 500 and logs them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tms_core.errors import (
+    BadRequest,
+    TmsError,
+    TopicExists,
+    TopicNotFound,
+    Unavailable,
+)
+from tms_core.server.body import Disconnected
+from tms_core.server.host import names_loopback
+from tms_core.server.metrics import ServerMetrics
+from tms_core.server.openapi import openapi
+from tms_core.server.poll import Poll
+from tms_core.server.publish import Publish, Rollback, Store
+from tms_core.server.site import Site, answer
+from tms_core.server.topics import Topics
+
+logger = logging.getLogger(__name__)
+access = logging.getLogger("tms_core.access")
+
+#: What errors of the service are in HTTP (CDAP's HttpExceptionHandler); any other is 500.
+_STATUS: dict[type[TmsError], int] = {BadRequest: 400, TopicNotFound: 404, TopicExists: 409, Unavailable: 503}
+#: A client that went away before it was answered; never sent.
+_NOBODY = 499
+_TEXT = b"text/plain; charset=utf-8"
+
+_TOPICS = "/v1/namespaces/{namespace}/topics"
+_TOPIC = _TOPICS + "/{topic}"
+
+
+def make_app(site: Site, *, loopback: bool = True, access_log: bool = False) -> ASGIApp:
+    """The application.
+
+    Args:
+        site: what it speaks for.
+        loopback: whether it listens on a loopback address, where requests under another name are refused.
+        access_log: whether each request is logged.
+    """
+    topics, about = Topics(site), _About(site.metrics)
+    routes = [
+        Route(f"{_TOPIC}/publish", Publish(site), methods=["POST"], name="publish"),
+        Route(f"{_TOPIC}/poll", Poll(site), methods=["POST"], name="poll"),
+        Route(f"{_TOPIC}/store", Store(site), methods=["POST"], name="store"),
+        Route(f"{_TOPIC}/rollback", Rollback(site), methods=["POST"], name="rollback"),
+        Route(_TOPIC, topics.topic, methods=["PUT", "GET", "DELETE"], name="topic"),
+        Route(_TOPICS, topics.topics, methods=["GET"], name="topics"),
+        Route(f"{_TOPIC}/properties", topics.properties, methods=["PUT"], name="properties"),
+        Route("/ping", about.ping, name="ping"),
+        Route("/metrics", about.metrics, name="metrics"),
+        Route("/openapi.json", about.openapi, name="openapi"),
+    ]
+    router = Router(routes, redirect_slashes=False, default=_nothing_here)
+    return Door(router, site.metrics, loopback=loopback, access_log=access_log)
+
+
+class Door:
+    """What every request passes.
+
+    Args:
+        app: what is behind it.
+        metrics: what is counted.
+        loopback, access_log: see :func:`make_app`.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics, *, loopback: bool, access_log: bool) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._loopback = loopback
+        self._access_log = access_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = time.perf_counter()
+        status = _NOBODY
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            if self._loopback and not names_loopback(scope):
+                raise HTTPException(400, "This address answers to localhost only. Ask for http://localhost.")
+            await self._app(scope, receive, sent)
+        except Disconnected:
+            pass
+        except (TmsError, HTTPException) as error:
+            if status != _NOBODY:
+                # The answer has begun; all that is left is to cut it short.
+                raise
+            await _refuse(sent, error)
+        finally:
+            seconds = time.perf_counter() - started
+            route = scope.get("route")
+            self._metrics.request(route.name if route else "none", status, seconds)
+            if self._access_log:
+                access.info("%s %s %d %.1f ms", scope["method"], scope["path"], status, seconds * 1000)
+
+
+async def _refuse(send: Send, error: TmsError | HTTPException) -> None:
+    if isinstance(error, HTTPException):
+        await answer(send, error.status_code, error.detail.encode(), _TEXT)
+        return
+    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
+    if status == 500:
+        logger.error("a request failed: %s", error, exc_info=error)
+    await answer(send, status, str(error).encode("utf-8", "replace"), _TEXT)
+
+
+async def _nothing_here(_: Scope, __: Receive, send: Send) -> None:
+    await answer(send, 404, b"There is nothing here. /openapi.json lists what there is.", _TEXT)
+
+
+class _About:
+    """The routes that are not about topics."""
+
+    def __init__(self, metrics: ServerMetrics) -> None:
+        self._metrics = metrics
+
+    async def ping(self, request: Request) -> Response:
+        return PlainTextResponse("OK.")
+
+    def metrics(self, request: Request) -> Response:
+        body, content_type = self._metrics.text(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(openapi())

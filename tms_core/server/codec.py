@@ -1,0 +1,80 @@
+"""The two languages of request and answer bodies, and what both say.
+
+A :class:`Codec` turns a body into values and values into a body. Avro is CDAP's own (:mod:`tms_core.server.avro`), JSON
+is for everybody else (:mod:`tms_core.server.json_text`); the request's content type chooses, and the answer comes in
+the same language.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
+
+from tms_core.errors import BadRequest, FormatError
+from tms_core.messaging.model import FetchRequest, Message, RollbackRange
+from tms_core.rowkey import MessageId
+from tms_core.transaction.model import Transaction
+from tms_core.transaction.thrift import decode_transaction
+
+#: About how many bytes of messages make one piece of an answer (CDAP's messaging.http.server.consume.chunk.size).
+CHUNK_BYTES = 60_000
+
+
+class PublishRequest(NamedTuple):
+    """What is to be published or stored.
+
+    Attributes:
+        pointer: the transaction's write pointer; None outside transactions.
+        messages: the payloads, in order.
+        ttl_seconds: how long these messages live; None: as long as the topic's do.
+    """
+
+    pointer: int | None
+    messages: list[bytes]
+    ttl_seconds: int | None = None
+
+
+class Codec(Protocol):
+    """One language. What it cannot read is a :class:`~tms_core.errors.BadRequest`, wherever the bytes end or lie.
+
+    Attributes:
+        content_type: what requests in this language carry, and answers too.
+    """
+
+    content_type: bytes
+
+    def read_publish(self, body: bytes) -> PublishRequest:
+        """The body of ``publish`` and ``store``."""
+        ...
+
+    def read_rollback(self, body: bytes) -> RollbackRange:
+        """The body of ``rollback``, which is the answer of ``publish``."""
+        ...
+
+    def read_poll(self, body: bytes) -> FetchRequest:
+        """The body of ``poll``."""
+        ...
+
+    def write_published(self, written: RollbackRange) -> bytes:
+        """The answer of a transactional ``publish``."""
+        ...
+
+    def write_messages(self, pages: Iterable[list[Message]]) -> Iterator[bytes]:
+        """The answer of ``poll``, in pieces of about :data:`CHUNK_BYTES`, at least one."""
+        ...
+
+
+def message_id(data: bytes) -> MessageId:
+    """The id a fetch begins at."""
+    try:
+        return MessageId.parse(data)
+    except FormatError as error:
+        raise BadRequest(f"startFrom: {error}.") from error
+
+
+def transaction(data: bytes) -> Transaction:
+    """A transaction from the bytes that CDAP's clients send: a Thrift struct (Tephra's ``TransactionCodec``)."""
+    try:
+        return decode_transaction(data)
+    except FormatError as error:
+        raise BadRequest(f"transaction: {error}.") from error

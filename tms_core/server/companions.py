@@ -1,0 +1,85 @@
+"""Programs that live inside ``tms serve``, such as the embedded janitor.
+
+The server knows none of them. An installed distribution names one in the entry-point group ``tms.companions``; it is
+called with a :class:`Host`, when everything it may use is up and before the first request is answered, and gives back
+something to stop. So the server serves with any companion, or alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry
+
+from tms_core.clock import Clock
+from tms_core.errors import ConfigurationError
+from tms_core.messaging.service import MessagingService
+from tms_core.tables.base import Store
+from tms_core.transaction.manager import TransactionManager
+
+#: The entry-point group.
+GROUP = "tms.companions"
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a companion may use, all of it until it is stopped.
+
+    Attributes:
+        config: the settings file; None: the built-in configuration. A companion reads its own section of it.
+        environ: the environment the settings were read with.
+        flags: the flags of the command line that change settings, by name (``leveldb``, ``hbase``, ``snapshots``).
+        store: the store, open and writable; this process is the only one that may have it, if it is LevelDB.
+        created: whether this very start made the store, so that nothing in it is anybody else's.
+        service: the messaging service on that store.
+        transactions: the manager in this process, which is a snapshot source too; None: there is none.
+        registry: whatever is registered here the server's ``/metrics`` shows as well.
+        clock: the clocks all of it goes by.
+    """
+
+    config: Path | None
+    environ: Mapping[str, str]
+    flags: Mapping[str, object]
+    store: Store
+    created: bool
+    service: MessagingService
+    transactions: TransactionManager | None
+    registry: CollectorRegistry
+    clock: Clock
+
+
+class Companion(Protocol):
+    """Something that was started."""
+
+    def stop(self) -> None:
+        """End it; returns when it uses nothing of its host any more. Called once."""
+        ...
+
+
+#: What an entry point is: starts a companion, or raises a ``TmsError`` that says why it cannot.
+Start = Callable[[Host], Companion]
+
+
+def installed() -> Iterable[EntryPoint]:
+    """The entry points there are."""
+    return entry_points(group=GROUP)
+
+
+def load(entry: EntryPoint) -> Start:
+    """What an entry point names.
+
+    Raises:
+        ConfigurationError: it cannot be imported.
+    """
+    try:
+        found: Start = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"The companion {entry.name} ({entry.value}) cannot be loaded: {error}.",
+            f"Mend its installation, or serve without it: tms serve --no-{entry.name}.",
+        ) from error
+    return found

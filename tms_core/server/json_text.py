@@ -1,0 +1,186 @@
+"""JSON for everybody who has no Avro: Avro's field names, and values that JavaScript does not spoil.
+
+Payloads are text, or ``{"base64": …}`` where they are no UTF-8; ids are 40 hex digits; 64-bit numbers are sent as
+strings and taken as either. A field that is not known is refused, because a misspelt ``ttlSeconds`` would otherwise
+keep a message for a week. ``docs/rest.md`` has examples.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tms_core.errors import BadRequest, FormatError
+from tms_core.messaging.model import FetchRequest, Message, RollbackRange
+from tms_core.rowkey import MessageId
+from tms_core.server.codec import CHUNK_BYTES, PublishRequest, transaction
+from tms_core.topic import INT_MAX, INT_MIN
+
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
+_LONG = range(-(2**63), 2**63)
+_INT = range(INT_MIN, INT_MAX + 1)
+_RANGE = ("startTimestamp", "startSequenceId", "endTimestamp", "endSequenceId")
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCodec:
+    """JSON (:class:`tms_core.server.codec.Codec`).
+
+    Attributes:
+        poll_limit: the limit of a poll that names none.
+    """
+
+    poll_limit: int
+    content_type = b"application/json"
+
+    def read_publish(self, body: bytes) -> PublishRequest:
+        given = _object(body, {"transactionWritePointer", "messages", "ttlSeconds"})
+        messages = given.get("messages") or []
+        if not isinstance(messages, list):
+            raise BadRequest("messages: this is no array.")
+        pointer, ttl_seconds = given.get("transactionWritePointer"), given.get("ttlSeconds")
+        return PublishRequest(
+            None if pointer is None else _number("transactionWritePointer", pointer),
+            [_payload(message) for message in messages],
+            None if ttl_seconds is None else _number("ttlSeconds", ttl_seconds, _INT),
+        )
+
+    def read_rollback(self, body: bytes) -> RollbackRange:
+        given = _object(body, {"transactionWritePointer", "rollbackRange"})
+        rows = given.get("rollbackRange")
+        if not isinstance(rows, dict):
+            raise BadRequest("rollbackRange: this is no object. Send the answer of publish as it is.")
+        _known(rows, set(_RANGE), "rollbackRange.")
+        start_ms, start_sequence, end_ms, end_sequence = (
+            _number(f"rollbackRange.{name}", rows.get(name), _INT if name.endswith("Id") else _LONG) for name in _RANGE
+        )
+        pointer = _number("transactionWritePointer", given.get("transactionWritePointer"))
+        return RollbackRange(pointer, start_ms, start_sequence, end_ms, end_sequence)
+
+    def read_poll(self, body: bytes) -> FetchRequest:
+        given = _object(body, {"startFrom", "inclusive", "limit", "transaction"})
+        inclusive, limit, reads_in = given.get("inclusive", True), given.get("limit"), given.get("transaction")
+        if not isinstance(inclusive, bool):
+            raise BadRequest("inclusive: this is neither true nor false.")
+        return FetchRequest(
+            _start(given.get("startFrom")),
+            inclusive,
+            self.poll_limit if limit is None else _number("limit", limit, _INT),
+            None if reads_in is None else transaction(_base64("transaction", reads_in)),
+        )
+
+    def write_published(self, written: RollbackRange) -> bytes:
+        pointer, start_ms, start_sequence, end_ms, end_sequence = written
+        values = (str(start_ms), start_sequence, str(end_ms), end_sequence)
+        rows = dict(zip(_RANGE, values, strict=True))
+        return json.dumps({"transactionWritePointer": str(pointer), "rollbackRange": rows}).encode()
+
+    def write_messages(self, pages: Iterable[list[Message]]) -> Iterator[bytes]:
+        """One array."""
+        parts, size, mark = ["["], 1, ""
+        for page in pages:
+            for id_, payload in page:
+                part = f'{mark}{{"id":"{id_.hex()}","payload":{_written(payload)}}}'
+                parts.append(part)
+                size += len(part)
+                mark = ",\n"
+                if size >= CHUNK_BYTES:
+                    yield "".join(parts).encode()
+                    parts, size = [], 0
+        parts.append("]\n")
+        yield "".join(parts).encode()
+
+
+def read_properties(body: bytes) -> dict[str, str]:
+    """A topic's properties; numbers and truth values count as the text they were written in, as CDAP's Gson has it."""
+    if not body.strip():
+        return {}
+    given = _parse(body, parse_int=str, parse_float=str)
+    for name, value in given.items():
+        if isinstance(value, bool):
+            given[name] = str(value).lower()
+        elif not isinstance(value, str):
+            raise BadRequest(f"{name}: a property is text.")
+    return given
+
+
+def _object(body: bytes, fields: set[str]) -> dict[str, Any]:
+    given = _parse(body)
+    _known(given, fields)
+    return given
+
+
+def _parse(body: bytes, **options: Any) -> dict[str, Any]:
+    try:
+        given = json.loads(body.decode("utf-8"), object_pairs_hook=_once_each, parse_constant=_no_number, **options)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"The body is no JSON: {error}.") from error
+    if not isinstance(given, dict):
+        raise BadRequest("The body is no JSON object.")
+    return given
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a field is there twice")
+    return found
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
+def _known(given: Mapping[str, Any], fields: set[str], prefix: str = "") -> None:
+    if unknown := sorted(given.keys() - fields):
+        raise BadRequest(f"{prefix}{unknown[0]}: there is no such field. Write one of {', '.join(sorted(fields))}.")
+
+
+def _number(name: str, value: Any, within: range = _LONG) -> int:
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value not in within:
+        raise BadRequest(f"{name}: this is no {'64' if within is _LONG else '32'}-bit number.")
+    return value
+
+
+def _base64(name: str, value: Any) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except (TypeError, ValueError) as error:
+        raise BadRequest(f"{name}: this is no base64 text.") from error
+
+
+def _payload(value: Any) -> bytes:
+    if isinstance(value, str):
+        try:
+            return value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise BadRequest("messages: half a surrogate pair is no text.") from error
+    if isinstance(value, dict) and value.keys() == {"base64"}:
+        return _base64("messages", value["base64"])
+    raise BadRequest('messages: a payload is text or {"base64": "…"}.')
+
+
+def _written(payload: bytes) -> str:
+    try:
+        return json.dumps(payload.decode("utf-8"))
+    except UnicodeDecodeError:
+        return f'{{"base64":"{base64.b64encode(payload).decode("ascii")}"}}'
+
+
+def _start(value: Any) -> MessageId | int | None:
+    if value is None:
+        return None
+    if isinstance(value, dict) and value.keys() == {"timeMs"}:
+        return _number("startFrom.timeMs", value["timeMs"])
+    if isinstance(value, dict) and value.keys() == {"id"}:
+        try:
+            return MessageId.from_hex(str(value["id"]))
+        except FormatError as error:
+            raise BadRequest(f"startFrom.id: {error}.") from error
+    raise BadRequest('startFrom: write {"id": "40 hex digits"}, {"timeMs": "1700000000000"} or null.')

@@ -1,0 +1,69 @@
+"""What the server counts, for Prometheus (``docs/rest.md``, "Metrics").
+
+Labels are few and bounded: routes and status codes, never topics, whose number is up to the clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from tms_core.messaging.service import MessagingService
+
+#: From a publish that waits for nobody to one that waits for a slow disk, in seconds.
+_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class ServerMetrics:
+    """The server's own metrics.
+
+    Args:
+        registry: where they are registered; all of it is shown by :meth:`text`.
+        service: whose queue and cache are looked at when somebody asks.
+    """
+
+    def __init__(self, registry: CollectorRegistry, service: MessagingService) -> None:
+        self.registry = registry
+        registry.register(_Service(service))
+        self._requests = Counter(
+            "tms_requests", "Requests answered, by route and status code.", ["route", "code"], registry=registry
+        )
+        self._seconds = Histogram(
+            "tms_request_duration_seconds",
+            "From a request's first byte read to its answer's last byte sent.",
+            ["route"],
+            buckets=_BUCKETS,
+            registry=registry,
+        )
+        self.published = Counter("tms_messages_published", "Messages published or stored.", registry=registry)
+        self.fetched = Counter("tms_messages_fetched", "Messages sent to consumers.", registry=registry)
+
+    def request(self, route: str, code: int, seconds: float) -> None:
+        """Count one request."""
+        self._requests.labels(route, code).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def text(self, accept: str) -> tuple[bytes, str]:
+        """Everything in the registry, as the ``Accept`` header wants it, and its content type."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+
+class _Service(Collector):
+    """What the service knows itself."""
+
+    def __init__(self, service: MessagingService) -> None:
+        self._service = service
+
+    def collect(self) -> Iterator[Metric]:
+        cache = self._service.cache
+        yield GaugeMetricFamily(
+            "tms_publish_queue_size", "Requests accepted and not yet on disk.", self._service.queue_size
+        )
+        yield CounterMetricFamily("tms_cache_hits", "Reads that the message cache answered.", cache.hits)
+        yield CounterMetricFamily("tms_cache_misses", "Reads that went to the store.", cache.misses)
+        yield GaugeMetricFamily("tms_cache_bytes", "Memory that the message cache takes.", cache.weight)

@@ -1,0 +1,148 @@
+"""What all routes share: the service, the limits, the threads, and how a request becomes a topic and a body."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any, ParamSpec, TypeVar
+
+from starlette.types import Receive, Scope, Send
+
+from tms_core.errors import BadRequest
+from tms_core.messaging.service import MessagingService
+from tms_core.server.avro import AvroCodec
+from tms_core.server.body import Headers, read_body, unpacked
+from tms_core.server.codec import Codec
+from tms_core.server.json_text import JsonCodec
+from tms_core.server.metrics import ServerMetrics
+from tms_core.topic import TopicId
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: From this size on a body is taken apart in a thread, so that the other requests need not wait for it.
+_LARGE_BYTES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Site:
+    """What all routes share.
+
+    Args:
+        service: what they speak for.
+        threads: where calls that may wait are made.
+        metrics: what they count.
+        max_request_bytes: the largest body, before and after decompression.
+        json_poll_limit: the limit of a poll in JSON that names none.
+    """
+
+    service: MessagingService
+    threads: Executor
+    metrics: ServerMetrics
+    max_request_bytes: int
+    json_poll_limit: int
+    _codecs: dict[bytes, Codec] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        codecs: list[Codec] = [AvroCodec(), JsonCodec(self.json_poll_limit)]
+        object.__setattr__(self, "_codecs", {codec.content_type: codec for codec in codecs})
+
+    def codec(self, headers: Headers) -> Codec:
+        """The language of a request.
+
+        Raises:
+            BadRequest: it is none of ours. For CDAP's it has to be named exactly, as CDAP has it.
+        """
+        named = headers.get(b"content-type", b"")
+        known = self._codecs.get(named) or self._codecs.get(json_name(named))
+        if known is None:
+            choices = " or ".join(name.decode() for name in self._codecs)
+            raise BadRequest("The Content-Type is neither of those that are read.", f"Send {choices}.")
+        return known
+
+    async def read(self, headers: Headers, receive: Receive, decode: Callable[[bytes], T]) -> T:
+        """A request's body as values.
+
+        Raises:
+            BadRequest: it cannot be decoded.
+            HTTPException: it is too large, or compressed in a way that is not served.
+        """
+        limit = self.max_request_bytes
+        body = await read_body(headers, receive, limit)
+        if len(body) >= _LARGE_BYTES:
+            return await self.in_thread(lambda: decode(unpacked(headers, body, limit)))
+        return decode(unpacked(headers, body, limit))
+
+    def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
+        """Call something that may wait."""
+        return asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))
+
+
+def json_name(content_type: bytes) -> bytes:
+    """A content type without what may follow JSON's (``; charset=utf-8``)."""
+    name, _, _ = content_type.lower().partition(b";")
+    return name.strip() if name.strip() == JsonCodec.content_type else b""
+
+
+def topic_of(scope: Scope) -> TopicId:
+    """The topic a request is about.
+
+    Raises:
+        BadRequest: its name is none.
+    """
+    names = scope["path_params"]
+    return named_topic(names["namespace"], names["topic"])
+
+
+@lru_cache(maxsize=4096)
+def named_topic(namespace: str, topic: str) -> TopicId:
+    """A topic by its two names.
+
+    Raises:
+        BadRequest: one of them is no name.
+    """
+    try:
+        return TopicId.parse(f"{namespace}:{topic}")
+    except ValueError as error:
+        raise BadRequest(f"{error}.") from error
+
+
+async def outcome(future: Future[T]) -> T:
+    """Wait for what another thread does.
+
+    Unlike ``asyncio.wrap_future`` this never cancels it: a message that was handed over is written, whoever waits.
+    """
+    if not future.done():
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+
+        def wake(_: Future[T]) -> None:
+            loop.call_soon_threadsafe(_settle, done)
+
+        future.add_done_callback(wake)
+        await done
+    return future.result()
+
+
+def _settle(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+async def answer(send: Send, status: int, body: bytes = b"", content_type: bytes = b"", **headers: bytes) -> None:
+    """Send a whole answer."""
+    lines: list[tuple[bytes, bytes]] = [(b"content-length", b"%d" % len(body))]
+    if content_type:
+        lines.append((b"content-type", content_type))
+    lines += [(name.replace("_", "-").encode(), value) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": body})
+
+
+def headers_of(scope: Scope) -> Headers:
+    """A request's headers by their names in lower case; of two with one name the last."""
+    found: dict[Any, Any] = dict(scope["headers"])
+    return found

@@ -1,0 +1,41 @@
+"""Topics: made, looked at, changed and deleted. Few calls, so plain Starlette."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tms_core.server.json_text import read_properties
+from tms_core.server.site import Site, headers_of, named_topic, topic_of
+
+
+class Topics:
+    """The routes of topics, by name."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    async def topics(self, request: Request) -> Response:
+        """``GET …/topics``."""
+        namespace = named_topic(request.path_params["namespace"], "topics").namespace
+        return JSONResponse(await self._site.in_thread(self._site.service.topics, namespace))
+
+    async def topic(self, request: Request) -> Response:
+        """``PUT``, ``GET`` and ``DELETE …/topics/{topic}``."""
+        site, topic = self._site, topic_of(request.scope)
+        if request.method == "PUT":
+            await site.in_thread(site.service.create_topic, topic, await self._properties(request))
+        elif request.method == "DELETE":
+            await site.in_thread(site.service.delete_topic, topic)
+        else:
+            return JSONResponse(await site.in_thread(site.service.topic, topic))
+        return Response()
+
+    async def properties(self, request: Request) -> Response:
+        """``PUT …/topics/{topic}/properties``: replaces them all."""
+        site, topic = self._site, topic_of(request.scope)
+        await site.in_thread(site.service.update_topic, topic, await self._properties(request))
+        return Response()
+
+    async def _properties(self, request: Request) -> dict[str, str]:
+        return await self._site.read(headers_of(request.scope), request.receive, read_properties)
