@@ -2,19 +2,23 @@
 
 Invalid ids ride on every transaction, so an operator wants to drop them, and may as soon as no row can become visible
 again by it. That is a claim, and a wrong one shows aborted data to every reader, so it is built from evidence only:
-a pass that covered the whole message table without an error, under a snapshot taken before it began, whose writes are
-durable. It then reaches as far as the lowest of
+intervals of keys that a pass covered without an error, under a snapshot taken before it began, and whose inversions are
+durable. Where they cover the whole message table, the claim reaches as far as the lowest of
 
-* the snapshot's own bound (Tephra's TxUtils.getPruneUpperBound),
-* the oldest transaction that could still have written when the pass began, and
+* each interval's snapshot's own bound (Tephra's TxUtils.getPruneUpperBound),
+* for each interval, the oldest transaction that could still have written when its pass began, and
 * the lowest open id: one whose client might have published since.
+
+Intervals are of keys as they are stored, and so begin with the salt where there is one. Nothing else divides a table
+for good: regions are split, merged and moved.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from janitor.intervals import EVERYTHING, Interval, remainder
 from janitor.references import Lifetime
 from janitor.state.base import Claim, Evidence
 from tms_core.transaction.model import TX_PER_MS
@@ -27,10 +31,14 @@ class Limit:
     Attributes:
         bound: as far as it lets the boundary go.
         reason: what it is, for people.
+        start: the first key of the interval it is about, as it is stored; None for a transaction.
+        region: where the store keeps that key now; empty where that is one place, or was not asked.
     """
 
     bound: int
     reason: str
+    start: bytes | None = field(default=None, compare=False)
+    region: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +64,14 @@ def claim(evidence: Sequence[Evidence], open_pointers: Iterable[int], lifetime: 
     """What the evidence allows to claim.
 
     Args:
-        evidence: intervals left clean, in key order.
+        evidence: intervals left clean.
         open_pointers: invalid ids whose clients may still have published.
         lifetime: how long transactions may write, and how late.
     """
     gap = find_gap(evidence)
     if gap is not None:
         return Boundary.none(gap)
-    limits = [limit for interval in evidence for limit in _limits(interval, lifetime)]
+    limits = [limit for interval in _alike(evidence) for limit in _limits(interval, lifetime)]
     lowest_open = min(open_pointers, default=None)
     if lowest_open is not None:
         limits.append(Limit(lowest_open - 1, f"invalid transaction {lowest_open} may still have been written to"))
@@ -80,32 +88,73 @@ def newest_settled(started_ms: int, lifetime: Lifetime) -> int:
     return (started_ms - lifetime.max_ms - late_ms) * TX_PER_MS - 1
 
 
-def in_force(claim: Claim, now_ms: int, lifetime: Lifetime) -> bool:
-    """Whether a claim still stands: not made by a clock set back since, nor with a lifetime raised since."""
-    return claim.made_ms <= now_ms and claim.bound <= newest_settled(claim.made_ms, lifetime)
+def in_force(claim: Claim, evidence: Iterable[Evidence], now_ms: int, lifetime: Lifetime) -> bool:
+    """Whether a claim still stands: not made by a clock set back since, nor with a lifetime raised since.
+
+    Args:
+        evidence: what there is now; a round of passes ends later than its claim is dated.
+    """
+    is_past = all(began_ms <= now_ms for began_ms in (claim.made_ms, *(item.started_ms for item in evidence)))
+    return is_past and claim.bound <= newest_settled(claim.made_ms, lifetime)
 
 
-def find_gap(evidence: Sequence[Evidence]) -> str | None:
+def covered_since_ms(evidence: Sequence[Evidence]) -> int | None:
+    """When the oldest pass began that the evidence rests on: all keys were covered since; None where some were not."""
+    return None if find_gap(evidence) is not None else min(interval.started_ms for interval in evidence)
+
+
+def with_newer(known: Iterable[Evidence], newer: Sequence[Evidence]) -> list[Evidence]:
+    """The evidence there is once other intervals were covered, too: for each key only the newer counts."""
+    covered = [_interval(item) for item in newer]
+    rest = [
+        replace(item, start=left.start, stop=left.stop)
+        for item in known
+        for left in remainder(_interval(item), covered)
+    ]
+    return sorted([*rest, *newer], key=lambda item: item.start)
+
+
+def find_gap(evidence: Iterable[Evidence]) -> str | None:
     """Where the intervals leave keys uncovered, in words; None when they cover everything."""
-    if not evidence:
+    intervals = [_interval(item) for item in evidence]
+    if not intervals:
         return "no complete pass has covered the message table yet"
-    position: bytes | None = b""
-    for interval in sorted(evidence, key=lambda item: item.start):
-        if position is None:
-            break
-        if interval.start > position:
-            return f"no pass has covered the keys from {position.hex() or 'the beginning'} to {interval.start.hex()}"
-        position = None if interval.stop is None else max(position, interval.stop)
-    return None if position is None else f"no pass has covered the keys from {position.hex()} on"
+    gaps = remainder(EVERYTHING, intervals)
+    if not gaps:
+        return None
+    start, stop = gaps[0]
+    if stop is None:
+        return f"no pass has covered the keys from {start.hex()} on"
+    return f"no pass has covered the keys {_between(start, stop)}"
+
+
+def _alike(evidence: Iterable[Evidence]) -> list[Evidence]:
+    """The intervals, with neighbours put together of which the same can be said."""
+    found: list[Evidence] = []
+    for item in sorted(evidence, key=lambda item: item.start):
+        if found and item == replace(found[-1], start=item.start, stop=item.stop) and item.start == found[-1].stop:
+            found[-1] = replace(found[-1], stop=item.stop)
+        else:
+            found.append(item)
+    return found
 
 
 def _limits(interval: Evidence, lifetime: Lifetime) -> list[Limit]:
-    start = interval.start.hex() or "the beginning"
-    stop = "the end" if interval.stop is None else interval.stop.hex()
+    between = _between(interval.start, interval.stop)
+    snapshot = f"snapshot {interval.snapshot_timestamp_ms}, used {between}"
+    writing = f"younger transactions could still write when the pass {between} began"
     return [
-        Limit(interval.bound, f"snapshot {interval.snapshot_timestamp_ms}, used from {start} to {stop}"),
-        Limit(
-            newest_settled(interval.started_ms, lifetime),
-            f"younger transactions could still write when the pass from {start} to {stop} began",
-        ),
+        Limit(interval.bound, snapshot, interval.start),
+        Limit(newest_settled(interval.started_ms, lifetime), writing, interval.start),
     ]
+
+
+def _between(start: bytes, stop: bytes | None) -> str:
+    """An interval of keys, in words; where it is the keys of one salt, with the salt."""
+    first, last = start.hex() or "the beginning", "the end" if stop is None else stop.hex()
+    is_salt = len(start) == 1 and stop == (bytes([start[0] + 1]) if start < b"\xff" else None)
+    return f"from {first} to {last}" + (f" (salt {start[0]})" if is_salt else "")
+
+
+def _interval(item: Evidence) -> Interval:
+    return Interval(item.start, item.stop)

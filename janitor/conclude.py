@@ -3,17 +3,22 @@
 A run that covered everything moves frontiers, and if it was a thorough one it closes open ids and may make a claim
 (rule S4). A run that did not, because it was scoped, a topic failed, or no snapshot could be used, moves only what it
 really reached. The caller wraps all of it in one transaction.
+
+What does not wait for the end is evidence of a store in many parts: that one was covered is true whatever becomes of
+the others, so it is saved at once, and the run after one that died need not do it again (:mod:`janitor.rounds`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from janitor import boundary, guards, quarantine, txstate
+from janitor import boundary, guards, quarantine, rounds, txstate
+from janitor.intervals import Interval
 from janitor.prepare import Prepared
 from janitor.report import GuardNote, Mode, Tally
+from janitor.rounds import Record, Round
 from janitor.state.base import Claim, ClockAnchor, Evidence, FrontierRecord, State, StoreRecord, Strikes
 from janitor.txstate import TxState
 from janitor.world import Terms, TopicWork, World
@@ -31,6 +36,8 @@ class Pass:
         running_ms: the machine's running time when it began.
         calls: which store operations had been made by then.
         boundary: the claim in force; None while there is none.
+        round: the round of thorough passes it goes on with; None as long as it proves nothing.
+        covered: evidence that waits for the end: intervals, and the lowest invalid pointer there that has to stay.
         failed: metadata keys of topics that were left undone, and why.
         withheld: metadata keys of topics in which deleting was stopped on the way.
         halted: why the walk ended early; None when it came to its end.
@@ -46,6 +53,8 @@ class Pass:
     world: World
     tally: Tally
     boundary: int | None = None
+    round: Round | None = None
+    covered: list[tuple[Sequence[Interval], int | None]] = field(default_factory=list)
     failed: Mapping[bytes, str] = field(default_factory=dict)
     withheld: frozenset[bytes] = frozenset()
     halted: Interrupted | None = None
@@ -60,6 +69,13 @@ class Pass:
     def complete(self) -> bool:
         """Whether it covered every topic (rule S4)."""
         return self.finished and not self.world.has_aside
+
+    @property
+    def proves(self) -> bool:
+        """Whether a part that it covers is evidence: a look at everything, under a snapshot, with nothing put aside."""
+        world = self.world
+        scoped = world.patterns or world.limits is not None
+        return world.thorough and self.ready.tx.usable is not None and not scoped and not world.has_aside
 
 
 def calls_made(current: Pass, store: Store) -> Counter[str]:
@@ -86,29 +102,73 @@ def notes_on_aside(current: Pass, state: State) -> list[GuardNote]:
     return notes
 
 
-def conclude_run(current: Pass, state: State, terms: Terms, clocks: ClockAnchor, finished_ms: int) -> None:
+def begin_round(current: Pass, state: State, record: Record) -> Round:
+    """Begin a round of thorough passes over many parts, or go on with one; call it inside the state's transaction.
+
+    Invalid transactions are saved as seen, since what is covered from now on counts for those that are known by now.
+
+    Args:
+        record: saves evidence at once.
+    """
+    ids, now_ms = current.ready.ids, current.ready.now.wall_ms
+    state.save_open_ids(ids.open_ids())
+    state.forget_open_ids(ids.gone)
+    progress = rounds.go_on(state, current.id, now_ms, _usable(current).timestamp_ms)
+    open_ids = txstate.searched(ids.open_ids(), progress.since_ms)
+    since_ms = txstate.search_since_ms(open_ids, current.world.terms.lifetime)
+    return Round(progress.began_ms, record, progress.done, since_ms)
+
+
+def save_evidence(current: Pass, state: State, covered: Sequence[Interval], untouchable: int | None) -> None:
+    """Save that intervals were covered; what was done there must be durable.
+
+    Args:
+        untouchable: the lowest invalid pointer met there that nobody may invert; None: none was.
+    """
+    usable, started_ms = _usable(current), current.ready.now.wall_ms
+    bounds = [usable.prune_upper_bound()]
+    if untouchable is not None:
+        # CDAP cuts a key from its end, so a reader may well be given such a row.
+        bounds.append(untouchable - 1)
+    bound = max(0, min(bounds))
+    newer = [Evidence(*interval, usable.timestamp_ms, bound, started_ms, current.id) for interval in covered]
+    with state.transaction():
+        state.replace_evidence(boundary.with_newer(state.evidence(), newer))
+
+
+def conclude_run(
+    current: Pass, state: State, terms: Terms, clocks: ClockAnchor, finished_ms: int, barred: Sequence[str]
+) -> None:
     """Save what a run has reached.
 
     Args:
         clocks: what the machine's clocks show now.
+        barred: why it may claim nothing (:func:`obstacles`).
     """
     conclude_apply(current, state, clocks)
     ready, world = current.ready, current.world
     done = {key: work for key, work in world.topics.items() if _is_done(current, key)}
     state.save_frontiers(_applied(state, world, [work for work in done.values() if not work.waits]))
     state.save_strikes(_strikes(current, state, [work.topic.topic for work in done.values() if not work.waits]))
-    open_ids, usable, started_ms = ready.ids.open_ids(), ready.tx.usable, ready.now.wall_ms
-    if current.complete and usable is not None:
-        open_ids = txstate.covered(open_ids, started_ms, finished_ms, terms.lifetime, thorough=world.thorough)
+    open_ids, started_ms = ready.ids.open_ids(), ready.now.wall_ms
+    proven = current.complete and current.round is not None
+    for covered, untouchable in current.covered if proven else ():
+        save_evidence(current, state, covered, untouchable)
+    evidence = state.evidence()
+    if current.complete and ready.tx.usable is not None:
+        settled_ms = boundary.covered_since_ms(evidence) if proven else None
+        open_ids = txstate.covered(open_ids, started_ms, finished_ms, terms.lifetime, settled_ms)
     state.save_open_ids(open_ids)
     state.forget_open_ids(ready.ids.gone)
     if world.thorough:
         state.forget_closed_ids(ready.ids.left, started_ms - txstate.REMEMBER_CLOSED_MS)
-    if current.complete and usable is not None and world.thorough:
-        _save_evidence(current, state, terms, usable)
+    if proven:
+        rounds.end(state)
+        if not barred:
+            _save_claim(current, state, terms, evidence)
     if current.finished and world.thorough:
-        state.save_last_thorough_ms(ready.now.wall_ms)
-    _forget_the_future(state, ready.now.wall_ms)
+        state.save_last_thorough_ms(current.round.began_ms if current.round else started_ms)
+    _forget_the_future(state, started_ms)
 
 
 def _strikes(current: Pass, state: State, visited: list[TopicId]) -> dict[TopicId, Strikes | None]:
@@ -144,12 +204,12 @@ def _applied(state: State, world: World, done: Iterable[TopicWork]) -> dict[Topi
 
 def _forget_the_future(state: State, now_ms: int) -> None:
     """Withdraw what was proven by a clock that has been set back since: what it called over may not be."""
-    claim = state.claim()
-    if claim is not None and claim.made_ms > now_ms:
+    claim, evidence = state.claim(), state.evidence()
+    believed = [interval for interval in evidence if interval.started_ms <= now_ms]
+    if len(believed) < len(evidence):
+        state.replace_evidence(believed)
+    if claim is not None and (claim.made_ms > now_ms or len(believed) < len(evidence)):
         state.save_claim(None)
-    evidence = state.evidence()
-    if any(interval.started_ms > now_ms for interval in evidence):
-        state.replace_evidence([interval for interval in evidence if interval.started_ms <= now_ms])
 
 
 def conclude_apply(current: Pass, state: State, clocks: ClockAnchor) -> None:
@@ -158,9 +218,9 @@ def conclude_apply(current: Pass, state: State, clocks: ClockAnchor) -> None:
     state.save_store(seen(current.ready.record, current.ready.tx))
 
 
-def obstacles(ready: Prepared, terms: Terms) -> list[str]:
+def obstacles(ready: Prepared, terms: Terms, store: Store) -> list[str]:
     """Why nothing can be claimed, whatever the evidence."""
-    found = []
+    found = list(store.obstacles())
     if ready.first_contact:
         found.append("this store, with these transactions, has not been adopted")
     if not terms.lifetime_known:
@@ -181,16 +241,15 @@ def seen(record: StoreRecord, tx: TxState) -> StoreRecord:
     return replace(record, snapshot_timestamp_ms=usable.timestamp_ms, snapshot_write_pointer=usable.write_pointer)
 
 
-def _save_evidence(current: Pass, state: State, terms: Terms, usable: VisibilityState) -> None:
-    started_ms = current.ready.now.wall_ms
-    bounds = [usable.prune_upper_bound()]
-    if current.tally.untouchable is not None:
-        # CDAP cuts a key from its end, so a reader may well be given such a row.
-        bounds.append(current.tally.untouchable - 1)
-    interval = Evidence(b"", None, usable.timestamp_ms, max(0, min(bounds)), started_ms, current.id)
-    state.replace_evidence([interval])
-    if obstacles(current.ready, terms):
-        return
+def _save_claim(current: Pass, state: State, terms: Terms, evidence: Sequence[Evidence]) -> None:
     _, lowest = state.lowest_open(1)
-    bound = boundary.claim([interval], [record.pointer for record in lowest], terms.lifetime).bound
-    state.save_claim(None if bound is None else Claim(bound, started_ms, current.id))
+    bound = boundary.claim(evidence, [record.pointer for record in lowest], terms.lifetime).bound
+    made_ms = boundary.covered_since_ms(evidence)
+    state.save_claim(None if bound is None or made_ms is None else Claim(bound, made_ms, current.id))
+
+
+def _usable(current: Pass) -> VisibilityState:
+    usable = current.ready.tx.usable
+    if usable is None:
+        raise ValueError("without a snapshot nothing is proven")
+    return usable

@@ -5,31 +5,33 @@ and most of a sweep's time is spent waiting for servers. So each step of a pass 
 many threads as are wanted, and is over everywhere before the next one begins: whether a payload is still needed depends
 on messages of any part.
 
-What is learnt in a part is counted in it, and put together at the end.
+What is learnt in a part is counted in it, and put together at the end. A part that was searched for invalid pointers
+without an error is written down at once (:mod:`janitor.rounds`), whatever becomes of the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
 
+from janitor.intervals import Interval
 from janitor.inversions import Inversions
 from janitor.messages import Messages
 from janitor.observe import Observer
 from janitor.payloads import Payloads
 from janitor.report import Tally
+from janitor.rounds import Round
 from janitor.walk import Act, Walk
 from janitor.world import World
 from tms_core.tables.base import Store
 
-#: The steps of a pass, in order: messages first, because a payload is free once its message is gone; inversions after
-#: them, because a row that goes need not be inverted.
-_STEPS: tuple[tuple[str, Callable[[Walk], None]], ...] = (
-    ("message", lambda walk: Messages(walk).delete()),
-    ("invert", lambda walk: Inversions(walk).invert()),
-    ("payload", lambda walk: Payloads(walk).delete()),
-)
+#: What is done in one part.
+Step = Callable[[Walk], None]
+
+
+def _nothing_more(_: Walk) -> None:
+    """A step leaves nothing to be written down."""
 
 
 class Crew:
@@ -37,6 +39,8 @@ class Crew:
 
     Args:
         workers: how many parts are walked at once.
+        begin_round: called before anything is searched, with the parts: the round this pass goes on with, which is told
+            of those that were covered; None: it proves nothing.
 
     Attributes:
         failed: metadata keys of topics that were left undone in some part, and why.
@@ -44,13 +48,23 @@ class Crew:
     """
 
     def __init__(
-        self, store: Store, world: World, act: Act, *, page_rows: int, observer: Observer, workers: int
+        self,
+        store: Store,
+        world: World,
+        act: Act,
+        *,
+        page_rows: int,
+        observer: Observer,
+        workers: int,
+        begin_round: Callable[[Sequence[Store]], Round] | None = None,
     ) -> None:
+        self._parts = store.parts()
         self._walks = [
-            Walk(part, world, act, Tally(), page_rows=page_rows, observer=observer, whole=store)
-            for part in store.parts()
+            Walk(part, world, act, Tally(), page_rows=page_rows, observer=observer, whole=store) for part in self._parts
         ]
         self._workers = workers
+        self._begin_round = begin_round
+        self._round: Round | None = None
 
     @property
     def failed(self) -> dict[bytes, str]:
@@ -63,6 +77,9 @@ class Crew:
     def walk(self, tally: Tally, phase: Callable[[str], AbstractContextManager[None]]) -> None:
         """Take the steps; what was counted is in ``tally`` also when one of them raises.
 
+        Messages come first, because a payload is free once its message is gone; inversions after them, because a row
+        that goes need not be inverted.
+
         Args:
             phase: entered for each step with its name.
 
@@ -71,19 +88,42 @@ class Crew:
             StoreError: a table could not be read between topics either.
         """
         try:
-            for name, step in _STEPS:
-                with phase(name):
-                    self._take(step)
+            with phase("message"):
+                self._take(lambda walk: Messages(walk).delete())
+            with phase("invert"):
+                if self._begin_round is not None:
+                    self._round = self._begin_round(self._parts)
+                    self._round.record_gaps(self._parts)
+                self._take(self._invert, self._record)
+            with phase("payload"):
+                self._take(lambda walk: Payloads(walk).delete())
         finally:
             for walk in self._walks:
                 tally.add(walk.tally)
 
-    def _take(self, step: Callable[[Walk], None]) -> None:
+    def _invert(self, walk: Walk) -> None:
+        if self._round is not None and self._round.has_done(walk.store):
+            Inversions(walk, self._round.since_ms, everything=False).invert()
+        else:
+            Inversions(walk, walk.world.search_since_ms).invert()
+
+    def _record(self, walk: Walk) -> None:
+        """Write down that a part was covered, if all of it was (rule S4)."""
+        undone = walk.failed or walk.withheld or walk.tally.errors
+        if self._round is not None and not undone and not self._round.has_done(walk.store):
+            self._round.record([Interval(*walk.store.span)], walk.tally.untouchable)
+
+    def _take(self, step: Step, then: Step = _nothing_more) -> None:
+        """Take a step in all parts, and ``then`` another one, in this thread, in each that it ended well in."""
         if len(self._walks) == 1:
             step(self._walks[0])
+            then(self._walks[0])
             return
         with ThreadPoolExecutor(self._workers, "walk") as pool:
-            futures = [pool.submit(step, walk) for walk in self._walks]
+            futures = {pool.submit(step, walk): walk for walk in self._walks}
+            for future in as_completed(futures):
+                if future.exception() is None:
+                    then(futures[future])
         # Whatever went wrong in one part, the others have come to their end.
         for future in futures:
             future.result()

@@ -8,35 +8,49 @@ writes are durable. A run that dies in between has forgotten nothing but its rep
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import RLock
 from typing import Any, Protocol, Unpack
 
-from janitor import conclude, figures, frontier, guards
+from janitor import boundary, conclude, figures, frontier, guards, rounds
 from janitor.conclude import Pass
 from janitor.inquiry import Inquiry, Options
+from janitor.intervals import Interval
 from janitor.ledger import KEPT_ENTRIES, Ledger
 from janitor.pacing import Pacer
-from janitor.permission import Permission
+from janitor.permission import Permission, asked_of_memory
 from janitor.plan import PlanFile
 from janitor.policy import Hold
 from janitor.prepare import Prepared
 from janitor.report import Report
 from janitor.restore import Request, Restored
+from janitor.rounds import Round
 from janitor.state.base import RunRecord, State
 from janitor.sweep import Keeper, Sweep
 from janitor.txstate import TransactionView
 from janitor.world import Terms, World, parse_or_none
 from tms_core.clock import Clock
-from tms_core.errors import GuardTripped, Interrupted, LeaseHeld, LeaseLost, MemoryFailed, NotAdopted, StoreError
+from tms_core.errors import (
+    GuardTripped,
+    Interrupted,
+    LeaseHeld,
+    LeaseLost,
+    MemoryFailed,
+    NotAdopted,
+    StoreBusy,
+    StoreError,
+)
 from tms_core.lease import Lease
 from tms_core.tables.base import Store
 from tms_core.topic import TopicId
 from tms_core.transaction.source import SnapshotSource
 
 #: A pass that looks at everything, whatever the pointers say, is due this long after the last one.
-THOROUGH_EVERY_MS = 24 * 3600 * 1000
+THOROUGH_EVERY_MS = rounds.ROUND_MS
 
 
 class Archive(Protocol):
@@ -276,6 +290,8 @@ class Engine(Inquiry):
         try:
             if not ready.stopped:
                 self._sweep_store(current, ledger, moves_frontiers)
+        except LeaseLost as error:
+            current.halted = error
         # Also for a bug of ours: what was deleted has to be in the ledger, and the run must not look alive.
         except Exception as error:
             self._close(current, "failed", {"error": str(error)}, ledger=ledger)
@@ -283,7 +299,12 @@ class Engine(Inquiry):
         claim = self._claim(ready)
         current.boundary = claim.bound if claim else None
         report = self._report(current)
-        self._close(current, _result(current, report), report.to_history(), report, ledger)
+        try:
+            with self._as_its_holder():
+                self._close(current, _result(current, report), report.to_history(), report, ledger)
+        except LeaseLost as error:
+            current.halted = error
+            report = self._report(current)
         return report
 
     def _close(
@@ -318,12 +339,13 @@ class Engine(Inquiry):
         pacer = Pacer(self._rows_per_second, self._clock, permission.alive)
         keeper = self._archive.begin(current.id, current.world.transactions) if self._archive else None
         sweep = Sweep(self.store, permission, pacer, ledger, keeper)
-        self._walk(current, sweep)
+        self._walk(current, sweep, partial(self._begin_round, current, sweep) if current.proves else None)
         with self._phase(current, "sync"):
             sweep.sync()
         current.write_failed = sweep.write_failed
         if isinstance(current.halted, MemoryFailed):
-            raise current.halted.__cause__ or current.halted
+            with self._as_its_holder():
+                raise current.halted.__cause__ or current.halted
         if sweep.archive_error is not None:
             current.tally.failures["message", "archive"] += 1
             current.tally.errors.append(
@@ -334,17 +356,57 @@ class Engine(Inquiry):
         with self._phase(current, "compact"):
             self._compact(current, sweep, permission)
 
+    def _begin_round(self, current: Pass, sweep: Sweep, parts: Sequence[Store]) -> Round:
+        def wait(covered: Sequence[Interval], untouchable: int | None) -> None:
+            current.covered.append((covered, untouchable))
+
+        def save(covered: Sequence[Interval], untouchable: int | None) -> None:
+            sweep.sync()
+            with asked_of_memory(), self._as_its_holder():
+                # Not inside the memory's transaction: others may be walking, who take the lease's lock first.
+                self._check_lease()
+                conclude.save_evidence(current, self.state, covered, untouchable)
+
+        if rounds.is_whole(parts):
+            current.round = Round(current.ready.now.wall_ms, wait)
+        else:
+            with asked_of_memory(), self._as_its_holder(), self.state.transaction():
+                self._check_lease()
+                current.round = conclude.begin_round(current, self.state, save)
+        return current.round
+
     def _concluded(self, current: Pass, moves_frontiers: bool) -> bool:
         """Save what the pass has reached, if this is still the one who may say so (rules S4, S12)."""
-        with self.state.transaction():
-            try:
-                if self._lease is not None:
-                    self._lease.check()
-            except Interrupted as error:
-                current.halted = error
-                return False
-            self._conclude(current, moves_frontiers)
-            return True
+        barred = conclude.obstacles(current.ready, self.terms, self.store) if current.round is not None else ()
+        clocks = guards.read_clocks(self._clock)
+        try:
+            with self._as_its_holder(), self.state.transaction():
+                self._check_lease()
+                if moves_frontiers:
+                    conclude.conclude_run(current, self.state, self.terms, clocks, clocks.wall_ms, barred)
+                else:
+                    conclude.conclude_apply(current, self.state, clocks)
+        except Interrupted as error:
+            current.halted = error
+            return False
+        return True
+
+    @contextmanager
+    def _as_its_holder(self) -> Iterator[None]:
+        """What the memory refuses because another process writes it is the loss of the lease, where that is lost.
+
+        Raises:
+            LeaseLost: instead of the memory's ``StoreBusy``.
+        """
+        try:
+            yield
+        except StoreBusy:
+            self._check_lease()
+            raise
+
+    def _check_lease(self) -> None:
+        if self._lease is not None:
+            self._lease.check()
 
     def _compact(self, current: Pass, sweep: Sweep, permission: Permission) -> None:
         def heartbeat() -> None:
@@ -359,13 +421,6 @@ class Engine(Inquiry):
             # The rows are gone and what was reached is saved; only their space is not free yet.
             current.tally.errors.append(f"space was not given back: {error}")
 
-    def _conclude(self, current: Pass, moves_frontiers: bool) -> None:
-        clocks = guards.read_clocks(self._clock)
-        if moves_frontiers:
-            conclude.conclude_run(current, self.state, self.terms, clocks, clocks.wall_ms)
-        else:
-            conclude.conclude_apply(current, self.state, clocks)
-
     def _thorough_is_due(self, ready: Prepared) -> bool:
         """Whether this run looks at everything: daily, and when the last such run could prove nothing."""
         last = self.state.last_thorough_ms()
@@ -374,7 +429,8 @@ class Engine(Inquiry):
             return True
         if ready.tx.usable is None or self.state.pauses() or self._quarantined(ready):
             return False  # it could prove nothing either
-        return all(item.started_ms < last for item in self.state.evidence())
+        evidence = self.state.evidence()
+        return boundary.find_gap(evidence) is not None or any(item.started_ms < last for item in evidence)
 
     def _adopt(self, ready: Prepared) -> tuple[Prepared, list[TopicId]]:
         world = self._world(ready, thorough=False, label=Hold.FIRST_CONTACT)
@@ -389,6 +445,8 @@ class Engine(Inquiry):
             self.state.save_store(record)
             self.state.save_frontiers(topics)
             self.state.save_anchor(ready.now)
+            # Whoever adopts may have put back what was covered already.
+            rounds.end(self.state)
         return self._prepare(), sorted(topics)
 
     # -- between runs --------------------------------------------------------------------------------------------

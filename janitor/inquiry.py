@@ -8,7 +8,7 @@ on a clone of the store or on its face for reading, so there is nothing at hand 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Required, TypedDict
 
 from janitor import archived, boundary, conclude, plan, quarantine, txstate
-from janitor.boundary import Boundary
+from janitor.boundary import Boundary, Limit
 from janitor.conclude import Pass
 from janitor.crew import Crew
 from janitor.inspect import Audit, Inspected, Table, audit, messages, metadata, payloads, snapshot_figures
@@ -26,6 +26,7 @@ from janitor.policy import Hold
 from janitor.prepare import Prepared, prepare
 from janitor.report import GuardNote, Mode, Report, Tally
 from janitor.restore import Request, Restored, restore
+from janitor.rounds import Round
 from janitor.state.base import Claim, State
 from janitor.strangers import Strangers
 from janitor.txstate import TransactionView, TxState
@@ -155,14 +156,19 @@ class Inquiry:
         return why(self.store, self.state, world, topic, message_id, ready.now.wall_ms, history_days)
 
     def boundary(self) -> tuple[Claim | None, Boundary]:
-        """The claim last made, and what would hold one back that were made now."""
+        """The claim last made, and what would hold one back that were made now.
+
+        Raises:
+            StoreError: the store or the state could not be read.
+        """
         ready = self._prepare()
         claim = self._claim(ready)
-        obstacles = conclude.obstacles(ready, self.terms)
+        obstacles = conclude.obstacles(ready, self.terms, self.store)
         if obstacles:
             return claim, Boundary.none(*obstacles)
         pointers = (record.pointer for record in ready.ids.open_ids())
-        return claim, boundary.claim(self.state.evidence(), pointers, self.terms.lifetime)
+        found = boundary.claim(self.state.evidence(), pointers, self.terms.lifetime)
+        return claim, replace(found, limits=tuple(map(self._with_region, found.limits)))
 
     def audit(self) -> Audit:
         """Read every transactional row, and prove the claim or refute it.
@@ -217,6 +223,9 @@ class Inquiry:
         identity = self.store.identity()
         return prepare(self.state, identity, self._source, self._clock, self.terms, self._token_hex, at_ms)
 
+    def _with_region(self, limit: Limit) -> Limit:
+        return limit if limit.start is None else replace(limit, region=self.store.region(limit.start))
+
     def _quarantined(self, ready: Prepared) -> frozenset[TopicId]:
         return quarantine.quarantined(self.state.strikes(), ready.now.wall_ms)
 
@@ -225,7 +234,8 @@ class Inquiry:
         claim = self.state.claim()
         if claim is None or ready.first_contact:
             return None
-        return claim if boundary.in_force(claim, self._clock.now_ms(), self.terms.lifetime) else None
+        now_ms, evidence = self._clock.now_ms(), self.state.evidence()
+        return claim if boundary.in_force(claim, evidence, now_ms, self.terms.lifetime) else None
 
     def _world(
         self,
@@ -285,7 +295,7 @@ class Inquiry:
             run_id, mode, started_ms, self._clock.running_ms(), Counter(self.store.calls), ready, world, Tally()
         )
 
-    def _walk(self, current: Pass, act: Act) -> None:
+    def _walk(self, current: Pass, act: Act, begin_round: Callable[[Sequence[Store]], Round] | None = None) -> None:
         crew = Crew(
             self.store,
             current.world,
@@ -293,6 +303,7 @@ class Inquiry:
             page_rows=self._batch_rows,
             observer=self._observer,
             workers=self._workers,
+            begin_round=begin_round,
         )
         try:
             crew.walk(current.tally, partial(self._phase, current))
@@ -336,6 +347,7 @@ class Inquiry:
             guards=notes,
             errors=tally.errors,
             store_calls=sum(conclude.calls_made(current, self.store).values()),
+            seeks_spared=current.tally.seeks_spared,
             duration_seconds=(self._clock.running_ms() - current.running_ms) / 1000,
             phase_seconds=tally.phase_seconds,
             thorough=current.world.thorough,

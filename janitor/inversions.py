@@ -22,26 +22,34 @@ def _leave(keys: list[bytes]) -> None:
 
 
 class Inversions:
-    """The step of a pass that comes after the messages', because a row that went need not be inverted."""
+    """The step of a pass that comes after the messages', because a row that went need not be inverted.
 
-    def __init__(self, walk: Walk) -> None:
+    Args:
+        walk: where.
+        since_ms: from which publish time on rows are searched; None: not at all.
+        everything: search rows under keys that are none of ours as well, if the pass is a thorough one.
+    """
+
+    def __init__(self, walk: Walk, since_ms: int | None, *, everything: bool = True) -> None:
         self._walk = walk
+        self._since_ms = since_ms
+        self._everything = everything and walk.world.thorough and not walk.world.patterns
 
     def invert(self) -> None:
         """Negate the pointers of invalid transactions in the message rows that stay (L4)."""
-        since_ms = self._walk.world.search_since_ms
-        if since_ms is None:
+        if self._since_ms is None:
             return
         table = self._walk.store.message
+        self._walk.messages.forget()
         key = self._walk.first(table, b"")
         while key is not None:
             parsed = MessageKey.parse(key)
-            key = self._look_at_foreign(key) if parsed is None else self._invert_from(key, parsed, since_ms)
+            key = self._look_at_foreign(key) if parsed is None else self._invert_from(key, parsed, self._since_ms)
 
     def _look_at_foreign(self, key: bytes) -> bytes | None:
         """Take note of invalid pointers under keys that are none of ours; returns the first key behind them."""
         behind = self._walk.skip(self._walk.store.message, key, MessageKey.parse, _leave)
-        if self._walk.world.thorough and not self._walk.world.patterns:
+        if self._everything:
             self._search_cells(key, behind)
         return behind
 
@@ -71,7 +79,7 @@ class Inversions:
         is_invalid = self._walk.world.transactions.is_invalid
         start: bytes | None = first
         while start is not None and (stop is None or start < stop):
-            page = self._walk.store.message.cells(start, stop, self._walk.page_rows)
+            page = self._walk.messages.cells(start, stop, self._walk.page_rows)
             found = [cell for cell in page.items if cell.pointer > 0 and is_invalid(cell.pointer)]
             if found:
                 self._negate(found)

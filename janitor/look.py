@@ -254,13 +254,14 @@ def _open_transaction(record: OpenIdRecord) -> OpenTransaction:
 
 def _boundary(state: State, terms: Terms, now_ms: int) -> BoundaryFigures:
     _, lowest = state.lowest_open(1)
-    present = boundary.claim(state.evidence(), [record.pointer for record in lowest], terms.lifetime)
+    evidence = state.evidence()
+    present = boundary.claim(evidence, [record.pointer for record in lowest], terms.lifetime)
     limits = [(str(limit.bound), limit.reason) for limit in present.limits]
     obstacles = list(present.obstacles)
     if not terms.lifetime_known:
         obstacles.append("transactions.max_lifetime_seconds is not set, so it is not known how long one may write")
     claim = state.claim()
-    if claim is None or not boundary.in_force(claim, now_ms, terms.lifetime):
+    if claim is None or not boundary.in_force(claim, evidence, now_ms, terms.lifetime):
         return BoundaryFigures(limits=limits, obstacles=obstacles)
     return BoundaryFigures(str(claim.bound), claim.made_ms, claim.run_id, limits, obstacles)
 

@@ -95,6 +95,7 @@ class Tally:
         untouchable: the lowest invalid write pointer under a key that is none of ours, which nobody may invert.
         scanned: rows read, by phase.
         failures: how often a topic was left undone, by table and reason.
+        seeks_spared: store calls that reading ahead has made needless.
     """
 
     entries: dict[EntryKey, Entry] = field(default_factory=dict)
@@ -107,6 +108,7 @@ class Tally:
     phase_seconds: dict[str, float] = field(default_factory=dict)
     scanned: Counter[str] = field(default_factory=Counter)
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
+    seeks_spared: int = 0
 
     def entry(self, key: EntryKey) -> Entry:
         return self.entries.setdefault(key, Entry())
@@ -118,6 +120,7 @@ class Tally:
         self.kept += other.kept
         self.scanned += other.scanned
         self.failures += other.failures
+        self.seeks_spared += other.seeks_spared
         self.errors += other.errors
         self.foreign += other.foreign[: NAMED_KEYS - len(self.foreign)]
         self.unknown |= set(sorted(other.unknown)[: max(0, NAMED_KEYS - len(self.unknown))])
@@ -194,6 +197,7 @@ class Report:
     duration_seconds: float
     phase_seconds: Mapping[str, float]
     thorough: bool
+    seeks_spared: int = 0
 
     @property
     def tripped(self) -> bool:
@@ -231,6 +235,7 @@ class Report:
             "guards": [{"guard": g.guard, "tripped": g.tripped, "message": g.message} for g in self.guards],
             "errors": list(self.errors),
             "store_calls": self.store_calls,
+            "seeks_spared": self.seeks_spared,
             "duration_seconds": round(self.duration_seconds, 6),
             "phase_seconds": {name: round(seconds, 6) for name, seconds in self.phase_seconds.items()},
             "thorough": self.thorough,

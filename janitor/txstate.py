@@ -196,21 +196,37 @@ def search_since_ms(open_ids: Iterable[OpenIdRecord], lifetime: Lifetime) -> int
     return min((_since_ms(record, lifetime) for record in open_ids), default=None)
 
 
-def covered(
-    open_ids: Iterable[OpenIdRecord], started_ms: int, finished_ms: int, lifetime: Lifetime, *, thorough: bool
-) -> Iterator[OpenIdRecord]:
-    """The records after a complete pass: searched up to its start.
+def searched(open_ids: Iterable[OpenIdRecord], since_ms: int | None) -> Iterator[OpenIdRecord]:
+    """The records as they are for keys that were covered by passes none of which began before; None: by no pass."""
+    for record in open_ids:
+        known = since_ms is not None and record.first_seen_ms <= since_ms
+        yield replace(record, scanned_ms=since_ms) if known else record
 
-    A thorough pass, which looked at rows of any time, closes those of which nothing can be published any more; one
-    that searched a window rests on clocks agreeing, which is enough to invert promptly and not enough for a claim.
+
+def covered(
+    open_ids: Iterable[OpenIdRecord], started_ms: int, finished_ms: int, lifetime: Lifetime, settled_ms: int | None
+) -> Iterator[OpenIdRecord]:
+    """The records after a complete pass: searched up to its start, and closed where nothing can be published any more.
+
+    Only thorough passes close ids, since they look at rows of any time. One that searched a window rests on clocks
+    agreeing, which is enough to invert promptly and not enough for a claim. And every key must have been covered by one
+    that began when the id was known already, and nothing could be published under it any more.
+
+    Args:
+        settled_ms: when the oldest thorough pass began that covered some of the keys; None: it was not thorough.
     """
     for record in open_ids:
-        over = thorough and started_ms >= lifetime.window_end_ms(record.pointer)
-        yield OpenIdRecord(record.pointer, record.first_seen_ms, started_ms, finished_ms if over else None)
+        over_ms = max(record.first_seen_ms, lifetime.window_end_ms(record.pointer))
+        if settled_ms is not None and settled_ms >= over_ms:
+            yield OpenIdRecord(record.pointer, record.first_seen_ms, settled_ms, finished_ms)
+        else:
+            yield OpenIdRecord(record.pointer, record.first_seen_ms, started_ms)
 
 
 def _now(record: OpenIdRecord, now_ms: int) -> OpenIdRecord:
-    """The record, as never searched for if it was by a clock that has been set back since."""
+    """The record, without times of a clock that has been set back since: it is seen now, and was not searched for."""
+    if record.first_seen_ms > now_ms:
+        record = replace(record, first_seen_ms=now_ms)
     ahead = record.scanned_ms is not None and record.scanned_ms > now_ms
     return replace(record, scanned_ms=None, closed_ms=None) if ahead else record
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
+from janitor.ahead import Ahead, CellsAhead
 from janitor.observe import Observer
 from janitor.permission import Withheld
 from janitor.policy import Hold, Keep, Reason, Row, Rule, decide
@@ -143,6 +144,7 @@ class Walk:
         observer: told about progress.
 
     Attributes:
+        messages, payloads: the tables' keys, some of them read ahead.
         failed: metadata keys of topics that were left undone, and why; ``tally.errors`` has it too.
         withheld: metadata keys of topics in which deleting was stopped on the way.
         replanned: metadata keys of topics that moved during the pass.
@@ -166,6 +168,8 @@ class Walk:
         self.tally = tally
         self.page_rows = page_rows
         self._observer = observer
+        self.messages = CellsAhead(store.message, page_rows, tally)
+        self.payloads = Ahead(store.payload, page_rows, tally)
         self.failed: dict[bytes, str] = {}
         self.withheld: set[bytes] = set()
         self.replanned: set[bytes] = set()
@@ -178,6 +182,7 @@ class Walk:
         Raises:
             StoreError: the table cannot be read between topics either.
         """
+        self._ahead(table).forget()
         if self.world.patient:
             self._each_due_topic(name, table, visit)
         else:
@@ -205,7 +210,7 @@ class Walk:
                 continue
             self.act.alive()
             try:
-                key = table.first(prefix)
+                key = self._ahead(table).first(prefix)
                 if key is not None and key < topic_stop(prefix):
                     self._visit(name, table, prefix, key, visit)
             except StoreError as error:
@@ -254,6 +259,7 @@ class Walk:
             try:
                 return visit(work, max(key, first))
             except Moved:
+                self._ahead(table).forget()
                 self.tally.forget_kept(kept, work.topic.topic, name)
                 self.replanned.add(prefix)
                 self.world.reread(prefix)
@@ -268,6 +274,9 @@ class Walk:
         self.failed[prefix] = message
         self.tally.errors.append(message)
 
+    def _ahead(self, table: KeyTable) -> Ahead:
+        return self.messages if table.name == "message" else self.payloads
+
     # -- what all steps share --------------------------------------------------------------------------------------
 
     def first(self, table: KeyTable, start: bytes) -> bytes | None:
@@ -279,7 +288,7 @@ class Walk:
         """
         self.act.alive()
         try:
-            return table.first(start)
+            return self._ahead(table).first(start)
         except StoreError as error:
             prefix = topic_prefix(start)
             return self._first_behind(table, start if prefix is None else topic_stop(prefix), error)
@@ -317,7 +326,7 @@ class Walk:
         limit = 1
         while start is not None:
             self.act.alive()
-            page = table.keys(start, None, limit)
+            page = self._ahead(table).keys(start, None, limit)
             limit = min(2 * limit, self.page_rows)
             strangers = list(takewhile(lambda item: parse(item) is None, page.items))
             found(strangers)
@@ -340,7 +349,7 @@ class Walk:
     ) -> Iterator[list[bytes]]:
         start: bytes | None = max(span.start, first_key)
         while start is not None and start < span.stop:
-            page = table.keys(start, span.stop, self.page_rows)
+            page = self._ahead(table).keys(start, span.stop, self.page_rows)
             self.observe(name, work.topic.topic, len(page.items))
             yield page.items
             start = page.resume
@@ -395,7 +404,7 @@ class Walk:
         topic, frontier = (work.topic, work.frontier) if work else (None, None)
         resume: bytes | None = start
         while resume is not None and resume < stop:
-            page = table.keys(resume, stop, self.page_rows)
+            page = self._ahead(table).keys(resume, stop, self.page_rows)
             for key in page.items:
                 verdict = decide(Row(name, _parse(name, key)), topic, frontier, self.world.transactions, False, None)
                 if verdict == Keep(Reason.FOREIGN):

@@ -18,6 +18,8 @@ BUCKETS = 4
 class _Part:
     """One salt's rows of a table; a page holds fewer rows than were read, as every page may."""
 
+    keys_per_call = 100
+
     def __init__(self, whole: Any, number: int, lock: RLock) -> None:
         self._whole = whole
         self._salt = bytes([number])
@@ -83,6 +85,7 @@ class SaltedStore(MemoryStore):
 
     def _part(self, number: int) -> Store:
         part = MemoryStore()
+        part.span = bytes([number]), bytes([number + 1])
         part.metadata = self.metadata
         part.message = _Messages(self.message, number, self._lock)
         part.payload = _Payloads(self.payload, number, self._lock)

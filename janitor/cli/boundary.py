@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from janitor.boundary import Limit
 from janitor.cli import render
 from janitor.cli.context import session
 from janitor.cli.options import common_options
@@ -15,7 +16,9 @@ from janitor.cli.options import common_options
 def command(explain: bool) -> None:
     """Show up to where the store is proven clean.
 
-    The prune boundary: up to there no row carries an invalid transaction's pointer.
+    The prune boundary: up to there no row carries an invalid transaction's pointer. It is held
+    back by transactions, and by the keys that were searched longest ago: in HBase those of one
+    salt, shown with the region they begin in now.
 
     \b
     Examples:
@@ -32,7 +35,8 @@ def command(explain: bool) -> None:
                 "made_ms": None if claim is None else claim.made_ms,
                 "run": None if claim is None else claim.run_id,
                 "obstacles": list(present.obstacles),
-                "limits": [{"bound": str(limit.bound), "reason": limit.reason} for limit in present.limits],
+                "unseen": list(current.place.unseen),
+                "limits": [_limit(limit) for limit in present.limits],
             }
         )
         return
@@ -44,5 +48,18 @@ def command(explain: bool) -> None:
     if explain:
         for obstacle in present.obstacles:
             out.print(f"no claim now: {obstacle}")
+        for unseen in current.place.unseen:
+            out.print(f"not known: {unseen}")
         for limit in present.limits:
-            out.print(f"held at {limit.bound}: {limit.reason}")
+            region = f" (they begin in region {limit.region})" if limit.region else ""
+            out.print(f"held at {limit.bound}: {limit.reason}{region}")
+
+
+def _limit(limit: Limit) -> dict[str, str | None]:
+    """A limit as JSON values; the key is in hex, and null where it is about a transaction."""
+    return {
+        "bound": str(limit.bound),
+        "reason": limit.reason,
+        "start": None if limit.start is None else limit.start.hex(),
+        "region": limit.region or None,
+    }

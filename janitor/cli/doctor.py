@@ -68,6 +68,8 @@ def examine(current: Session) -> Iterator[Finding]:
         ("disk", _disk),
     ):
         yield _guarded(name, check, current)
+    if not current.place.exclusive:
+        yield _guarded("cdap", _cdap, current)
 
 
 def _guarded(name: str, check: Callable[[Session], Finding], current: Session) -> Finding:
@@ -153,6 +155,15 @@ def _disk(current: Session) -> Finding:
     usage = shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists()))
     text = f"{render.size(usage.free)} of {render.size(usage.total)} free"
     return Finding("disk", "ok" if usage.free > usage.total * _FREE_SHARE else "warn", text)
+
+
+def _cdap(current: Session) -> Finding:
+    """Whether CDAP still does by itself, in HBase, what this janitor does."""
+    with current.place.readable() as store:
+        found = [*store.obstacles(), *current.place.unseen]
+    if found:
+        return Finding("cdap", "warn", "; ".join(found))
+    return Finding("cdap", "ok", "neither its observers nor its pruning are at work on these tables")
 
 
 def _remembered(current: Session) -> tuple[StoreRecord | None, RunRecord | None, ClockAnchor | None]:

@@ -11,6 +11,7 @@ import click
 
 from janitor.cli import (
     adopt,
+    advise,
     apply,
     approve,
     archive,
@@ -72,6 +73,7 @@ def cli() -> None:
 
 _VERBS = (
     adopt,
+    advise,
     apply,
     approve,
     archive,

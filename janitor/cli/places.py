@@ -8,8 +8,8 @@ janitors apart.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -18,14 +18,25 @@ from janitor.state.hbase import HBaseState
 from janitor.state.sqlite import FILE_NAME, SqliteState
 from tms_core.clock import Clock
 from tms_core.settings import HBaseSettings
-from tms_core.tables.base import Store
+from tms_core.tables.base import Store, TableName
 from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase_advice import TableSettings
+from tms_core.tables.hbase_described import described
+from tms_core.tables.hbase_pool import HBasePool
+from tms_core.tables.hbase_wire import Service
 from tms_core.tables.leveldb import LevelDBStore
 from tms_core.tables.leveldb_clone import clone, remove_stale
 from tms_core.tables.leveldb_layout import find_tables, identity
 from tms_core.tables.read_only import read_only
 
 logger = logging.getLogger(__name__)
+
+#: The tables that a sweep changes.
+_SALTED: tuple[TableName, ...] = ("message", "payload")
+_OBSERVERS_UNSEEN = (
+    "whether the tables still carry CDAP's observers could not be looked at, which takes a Thrift 2 server: set "
+    "storage.hbase.thrift2, or see that describe in the HBase shell shows no coprocessor of CDAP's"
+)
 
 
 class Place(Protocol):
@@ -35,11 +46,13 @@ class Place(Protocol):
         name: the store, for people.
         memory_name: the memory, for people.
         exclusive: whether a store that is open is nobody else's.
+        unseen: what stands in the way of a prune boundary elsewhere and cannot be looked at here, a sentence each.
     """
 
     name: str
     memory_name: str
     exclusive: bool
+    unseen: tuple[str, ...]
 
     def identity(self) -> str:
         """As ``Store.identity``, without opening it where that is possible."""
@@ -77,6 +90,10 @@ class Place(Protocol):
         """The memory, made where there is none."""
         ...
 
+    def table_settings(self) -> list[TableSettings]:
+        """How the tables are set, where they can be."""
+        ...
+
 
 class LevelDBPlace:
     """A LevelDB folder and the state folder.
@@ -87,6 +104,7 @@ class LevelDBPlace:
     """
 
     exclusive = True
+    unseen: tuple[str, ...] = ()
 
     def __init__(self, path: Path, state_path: Path) -> None:
         self.name = str(path)
@@ -122,6 +140,9 @@ class LevelDBPlace:
     def memory(self) -> AbstractContextManager[State]:
         return SqliteState(self._state_path)
 
+    def table_settings(self) -> list[TableSettings]:
+        return []
+
 
 class HBasePlace:
     """Tables in an HBase namespace.
@@ -136,6 +157,7 @@ class HBasePlace:
     def __init__(self, settings: HBaseSettings, clock: Clock) -> None:
         self.name = f"HBase namespace {settings.namespace} at {', '.join(settings.thrift)}"
         self.memory_name = f"table {settings.namespace}:tms.janitor"
+        self.unseen: tuple[str, ...] = () if settings.thrift2 else (_OBSERVERS_UNSEEN,)
         self._settings = settings
         self._clock = clock
 
@@ -154,6 +176,9 @@ class HBasePlace:
             namespace=wanted.namespace,
             connections=wanted.connections,
             timeout_seconds=wanted.timeout_seconds,
+            # Only who puts rows needs it (the canary, a restore), and it is checked before the first one.
+            buckets=wanted.buckets,
+            thrift2=wanted.thrift2 or (),
             clock=self._clock,
         )
 
@@ -175,3 +200,14 @@ class HBasePlace:
             timeout_seconds=wanted.timeout_seconds,
             clock=self._clock,
         )
+
+    def table_settings(self) -> list[TableSettings]:
+        with ExitStack() as stack:
+            pool = stack.enter_context(closing(self._pool(self._settings.thrift)))
+            thrift2 = self._settings.thrift2
+            admin = stack.enter_context(closing(self._pool(thrift2, "HbaseAdmin"))) if thrift2 else None
+            return [described(pool, admin, self._settings.namespace, table, self._clock) for table in _SALTED]
+
+    def _pool(self, addresses: Sequence[str], service: Service = "Hbase") -> HBasePool:
+        seconds = self._settings.timeout_seconds
+        return HBasePool(addresses, connections=1, timeout_seconds=seconds, service=service, clock=self._clock)

@@ -7,17 +7,18 @@ The price is that a key that was deleted must never come back, since its marker 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 
 from tms_core.clock import Clock
 from tms_core.errors import StoreError, StoreNotFound
 from tms_core.tables.hbase_pool import Connection, HBasePool
 from tms_core.tables.hbase_rows import KEYS, ROWS, HBaseRows, batches
-from tms_core.tables.hbase_schema import FAMILY, TableSpec, create_tables
+from tms_core.tables.hbase_schema import FAMILY, MEMORY_TABLE, create_tables, memory_spec
 from tms_core.tables.hbase_wire import interface
 
 #: The table's name in its namespace.
-TABLE = "tms.janitor"
+TABLE = MEMORY_TABLE
 #: The only column.
 COLUMN = FAMILY + b":v"
 
@@ -42,7 +43,7 @@ class JanitorTable:
         thrift = interface()
         self.name = f"{namespace}:{TABLE}"
         self._pool = pool
-        self._spec = TableSpec(namespace, TABLE, "NONE")
+        self._spec = memory_spec(namespace)
         self._prefix = prefix
         self._closed = False
         self._rows = HBaseRows(pool, self.name.encode(), clock)
@@ -52,8 +53,8 @@ class JanitorTable:
         """Make the table if it is not there.
 
         Args:
-            thrift2: ``HOST:PORT`` of Thrift 2 servers, which can make one.
-            timeout_seconds: the longest that a call to one of them may take.
+            thrift2: ``HOST:PORT`` of Thrift 2 servers, which then make it; none: a Thrift 1 server does.
+            timeout_seconds: the longest that a call to a Thrift 2 server may take.
 
         Raises:
             StoreNotFound: it is not there and cannot be made; the hint has the command that makes it.
@@ -61,14 +62,13 @@ class JanitorTable:
         """
         try:
             self.get(b"")
-        except StoreNotFound as error:
+        except StoreNotFound:
             if not thrift2:
-                raise self._missing() from error
+                self._create(self._create_plainly)
+                return
             admin = HBasePool(thrift2, connections=1, timeout_seconds=timeout_seconds, service="HbaseAdmin")
-            try:
-                self._create(admin)
-            finally:
-                admin.close()
+            with closing(admin):
+                self._create(lambda: create_tables(admin, [self._spec]))
 
     def close(self) -> None:
         """From now on every call is an error."""
@@ -149,9 +149,13 @@ class JanitorTable:
         if self._closed:
             raise StoreError(f"{self.name}: this memory is closed.")
 
-    def _create(self, admin: HBasePool) -> None:
+    def _create_plainly(self) -> None:
+        with self._pool.connection() as connection:
+            connection.call("createTable", self.name.encode(), self._spec.families())
+
+    def _create(self, create: Callable[[], object]) -> None:
         try:
-            create_tables(admin, [self._spec])
+            create()
         except StoreError as error:
             try:
                 # Another process may have made it at this moment.
@@ -159,10 +163,10 @@ class JanitorTable:
             except StoreError:
                 raise self._missing(error.message) from error
 
-    def _missing(self, reason: str = "") -> StoreNotFound:
+    def _missing(self, reason: str) -> StoreNotFound:
         return StoreNotFound(
-            f"There is no table {self.name}, where the janitor keeps its memory. {reason}".rstrip(),
-            f"Make it in the HBase shell: {self._spec.shell_line()} (or set storage.hbase.thrift2, and it is made).",
+            f"There is no table {self.name}, where the janitor keeps its memory, and it could not be made. {reason}",
+            f"Make it in the HBase shell: {self._spec.shell_line()}",
         )
 
 

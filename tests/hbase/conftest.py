@@ -32,6 +32,6 @@ def hbase_tables(hbase: HBaseServer) -> Iterator[Tables]:
 @pytest.fixture
 def witness(hbase: HBaseServer) -> Iterator[happybase.Connection]:
     """Another client of the same HBase, which knows nothing of ours."""
-    connection = happybase.Connection(hbase.address.host, hbase.address.thrift, timeout=60_000)
+    connection = happybase.Connection(hbase.address.host, hbase.address.thrift, timeout=240_000)
     yield connection
     connection.close()

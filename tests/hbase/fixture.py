@@ -12,15 +12,46 @@ import importlib.util
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from tests import maven
-from tests.hbase.server import Address, HBaseServer, ServerFailed, of_folder, start
+from tests.hbase.server import START_SECONDS, Address, HBaseServer, ServerFailed, of_folder, start
 from tests.support import require_or_skip
+from tms_core.errors import StoreError
+from tms_core.tables.hbase_pool import HBasePool
 
 THRIFT_PORT, THRIFT2_PORT = 9090, 9091
+#: How long a Docker engine may take to say what it has: one that hangs is none.
+ENGINE_SECONDS = 60
+
+
+class Choice(NamedTuple):
+    """Where an HBase comes from, and the address, the image, nothing, or why there is none."""
+
+    source: Literal["address", "container", "maven", "nowhere"]
+    detail: str = ""
+
+
+def choose(
+    environment: Mapping[str, str], has_image: Callable[[str], bool], missing: Callable[[], str | None]
+) -> Choice:
+    """Choose, by what there is.
+
+    Args:
+        environment: its variables.
+        has_image: whether a container can be made of an image here.
+        missing: why Maven's cannot be started here, if that is so.
+    """
+    if address := environment.get("HBASE_TEST_ADDRESS"):
+        return Choice("address", address)
+    if (image := environment.get("HBASE_TEST_IMAGE")) and has_image(image):
+        return Choice("container", image)
+    reason = missing()
+    return Choice("nowhere", reason) if reason else Choice("maven")
 
 
 @contextmanager
@@ -30,16 +61,17 @@ def running(common: Path) -> Iterator[HBaseServer]:
     Args:
         common: a folder that all processes of the run share, and no other run.
     """
-    if address := os.environ.get("HBASE_TEST_ADDRESS"):
-        yield HBaseServer(Address.parse(address))
-    elif image := _image():
-        with _contained(image) as server:
-            yield server
-    elif reason := maven.missing():
-        require_or_skip(reason)
-    else:
-        with _shared(common) as server:
-            yield server
+    source, detail = choose(os.environ, has_image, maven.missing)
+    with ExitStack() as stack:
+        match source:
+            case "address":
+                yield HBaseServer(Address.parse(detail))
+            case "container":
+                yield stack.enter_context(contained(detail))
+            case "maven":
+                yield stack.enter_context(_shared(common))
+            case "nowhere":
+                require_or_skip(detail)
 
 
 @contextmanager
@@ -71,22 +103,46 @@ def _locked(common: Path) -> Iterator[None]:
         yield
 
 
-def _image() -> str | None:
-    """The image to make a container of, if that can be done here."""
-    image = os.environ.get("HBASE_TEST_IMAGE")
-    if not image or not shutil.which("docker") or importlib.util.find_spec("testcontainers") is None:
-        return None
+def has_image(image: str) -> bool:
+    """Whether testcontainers is installed, and a Docker engine answers that has the image."""
+    if not shutil.which("docker") or importlib.util.find_spec("testcontainers") is None:
+        return False
     asked = ["docker", "image", "inspect", image]
     try:
-        return image if subprocess.run(asked, capture_output=True, check=False, timeout=10).returncode == 0 else None
+        return subprocess.run(asked, capture_output=True, check=False, timeout=ENGINE_SECONDS).returncode == 0
     except subprocess.TimeoutExpired:
-        return None
+        return False
 
 
 @contextmanager
-def _contained(image: str) -> Iterator[HBaseServer]:
+def contained(image: str) -> Iterator[HBaseServer]:
     """A container of this process alone; its image must serve Thrift 1 and 2 at their usual ports."""
     container = importlib.import_module("testcontainers.core.container")
     with container.DockerContainer(image).with_exposed_ports(THRIFT_PORT, THRIFT2_PORT) as one:
         ports = (int(one.get_exposed_port(port)) for port in (THRIFT_PORT, THRIFT2_PORT))
-        yield HBaseServer(Address(one.get_container_host_ip(), *ports))
+        server = HBaseServer(Address(one.get_container_host_ip(), *ports))
+        _await(server)
+        yield server
+
+
+def _await(server: HBaseServer) -> None:
+    """Return when HBase answers at both: ports of a container are open long before anybody listens inside."""
+    assert server.thrift2 is not None
+    deadline = time.monotonic() + START_SECONDS
+    with ExitStack() as stack:
+        one = HBasePool([server.thrift], timeout_seconds=ENGINE_SECONDS)
+        other = HBasePool([server.thrift2], timeout_seconds=ENGINE_SECONDS, service="HbaseAdmin")
+        for pool, call in ((one, "getTableNames"), (other, "listNamespaces")):
+            stack.callback(pool.close)
+            while not _answers(pool, call):
+                if time.monotonic() > deadline:
+                    raise ServerFailed(f"the HBase in the container at {server.address} does not answer {call}")
+                time.sleep(0.5)
+
+
+def _answers(pool: HBasePool, call: str) -> bool:
+    try:
+        pool.call(call)
+    except StoreError:
+        return False
+    return True

@@ -73,16 +73,17 @@ class Opened:
 
     Attributes:
         last: the scanner that was opened last.
+        start: the row it begins with.
     """
 
     def __init__(self, pool: HBasePool) -> None:
-        self.last = 0
+        self.last, self.start = 0, b""
         watch_calls(pool, after=self._after)
         self.moments = Moments(pool)
 
-    def _after(self, name: str, _arguments: tuple[Any, ...], answer: Any) -> None:
+    def _after(self, name: str, arguments: tuple[Any, ...], answer: Any) -> None:
         if name == "scannerOpenWithScan":
-            self.last = answer
+            self.last, self.start = answer, arguments[1].startRow
 
 
 class Hurried(SystemClock):

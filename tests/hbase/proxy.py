@@ -190,9 +190,9 @@ class _Link:
 
     def _strike(self, fault: Fault) -> None:
         self._proxy.struck += 1
+        # Also where it is cut: what had come before the end is still there to be read.
+        self._silent = True
         if fault.kind == "cut":
             self.close()
-            return
-        self._silent = True
-        if fault.kind == "half-open":
+        elif fault.kind == "half-open":
             self._server[1].close()

@@ -11,8 +11,9 @@ from tms_core.clock import ManualClock
 from tms_core.errors import StoreUnavailable
 from tms_core.rowkey import PayloadKey
 from tms_core.tables.base import Store
+from tms_core.tables.hbase import HBaseStore
 
-#: How long a call may take where some are never answered.
+#: How long a call may take where nothing is answered any more.
 SHORT_SECONDS = 0.5
 
 DOOMED, KEPT, FREE = pointer(NOW_MS - DAY), pointer(NOW_MS - 2 * HOUR, 1), pointer(NOW_MS - 2 * HOUR, 2)
@@ -97,6 +98,14 @@ def complaints(rig: Rig) -> tuple[list[str], Report | None]:
     if report.errors:
         assert rig.state.claim() == before
     return list(report.errors), report
+
+
+def lose_patience(store: HBaseStore) -> None:
+    """Let no call over a connection that is made from now on take longer than ``SHORT_SECONDS``.
+
+    Not earlier than at the moment from which nothing is answered: on a busy machine an honest answer takes longer.
+    """
+    store.pool.timeout_seconds = SHORT_SECONDS
 
 
 def finish(scene: Scene, rig: Rig | None = None) -> None:

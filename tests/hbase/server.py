@@ -16,12 +16,12 @@ What :meth:`HBaseServer.command` takes (keys in hex, ``-`` for the empty one):
 ``merge TABLE KEY``              the region of the key with the one behind it
 ``move TABLE KEY SERVER``        the region of the key to another region server, by number
 ``cycle TABLE``                  close and open all regions
-``set TABLE NAME VALUE``         a table attribute
+``set TABLE NAME VALUE``         a table attribute; without VALUE it is removed
 ``describe TABLE``               the table's settings as the master has them
 ``drop TABLE``
 ``servers``                      ``up`` or ``down`` for each region server
 ``start-server``                 one more; answers its number
-``abort-server SERVER``          as if it had crashed
+``abort-server SERVER``          as if it had crashed; returns when it has ended
 ``restart-master``
 ``start-thrift KIND PORT``       ``thrift`` or ``thrift2``; port 0: a free one; answers the port
 ``stop-thrift PORT``
@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -40,16 +41,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import click
 
 from tests import maven
+from tests.support import require_or_skip
 
 HERE = Path(__file__).parent
-START_SECONDS = 120.0
-COMMAND_SECONDS = 180.0
+START_SECONDS = 300.0
+COMMAND_SECONDS = 600.0
 
 
 class ServerFailed(Exception):
@@ -100,13 +103,13 @@ class HBaseServer:
         return None if self.address.thrift2 is None else f"{self.address.host}:{self.address.thrift2}"
 
     def command(self, *words: str | int | bytes) -> str:
-        """Have the server do something; bytes are written in hex.
+        """Have the server do something, or leave the test where it takes no commands; bytes are written in hex.
 
         Raises:
-            ServerFailed: it could not, or it takes no commands.
+            ServerFailed: it could not.
         """
         if self.address.control is None:
-            raise ServerFailed(f"the HBase at {self.address} takes no commands")
+            require_or_skip(f"the HBase at {self.address} takes no commands, as one does that the tests start")
         line = " ".join((word.hex() or "-") if isinstance(word, bytes) else str(word) for word in words)
         with socket.create_connection((self.address.host, self.address.control), COMMAND_SECONDS) as connection:
             return _ask(connection, line)
@@ -298,10 +301,12 @@ def _listens(port: int) -> bool:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port to be listened at again and again: none of those that the system lends to connections meanwhile."""
+    while True:
+        port = random.randrange(15_000, 30_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _tail(log: Path) -> str:

@@ -18,6 +18,9 @@ from tms_core.tables.hbase_pool import HBasePool
 from tms_core.tables.hbase_rows import HBaseRows
 from tms_core.tables.hbase_schema import TableSpec, create_tables, table_name, table_specs
 
+#: How long a call may take in a test: whoever waits so long waits for something that does not come.
+PATIENCE_SECONDS = 240.0
+
 
 class Tables:
     """Makes tables for the tests of one process, each set in a namespace of its own.
@@ -32,7 +35,7 @@ class Tables:
         self.server = server
         self._shared: dict[int, str] = {}
         self._open = ExitStack()
-        self._admin = HBasePool([server.thrift2], connections=3, timeout_seconds=120, service="HbaseAdmin")
+        self._admin = HBasePool([server.thrift2], connections=3, timeout_seconds=PATIENCE_SECONDS, service="HbaseAdmin")
         self._open.callback(self._admin.close)
 
     def __enter__(self) -> Self:
@@ -94,7 +97,7 @@ class PatientStore(HBaseStore):
     """
 
     def __init__(self, thrift: Sequence[str], **options: Any) -> None:
-        super().__init__(thrift, **options)
+        super().__init__(thrift, **{"timeout_seconds": PATIENCE_SECONDS, **options})
         for table in (self.message, self.payload):
             vars(table)["put"] = _after_a_tick(table.put)
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from janitor.state.hbase import HBaseState
+from janitor.state.records import Pause
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 from tests.support import require_or_skip
@@ -14,7 +16,14 @@ from tms_core.cli.main import execute
 from tms_core.errors import StoreError, StoreNotFound
 from tms_core.tables.hbase import HBaseStore
 from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.hbase_schema import buckets_of, create_tables, shell_script, table_specs
+from tms_core.tables.hbase_schema import (
+    TableSpec,
+    buckets_of,
+    create_tables,
+    memory_spec,
+    shell_script,
+    table_specs,
+)
 
 NEVER_SPLIT = "org.apache.hadoop.hbase.regionserver.DisabledRegionSplitPolicy"
 
@@ -38,9 +47,9 @@ def test_given_nothing_when_tables_are_made_then_they_have_cdaps_names_attribute
 ) -> None:
     call = ["admin", "create-tables", "--thrift2", thrift2, "--namespace", "made_system", "--compression", "none"]
     assert execute(call) == 0
-    names = [f"made_system:tms.{name}" for name in ("meta", "message", "payload")]
+    names = [f"made_system:tms.{name}" for name in ("meta", "message", "payload", "janitor")]
     assert capsys.readouterr().out.splitlines() == [f"{name}: made" for name in names]
-    for name in names[1:]:
+    for name in names[1:3]:
         described = hbase.command("describe", name)
         for attribute, value in {
             "cdap.messaging.table.prefix.num.bytes": "1",
@@ -55,10 +64,10 @@ def test_given_nothing_when_tables_are_made_then_they_have_cdaps_names_attribute
         }.items():
             assert f"{attribute}' => '{value}'" in described or f"{attribute} => '{value}'" in described
         assert hbase.command("regions", name) == " ".join(["-", *(f"{salt:02x}" for salt in range(1, 16))])
-    meta = hbase.command("describe", names[0])
-    assert "dataset.table.prefix' => 'made'" in meta
-    assert "buckets" not in meta
-    assert hbase.command("regions", names[0]) == "-"
+    assert "dataset.table.prefix' => 'made'" in hbase.command("describe", names[0])
+    for name in (names[0], names[3]):
+        assert "buckets" not in hbase.command("describe", name)
+        assert hbase.command("regions", name) == "-"
     assert buckets_of(admin, "made_system", "message") == 16
 
     with HBaseStore([hbase.thrift], namespace="made_system", buckets=16) as store:
@@ -103,7 +112,7 @@ def test_given_the_script_when_printed_then_it_says_the_same_in_the_shells_words
 ) -> None:
     assert execute(["admin", "create-tables", "--script", "--buckets", "3", "--compression", "gz"]) == 0
     script = capsys.readouterr().out
-    assert script == shell_script(table_specs("cdap_system", 3, "GZ"))
+    assert script == shell_script([*table_specs("cdap_system", 3, "GZ"), memory_spec("cdap_system")])
     family = "{NAME => 'd', VERSIONS => 1, BLOOMFILTER => 'ROW', COMPRESSION => 'GZ'}"
     assert script.splitlines()[1:] == [
         "create_namespace 'cdap_system'",
@@ -116,4 +125,36 @@ def test_given_the_script_when_printed_then_it_says_the_same_in_the_shells_words
             'SPLITS => ["\\x01", "\\x02"]'
             for name in ("message", "payload")
         ),
+        "create 'cdap_system:tms.janitor', {NAME => 'd', VERSIONS => 1, BLOOMFILTER => 'ROW', COMPRESSION => 'NONE'}",
     ]
+
+
+@pytest.mark.parametrize("by", ["Thrift 1", "Thrift 2"])
+def test_given_no_table_for_the_memory_when_it_is_opened_then_it_is_made_the_same_whoever_makes_it(
+    hbase: HBaseServer, hbase_tables: Tables, thrift2: str, by: str
+) -> None:
+    namespace = hbase_tables.make(buckets=1)
+    servers = [thrift2] if by == "Thrift 2" else []
+    with HBaseState([hbase.thrift], thrift2=servers, namespace=namespace) as state:
+        state.pause("default:*", 7)
+    described = hbase.command("describe", f"{namespace}:tms.janitor")
+    for setting in ("VERSIONS => '1'", "BLOOMFILTER => 'ROW'", "BLOCKCACHE => 'true'", "COMPRESSION => 'NONE'"):
+        assert setting in described
+    with HBaseState([hbase.thrift], namespace=namespace) as state:
+        assert state.pauses() == [Pause("default:*", 7)]
+
+
+def test_given_two_that_make_the_memorys_table_at_once_then_both_have_it(
+    hbase: HBaseServer, hbase_tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    namespace = hbase_tables.make(buckets=1)
+    families = TableSpec.families
+
+    def another_comes_first(spec: TableSpec) -> list[object]:
+        monkeypatch.setattr(TableSpec, "families", families)
+        HBaseState([hbase.thrift], namespace=namespace).close()
+        return families(spec)
+
+    monkeypatch.setattr(TableSpec, "families", another_comes_first)
+    with HBaseState([hbase.thrift], namespace=namespace) as state:
+        assert state.pauses() == []

@@ -23,7 +23,7 @@ from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Snapshots, janitor, pointe
 from tests.hbase.moments import Hurried, watch_calls
 from tests.hbase.proxy import HONEST, Conduct, Fault, Proxy
 from tests.hbase.server import HBaseServer
-from tests.hbase.tables import Tables
+from tests.hbase.tables import PatientStore, Tables
 from tms_core.clock import ManualClock
 from tms_core.tables.hbase import HBaseStore
 from tms_core.tables.hbase_rows import CHANGES_AT_ONCE, POINTERS
@@ -271,7 +271,7 @@ def test_given_answers_cut_off_anywhere_when_inverted_then_each_row_is_told_righ
             for row, ours in zip(rows, told, strict=True):
                 if ours:
                     message.put(row, {POINTER_COLUMN: cell(wp)})
-            with HBaseStore([proxy.address], namespace=namespace, connections=1, clock=Hurried()) as through:
+            with PatientStore([proxy.address], namespace=namespace, connections=1, clock=Hurried()) as through:
                 proxy.treat(cut_first(after_bytes))
                 assert through.message.invert([one._replace(pointer=wp) for one in cells]) == told
                 assert proxy.struck == 1

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.hbase.scene import SHORT_SECONDS
 from tests.hbase.server import HBaseServer, ServerFailed, ThriftProcess
-from tests.hbase.tables import Tables
+from tests.hbase.tables import PATIENCE_SECONDS, PatientStore, Tables
 from tests.support import require_or_skip
+from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, StoreNotFound
 from tms_core.rowkey import salt
 from tms_core.tables.base import MessageValue
-from tms_core.tables.hbase import HBaseStore
-from tms_core.tables.hbase_pool import HBasePool
+from tms_core.tables.hbase_pool import IDLE_MS, HBasePool
 from tms_core.tables.hbase_wire import NotServed, ScannerLost, Silence, interface
 
 POINTER = 1_500_000_000_000_000_007
@@ -43,7 +44,7 @@ def namespace(hbase_tables: Tables) -> str:
 def test_given_a_thrift_server_that_is_killed_and_comes_back_when_rows_are_read_then_no_page_is_lost(
     thrift: ThriftProcess, namespace: str
 ) -> None:
-    with HBaseStore([thrift.address], namespace=namespace, buckets=4) as store:
+    with PatientStore([thrift.address], namespace=namespace, buckets=4) as store:
         found: list[bytes] = []
         resume: bytes | None = b""
         while resume is not None:
@@ -58,7 +59,7 @@ def test_given_a_thrift_server_that_is_killed_and_comes_back_when_rows_are_read_
 def test_given_two_thrift_servers_when_one_is_killed_then_the_other_goes_on(
     hbase: HBaseServer, thrift: ThriftProcess, namespace: str
 ) -> None:
-    with HBaseStore([thrift.address, hbase.thrift], namespace=namespace, buckets=4) as store:
+    with PatientStore([thrift.address, hbase.thrift], namespace=namespace, buckets=4) as store:
         cells = store.message.cells(b"", None, 1000).items
         thrift.kill()
         assert store.message.invert(cells) == [True] * len(KEYS)
@@ -69,13 +70,18 @@ def test_given_two_thrift_servers_when_one_is_killed_then_the_other_goes_on(
 def test_given_a_thrift_server_that_hangs_when_asked_then_the_call_ends_and_the_next_one_gets_its_own_answer(
     thrift: ThriftProcess, namespace: str
 ) -> None:
-    pool = HBasePool([thrift.address], timeout_seconds=2)
+    clock = ManualClock(0)
+    pool = HBasePool([thrift.address], timeout_seconds=PATIENCE_SECONDS, clock=clock)
     table = f"{namespace}:tms.message".encode()
     rows = [salt(key, 4) + key for key in KEYS[:6]]
     assert pool.call("getRow", table, rows[0], {})[0].row == rows[0]
     thrift.pause()
+    # A connection of its own, with a limit that is waited out.
+    clock.advance(IDLE_MS)
+    pool.timeout_seconds = SHORT_SECONDS
     with pytest.raises(Silence):
         pool.call("getRow", table, rows[1], {})
+    pool.timeout_seconds = PATIENCE_SECONDS
     thrift.resume()
     # By now the server answers for rows[1]; on a connection that is used again the next call would get that.
     assert [pool.call("getRow", table, row, {})[0].row for row in rows[2:]] == rows[2:]
@@ -83,7 +89,8 @@ def test_given_a_thrift_server_that_hangs_when_asked_then_the_call_ends_and_the_
 
 
 def test_given_questions_hbase_refuses_when_asked_then_each_error_is_ours(hbase: HBaseServer, namespace: str) -> None:
-    pool, table = HBasePool([hbase.thrift]), f"{namespace}:tms.message".encode()
+    pool = HBasePool([hbase.thrift], timeout_seconds=PATIENCE_SECONDS)
+    table = f"{namespace}:tms.message".encode()
     with pytest.raises(StoreNotFound, match="TableNotFoundException: nowhere:t"):
         pool.call("getRow", b"nowhere:t", b"r", {})
     scan = interface().Scan(columns=[b"nix:q"])
@@ -99,7 +106,7 @@ def test_given_questions_hbase_refuses_when_asked_then_each_error_is_ours(hbase:
 def test_given_the_other_thrift_when_asked_then_the_error_says_which_setting_is_wrong(hbase: HBaseServer) -> None:
     if hbase.thrift2 is None:
         require_or_skip("this HBase has no Thrift 2")
-    pool = HBasePool([hbase.thrift2])
+    pool = HBasePool([hbase.thrift2], timeout_seconds=PATIENCE_SECONDS)
     with pytest.raises(NotServed, match=r"storage\.hbase\.thrift2"):
         pool.call("getTableNames")
     pool.close()

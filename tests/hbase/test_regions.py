@@ -8,22 +8,20 @@ is due must be gone after one more run at the latest.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import happybase
 import pytest
 
-from tests.hbase.moments import Hurried, Moments, Opened
+from tests.hbase.moments import Hurried, Moments, Opened, watch_calls
 from tests.hbase.scene import DUE, LIVE, Scene, complaints, finish
 from tests.hbase.server import HBaseServer
-from tests.hbase.tables import Tables, empty
+from tests.hbase.tables import PatientStore, Tables, empty
 from tms_core.rowkey import MessageKey
 from tms_core.tables.hbase import HBaseStore
-from tms_core.tables.hbase_pool import PAUSES_SECONDS
 from tms_core.topic import TopicId
 
 BUCKETS = 16
-#: A page in the middle of the first step.
-FIRST_READ = 40
 ORDERS = TopicId.parse("default:orders")
 
 
@@ -105,8 +103,9 @@ def test_given_thrift_restarts_inside_a_sweep_when_it_ends_then_nothing_was_miss
         hbase.command("stop-thrift", port)
         hbase.command("start-thrift", "thrift", port)
 
-    with HBaseStore([f"{hbase.address.host}:{port}"], namespace=namespace) as store:
-        rig, moments = there.rig(store), Moments(store.pool)
+    # One connection, so that nobody's pauses run out while somebody else restarts the server.
+    with PatientStore([f"{hbase.address.host}:{port}"], namespace=namespace, connections=1) as store:
+        rig, moments = there.rig(store, workers=1), Moments(store.pool)
         moments.at("scannerGetList", 10, restart)
         moments.at("mutateRowsTs", 2, restart)
         moments.at("checkAndPut", 10, restart)
@@ -121,7 +120,7 @@ def test_given_scanners_that_expire_inside_a_sweep_when_read_then_their_pages_ar
     hbase: HBaseServer, scene: tuple[Scene, str], witness: happybase.Connection
 ) -> None:
     there, namespace = scene
-    with HBaseStore([hbase.thrift], namespace=namespace, clock=Hurried()) as store:
+    with PatientStore([hbase.thrift], namespace=namespace, clock=Hurried()) as store:
         rig, opened = there.rig(store, workers=1), Opened(store.pool)
         for number in (1, 2, 30, 31, 32, 200):
             opened.moments.at("scannerGetList", number, lambda: witness.client.scannerClose(opened.last))
@@ -132,16 +131,21 @@ def test_given_scanners_that_expire_inside_a_sweep_when_read_then_their_pages_ar
         finish(there, rig)
 
 
-def test_given_a_page_whose_scanner_always_expires_when_swept_then_the_run_says_so_and_claims_nothing(
+def test_given_pages_whose_scanners_always_expire_when_swept_then_the_run_says_so_and_claims_nothing(
     hbase: HBaseServer, scene: tuple[Scene, str], witness: happybase.Connection
 ) -> None:
     there, namespace = scene
-    with HBaseStore([hbase.thrift], namespace=namespace, clock=Hurried()) as store:
+    with PatientStore([hbase.thrift], namespace=namespace, clock=Hurried()) as store:
         rig, opened = there.rig(store, workers=1), Opened(store.pool)
-        for number in range(FIRST_READ, FIRST_READ + 1 + len(PAUSES_SECONDS)):
-            opened.moments.at("scannerGetList", number, lambda: witness.client.scannerClose(opened.last))
+        doomed = [b"\x01" + ORDERS.prefix]
+
+        def expire(name: str, _arguments: tuple[Any, ...]) -> None:
+            if name == "scannerGetList" and opened.start.startswith(tuple(doomed)):
+                witness.client.scannerClose(opened.last)
+
+        watch_calls(store.pool, before=expire)
         said, report = complaints(rig)
-        assert opened.moments.all_came
+        doomed.clear()
         assert report is not None
         assert [error for error in said if hbase.thrift in error and "has closed a scanner" in error]
         finish(there, rig)

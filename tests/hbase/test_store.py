@@ -130,9 +130,9 @@ def test_given_one_key_under_two_salts_when_read_whole_then_it_comes_once_and_go
 ) -> None:
     rows = sorted([salt(b"twice", BUCKETS) + b"twice", wrong_salt(b"twice") + b"twice"])
     payloads = [b"the one", b"the other"]
+    store.message.put([(b"other", TX)])
     for row, payload in zip(rows, payloads, strict=True):
         message.put(row, {P: payload, T: POINTER.to_bytes(8, "big")})
-    store.message.put([(b"other", TX)])
     found = store.message.cells(b"", None, 10).items
     assert [cell.key for cell in found] == [b"other", b"twice"]
     assert store.message.invert([found[1], TxCell(b"zz", POINTER, refers=True)]) == [True, False]
@@ -170,7 +170,7 @@ def test_given_cells_an_hour_ahead_when_deleted_then_they_are_gone_and_stay_gone
         assert store.message.keys(b"", None, 1000).items == names
     store.message.delete(names)
     assert list(message.scan()) == []
-    assert 0 < HOUR_MS - store.ahead_ms < 60_000
+    assert 0 < store.ahead_ms <= HOUR_MS
     hbase.command("compact", f"{namespace}:tms.message")
     assert list(message.scan()) == []
 
@@ -201,9 +201,9 @@ def test_given_a_row_somebody_deletes_before_its_inversion_when_inverted_then_it
 def test_given_rows_that_lack_cdaps_cells_when_read_then_they_are_counted_and_left_out(
     store: HBaseStore, message: happybase.Table
 ) -> None:
+    store.message.put([(b"good", TX)])
     message.put(b"\x01alien", {b"d:x": b"?"})
     message.put(b"\x01short", {T: b"1234567", P: b"x"})
-    store.message.put([(b"good", TX)])
     assert store.message.rows(b"", None, 10).items == [(b"good", TX)]
     assert store.calls["unreadable"] == 2
     assert [cell.key for cell in store.message.cells(b"", None, 10).items] == [b"good"]

@@ -306,7 +306,7 @@ def test_given_a_random_store_when_swept_on_leveldb_then_every_row_is_as_the_law
         check(scene, store, batch_rows)
 
 
-@given(scenes(), st.integers(1, 7), st.sampled_from([1, 2, 4]))
+@given(scenes(), st.integers(1, 7) | st.just(50), st.sampled_from([1, 2, 4]))
 def test_given_a_random_store_in_parts_when_swept_by_several_threads_then_every_row_is_as_the_law_says(
     scene: Scene, batch_rows: int, workers: int
 ) -> None:

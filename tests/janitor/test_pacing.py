@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from janitor.pacing import LONGEST_SLEEP_SECONDS, Pacer
+from janitor.policy import Rule
+from tests.builders import DAY, HOUR, NOW_MS, janitor, topic
+from tests.salted import SaltedStore
 from tms_core.clock import ManualClock
 
 
@@ -98,3 +103,36 @@ def test_given_any_batches_and_pauses_when_paid_then_the_rate_is_never_above_the
         paid += rows
         assert paid <= (clock.running_ms() + 1) * rate / 1000
         clock.advance(pause_ms)
+
+
+class Standing(ManualClock):
+    """Time stands still; what is slept is noted."""
+
+    def __init__(self, now_ms: int = 0) -> None:
+        super().__init__(now_ms, running_ms=DAY)
+        self.sleeps: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+
+
+def test_given_several_threads_when_they_pay_at_once_then_the_rate_is_that_of_all_together() -> None:
+    pacer = Pacer(1000, Standing())
+    with ThreadPoolExecutor(4) as threads:
+        waits = sorted(threads.map(pacer.pay, [100] * 8))
+    assert waits == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_given_parts_that_are_swept_side_by_side_when_there_is_a_limit_then_it_is_over_all_of_them(
+    workers: int,
+) -> None:
+    rows = 400
+    store, clock = SaltedStore(), Standing(NOW_MS)
+    for number in range(4):
+        each = topic(store, f"default:t{number}", ttl_seconds=3600)
+        each.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + rows // 4))
+    report = janitor(store, clock=clock, rows_per_second=rows, workers=workers).engine.run_once(adopt=True)
+    assert report.total(Rule.EXPIRED) == rows
+    assert max(clock.sleeps) == pytest.approx(1.0), "whoever paid last has waited for what all deleted"
+    assert len(clock.sleeps) > 4

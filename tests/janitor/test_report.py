@@ -218,6 +218,7 @@ def test_given_an_empty_report_when_written_as_json_then_every_name_is_there() -
         "boundary": None,
         "guards": [],
         "errors": [],
+        "seeks_spared": 0,
         "store_calls": 7,
         "duration_seconds": 1.25,
         "phase_seconds": {},

@@ -234,7 +234,8 @@ def by_sets(
     found = [OpenIdRecord(each, now_ms) for each in listed - records.keys()]
     for record in records.values():
         ahead = record.scanned_ms is not None and record.scanned_ms > now_ms
-        now = replace(record, scanned_ms=None, closed_ms=None) if ahead else record
+        now = replace(record, first_seen_ms=min(record.first_seen_ms, now_ms))
+        now = replace(now, scanned_ms=None, closed_ms=None) if ahead else now
         closed = now.closed_ms is not None and now.scanned_ms is not None
         closed = closed and (now.scanned_ms or 0) >= lifetime.window_end_ms(now.pointer)
         if record.pointer in listed and not closed:
@@ -305,15 +306,34 @@ def test_given_a_complete_pass_when_it_was_thorough_and_began_after_the_last_pos
 ) -> None:
     record = OpenIdRecord(pointer(BEGUN_MS, 999_999), 5)
     finished_ms = END_MS + 100_000
-    expected = OpenIdRecord(record.pointer, 5, END_MS + late_ms, finished_ms if over and thorough else None)
-    assert list(covered([record], END_MS + late_ms, finished_ms, TERM, thorough=thorough)) == [expected]
+    began_ms = END_MS + late_ms
+    expected = OpenIdRecord(record.pointer, 5, began_ms, finished_ms if over and thorough else None)
+    assert list(covered([record], began_ms, finished_ms, TERM, began_ms if thorough else None)) == [expected]
     assert closed_for(expected, TERM) is (over and thorough)
 
 
 def test_given_clocks_that_may_differ_by_more_than_the_grace_when_asked_then_that_is_how_late_a_write_may_be() -> None:
     loose = TERM._replace(allowance_ms=20_000)
-    [record] = covered([OpenIdRecord(pointer(BEGUN_MS), 5)], END_MS + 9_999, END_MS + 10_000, loose, thorough=True)
+    [record] = covered([OpenIdRecord(pointer(BEGUN_MS), 5)], END_MS + 9_999, END_MS + 10_000, loose, END_MS + 9_999)
     assert record.closed_ms is None
+
+
+@pytest.mark.parametrize(
+    ("settled_ms", "first_seen_ms", "over"),
+    [
+        (END_MS, 5, True),
+        (END_MS - 1, 5, False),
+        (END_MS + 1000, END_MS + 1000, True),
+        (END_MS + 1000, END_MS + 1001, False),
+    ],
+)
+def test_given_keys_that_were_covered_by_several_passes_when_closed_then_the_oldest_pass_must_do_and_have_known_it(
+    settled_ms: int, first_seen_ms: int, over: bool
+) -> None:
+    record = OpenIdRecord(pointer(BEGUN_MS), first_seen_ms)
+    [after] = covered([record], END_MS + 5000, END_MS + 6000, TERM, settled_ms)
+    searched_ms = settled_ms if over else END_MS + 5000
+    assert after == OpenIdRecord(record.pointer, first_seen_ms, searched_ms, END_MS + 6000 if over else None)
 
 
 # --- closed, and then known better -----------------------------------------------------------------------------------
@@ -339,9 +359,9 @@ def test_given_a_closed_pointer_when_the_lifetime_was_raised_then_it_is_open_aga
     assert closed_for(shut, TERM)
     assert not closed_for(shut, raised)
     assert compared(known(shut), shut.pointer) == ([shut], [], [], [])
-    [again] = covered([shut], NOW_MS, NOW_MS, raised, thorough=False)
+    [again] = covered([shut], NOW_MS, NOW_MS, raised, None)
     assert again == replace(shut, scanned_ms=NOW_MS, closed_ms=None)
-    [again] = covered([shut], END_MS, NOW_MS, raised, thorough=True)
+    [again] = covered([shut], END_MS, NOW_MS, raised, END_MS)
     assert again.closed_ms is None
 
 

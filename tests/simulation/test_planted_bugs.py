@@ -110,6 +110,7 @@ def every_pass_counts_as_thorough(patch: pytest.MonkeyPatch) -> None:
         conclude_run(current, *rest)
 
     patch.setattr(conclude, "conclude_run", conclude_boldly)
+    patch.setattr(conclude.Pass, "proves", property(lambda current: current.ready.tx.usable is not None))
 
 
 def claim_to_the_snapshots_bound(patch: pytest.MonkeyPatch) -> None:
@@ -125,6 +126,7 @@ def claim_to_the_snapshots_bound(patch: pytest.MonkeyPatch) -> None:
 def claim_after_part_of_the_store(patch: pytest.MonkeyPatch) -> None:
     """S4: a pass over some topics counts for all."""
     patch.setattr(conclude.Pass, "complete", True)
+    patch.setattr(conclude.Pass, "proves", property(lambda c: c.world.thorough and c.ready.tx.usable is not None))
 
 
 def inversion_is_only_counted(patch: pytest.MonkeyPatch) -> None:

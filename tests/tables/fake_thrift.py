@@ -15,7 +15,7 @@ from typing import Any, Self
 from thriftpy2.protocol.cybin import TCyBinaryProtocol
 from thriftpy2.transport.buffered import TCyBufferedTransport
 
-from tms_core.tables.hbase_wire import interface
+from tms_core.tables.hbase_wire import Service, interface
 
 _CALL, _REPLY, _EXCEPTION = 1, 2, 3
 
@@ -40,7 +40,7 @@ class Request:
 
     def reply(self, value: object) -> None:
         """Send an answer of any kind to any call; None to one that answers nothing."""
-        result = getattr(interface().Hbase, f"{self.name}_result")()
+        result = getattr(self.server.calls, f"{self.name}_result")()
         if value is not None:
             result.success = value
         self.send(self._message(self.name, _REPLY, self.number, result))
@@ -82,6 +82,7 @@ class FakeThrift:
     Args:
         conduct: what it does with each request; by default it answers.
         port: where; 0: a free port.
+        service: which calls it understands.
 
     Attributes:
         connections: how many were accepted.
@@ -90,7 +91,10 @@ class FakeThrift:
         over: set when the test is; for a conduct that waits.
     """
 
-    def __init__(self, conduct: Callable[[Request], None] | None = None, *, port: int = 0) -> None:
+    def __init__(
+        self, conduct: Callable[[Request], None] | None = None, *, port: int = 0, service: Service = "Hbase"
+    ) -> None:
+        self.calls = getattr(interface(), service)
         self.conduct = conduct or (lambda request: request.send(request.answer()))
         self.connections = 0
         self.asked: Counter[bytes] = Counter()
@@ -141,7 +145,7 @@ class FakeThrift:
             while True:
                 try:
                     name, _, number = protocol.read_message_begin()
-                    arguments = getattr(interface().Hbase, f"{name}_args")()
+                    arguments = getattr(self.calls, f"{name}_args")()
                     protocol.read_struct(arguments)
                 except (OSError, EOFError):
                     return

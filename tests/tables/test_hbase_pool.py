@@ -17,7 +17,7 @@ from tms_core.errors import StoreError, StoreNotFound, StoreUnavailable
 from tms_core.tables.hbase_pool import AVOID_MS, IDLE_MS, PAUSES_SECONDS, Connection, HBasePool
 from tms_core.tables.hbase_wire import ConnectionLost, NotServed, ScannerLost, Silence, interface
 
-#: A time limit that a test waits out: as short as it may be on a busy machine.
+#: A time limit that a test waits out; nothing that has to succeed is bound by it.
 SHORT_SECONDS = 0.3
 LONG_SECONDS = 60.0
 
@@ -93,16 +93,18 @@ def test_given_an_answer_that_comes_late_when_the_next_question_is_asked_then_it
         pool = pools(server, connections=1, timeout_seconds=SHORT_SECONDS)
         with pytest.raises(Silence, match=r"did not answer getRow within 0\.3 s"):
             get(pool, b"first")
+        pool.timeout_seconds = LONG_SECONDS
         gave_up.set()
         assert [get(pool, b"%d" % number) for number in range(5)] == [b"%d" % number for number in range(5)]
-        assert server.connections == 2
+        assert server.connections > 1
 
 
 def test_given_a_time_out_when_it_happens_then_the_call_is_not_repeated_by_itself(pools: Pools) -> None:
     with FakeThrift(silent) as server:
+        pool = pools(server, timeout_seconds=SHORT_SECONDS)
         with pytest.raises(Silence):
-            get(pools(server, timeout_seconds=SHORT_SECONDS), b"once")
-        assert server.asked == {b"once": 1}
+            get(pool, b"once")
+        assert pool.calls == {"getRow": 1}
 
 
 @pytest.mark.parametrize("wrong", [{"number": 0}, {"name": "getRows"}], ids=["number", "name"])
@@ -228,17 +230,20 @@ def test_given_two_servers_when_one_is_dead_then_the_other_serves_and_the_dead_o
             assert (server.connections, back.connections) == (3, 1)
 
 
-def test_given_two_servers_when_one_hangs_then_the_next_calls_go_to_the_other(pools: Pools) -> None:
+def test_given_two_servers_when_one_hangs_then_the_next_calls_go_to_the_other(pools: Pools, clock: ManualClock) -> None:
     def lend_four(row: bytes) -> None:
         with ExitStack() as lent:
             for _ in range(4):
                 lent.enter_context(pool.connection()).call("getRow", b"table", row, {})
 
     with FakeThrift(nth(answered, answered, silent)) as hung, FakeThrift() as server:
-        pool = pools(hung, server, connections=4, timeout_seconds=SHORT_SECONDS)
+        pool = pools(hung, server, connections=4)
         lend_four(b"a")
+        clock.advance(IDLE_MS)
+        pool.timeout_seconds = SHORT_SECONDS
         with pytest.raises(Silence):
-            get(pool, b"on the connection that came back last")
+            get(pool, b"on a connection to the first")
+        pool.timeout_seconds = LONG_SECONDS
         lend_four(b"b")
         assert (hung.asked[b"b"], server.asked[b"b"]) == (0, 4)
 
@@ -284,6 +289,7 @@ def test_given_all_connections_in_use_when_another_is_wanted_then_the_wait_ends(
         pool = pools(server, connections=1, timeout_seconds=SHORT_SECONDS)
         with pool.connection(), pytest.raises(StoreUnavailable, match=r"All 1 .*storage\.hbase\.connections"):
             get(pool, b"a")
+        pool.timeout_seconds = LONG_SECONDS
         assert get(pool, b"b") == b"b"
 
 

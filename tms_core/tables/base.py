@@ -65,10 +65,12 @@ class KeyTable(ABC):
 
     Attributes:
         weighs_compaction: whether :meth:`compact` itself judges what is worth it, and so is asked for few rows too.
+        keys_per_call: how many keys can be read in the time that a call takes beside; 0: calls are next to nothing.
     """
 
     name: TableName
     weighs_compaction = False
+    keys_per_call = 0
 
     @abstractmethod
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
@@ -162,8 +164,11 @@ class Store(ABC):
     Attributes:
         calls: how many operations were asked of the store, by name: ``keys``, ``cells``, ``delete`` and so on. A page
             of any size is one call. ``unreadable`` among them is a number of rows.
+        span: which keys of the message table, as they are stored, this store has: from the first of the two until
+            before the second; None: to the end.
     """
 
+    span: tuple[bytes, bytes | None] = (b"", None)
     metadata: MetadataTable
     message: MessageTable
     payload: PayloadTable
@@ -178,13 +183,26 @@ class Store(ABC):
         """The store cut in pieces that can be walked side by side, each in key order; a whole store is its only one.
 
         A part shows the rows of its piece and shares everything else. Whoever looks for rows wherever they are asks
-        the whole store.
+        the whole store. No two parts' spans have a key in common; where no part has keys, there are no messages.
         """
         return (self,)
+
+    def region(self, row: bytes) -> str:
+        """Where a row of the message table, as it is stored, is kept now, for people; empty where there is one place.
+
+        Raises:
+            StoreError: the store could not be asked.
+        """
+        return ""
 
     def apart(self) -> Store:
         """The same store with a count of operations of its own, where that costs nothing; closing it does nothing."""
         return self
+
+    def obstacles(self) -> Sequence[str]:
+        """Why no prune boundary may be claimed of this store whatever a pass finds in it, a sentence with the next step
+        each: others are at work on it, too. None of a store that only its holder changes."""
+        return ()
 
     @abstractmethod
     def identity(self) -> str:

@@ -16,9 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreError
 from tms_core.tables.base import MessageTable, PayloadTable, Store, TableName
+from tms_core.tables.hbase_buckets import Buckets
+from tms_core.tables.hbase_cdap import CdapWatch
 from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.hbase_rows import HBaseRows, newest
-from tms_core.tables.hbase_salts import AllSalts, OneSalt, Salts, fitting_buckets
+from tms_core.tables.hbase_rows import HBaseRows, after_salt, newest
+from tms_core.tables.hbase_salts import AllSalts, OneSalt, Salts, sampled
 from tms_core.tables.hbase_schema import table_name
 from tms_core.tables.hbase_tables import Calls, HBaseMessageTable, HBaseMetadataTable, HBasePayloadTable
 from tms_core.tables.hbase_wire import NotServed
@@ -40,6 +42,8 @@ class HBaseStore(Store):
         connections: how many connections may be open at once.
         timeout_seconds: the longest one call may take.
         buckets: how many salts there are, which only writing needs; None: nothing can be put.
+        thrift2: ``HOST:PORT`` of Thrift 2 servers, which tell what else the tables say of themselves; none: that stays
+            unknown.
         clock: our own clock.
 
     Attributes:
@@ -59,16 +63,24 @@ class HBaseStore(Store):
         connections: int = 4,
         timeout_seconds: float = 30,
         buckets: int | None = None,
+        thrift2: Sequence[str] = (),
         clock: Clock | None = None,
     ) -> None:
         clock = clock or SystemClock()
         self.calls = self._calls = Calls()
         self.pool = HBasePool(thrift, connections=connections, timeout_seconds=timeout_seconds, clock=clock)
         self._namespace = namespace
-        self._buckets = buckets
         self._clock = clock
         self._threads = ThreadPoolExecutor(connections, thread_name_prefix="hbase")
         metadata, self._message, self._payload = (self._rows(table_name(namespace, name)) for name in _TABLES)
+        self._admin = None
+        if thrift2:
+            self._admin = HBasePool(
+                thrift2, connections=1, timeout_seconds=timeout_seconds, service="HbaseAdmin", clock=clock
+            )
+        salted: dict[TableName, HBaseRows] = {"message": self._message, "payload": self._payload}
+        self._buckets = Buckets(buckets, salted, namespace, self._admin)
+        self._cdap = CdapWatch(self.pool, self._admin, namespace, clock)
         try:
             for rows in (metadata, self._message, self._payload):
                 rows.get(_NO_ROW)
@@ -93,8 +105,25 @@ class HBaseStore(Store):
     def parts(self) -> Sequence[Store]:
         """One store for each salt that rows have now, right or wrong; a salt that appears later is in none of them."""
         salts = sorted({*self._message.salts(), *self._payload.salts()})
-        buckets = self._buckets or fitting_buckets(self._message) or fitting_buckets(self._payload)
+        buckets = self._buckets.known or sampled(self._message).best() or sampled(self._payload).best()
         return [self._part(byte, buckets) for byte in salts]
+
+    def check_buckets(self) -> None:
+        """Hold the configured number of buckets against the tables, as the first ``put`` does by itself.
+
+        Empty tables that cannot be asked (no Thrift 2) pass, with a line in the log.
+
+        Raises:
+            StoreError: none is configured, or it is not the tables' own; says which is, where that can be found out.
+        """
+        self._buckets.checked()
+
+    def obstacles(self) -> Sequence[str]:
+        """What CDAP still does to these tables by itself; asked once an hour at most."""
+        return self._cdap.obstacles()
+
+    def region(self, row: bytes) -> str:
+        return self._message.regions.holding(row)
 
     def identity(self) -> str:
         """Cluster and namespace. Thrift servers that do not name the cluster are older than its name's being asked for:
@@ -109,6 +138,8 @@ class HBaseStore(Store):
     def close(self) -> None:
         self._threads.shutdown()
         self.pool.close()
+        if self._admin is not None:
+            self._admin.close()
 
     def _rows(self, name: bytes) -> HBaseRows:
         return HBaseRows(self.pool, name, self._clock)
@@ -133,6 +164,7 @@ class HBasePart(Store):
 
     def __init__(self, whole: HBaseStore, salt: int, message: MessageTable, payload: PayloadTable) -> None:
         self.salt = salt
+        self.span = bytes([salt]), after_salt(salt)
         self.calls = whole.calls
         self.metadata = whole.metadata
         self.message = message

@@ -52,6 +52,21 @@ exception IllegalArgument {
   1: binary message
 }
 
+exception AlreadyExists {
+  1: binary message
+}
+
+// What is not set is sent as nothing, and the server then takes the first interface's defaults: three versions, no Bloom
+// filter, no block cache, no end of life.
+struct ColumnFamily {
+  1: optional binary name
+  2: optional i32 maxVersions
+  3: optional binary compression
+  5: optional binary bloom
+  8: optional bool blockCache
+  9: optional i32 ttlSeconds
+}
+
 service Hbase {
   list<RowResult> getRow(1: binary table, 2: binary row, 3: Attributes attributes) throws (1: IOError io)
 
@@ -80,6 +95,11 @@ service Hbase {
 
   list<RegionInfo> getTableRegions(1: binary table) throws (1: IOError io)
 
+  map<binary, ColumnFamily> getColumnDescriptors(1: binary table) throws (1: IOError io)
+
+  void createTable(1: binary table, 2: list<ColumnFamily> families)
+    throws (1: IOError io, 2: IllegalArgument argument, 3: AlreadyExists exists)
+
   void majorCompact(1: binary tableOrRegion) throws (1: IOError io)
 
   binary getClusterId()
@@ -98,12 +118,18 @@ enum Compression { LZO = 0, GZ = 1, NONE = 2, SNAPPY = 3, LZ4 = 4, BZIP2 = 5, ZS
 
 enum BlockEncoding { NONE = 0, PREFIX = 2, DIFF = 3, FAST_DIFF = 4, ROW_INDEX_V1 = 7 }
 
+enum KeepDeleted { FALSE = 0, TRUE = 1, TTL = 2 }
+
 struct Family {
   1: binary name
   5: optional Bloom bloom
   6: optional Compression compression
   8: optional BlockEncoding blockEncoding
+  9: optional KeepDeleted keepDeleted
   10: optional i32 maxVersions
+  11: optional i32 minVersions
+  13: optional i32 ttlSeconds
+  14: optional bool blockCache
 }
 
 struct TableDescriptor {

@@ -56,12 +56,14 @@ class HBasePool:
     Args:
         addresses: ``HOST:PORT`` of each server; they serve the same HBase.
         connections: how many may be open at once.
-        timeout_seconds: the longest a call may take, and the longest a thread waits for a connection.
+        timeout_seconds: the attribute.
         service: the interface that is spoken there.
         clock: whose running time counts, and who waits.
 
     Attributes:
         calls: how many Thrift calls were made, by name.
+        timeout_seconds: the longest a call may take over a connection that is opened now, and the longest a thread
+            waits for one.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class HBasePool:
         self.connections = connections
         self.calls: Counter[str] = Counter()
         self._servers = [_Server(address) for address in addresses]
-        self._timeout_seconds = timeout_seconds
+        self.timeout_seconds = timeout_seconds
         self._service = service
         self._clock = clock or SystemClock()
         self._free = threading.BoundedSemaphore(connections)
@@ -120,9 +122,9 @@ class HBasePool:
             StoreUnavailable: none came free in time, or no server can be reached.
         """
         self._refuse_in_the_dark()
-        if not self._free.acquire(timeout=self._timeout_seconds):
+        if not self._free.acquire(timeout=self.timeout_seconds):
             raise StoreUnavailable(
-                f"All {self.connections} connections to HBase have been in use for {self._timeout_seconds:g} s.",
+                f"All {self.connections} connections to HBase have been in use for {self.timeout_seconds:g} s.",
                 "Raise storage.hbase.connections.",
             )
         try:
@@ -167,7 +169,7 @@ class HBasePool:
         failure: StoreUnavailable | None = None
         for server in self._by_preference():
             try:
-                wire = Wire(server.address, self._service, self._timeout_seconds)
+                wire = Wire(server.address, self._service, self.timeout_seconds)
             except StoreUnavailable as error:
                 self._avoid(server)
                 failure = error
@@ -193,7 +195,7 @@ class HBasePool:
             pause_ms = min(AVOID_AT_MOST_MS, AVOID_MS << min(server.failures - 1, 16))
             server.avoid_until_ms = now_ms + pause_ms
             # Whoever asks all the time fails at least this often; before a longer silence nobody had asked.
-            often_ms = AVOID_AT_MOST_MS + self._timeout_seconds * 1000
+            often_ms = AVOID_AT_MOST_MS + self.timeout_seconds * 1000
             if self._dark_since_ms is None or now_ms - self._failed_ms > often_ms:
                 self._dark_since_ms = now_ms
             self._failed_ms = now_ms
@@ -204,7 +206,7 @@ class HBasePool:
             if self._dark_since_ms is None or any(now_ms >= server.avoid_until_ms for server in self._servers):
                 return
             dark_seconds = (now_ms - self._dark_since_ms) / 1000
-        if dark_seconds > DARK_LIMITS * self._timeout_seconds:
+        if dark_seconds > DARK_LIMITS * self.timeout_seconds:
             addresses = ", ".join(server.address for server in self._servers)
             raise StoreUnavailable(
                 f"HBase's Thrift server {addresses} has not answered for {dark_seconds:.0f} s.",

@@ -32,6 +32,8 @@ FLUSHED_MS = 70 * 60_000
 _TOGETHER_MS = 10 * 60_000
 #: Between two compactions that are asked for, so that those HBase finds urgent itself are not last in a long queue.
 PAUSE_SECONDS = 2.0
+#: After so long the rest is left for the next time: who asks has to show in between that it is alive (rule S10).
+LONGEST_MS = 15_000
 
 #: Where rows lie; None: up to the end of the table.
 Range = tuple[bytes, bytes | None]
@@ -82,6 +84,8 @@ class Regions:
     def compact(self, ranges: Sequence[Range], count_rows: CountRows) -> None:
         """Ask for the compaction of regions that have rows of some ranges, and of which at least half is deleted.
 
+        Those for which there was no time count on.
+
         Args:
             ranges: where to look.
             count_rows: counts the rows that are left.
@@ -89,9 +93,15 @@ class Regions:
         Raises:
             StoreError: as any call.
         """
+        self._settle()
+        if max(self._in_files.values(), default=0) < WORTHWHILE_ROWS:
+            return
+        began_ms = self._clock.running_ms()
         regions = self._read()
         self._settle()
         for region in regions:
+            if self._clock.running_ms() - began_ms > LONGEST_MS:
+                return
             start, there = region.startKey, (region.startKey, region.endKey or None)
             if not any(_meet(there, other) for other in ranges):
                 continue
@@ -106,6 +116,12 @@ class Regions:
             self._pool.call("majorCompact", region.name)
             del self._in_files[start]
             self._look_at.pop(start, None)
+
+    def holding(self, row: bytes) -> str:
+        """The name of the region that has a row now, whether the row is there or not; written as HBase writes it."""
+        regions = sorted(self._read(), key=lambda region: bytes(region.startKey))
+        name: bytes = [region.name for region in regions if region.startKey <= row][-1]
+        return "".join(chr(byte) if 0x20 <= byte < 0x7F else f"\\x{byte:02X}" for byte in name)
 
     def _read(self) -> list[Any]:
         regions: list[Any] = self._pool.call("getTableRegions", self._name)

@@ -192,19 +192,40 @@ class AllSalts(Salts):
         return [*range(self._buckets), *self.rows.salts(after_salt(self._buckets - 1))]
 
 
-def fitting_buckets(rows: HBaseRows) -> int | None:
-    """The number of buckets that a sample of the table's rows agrees with, by majority; None when there is none."""
-    sample = [
+class SaltSample(NamedTuple):
+    """Some rows under each salt there is.
+
+    Attributes:
+        rows: for each the absolute value of its key's hash, and its salt.
+    """
+
+    rows: list[tuple[int, int]]
+
+    def agreeing(self, buckets: int) -> int:
+        """How many lie where so many buckets put them."""
+        return sum(digest % buckets == byte for digest, byte in self.rows)
+
+    def fits(self, buckets: int) -> bool:
+        """Whether no other number does clearly better. A few rows may lie anywhere, which is CDAP's doing or a
+        stranger's; and where keys are alike, a multiple of the right number does nearly as well as that."""
+        return self.agreeing(buckets) * 10 >= max(map(self.agreeing, range(1, MAX_BUCKETS + 1))) * 9
+
+    def best(self) -> int | None:
+        """The number of buckets by which most rows lie where they should; None where several do as well, or none."""
+        first, second, *_ = sorted(
+            ((self.agreeing(number), number) for number in range(1, MAX_BUCKETS + 1)), reverse=True
+        )
+        return first[1] if first[0] > second[0] and first[0] * 2 > len(self.rows) else None
+
+
+def sampled(rows: HBaseRows) -> SaltSample:
+    """A few rows of a table."""
+    found = [
         row.row
         for byte in rows.salts()
         for row in rows.fetch(bytes([byte]), after_salt(byte), _SAMPLED_ROWS, KEYS).rows
     ]
-    hashes = [(abs(java_hash(row[1:])), row[0]) for row in sample]
-    agreeing = {
-        buckets: sum(digest % buckets == byte for digest, byte in hashes) for buckets in range(1, MAX_BUCKETS + 1)
-    }
-    best = max(agreeing, key=agreeing.__getitem__)
-    return best if agreeing[best] * 2 > len(sample) else None
+    return SaltSample([(abs(java_hash(row[1:])), row[0]) for row in found])
 
 
 def _stream(

@@ -2,11 +2,13 @@
 
 Thrift 1 can neither make a namespace, split a table beforehand nor set table attributes, and CDAP refuses tables
 without its attributes; so tables are made through Thrift 2, or by a person with the HBase shell and the script printed
-here. The rows themselves need Thrift 1 only. ``docs/formats.md``, "In HBase".
+here. The rows themselves need Thrift 1 only, and so does the janitor's own table, a plain one beside them.
+``docs/formats.md``, "In HBase".
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,15 +28,23 @@ METADATA_COLUMN = b"d:m"
 #: Says how many buckets a table's salts are of; CDAP reads it back and believes it whatever is configured.
 BUCKETS_ATTRIBUTE = "cdap.messaging.key.distributor.buckets"
 
-_NAMES: dict[TableName, str] = {"metadata": "tms.meta", "message": "tms.message", "payload": "tms.payload"}
 #: CDAP (since 4.3) has regions never split: a region is a bucket.
-_SPLIT_POLICY = "org.apache.hadoop.hbase.regionserver.DisabledRegionSplitPolicy"
+SPLIT_POLICY = "org.apache.hadoop.hbase.regionserver.DisabledRegionSplitPolicy"
+#: The janitor's own table beside CDAP's.
+MEMORY_TABLE = "tms.janitor"
+
+_NAMES: dict[TableName, str] = {"metadata": "tms.meta", "message": "tms.message", "payload": "tms.payload"}
 _SYSTEM = "_system"
 
 
 def table_name(namespace: str, table: TableName) -> bytes:
     """A table's name in HBase, such as ``cdap_system:tms.message``."""
     return f"{namespace}:{_NAMES[table]}".encode()
+
+
+def thrift_table_name(namespace: str, table: TableName) -> Any:
+    """A table's name, as Thrift 2 takes it."""
+    return interface().TableName(space=namespace.encode(), name=_NAMES[table].encode())
 
 
 @dataclass(frozen=True)
@@ -77,6 +87,13 @@ class TableSpec:
         attributes = {name.encode(): value.encode() for name, value in self.attributes.items()}
         return thrift.TableDescriptor(table=self.thrift_name(), families=[family], attributes=attributes)
 
+    def families(self) -> list[Any]:
+        """What Thrift 1 takes beside the name: it knows neither attributes nor regions."""
+        family = interface().ColumnFamily(
+            name=FAMILY, maxVersions=1, compression=self.compression.encode(), bloom=b"ROW", blockCache=True
+        )
+        return [family]
+
     def thrift_name(self) -> Any:
         """Its name, as Thrift 2 takes it."""
         return interface().TableName(space=self.namespace.encode(), name=self.name.encode())
@@ -109,13 +126,22 @@ def table_specs(namespace: str, buckets: int, compression: str) -> list[TableSpe
         "cdap.messaging.table.prefix.num.bytes": "1",
         BUCKETS_ATTRIBUTE: str(buckets),
         "cdap.messaging.metadata.hbase.namespace": namespace,
-        "SPLIT_POLICY": _SPLIT_POLICY,
+        "SPLIT_POLICY": SPLIT_POLICY,
     }
     return [
         TableSpec(namespace, _NAMES["metadata"], compression, general),
         TableSpec(namespace, _NAMES["message"], compression, salted, buckets),
         TableSpec(namespace, _NAMES["payload"], compression, salted, buckets),
     ]
+
+
+def memory_spec(namespace: str) -> TableSpec:
+    """The janitor's own table: some megabytes, compressed by whoever writes them.
+
+    Args:
+        namespace: the HBase namespace.
+    """
+    return TableSpec(namespace, MEMORY_TABLE, "NONE")
 
 
 def shell_script(specs: list[TableSpec]) -> str:
@@ -160,6 +186,26 @@ def buckets_of(admin: HBasePool, namespace: str, table: TableName) -> int | None
     if not admin.call("tableExists", spec.thrift_name()):
         raise StoreNotFound(f"There is no table {spec.full_name}.", "Make it with tms admin create-tables.")
     return _buckets(admin, spec)
+
+
+def attributes_of(admin: HBasePool, namespace: str, table: TableName) -> dict[str, str]:
+    """A table's attributes: CDAP's, HBase's own, and one for each coprocessor.
+
+    Args:
+        admin: connections to a Thrift 2 server.
+        namespace: the HBase namespace.
+        table: which one.
+
+    Raises:
+        StoreNotFound: there is no such table.
+        StoreError: it could not be asked.
+    """
+    return texts(admin.call("getTableDescriptor", thrift_table_name(namespace, table)).attributes)
+
+
+def texts(attributes: Mapping[bytes, bytes] | None) -> dict[str, str]:
+    """What a descriptor carries, as text."""
+    return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in (attributes or {}).items()}
 
 
 def _create(admin: HBasePool, spec: TableSpec) -> bool:

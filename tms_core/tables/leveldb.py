@@ -38,8 +38,11 @@ from tms_core.tables.memory import MemoryMessageTable, MemoryPayloadTable
 
 #: First byte of a message row's value (LevelDBMessageTable).
 _PLAIN, _TRANSACTIONAL, _REFERENCE = 0, 1, 2
+_PLAIN_TAG = bytes([_PLAIN])
 #: Tag and write pointer.
 _TX_BYTES = 9
+#: A value from its two parts, without a call in between.
+_plain = partial(tuple.__new__, MessageValue)
 
 
 class LevelDBStore(Store):
@@ -154,7 +157,12 @@ class LevelDBMessageReads(LevelDBKeys):
     def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, MessageValue]]:
         self._calls["rows"] += 1
         page = self._database.rows(start, stop, limit)
-        rows = [(key, value) for key, raw in page.items if (value := decode(raw)) is not None]
+        # Nearly all rows of most tables are plain, and this is where a fetch spends its time.
+        rows = [
+            (key, value)
+            for key, raw in page.items
+            if (value := _plain((None, raw[1:])) if raw[:1] == _PLAIN_TAG else decode(raw)) is not None
+        ]
         if len(rows) < len(page.items):
             self._calls[UNREADABLE] += len(page.items) - len(rows)
         return Page(rows, page.resume)

@@ -28,6 +28,9 @@ _CACHE_BYTES = 8 << 20
 #: An explicit end for a range without one; only a foreign key could lie beyond.
 _LAST_KEY = b"\xff" * 64
 
+#: Bytes of values after which a page of rows ends early.
+PAGE_BYTES = 32 << 20
+
 #: Makes a row's new value of its present one (None: no such row); None leaves the row as it is.
 Change = Callable[[bytes | None], bytes | None]
 
@@ -67,20 +70,32 @@ class Database:
         return Page(items, items[-1] + b"\x00")
 
     def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
-        """At most ``limit`` rows."""
+        """At most ``limit`` rows; fewer also where they are large."""
         with (
             translated(self.folder),
             self._db.iterator(start=start, stop=stop, fill_cache=False, verify_checksums=True) as found,
         ):
-            items = list(islice(found, limit))
-            if len(items) < limit:
+            items: list[tuple[bytes, bytes]] = []
+            size = 0
+            for item in islice(found, limit):
+                items.append(item)
+                size += len(item[1])
+                if size >= PAGE_BYTES:
+                    break
+            if len(items) < limit and size < PAGE_BYTES:
                 self._check_end(items[-1][0] + b"\x00" if items else start)
                 return Page(items, None)
         return Page(items, items[-1][0] + b"\x00")
 
     def all(self) -> list[tuple[bytes, bytes]]:
         """Every row; for the small metadata table."""
-        return self.rows(b"", None, sys.maxsize).items
+        items: list[tuple[bytes, bytes]] = []
+        start: bytes | None = b""
+        while start is not None:
+            page = self.rows(start, None, sys.maxsize)
+            items += page.items
+            start = page.resume
+        return items
 
     def _check_end(self, at: bytes) -> None:
         """Raise unless reading really came to an end at this key (rule S3).

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from threading import RLock
 from typing import Generic, TypeVar
 
 from tms_core.tables.base import (
@@ -22,9 +23,10 @@ V = TypeVar("V")
 
 
 class _Rows(Generic[V]):
-    """Rows by key, and what the message and the payload table do alike with them."""
+    """Rows by key, and what the message and the payload table do alike with them; threads may share them."""
 
     def __init__(self, calls: Counter[str]) -> None:
+        self._lock = RLock()
         self._calls = calls
         self._values: dict[bytes, V] = {}
         self._order: list[bytes] | None = []
@@ -40,14 +42,16 @@ class _Rows(Generic[V]):
 
     def delete(self, keys: Sequence[bytes]) -> None:
         self._calls["delete"] += 1
-        for key in keys:
-            if self._values.pop(key, None) is not None:
-                self._order = None
+        with self._lock:
+            for key in keys:
+                if self._values.pop(key, None) is not None:
+                    self._order = None
 
     def put(self, rows: Sequence[tuple[bytes, V]]) -> None:
         self._calls["put"] += 1
-        self._values.update(rows)
-        self._order = None
+        with self._lock:
+            self._values.update(rows)
+            self._order = None
 
     def sync(self) -> None:
         self._calls["sync"] += 1
@@ -59,13 +63,14 @@ class _Rows(Generic[V]):
         return sum(len(key) + len(repr(value)) for key, value in self._page(start, stop, len(self._values)).items)
 
     def _page(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, V]]:
-        if self._order is None:
-            self._order = sorted(self._values)
-        first = bisect_left(self._order, start)
-        last = len(self._order) if stop is None else bisect_left(self._order, stop)
-        keys = self._order[first : min(last, first + limit)]
-        resume = keys[-1] + b"\x00" if first + limit < last else None
-        return Page([(key, self._values[key]) for key in keys], resume)
+        with self._lock:
+            if self._order is None:
+                self._order = sorted(self._values)
+            first = bisect_left(self._order, start)
+            last = len(self._order) if stop is None else bisect_left(self._order, stop)
+            keys = self._order[first : min(last, first + limit)]
+            resume = keys[-1] + b"\x00" if first + limit < last else None
+            return Page([(key, self._values[key]) for key in keys], resume)
 
 
 class MemoryMessageTable(_Rows[MessageValue], MessageTable):
@@ -84,11 +89,12 @@ class MemoryMessageTable(_Rows[MessageValue], MessageTable):
         return [self._invert(cell) for cell in cells]
 
     def _invert(self, cell: TxCell) -> bool:
-        value = self._values.get(cell.key)
-        if value is None or value.pointer != cell.pointer:
-            return False
-        self._values[cell.key] = value._replace(pointer=-cell.pointer)
-        return True
+        with self._lock:
+            value = self._values.get(cell.key)
+            if value is None or value.pointer != cell.pointer:
+                return False
+            self._values[cell.key] = value._replace(pointer=-cell.pointer)
+            return True
 
 
 class MemoryPayloadTable(_Rows[bytes], PayloadTable):
@@ -101,6 +107,7 @@ class MemoryMetadataTable(MetadataTable):
     """Metadata rows in memory."""
 
     def __init__(self, calls: Counter[str]) -> None:
+        self._lock = RLock()
         self._calls = calls
         self._values: dict[bytes, bytes] = {}
 
@@ -114,10 +121,11 @@ class MemoryMetadataTable(MetadataTable):
 
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
         self._calls["set"] += 1
-        if self._values.get(key) != expected:
-            return False
-        self._values[key] = value
-        return True
+        with self._lock:
+            if self._values.get(key) != expected:
+                return False
+            self._values[key] = value
+            return True
 
 
 class MemoryStore(Store):

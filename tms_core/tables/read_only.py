@@ -43,7 +43,8 @@ class ReadOnlyStore(Store):
     def __init__(self, store: Store) -> None:
         store = store.apart()
         self.calls = Counter()
-        self._identity = store.identity
+        self._identity, self._obstacles = store.identity, store.obstacles
+        self._region = store.region
         self.metadata = ReadOnlyMetadataTable(store.metadata, self.calls)
         self.message = ReadOnlyMessageTable(store.message, self.calls, store.calls)
         self.payload = ReadOnlyPayloadTable(store.payload, self.calls)
@@ -51,6 +52,14 @@ class ReadOnlyStore(Store):
     def identity(self) -> str:
         """That of the store itself."""
         return self._identity()
+
+    def obstacles(self) -> Sequence[str]:
+        """Those of the store itself."""
+        return self._obstacles()
+
+    def region(self, row: bytes) -> str:
+        """As the store itself says."""
+        return self._region(row)
 
     def close(self) -> None:
         """Nothing was opened."""
@@ -62,6 +71,7 @@ class _Face(Generic[K]):
     def __init__(self, table: K, calls: Counter[str]) -> None:
         self._table = table
         self._calls = calls
+        self.keys_per_call = table.keys_per_call
 
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
         self._calls["keys"] += 1

@@ -95,13 +95,6 @@ def test_given_a_misspelt_setting_then_2_and_the_right_one_is_named(site: Site) 
     assert "server.prot is not a setting" in failed.err
 
 
-def test_given_a_source_of_a_later_version_then_2(site: Site) -> None:
-    site.set(SETTINGS.replace("source: directory", "source: thrift"))
-    refused = site.janitor("plan")
-    assert refused.code == 2
-    assert "--snapshots DIR" in refused.err
-
-
 def test_given_a_store_of_cdap_6_then_2(site: Site) -> None:
     (site.store / "default.tms.message.orders.1").mkdir()
     failed = site.janitor("plan")

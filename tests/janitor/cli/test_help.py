@@ -33,6 +33,7 @@ def examples(site: Site, verb: str) -> list[str]:
 def test_every_verb_of_this_version_is_there() -> None:
     assert sorted(ALL) == [
         "adopt",
+        "advise",
         "apply",
         "approve",
         "archive list",

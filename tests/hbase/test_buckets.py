@@ -1,0 +1,197 @@
+"""Nobody puts a row under a salt at which CDAP would not look for it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import happybase
+import pytest
+
+from janitor.cli.main import execute
+from janitor.cli.places import HBasePlace
+from tests.builders import DAY, MINUTE, NOW_MS, topic
+from tests.hbase.server import HBaseServer
+from tests.hbase.tables import Tables
+from tms_core.clock import ManualClock, SystemClock
+from tms_core.errors import StoreError
+from tms_core.rowkey import salt
+from tms_core.settings import HBaseSettings
+from tms_core.tables.base import MessageValue
+from tms_core.tables.hbase import HBaseStore
+
+BUCKETS = 16
+ATTRIBUTE = "cdap.messaging.key.distributor.buckets"
+ROW = MessageValue(None, b"x")
+P = b"d:\x00\x00\x00p"
+KEYS = [b"k%04d" % number for number in range(300)]
+
+
+@pytest.fixture(scope="module")
+def namespace(hbase_tables: Tables) -> str:
+    """Tables of 16 buckets that say so, without rows."""
+    return hbase_tables.make(buckets=BUCKETS)
+
+
+@pytest.fixture
+def message(witness: happybase.Connection, namespace: str) -> Iterator[happybase.Table]:
+    """The message table, as another client sees it; empty again afterwards."""
+    table = witness.table(f"{namespace}:tms.message".encode())
+    yield table
+    for row, _ in table.scan():
+        table.delete(row)
+
+
+def fill(table: happybase.Table, buckets: int = BUCKETS) -> None:
+    with table.batch() as batch:
+        for key in KEYS:
+            batch.put(salt(key, buckets) + key, {P: b"x"})
+
+
+def test_given_what_the_table_says_of_itself_when_another_number_is_configured_then_nothing_is_put(
+    hbase: HBaseServer, namespace: str, message: happybase.Table
+) -> None:
+    with HBaseStore([hbase.thrift], namespace=namespace, buckets=8, thrift2=[str(hbase.thrift2)]) as store:
+        with pytest.raises(StoreError, match=f"{namespace}:tms.message has 16 buckets, and .* is 8") as caught:
+            store.check_buckets()
+        assert caught.value.hint == "Set storage.hbase.buckets to 16."
+        with pytest.raises(StoreError, match="16 buckets"):
+            store.message.put([(b"k", ROW)])
+    assert list(message.scan()) == []
+    with HBaseStore([hbase.thrift], namespace=namespace, buckets=BUCKETS, thrift2=[str(hbase.thrift2)]) as store:
+        store.message.put([(b"k", ROW)])
+        store.check_buckets()
+    assert [row for row, _ in message.scan()] == [salt(b"k", BUCKETS) + b"k"]
+
+
+@pytest.mark.parametrize("wrong", [1, 8, 10, 32, 48, 256])
+def test_given_only_rows_to_go_by_when_another_number_is_configured_then_theirs_is_named(
+    hbase: HBaseServer, namespace: str, message: happybase.Table, wrong: int
+) -> None:
+    fill(message)
+    with HBaseStore([hbase.thrift], namespace=namespace, buckets=wrong) as store:
+        with pytest.raises(StoreError, match=f"does not have {wrong} buckets") as caught:
+            store.payload.put([(b"k", b"x")])
+        assert caught.value.hint == "Set storage.hbase.buckets to 16."
+    with HBaseStore([hbase.thrift], namespace=namespace, buckets=BUCKETS) as store:
+        store.check_buckets()
+
+
+def test_given_a_row_that_fits_several_numbers_when_none_is_the_configured_one_then_the_attribute_is_named(
+    hbase: HBaseServer, namespace: str, message: happybase.Table
+) -> None:
+    message.put(salt(b"k0001", BUCKETS) + b"k0001", {P: b"x"})
+    assert salt(b"k0001", 7) != salt(b"k0001", BUCKETS)
+    with HBaseStore([hbase.thrift], namespace=namespace, buckets=7) as store:
+        with pytest.raises(StoreError, match="1 of 1 rows lie under another salt") as caught:
+            store.check_buckets()
+        assert ATTRIBUTE in caught.value.hint
+
+
+def test_given_a_few_rows_that_lie_elsewhere_when_the_others_fit_then_the_number_is_right(
+    hbase: HBaseServer, namespace: str, message: happybase.Table
+) -> None:
+    fill(message)
+    for number in range(10):
+        message.put(b"\xff" + b"stray%d" % number, {P: b"x"})
+    with HBaseStore([hbase.thrift], namespace=namespace, buckets=BUCKETS, thrift2=[str(hbase.thrift2)]) as store:
+        store.check_buckets()
+
+
+def test_given_rows_that_were_put_by_another_number_than_the_tables_then_that_is_found_out(
+    hbase: HBaseServer, namespace: str, message: happybase.Table
+) -> None:
+    fill(message, 8)
+    with HBaseStore([hbase.thrift], namespace=namespace, buckets=BUCKETS, thrift2=[str(hbase.thrift2)]) as store:
+        with pytest.raises(StoreError, match="rows lie under another salt") as caught:
+            store.check_buckets()
+        assert caught.value.hint == "Set storage.hbase.buckets to 8."
+
+
+def test_given_empty_tables_that_cannot_be_asked_then_that_is_said_once_and_rows_are_put(
+    hbase: HBaseServer, namespace: str, message: happybase.Table, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tms_core.tables.hbase_buckets")
+    with HBaseStore([hbase.thrift], namespace=namespace, buckets=BUCKETS) as store:
+        store.check_buckets()
+        store.message.put([(b"k", ROW)])
+        store.check_buckets()
+    [said] = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"storage.hbase.buckets is taken to be 16: the tables of {namespace} are empty")
+    assert [row for row, _ in message.scan()] == [salt(b"k", BUCKETS) + b"k"]
+
+
+def test_given_a_table_that_does_not_say_its_buckets_then_its_rows_do(
+    hbase: HBaseServer, namespace: str, message: happybase.Table
+) -> None:
+    fill(message)
+    hbase.command("set", f"{namespace}:tms.message", ATTRIBUTE)
+    try:
+        with (
+            HBaseStore([hbase.thrift], namespace=namespace, buckets=8, thrift2=[str(hbase.thrift2)]) as store,
+            pytest.raises(StoreError, match=f"{namespace}:tms.payload has 16 buckets"),
+        ):
+            store.check_buckets()
+    finally:
+        hbase.command("set", f"{namespace}:tms.message", ATTRIBUTE, "16")
+
+
+def test_given_a_wrong_number_when_the_janitor_only_cleans_then_it_does_not_matter_and_a_canary_or_restore_is_refused(
+    hbase: HBaseServer, namespace: str, message: happybase.Table
+) -> None:
+    fill(message)
+    settings = HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, buckets=10)
+    with HBasePlace(settings, SystemClock()).writable() as store:
+        parts = store.parts()
+        assert sum(len(part.message.keys(b"", None, 1000).items) for part in parts) == len(KEYS)
+        for part in parts:
+            part.message.delete(part.message.keys(b"", None, 10).items)
+        with pytest.raises(StoreError, match="does not have 10 buckets"):
+            store.message.put([(b"k", ROW)])
+
+
+def test_given_no_number_when_rows_are_to_be_put_then_the_setting_is_named(hbase: HBaseServer, namespace: str) -> None:
+    with HBaseStore([hbase.thrift], namespace=namespace) as store, pytest.raises(StoreError) as caught:
+        store.message.put([(b"k", ROW)])
+    assert caught.value.hint == "Set storage.hbase.buckets."
+
+
+def test_given_a_wrong_number_when_an_archive_is_restored_then_it_is_refused_and_with_the_right_one_rows_are_back(
+    hbase: HBaseServer,
+    hbase_tables: Tables,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    namespace = hbase_tables.make(buckets=4)
+    config = tmp_path / "janitor.yaml"
+    settings = {
+        "storage": {"kind": "hbase", "hbase": {"thrift": [hbase.thrift], "namespace": namespace}},
+        "transactions": {"source": "none"},
+        "janitor": {"archive": {"enabled": True, "path": str(tmp_path / "archive")}},
+    }
+    config.write_text(json.dumps(settings), encoding="utf-8")
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+
+    def run(line: str) -> int:
+        return execute([*line.split(), "--config", str(config)], clock)
+
+    with hbase_tables.open(namespace, buckets=4) as store:
+        orders = topic(store, "default:orders", ttl_seconds=3600)
+        orders.plain(*range(NOW_MS - DAY, NOW_MS - DAY + 50), *range(NOW_MS - MINUTE, NOW_MS - MINUTE + 50))
+        assert run("run --once --adopt") == 0
+        assert run("pause default:orders") == 0
+        before = orders.times()
+        assert len(before) == 50
+
+        monkeypatch.setenv("TMS_STORAGE__HBASE__BUCKETS", "7")
+        assert run("archive restore default:orders") == 1
+        assert "Set storage.hbase.buckets to 4." in capsys.readouterr().err
+        assert orders.times() == before
+
+        monkeypatch.setenv("TMS_STORAGE__HBASE__BUCKETS", "4")
+        assert run("archive restore default:orders") == 0
+        assert len(orders.times()) == 100
+        assert store.wrong_salts == 0

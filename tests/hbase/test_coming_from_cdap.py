@@ -1,0 +1,253 @@
+"""As long as CDAP itself cleans the tables or prunes the invalid list, sweeps go on and nothing is claimed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import happybase
+import pytest
+
+from janitor.cli.main import execute
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS
+from tests.hbase.scene import Scene
+from tests.hbase.server import HBaseServer
+from tests.hbase.tables import Tables
+from tms_core.clock import ManualClock, SystemClock
+from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase_cdap import PRUNING_QUIET_MS, REMEMBERED_MS, CdapWatch, last_pruned_ms
+from tms_core.tables.hbase_pool import HBasePool
+from tms_core.tables.hbase_rows import HBaseRows
+from tms_core.tables.hbase_wire import interface
+from tms_core.tables.read_only import read_only
+
+OBSERVER = "co.cask.cdap.data2.transaction.messaging.coprocessor.hbase20.MessageTableRegionObserver"
+FRESH_MS, STALE_MS = NOW_MS - HOUR, NOW_MS - DAY - 1
+REGION = b"t1,,1599999999999.0123456789abcdef0123456789abcdef."
+
+
+def inverse(ms: int) -> bytes:
+    return (2**63 - 1 - ms).to_bytes(8, "big")
+
+
+def rows_at(ms: int) -> dict[str, tuple[bytes, bytes, bytes]]:
+    """What Tephra writes at a moment: row, column, value."""
+    return {
+        "bound of a region": (b"\x01" + REGION + b"%d" % ms, b"f:p", (ms * 10**6).to_bytes(8, "big")),
+        "region of a run": (b"\x02" + inverse(ms) + REGION, b"f:r", b"\x00\x00\x001"),
+        "inactive bound of a run": (b"\x03" + inverse(ms), b"f:i", (ms * 10**6).to_bytes(8, "big")),
+        "empty region": (b"\x04" + ms.to_bytes(8, "big") + REGION, b"f:e", b"\x00\x00\x001"),
+        "regions of a run": (b"\x05" + inverse(ms), b"f:r", b"\x00\x00\x00\x01"),
+    }
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """Tephra's state table in a namespace, and its pruning as far as it can be seen."""
+
+    table: happybase.Table
+    rows: HBaseRows
+
+    def write(self, kind: str, ms: int) -> bytes:
+        row, column, value = rows_at(ms)[kind]
+        self.table.put(row, {column: value}, timestamp=ms)
+        return row
+
+    def last_ms(self) -> int | None:
+        return last_pruned_ms(self.rows, NOW_MS - PRUNING_QUIET_MS)
+
+
+@pytest.fixture
+def namespace(hbase_tables: Tables) -> str:
+    return hbase_tables.make(buckets=2)
+
+
+@pytest.fixture
+def pool(hbase: HBaseServer) -> Iterator[HBasePool]:
+    found = HBasePool([hbase.thrift], timeout_seconds=240)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def admin(hbase: HBaseServer) -> Iterator[HBasePool]:
+    found = HBasePool([str(hbase.thrift2)], timeout_seconds=240, service="HbaseAdmin")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def pruning(witness: happybase.Connection, pool: HBasePool, namespace: str) -> Pruning:
+    name = f"{namespace}:tephra.state".encode()
+    with pool.connection() as connection:
+        connection.call("createTable", name, [interface().ColumnFamily(name=b"f", maxVersions=1)])
+    return Pruning(witness.table(name), HBaseRows(pool, name, SystemClock()))
+
+
+# --- pruning ---------------------------------------------------------------------------------------------------------
+
+
+def test_given_no_state_table_then_nothing_was_pruned(pool: HBasePool, namespace: str) -> None:
+    assert last_pruned_ms(HBaseRows(pool, f"{namespace}:tephra.state".encode(), SystemClock()), 0) is None
+
+
+def test_given_rows_of_each_kind_then_fresh_ones_tell_and_old_ones_do_not(pruning: Pruning) -> None:
+    assert pruning.last_ms() is None
+    for kind in rows_at(STALE_MS):
+        for ms in (STALE_MS - DAY, STALE_MS):
+            pruning.write(kind, ms)
+    assert pruning.last_ms() is None
+    for kind in rows_at(FRESH_MS):
+        row = pruning.write(kind, FRESH_MS)
+        assert pruning.last_ms() == FRESH_MS, kind
+        pruning.table.delete(row)
+        assert pruning.last_ms() is None
+
+
+def test_given_a_row_exactly_as_old_as_counts_then_it_counts_and_one_before_does_not(pruning: Pruning) -> None:
+    pruning.write("inactive bound of a run", NOW_MS - PRUNING_QUIET_MS - 1)
+    assert pruning.last_ms() is None
+    pruning.write("inactive bound of a run", NOW_MS - PRUNING_QUIET_MS)
+    assert pruning.last_ms() == NOW_MS - PRUNING_QUIET_MS
+
+
+@pytest.mark.parametrize("kind", ["bound of a region", "empty region"])
+def test_given_more_old_rows_than_are_read_at_once_then_a_fresh_one_behind_them_is_seen(
+    pruning: Pruning, kind: str
+) -> None:
+    with pruning.table.batch(timestamp=STALE_MS) as batch:
+        for number in range(2100):
+            row, column, value = rows_at(STALE_MS - number)[kind]
+            batch.put(row, {column: value})
+    pruning.write(kind, FRESH_MS)
+    assert pruning.last_ms() == FRESH_MS
+
+
+# --- what is said ----------------------------------------------------------------------------------------------------
+
+
+def test_given_an_observer_and_pruning_when_looked_then_both_are_named_pruning_first_and_that_is_believed_for_an_hour(
+    hbase: HBaseServer, pool: HBasePool, admin: HBasePool, pruning: Pruning, namespace: str
+) -> None:
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    watch = CdapWatch(pool, admin, namespace, clock)
+    assert watch.obstacles() == ()
+    hbase.command("set", f"{namespace}:tms.message", "coprocessor$1", f"|{OBSERVER}|1073741823|")
+    row = pruning.write("inactive bound of a run", FRESH_MS)
+    clock.advance(REMEMBERED_MS - 1)
+    assert watch.obstacles() == ()
+    clock.advance(1)
+    pruned, observed = watch.obstacles()
+    assert f"wrote to {namespace}:tephra.state at 2023-11-14 21:13:20 UTC" in pruned
+    assert "data.tx.prune.enable" in pruned
+    assert observed.startswith(f"{namespace}:tms.message still carries CDAP's observer MessageTableRegionObserver")
+
+    hbase.command("set", f"{namespace}:tms.message", "coprocessor$1")
+    pruning.table.delete(row)
+    assert watch.obstacles() == (pruned, observed)
+    clock.advance(REMEMBERED_MS)
+    assert watch.obstacles() == ()
+
+
+def test_given_a_row_of_a_time_that_no_calendar_has_then_it_is_told_as_it_is(
+    pool: HBasePool, pruning: Pruning, namespace: str
+) -> None:
+    row, column, value = rows_at(FRESH_MS)["inactive bound of a run"]
+    pruning.table.put(row, {column: value}, timestamp=2**62)
+    [said] = CdapWatch(pool, None, namespace, ManualClock(NOW_MS)).obstacles()
+    assert f"tephra.state at {2**62} ms" in said
+
+
+def test_given_no_thrift_2_when_looked_then_observers_stay_unseen_and_pruning_does_not(
+    hbase: HBaseServer, pool: HBasePool, pruning: Pruning, namespace: str
+) -> None:
+    hbase.command("set", f"{namespace}:tms.payload", "coprocessor$1", f"|{OBSERVER}|1073741823|")
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    assert CdapWatch(pool, None, namespace, clock).obstacles() == ()
+    pruning.write("empty region", FRESH_MS)
+    [said] = CdapWatch(pool, None, namespace, clock).obstacles()
+    assert "pruning" in said
+
+
+def test_given_a_thrift_2_server_that_does_not_answer_then_that_is_an_obstacle_until_it_does(
+    pool: HBasePool, admin: HBasePool, namespace: str
+) -> None:
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    nobody = HBasePool(["127.0.0.1:1"], service="HbaseAdmin", clock=clock)
+    watch = CdapWatch(pool, nobody, namespace, clock)
+    [said] = watch.obstacles()
+    assert "could not be seen" in said
+    assert "127.0.0.1:1" in said
+    vars(watch)["_admin"] = admin
+    assert watch.obstacles() == ()
+    nobody.close()
+
+
+# --- what becomes of it ----------------------------------------------------------------------------------------------
+
+
+def test_given_an_observer_when_swept_then_all_is_done_and_nothing_claimed_until_it_is_gone(
+    hbase: HBaseServer, namespace: str
+) -> None:
+    hbase.command("set", f"{namespace}:tms.message", "coprocessor$1", f"|{OBSERVER}|1073741823|")
+    with HBaseStore(
+        [hbase.thrift], namespace=namespace, buckets=2, thrift2=[str(hbase.thrift2)], timeout_seconds=240
+    ) as store:
+        scene = Scene.on(store)
+        rig = scene.rig()
+        report = rig.engine.run_once(adopt=True)
+        assert (report.errors, scene.due_is_gone) == ([], True)
+        assert rig.state.claim() is None
+        claim, present = rig.engine.boundary()
+        assert (claim, [said.partition(", ")[0] for said in present.obstacles]) == (
+            None,
+            [f"{namespace}:tms.message still carries CDAP's observer MessageTableRegionObserver"],
+        )
+        assert read_only(store).obstacles() == store.obstacles()
+
+    hbase.command("set", f"{namespace}:tms.message", "coprocessor$1")
+    with HBaseStore(
+        [hbase.thrift], namespace=namespace, buckets=2, thrift2=[str(hbase.thrift2)], timeout_seconds=240
+    ) as store:
+        rig = scene.rig(store)
+        assert rig.engine.run_once(adopt=True).errors == []
+        assert rig.engine.boundary()[1].obstacles == ()
+        assert rig.state.claim() is not None
+
+
+@pytest.mark.parametrize("has_thrift2", [True, False], ids=["with Thrift 2", "with Thrift 1 alone"])
+def test_given_an_observer_when_asked_then_doctor_and_boundary_say_so_or_that_they_cannot_see_it(
+    hbase: HBaseServer, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], has_thrift2: bool
+) -> None:
+    hbase.command("set", f"{namespace}:tms.message", "coprocessor$1", f"|{OBSERVER}|1073741823|")
+    config = tmp_path / "janitor.yaml"
+    servers = [str(hbase.thrift2)] if has_thrift2 else None
+    config.write_text(
+        json.dumps(
+            {
+                "storage": {
+                    "kind": "hbase",
+                    "hbase": {"thrift": [hbase.thrift], "thrift2": servers, "namespace": namespace},
+                }
+            }
+        ),
+        encoding="utf-8",
+    )
+
+    def asked(line: str) -> str:
+        assert execute([*line.split(), "--config", str(config)], ManualClock(NOW_MS, running_ms=MINUTE)) == 0
+        return capsys.readouterr().out
+
+    for line, label in (("doctor", "cdap"), ("boundary --explain", "no claim now:" if has_thrift2 else "not known:")):
+        [said] = [shown for shown in asked(line).splitlines() if shown.startswith(label) and "observer" in shown]
+        assert ("still carries" in said) is has_thrift2
+        assert ("takes a Thrift 2 server" in said) is not has_thrift2
+    answer = json.loads(asked("boundary --format json"))
+    assert bool(answer["unseen"]) is not has_thrift2
+    assert any("observer" in said for said in answer["obstacles"]) is has_thrift2
+    hbase.command("set", f"{namespace}:tms.message", "coprocessor$1")
+    if has_thrift2:
+        [said] = [shown for shown in asked("doctor").splitlines() if shown.startswith("cdap")]
+        assert " ok " in said

@@ -1,0 +1,140 @@
+"""Evidence for a boundary by salt on a real HBase: written part by part, whatever the regions are (rule S4)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from janitor.cli.main import execute
+from janitor.state.hbase import HBaseState
+from tests.builders import DAY, HOUR, NOW_MS, Rig, janitor, pointer, topic, visibility
+from tests.hbase.server import HBaseServer
+from tests.hbase.tables import Tables
+from tms_core.clock import ManualClock
+from tms_core.errors import StoreUnavailable
+from tms_core.tables.base import MessageTable, MessageValue, Page, TxCell
+from tms_core.tables.hbase import HBasePart, HBaseStore
+from tms_core.transaction.model import Snapshot
+from tms_core.transaction.snapshot import write_snapshot
+
+INVALID = pointer(NOW_MS - 10 * HOUR)
+TIMES = [NOW_MS - 9 * HOUR + number * number for number in range(80)]
+SALTS = [(bytes([number]), bytes([number + 1])) for number in range(4)]
+EVERYTHING = [(b"", b"\x00"), *SALTS, (b"\x04", None)]
+
+
+@pytest.fixture
+def namespace(hbase_tables: Tables) -> str:
+    return hbase_tables.make()
+
+
+@pytest.fixture
+def store(hbase_tables: Tables, namespace: str) -> Iterator[HBaseStore]:
+    """A store of four salts, each with rows of an invalid transaction."""
+    with hbase_tables.open(namespace) as opened:
+        topic(opened, "default:orders", ttl_seconds=30 * 86400).tx(INVALID, *TIMES)
+        yield opened
+
+
+@pytest.fixture
+def state(hbase: HBaseServer, namespace: str) -> Iterator[HBaseState]:
+    with HBaseState([hbase.thrift], thrift2=[str(hbase.thrift2)], namespace=namespace) as memory:
+        yield memory
+
+
+def sweeper(store: HBaseStore, state: HBaseState) -> Rig:
+    rig = janitor(store, state=state, workers=4, batch_rows=10)
+    rig.snapshots.invalid = [INVALID]
+    rig.engine.adopt()
+    return rig
+
+
+def spans(state: HBaseState) -> list[tuple[bytes, bytes | None]]:
+    return [(item.start, item.stop) for item in state.evidence()]
+
+
+def test_given_a_salt_that_cannot_be_read_when_run_then_the_others_are_evidence_and_the_next_run_does_only_that_one(
+    store: HBaseStore, state: HBaseState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = sweeper(store, state)
+    broken, read = {2}, dict.fromkeys(range(4), 0)
+    part_of = HBasePart.__init__
+
+    def watched(part: HBasePart, whole: HBaseStore, number: int, message: MessageTable, *rest: MessageTable) -> None:
+        cells = message.cells
+
+        def reading(start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
+            if number in broken:
+                raise StoreUnavailable("the region is not served")
+            page = cells(start, stop, limit)
+            read[number] += len(page.items)
+            return page
+
+        monkeypatch.setattr(message, "cells", reading)
+        part_of(part, whole, number, message, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(HBasePart, "__init__", watched)
+    report = rig.engine.run_once()
+    assert (len(report.errors), report.boundary, state.claim()) == (1, None, None)
+    assert spans(state) == [each for each in EVERYTHING if each != SALTS[2]]
+    assert "from 02 to 03 (salt 2)" in rig.engine.boundary()[1].obstacles[0]
+
+    broken.clear()
+    read.update(dict.fromkeys(read, 0))
+    rig.clock.advance(HOUR)
+    report = rig.engine.run_once()
+    assert (report.errors, report.boundary, report.thorough) == ([], INVALID, True)
+    assert [number for number, cells in read.items() if cells] == [2]
+    assert {item.start: item.started_ms - NOW_MS for item in state.evidence() if item.start in {b"\x01", b"\x02"}} == {
+        b"\x01": 0,
+        b"\x02": HOUR,
+    }
+    assert rig.engine.audit().refuted == 0
+
+
+def test_given_a_claim_when_regions_are_split_and_merged_then_it_stands_and_what_holds_it_is_named_with_its_region(
+    hbase: HBaseServer, hbase_tables: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    namespace = hbase_tables.make(cuts=[b"\x01", b"\x02", b"\x03"])
+    table, asked = f"{namespace}:tms.message", tmp_path / "janitor.yaml"
+    hbase_settings = {"thrift": [hbase.thrift], "thrift2": [hbase.thrift2], "namespace": namespace}
+    transactions = {"directory": str(tmp_path), "source": "directory", "max_lifetime_seconds": 3600, "grace_seconds": 0}
+    asked.write_text(json.dumps({"storage": {"kind": "hbase", "hbase": hbase_settings}, "transactions": transactions}))
+    with (tmp_path / f"snapshot.{NOW_MS}").open("wb") as stream:
+        write_snapshot(stream, Snapshot(visibility(NOW_MS, [INVALID])))
+    memory = HBaseState([hbase.thrift], thrift2=[str(hbase.thrift2)], namespace=namespace)
+    with hbase_tables.open(namespace) as store, memory as state:
+        topic(store, "default:orders", ttl_seconds=30 * 86400).tx(INVALID, *TIMES)
+        rig = sweeper(store, state)
+        assert rig.engine.run_once().boundary == INVALID
+        evidence = state.evidence()
+        hbase.command("merge", table, "00")
+        hbase.command("split", table, (b"\x03" + rig.engine.store.metadata.rows()[0][0]).hex())
+        assert (state.evidence(), rig.engine.boundary()[0]) == (evidence, state.claim())
+
+        state.replace_evidence(
+            [replace(item, bound=INVALID - 7) if item.start == b"\x03" else item for item in state.evidence()]
+        )
+        [lowest, *_] = rig.engine.boundary()[1].limits
+        assert (lowest.bound, lowest.start) == (INVALID - 7, b"\x03")
+        assert "used from 03 to 04 (salt 3)" in lowest.reason
+        assert lowest.region.startswith(f"{table},\\x03,")
+        assert execute(["boundary", "--explain", "--config", str(asked)], ManualClock(NOW_MS + 1, running_ms=DAY)) == 0
+        assert f"from 03 to 04 (salt 3) (they begin in region {lowest.region})" in capsys.readouterr().out
+
+
+def test_given_a_row_in_any_salt_that_became_positive_again_when_audited_then_it_refutes_the_claim(
+    store: HBaseStore, state: HBaseState
+) -> None:
+    rig = sweeper(store, state)
+    assert rig.engine.run_once().boundary == INVALID
+    assert (rig.engine.audit().cells, rig.engine.audit().refuted) == (len(TIMES), 0)
+    for number, part in enumerate(store.parts(), start=1):
+        key = part.message.keys(b"", None, 1).items[0]
+        store.message.put([(key, MessageValue(INVALID, b"again"))])
+        found = rig.engine.audit()
+        assert (found.cells, found.refuted, len(found.sample_keys)) == (len(TIMES), number, number)

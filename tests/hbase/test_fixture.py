@@ -1,0 +1,162 @@
+"""Which HBase the tests run on, by what there is: an address, a container, Maven's, or none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.hbase.fixture import Choice, choose, contained, has_image, running
+from tests.hbase.server import Address, HBaseServer
+from tests.tables.fake_thrift import FakeThrift, Request
+
+ADDRESS, IMAGE = {"HBASE_TEST_ADDRESS": "h:1,2"}, {"HBASE_TEST_IMAGE": "hbase:2.6"}
+FROM_ADDRESS, CONTAINER, MAVEN = Choice("address", "h:1,2"), Choice("container", "hbase:2.6"), Choice("maven")
+NOWHERE = Choice("nowhere", "no Java")
+
+
+@pytest.mark.parametrize(
+    ("environment", "engine", "java", "choice"),
+    [
+        (ADDRESS | IMAGE, True, True, FROM_ADDRESS),
+        (ADDRESS, False, False, FROM_ADDRESS),
+        (IMAGE, True, True, CONTAINER),
+        (IMAGE, True, False, CONTAINER),
+        (IMAGE, False, True, MAVEN),
+        ({"HBASE_TEST_ADDRESS": "", "HBASE_TEST_IMAGE": ""}, True, True, MAVEN),
+        ({}, True, True, MAVEN),
+        ({}, True, False, NOWHERE),
+        (IMAGE, False, False, NOWHERE),
+    ],
+)
+def test_given_what_there_is_when_chosen_then_an_address_goes_before_a_container_and_that_before_maven(
+    environment: dict[str, str], engine: bool, java: bool, choice: Choice
+) -> None:
+    assert choose(environment, lambda image: engine and image == "hbase:2.6", lambda: None if java else "no Java") == (
+        choice
+    )
+
+
+@pytest.mark.parametrize("ci", ["1", ""])
+def test_given_nothing_when_a_test_needs_hbase_then_it_is_skipped_at_a_desk_and_fails_in_ci(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ci: str
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.delenv("HBASE_TEST_ADDRESS", raising=False)
+    monkeypatch.delenv("HBASE_TEST_IMAGE", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    left = pytest.fail.Exception if ci else pytest.skip.Exception
+    with pytest.raises(left, match=r"is missing"), running(tmp_path):
+        raise AssertionError("there is none")
+
+
+@pytest.mark.parametrize("ci", ["1", ""])
+def test_given_an_hbase_that_takes_no_commands_when_a_test_has_one_then_it_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ci: str
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setenv("HBASE_TEST_ADDRESS", "h:1,2")
+    with running(tmp_path) as server:
+        assert (server.thrift, server.thrift2) == ("h:1", "h:2")
+        with pytest.raises(pytest.fail.Exception if ci else pytest.skip.Exception, match="takes no commands"):
+            server.command("servers")
+
+
+@pytest.fixture
+def docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int], None]:
+    """Puts a command first on PATH that ends as told, where docker is asked about the image."""
+
+    def make(status: int) -> None:
+        command = tmp_path / "docker"
+        command.write_text(f'#!/bin/sh\n[ "$*" = "image inspect hbase:2.6" ] && exit {status}\nexit 3\n')
+        command.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    return make
+
+
+@pytest.fixture
+def testcontainers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A library that makes "containers" of servers which are there already."""
+    package = tmp_path / "lib" / "testcontainers" / "core"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    (package / "container.py").write_text(
+        """
+import os
+
+
+class DockerContainer:
+    def __init__(self, image):
+        self.image, self.ports = image, None
+
+    def with_exposed_ports(self, *ports):
+        self.ports = dict(zip(ports, os.environ["FAKE_PORTS"].split(","), strict=True))
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        os.environ["FAKE_PORTS"] = ""
+
+    def get_container_host_ip(self):
+        return "127.0.0.1"
+
+    def get_exposed_port(self, port):
+        return self.ports[port]
+"""
+    )
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+
+
+@pytest.mark.usefixtures("testcontainers")
+def test_given_a_docker_engine_when_it_has_the_image_then_only_that_one_can_be_used(
+    docker: Callable[[int], None],
+) -> None:
+    docker(0)
+    assert has_image("hbase:2.6")
+    assert not has_image("hbase:1.0")
+    docker(1)
+    assert not has_image("hbase:2.6")
+
+
+def test_given_no_library_for_containers_when_asked_then_the_engine_does_not_matter(
+    docker: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker(0)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert not has_image("hbase:2.6")
+
+
+@pytest.fixture
+def servers() -> Iterator[list[FakeThrift]]:
+    """Two Thrift servers that come up slowly: they hang up on who comes first, then answer."""
+
+    def slow(request: Request) -> None:
+        if sum(server.connections for server in (one, other)) < 4:
+            request.cut()
+        else:
+            request.reply([])
+
+    with ExitStack() as stack:
+        one = stack.enter_context(FakeThrift(slow))
+        other = stack.enter_context(FakeThrift(slow, service="HbaseAdmin"))
+        yield [one, other]
+
+
+@pytest.mark.usefixtures("testcontainers")
+def test_given_an_image_when_it_is_started_then_it_is_used_once_it_answers_and_stopped_behind(
+    servers: list[FakeThrift], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_PORTS", ",".join(str(server.port) for server in servers))
+    with contained("hbase:2.6") as server:
+        assert isinstance(server, HBaseServer)
+        assert server.address == Address("127.0.0.1", servers[0].port, servers[1].port)
+        assert all(one.connections > 0 for one in servers)
+        assert os.environ["FAKE_PORTS"]
+    assert not os.environ["FAKE_PORTS"], "it was not stopped"

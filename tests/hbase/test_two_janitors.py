@@ -1,0 +1,218 @@
+"""Janitors as the processes an operator starts, on one HBase, with memory and lease in it.
+
+Two that sweep once: the first one stops itself inside a batch, past its lease; the other one takes over and finishes;
+then the first is woken. And a daemon. Time is the machine's, so nothing here waits for anything but conditions.
+
+As a module this is the ``janitor`` command, but for what its first argument, a role, changes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from janitor.cli.main import execute
+from janitor.state.hbase import HBaseState
+from janitor.state.hbase_table import JanitorTable
+from tests.builders import DAY, HOUR, MINUTE, Topic, pointer, topic
+from tests.hbase.tables import Tables
+from tests.support import require_or_skip
+from tms_core import lease
+from tms_core.lease import LeaseRecord
+from tms_core.tables.hbase_tables import HBaseMessageTable, HBaseTable
+from tms_core.transaction.model import Snapshot, VisibilityState
+from tms_core.transaction.snapshot import write_snapshot
+
+ROOT = Path(__file__).parents[2]
+LEASE_SECONDS = 2
+BATCH_ROWS, ROWS = 10, 120
+#: However slow the machine is.
+PATIENCE_SECONDS = 240
+
+
+class Site:
+    """A store with rows that are due and rows to be inverted, and the settings of its janitors."""
+
+    def __init__(self, tables: Tables, folder: Path, *, workers: int) -> None:
+        server = tables.server
+        if server.thrift2 is None:
+            require_or_skip(f"the HBase at {server.address} has no Thrift 2")
+        self.thrift, self.thrift2 = server.thrift, server.thrift2
+        self.namespace = tables.make()
+        self.store = tables.open(self.namespace)
+        self.now_ms = time.time_ns() // 1_000_000
+        self.invalid = pointer(self.now_ms - DAY)
+        self.orders: Topic = topic(self.store, "default:orders", ttl_seconds=3600)
+        self.orders.plain(*(self.now_ms - 2 * HOUR + number for number in range(ROWS)))
+        self.orders.tx(self.invalid, *(self.now_ms - MINUTE + number for number in range(ROWS)))
+        self._write_snapshot(folder / "tx")
+        self.config = folder / "janitor.yaml"
+        hbase = {"thrift": [server.thrift], "thrift2": [server.thrift2], "namespace": self.namespace, "connections": 8}
+        wanted = {
+            "storage": {"kind": "hbase", "hbase": hbase},
+            "transactions": {
+                "source": "directory",
+                "directory": str(folder / "tx"),
+                "max_lifetime_seconds": 3600,
+                "grace_seconds": 3600,
+                "snapshot_interval_seconds": 86_400,
+            },
+            "janitor": {
+                "batch_rows": BATCH_ROWS,
+                "workers": workers,
+                "every_seconds": 3600,
+                "lease": {"seconds": LEASE_SECONDS},
+                "http": {"port": 0},
+                "state": str(folder / "state"),
+            },
+        }
+        self.config.write_text(json.dumps(wanted), encoding="utf-8")
+
+    @contextmanager
+    def memory(self) -> Iterator[HBaseState]:
+        with HBaseState([self.thrift], thrift2=[self.thrift2], namespace=self.namespace) as state:
+            yield state
+
+    @contextmanager
+    def janitor(self, role: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """A process that plays a role; it does not outlive the block."""
+        command = [
+            sys.executable,
+            "-m",
+            "tests.hbase.test_two_janitors",
+            role,
+            *arguments,
+            "--config",
+            str(self.config),
+        ]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    @property
+    def is_clean(self) -> bool:
+        return self.orders.times() == [self.now_ms - MINUTE + number for number in range(ROWS)] and set(
+            self.orders.pointers()
+        ) == {-self.invalid}
+
+    def _write_snapshot(self, folder: Path) -> None:
+        folder.mkdir()
+        newest = pointer(self.now_ms)
+        state = VisibilityState(self.now_ms, newest, newest, array("q", [self.invalid]), ())
+        with (folder / f"snapshot.{self.now_ms}").open("wb") as stream:
+            write_snapshot(stream, Snapshot(state))
+
+
+def until(condition: Callable[[], Any], process: subprocess.Popen[str]) -> None:
+    """Return when the condition holds."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("moment", "workers"), [("delete", 1), ("delete", 4), ("swap", 1)], ids=["one worker", "four workers", "its end"]
+)
+def test_given_a_janitor_stopped_past_its_lease_when_another_took_over_then_what_it_began_is_its_last_batch(
+    hbase_tables: Tables, tmp_path: Path, moment: str, workers: int
+) -> None:
+    site = Site(hbase_tables, tmp_path, workers=workers)
+    with site.store, site.memory() as state, site.janitor(f"stops-at-{moment}", "run", "--once", "--adopt") as first:
+        assert os.WIFSTOPPED(os.waitpid(first.pid, os.WUNTRACED)[1]), "it ended before it came to that moment"
+        assert state.claim() is None
+        [lost] = state.unfinished_runs()
+        while True:
+            with site.janitor("impatient", "run", "--once", "--format", "json") as second:
+                said, complaint = second.communicate(timeout=PATIENCE_SECONDS)
+            if second.returncode != 4:
+                break
+        assert second.returncode == 0, complaint
+        report = json.loads(said)
+        claim, ledger, frontiers = state.claim(), state.ledger(100), state.frontiers()
+        assert claim is not None
+        assert (claim.run_id, str(claim.bound)) == (report["id"], report["boundary"])
+        first.send_signal(signal.SIGCONT)
+        told, complaint = first.communicate(timeout=PATIENCE_SECONDS)
+        assert (first.returncode, "Traceback" in complaint) == (4, False), complaint
+        assert "the lease was lost" in told
+        batches = [line for line in complaint.splitlines() if line == "a batch after it was woken"]
+        assert len(batches) <= workers
+        assert (state.claim(), state.ledger(100), state.frontiers()) == (claim, ledger, frontiers)
+        assert {run.id: run.result for run in state.runs(9)} == {lost.id: "lost", claim.run_id: "done"}
+        assert site.is_clean
+
+
+def test_given_a_daemon_when_it_has_swept_and_is_told_to_stop_then_it_gives_the_lease_back_and_exits_with_0(
+    hbase_tables: Tables, tmp_path: Path
+) -> None:
+    site = Site(hbase_tables, tmp_path, workers=4)
+    with site.store, site.memory() as state, site.janitor("plain", "run", "--adopt") as daemon:
+        until(lambda: [run.result for run in state.runs(1)] == ["done"], daemon)
+        assert site.is_clean
+        claim, held = state.claim(), LeaseRecord.parse(state.lease())
+        assert (claim is not None, held is not None and held.holder != "") == (True, True)
+        daemon.send_signal(signal.SIGTERM)
+        _, complaint = daemon.communicate(timeout=PATIENCE_SECONDS)
+        assert daemon.returncode == 0, complaint
+        left = LeaseRecord.parse(state.lease())
+        assert left is not None
+        assert left.holder == ""
+
+
+# --- the processes ---------------------------------------------------------------------------------------------------
+
+
+def stop_at(owner: Any, name: str, is_it: Callable[[Any], bool]) -> None:
+    """Stop the whole process when a certain call is about to be made, and say of each batch from then on that it is."""
+    lock, stopped = threading.Lock(), [False]
+
+    def watched(change: Callable[..., Any], stops: bool) -> Callable[..., Any]:
+        def changing(*arguments: Any) -> Any:
+            with lock:
+                if stops and not stopped[0] and is_it(arguments):
+                    stopped[0] = True
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                if stopped[0] and change.__name__ != "swap":
+                    sys.stderr.write("a batch after it was woken\n")
+            return change(*arguments)
+
+        return changing
+
+    for each, change in {(HBaseTable, "delete"), (HBaseMessageTable, "invert"), (owner, name)}:
+        setattr(each, change, watched(getattr(each, change), stops=(each, change) == (owner, name)))
+
+
+def main(role: str, arguments: Sequence[str]) -> int:
+    """The command, in a role."""
+    if role == "impatient":
+        # Both processes have the same clock, so it can be believed at once.
+        lease.WALL_ALLOWANCE_MS = 0
+    elif role == "stops-at-delete":
+        batches = count(1)
+        stop_at(HBaseTable, "delete", lambda _: next(batches) == 3)
+    elif role == "stops-at-swap":
+        # The end of its run: the memory's root, with a claim in it.
+        stop_at(JanitorTable, "swap", lambda arguments: b'"claim"' in arguments[-1])
+    return execute(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,240 @@
+"""Reading keys ahead: what is answered is what the table would answer, and few calls do where topics are small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor.ahead import CellsAhead
+from janitor.policy import Rule
+from janitor.report import Report, Tally
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic
+from tms_core.errors import StoreError, StoreUnavailable
+from tms_core.tables.base import MessageValue, Page, TxCell
+from tms_core.tables.memory import MemoryMessageTable, MemoryPayloadTable, MemoryStore
+
+KEYS_PER_CALL = 100
+
+
+class DearMessages(MemoryMessageTable):
+    """A table whose calls are dear; some of its rows may be unreadable."""
+
+    keys_per_call = KEYS_PER_CALL
+    broken: bytes | None = None
+
+    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+        page = super().keys(start, stop, limit)
+        if self.broken in page.items:
+            raise StoreUnavailable("a row cannot be read")
+        return page
+
+    def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
+        page = super().cells(start, stop, limit)
+        if self.broken in [cell.key for cell in page.items]:
+            raise StoreUnavailable("a row cannot be read")
+        return page
+
+
+class DearPayloads(MemoryPayloadTable):
+    """The same for payloads."""
+
+    keys_per_call = KEYS_PER_CALL
+
+
+class DearStore(MemoryStore):
+    """A store in memory whose calls are dear, as HBase's are."""
+
+    message: DearMessages
+
+    def __init__(self, *, dear: bool = True) -> None:
+        super().__init__()
+        if dear:
+            self.message = DearMessages(self.calls)
+            self.payload = DearPayloads(self.calls)
+
+
+def ahead_of(store: DearStore, most_keys: int = 1000) -> tuple[CellsAhead, Tally]:
+    tally = Tally()
+    return CellsAhead(store.message, most_keys, tally), tally
+
+
+def filled(keys: list[bytes]) -> DearStore:
+    store = DearStore()
+    store.message.put([(key, MessageValue(number or None, b"")) for number, key in enumerate(keys)])
+    return store
+
+
+def all_of(read: Any, start: bytes, stop: bytes | None, limit: int) -> list[Any]:
+    """All items of a range, page by page."""
+    found: list[Any] = []
+    resume: bytes | None = start
+    while resume is not None and (stop is None or resume < stop):
+        page = read(resume, stop, limit)
+        assert len(page.items) <= limit or read.__name__ == "cells"
+        found += page.items
+        resume = page.resume
+    return found
+
+
+KEYS = st.binary(min_size=1, max_size=2)
+
+
+@given(
+    st.lists(KEYS, unique=True, max_size=60),
+    st.lists(st.tuples(st.sampled_from(["first", "keys", "cells"]), KEYS, KEYS | st.none()), max_size=20),
+    st.integers(1, 70),
+    st.integers(1, 5),
+)
+def test_given_any_questions_from_start_to_end_when_asked_then_each_answer_is_the_tables_own(
+    keys: list[bytes], questions: list[tuple[str, bytes, bytes | None]], most_keys: int, limit: int
+) -> None:
+    store = filled(keys)
+    ahead, _ = ahead_of(store, most_keys)
+    for kind, start, stop in sorted(questions, key=lambda question: question[1]):
+        if kind == "first":
+            assert ahead.first(start) == store.message.first(start)
+        elif stop is None or start < stop:
+            mine, its = getattr(ahead, kind), getattr(store.message, kind)
+            assert all_of(mine, start, stop, limit) == all_of(its, start, stop, limit)
+
+
+def test_given_small_steps_when_taken_then_more_and_more_is_read_ahead_up_to_the_most() -> None:
+    store = filled([b"%05d" % number for number in range(5000)])
+    ahead, tally = ahead_of(store)
+    for number in range(5000):
+        assert ahead.first(b"%05d" % number) == b"%05d" % number
+    assert store.calls["keys"] < 15
+    assert tally.seeks_spared == 5000 - store.calls["keys"]
+
+
+def test_given_large_steps_when_taken_then_little_is_read_ahead_for_nothing() -> None:
+    store = filled([b"%05d" % number for number in range(5000)])
+    ahead, tally = ahead_of(store)
+    read: list[int] = []
+    keys = store.message.keys
+
+    def noted(start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+        read.append(limit)
+        return keys(start, stop, limit)
+
+    vars(store.message)["keys"] = noted
+    for number in range(0, 5000, 500):
+        ahead.first(b"%05d" % number)
+    assert read == [KEYS_PER_CALL // 4] * 10
+    assert tally.seeks_spared == 0
+
+
+def test_given_ranges_of_some_hundred_rows_when_all_are_wanted_then_they_too_are_read_through() -> None:
+    store = filled([b"%03d%03d" % (topic, number) for topic in range(100) for number in range(300)])
+    ahead, _ = ahead_of(store, 2000)
+    store.calls.clear()
+    key, found = ahead.first(b""), 0
+    while key is not None:
+        stop = b"%s999" % key[:3]
+        found += len(ahead.keys(key, stop, 2000).items)
+        key = ahead.first(stop)
+    assert found == 100 * 300
+    # One read in vain at the start, and later where a page ends within a range: not one for each range or more.
+    assert store.calls["keys"] < 50
+
+
+def test_given_calls_that_cost_nothing_when_asked_then_the_table_is_asked_each_time() -> None:
+    store = DearStore(dear=False)
+    topic(store, "default:orders", ttl_seconds=3600).plain(*range(10))
+    tally = Tally()
+    ahead = CellsAhead(store.message, 1000, tally)
+    store.calls.clear()
+    assert [ahead.first(b"") for _ in range(10)] == [store.message.first(b"")] * 10
+    assert (store.calls["keys"], tally.seeks_spared) == (11, 0)
+
+
+def test_given_a_row_that_cannot_be_read_when_it_is_ahead_then_only_whoever_comes_to_it_is_told() -> None:
+    store = filled([b"a", b"b", b"c"])
+    store.message.broken = b"c"
+    ahead, _ = ahead_of(store)
+    assert (ahead.first(b"a"), ahead.first(b"b")) == (b"a", b"b")
+    with pytest.raises(StoreError):
+        ahead.first(b"c")
+    store.message.broken = None
+    assert ahead.first(b"a") == b"a"
+    store.message.broken = b"c"
+    assert [cell.key for cell in ahead.cells(b"b", b"c", 10).items] == [b"b"]
+    with pytest.raises(StoreError):
+        ahead.cells(b"c", None, 10)
+
+
+def small_topics(store: MemoryStore, number: int) -> list[Topic]:
+    """Topics of four rows, of which two are due and one is of an invalid transaction."""
+    topics = [topic(store, f"default:t{one:04d}", ttl_seconds=3600) for one in range(number)]
+    for each in topics:
+        each.plain(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 1, NOW_MS - MINUTE).tx(INVALID, NOW_MS - MINUTE + 1)
+        each.stored(FREE, NOW_MS - 2 * HOUR)
+    return topics
+
+
+INVALID, FREE = pointer(NOW_MS - DAY), pointer(NOW_MS - 2 * HOUR)
+
+
+def sweep(store: MemoryStore) -> tuple[Rig, Report]:
+    rig = janitor(store)
+    rig.snapshots.invalid = [INVALID]
+    return rig, rig.engine.run_once(adopt=True)
+
+
+def test_given_many_small_topics_when_swept_then_keys_are_read_through_and_the_report_says_so() -> None:
+    store, cheap = DearStore(), DearStore(dear=False)
+    for each in (store, cheap):
+        small_topics(each, 500)
+        each.calls.clear()
+    (_, report), (_, plain) = sweep(store), sweep(cheap)
+    assert list(report.entries) == list(plain.entries)
+    assert report.total(Rule.EXPIRED) == 500 * 3
+    assert report.total(Rule.INVALID_TRANSACTION) == 500
+    assert store.message.rows(b"", None, 10_000) == cheap.message.rows(b"", None, 10_000)
+    assert plain.seeks_spared == 0
+    assert plain.to_json()["seeks_spared"] == 0
+    reads = ("keys", "cells")
+    # Two calls a topic look for messages that need its payloads.
+    assert sum(cheap.calls[name] for name in reads) > 500 * 6
+    assert sum(store.calls[name] for name in reads) < 500 * 2 + 100
+    assert report.to_json()["seeks_spared"] > 500 * 4
+    assert report.store_calls < plain.store_calls
+
+
+def test_given_a_topic_that_moves_while_it_is_read_ahead_when_swept_then_each_row_counts_once() -> None:
+    store = DearStore()
+    orders = topic(store, "default:orders", ttl_seconds=3600)
+    orders.plain(*range(NOW_MS - 3 * HOUR, NOW_MS - 3 * HOUR + 12))
+    deletes: list[int] = []
+    delete = store.message.delete
+
+    def moving(keys: list[bytes]) -> None:
+        delete(keys)
+        deletes.append(len(keys))
+        if len(deletes) == 1:
+            topic(store, "default:orders", ttl_seconds=7200)
+
+    vars(store.message)["delete"] = moving
+    report = janitor(store, batch_rows=5).engine.run_once(adopt=True)
+    assert report.errors == []
+    assert (report.total(Rule.EXPIRED), sum(deletes), orders.times()) == (12, 12, [])
+
+
+def test_given_rows_of_a_new_topic_between_two_steps_when_swept_then_the_next_step_sees_them() -> None:
+    store = DearStore()
+    topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS - 2 * HOUR)
+    late = topic(store, "default:late", ttl_seconds=3600)
+    delete = store.message.delete
+
+    def publishing(keys: list[bytes]) -> None:
+        delete(keys)
+        late.tx(INVALID, NOW_MS - MINUTE).stored(FREE, NOW_MS - 2 * HOUR)
+
+    vars(store.message)["delete"] = publishing
+    _, report = sweep(store)
+    assert late.pointers() == [-INVALID]
+    assert late.stored_times() == []
+    assert report.errors == []

@@ -1,0 +1,50 @@
+"""Intervals of keys, and what is left of one without others."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor.intervals import EVERYTHING, Interval, remainder
+
+EDGES = [bytes([byte]) for byte in range(6)]
+intervals = st.builds(Interval, st.just(b"") | st.sampled_from(EDGES), st.none() | st.sampled_from(EDGES))
+
+
+@pytest.mark.parametrize(
+    ("taken", "left"),
+    [
+        ([], [(b"", None)]),
+        ([(b"", None)], []),
+        ([(b"b", b"c")], [(b"", b"b"), (b"c", None)]),
+        ([(b"", b"b"), (b"b", None)], []),
+        ([(b"c", None), (b"", b"b")], [(b"b", b"c")]),
+        ([(b"b", b"b")], [(b"", None)]),
+        ([(b"", b"c"), (b"a", b"b"), (b"b", b"d")], [(b"d", None)]),
+    ],
+)
+def test_given_some_taken_from_everything_then_the_rest_is_left_in_order(
+    taken: list[tuple[bytes, bytes | None]], left: list[tuple[bytes, bytes | None]]
+) -> None:
+    assert remainder(EVERYTHING, [Interval(*each) for each in taken]) == left
+
+
+def test_given_an_interval_when_others_end_where_it_starts_or_start_where_it_stops_then_it_is_left_whole() -> None:
+    whole = Interval(b"b", b"d")
+    assert remainder(whole, [Interval(b"a", b"b"), Interval(b"d", None)]) == [whole]
+    assert remainder(whole, [Interval(b"a", b"b\x00"), Interval(b"c\xff", None)]) == [Interval(b"b\x00", b"c\xff")]
+
+
+@given(intervals, st.lists(intervals, max_size=4))
+def test_given_any_intervals_when_each_key_is_asked_for_then_it_is_left_exactly_when_it_was_not_taken(
+    whole: Interval, taken: list[Interval]
+) -> None:
+    def inside(key: bytes, interval: Interval) -> bool:
+        return interval.start <= key and (interval.stop is None or key < interval.stop)
+
+    left = remainder(whole, taken)
+    for key in [b"", *EDGES, *(edge + b"\x00" for edge in EDGES)]:
+        expected = inside(key, whole) and not any(inside(key, each) for each in taken)
+        assert sum(inside(key, each) for each in left) == expected
+    assert left == sorted(left, key=lambda each: each.start)

@@ -1,0 +1,497 @@
+"""Evidence part by part: a pass that takes several runs, and what it may claim at its end (rule S4)."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from janitor.boundary import find_gap
+from tests.builders import (
+    DAY,
+    HOUR,
+    LIFETIME,
+    MINUTE,
+    NOW_MS,
+    STATE_CALLS,
+    Call,
+    Rig,
+    Topic,
+    janitor,
+    pointer,
+    topic,
+    watch_state,
+)
+from tests.salted import BUCKETS, SaltedStore
+from tests.support import size
+from tms_core.errors import StoreError
+from tms_core.lease import Lease
+from tms_core.rowkey import salt
+from tms_core.tables.base import MessageValue, Store
+
+#: Long past its lifetime and grace.
+OLD = pointer(NOW_MS - 10 * HOUR)
+#: Its client may publish for an hour and a half more.
+YOUNG = pointer(NOW_MS - 30 * MINUTE)
+PARTS = [(bytes([number]), bytes([number + 1])) for number in range(BUCKETS)]
+GAPS = [(b"", b"\x00"), (bytes([BUCKETS]), None)]
+EVERYTHING = sorted([*PARTS, *GAPS])
+
+#: Told of the number of a part, and the name of a call of its message table, before it is made.
+Hook = Callable[[int, str], None]
+
+
+def many(since_ms: int) -> list[int]:
+    """Times of so many rows that every part has some."""
+    return [since_ms + number * number for number in range(40)]
+
+
+class Death(BaseException):
+    """The process is gone."""
+
+
+class Parts(SaltedStore):
+    """A store whose parts can be watched one by one; :attr:`rows_read` counts cells read in each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hook: Hook = lambda *_: None
+        self.rows_read: Counter[int] = Counter()
+
+    def _part(self, number: int) -> Store:
+        part = super()._part(number)
+        for name in ("keys", "cells", "delete", "invert"):
+            setattr(part.message, name, self._watched(number, name, getattr(part.message, name)))
+        return part
+
+    def _watched(self, number: int, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(*arguments: Any) -> Any:
+            self.hook(number, name)
+            answer = operation(*arguments)
+            if name == "cells":
+                self.rows_read[number] += len(answer.items)
+            return answer
+
+        return asked
+
+
+def fail_in(*numbers: int, name: str = "cells") -> Hook:
+    def hook(number: int, called: str) -> None:
+        if number in numbers and called == name:
+            raise StoreError("the region is not served")
+
+    return hook
+
+
+def prepared(store: Parts, **options: Any) -> tuple[Rig, Topic]:
+    """An adopted store with rows of an old invalid transaction in every part, which nobody has swept yet."""
+    orders = topic(store, "default:orders", ttl_seconds=30 * 86400)
+    orders.tx(OLD, *many(NOW_MS - 9 * HOUR)).plain(NOW_MS - 31 * DAY)
+    rig = janitor(store, **options)
+    rig.snapshots.invalid = [OLD]
+    rig.engine.adopt()
+    return rig, orders
+
+
+def assert_true(rig: Rig, invalid: Sequence[int] = ()) -> None:
+    """No row carries a positive pointer of an invalid transaction up to the claim."""
+    claim = rig.state.claim()
+    left = [cell.pointer for cell in rig.store.message.cells(b"", None, 1_000_000).items if cell.pointer > 0]
+    invalid = invalid or rig.snapshots.invalid
+    assert claim is None or not [each for each in left if each in invalid and each <= claim.bound]
+
+
+def spans(rig: Rig) -> list[tuple[bytes, bytes | None]]:
+    return [(item.start, item.stop) for item in rig.state.evidence()]
+
+
+# --- by part ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_given_a_store_in_parts_when_a_pass_is_complete_then_each_part_is_evidence_and_so_are_the_gaps(
+    workers: int,
+) -> None:
+    rig, orders = prepared(Parts(), workers=workers)
+    assert rig.engine.run_once().boundary == OLD
+    assert spans(rig) == EVERYTHING
+    assert {(item.bound, item.started_ms) for item in rig.state.evidence()} == {(OLD, NOW_MS)}
+    assert set(orders.pointers()) == {-OLD}
+    assert rig.state.note("round") is None
+    assert rig.engine.audit().refuted == 0
+
+
+@pytest.mark.parametrize("name", ["cells", "keys", "invert", "delete"])
+def test_given_a_part_that_fails_when_run_then_the_others_are_evidence_and_the_next_run_searches_that_one_only(
+    name: str,
+) -> None:
+    store = Parts()
+    rig, orders = prepared(store, workers=2)
+    orders.plain(*many(NOW_MS - 32 * DAY))
+    store.hook = fail_in(2, name=name)
+    report = rig.engine.run_once()
+    assert report.errors
+    assert (report.boundary, rig.state.claim(), rig.state.last_thorough_ms()) == (None, None, None)
+    assert spans(rig) == [*EVERYTHING[:3], *EVERYTHING[4:]]
+    assert rig.state.open_ids()[OLD].closed_ms is None
+    assert find_gap(rig.state.evidence()) == "no pass has covered the keys from 02 to 03 (salt 2)"
+
+    store.hook = fail_in()
+    store.rows_read.clear()
+    rig.clock.advance(HOUR)
+    report = rig.engine.run_once()
+    assert (report.thorough, report.errors, report.boundary) == (True, [], OLD)
+    assert {number for number in range(BUCKETS) if store.rows_read[number]} == {2}
+    claim, record = rig.state.claim(), rig.state.open_ids()[OLD]
+    assert claim is not None
+    # As old as the oldest pass that it rests on.
+    assert (claim.made_ms, record.scanned_ms, record.closed_ms) == (NOW_MS, NOW_MS, NOW_MS + HOUR)
+    assert rig.state.last_thorough_ms() == NOW_MS
+    assert_true(rig)
+    rig.clock.advance(DAY - HOUR - 1)
+    assert not rig.engine.run_once().thorough
+    rig.clock.advance(1)
+    store.rows_read.clear()
+    assert rig.engine.run_once().thorough
+    assert min(store.rows_read[number] for number in range(BUCKETS)) > 0
+
+
+def test_given_a_claim_when_a_part_fails_in_the_next_round_then_it_stands_and_the_older_interval_holds_the_next() -> (
+    None
+):
+    store = Parts()
+    rig, orders = prepared(store)
+    rig.engine.run_once()
+    before = rig.state.claim()
+    younger = pointer(NOW_MS)
+    rig.clock.advance(DAY)
+    orders.tx(younger, *many(NOW_MS + 1))
+    rig.snapshots.invalid = [OLD, younger]
+    store.hook = fail_in(1)
+    rig.engine.run_once()
+    assert rig.state.claim() == before
+    assert [item.started_ms - NOW_MS for item in rig.state.evidence()] == [DAY, DAY, 0, DAY, DAY, DAY]
+    explained = rig.engine.boundary()[1]
+    assert explained.limits[0].start == b"\x01"
+    assert "from 01 to 02 (salt 1)" in explained.limits[0].reason
+    assert_true(rig)
+    store.hook = fail_in()
+    rig.clock.advance(MINUTE)
+    assert rig.engine.run_once().boundary == younger
+    assert_true(rig)
+
+
+def test_given_a_pointer_that_has_to_stay_when_claimed_then_only_its_own_part_has_the_lower_bound() -> None:
+    store = Parts()
+    rig, _ = prepared(store)
+    foreign = b"foreign"
+    store.message.put([(foreign, MessageValue(OLD, b"?"))])
+    rig.engine.run_once()
+    [number] = salt(foreign, BUCKETS)
+    assert [item.bound == OLD - 1 for item in rig.state.evidence()] == [
+        part == number for part in range(-1, BUCKETS + 1)
+    ]
+    claim = rig.state.claim()
+    assert claim is not None
+    assert claim.bound == OLD - 1
+
+
+@pytest.mark.parametrize("name", ["cells", "invert"])
+def test_given_a_pause_while_one_part_is_searched_when_it_ends_then_no_part_is_evidence_that_was_kept_from_writing(
+    name: str,
+) -> None:
+    store = Parts()
+    rig, _ = prepared(store, workers=1, batch_rows=3)
+    paused: list[int] = []
+
+    def pause(number: int, called: str) -> None:
+        if called == name and number == 2 and not paused:
+            paused.append(number)
+            rig.state.pause("*:*", 0)
+
+    store.hook = pause
+    assert rig.engine.run_once().boundary is None
+    left = {salt(cell.key, BUCKETS) for cell in store.message.cells(b"", None, 1000).items if cell.pointer > 0}
+    assert left
+    assert not {start for start, _ in spans(rig)} & left
+    assert rig.state.claim() is None
+
+
+def test_given_deletes_when_evidence_is_written_then_they_are_durable() -> None:
+    store = Parts()
+    rig, orders = prepared(store)
+    orders.tx(OLD, *many(NOW_MS - 31 * DAY))
+    pending: list[int] = []
+    seen: list[int] = []
+    sync = store.message.sync
+    store.hook = lambda number, name: pending.append(number) if name == "delete" else None
+
+    def synced() -> None:
+        sync()
+        pending.clear()
+
+    store.message.sync = synced  # type: ignore[method-assign]
+    watch_state(rig.state, lambda call: seen.append(len(pending)) if call.name == "state.replace_evidence" else None)
+    rig.engine.run_once()
+    assert seen == [0] * (1 + BUCKETS)
+
+
+# --- over several runs -----------------------------------------------------------------------------------------------
+
+
+def die_at(rig: Rig, name: str, times: int) -> None:
+    """Run, and die before the memory's call of that name is made for the last of so many times."""
+    made: list[str] = []
+
+    def die(call: Call) -> None:
+        if call.name == name:
+            made.append(name)
+            if len(made) == times:
+                raise Death
+
+    watch_state(rig.state, before=die)
+    with pytest.raises(Death):
+        rig.engine.run_once()
+    for watched in STATE_CALLS:
+        delattr(rig.state, watched.removeprefix("state."))
+
+
+@pytest.mark.parametrize("recorded", range(BUCKETS + 1))
+def test_given_a_run_that_died_when_the_next_one_comes_then_it_searches_what_was_not_covered_and_claims(
+    recorded: int,
+) -> None:
+    store = Parts()
+    rig, orders = prepared(store, workers=1)
+    die_at(rig, "state.replace_evidence", recorded + 1)
+    assert len(spans(rig)) == (recorded + 1 if recorded else 0)
+    assert rig.state.claim() is None
+    again = rig.restart()
+    assert len(again.engine.recover()) == 1
+    again.clock.advance(MINUTE)
+    done = {start for start, _ in spans(rig)}
+    store.rows_read.clear()
+    report = again.engine.run_once()
+    assert (report.thorough, report.boundary) == (True, OLD)
+    # What was done is searched for what is young only, which here is nothing.
+    assert all((store.rows_read[number] == 0) == (bytes([number]) in done) for number in range(BUCKETS))
+    assert set(filter(None, orders.pointers())) == {-OLD}
+    assert_true(again)
+    again.clock.advance(MINUTE)
+    assert not again.engine.run_once().thorough
+
+
+def test_given_a_round_when_its_last_run_dies_after_all_was_covered_then_the_next_one_claims_without_searching() -> (
+    None
+):
+    store = Parts()
+    rig, _ = prepared(store)
+    store.hook = lambda *_: None
+    die_at(rig, "state.save_frontiers", 1)
+    assert spans(rig) == EVERYTHING
+    rig.snapshots.invalid = [OLD]
+    again = rig.restart()
+    again.engine.recover()
+    again.clock.advance(HOUR)
+    assert again.engine.run_once().boundary == OLD
+    again.clock.advance(MINUTE)
+    assert not again.engine.run_once().thorough
+
+
+def test_given_a_client_that_publishes_between_the_runs_of_a_round_when_it_ends_then_its_id_is_not_closed() -> None:
+    store = Parts()
+    rig, orders = prepared(store)
+    rig.snapshots.invalid = [OLD, YOUNG]
+    store.hook = fail_in(3)
+    rig.engine.run_once()
+    rig.clock.advance(LIFETIME.window_end_ms(YOUNG) - 1 - rig.clock.now_ms())
+    orders.tx(YOUNG, *range(rig.clock.now_ms(), rig.clock.now_ms() + 1))
+    # By a clock that is further behind than is allowed, so that only a whole search finds them.
+    orders.tx(YOUNG, *many(NOW_MS - 20 * HOUR))
+    rig.clock.advance(HOUR)
+    store.hook = fail_in()
+    report = rig.engine.run_once()
+    assert report.errors == []
+    assert report.boundary is not None
+    assert report.boundary < YOUNG
+    assert rig.state.open_ids()[YOUNG].closed_ms is None
+    assert_true(rig)
+    rig.clock.advance(DAY)
+    assert rig.engine.run_once().boundary == YOUNG
+    assert set(filter(None, orders.pointers())) == {-OLD, -YOUNG}
+
+
+def test_given_an_id_that_is_first_seen_in_the_second_run_of_a_round_when_it_ends_then_it_is_not_closed() -> None:
+    store = Parts()
+    rig, orders = prepared(store)
+    late = OLD + 1
+    orders.tx(late, *many(NOW_MS - 9 * HOUR))
+    rig.snapshots.in_progress = [late]
+    store.hook = fail_in(0)
+    rig.engine.run_once()
+    rig.snapshots.in_progress, rig.snapshots.invalid = [], [OLD, late]
+    rig.clock.advance(MINUTE)
+    store.hook = fail_in()
+    report = rig.engine.run_once()
+    assert (report.errors, rig.state.open_ids()[late].closed_ms) == ([], None)
+    assert_true(rig)
+    rig.clock.advance(DAY)
+    assert rig.engine.run_once().boundary == late
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "goes_on"),
+    [
+        (lambda rig: rig.clock.advance(DAY - 1), True),
+        (lambda rig: rig.clock.advance(DAY), False),
+        (lambda rig: rig.clock.step(-1), False),
+        (lambda rig: rig.engine.adopt(), False),
+        (lambda rig: setattr(rig.snapshots, "age_ms", 1), False),
+    ],
+    ids=["a day less 1 ms", "a day", "the clock was set back", "adopted again", "an older snapshot"],
+)
+def test_given_a_round_under_way_when_it_counts_no_more_then_the_next_run_searches_everything(
+    meanwhile: Callable[[Rig], object], goes_on: bool
+) -> None:
+    store = Parts()
+    rig, _ = prepared(store)
+    rig.snapshots.write_pointer = pointer(NOW_MS)
+    store.hook = fail_in(2)
+    rig.engine.run_once()
+    meanwhile(rig)
+    store.hook = fail_in()
+    # Rows that only a search of everything finds: put back, as no client can.
+    Topic(store, topic(store, "default:back", ttl_seconds=30 * 86400).id).tx(
+        OLD, *range(NOW_MS - 20 * HOUR, NOW_MS, HOUR)
+    )
+    rig.engine.run_once()
+    left = {salt(cell.key, BUCKETS)[0] for cell in store.message.cells(b"", None, 1000).items if cell.pointer > 0}
+    assert left == ({0, 1, 3} if goes_on else set())
+
+
+def test_given_a_paused_topic_between_the_runs_of_a_round_when_resumed_then_the_round_goes_on() -> None:
+    store = Parts()
+    rig, _ = prepared(store)
+    store.hook = fail_in(2)
+    rig.engine.run_once()
+    store.hook = fail_in()
+    rig.state.pause("default:orders", 0)
+    rig.clock.advance(MINUTE)
+    assert rig.engine.run_once().boundary is None
+    rig.state.resume("default:orders")
+    rig.clock.advance(MINUTE)
+    store.rows_read.clear()
+    report = rig.engine.run_once()
+    assert (report.thorough, report.boundary) == (True, OLD)
+    assert {item.started_ms - NOW_MS for item in rig.state.evidence()} == {0, 2 * MINUTE}
+
+
+def test_given_a_lease_that_is_lost_while_parts_are_searched_when_covered_then_nothing_more_is_written_down() -> None:
+    store = Parts()
+    rig, _ = prepared(store, workers=1)
+    lease = Lease(rig.state, "a", 60, rig.clock)
+    lease.acquire()
+    taken: list[int] = []
+
+    def take(number: int, name: str) -> None:
+        if name == "cells" and number == 2 and not taken:
+            Lease(rig.state, "b", 60, rig.clock).acquire(sole=True)
+            taken.extend(item.start[0] for item in rig.state.evidence() if item.start)
+
+    store.hook = take
+    report = rig.restart(lease=lease).engine.run_once()
+    assert [note.guard for note in report.guards] == ["lease"]
+    assert {start[0] for start, _ in spans(rig) if start} == set(taken)
+    assert rig.state.runs(1)[0].result == "halted"
+
+
+# --- whatever happens ------------------------------------------------------------------------------------------------
+
+
+class Story:
+    """Clients that publish as long as they may, and runs that fail and die; the claim must be true at every moment."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.store = Parts()
+        self.orders = topic(self.store, "default:orders", ttl_seconds=2 * 86400)
+        self.rig = janitor(self.store, workers=self.chance.choice([1, 3]), batch_rows=self.chance.choice([2, 50]))
+        self.rig.engine.adopt()
+        self.running: list[int] = []
+        self.invalid: list[int] = []
+        self.claims = 0
+
+    def play(self, rounds: int) -> None:
+        acts = [self.begin, self.publish, self.publish, self.invalidate, self.commit, self.wait, self.wait, self.run]
+        for _ in range(rounds):
+            self.rig.clock.advance(DAY)
+            for _ in range(self.chance.randrange(1, 12)):
+                self.chance.choice(acts)()
+                self.check()
+            while self.running:
+                self.invalidate()
+            self.wait()
+            self.run("well")
+            self.check()
+
+    def check(self) -> None:
+        assert_true(self.rig, self.invalid)
+        self.claims += self.rig.engine.boundary()[0] is not None
+
+    def begin(self) -> None:
+        self.running.append(pointer(self.rig.clock.now_ms(), len(self.running) + len(self.invalid)))
+
+    def publish(self) -> None:
+        """Until the last moment, with a clock that may be behind by more than is allowed."""
+        now_ms = self.rig.clock.now_ms()
+        may = [each for each in self.running + self.invalid if now_ms < LIFETIME.window_end_ms(each)]
+        for write_pointer in may:
+            late_ms = self.chance.choice([0, MINUTE, 9 * HOUR, 10 * HOUR])
+            self.orders.tx(write_pointer, *(now_ms - late_ms - self.chance.randrange(9) for _ in range(4)))
+
+    def invalidate(self) -> None:
+        if self.running:
+            self.invalid.append(self.running.pop(self.chance.randrange(len(self.running))))
+
+    def commit(self) -> None:
+        if self.running:
+            self.running.pop()
+
+    def wait(self) -> None:
+        self.rig.clock.advance(self.chance.choice([1, MINUTE, 40 * MINUTE, HOUR, 2 * HOUR, 5 * HOUR]))
+
+    def run(self, ending: str = "") -> None:
+        snapshots, chance = self.rig.snapshots, self.chance
+        snapshots.invalid, snapshots.in_progress = sorted(self.invalid), sorted(self.running)
+        left, ending = [chance.randrange(120)], ending or chance.choice(["death", "pause", "failure", "failure"])
+        broken = chance.sample(range(BUCKETS), chance.randrange(1, BUCKETS))
+
+        def hook(number: int, name: str) -> None:
+            left[0] -= 1
+            if ending == "failure" and number in broken and name in ("cells", "invert"):
+                raise StoreError("the region is not served")
+            if ending == "death" and left[0] <= 0:
+                raise Death
+            if ending == "pause" and left[0] == 0:
+                self.rig.state.pause("*:*", 0)
+
+        self.store.hook = hook
+        try:
+            self.rig.engine.run_once()
+        except Death:
+            self.rig = self.rig.restart()
+        self.store.hook = lambda *_: None
+        self.rig.state.resume("*:*")
+        self.rig.state.save_strikes(dict.fromkeys(self.rig.state.strikes()))
+        self.rig.engine.recover()
+
+
+def test_given_any_story_of_runs_that_fail_and_die_when_there_is_a_claim_then_it_is_true() -> None:
+    claims = 0
+    for seed in range(size("TMS_TEST_SEEDS", 60)):
+        story = Story(seed)
+        story.play(5)
+        claims += story.claims
+    assert claims > 0

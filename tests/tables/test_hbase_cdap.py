@@ -1,0 +1,51 @@
+"""CDAP's observers, as a table's attributes name them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tms_core.tables.hbase_cdap import observers
+
+TABLE = "cdap_system:tms.message"
+PACKAGE = "cdap.data2.transaction.messaging.coprocessor"
+
+
+@pytest.mark.parametrize(
+    ("java_class", "name"),
+    [
+        (f"co.cask.{PACKAGE}.hbase11.MessageTableRegionObserver", "MessageTableRegionObserver"),
+        (f"co.cask.{PACKAGE}.hbase12cdh570.PayloadTableRegionObserver", "PayloadTableRegionObserver"),
+        (f"io.cdap.{PACKAGE}.hbase20.MessageTableRegionObserver", "MessageTableRegionObserver"),
+        ("org.apache.tephra.hbase.coprocessor.TransactionProcessor", "TransactionProcessor"),
+    ],
+)
+@pytest.mark.parametrize("entry", ["coprocessor$1", "COPROCESSOR$12"])
+def test_given_an_observer_of_cdaps_then_it_is_named_with_the_line_that_takes_it_off(
+    java_class: str, name: str, entry: str
+) -> None:
+    value = f"hdfs:///cdap/lib/coprocessor.jar|{java_class}|1073741823|"
+    [said] = observers(TABLE, {"SPLIT_POLICY": "…", entry: value})
+    assert said.startswith(f"{TABLE} still carries CDAP's observer {name}, ")
+    assert said.endswith(f"alter '{TABLE}', METHOD => 'table_att_unset', NAME => '{entry}'")
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"),
+    [
+        ("coprocessor$1", "|org.apache.hadoop.hbase.security.access.AccessController|1|"),
+        ("coprocessor$1", "|com.example.co.cask.Observer|1|"),
+        ("coprocessor$1", "co.cask.not.a.class"),
+        ("coprocessor$1", ""),
+        ("coprocessor", f"|co.cask.{PACKAGE}.hbase11.MessageTableRegionObserver|1|"),
+        ("cdap.version", "|co.cask.cdap|"),
+    ],
+)
+def test_given_attributes_that_are_no_observer_of_cdaps_then_nothing_is_said(entry: str, value: str) -> None:
+    assert list(observers(TABLE, {entry: value})) == []
+
+
+def test_given_two_observers_then_both_are_named() -> None:
+    value = "|co.cask.cdap.Some|1|"
+    assert (
+        len(list(observers(TABLE, {"coprocessor$1": value, "coprocessor$2": value, "coprocessor$3": "|a.B|1|"}))) == 2
+    )

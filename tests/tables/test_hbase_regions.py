@@ -1,0 +1,141 @@
+"""Which regions are worth a compaction, told by a server that only lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from tests.tables.fake_thrift import FakeThrift, Request
+from tms_core.clock import ManualClock
+from tms_core.tables.hbase_pool import HBasePool
+from tms_core.tables.hbase_regions import FLUSHED_MS, LONGEST_MS, PAUSE_SECONDS, WORTHWHILE_ROWS, Range, Regions
+from tms_core.tables.hbase_wire import interface
+
+HOUR = 3_600_000
+ALL: Sequence[Range] = [(b"", None)]
+
+
+class Table:
+    """A table as its server sees it: where its regions begin, which were asked to be compacted, and calls by name."""
+
+    def __init__(self, *starts: bytes) -> None:
+        self.starts = starts
+        self.compacted: list[bytes] = []
+        self.lists = 0
+        self.ill = False
+
+    def __call__(self, request: Request) -> None:
+        if self.ill:
+            request.send(request.failure(io=interface().IOError(message=b"java.io.IOException: ill")))
+        elif request.name == "getTableRegions":
+            self.lists += 1
+            ends = [*self.starts[1:], b""]
+            request.reply(
+                [
+                    interface().RegionInfo(startKey=start, endKey=end, id=1, name=b"region " + start)
+                    for start, end in zip(self.starts, ends, strict=True)
+                ]
+            )
+        else:
+            self.compacted.append(request.arguments.tableOrRegion.removeprefix(b"region "))
+            request.reply(None)
+
+
+@contextmanager
+def regions_of(table: Table, clock: ManualClock) -> Iterator[Regions]:
+    with FakeThrift(table) as server:
+        pool = HBasePool([server.address], clock=clock)
+        try:
+            yield Regions(pool, b"ns:t", clock)
+        finally:
+            pool.close()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(0, running_ms=HOUR)
+
+
+def rows(start: bytes, number: int) -> list[bytes]:
+    return [b"%b%07d" % (start, one) for one in range(number)]
+
+
+def nothing_left(_: Range, __: int) -> int:
+    return 0
+
+
+def test_given_little_that_was_deleted_when_compacted_then_nobody_is_even_asked_for_the_regions(
+    clock: ManualClock,
+) -> None:
+    table = Table(b"", b"m")
+    with regions_of(table, clock) as regions:
+        for start in (b"a", b"n"):
+            regions.deleted(rows(start, WORTHWHILE_ROWS - 1))
+        assert table.lists == 1
+        clock.advance(FLUSHED_MS + HOUR)
+        regions.compact(ALL, nothing_left)
+        assert (table.lists, table.compacted) == (1, [])
+        regions.deleted(rows(b"n", 1))
+        clock.advance(FLUSHED_MS + HOUR)
+        regions.compact(ALL, nothing_left)
+        assert table.compacted == [b"m"]
+
+
+def test_given_more_regions_than_there_is_time_for_when_compacted_then_the_next_time_goes_on(
+    clock: ManualClock,
+) -> None:
+    starts = [b"", *(b"%02d" % number for number in range(1, 20))]
+    table = Table(*starts)
+    with regions_of(table, clock) as regions:
+        for number in range(20):
+            regions.deleted(rows(b"%02d" % number, WORTHWHILE_ROWS))
+        clock.advance(FLUSHED_MS + HOUR)
+        done = []
+        while len(table.compacted) < len(starts):
+            before_ms = clock.running_ms()
+            regions.compact(ALL, nothing_left)
+            done.append(len(table.compacted))
+            assert clock.running_ms() - before_ms <= LONGEST_MS + PAUSE_SECONDS * 1000
+        assert table.compacted == starts
+        assert len(done) > 1
+        regions.compact(ALL, nothing_left)
+        assert table.compacted == starts, "once each"
+
+
+def test_given_deletes_in_one_region_when_another_range_is_asked_for_then_it_waits_for_its_own(
+    clock: ManualClock,
+) -> None:
+    table = Table(b"", b"m")
+    with regions_of(table, clock) as regions:
+        regions.deleted(rows(b"n", WORTHWHILE_ROWS))
+        clock.advance(FLUSHED_MS + HOUR)
+        regions.compact([(b"a", b"m")], nothing_left)
+        assert table.compacted == []
+        regions.compact([(b"a", b"m"), (b"z", None)], nothing_left)
+        assert table.compacted == [b"m"]
+
+
+def test_given_regions_that_are_merged_when_compacted_then_what_was_deleted_in_both_counts(clock: ManualClock) -> None:
+    table = Table(b"", b"m")
+    with regions_of(table, clock) as regions:
+        regions.deleted(rows(b"a", WORTHWHILE_ROWS))
+        regions.deleted(rows(b"n", WORTHWHILE_ROWS))
+        table.starts = (b"",)
+        clock.advance(FLUSHED_MS + HOUR)
+        regions.compact(ALL, lambda _, __: 2 * WORTHWHILE_ROWS)
+        assert table.compacted == [b""]
+
+
+def test_given_a_table_whose_regions_cannot_be_listed_when_rows_are_deleted_then_that_is_no_failure(
+    clock: ManualClock,
+) -> None:
+    table = Table(b"")
+    table.ill = True
+    with regions_of(table, clock) as regions:
+        regions.deleted(rows(b"a", WORTHWHILE_ROWS))
+        table.ill = False
+        clock.advance(FLUSHED_MS + HOUR)
+        regions.compact(ALL, nothing_left)
+    assert table.compacted == []

@@ -1,0 +1,86 @@
+"""``docs/hbase.md`` and what other pages say of HBase: messages, settings and worked examples are those of the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.test_docs import FORMATS, MESSAGE, PAYLOAD, ROOT, SPEAKING, W, in_runbook, literal, tables
+from tms_core.rowkey import salt
+from tms_core.tables.hbase_advice import FAMILY_RULES, TABLE_RULES
+from tms_core.tables.hbase_cdap import STATE_TABLE
+from tms_core.tables.hbase_schema import memory_spec, table_specs
+
+PAGE = (ROOT / "docs/hbase.md").read_text(encoding="utf-8")
+#: What raises something that only HBase's modules raise.
+KINDS = SPEAKING | {"ConnectionLost", "NotServed", "ScannerLost", "Silence", "StoreNotFound", "StoreUnavailable"}
+#: Says what a command cannot look at.
+COMMANDS = ROOT / "janitor/cli/places.py"
+
+
+def sources() -> Iterator[ast.Module]:
+    for package in ("janitor", "tms_core"):
+        for path in sorted((ROOT / package).rglob("hbase*.py")):
+            yield ast.parse(path.read_text(encoding="utf-8"))
+    yield ast.parse(COMMANDS.read_text(encoding="utf-8"))
+
+
+def said() -> set[str]:
+    return {
+        text for tree in sources() for node in ast.walk(tree) if isinstance(node, ast.expr) and (text := literal(node))
+    }
+
+
+def reported() -> Iterator[str]:
+    for tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS:
+                yield from [text for text in map(literal, node.args) if " " in text][:1]
+            if isinstance(node, ast.Yield) and node.value is not None and " " in (text := literal(node.value)):
+                yield text
+
+
+def test_every_failure_and_obstacle_of_hbase_is_on_its_page() -> None:
+    page = " ".join(PAGE.split())
+    sentences = list(reported())
+    assert len(sentences) > 25
+    assert [sentence for sentence in sentences if not in_runbook(sentence, page)] == []
+
+
+def test_every_message_that_the_page_quotes_is_said() -> None:
+    texts = said()
+    quoted = re.findall(r"\*\*`([^`]+)`\*\*", PAGE)
+    assert len(quoted) > 25
+    for message in quoted:
+        pieces = [piece.strip(" .;:,") for piece in message.split("…")]
+        longest = max(pieces, key=len)
+        assert any(longest in text for text in texts), message
+
+
+def test_every_setting_that_is_advised_has_its_reason_on_the_page() -> None:
+    [rows] = [rows for head, *rows in tables(PAGE) if head == ["setting", "advised", "why"]]
+    named = {name for row in rows for name in re.findall(r"`([\w.]+)`", row[0])}
+    assert named == {rule.setting for rule in (*TABLE_RULES, *FAMILY_RULES)}
+
+
+def test_the_tables_and_attributes_are_those_that_are_made() -> None:
+    specs = table_specs("cdap_system", 16, "NONE")
+    [rows] = [rows for head, *rows in tables(FORMATS) if head == ["attribute", "of", "value"]]
+    documented = {name: of for names, of, _ in rows for name in re.findall(r"`([^`]+)`", names)}
+    made = {name for spec in specs for name in spec.attributes}
+    assert made == set(documented) - {"cdap.version", "cdap.hbase.version", "coprocessor$1"}
+    for name in made:
+        having = [spec.name.removeprefix("tms.") for spec in specs if name in spec.attributes]
+        assert having == (["meta", "message", "payload"] if documented[name] == "all" else documented[name].split(", "))
+    for name in (*(spec.name for spec in specs), memory_spec("x").name, STATE_TABLE):
+        assert f"`{name}`" in FORMATS
+
+
+@pytest.mark.parametrize("key", [MESSAGE.pack(), PAYLOAD.pack(), W.to_bytes(8, "big")], ids=["message", "payload", "W"])
+def test_the_worked_example_of_rows_is_what_the_code_makes(key: bytes) -> None:
+    [rows] = [rows for head, *rows in tables(FORMATS) if head[:2] == ["example, with 16 buckets", "row"]]
+    shown = " ".join(cell for row in rows for cell in row)
+    assert (key if len(key) == 8 else salt(key, 16) + key).hex(" ") in shown

@@ -1,0 +1,153 @@
+"""What CDAP still does to the tables by itself: its observers inside the region servers, and Tephra's pruning.
+
+CDAP takes ids off the invalid list when every table that carries one of its observers is clean. Where the observer is
+gone from the message table but pruning still runs, it takes them off without asking anybody about that table; where the
+observer is still there, two cleaners are at work and CDAP goes by the other one. In neither case is a prune boundary
+ours to claim. A sweep does no harm beside either, so it is never refused.
+
+Observers stand in the table's attributes, which only Thrift 2 reads. Whether pruning runs cannot be asked, but whenever
+it does something it leaves rows in its state table: one that nobody wrote for a day is taken for an old one.
+``docs/formats.md``, "Tephra's pruning state".
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from tms_core.clock import Clock
+from tms_core.errors import StoreError, StoreNotFound
+from tms_core.tables.base import TableName
+from tms_core.tables.hbase_pool import HBasePool
+from tms_core.tables.hbase_rows import KEYS, HBaseRows, newest
+from tms_core.tables.hbase_schema import attributes_of, table_name
+
+#: How long what was found counts.
+REMEMBERED_MS = 3_600_000
+#: Pruning that left no row for this long is off; it runs every six hours (data.tx.prune.interval).
+PRUNING_QUIET_MS = 86_400_000
+#: Tephra's state table (data.tx.prune.state.table): in CDAP's namespace, or by Tephra's own default in none.
+STATE_TABLE = "tephra.state"
+
+#: The tables that CDAP gives an observer.
+_OBSERVED: tuple[TableName, ...] = ("message", "payload")
+#: A coprocessor is an attribute such as ``coprocessor$1``, with the value ``jar|class|priority|arguments``.
+_ENTRY = re.compile(r"coprocessor\$\d+", re.IGNORECASE)
+#: CDAP's packages before and since version 6, and Tephra's.
+_THEIRS = re.compile(r"(co\.cask|io\.cdap|org\.apache\.tephra)\.")
+#: Rows of the state table by their first byte: bounds of regions, one row each; what each run has written, the newest
+#: run first; regions that were empty, the oldest first.
+_BOUNDS, _RUNS, _EMPTY = b"\x01", (b"\x02", b"\x03", b"\x05"), b"\x04"
+_PAGE_ROWS = 2000
+
+
+class CdapWatch:
+    """Looks whether CDAP is still at work on the tables, once an hour at most; for any number of threads.
+
+    Args:
+        pool: connections to Thrift 1 servers.
+        admin: connections to Thrift 2 servers; None: observers are not looked for.
+        namespace: the HBase namespace.
+        clock: our own clock.
+    """
+
+    def __init__(self, pool: HBasePool, admin: HBasePool | None, namespace: str, clock: Clock) -> None:
+        self._pool = pool
+        self._admin = admin
+        self._namespace = namespace
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._found: tuple[str, ...] = ()
+        self._looked_ms: int | None = None
+
+    def obstacles(self) -> tuple[str, ...]:
+        """What CDAP still does, with the next step, pruning first: a sentence each.
+
+        That it cannot be found out just now is one, too.
+        """
+        with self._lock:
+            now_ms = self._clock.running_ms()
+            if self._looked_ms is None or now_ms - self._looked_ms >= REMEMBERED_MS:
+                try:
+                    self._found = (*self._pruning(), *self._observers())
+                except StoreError as error:
+                    return (f"whether CDAP still cleans these tables, too, could not be seen: {error}",)
+                self._looked_ms = now_ms
+            return self._found
+
+    def _pruning(self) -> Iterator[str]:
+        now_ms = self._clock.now_ms()
+        for name in (f"{self._namespace}:{STATE_TABLE}", STATE_TABLE):
+            last_ms = last_pruned_ms(HBaseRows(self._pool, name.encode(), self._clock), now_ms - PRUNING_QUIET_MS)
+            if last_ms is not None:
+                yield (
+                    f"Tephra's pruning is still at work: it wrote to {name} at {_moment(last_ms)}; set "
+                    "data.tx.prune.enable to false in CDAP and restart it; once nothing is written there for a day, "
+                    "pruning counts as off"
+                )
+
+    def _observers(self) -> Iterator[str]:
+        if self._admin is None:
+            return
+        for table in _OBSERVED:
+            attributes = attributes_of(self._admin, self._namespace, table)
+            yield from observers(table_name(self._namespace, table).decode(), attributes)
+
+
+def observers(table: str, attributes: Mapping[str, str]) -> Iterator[str]:
+    """The observers of CDAP's or Tephra's that a table carries, each as a sentence with the next step.
+
+    Args:
+        table: its full name.
+        attributes: its attributes.
+    """
+    for name, value in sorted(attributes.items()):
+        java_class = value.partition("|")[2].partition("|")[0].strip()
+        if _ENTRY.fullmatch(name) and _THEIRS.match(java_class):
+            yield (
+                f"{table} still carries CDAP's observer {java_class.rpartition('.')[2]}, which cleans it inside the "
+                "region servers; when pruning is off and this janitor sweeps, take it off in the HBase shell: "
+                f"alter '{table}', METHOD => 'table_att_unset', NAME => '{name}'"
+            )
+
+
+def last_pruned_ms(state: HBaseRows, since_ms: int) -> int | None:
+    """When Tephra's pruning last wrote to its state table; None: not since a moment, or there is no such table.
+
+    Args:
+        state: the table.
+        since_ms: what was written before does not count.
+
+    Raises:
+        StoreError: it could not be read.
+    """
+    last_ms = 0
+    with suppress(StoreNotFound):
+        last_ms = max(_written_ms(state, since_ms))
+    return last_ms if last_ms >= max(1, since_ms) else None
+
+
+def _written_ms(state: HBaseRows, since_ms: int) -> Iterator[int]:
+    """Timestamps of cells, the newest of each kind among them. What piles up, run by run, is not read."""
+    for kind in _RUNS:
+        yield newest(state.fetch(kind, _after(kind), 1, KEYS).rows)
+    yield newest(state.fetch(_EMPTY + max(0, since_ms).to_bytes(8, "big"), _after(_EMPTY), _PAGE_ROWS, KEYS).rows)
+    start, ended = _BOUNDS, False
+    while not ended:
+        rows, ended = state.fetch(start, _after(_BOUNDS), _PAGE_ROWS, KEYS)
+        yield newest(rows)
+        start = rows[-1].row + b"\x00" if rows else start
+
+
+def _after(kind: bytes) -> bytes:
+    return bytes([kind[0] + 1])
+
+
+def _moment(ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms"
