@@ -55,7 +55,7 @@ system-deps: ## install the Debian packages that some tests use when present (ne
 
 # --- using it --------------------------------------------------------------------------------------------------------
 
-run: $(STAMP) ## set up and run the janitor on a sample store, with its status page, until Ctrl-C
+run: $(STAMP) ## set up and serve a sample store with the janitor inside, and its status page, until Ctrl-C
 	@$(PY) -m janitor.tour
 
 demo: $(STAMP) ## show the janitor at work on a sample store, in a minute

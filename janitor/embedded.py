@@ -37,19 +37,20 @@ class Embedded:
         resources: what it uses, closed behind it.
 
     Attributes:
+        daemon: it.
         url: the status page's address.
     """
 
     def __init__(self, daemon: Daemon, resources: ExitStack, url: str) -> None:
+        self.daemon = daemon
         self.url = url
-        self._daemon = daemon
         self._resources = resources
         self._thread = Thread(target=daemon.run, name="janitor")
         self._thread.start()
 
     def stop(self) -> None:
         """End it within one batch, and let go of everything."""
-        self._daemon.halt()
+        self.daemon.halt()
         self._thread.join()
         self._resources.close()
 

@@ -1,36 +1,44 @@
-"""The daemon on a sample store, with somebody who gives it work: ``make run``.
+"""A server with the janitor inside, on a sample store, with customers who give it work: ``make run``.
 
-The store is one that CDAP's own classes wrote, with two topics more: one whose messages live for seconds and are
-published while one looks on, and one whose ttl is shortened after a while, as a person might do by mistake. So within
-a minute rows have expired, an old generation has gone, an invalid transaction's rows have been inverted, and something
-was held and let go. The daemon is the real one, and every command works against it from another terminal.
+The store is one that CDAP's own classes wrote, and the transactions go on from CDAP's own snapshot. Beside CDAP's
+topics there are three: one whose messages live for seconds and are published while one looks on, one whose ttl is
+shortened after a while, as a person might do by mistake, and one that is published to in transactions, of which one
+commits, one is rolled back and one is left to become invalid. So within a minute rows have expired, an old generation
+has gone, invalid transactions' rows have been inverted, and something was held and let go. Server and daemon are the
+real ones, spoken to as anybody would, and every command works against them from another terminal.
 """
 
 from __future__ import annotations
 
+import base64
+import json
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from http.client import HTTPConnection
 from itertools import count
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
+from typing import Any, cast
+from urllib.parse import urlsplit
 
 import click
 
-from janitor.cli.context import Session
-from janitor.cli.options import Common
-from janitor.cli.serve import serve
-from janitor.daemon import Daemon
+from janitor.cli.signals import ending
 from janitor.demo import ROOT, SAMPLE, unpack
+from janitor.embedded import Embedded
 from janitor.logs import configure
 from janitor.picture import Picture, RunSummary
+from tms_core.cli.serve import Started, serving
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreBusy, StoreError, TmsError
 from tms_core.rowkey import MessageKey
-from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.base import MessageValue
 from tms_core.tables.leveldb import LevelDBStore
 from tms_core.topic import TopicId, encode_properties
+from tms_core.transaction.client import TransactionClient
+from tms_core.transaction.thrift import encode_transaction
 
 #: Messages of this one live for ten seconds.
 TICKS = TopicId("demo", "ticks")
@@ -38,90 +46,174 @@ TICKS_TTL_SECONDS = 10
 #: This one has a message for each second of the last hour, and keeps them for a day, until somebody types 600 s.
 ORDERS = TopicId("demo", "orders")
 ORDERS_TTL_SECONDS, MISTAKEN_TTL_SECONDS = 86_400, 600
+#: This one is published to in transactions.
+PAYMENTS = TopicId("demo", "payments")
+PAYMENTS_TTL_SECONDS = 3600
 #: How many runs may end while the narrator is looking elsewhere.
 RECENT_RUNS = 50
-#: How often a second passes for the narrator; a test makes it shorter.
+#: How often a second passes for the customers; a test makes it shorter.
 STEP_SECONDS = 1.0
-#: When the ttl is shortened, and when what it held is let go, in steps.
-SHORTEN_AT, APPROVE_AT = 15, 35
+#: When things happen, in steps: a transaction of each fate, the mistake, a look at what readers see, and the approval.
+COMMIT_AT, ROLL_BACK_AT, LEAVE_AT, SHORTEN_AT, READ_AT, APPROVE_AT = 4, 6, 8, 15, 30, 35
+#: After how long the transaction that is left may be given up.
+LEFT_SECONDS = 1
+#: What a call may take.
+_TIMEOUT_SECONDS = 30
 
 SETTINGS = """\
 # Written by `make run`: the standalone defaults, in a hurry.
 storage: {{kind: leveldb, leveldb: {{path: messaging}}}}
-transactions:
-  {{source: directory, directory: tx.snapshot, snapshot_interval_seconds: 86400, max_lifetime_seconds: 90000}}
+transactions: {{source: manager, directory: tx.snapshot, thrift: "127.0.0.1:{thrift}", max_lifetime_seconds: 90000}}
+server: {{port: {rest}}}
 janitor:
   every_seconds: 3
   hold_seconds: 300
   state: janitor
   canary: {{enabled: false}}
-  http: {{port: {port}}}
+  http: {{port: {page}}}
 """
 
 
-def main(folder: Path = ROOT / "data" / "run", clock: Clock | None = None, port: int = 9847) -> int:
-    """Unpack the sample, start the daemon on it and tell what happens; returns an exit code.
+def main(folder: Path = ROOT / "data" / "run", clock: Clock | None = None, *, any_ports: bool = False) -> int:
+    """Unpack the sample, serve it, and tell what happens; returns an exit code.
 
     Args:
         folder: where to work; what was there is removed.
         clock: what time it is; the machine's by default.
-        port: of the status page; 0 takes a free one.
+        any_ports: take free ports and not the usual ones.
     """
     clock = clock or SystemClock()
     if not SAMPLE.exists():
         click.echo(f"the sample store {SAMPLE} is missing; it comes with a checkout, not with a package", err=True)
         return 1
     if in_use(folder / "messaging"):
-        where = f"http://localhost:{port}/"
-        click.echo(f"a janitor is at work in {folder}: end that one first, or look at {where}", err=True)
+        click.echo(f"a server is at work in {folder}: end that one first, or look at what it shows", err=True)
         return 1
     store, _ = unpack(folder, clock)
     _furnish(store, clock)
-    settings = folder / "janitor.yaml"
-    settings.write_text(SETTINGS.format(port=port), encoding="utf-8")
+    settings = folder / "tms.yaml"
+    ports = (
+        dict.fromkeys(("rest", "thrift", "page"), 0) if any_ports else {"rest": 11015, "thrift": 15165, "page": 9847}
+    )
+    settings.write_text(SETTINGS.format(**ports), encoding="utf-8")
     configure("text" if sys.stderr.isatty() else "auto", sys.stderr)
+    shown = f"--config {settings.relative_to(Path.cwd()) if settings.is_relative_to(Path.cwd()) else settings}"
     try:
-        current = Session(Common(config=settings), clock)
-        shown = f"--config {settings.relative_to(Path.cwd()) if settings.is_relative_to(Path.cwd()) else settings}"
-        _say(f"A messaging store that CDAP wrote, and a daemon on it. Ask it from another terminal, for example:\n"
-             f"  .venv/bin/janitor status {shown}\n  .venv/bin/janitor plan {shown}\nCtrl-C ends it.")  # fmt: skip
-        return serve(current, adopt=True, companion=partial(visitor, clock=clock, arguments=shown))
+        with serving(settings, os.environ, {}, clock=clock) as started:
+            _visit(started, shown)
     except TmsError as error:
         click.echo(str(error), err=True)
         return 1
+    _say("all that was accepted is written, and the store is closed")
+    return 0
 
 
-@contextmanager
-def visitor(store: Store, daemon: Daemon, url: str, clock: Clock, arguments: str) -> Iterator[None]:
-    """Somebody who publishes, makes a mistake, and tells what the janitor does about it."""
-    _say(f"Its status page: {url}")
-    gone = Event()
-    thread = Thread(target=_visit, args=(store, daemon, clock, arguments, gone), name="visitor", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        gone.set()
-        thread.join(10)
+def _visit(started: Started, arguments: str) -> None:
+    """Be the customers, until a signal ends it."""
+    janitor = cast(Embedded, started.companions["janitor"])
+    _say(
+        "A messaging store that CDAP wrote, served, with the janitor inside. Ask from another terminal, for example:\n"
+        f"  .venv/bin/janitor status {arguments}\n"
+        f"  .venv/bin/janitor plan {arguments}\n"
+        f"  .venv/bin/tms tx list --server {started.transactions}\n"
+        f"  curl {started.url}/v1/namespaces/demo/topics\n"
+        "Ctrl-C ends it."
+    )
+    _say(f"Its status page: {janitor.url}")
+    stop, narrator = Event(), Narrator(_say)
+    with ending(stop.set, hangup=janitor.daemon.sweep_now), Customers(started, _say) as customers:
+        # With the customers' topics: those that are met later are held for a while.
+        janitor.daemon.adopt()
+        janitor.daemon.sweep_now()
+        for step in count():
+            if stop.wait(STEP_SECONDS):
+                return
+            customers.act(step)
+            narrator.look(janitor.daemon.picture(), janitor.daemon.runs(RECENT_RUNS))
+            if step == APPROVE_AT:
+                _say(f"it was meant: janitor approve {ORDERS} {arguments}")
+                janitor.daemon.approve((str(ORDERS),))
+                janitor.daemon.sweep_now()
 
 
-def _visit(store: Store, daemon: Daemon, clock: Clock, arguments: str, gone: Event) -> None:
-    narrator = Narrator(_say)
-    sequence = count()
-    for step in count():
-        if gone.wait(STEP_SECONDS):
-            return
-        publish(store, TICKS, [clock.now_ms()], sequence)
-        narrator.look(daemon.picture(), daemon.runs(RECENT_RUNS))
-        if step == SHORTEN_AT:
-            describe(store, ORDERS, MISTAKEN_TTL_SECONDS)
-            _say(
+class Customers:
+    """Those who publish and read, over REST and Thrift as anybody would.
+
+    Args:
+        started: the server.
+        say: told what they do.
+    """
+
+    def __init__(self, started: Started, say: Callable[[str], None]) -> None:
+        self._address = urlsplit(started.url).netloc
+        self._transactions = TransactionClient(cast(str, started.transactions), _TIMEOUT_SECONDS)
+        self._say = say
+        for topic, ttl_seconds in ((TICKS, TICKS_TTL_SECONDS), (PAYMENTS, PAYMENTS_TTL_SECONDS)):
+            self._ask("PUT", topic, "", {"ttl": str(ttl_seconds)})
+
+    def __enter__(self) -> Customers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._transactions.close()
+
+    def act(self, step: int) -> None:
+        """What they do in this second."""
+        self._ask("POST", TICKS, "/publish", {"messages": [f"tick {step}"]})
+        if step == COMMIT_AT:
+            self._commit()
+        elif step == ROLL_BACK_AT:
+            self._roll_back()
+        elif step == LEAVE_AT:
+            self._leave()
+        elif step == SHORTEN_AT:
+            self._ask("PUT", ORDERS, "/properties", {"ttl": str(MISTAKEN_TTL_SECONDS)})
+            self._say(
                 f"somebody sets the ttl of {ORDERS} to {MISTAKEN_TTL_SECONDS} s: most of its messages would go at once"
             )
-        if step == APPROVE_AT:
-            _say(f"it was meant: janitor approve {ORDERS} {arguments}")
-            daemon.engine.approve((str(ORDERS),))
-            daemon.sweep_now()
+        elif step == READ_AT:
+            self._read()
+
+    def _commit(self) -> None:
+        transaction = self._transactions.start_short()
+        self._pay(transaction.write_pointer, "paid")
+        self._transactions.can_commit(transaction.transaction_id, [])
+        self._transactions.commit(transaction.transaction_id)
+        self._say(f"a message is published to {PAYMENTS} in a transaction, which commits")
+
+    def _roll_back(self) -> None:
+        transaction = self._transactions.start_short()
+        self._ask("POST", PAYMENTS, "/rollback", self._pay(transaction.write_pointer, "changed my mind"))
+        self._transactions.abort(transaction)
+        self._say("one in a transaction that is rolled back")
+
+    def _leave(self) -> None:
+        transaction = self._transactions.start_short(LEFT_SECONDS)
+        self._pay(transaction.write_pointer, "whose client is gone")
+        self._say("and one in a transaction whose client is gone: it becomes invalid")
+
+    def _read(self) -> None:
+        transaction = self._transactions.start_short()
+        packed = base64.b64encode(encode_transaction(transaction)).decode()
+        plain, transactional = (
+            len(self._ask("POST", PAYMENTS, "/poll", body)) for body in ({}, {"transaction": packed})
+        )
+        self._transactions.abort(transaction)
+        self._say(f"of {PAYMENTS} a plain reader sees {plain} messages, a reader in a transaction {transactional}")
+
+    def _pay(self, pointer: int, words: str) -> Any:
+        return self._ask("POST", PAYMENTS, "/publish", {"transactionWritePointer": str(pointer), "messages": [words]})
+
+    def _ask(self, method: str, topic: TopicId, path: str, body: Any) -> Any:
+        """One request; returns the answer's JSON, None where it has none."""
+        with closing(HTTPConnection(self._address, timeout=_TIMEOUT_SECONDS)) as connection:
+            target = f"/v1/namespaces/{topic.namespace}/topics/{topic.topic}{path}"
+            connection.request(method, target, json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            if answer.status != 200:
+                raise RuntimeError(f"{method} {target} was answered {answer.status}: {text}")
+            return json.loads(text) if text else None
 
 
 class Narrator:
@@ -166,25 +258,14 @@ def in_use(path: Path) -> bool:
     return False
 
 
-def describe(store: Store, topic: TopicId, ttl_seconds: int) -> None:
-    """Write a topic's metadata, as CDAP would."""
-    table = store.metadata
-    value = encode_properties({"generation": "1", "ttl": str(ttl_seconds)})
-    table.compare_and_set(topic.prefix, table.get(topic.prefix), value)
-
-
-def publish(store: Store, topic: TopicId, times_ms: list[int], sequence: Iterator[int]) -> None:
-    """Publish messages outside transactions."""
-    rows = [(MessageKey(topic, 1, ms, next(sequence) & 0xFFFF).pack(), MessageValue(None, b"tick")) for ms in times_ms]
-    store.message.put(rows)
-
-
 def _furnish(path: Path, clock: Clock) -> None:
+    """Write orders of the last hour, as CDAP would have."""
     now_ms = clock.now_ms()
     with LevelDBStore(path) as store:
-        describe(store, TICKS, TICKS_TTL_SECONDS)
-        describe(store, ORDERS, ORDERS_TTL_SECONDS)
-        publish(store, ORDERS, list(range(now_ms - 3_600_000, now_ms, 1000)), count())
+        value = encode_properties({"generation": "1", "ttl": str(ORDERS_TTL_SECONDS)})
+        store.metadata.compare_and_set(ORDERS.prefix, None, value)
+        keys = [MessageKey(ORDERS, 1, ms, 0).pack() for ms in range(now_ms - 3_600_000, now_ms, 1000)]
+        store.message.put([(key, MessageValue(None, b"order")) for key in keys])
 
 
 def _say(text: str) -> None:

@@ -39,7 +39,7 @@ tour.STEP_SECONDS = 0.2
 tour.TICKS_TTL_SECONDS = 1
 tour.APPROVE_AT = int(sys.argv[2])
 tour.SETTINGS = tour.SETTINGS.replace("every_seconds: 3", "every_seconds: 1")
-sys.exit(tour.main(Path(sys.argv[1]), port=0))
+sys.exit(tour.main(Path(sys.argv[1]), any_ports=True))
 """
 NEVER = 10**9
 
@@ -93,7 +93,7 @@ class Tour:
     def type(self, line: str) -> subprocess.CompletedProcess[str]:
         """A command in another terminal."""
         return subprocess.run(
-            [sys.executable, "-m", "janitor", *line.split(), "--config", str(self.folder / "janitor.yaml")],
+            [sys.executable, "-m", "janitor", *line.split(), "--config", str(self.folder / "tms.yaml")],
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -157,12 +157,12 @@ def test_given_a_checkout_when_run_then_it_tells_what_the_readme_shows_and_ctrl_
     assert 'tms_janitor_rows_deleted_total{rule="old_generation",table="message"} 700.0' in running.get("/metrics")[1]
     running.send(signal.SIGINT)
     assert running.ended() == 0
-    running.hear("the janitor has stopped; the store is closed")
+    running.hear("all that was accepted is written, and the store is closed")
     files = [path.name for path in (running.folder / "messaging").rglob("*") if path.suffix in (".ldb", ".sst")]
     assert files
     assert all(name.endswith(".sst") for name in files)
     with LevelDBStore(running.folder / "messaging") as store:
-        assert len(store.metadata.rows()) == 10
+        assert len(store.metadata.rows()) == 11
         assert any(cell.pointer < 0 for cell in store.message.cells(b"", None, 1_000_000).items)
     assert [path.name for path in (running.folder / "janitor").iterdir()] == ["state.sqlite3"]
 
@@ -170,7 +170,7 @@ def test_given_a_checkout_when_run_then_it_tells_what_the_readme_shows_and_ctrl_
 def test_given_what_is_held_when_approved_from_another_terminal_then_it_goes(start: Start) -> None:
     running = start()
     held = running.hear(r"held: ([\d,]+) rows of demo:orders; let them go with: (janitor approve demo:orders .*)$")
-    assert held[2].endswith("janitor.yaml")
+    assert held[2].endswith("tms.yaml")
     assert running.type("status").stdout.startswith("demo:orders is held.")
     approved = running.type("approve demo:orders")
     assert approved.stdout.splitlines()[:2] == ["approved:", "  demo:orders"]
@@ -186,8 +186,8 @@ def test_given_a_tour_under_way_when_run_again_then_the_first_one_is_left_alone(
 ) -> None:
     running = start()
     running.hear("swept: ")
-    assert tour.main(running.folder, port=9847) == 1
-    assert "a janitor is at work in" in capsys.readouterr().err
+    assert tour.main(running.folder) == 1
+    assert "a server is at work in" in capsys.readouterr().err
     assert running.get("/healthz") == (200, "ok")
 
 

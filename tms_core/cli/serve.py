@@ -59,10 +59,12 @@ class Started:
     Attributes:
         url: of REST, without a slash at the end.
         transactions: ``HOST:PORT`` of the transaction service; None: there is none in this process.
+        companions: what was started beside it, by name.
     """
 
     url: str
     transactions: str | None
+    companions: Mapping[str, companions.Companion]
 
 
 @click.command("serve")
@@ -131,12 +133,13 @@ def serving(
         manager, address = _transactions(settings, clock, stack)
         service = _messaging(settings, store, clock, stack)
         registry = CollectorRegistry()
+        started: dict[str, companions.Companion] = {}
         if janitor:
             host = companions.Host(config, environ, flags, store, opened.created, service, manager, registry, clock)
             for entry in companions.installed():
-                companion = companions.load(entry)(host)
+                started[entry.name] = companion = companions.load(entry)(host)
                 stack.callback(companion.stop)
-        yield Started(_listen(settings, service, registry, stack), address)
+        yield Started(_listen(settings, service, registry, stack), address, started)
 
 
 class _Opened(NamedTuple):
