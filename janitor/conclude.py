@@ -23,6 +23,7 @@ from janitor.state.base import Claim, ClockAnchor, Evidence, FrontierRecord, Sta
 from janitor.txstate import TxState
 from janitor.world import Terms, TopicWork, World
 from tms_core.errors import Interrupted
+from tms_core.side import Expiry
 from tms_core.tables.base import UNREADABLE, Store
 from tms_core.topic import TopicId
 from tms_core.transaction.model import VisibilityState
@@ -40,6 +41,7 @@ class Pass:
         covered: evidence that waits for the end: intervals, and the lowest invalid pointer there that has to stay.
         failed: metadata keys of topics that were left undone, and why.
         withheld: metadata keys of topics in which deleting was stopped on the way.
+        expired: messages with a ttl of their own whose rows are gone.
         halted: why the walk ended early; None when it came to its end.
         write_failed: whether the store refused to write something.
     """
@@ -57,6 +59,7 @@ class Pass:
     covered: list[tuple[Sequence[Interval], int | None]] = field(default_factory=list)
     failed: Mapping[bytes, str] = field(default_factory=dict)
     withheld: frozenset[bytes] = frozenset()
+    expired: Sequence[Expiry] = ()
     halted: Interrupted | None = None
     write_failed: bool = False
 

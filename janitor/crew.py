@@ -19,11 +19,13 @@ from janitor.intervals import Interval
 from janitor.inversions import Inversions
 from janitor.messages import Messages
 from janitor.observe import Observer
+from janitor.own_ttls import OwnTtls
 from janitor.payloads import Payloads
 from janitor.report import Tally
 from janitor.rounds import Round
 from janitor.walk import Act, Walk
 from janitor.world import World
+from tms_core.side import Expiries, Expiry
 from tms_core.tables.base import Store
 
 #: What is done in one part.
@@ -41,6 +43,7 @@ class Crew:
         workers: how many parts are walked at once.
         begin_round: called before anything is searched, with the parts: the round this pass goes on with, which is told
             of those that were covered; None: it proves nothing.
+        expiries: messages with a ttl of their own; None: there are none.
 
     Attributes:
         failed: metadata keys of topics that were left undone in some part, and why.
@@ -57,8 +60,11 @@ class Crew:
         observer: Observer,
         workers: int,
         begin_round: Callable[[Sequence[Store]], Round] | None = None,
+        expiries: Expiries | None = None,
     ) -> None:
         self._parts = store.parts()
+        self._whole = Walk(store, world, act, Tally(), page_rows=page_rows, observer=observer)
+        self._own_ttls = OwnTtls(self._whole, expiries) if expiries is not None else None
         self._walks = [
             Walk(part, world, act, Tally(), page_rows=page_rows, observer=observer, whole=store) for part in self._parts
         ]
@@ -68,11 +74,20 @@ class Crew:
 
     @property
     def failed(self) -> dict[bytes, str]:
-        return {prefix: error for walk in self._walks for prefix, error in walk.failed.items()}
+        return {prefix: error for walk in self._all for prefix, error in walk.failed.items()}
 
     @property
     def withheld(self) -> frozenset[bytes]:
-        return frozenset(prefix for walk in self._walks for prefix in walk.withheld)
+        return frozenset(prefix for walk in self._all for prefix in walk.withheld)
+
+    @property
+    def expired(self) -> list[Expiry]:
+        """Messages with a ttl of their own whose rows are gone; to be forgotten once that is durable."""
+        return self._own_ttls.done if self._own_ttls is not None else []
+
+    @property
+    def _all(self) -> list[Walk]:
+        return [*self._walks, self._whole]
 
     def walk(self, tally: Tally, phase: Callable[[str], AbstractContextManager[None]]) -> None:
         """Take the steps; what was counted is in ``tally`` also when one of them raises.
@@ -90,6 +105,9 @@ class Crew:
         try:
             with phase("message"):
                 self._take(lambda walk: Messages(walk).delete())
+                if self._own_ttls is not None:
+                    self._learn_of_failures()
+                    self._own_ttls.delete()
             with phase("invert"):
                 if self._begin_round is not None:
                     self._round = self._begin_round(self._parts)
@@ -98,8 +116,14 @@ class Crew:
             with phase("payload"):
                 self._take(lambda walk: Payloads(walk).delete())
         finally:
-            for walk in self._walks:
+            for walk in self._all:
                 tally.add(walk.tally)
+
+    def _learn_of_failures(self) -> None:
+        """A topic that was left undone in a part is left alone in the whole, too."""
+        for walk in self._walks:
+            self._whole.failed.update(walk.failed)
+            self._whole.withheld |= walk.withheld
 
     def _invert(self, walk: Walk) -> None:
         if self._round is not None and self._round.has_done(walk.store):

@@ -21,6 +21,7 @@ from janitor.cli.places import LevelDBPlace, Place
 from janitor.cli.serve import opened
 from janitor.daemon import Daemon
 from tms_core.server.companions import Host
+from tms_core.side import Expiries
 from tms_core.tables.base import Store
 from tms_core.tables.leveldb_clone import remove_stale
 from tms_core.transaction.source import SnapshotSource
@@ -101,6 +102,9 @@ class Lodger(Session):
         remove_stale(self._folder)
         # The host closes it.
         return nullcontext(self._host.store.apart())
+
+    def expiries(self) -> AbstractContextManager[Expiries | None]:
+        return nullcontext(self._host.service.expiries)
 
     def source(self) -> SnapshotSource | None:
         return self._host.transactions or super().source()

@@ -342,6 +342,8 @@ class Engine(Inquiry):
         self._walk(current, sweep, partial(self._begin_round, current, sweep) if current.proves else None)
         with self._phase(current, "sync"):
             sweep.sync()
+        if self._expiries is not None:
+            self._expiries.forget(current.expired)
         current.write_failed = sweep.write_failed
         if isinstance(current.halted, MemoryFailed):
             with self._as_its_holder():

@@ -36,6 +36,7 @@ from janitor.world import Limits, Terms, World
 from tms_core.clock import Clock
 from tms_core.errors import Halted, Interrupted, NoSnapshot
 from tms_core.rowkey import MessageId
+from tms_core.side import Expiries
 from tms_core.tables.base import Store
 from tms_core.topic import TopicId
 from tms_core.transaction.source import SnapshotSource
@@ -62,6 +63,7 @@ class Options(TypedDict, total=False):
     observer: Observer
     halted: Callable[[], bool]
     strangers: Strangers | None
+    expiries: Expiries | None
 
 
 class Inquiry:
@@ -80,6 +82,7 @@ class Inquiry:
         observer: told about progress.
         halted: whether to end before the next page or batch.
         strangers: what was named in the log already; the questions and runs of one process share it.
+        expiries: messages with a ttl of their own (L6); None: there are none.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Inquiry:
         observer: Observer = tell_nobody,
         halted: Callable[[], bool] = never,
         strangers: Strangers | None = None,
+        expiries: Expiries | None = None,
     ) -> None:
         self.store = store
         self.state = state
@@ -110,6 +114,7 @@ class Inquiry:
         self._history_ms = history_days * 86_400_000
         self._observer = Guarded(observer)
         self._halted = halted
+        self._expiries = expiries
 
     def plan(self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "") -> Planned:
         """What a run would do, without doing it.
@@ -183,7 +188,8 @@ class Inquiry:
         usable, claim = ready.tx.usable, self._claim(ready)
         known = self.state.known_ids(ready.now.wall_ms, self.terms.lifetime.window_end_ms(0))
         return audit(
-            self.store.message,
+            # Each part by itself: a key may be there under a second salt, which the whole shows once.
+            [part.message for part in self.store.parts()],
             claim.bound if claim else None,
             lambda pointer: pointer in known or (usable is not None and usable.is_invalid(pointer)),
             self.heartbeat,
@@ -304,12 +310,13 @@ class Inquiry:
             observer=self._observer,
             workers=self._workers,
             begin_round=begin_round,
+            expiries=self._expiries,
         )
         try:
             crew.walk(current.tally, partial(self._phase, current))
         except Interrupted as error:
             current.halted = error
-        current.failed, current.withheld = crew.failed, crew.withheld
+        current.failed, current.withheld, current.expired = crew.failed, crew.withheld, crew.expired
 
     def _stop_if_halted(self) -> None:
         if self._halted():

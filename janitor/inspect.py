@@ -78,10 +78,13 @@ class Audit:
         }
 
 
-def audit(table: MessageTable, bound: int | None, is_invalid: Callable[[int], bool], heartbeat: Heartbeat) -> Audit:
+def audit(
+    tables: Iterable[MessageTable], bound: int | None, is_invalid: Callable[[int], bool], heartbeat: Heartbeat
+) -> Audit:
     """Read every transactional row and hold it against the boundary (rule S4).
 
     Args:
+        tables: the message table, or its parts.
         bound: the boundary claimed.
         is_invalid: whether a pointer is, or was when it was last seen, in the invalid list.
 
@@ -89,6 +92,12 @@ def audit(table: MessageTable, bound: int | None, is_invalid: Callable[[int], bo
         StoreError: the table could not be read.
     """
     found = Audit(bound)
+    for table in tables:
+        _audit(table, found, is_invalid, heartbeat)
+    return found
+
+
+def _audit(table: MessageTable, found: Audit, is_invalid: Callable[[int], bool], heartbeat: Heartbeat) -> None:
     start: bytes | None = b""
     while start is not None:
         page = table.cells(start, None, PAGE_ROWS)
@@ -97,12 +106,11 @@ def audit(table: MessageTable, bound: int | None, is_invalid: Callable[[int], bo
             found.foreign += MessageKey.parse(cell.key) is None
             if cell.pointer > 0 and is_invalid(cell.pointer):
                 found.open_cells += 1
-                if bound is not None and cell.pointer <= bound:
+                if found.bound is not None and cell.pointer <= found.bound:
                     found.refuted += 1
                     found.sample_keys += [cell.key][: NAMED_ROWS - len(found.sample_keys)]
         heartbeat(len(page.items))
         start = page.resume
-    return found
 
 
 def messages(

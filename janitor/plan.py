@@ -77,7 +77,9 @@ def document(
     for item, (key, _) in zip(found["topics"], report.sorted_entries(), strict=True):
         work = world.topics.get(key.topic.prefix)
         item["metadata"] = work and {"generation": work.topic.generation, "ttl_seconds": work.topic.ttl_seconds}
-        item["ranges"] = [{"start": r.start.hex(), "stop": r.stop.hex()} for r in _ranges(key, work)]
+        item["ranges"] = [
+            {"start": r.start.hex(), "stop": r.stop.hex()} for r in [*_ranges(key, work), *_early(key, tally)]
+        ]
         inverted = key.rule is Rule.INVALID_TRANSACTION
         item["pointers"] = [str(p) for p in sorted(tally.pointers.get(key.topic, ()))] if inverted else []
     found["format"] = FORMAT
@@ -199,6 +201,14 @@ def _ranges(key: EntryKey, work: TopicWork | None) -> list[Range]:
     held = key.held not in (None, Hold.FIRST_CONTACT)
     wanted = [span for span in spans if span.rule is key.rule and (span.held == held or span.by_row)]
     return [Range(span.start, span.stop) for span in intersect(wanted, [own])]
+
+
+def _early(key: EntryKey, tally: Tally) -> list[Range]:
+    """Where the entry's messages with a ttl of their own lie; those among them that are not due are not taken."""
+    ends = tally.early.get((key.topic, key.generation))
+    if ends is None or key.table != "message" or key.rule is not Rule.EXPIRED:
+        return []
+    return [Range(ends[0], ends[1] + b"\x00")]
 
 
 def _refused(reason: str) -> PlanRefused:

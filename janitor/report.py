@@ -96,6 +96,7 @@ class Tally:
         scanned: rows read, by phase.
         failures: how often a topic was left undone, by table and reason.
         seeks_spared: store calls that reading ahead has made needless.
+        early: the first and the last of the messages whose own ttl takes them (L6), by topic and generation.
     """
 
     entries: dict[EntryKey, Entry] = field(default_factory=dict)
@@ -109,6 +110,7 @@ class Tally:
     scanned: Counter[str] = field(default_factory=Counter)
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     seeks_spared: int = 0
+    early: dict[tuple[TopicId, int], tuple[bytes, bytes]] = field(default_factory=dict)
 
     def entry(self, key: EntryKey) -> Entry:
         return self.entries.setdefault(key, Entry())
@@ -123,6 +125,8 @@ class Tally:
         self.seeks_spared += other.seeks_spared
         self.errors += other.errors
         self.foreign += other.foreign[: NAMED_KEYS - len(self.foreign)]
+        for (topic, generation), ends in other.early.items():
+            self.note_early(topic, generation, ends)
         self.unknown |= set(sorted(other.unknown)[: max(0, NAMED_KEYS - len(self.unknown))])
         for topic, pointers in other.pointers.items():
             self.pointers.setdefault(topic, set()).update(pointers)
@@ -134,6 +138,11 @@ class Tally:
         self.kept = kept.copy()
         for key in [key for key in self.entries if key.topic == topic and key.table == table and key.held]:
             del self.entries[key]
+
+    def note_early(self, topic: TopicId, generation: int, keys: Sequence[bytes]) -> None:
+        """Note messages whose own ttl takes them."""
+        all_keys = [*self.early.get((topic, generation), ()), *keys]
+        self.early[topic, generation] = (min(all_keys), max(all_keys))
 
     def keep_foreign(self, table: DataTable, keys: Iterable[bytes]) -> None:
         """Count keys that are none of ours, and note the first ones."""

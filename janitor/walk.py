@@ -379,22 +379,24 @@ class Walk:
         if counted < len(keys):
             self.tally.keep_foreign(name, [key for key in keys if _is_foreign(name, key)])
 
-    def take(self, table: KeyTable, work: TopicWork, batch: Batch, hold: Hold | None) -> None:
-        """Delete and count a batch, or only count it where it is held."""
+    def take(self, table: KeyTable, work: TopicWork, batch: Batch, hold: Hold | None) -> list[bytes]:
+        """Delete and count a batch, or only count it where it is held; returns the keys that were deleted."""
         if not batch.keys:
-            return
+            return []
         size = sum(map(len, batch.keys)) + table.estimate_bytes(batch.keys[0], batch.keys[-1])
         if hold is None:
             done = self.act.delete(work, table, batch)
             if len(done) < len(batch.keys):
                 if not done:
-                    return
+                    return []
                 size = size * len(done) // len(batch.keys)
                 batch = batch._replace(keys=done)
         label = EntryKey(work.topic.topic, batch.generation, batch.table, batch.rule, hold or self.world.label)
         self.tally.entry(label).add(batch.keys, size, *times_of(batch))
-        if hold is None:
-            self.act.pay(len(batch.keys))
+        if hold is not None:
+            return []
+        self.act.pay(len(batch.keys))
+        return batch.keys
 
     def classify(self, name: DataTable, table: KeyTable, prefix: bytes, start: bytes, stop: bytes) -> None:
         """Count rows that stay and that no range speaks of, one by one."""

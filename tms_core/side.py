@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple, Self
@@ -137,6 +137,11 @@ class LevelDBSide(SideTable):
         self._database.close()
 
 
+def beside(store: Path) -> Path:
+    """The folder of the side table of a LevelDB store."""
+    return store.with_name(f"{store.name}.side")
+
+
 class HBaseSide(SideTable):
     """A table of one cell in a row, without salt, beside CDAP's; made if it is not there.
 
@@ -243,6 +248,14 @@ class Expiries:
         """
         page = self._table.rows(_BY_TIME, _BY_TIME + _pack(now_ms + 1), limit)
         return [expiry for key, _ in page.items if (expiry := _expiry(key)) is not None]
+
+    def due_pages(self, now_ms: int, limit: int) -> Iterator[list[Expiry]]:
+        """All of them, at most ``limit`` at a time; what is forgotten or put meanwhile does no harm."""
+        start: bytes | None = _BY_TIME
+        while start is not None:
+            page = self._table.rows(start, _BY_TIME + _pack(now_ms + 1), limit)
+            yield [expiry for key, _ in page.items if (expiry := _expiry(key)) is not None]
+            start = page.resume
 
     def expires_ms(self, key: bytes) -> int | None:
         """The first moment at which a message is gone; None when it lives as long as its topic says."""

@@ -36,6 +36,7 @@ from janitor.world import Terms
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError, StoreBusy, StoreError
 from tms_core.lease import Lease
+from tms_core.side import Expiries
 from tms_core.tables.base import Store
 from tms_core.transaction.client import ServiceSource
 from tms_core.transaction.source import DirectorySource, SnapshotSource
@@ -181,7 +182,8 @@ class Session:
             self.held_store() as store,
             self.place.memory() as state,
             self.lease(state, store) as lease,
-            self._engine(store, state, lease, halted=halted.is_set) as engine,
+            self.expiries() as expiries,
+            self._engine(store, state, lease, halted=halted.is_set, expiries=expiries) as engine,
             ending(halted.set),
         ):
             engine.recover()
@@ -205,7 +207,12 @@ class Session:
     @contextmanager
     def _cloned(self) -> Iterator[Engine]:
         # The store first: at a place where there is none, no memory is made.
-        with self.place.readable() as store, self.place.memory() as state, self._engine(store, state) as engine:
+        with (
+            self.place.readable() as store,
+            self.place.memory() as state,
+            self.place.expiries(read_only=True) as expiries,
+            self._engine(store, state, expiries=expiries) as engine,
+        ):
             yield engine
 
     def held_store(self) -> AbstractContextManager[Store]:
@@ -225,6 +232,10 @@ class Session:
                 f"That janitor sweeps by itself: janitor status {self.arguments()} (kill -HUP {holder.greeting.pid} "
                 "lets it sweep at once)",
             ) from error
+
+    def expiries(self) -> AbstractContextManager[Expiries | None]:
+        """Messages with a ttl of their own, of a store that is held."""
+        return self.place.expiries(read_only=False)
 
     @contextmanager
     def lease(self, state: State, store: Store) -> Iterator[Lease | None]:

@@ -8,6 +8,8 @@ janitors apart.
 from __future__ import annotations
 
 import logging
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
@@ -17,7 +19,9 @@ from janitor.state.base import State
 from janitor.state.hbase import HBaseState
 from janitor.state.sqlite import FILE_NAME, SqliteState
 from tms_core.clock import Clock
+from tms_core.errors import StoreNotFound
 from tms_core.settings import HBaseSettings
+from tms_core.side import Expiries, HBaseSide, LevelDBSide, beside
 from tms_core.tables.base import Store, TableName
 from tms_core.tables.hbase import HBaseStore
 from tms_core.tables.hbase_advice import TableSettings
@@ -26,7 +30,7 @@ from tms_core.tables.hbase_pool import HBasePool
 from tms_core.tables.hbase_wire import Service
 from tms_core.tables.leveldb import LevelDBStore
 from tms_core.tables.leveldb_clone import clone, remove_stale
-from tms_core.tables.leveldb_layout import find_tables, identity
+from tms_core.tables.leveldb_layout import find_tables, holds_database, identity
 from tms_core.tables.read_only import read_only
 
 logger = logging.getLogger(__name__)
@@ -90,6 +94,14 @@ class Place(Protocol):
         """The memory, made where there is none."""
         ...
 
+    def expiries(self, *, read_only: bool) -> AbstractContextManager[Expiries | None]:
+        """Messages with a ttl of their own (rule L6); None where there are none.
+
+        Args:
+            read_only: look at a copy where another process may have them open.
+        """
+        ...
+
     def table_settings(self) -> list[TableSettings]:
         """How the tables are set, where they can be."""
         ...
@@ -139,6 +151,18 @@ class LevelDBPlace:
 
     def memory(self) -> AbstractContextManager[State]:
         return SqliteState(self._state_path)
+
+    @contextmanager
+    def expiries(self, *, read_only: bool) -> Iterator[Expiries | None]:
+        folder = beside(self._path)
+        with ExitStack() as stack:
+            if not holds_database(folder):
+                yield None
+                return
+            if read_only:
+                scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="side-", dir=self._state_path))
+                folder = Path(shutil.copytree(folder, Path(scratch) / "side", ignore=shutil.ignore_patterns("LOCK")))
+            yield Expiries(stack.enter_context(LevelDBSide(folder)))
 
     def table_settings(self) -> list[TableSettings]:
         return []
@@ -200,6 +224,16 @@ class HBasePlace:
             timeout_seconds=wanted.timeout_seconds,
             clock=self._clock,
         )
+
+    @contextmanager
+    def expiries(self, *, read_only: bool) -> Iterator[Expiries | None]:
+        try:
+            side = HBaseSide(self._pool(self._settings.thrift), self._settings.namespace, self._clock)
+        except StoreNotFound:
+            yield None
+            return
+        with side:
+            yield Expiries(side)
 
     def table_settings(self) -> list[TableSettings]:
         with ExitStack() as stack:

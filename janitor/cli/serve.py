@@ -25,6 +25,7 @@ from janitor.schedule import Schedule, cron, every
 from janitor.settings import config_digest
 from janitor.state.base import State
 from tms_core.errors import StoreError
+from tms_core.side import Expiries
 from tms_core.tables.base import Store
 from tms_core.tables.read_only import read_only
 
@@ -87,8 +88,9 @@ def opened(current: Session, *, adopt: bool = False, patterns: tuple[str, ...] =
         state = stack.enter_context(current.place.memory())
         watched = Watched(current.clock)
         audience = Audience(watched)
-        daemon = _assemble(current, store, state, stack, stop, adopt, patterns, watched, audience)
-        yield Opened(daemon, store, _open_doors(current, daemon, audience, store, state, stack))
+        expiries = stack.enter_context(current.expiries())
+        daemon = _assemble(current, store, state, stack, stop, adopt, patterns, watched, audience, expiries)
+        yield Opened(daemon, store, _open_doors(current, daemon, audience, store, state, expiries, stack))
 
 
 def _assemble(
@@ -101,6 +103,7 @@ def _assemble(
     patterns: tuple[str, ...],
     watched: Watched,
     audience: Audience,
+    expiries: Expiries | None,
 ) -> Daemon:
     settings, clock = current.settings, current.clock
     wanted = settings.janitor
@@ -116,6 +119,7 @@ def _assemble(
         lease=lease,
         halted=stop.is_set,
         archive=current.archive(),
+        expiries=expiries,
     )
     for run_id in engine.recover():
         logger.warning(
@@ -154,7 +158,13 @@ def _assemble(
 
 
 def _open_doors(
-    current: Session, daemon: Daemon, audience: Audience, store: Store, state: State, stack: ExitStack
+    current: Session,
+    daemon: Daemon,
+    audience: Audience,
+    store: Store,
+    state: State,
+    expiries: Expiries | None,
+    stack: ExitStack,
 ) -> str:
     """Let others look and ask: HTTP and the control socket; returns the status page's address."""
     wanted = current.settings.janitor.http
@@ -164,17 +174,27 @@ def _open_doors(
     logger.info("status page: %s/ (metrics: %s/metrics)", http.url, http.url)
 
     if current.place.exclusive:
-        _answer(current, daemon, audience, store, state, stack)
+        _answer(current, daemon, audience, store, state, expiries, stack)
     return f"{http.url}/"
 
 
-def _answer(current: Session, daemon: Daemon, audience: Audience, store: Store, state: State, stack: ExitStack) -> None:
+def _answer(
+    current: Session,
+    daemon: Daemon,
+    audience: Audience,
+    store: Store,
+    state: State,
+    expiries: Expiries | None,
+    stack: ExitStack,
+) -> None:
     """Answer the commands that cannot open the store because this process has it."""
     strangers = daemon.engine.strangers
 
     def reader(observer: Observer, halted: Callable[[], bool]) -> Inquiry:
         # What only looks gets no object that could write (rule S5).
-        return current.inquiry(read_only(store), state, halted=halted, observer=observer, strangers=strangers)
+        return current.inquiry(
+            read_only(store), state, halted=halted, observer=observer, strangers=strangers, expiries=expiries
+        )
 
     control = ControlServer(
         current.state_path,

@@ -13,7 +13,7 @@ from janitor.permission import HEARTBEAT_MS
 from janitor.state.sqlite import SqliteState
 from tests.builders import HOUR, MINUTE, NOW_MS, Call, Topic, janitor, pointer, topic, watch, watch_state
 from tms_core.clock import ManualClock
-from tms_core.errors import LeaseHeld, StoreError
+from tms_core.errors import LeaseHeld, StoreBusy, StoreError
 from tms_core.lease import WALL_ALLOWANCE_MS, Lease, LeaseRecord
 from tms_core.tables.base import Store
 from tms_core.tables.leveldb import LevelDBStore
@@ -233,6 +233,56 @@ def test_given_a_memory_that_cannot_be_read_when_a_batch_is_to_be_written_then_i
         pair.first.engine.run_once()
     assert pair.orders.messages() == before
     assert pair.first.state.runs(1)[0].result == "failed"
+
+
+@pytest.mark.parametrize("call", ["save_frontiers", "finish_run"])
+def test_given_a_memory_that_another_writes_at_the_end_when_the_lease_is_lost_then_that_is_what_the_run_says(
+    call: str,
+) -> None:
+    pair = Pair(MemoryStore())
+    pair.leases[0].acquire()
+    claim = pair.first.state.claim()
+
+    def refuse(asked: Call) -> None:
+        if asked.name == f"state.{call}":
+            pair.leases[1].acquire(sole=True)
+            raise StoreBusy("b is writing it.")
+
+    watch_state(pair.first.state, before=refuse)
+    report = pair.first.engine.run_once()
+    assert (report.guards[-1].guard, "b has it now" in report.guards[-1].message) == ("lease", True)
+    assert call == "finish_run" or pair.first.state.claim() == claim
+
+
+@pytest.mark.parametrize("call", ["save_frontiers", "beat"])
+def test_given_a_memory_that_is_busy_when_the_lease_is_held_then_the_run_fails_by_that(call: str) -> None:
+    pair = Pair(MemoryStore())
+    pair.leases[0].acquire()
+
+    def refuse(asked: Call) -> None:
+        if asked.name == f"state.{call}":
+            raise StoreBusy("somebody is writing it.")
+
+    watch_state(pair.first.state, before=refuse)
+    watch(pair.store, before=lambda _: pair.first.clock.advance(HEARTBEAT_MS))
+    with pytest.raises(StoreBusy, match="somebody is writing it"):
+        pair.first.engine.run_once()
+    assert pair.first.state.runs(1)[0].result == "failed"
+
+
+def test_given_a_heartbeat_that_is_refused_when_the_lease_is_lost_then_that_is_what_the_run_says() -> None:
+    pair = Pair(MemoryStore())
+    pair.leases[0].acquire()
+
+    def refuse(asked: Call) -> None:
+        if asked.name == "state.beat":
+            pair.leases[1].acquire(sole=True)
+            raise StoreBusy("b is writing it.")
+
+    watch_state(pair.first.state, before=refuse)
+    watch(pair.store, before=lambda _: pair.first.clock.advance(HEARTBEAT_MS))
+    report = pair.first.engine.run_once()
+    assert (report.guards[-1].guard, pair.first.state.runs(1)[0].result) == ("lease", "halted")
 
 
 # --- one memory for both ---------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def ask(hbase: HBaseServer, namespace: str, tmp_path: Path, capsys: pytest.Captu
 
     def asked(*options: str, thrift2: bool = True) -> str:
         servers = [str(hbase.thrift2)] if thrift2 else None
-        reached = {"thrift": [hbase.thrift], "thrift2": servers, "namespace": namespace}
+        reached = {"thrift": [hbase.thrift], "thrift2": servers, "namespace": namespace, "timeout_seconds": 240}
         config = tmp_path / "janitor.yaml"
         config.write_text(json.dumps({"storage": {"kind": "hbase", "hbase": reached}}), encoding="utf-8")
         assert execute(["advise", "--config", str(config), *options]) == 0

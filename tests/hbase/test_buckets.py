@@ -14,7 +14,7 @@ from janitor.cli.main import execute
 from janitor.cli.places import HBasePlace
 from tests.builders import DAY, MINUTE, NOW_MS, topic
 from tests.hbase.server import HBaseServer
-from tests.hbase.tables import Tables
+from tests.hbase.tables import PATIENCE_SECONDS, Tables
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import StoreError
 from tms_core.rowkey import salt
@@ -44,6 +44,14 @@ def message(witness: happybase.Connection, namespace: str) -> Iterator[happybase
         table.delete(row)
 
 
+def opened(hbase: HBaseServer, namespace: str, buckets: int | None, *, asks: bool = False) -> HBaseStore:
+    """A store for somebody who takes the tables to have so many buckets, and may ask them."""
+    thrift2 = [str(hbase.thrift2)] if asks else []
+    return HBaseStore(
+        [hbase.thrift], namespace=namespace, buckets=buckets, thrift2=thrift2, timeout_seconds=PATIENCE_SECONDS
+    )
+
+
 def fill(table: happybase.Table, buckets: int = BUCKETS) -> None:
     with table.batch() as batch:
         for key in KEYS:
@@ -53,14 +61,14 @@ def fill(table: happybase.Table, buckets: int = BUCKETS) -> None:
 def test_given_what_the_table_says_of_itself_when_another_number_is_configured_then_nothing_is_put(
     hbase: HBaseServer, namespace: str, message: happybase.Table
 ) -> None:
-    with HBaseStore([hbase.thrift], namespace=namespace, buckets=8, thrift2=[str(hbase.thrift2)]) as store:
+    with opened(hbase, namespace, 8, asks=True) as store:
         with pytest.raises(StoreError, match=f"{namespace}:tms.message has 16 buckets, and .* is 8") as caught:
             store.check_buckets()
         assert caught.value.hint == "Set storage.hbase.buckets to 16."
         with pytest.raises(StoreError, match="16 buckets"):
             store.message.put([(b"k", ROW)])
     assert list(message.scan()) == []
-    with HBaseStore([hbase.thrift], namespace=namespace, buckets=BUCKETS, thrift2=[str(hbase.thrift2)]) as store:
+    with opened(hbase, namespace, BUCKETS, asks=True) as store:
         store.message.put([(b"k", ROW)])
         store.check_buckets()
     assert [row for row, _ in message.scan()] == [salt(b"k", BUCKETS) + b"k"]
@@ -71,11 +79,11 @@ def test_given_only_rows_to_go_by_when_another_number_is_configured_then_theirs_
     hbase: HBaseServer, namespace: str, message: happybase.Table, wrong: int
 ) -> None:
     fill(message)
-    with HBaseStore([hbase.thrift], namespace=namespace, buckets=wrong) as store:
+    with opened(hbase, namespace, wrong) as store:
         with pytest.raises(StoreError, match=f"does not have {wrong} buckets") as caught:
             store.payload.put([(b"k", b"x")])
         assert caught.value.hint == "Set storage.hbase.buckets to 16."
-    with HBaseStore([hbase.thrift], namespace=namespace, buckets=BUCKETS) as store:
+    with opened(hbase, namespace, BUCKETS) as store:
         store.check_buckets()
 
 
@@ -84,7 +92,7 @@ def test_given_a_row_that_fits_several_numbers_when_none_is_the_configured_one_t
 ) -> None:
     message.put(salt(b"k0001", BUCKETS) + b"k0001", {P: b"x"})
     assert salt(b"k0001", 7) != salt(b"k0001", BUCKETS)
-    with HBaseStore([hbase.thrift], namespace=namespace, buckets=7) as store:
+    with opened(hbase, namespace, 7) as store:
         with pytest.raises(StoreError, match="1 of 1 rows lie under another salt") as caught:
             store.check_buckets()
         assert ATTRIBUTE in caught.value.hint
@@ -96,7 +104,7 @@ def test_given_a_few_rows_that_lie_elsewhere_when_the_others_fit_then_the_number
     fill(message)
     for number in range(10):
         message.put(b"\xff" + b"stray%d" % number, {P: b"x"})
-    with HBaseStore([hbase.thrift], namespace=namespace, buckets=BUCKETS, thrift2=[str(hbase.thrift2)]) as store:
+    with opened(hbase, namespace, BUCKETS, asks=True) as store:
         store.check_buckets()
 
 
@@ -104,7 +112,7 @@ def test_given_rows_that_were_put_by_another_number_than_the_tables_then_that_is
     hbase: HBaseServer, namespace: str, message: happybase.Table
 ) -> None:
     fill(message, 8)
-    with HBaseStore([hbase.thrift], namespace=namespace, buckets=BUCKETS, thrift2=[str(hbase.thrift2)]) as store:
+    with opened(hbase, namespace, BUCKETS, asks=True) as store:
         with pytest.raises(StoreError, match="rows lie under another salt") as caught:
             store.check_buckets()
         assert caught.value.hint == "Set storage.hbase.buckets to 8."
@@ -114,7 +122,7 @@ def test_given_empty_tables_that_cannot_be_asked_then_that_is_said_once_and_rows
     hbase: HBaseServer, namespace: str, message: happybase.Table, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tms_core.tables.hbase_buckets")
-    with HBaseStore([hbase.thrift], namespace=namespace, buckets=BUCKETS) as store:
+    with opened(hbase, namespace, BUCKETS) as store:
         store.check_buckets()
         store.message.put([(b"k", ROW)])
         store.check_buckets()
@@ -130,7 +138,7 @@ def test_given_a_table_that_does_not_say_its_buckets_then_its_rows_do(
     hbase.command("set", f"{namespace}:tms.message", ATTRIBUTE)
     try:
         with (
-            HBaseStore([hbase.thrift], namespace=namespace, buckets=8, thrift2=[str(hbase.thrift2)]) as store,
+            opened(hbase, namespace, 8, asks=True) as store,
             pytest.raises(StoreError, match=f"{namespace}:tms.payload has 16 buckets"),
         ):
             store.check_buckets()
@@ -142,7 +150,7 @@ def test_given_a_wrong_number_when_the_janitor_only_cleans_then_it_does_not_matt
     hbase: HBaseServer, namespace: str, message: happybase.Table
 ) -> None:
     fill(message)
-    settings = HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, buckets=10)
+    settings = HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, buckets=10, timeout_seconds=240)
     with HBasePlace(settings, SystemClock()).writable() as store:
         parts = store.parts()
         assert sum(len(part.message.keys(b"", None, 1000).items) for part in parts) == len(KEYS)
@@ -153,7 +161,7 @@ def test_given_a_wrong_number_when_the_janitor_only_cleans_then_it_does_not_matt
 
 
 def test_given_no_number_when_rows_are_to_be_put_then_the_setting_is_named(hbase: HBaseServer, namespace: str) -> None:
-    with HBaseStore([hbase.thrift], namespace=namespace) as store, pytest.raises(StoreError) as caught:
+    with opened(hbase, namespace, None) as store, pytest.raises(StoreError) as caught:
         store.message.put([(b"k", ROW)])
     assert caught.value.hint == "Set storage.hbase.buckets."
 
@@ -168,7 +176,10 @@ def test_given_a_wrong_number_when_an_archive_is_restored_then_it_is_refused_and
     namespace = hbase_tables.make(buckets=4)
     config = tmp_path / "janitor.yaml"
     settings = {
-        "storage": {"kind": "hbase", "hbase": {"thrift": [hbase.thrift], "namespace": namespace}},
+        "storage": {
+            "kind": "hbase",
+            "hbase": {"thrift": [hbase.thrift], "namespace": namespace, "timeout_seconds": 240},
+        },
         "transactions": {"source": "none"},
         "janitor": {"archive": {"enabled": True, "path": str(tmp_path / "archive")}},
     }

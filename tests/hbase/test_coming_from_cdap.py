@@ -14,7 +14,7 @@ from janitor.cli.main import execute
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS
 from tests.hbase.scene import Scene
 from tests.hbase.server import HBaseServer
-from tests.hbase.tables import Tables
+from tests.hbase.tables import PATIENCE_SECONDS, Tables
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.tables.hbase import HBaseStore
 from tms_core.tables.hbase_cdap import PRUNING_QUIET_MS, REMEMBERED_MS, CdapWatch, last_pruned_ms
@@ -66,14 +66,14 @@ def namespace(hbase_tables: Tables) -> str:
 
 @pytest.fixture
 def pool(hbase: HBaseServer) -> Iterator[HBasePool]:
-    found = HBasePool([hbase.thrift], timeout_seconds=240)
+    found = HBasePool([hbase.thrift], timeout_seconds=PATIENCE_SECONDS)
     yield found
     found.close()
 
 
 @pytest.fixture
 def admin(hbase: HBaseServer) -> Iterator[HBasePool]:
-    found = HBasePool([str(hbase.thrift2)], timeout_seconds=240, service="HbaseAdmin")
+    found = HBasePool([str(hbase.thrift2)], timeout_seconds=PATIENCE_SECONDS, service="HbaseAdmin")
     yield found
     found.close()
 
@@ -193,7 +193,7 @@ def test_given_an_observer_when_swept_then_all_is_done_and_nothing_claimed_until
 ) -> None:
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1", f"|{OBSERVER}|1073741823|")
     with HBaseStore(
-        [hbase.thrift], namespace=namespace, buckets=2, thrift2=[str(hbase.thrift2)], timeout_seconds=240
+        [hbase.thrift], namespace=namespace, buckets=2, thrift2=[str(hbase.thrift2)], timeout_seconds=PATIENCE_SECONDS
     ) as store:
         scene = Scene.on(store)
         rig = scene.rig()
@@ -209,7 +209,7 @@ def test_given_an_observer_when_swept_then_all_is_done_and_nothing_claimed_until
 
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1")
     with HBaseStore(
-        [hbase.thrift], namespace=namespace, buckets=2, thrift2=[str(hbase.thrift2)], timeout_seconds=240
+        [hbase.thrift], namespace=namespace, buckets=2, thrift2=[str(hbase.thrift2)], timeout_seconds=PATIENCE_SECONDS
     ) as store:
         rig = scene.rig(store)
         assert rig.engine.run_once(adopt=True).errors == []
@@ -229,7 +229,12 @@ def test_given_an_observer_when_asked_then_doctor_and_boundary_say_so_or_that_th
             {
                 "storage": {
                     "kind": "hbase",
-                    "hbase": {"thrift": [hbase.thrift], "thrift2": servers, "namespace": namespace},
+                    "hbase": {
+                        "thrift": [hbase.thrift],
+                        "thrift2": servers,
+                        "namespace": namespace,
+                        "timeout_seconds": 240,
+                    },
                 }
             }
         ),

@@ -10,7 +10,7 @@ import pytest
 from janitor.state.hbase import HBaseState
 from janitor.state.records import Pause
 from tests.hbase.server import HBaseServer
-from tests.hbase.tables import Tables
+from tests.hbase.tables import PATIENCE_SECONDS, Tables
 from tests.support import require_or_skip
 from tms_core.cli.main import execute
 from tms_core.errors import StoreError, StoreNotFound
@@ -135,12 +135,12 @@ def test_given_no_table_for_the_memory_when_it_is_opened_then_it_is_made_the_sam
 ) -> None:
     namespace = hbase_tables.make(buckets=1)
     servers = [thrift2] if by == "Thrift 2" else []
-    with HBaseState([hbase.thrift], thrift2=servers, namespace=namespace) as state:
+    with HBaseState([hbase.thrift], thrift2=servers, namespace=namespace, timeout_seconds=PATIENCE_SECONDS) as state:
         state.pause("default:*", 7)
     described = hbase.command("describe", f"{namespace}:tms.janitor")
     for setting in ("VERSIONS => '1'", "BLOOMFILTER => 'ROW'", "BLOCKCACHE => 'true'", "COMPRESSION => 'NONE'"):
         assert setting in described
-    with HBaseState([hbase.thrift], namespace=namespace) as state:
+    with HBaseState([hbase.thrift], namespace=namespace, timeout_seconds=PATIENCE_SECONDS) as state:
         assert state.pauses() == [Pause("default:*", 7)]
 
 
@@ -152,9 +152,9 @@ def test_given_two_that_make_the_memorys_table_at_once_then_both_have_it(
 
     def another_comes_first(spec: TableSpec) -> list[object]:
         monkeypatch.setattr(TableSpec, "families", families)
-        HBaseState([hbase.thrift], namespace=namespace).close()
+        HBaseState([hbase.thrift], namespace=namespace, timeout_seconds=PATIENCE_SECONDS).close()
         return families(spec)
 
     monkeypatch.setattr(TableSpec, "families", another_comes_first)
-    with HBaseState([hbase.thrift], namespace=namespace) as state:
+    with HBaseState([hbase.thrift], namespace=namespace, timeout_seconds=PATIENCE_SECONDS) as state:
         assert state.pauses() == []

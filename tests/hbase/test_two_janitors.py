@@ -128,9 +128,7 @@ def until(condition: Callable[[], Any], process: subprocess.Popen[str]) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize(
-    ("moment", "workers"), [("delete", 1), ("delete", 4), ("swap", 1)], ids=["one worker", "four workers", "its end"]
-)
+@pytest.mark.parametrize(("moment", "workers"), [("delete", 4), ("swap", 1)], ids=["inside a batch", "at its end"])
 def test_given_a_janitor_stopped_past_its_lease_when_another_took_over_then_what_it_began_is_its_last_batch(
     hbase_tables: Tables, tmp_path: Path, moment: str, workers: int
 ) -> None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.boundary import Boundary, Limit, claim, find_gap
+from janitor.boundary import Boundary, Limit, claim, covered_since_ms, find_gap, in_force, with_newer
 from janitor.references import Lifetime
-from janitor.state.base import Evidence
+from janitor.state.base import Claim, Evidence
 from tms_core.transaction.model import TX_PER_MS
 
 LIFETIME = Lifetime(max_ms=90_000_000, grace_ms=86_400_000, allowance_ms=300_000)
@@ -63,6 +63,70 @@ def test_given_several_intervals_when_asked_then_the_lowest_of_all_their_limits_
     assert "from 61 to 6d" in boundary.limits[0].reason
     assert [limit.bound for limit in boundary.limits] == sorted(limit.bound for limit in boundary.limits)
     assert len(boundary.limits) == 6
+
+
+def test_given_neighbours_of_one_pass_when_asked_then_they_are_shown_as_one_and_a_salt_by_its_number() -> None:
+    old = covered(b"\x02", b"\x03", started_ms=STARTED_MS - 1)
+    newer = [covered(b"", b"\x01"), covered(b"\x01", b"\x02"), covered(b"\x03", b"\x04"), covered(b"\x04", None)]
+    limits = claim([old, *newer], [], LIFETIME).limits
+    places = {limit.start: limit.reason.rpartition(", used ")[2] for limit in limits if "used" in limit.reason}
+    assert places == {
+        b"": "from the beginning to 02",
+        b"\x02": "from 02 to 03 (salt 2)",
+        b"\x03": "from 03 to the end",
+    }
+    [last] = {
+        limit.start for limit in claim([covered(b"", b"\xff"), covered(b"\xff", bound=7)], [], LIFETIME).limits[:1]
+    }
+    assert last == b"\xff"
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "place"),
+    [
+        (b"\xff", None, "from ff to the end (salt 255)"),
+        (b"\xfe", b"\xff", "from fe to ff (salt 254)"),
+        (b"\x10", None, "from 10 to the end"),
+        (b"\x00", b"\x02", "from 00 to 02"),
+        (b"ab", b"b", "from 6162 to 62"),
+    ],
+)
+def test_given_an_interval_when_shown_then_it_has_a_salt_only_if_it_is_that_salts(
+    start: bytes, stop: bytes | None, place: str
+) -> None:
+    around = [covered(b"", start, bound=1), covered(stop, bound=1)] if stop else [covered(b"", start, bound=1)]
+    reasons = [limit.reason for limit in claim([covered(start, stop, bound=2), *around], [], LIFETIME).limits]
+    assert f"snapshot {STARTED_MS - 5}, used {place}" in reasons
+
+
+# --- evidence that is renewed in part ---------------------------------------------------------------------------------
+
+
+def test_given_evidence_when_some_keys_were_covered_again_then_for_each_key_the_newer_counts() -> None:
+    old = [covered(b"", b"c", bound=1), covered(b"c", None, bound=2)]
+    newer = [covered(b"b", b"d", bound=3)]
+    found = with_newer(old, newer)
+    assert [(item.start, item.stop, item.bound) for item in found] == [
+        (b"", b"b", 1),
+        (b"b", b"d", 3),
+        (b"d", None, 2),
+    ]
+    assert with_newer(found, [covered(bound=4)]) == [covered(bound=4)]
+    assert with_newer([], newer) == newer
+
+
+def test_given_evidence_of_several_passes_when_asked_then_it_is_as_old_as_the_oldest_and_none_with_a_gap() -> None:
+    old = covered(b"c", None, started_ms=STARTED_MS - 9)
+    assert covered_since_ms([covered(b"", b"c"), old]) == STARTED_MS - 9
+    assert covered_since_ms([covered(b"", b"b"), old]) is None
+
+
+@pytest.mark.parametrize(("ahead_ms", "counts"), [(0, True), (1, False)])
+def test_given_a_claim_when_evidence_lies_ahead_of_now_then_it_is_not_in_force(ahead_ms: int, counts: bool) -> None:
+    made = Claim(WRITABLE, STARTED_MS, "run")
+    evidence = [covered(started_ms=STARTED_MS + 10 + ahead_ms)]
+    assert in_force(made, evidence, STARTED_MS + 10, LIFETIME) is counts
+    assert not in_force(Claim(WRITABLE + 1, STARTED_MS, "run"), [], STARTED_MS, LIFETIME)
 
 
 # --- no claim --------------------------------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ def test_given_any_table_when_inspected_then_nothing_is_written_and_pages_are_to
     inspect.messages(store, SNAPSHOT, (), 100, told.append)
     inspect.payloads(store, SNAPSHOT, (), 100, told.append)
     inspect.metadata(store, ())
-    inspect.audit(store.message, None, bool, told.append)
+    inspect.audit([store.message], None, bool, told.append)
     assert written == []
     assert told == [7, 4, 4]
 
@@ -159,7 +159,7 @@ def test_given_more_rows_than_a_page_then_all_are_read_page_by_page(monkeypatch:
     topic(store, "default:orders", ttl_seconds=60).tx(INVALID, *range(1, 11))
     told: list[int] = []
     assert inspect.messages(store, SNAPSHOT, (), 5, told.append).counts["invalid"] == 10
-    assert inspect.audit(store.message, None, lambda _: True, nobody).open_cells == 10
+    assert inspect.audit([store.message], None, lambda _: True, nobody).open_cells == 10
     assert max(told) == 3
     assert sum(told) == 10
 
@@ -204,7 +204,7 @@ def test_given_a_snapshot_then_ids_are_strings_and_lists_are_cut_to_the_limit() 
 def test_given_an_invalid_cell_then_it_refutes_claims_from_its_own_pointer_on(
     store: MemoryStore, bound: int | None, refuted: int
 ) -> None:
-    found = inspect.audit(store.message, bound, SNAPSHOT.is_invalid, nobody)
+    found = inspect.audit([store.message], bound, SNAPSHOT.is_invalid, nobody)
     assert (found.cells, found.open_cells, found.refuted) == (4, 1, refuted)
     assert len(found.sample_keys) == refuted
     assert found.to_json()["boundary"] == (None if bound is None else str(bound))
@@ -213,21 +213,21 @@ def test_given_an_invalid_cell_then_it_refutes_claims_from_its_own_pointer_on(
 def test_given_an_inverted_cell_then_it_refutes_nothing() -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=60).tx(-INVALID, NOW_MS)
-    assert inspect.audit(store.message, INVALID, lambda _: True, nobody).refuted == 0
+    assert inspect.audit([store.message], INVALID, lambda _: True, nobody).refuted == 0
 
 
 def test_given_rows_of_unknown_topics_and_foreign_keys_then_they_are_audited_too() -> None:
     store = MemoryStore()
     unknown_topic(store, "default:unknown").tx(INVALID, NOW_MS)
     store.message.put([(b"foreign", MessageValue(INVALID, b"?"))])
-    found = inspect.audit(store.message, INVALID, SNAPSHOT.is_invalid, nobody)
+    found = inspect.audit([store.message], INVALID, SNAPSHOT.is_invalid, nobody)
     assert (found.cells, found.refuted, found.foreign) == (2, 2, 1)
 
 
 def test_given_many_refuting_rows_then_all_are_counted_and_the_first_are_named() -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=60).tx(INVALID, *range(1, 3001))
-    found = inspect.audit(store.message, INVALID, SNAPSHOT.is_invalid, nobody)
+    found = inspect.audit([store.message], INVALID, SNAPSHOT.is_invalid, nobody)
     assert found.refuted == 3000
     assert [MessageKey.parse(key).publish_ms for key in found.sample_keys] == list(range(1, 11))  # type: ignore[union-attr]
 
@@ -242,6 +242,6 @@ def test_given_any_cells_then_the_audit_counts_what_the_definition_says(pointers
     for number, write_pointer in enumerate(pointers):
         orders.tx(write_pointer, NOW_MS + number)
     known = {INVALID, OPEN}
-    found = inspect.audit(store.message, bound, known.__contains__, nobody)
+    found = inspect.audit([store.message], bound, known.__contains__, nobody)
     assert found.refuted == sum(p in known and bound is not None and p <= bound for p in pointers)
     assert found.open_cells == sum(p in known for p in pointers)

@@ -32,7 +32,7 @@ from tms_core.server.listener import Listener
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.site import Site
 from tms_core.settings import Settings, StorageSettings, load, split_address
-from tms_core.side import HBaseSide, LevelDBSide, MemorySide, SideTable
+from tms_core.side import HBaseSide, LevelDBSide, MemorySide, SideTable, beside
 from tms_core.tables.base import Store
 from tms_core.tables.hbase import HBaseStore
 from tms_core.tables.hbase_pool import HBasePool
@@ -216,7 +216,7 @@ def _side(storage: StorageSettings, clock: Clock, stack: ExitStack) -> SideTable
     if storage.kind == "memory":
         return MemorySide()
     if storage.kind == "leveldb":
-        return stack.enter_context(LevelDBSide(Path(f"{storage.leveldb.path}.side")))
+        return stack.enter_context(LevelDBSide(beside(storage.leveldb.path)))
     wanted = storage.hbase
     pool = HBasePool(wanted.thrift, connections=wanted.connections, timeout_seconds=wanted.timeout_seconds, clock=clock)
     try:

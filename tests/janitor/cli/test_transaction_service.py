@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 from array import array
 from collections.abc import Iterator
 
@@ -56,12 +57,15 @@ def test_given_a_service_when_the_janitor_plans_then_what_is_invalid_there_is_to
 
 
 def test_given_a_service_that_does_not_answer_when_planned_then_nothing_is_inverted_and_it_says_why(
-    site: Site, service: TransactionService
+    site: Site,
 ) -> None:
-    service.stop()
-    planned = site.janitor("plan --format json")
-    assert planned.code == 0
-    assert planned.json["totals"]["invalid_transaction"] == 0
-    missing = site.janitor("inspect snapshot")
-    assert missing.code == 1
-    assert f"The transaction service {service.address} cannot be reached" in missing.err
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        site.set(SETTINGS.replace("source: directory", f"source: thrift\n  thrift: '{address}'"))
+        planned = site.janitor("plan --format json")
+        assert planned.code == 0
+        assert planned.json["totals"]["invalid_transaction"] == 0
+        missing = site.janitor("inspect snapshot")
+        assert missing.code == 1
+        assert f"The transaction service {address} cannot be reached" in missing.err
