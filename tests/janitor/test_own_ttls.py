@@ -1,0 +1,171 @@
+"""L6: a message with a ttl of its own goes at the very millisecond at which readers stop seeing it, and not before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from janitor.policy import Rule
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, topic, unknown_topic, watch
+from tests.salted import SaltedStore
+from tms_core.clock import ManualClock
+from tms_core.errors import StoreError
+from tms_core.messaging.model import FetchRequest
+from tms_core.messaging.service import MessagingService
+from tms_core.side import Expiries, MemorySide
+from tms_core.tables.base import Store
+from tms_core.tables.memory import MemoryStore
+
+AGE = 10 * MINUTE
+
+
+@pytest.fixture(params=[MemoryStore, SaltedStore], ids=["whole", "salted"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    with request.param() as opened:
+        yield opened
+
+
+@pytest.fixture
+def expiries() -> Expiries:
+    return Expiries(MemorySide())
+
+
+def early(orders: Topic, expiries: Expiries, expires_ms: int, *times_ms: int) -> None:
+    """Messages with a ttl of their own."""
+    before = {key for key, _ in orders.messages()}
+    orders.plain(*times_ms)
+    new = [key for key, _ in orders.messages() if key not in before]
+    expiries.put([(key.pack(), expires_ms) for key in new])
+
+
+def adopted(store: Store, expiries: Expiries, **options: Any) -> Rig:
+    rig = janitor(store, expiries=expiries, batch_rows=3, **options)
+    rig.engine.run_once(adopt=True)
+    return rig
+
+
+@pytest.mark.parametrize(("wait_ms", "gone"), [(-1, 0), (0, 4), (1, 4)])
+def test_given_messages_with_a_ttl_of_their_own_when_their_moment_comes_then_they_go_and_are_forgotten(
+    store: Store, expiries: Expiries, wait_ms: int, gone: int
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=3600)
+    live = [NOW_MS - AGE + number for number in range(20)]
+    orders.plain(*live)
+    early(orders, expiries, NOW_MS + HOUR // 2, *live[5:9])
+    rig = adopted(store, expiries)
+    rig.clock.advance(HOUR // 2 + wait_ms)
+    seen, report = rig.engine.preview(), rig.engine.run_once()
+    assert seen.total(Rule.EXPIRED) == report.total(Rule.EXPIRED) == gone
+    assert len(orders.times()) == 24 - gone
+    assert set(live) <= set(orders.times())
+    assert len(expiries.due(NOW_MS + DAY, 100)) == 4 - gone
+
+
+def test_given_the_server_and_the_janitor_when_a_messages_moment_comes_then_both_say_so_at_once(
+    store: Store,
+) -> None:
+    clock, side = ManualClock(NOW_MS, running_ms=DAY), MemorySide()
+    with MessagingService(store, clock, side=side) as service:
+        orders = topic(store, "default:orders", ttl_seconds=3600)
+        rig = janitor(store, clock=clock, expiries=service.expiries)
+        rig.engine.run_once(adopt=True)
+        service.publish(orders.id, [b"short"], pointer=None, ttl_seconds=60)
+        for wait_ms, there in ((60_000, 1), (1, 0)):
+            clock.advance(wait_ms)
+            fetched = [one for page in service.fetch(orders.id, FetchRequest()) for one in page]
+            rig.engine.run_once()
+            assert (len(fetched), len(orders.times())) == (there, there)
+
+
+@pytest.mark.parametrize("case", ["paused", "protected", "unknown", "newer"])
+def test_given_a_topic_in_which_nothing_may_go_when_its_message_is_due_then_it_stays_and_is_not_forgotten(
+    store: Store, expiries: Expiries, case: str
+) -> None:
+    name = "default:orders"
+    orders = unknown_topic(store, name) if case == "unknown" else topic(store, name, ttl_seconds=3600)
+    if case == "newer":
+        orders = orders.at(2)
+    early(orders, expiries, NOW_MS, NOW_MS - AGE)
+    rig = adopted(store, expiries, protect=(name,) if case == "protected" else ())
+    if case == "paused":
+        early(orders, expiries, NOW_MS + 1, NOW_MS - AGE + 1)
+        rig.state.pause(name, NOW_MS)
+        rig.clock.advance(1)
+    rig.engine.run_once()
+    assert len(orders.times()) == 1
+    assert len(expiries.due(NOW_MS + DAY, 10)) == 1
+
+
+def test_given_rows_that_a_range_takes_when_swept_then_they_count_once_and_are_forgotten(
+    store: Store, expiries: Expiries
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=3600)
+    early(orders, expiries, NOW_MS - HOUR, NOW_MS - 2 * HOUR)
+    retired = topic(store, "default:retired", ttl_seconds=3600, generation=-1)
+    early(retired, expiries, NOW_MS - HOUR, NOW_MS - MINUTE)
+    report = janitor(store, expiries=expiries).engine.run_once(adopt=True)
+    assert (report.total(Rule.EXPIRED), report.total(Rule.OLD_GENERATION)) == (1, 1)
+    assert expiries.due(NOW_MS + DAY, 10) == []
+
+
+def test_given_a_plan_when_applied_later_then_only_what_was_due_then_goes(
+    store: Store, expiries: Expiries, tmp_path: Path
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=3600)
+    times = [NOW_MS - AGE + number for number in range(5)]
+    orders.plain(*times)
+    early(orders, expiries, NOW_MS + 10, times[0], times[4])
+    early(orders, expiries, NOW_MS + 20, times[2])
+    rig = adopted(store, expiries)
+    rig.clock.advance(10)
+    planned = rig.engine.preview(out=tmp_path / "plan")
+    rig.clock.advance(10)
+    early(orders, expiries, NOW_MS + 5, NOW_MS - 1)
+    done = rig.engine.carry_out(tmp_path / "plan")
+    assert planned.total(Rule.EXPIRED) == done.total(Rule.EXPIRED) == 2
+    assert len(orders.times()) == 7
+    rig.engine.run_once()
+    assert orders.times() == times
+
+
+def test_given_a_store_that_fails_when_swept_then_what_is_due_comes_up_again(store: Store, expiries: Expiries) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=3600)
+    early(orders, expiries, NOW_MS + 1, NOW_MS - AGE, NOW_MS - AGE + 1)
+    rig = adopted(store, expiries)
+    rig.clock.advance(1)
+    broken = [True]
+
+    def fail(call: object) -> None:
+        if broken[0] and getattr(call, "name", "") == "message.delete":
+            raise StoreError("the disk is full.")
+
+    watch(store, before=fail)
+    [error] = rig.engine.run_once().errors
+    assert "default:orders" in error
+    assert len(expiries.due(NOW_MS + DAY, 10)) == 2
+    broken[0] = False
+    assert rig.engine.run_once().total(Rule.EXPIRED) == 2
+    assert orders.times() == []
+
+
+def test_given_a_topic_whose_ttl_grows_while_it_is_swept_then_nothing_of_it_is_taken_by_what_was_planned(
+    store: Store, expiries: Expiries
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=3600)
+    early(orders, expiries, NOW_MS + 1, NOW_MS - AGE)
+    rig = adopted(store, expiries)
+    rig.clock.advance(1)
+    moved: list[Topic] = []
+
+    def move(call: object) -> None:
+        if getattr(call, "name", "") == "metadata.get" and not moved:
+            moved.append(orders.describe(ttl_seconds=7200))
+
+    watch(store, before=move)
+    assert rig.engine.run_once().total(Rule.EXPIRED) == 0
+    assert moved
+    assert rig.engine.run_once().total(Rule.EXPIRED) == 1
+    assert orders.times() == []
