@@ -34,9 +34,11 @@ MAX_ADDRESS_BYTES = 107
 _CHUNK_BYTES = 1 << 20
 _CREDENTIALS = struct.Struct("iII")
 
-#: Every error that an answer can raise.
+#: Every error that an answer can raise; a janitor manages no transactions.
 KINDS: Mapping[str, type[TmsError]] = {
-    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, TmsError)
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, TmsError) and not issubclass(kind, errors.TransactionError)
 }
 
 
