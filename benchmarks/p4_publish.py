@@ -11,6 +11,7 @@ from __future__ import annotations
 import selectors
 import socket
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from pathlib import Path
 import plyvel
 
 from benchmarks.figure import Figure, report
+from tests.interop.java import Interop
 from tests.server.client import AVRO, Client, TopicClient
 from tests.server.process import Serve, configure
 from tests.server.test_avro import block
@@ -165,23 +167,53 @@ def batches(scratch: Path) -> None:
 
 
 def singles(scratch: Path) -> None:
-    """One by one, and small batches from one client."""
+    """One by one, and small batches from one client; CDAP's own server gets the same where Java can run."""
     bare = Bare(scratch / "bare-single")
     one, small = publishing(1, 100), publishing(100, 100)
-    with server(scratch / "single") as port:
-        alone = statistics.median(publish(port, one, SINGLE, 1) for _ in range(TURNS))
-        hundred = statistics.median(publish(port, small, SMALL, 1) for _ in range(TURNS)) * 100
+    with server(scratch / "single") as port, cdap_server(scratch / "cdap") as cdap_port:
+
+        def beside(data: bytes, requests: int, messages: int) -> tuple[int, int | None]:
+            """Messages per second from one client: of ours, and of CDAP's."""
+            if cdap_port is None:
+                return round(statistics.median(publish(port, data, requests, 1) for _ in range(TURNS)) * messages), None
+            _, ours, theirs = turns(
+                lambda: publish(port, data, requests, 1), lambda: publish(cdap_port, data, requests, 1)
+            )
+            return round(ours * messages), round(theirs * messages)
+
+        alone, cdap_alone = beside(one, SINGLE, 1)
+        hundred, cdap_hundred = beside(small, SMALL, 100)
         ratio, ours, other = turns(
             lambda: publish(port, one, SINGLE * 4, PRODUCERS), lambda: bare.write(1, 100, SINGLE)
         )
     details = {
         "messages_per_second": round(ours),
         "bare_messages_per_second": round(other),
-        "messages_per_second_one_producer": round(alone),
-        "messages_per_second_100_bytes_by_100": round(hundred),
+        "one_producer_messages_per_second": alone,
+        "one_producer_cdap_messages_per_second": cdap_alone,
+        "100_bytes_by_100_messages_per_second": hundred,
+        "100_bytes_by_100_cdap_messages_per_second": cdap_hundred,
     }
     name = f"one by one, {PRODUCERS} producers, ÷ bare single synced writes"
     report(Figure("P4", name, round(ratio, 3), at_least=1.5, details=details))
+
+
+@contextmanager
+def cdap_server(folder: Path) -> Iterator[int | None]:
+    """The port of CDAP's own server with an empty topic; None without Java."""
+    java = Interop()
+    if java.available():
+        yield None
+        return
+    java.build()
+    command = [*java.command("co.cask.cdap.messaging.server.MessagingServer"), str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        port = int(next(line for line in process.stdout if line.strip().isdigit()))
+        with Client(port) as client:
+            TopicClient(client, TOPIC.topic).create()
+        yield port
+        process.kill()
 
 
 def main() -> None:

@@ -210,15 +210,16 @@ def test_given_wrong_usage_then_2(typed: Type, words: list[object]) -> None:
 def test_given_no_service_then_1_with_the_next_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
     settings = tmp_path / "tms.yaml"
-    settings.write_text(f"transactions: {{thrift: '{address}'}}\n", encoding="utf-8")
-    assert execute(["tx", "list", "--config", str(settings)]) == 1
-    assert f"The transaction service {address} cannot be reached" in capsys.readouterr().err
-    monkeypatch.setenv("TMS_TRANSACTIONS__THRIFT", address)
-    assert execute(["tx", "invalidate", "1"]) == 1
-    assert "Start it (tms serve)" in capsys.readouterr().err
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        settings.write_text(f"transactions: {{thrift: '{address}'}}\n", encoding="utf-8")
+        assert execute(["tx", "list", "--config", str(settings)]) == 1
+        assert f"The transaction service {address} cannot be reached" in capsys.readouterr().err
+        monkeypatch.setenv("TMS_TRANSACTIONS__THRIFT", address)
+        assert execute(["tx", "invalidate", "1"]) == 1
+        assert "Start it (tms serve)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["list", "show", "invalidate", "abort", "truncate"])

@@ -3,7 +3,7 @@
 A lease lives in one small cell that can be compared and set: in the janitor's memory, in a table of the store it
 cleans. Whoever writes the cell holds the lease; every holder gets a higher *fence* than the one before, so that what a
 former holder still has under way can be told apart. Nobody can be stopped who does not look, so a holder looks before
-every batch: at most the one batch whose call had begun can follow the loss.
+every batch: at most the one batch whose call had begun can follow the loss, of several threads one of each.
 
 Time is measured by each side's own running clock: a holder renews when a third of ``seconds`` is over, and a challenger
 waits until it has watched the same record for all of it. Wall clocks are only believed when they say that the lease is

@@ -13,13 +13,17 @@ from tests.interop.java import Interop
 from tests.interop.tephra import JavaRaised, TephraSession
 from tests.transaction.vectors import snapshot_of
 from tms_core.clock import ManualClock
+from tms_core.errors import Conflict, NotInProgress
+from tms_core.transaction.client import TransactionClient
 from tms_core.transaction.conflicts import ChangeLimits
-from tms_core.transaction.manager import TransactionManager
-from tms_core.transaction.model import Snapshot
+from tms_core.transaction.manager import BadArgument, TransactionManager
+from tms_core.transaction.model import Snapshot, TransactionType
 from tms_core.transaction.service import TransactionService
 from tms_core.transaction.snapshot import read_snapshot
 from tms_core.transaction.storage import DirectoryStorage
 
+#: Longer than anything takes that ends at all.
+PATIENCE_SECONDS = 60.0
 NOW_MS = 1_795_000_000_000
 KEY, OTHER_KEY = b"k\x00\xff".hex(), b"other".hex()
 
@@ -173,6 +177,36 @@ def test_given_a_snapshot_over_thrift_when_java_decodes_it_then_it_is_our_state(
 ) -> None:
     busy(manager)
     assert snapshot_of(client.call("getSnapshot")) == state(manager)
+
+
+# --- our client, Tephra's service ------------------------------------------------------------------------------------
+
+
+def test_given_tephras_service_when_our_client_calls_it_then_both_understand_each_other(tephra: TephraSession) -> None:
+    with TransactionClient(f"127.0.0.1:{tephra.call('serve')}", PATIENCE_SECONDS) as client:
+        assert client.status() == "OK"
+        first, second = client.start_short(60, "me"), client.start_short(client="you")
+        for one in (first, second):
+            client.can_commit(one.transaction_id, [b"k\xff"])
+        client.commit(first.transaction_id)
+        with pytest.raises(Conflict) as raised:
+            client.commit(second.transaction_id)
+        assert (raised.value.key, raised.value.client) == (r"k\xFF", "me")
+        client.abort(second)
+        with pytest.raises(NotInProgress, match=str(second.transaction_id)):
+            client.commit(second.transaction_id)
+        long = client.checkpoint(client.start_long("me"))
+        assert (long.type, len(long.checkpoint_write_pointers)) == (TransactionType.LONG, 1)
+        assert client.clients() == {}
+        assert [entry.write_pointer for entry in client.latest().snapshot.in_progress] == [
+            long.transaction_id,
+            long.write_pointer,
+        ]
+        assert client.invalidate(long.transaction_id)
+        assert client.invalid_size() == 2
+        assert client.truncate_invalid([long.transaction_id])
+        with pytest.raises(BadArgument, match="timeout must be positive"):
+            client.start_short(0)
 
 
 # --- our directory, Tephra's classes ---------------------------------------------------------------------------------

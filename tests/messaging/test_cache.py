@@ -10,7 +10,7 @@ from tests.builders import DAY, HOUR, NOW_MS, SECOND, Snapshots, janitor, pointe
 from tests.messaging.desk import HOUR_SECONDS, Desk, P, named, reader
 from tms_core.messaging.cache import MessageCache, Run
 from tms_core.messaging.ids import Ids
-from tms_core.rowkey import MessageId, MessageKey
+from tms_core.rowkey import MessageId, MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue, TxCell
 
 A, B = b"a", b"b"
@@ -107,6 +107,10 @@ def test_given_a_line_that_is_forgotten_when_the_room_is_used_up_then_others_los
     assert cache.read(B, 0, 100, 1 << 20, 0) == [run(0, bytes(1000))]
     assert cache.read(A, 4, 100, 1 << 20, 0) is None
     assert cache.read(A, 5, 100, 1 << 20, 0) == [run(10, bytes(1000))]
+    cache.add(A, [run(20, bytes(1000))])
+    assert cache.read(B, 0, 100, 1 << 20, 0) is None
+    assert cache.read(A, 5, 100, 1 << 20, 0) == [run(10, bytes(1000)), run(20, bytes(1000))]
+    cache.add(B, [run(10, bytes(1000))])
     cache.drop(A)
     cache.drop(A)
     assert cache.read(A, 5, 100, 1 << 20, 0) is None
@@ -235,6 +239,16 @@ def test_given_rows_somebody_else_wrote_when_told_then_they_are_shown_and_ids_go
     desk.store.message.invert([TxCell(theirs, P, False)])
     desk.service.forget()
     assert desk.payloads(start=NOW_MS, transaction=reader()) == [b"a", b"b"]
+
+
+def test_given_payloads_somebody_else_stored_when_told_then_none_is_overwritten(desk: Desk) -> None:
+    desk.put("orders", P, b"ours")
+    theirs = PayloadKey(named("orders"), 1, P, NOW_MS, 1).pack()
+    desk.store.payload.put([(theirs, b"theirs")])
+    desk.service.forget(named("orders"))
+    desk.put("orders", P, b"more")
+    desk.publish("orders", pointer=P)
+    assert desk.payloads() == [b"ours", b"theirs", b"more"]
 
 
 def test_given_a_batch_that_failed_when_fetched_then_what_the_store_has_counts(desk: Desk) -> None:

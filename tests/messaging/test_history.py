@@ -50,6 +50,7 @@ class History(RuleBasedStateMachine):
         self.book = Book(3600)
         self.generation = 1
         self.anchor_ms = NOW_MS - DAY
+        self.latest_ms = 0
         self.rig = self._janitor()
         self.open: list[Tx] = []
         self.invalid: list[int] = []
@@ -76,7 +77,9 @@ class History(RuleBasedStateMachine):
 
     @property
     def now_ms(self) -> int:
-        return self.desk.clock.now_ms() - max(0, self.ahead_ms - ALLOWANCE_MS)
+        """What time it is for consumers: it never goes back."""
+        self.latest_ms = max(self.latest_ms, self.desk.clock.now_ms() - max(0, self.ahead_ms - ALLOWANCE_MS))
+        return self.latest_ms
 
     @rule(step_ms=st.sampled_from(STEPS_MS))
     def wait(self, step_ms: int) -> None:
@@ -91,6 +94,7 @@ class History(RuleBasedStateMachine):
         self.desk.restart()
         # What the janitor took at the end of the topic is not known any more, unless it had a ttl of its own.
         self.last = max([self.announced, *(row.spot for row in self.book.rows)])
+        self.latest_ms = 0
         self.anchor_ms = self.desk.clock.now_ms() - self.desk.clock.running_ms()
 
     # -- producers ----------------------------------------------------------------------------------------------------

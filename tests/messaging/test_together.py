@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from itertools import groupby, pairwise
 from threading import Event
@@ -13,9 +15,13 @@ import pytest
 from tests.builders import HOUR, MINUTE, NOW_MS, SECOND, Call, Snapshots, janitor, watch
 from tests.messaging.desk import HOUR_SECONDS, PATIENCE_SECONDS, Desk, P, named, reader
 from tms_core.clock import SystemClock
+from tms_core.errors import TopicNotFound, Unavailable
+from tms_core.messaging import lines
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
+from tms_core.messaging.queue import Queue
 from tms_core.messaging.service import MessagingService
-from tms_core.rowkey import MessageId
+from tms_core.rowkey import MessageId, MessageKey
+from tms_core.tables.base import MessageValue, Page
 
 PRODUCERS, REQUESTS = 6, 40
 
@@ -170,6 +176,62 @@ def test_given_a_topic_deleted_and_made_again_while_messages_are_queued_then_the
     first.result(PATIENCE_SECONDS)
     second.result(PATIENCE_SECONDS)
     assert desk.payloads() == [b"new"]
+
+
+def test_given_a_line_that_is_being_opened_again_when_published_then_that_waits_until_it_is(desk: Desk) -> None:
+    desk.publish("orders", b"a")
+    theirs = MessageKey(named("orders"), 1, NOW_MS, 1).pack()
+    desk.store.message.put([(theirs, MessageValue(None, b"theirs"))])
+    desk.service.forget()
+    opening, go = Event(), Event()
+    keys = desk.store.message.keys
+
+    def slowly(start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+        opening.set()
+        assert go.wait(PATIENCE_SECONDS)
+        return keys(start, stop, limit)
+
+    desk.store.message.keys = slowly  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as threads:
+        fetching = threads.submit(desk.payloads)
+        assert opening.wait(PATIENCE_SECONDS)
+        publishing = desk.service.submit_publish(named("orders"), [b"b"], pointer=None)
+        with suppress(TimeoutError):
+            publishing.result(0.2)
+        go.set()
+        publishing.result(PATIENCE_SECONDS)
+        assert fetching.result(PATIENCE_SECONDS)[:2] == [b"a", b"theirs"]
+    assert desk.payloads() == [b"a", b"theirs", b"b"]
+
+
+def test_given_more_transactions_than_are_remembered_when_they_store_then_nothing_is_overwritten(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "_KNOWN_POINTERS", 2)
+    for round_number in range(3):
+        for number in range(4):
+            desk.put("orders", P + number, b"%d %d" % (number, round_number))
+    desk.publish("orders", pointer=P + 1)
+    assert desk.payloads() == [b"1 0", b"1 1", b"1 2"]
+
+
+def test_given_a_service_when_its_block_ends_then_it_is_closed(desk: Desk) -> None:
+    with desk.serve() as service:
+        service.publish(named("orders"), [b"a"])
+    with pytest.raises(Unavailable):
+        service.publish(named("orders"), [b"b"])
+
+
+def test_given_names_of_no_topic_when_published_to_then_nothing_is_left_of_them(desk: Desk) -> None:
+    for number in range(20):
+        with pytest.raises(TopicNotFound):
+            desk.publish(f"none{number}", b"a")
+        with pytest.raises(TopicNotFound):
+            desk.put(f"none{number}", P, b"a")
+    desk.service.close()
+    gc.collect()
+    left = [item for item in gc.get_objects() if isinstance(item, Queue) and item.topic.topic.startswith("none")]
+    assert left == []
 
 
 # --- the janitor -----------------------------------------------------------------------------------------------------

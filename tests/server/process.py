@@ -23,6 +23,7 @@ def configure(folder: Path, **server: Any) -> Path:
         "storage": {"leveldb": {"path": str(folder / "messaging")}},
         "transactions": {"directory": str(folder / "tx"), "thrift": "127.0.0.1:0"},
         "server": {"port": 0, **server},
+        "janitor": {"every_seconds": 1, "hold_seconds": 0, "state": str(folder / "state"), "http": {"port": 0}},
     }
     path.write_text(yaml.safe_dump(settings))
     return path
@@ -34,11 +35,12 @@ class Serve:
     Args:
         config: the settings file.
         options: more words for the command line.
+        janitor: whether the janitor runs inside it.
     """
 
-    def __init__(self, config: Path, *options: str) -> None:
+    def __init__(self, config: Path, *options: str, janitor: bool = False) -> None:
         self._log = config.with_suffix(".log").open("a+")
-        command = [str(TMS), "serve", "--config", str(config), "--no-janitor", *options]
+        command = [str(TMS), "serve", "--config", str(config), *options, *([] if janitor else ["--no-janitor"])]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True)
         assert self.process.stdout is not None
         said = {}

@@ -174,6 +174,11 @@ def test_given_more_than_a_chunk_when_written_then_each_piece_is_a_block_that_cl
     assert len(decoded(b"".join(pieces))) == 130
 
 
+def test_given_empty_messages_when_written_then_each_counts_28_bytes() -> None:
+    first, last = AVRO.write_messages([[Message(ID.pack(), b"")] * 2150])
+    assert (len(decoded(first + b"\0")), len(decoded(last))) == (2143, 7)
+
+
 def test_given_a_message_larger_than_a_chunk_when_written_then_it_is_alone_in_its_block() -> None:
     pieces = list(AVRO.write_messages([[Message(ID.pack(), b"x" * CHUNK_BYTES), Message(ID.pack(), b"y")]]))
     assert [piece[0] for piece in pieces] == [2, 2]

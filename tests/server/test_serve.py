@@ -67,6 +67,20 @@ def test_given_the_access_log_when_requests_are_made_then_each_has_a_line(tmp_pa
         assert "GET /v1/namespaces/default/topics/nobody 404" in server.log
 
 
+def test_given_the_janitor_inside_when_messages_expire_then_their_rows_go_and_one_page_has_all_metrics(
+    tmp_path: Path,
+) -> None:
+    with Serve(configure(tmp_path), janitor=True) as server, Client(server.port) as client:
+        TopicClient(client, "t").create(ttl="1").publish("a", "b")
+        deleted = 'tms_janitor_rows_deleted_total{rule="expired",table="message"} 2.0'
+        while deleted not in (metrics := client.ask("GET", "/metrics").text):
+            assert server.process.poll() is None
+        assert "tms_messages_published_total 2.0" in metrics
+        server.end()
+    with LevelDBStore(tmp_path / "messaging") as store:
+        assert store.message.keys(b"default:t:", b"default:t;", 10).items == []
+
+
 def test_given_another_source_of_transactions_when_served_then_none_are_managed_here(tmp_path: Path) -> None:
     (tmp_path / "snapshots").mkdir()
     with Serve(configure(tmp_path), "--snapshots", str(tmp_path / "snapshots")) as server:

@@ -266,12 +266,9 @@ async def nobody(scope: Scope, receive: Receive, send: Send) -> None:
     """An application that is never asked."""
 
 
-@pytest.mark.parametrize(
-    ("host", "reason"), [("192.0.2.1", "server.host is 192.0.2.1"), ("no-such-host.invalid", "server.host is no-such")]
-)
-def test_given_an_address_that_cannot_be_had_when_started_then_the_setting_is_named(host: str, reason: str) -> None:
-    with pytest.raises(ConfigurationError, match=reason):
-        Listener(nobody, host, 0).start()
+def test_given_an_address_of_another_machine_when_started_then_the_setting_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"server\.host is 192\.0\.2\.1"):
+        Listener(nobody, "192.0.2.1", 0).start()
 
 
 def test_given_a_port_in_use_when_started_then_the_setting_is_named() -> None:

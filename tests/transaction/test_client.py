@@ -100,6 +100,8 @@ def test_given_what_is_refused_then_the_errors_are_the_managers(
         client.can_commit(second.transaction_id, [b"a", b"b"])
     with pytest.raises(BadArgument, match="timeout must be positive"):
         client.start_short(0)
+    with pytest.raises(BadArgument, match="must not exceed 2147483647 seconds"):
+        client.start_short(2**31)
     clock.advance(1)
     with pytest.raises(TruncateTimeError):
         client.truncate_invalid_before(NOW_MS + 1)
@@ -118,8 +120,9 @@ def test_given_a_service_that_was_started_again_then_the_client_goes_on(
 ) -> None:
     one = client.start_short()
     service.stop()
-    again = TransactionService(manager, port=service.port)
+    again = TransactionService(manager, port=0)
     again.start()
+    client.address = again.address
     client.commit(one.transaction_id)
     again.stop()
 
@@ -253,12 +256,13 @@ def test_given_no_answer_in_time_then_nothing_is_repeated() -> None:
 
 
 def test_given_nobody_at_the_address_then_nothing_was_done() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = f"127.0.0.1:{listener.getsockname()[1]}"
-    with TransactionClient(address) as client, pytest.raises(ServiceUnavailable, match=r"cannot be reached.*tms serve"):
-        client.commit(7)
-    with TransactionClient(address) as client, pytest.raises(NoSnapshot, match="cannot be reached"):
-        client.latest()
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        with TransactionClient(f"127.0.0.1:{nobody.getsockname()[1]}") as client:
+            with pytest.raises(ServiceUnavailable, match=r"cannot be reached.*tms serve"):
+                client.commit(7)
+            with pytest.raises(NoSnapshot, match="cannot be reached"):
+                client.latest()
 
 
 OK = wire.string(0, "OK")

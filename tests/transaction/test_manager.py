@@ -175,6 +175,28 @@ def test_given_a_commit_before_when_the_same_is_changed_then_that_is_no_conflict
     committed(manager, b"k")
 
 
+def test_given_an_older_commit_that_is_none_of_its_business_when_asked_then_a_newer_one_is_found(
+    manager: TransactionManager,
+) -> None:
+    manager.start_short()
+    committed(manager, b"other")
+    late = manager.start_short()
+    committed(manager, b"k")
+    with pytest.raises(Conflict):
+        manager.can_commit(late.transaction_id, [b"k"])
+
+
+def test_given_commits_when_the_first_short_one_begins_right_after_them_then_they_are_kept(
+    manager: TransactionManager,
+) -> None:
+    first = manager.start_short()
+    done = committed(manager, b"k")
+    later = manager.start_short()
+    manager.commit(first.transaction_id)
+    assert state(manager).committed == {later.transaction_id: {b"k"}}
+    assert later.transaction_id == done.transaction_id + 1
+
+
 def test_given_a_long_one_that_asks_then_its_conflicts_count_too(manager: TransactionManager) -> None:
     manager.start_short()
     long = manager.start_long()
@@ -288,10 +310,11 @@ def test_given_an_end_when_aborted_after_it_then_nothing_happens(manager: Transa
 
 
 def test_given_an_id_never_issued_when_aborted_then_the_read_pointer_stays(manager: TransactionManager) -> None:
+    manager.start_short()
     made_up = BASE + 3_600_000 * 1_000_000
     manager.abort(Transaction(made_up, made_up, made_up))
     assert read_pointer(manager) == BASE
-    assert not manager.start_short().is_visible(BASE + 2)
+    assert not manager.start_short().is_visible(BASE + 3)
 
 
 def test_given_checkpoints_when_their_transaction_is_aborted_with_them_then_all_are_gone(

@@ -36,7 +36,6 @@ def replayed(snapshot: Snapshot, *history: Edit) -> Snapshot:
     found = State(snapshot, LONG_TIMEOUT_MS)
     for edit in history:
         found.apply(edit)
-    found.settle()
     return timeless(found.snapshot(0))
 
 
@@ -171,7 +170,7 @@ def test_given_a_checkpoint_of_what_is_not_in_progress_when_replayed_then_its_wr
 
 def test_given_edits_that_were_written_in_another_order_when_replayed_then_lists_are_ascending() -> None:
     changes = frozenset([b"k"])
-    history = [begun(3), begun(1), begun(2), begun(9)]
+    history = [begun(9), begun(3), begun(1), begun(2)]
     history += [
         Edit(BASE + 3, EditState.COMMITTED, commit_pointer=BASE + 8, can_commit=True, changes=changes),
         Edit(BASE + 2, EditState.COMMITTED, commit_pointer=BASE + 7, can_commit=True, changes=changes),
@@ -179,9 +178,14 @@ def test_given_edits_that_were_written_in_another_order_when_replayed_then_lists
     found = State(NOTHING, LONG_TIMEOUT_MS)
     for edit in history:
         found.apply(edit)
-    found.settle()
     assert list(found.in_progress) == [BASE + 1, BASE + 9]
     assert list(found.committed.copy()) == [BASE + 7, BASE + 8]
+
+
+def test_given_an_abort_of_an_id_never_issued_when_replayed_then_readers_do_not_see_what_is_to_come() -> None:
+    made_up = Edit(BASE + 10**12, EditState.ABORTED, type=TransactionType.SHORT)
+    seen = replayed(NOTHING, begun(1), made_up).visibility
+    assert (seen.read_pointer, seen.write_pointer) == (BASE + 1, BASE + 1)
 
 
 def test_given_an_edit_that_no_manager_writes_when_replayed_then_the_start_is_refused() -> None:
@@ -207,6 +211,22 @@ def test_given_a_snapshot_in_between_when_recovered_then_nothing_changes(tmp_pat
     manager.start_short()
     shutil.copytree(tmp_path / "tx", tmp_path / "crashed")
     assert recovered(tmp_path / "crashed") == state(manager)
+    manager.close()
+
+
+def test_given_a_checkpoint_that_timed_out_without_its_transaction_when_recovered_then_it_is_invalid(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock(NOW_MS)
+    manager = TransactionManager(DirectoryStorage(tmp_path / "tx"), clock)
+    one = manager.start_short()
+    checkpoint = manager.checkpoint(one).write_pointer
+    manager.abort(one)
+    clock.advance(LONG_TIMEOUT_MS)
+    manager.expire()
+    shutil.copytree(tmp_path / "tx", tmp_path / "crashed")
+    seen = recovered(tmp_path / "crashed", clock).visibility
+    assert (list(seen.invalid), seen.in_progress) == ([checkpoint], ())
     manager.close()
 
 
@@ -265,9 +285,11 @@ def cut_at_every_byte(
     directory: Path,
 ) -> None:
     """Recover from each beginning of a log; ``ends`` are the places at which one more piece of it counts."""
+    states = [expected(number) for number in range(len(ends))]
+    found_in(base, directory)
     for size in range(len(data) + 1):
         whole = max([number for number, end in enumerate(ends) if end <= size], default=0)
-        assert found_in({**base, name: data[:size]}, directory) == expected(whole), f"cut after {size} bytes"
+        assert found_in({name: data[:size]}, directory) == states[whole], f"cut after {size} bytes"
 
 
 def snapshot_bytes(snapshot: Snapshot) -> bytes:

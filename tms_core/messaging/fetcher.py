@@ -4,7 +4,7 @@ A fetch reads page by page, from the cache where that has all rows from here on,
 open in between. It ends where the topic's acknowledged rows ended when it began: so every reader sees the same order,
 and a fetch ends although messages keep coming.
 
-What CDAP does otherwise (``docs/formats.md``): it loses messages where a limit ends inside a reference to the payload
+What CDAP does otherwise (``docs/conformance/messages.md``): it loses messages where a limit ends inside a reference to the payload
 table, and the first payload behind an exclusive start; it applies the payload part of an expired start to whatever
 reference comes first; a reference without payloads uses up its limit.
 """
@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from tms_core.messaging.cache import MessageCache, Run
@@ -21,16 +24,23 @@ from tms_core.messaging.lines import Lines
 from tms_core.messaging.model import FetchRequest, Message
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, Cutoff, java_abs, pointer_prefix, stop_key
 from tms_core.side import Expiries
-from tms_core.tables.base import Store
+from tms_core.tables.base import MessageValue, Store
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.model import Transaction
 
-#: Bytes of payloads in a page, at first and at most; a page has at least one message.
-PAGE_BYTES, MAX_PAGE_BYTES = 60_000, 1 << 20
+#: Bytes of payloads in a page, at first and at most; a page has at least one message. Larger ones are slower: their
+#: memory goes back to the system each time.
+PAGE_BYTES, MAX_PAGE_BYTES = 60_000, 240_000
 #: Rows in one read of the store, at most.
 MAX_PAGE_ROWS = 4000
 #: What ends the id of a message that lies in the message table.
 _INLINE = bytes(MESSAGE_TAIL_BYTES)
+
+#: A row of the message table.
+MessageRow = tuple[bytes, MessageValue]
+#: Makes a message of id and payload; the constructor of a named tuple without its detour through Python.
+_message = partial(tuple.__new__, Message)
+_payload = itemgetter(1)
 
 
 class Shelf(NamedTuple):
@@ -96,14 +106,14 @@ class Fetch:
     def _pieces(self) -> Iterator[tuple[list[Message], int]]:
         """The messages in lists of at most about a page, each with its bytes."""
         for messages in self._lists():
-            size = sum(len(payload) for _, payload in messages)
+            size = sum(map(len, map(_payload, messages)))
             rows = max(1, len(messages) * self._page_bytes // (size + 1))
             if rows >= len(messages):
                 yield messages, size
                 continue
             for first in range(0, len(messages), rows):
                 piece = messages[first : first + rows]
-                yield piece, sum(len(payload) for _, payload in piece)
+                yield piece, sum(map(len, map(_payload, piece)))
 
     def _lists(self) -> Iterator[list[Message]]:
         """The messages, as they come together."""
@@ -130,7 +140,8 @@ class Fetch:
             if verdict and run.payloads is not None:
                 stop = min(stop, first + self._left)
                 ids = [tail(at) + _INLINE for at in range(first, stop)]
-                yield self._limited(list(map(Message, ids, run.payloads[first - run.first : stop - run.first])))
+                payloads = run.payloads[first - run.first : stop - run.first]
+                yield self._limited(list(map(_message, zip(ids, payloads, strict=True))))
             elif verdict and run.pointer is not None:
                 yield from self._reference(run.first, run.pointer)
             behind = run.stop
@@ -148,24 +159,44 @@ class Fetch:
     # -- the store ----------------------------------------------------------------------------------------------------
 
     def _from_store(self) -> Iterator[list[Message]]:
-        prefix, size = self._line.prefix, len(self._line.prefix) + MESSAGE_TAIL_BYTES
+        prefix = self._line.prefix
         page = self._shelf.store.message.rows(prefix + tail(self._at), prefix + tail(self._end), self._rows())
-        gone = self._gone([key for key, _ in page.items]) if self._line.mortal else frozenset()
-        messages: list[Message] = []
-        for key, (pointer, payload) in page.items:
-            verdict = len(key) == size and key not in gone and _see(self._transaction, pointer)
+        rows = self._shown(page.items)
+        payloads = [payload for _, (_, payload) in rows]
+        if None in payloads:
+            yield from self._with_references(rows)
+        else:
+            ids = [key[-MESSAGE_TAIL_BYTES:] + _INLINE for key, _ in rows]
+            yield self._limited(list(map(_message, zip(ids, payloads, strict=True))))
+        self._line.row_bytes = self._learn(sum(map(len, filter(None, payloads))), len(payloads))
+        self._at = self._end if page.resume is None else _position(page.resume, len(prefix))
+
+    def _shown(self, rows: list[MessageRow]) -> list[MessageRow]:
+        """Those of some rows that are messages and that the reader sees, up to the first that nobody can tell of."""
+        keys = [key for key, _ in rows]
+        size = len(self._line.prefix) + MESSAGE_TAIL_BYTES
+        if not set(map(len, keys)) <= {size}:
+            rows = [row for row in rows if len(row[0]) == size]
+        if self._line.mortal and (gone := self._gone(keys)):
+            rows = [row for row in rows if row[0] not in gone]
+        if self._transaction is None:
+            return rows
+        shown: list[MessageRow] = []
+        for pointer, group in groupby(rows, key=_pointer):
+            verdict = _see(self._transaction, pointer)
             if verdict is None:
                 self._end = 0
                 break
-            if verdict and payload is not None:
-                messages.append(Message(key[-MESSAGE_TAIL_BYTES:] + _INLINE, payload))
-            elif verdict and pointer is not None:
-                yield self._limited(messages)
-                messages = []
+            if verdict:
+                shown += group
+        return shown
+
+    def _with_references(self, rows: list[MessageRow]) -> Iterator[list[Message]]:
+        for key, (pointer, payload) in rows:
+            if payload is not None:
+                yield self._limited([Message(key[-MESSAGE_TAIL_BYTES:] + _INLINE, payload)])
+            elif pointer is not None:
                 yield from self._reference(_position(key, len(self._line.prefix)), pointer)
-        self._line.row_bytes = self._learn(sum(len(payload or b"") for _, (_, payload) in page.items), len(page.items))
-        self._at = self._end if page.resume is None else _position(page.resume, len(self._line.prefix))
-        yield self._limited(messages)
 
     def _reference(self, at: int, pointer: int) -> Iterator[list[Message]]:
         """The payloads that a row stands for: all of its transaction, in the order they were stored."""
@@ -176,7 +207,7 @@ class Fetch:
         size, head, stop = len(prefix) + MESSAGE_TAIL_BYTES, tail(at), stop_key(prefix)
         while start is not None and self._left:
             page = self._shelf.store.payload.rows(start, stop, self._rows())
-            self._learn(sum(len(payload) for _, payload in page.items), len(page.items))
+            self._learn(sum(map(len, map(_payload, page.items))), len(page.items))
             yield self._limited(
                 [Message(head + key[-MESSAGE_TAIL_BYTES:], payload) for key, payload in page.items if len(key) == size]
             )
@@ -242,6 +273,10 @@ def _see(transaction: Transaction | None, pointer: int | None) -> bool | None:
     invalids = transaction.invalids
     index = bisect_left(invalids, pointer)
     return False if index < len(invalids) and invalids[index] == pointer else None
+
+
+def _pointer(row: MessageRow) -> int | None:
+    return row[1][0]
 
 
 def _position(key: bytes, plain: int) -> int:

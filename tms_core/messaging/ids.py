@@ -71,11 +71,13 @@ class HonestClock:
         self._clock = clock
         self._allowance_ms = allowance_ms
         self._ahead_of_running_ms = clock.now_ms() - clock.running_ms()
+        self._read_ms = 0
 
     def now_ms(self) -> int:
-        """The time to read by: what a jumped clock calls old is not."""
+        """The time to read by: what a jumped clock calls old is not, and what was too old once stays so."""
         now_ms, honest_ms = self._read()
-        return min(now_ms, honest_ms + self._allowance_ms)
+        self._read_ms = max(self._read_ms, min(now_ms, honest_ms + self._allowance_ms))
+        return self._read_ms
 
     def publish_ms(self) -> int:
         """The time to publish by.

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import cast
 
-from tms_core.errors import StoreError
 from tms_core.messaging.cache import MessageCache
 from tms_core.messaging.ids import HonestClock, Ids, first_free
-from tms_core.rowkey import generation_prefix, pointer_prefix
+from tms_core.rowkey import generation_prefix, pointer_prefix, stop_key
 from tms_core.side import Expiries
 from tms_core.tables.base import Store
 from tms_core.topic import TopicId, TopicMetadata
@@ -41,11 +41,12 @@ class Line:
 
 @dataclass(slots=True)
 class _Place:
-    """Where a line is kept; ``fresh`` says that nobody else has written since it was opened."""
+    """Where a line is kept: opened when as often as it was to be."""
 
     lock: Lock = field(default_factory=Lock)
     line: Line | None = None
-    fresh: bool = False
+    wanted: int = 1
+    opened: int = 0
 
 
 @dataclass(slots=True)
@@ -86,13 +87,13 @@ class Lines:
         if place is None:
             with self._lock:
                 place = self._places.setdefault(prefix, _Place())
-        line = place.line
-        if line is None or not place.fresh:
+        if place.opened < place.wanted:
             with place.lock:
-                if place.line is None or not place.fresh:
-                    place.line = self._open(prefix, place)
-                line = place.line
-        return line
+                if place.opened < place.wanted:
+                    wanted = place.wanted
+                    place.line = self._open(prefix, place.line or Line(prefix, Ids(0)))
+                    place.opened = wanted
+        return cast(Line, place.line)
 
     def payloads(self, topic: TopicMetadata, pointer: int) -> Ids:
         """The ids of a topic's stored payloads, behind those that the transaction has.
@@ -106,8 +107,10 @@ class Lines:
             prefix = generation_prefix(topic.topic.prefix, topic.generation)
             stored = self._stored.setdefault(prefix, _Stored())
         if pointer not in stored.pointers:
-            prefix = pointer_prefix(topic.topic.prefix, topic.generation, pointer)
-            stored.ids.skip(first_free(self._store.payload.keys, prefix, self._clock.now_ms()))
+            table, prefix = self._store.payload, pointer_prefix(topic.topic.prefix, topic.generation, pointer)
+            # Most transactions are new, and one look tells so.
+            if table.first(prefix, stop_key(prefix)) is not None:
+                stored.ids.skip(first_free(table.keys, prefix, self._clock.now_ms()))
             stored.pointers[pointer] = None
             if len(stored.pointers) > _KNOWN_POINTERS:
                 del stored.pointers[next(iter(stored.pointers))]
@@ -117,7 +120,7 @@ class Lines:
         """Look again before the next use, because somebody else may have written; None: all lines."""
         with self._lock:
             for prefix in self._of(topic, self._places):
-                self._places[prefix].fresh = False
+                self._places[prefix].wanted += 1
                 self._cache.drop(prefix)
             for prefix in self._of(topic, self._stored):
                 self._stored[prefix].pointers.clear()
@@ -134,17 +137,11 @@ class Lines:
     def _of(self, topic: TopicId | None, lines: dict[bytes, _Place] | dict[bytes, _Stored]) -> list[bytes]:
         return [prefix for prefix in lines if topic is None or prefix.startswith(topic.prefix)]
 
-    def _open(self, prefix: bytes, place: _Place) -> Line:
-        line = place.line or Line(prefix, Ids(0))
+    def _open(self, prefix: bytes, line: Line) -> Line:
+        """Move a line behind the last row there is, and have the cache keep what comes from now on."""
         now_ms = self._clock.now_ms()
-        place.fresh = True
-        try:
-            free = first_free(self._store.message.keys, prefix, now_ms)
-            announced = first_free(self._expiries.keys, prefix, now_ms) if self._expiries else 0
-        except StoreError:
-            place.fresh = False
-            raise
-        line.ids.skip(max(free, announced))
+        announced = first_free(self._expiries.keys, prefix, now_ms) if self._expiries else 0
+        line.ids.skip(max(announced, first_free(self._store.message.keys, prefix, now_ms)))
         line.mortal = line.mortal or announced > 0
         self._cache.open(prefix, line.ids)
         return line

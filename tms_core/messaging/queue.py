@@ -116,7 +116,7 @@ class Queue(ABC, Generic[R]):
     """
 
     def __init__(self, topic: TopicId, site: Site) -> None:
-        self._topic = topic
+        self.topic = topic
         self._site = site
         self._queue: deque[Request[R]] = deque()
         self._busy = False
@@ -144,7 +144,7 @@ class Queue(ABC, Generic[R]):
         """Write the next batch, and have this called again if there is more."""
         batch = self._take()
         try:
-            topic = self._site.topics.get(self._topic)
+            topic = self._site.topics.get(self.topic)
             self._write(topic, self._site.clock.publish_ms(), batch)
         except BaseException as error:
             for request in batch:

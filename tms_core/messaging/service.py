@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import Self
+from weakref import WeakValueDictionary
 
 from tms_core.clock import Clock
 from tms_core.errors import BadRequest
@@ -27,6 +28,7 @@ from tms_core.side import Expiries, SideTable
 from tms_core.tables.base import Store
 from tms_core.topic import INT_MAX, TopicId
 
+#: The highest sequence id.
 _MAX_SEQUENCE = 2**16 - 1
 
 
@@ -70,8 +72,9 @@ class MessagingService:
         self._site = Site(self._topics, self._lines, honest, lifetime_ms, self._threads, self._load)
         cached_ms = min(max_lifetime_seconds, grace_seconds) * 1000 // 2
         self._shelf = Shelf(store, self._lines, self._cache, self._expiries, honest, cached_ms)
-        self._messages: dict[TopicId, MessageWriter] = {}
-        self._payloads: dict[TopicId, PayloadWriter] = {}
+        # A writer lives as long as it has something to write, so that names nobody uses any more cost nothing.
+        self._messages: WeakValueDictionary[TopicId, MessageWriter] = WeakValueDictionary()
+        self._payloads: WeakValueDictionary[TopicId, PayloadWriter] = WeakValueDictionary()
         self._lock = Lock()
 
     # -- topics -------------------------------------------------------------------------------------------------------
@@ -282,19 +285,19 @@ class MessagingService:
         self.close()
 
     def _message_writer(self, topic: TopicId) -> MessageWriter:
-        writer = self._messages.get(topic)
-        if writer is None:
-            with self._lock:
-                made = MessageWriter(topic, self._site, self._store.message, self._cache, self._expiries)
-                writer = self._messages.setdefault(topic, made)
-        return writer
+        with self._lock:
+            writer = self._messages.get(topic)
+            if writer is None:
+                writer = MessageWriter(topic, self._site, self._store.message, self._cache, self._expiries)
+                self._messages[topic] = writer
+            return writer
 
     def _payload_writer(self, topic: TopicId) -> PayloadWriter:
-        writer = self._payloads.get(topic)
-        if writer is None:
-            with self._lock:
-                writer = self._payloads.setdefault(topic, PayloadWriter(topic, self._site, self._store.payload))
-        return writer
+        with self._lock:
+            writer = self._payloads.get(topic)
+            if writer is None:
+                writer = self._payloads[topic] = PayloadWriter(topic, self._site, self._store.payload)
+            return writer
 
 
 def _check_pointer(pointer: int | None) -> None:

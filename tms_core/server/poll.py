@@ -1,6 +1,6 @@
 """Polling: what consumers call.
 
-Plain ASGI, because every message leaves this way. Threads read pages of the store and encode them, a few pieces at a
+Plain ASGI, because every message leaves this way. Threads read pages of the store and encode them, half a megabyte at a
 time; the event loop sends what one step made while the next is being made. So an answer of any length takes the memory
 of two steps, and a slow consumer holds back only himself. Once "200" is sent, an error can only cut the answer short:
 chunked encoding shows the client that its end is missing.
@@ -12,7 +12,7 @@ import asyncio
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
+from typing import NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
@@ -22,8 +22,15 @@ from tms_core.server.codec import Codec
 from tms_core.server.site import Site, headers_of, topic_of
 from tms_core.topic import TopicId
 
-#: How many pieces a thread makes at a time: half a megabyte, so that handing over costs next to nothing.
-_STEP = 8
+#: How much a thread makes at a time, so that handing over costs next to nothing beside it.
+_STEP_BYTES = 480_000
+
+
+class _Made(NamedTuple):
+    """Pieces of an answer, and whether there may be more."""
+
+    pieces: list[bytes]
+    more: bool
 
 
 class Poll:
@@ -41,7 +48,7 @@ class Poll:
         if zipped:
             answer_headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
         pieces = self._pieces(topic, request, codec, zipped=zipped)
-        first = await site.in_thread(_step, pieces)
+        first = await site.in_thread(_make, pieces)
         await send({"type": "http.response.start", "status": 200, "headers": answer_headers})
         await self._stream(first, pieces, receive, send)
 
@@ -56,21 +63,21 @@ class Poll:
             self._site.metrics.fetched.inc(len(page))
             yield page
 
-    async def _stream(self, first: list[bytes], pieces: Iterator[bytes], receive: Receive, send: Send) -> None:
-        """Send the pieces, one ahead of each other, until there are no more or the client is gone."""
-        made, gone = first, None
+    async def _stream(self, made: _Made, pieces: Iterator[bytes], receive: Receive, send: Send) -> None:
+        """Send what was made while more is being made, until there is no more or the client is gone."""
+        gone = asyncio.ensure_future(receive()) if made.more else None
         try:
-            while len(made) == _STEP:
-                gone = gone or asyncio.ensure_future(receive())
-                ahead = asyncio.ensure_future(self._site.in_thread(_step, pieces))
-                for piece in made:
+            while gone is not None and made.more:
+                ahead = self._site.in_thread(_make, pieces)
+                for piece in made.pieces:
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                 made = await ahead
                 if gone.done():
                     return
-            for piece in made[:-1]:
+            *pieces_before, last = made.pieces or [b""]
+            for piece in pieces_before:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": made[-1] if made else b""})
+            await send({"type": "http.response.body", "body": last})
         finally:
             if gone is not None:
                 gone.cancel()
@@ -78,8 +85,15 @@ class Poll:
                     await gone
 
 
-def _step(pieces: Iterator[bytes]) -> list[bytes]:
-    return list(islice(pieces, _STEP))
+def _make(pieces: Iterator[bytes]) -> _Made:
+    made: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        made.append(piece)
+        size += len(piece)
+        if size >= _STEP_BYTES:
+            return _Made(made, more=True)
+    return _Made(made, more=False)
 
 
 def _gzip(pieces: Iterable[bytes]) -> Iterator[bytes]:

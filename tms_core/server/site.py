@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any, ParamSpec, TypeVar
@@ -76,7 +77,7 @@ class Site:
             return await self.in_thread(lambda: decode(unpacked(headers, body, limit)))
         return decode(unpacked(headers, body, limit))
 
-    def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
+    def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Call something that may wait."""
         return asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))
 
@@ -120,7 +121,8 @@ async def outcome(future: Future[T]) -> T:
         done = loop.create_future()
 
         def wake(_: Future[T]) -> None:
-            loop.call_soon_threadsafe(_settle, done)
+            with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+                loop.call_soon_threadsafe(_settle, done)
 
         future.add_done_callback(wake)
         await done
@@ -132,13 +134,12 @@ def _settle(waiting: asyncio.Future[None]) -> None:
         waiting.set_result(None)
 
 
-async def answer(send: Send, status: int, body: bytes = b"", content_type: bytes = b"", **headers: bytes) -> None:
+async def answer(send: Send, status: int, body: bytes = b"", content_type: bytes = b"") -> None:
     """Send a whole answer."""
-    lines: list[tuple[bytes, bytes]] = [(b"content-length", b"%d" % len(body))]
+    headers = [(b"content-length", b"%d" % len(body))]
     if content_type:
-        lines.append((b"content-type", content_type))
-    lines += [(name.replace("_", "-").encode(), value) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": lines})
+        headers.append((b"content-type", content_type))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 

@@ -39,6 +39,7 @@ from tms_core.tables.memory import MemoryMessageTable, MemoryPayloadTable
 #: First byte of a message row's value (LevelDBMessageTable).
 _PLAIN, _TRANSACTIONAL, _REFERENCE = 0, 1, 2
 _PLAIN_TAG = bytes([_PLAIN])
+_PLAIN_TAG = bytes([_PLAIN])
 #: Tag and write pointer.
 _TX_BYTES = 9
 #: A value from its two parts, without a call in between.
@@ -280,9 +281,11 @@ def encode(value: MessageValue) -> bytes:
 
 def decode(raw: bytes) -> MessageValue | None:
     """A message row's value, or None when it is empty, cut short or of an unknown tag."""
+    if raw[:1] == _PLAIN_TAG:
+        return MessageValue(None, raw[1:])
     if _is_transactional(raw):
         return MessageValue(_pointer(raw), None if raw[0] == _REFERENCE else raw[_TX_BYTES:])
-    return MessageValue(None, raw[1:]) if raw[:1] == bytes([_PLAIN]) else None
+    return None
 
 
 def _is_transactional(raw: bytes) -> bool:

@@ -26,7 +26,7 @@ from tms_core.errors import (
 )
 from tms_core.transaction import wire
 from tms_core.transaction.line import Line, MethodUnknown, OutcomeUnknown, ServiceUnavailable, as_text
-from tms_core.transaction.manager import UNKNOWN_CLIENT, BadArgument
+from tms_core.transaction.manager import MAX_TIMEOUT_SECONDS, UNKNOWN_CLIENT, BadArgument
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.snapshot import read_complete_visibility
 from tms_core.transaction.source import Loaded, SourceSilent
@@ -75,6 +75,8 @@ class TransactionClient:
         """Begin a short transaction; this and the rest as of ``TransactionManager``."""
         if timeout_seconds is None:
             return self._transaction("startShortClientId", wire.string(1, client))
+        if timeout_seconds > MAX_TIMEOUT_SECONDS:
+            raise BadArgument(f"timeout must not exceed {MAX_TIMEOUT_SECONDS} seconds but is {timeout_seconds} seconds")
         fields = (wire.string(1, client), wire.i32(2, timeout_seconds))
         return self._transaction("startShortWithClientIdAndTimeOut", *fields)
 

@@ -39,9 +39,12 @@ class CommittedChanges:
 
     def add(self, commit_pointer: int, keys: Collection[bytes], client: str) -> None:
         """Remember a commit; of several at one pointer the last one's client is named."""
+        follows = not self._by_pointer or commit_pointer >= next(reversed(self._by_pointer))
         changes = self._by_pointer.setdefault(commit_pointer, _Changes(set(), client))
         changes.keys.update(keys)
         changes.client = client
+        if not follows:
+            self._by_pointer = dict(sorted(self._by_pointer.items()))
 
     def check(self, transaction_id: int, keys: Collection[bytes]) -> None:
         """Look whether anybody has changed the same since the transaction began.
@@ -62,10 +65,6 @@ class CommittedChanges:
             if commit_pointer >= bound:
                 return
             del self._by_pointer[commit_pointer]
-
-    def sort(self) -> None:
-        """Put what came in another order, as from the log of a manager that writes as it comes, in the right one."""
-        self._by_pointer = dict(sorted(self._by_pointer.items()))
 
     def copy(self) -> dict[int, frozenset[bytes]]:
         """The keys by commit pointer."""

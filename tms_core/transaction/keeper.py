@@ -56,11 +56,15 @@ class Keeper:
         self._long_timeout_ms = long_timeout_ms
         self._lock = RLock()
         self._saving = RLock()
-        self.running = True
-        self._state, self._newest_ms = self._recovered()
-        self._log: Log = storage.log(self._timestamp())
         self._position = 0
-        self.take_snapshot()
+        self.running = True
+        try:
+            self._state, self._newest_ms = self._recovered()
+            self._log: Log = storage.log(self._timestamp())
+            self.take_snapshot()
+        except BaseException:
+            storage.close()
+            raise
 
     @contextmanager
     def deciding(self) -> Iterator[State]:
@@ -139,7 +143,6 @@ class Keeper:
         state = State(found.snapshot or _EMPTY, self._long_timeout_ms)
         for edit in found.edits:
             state.apply(edit)
-        state.settle()
         if not state.write_pointer:
             state.write_pointer = state.read_pointer = self._clock.now_ms() * TX_PER_MS
         logger.info("%d pointers in progress, %d transactions invalid", len(state.in_progress), len(state.invalid))

@@ -16,7 +16,7 @@ import struct
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from tms_core.errors import ConfigurationError, FormatError, TmsError
 from tms_core.transaction.calls import answer
@@ -69,7 +69,7 @@ class TransactionService:
         self._stopping = asyncio.Event()
         self._thread: threading.Thread | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._silent: set[asyncio.Task[None] | None] = set()
+        self._silent: set[asyncio.Task[None]] = set()
 
     @property
     def address(self) -> str:
@@ -120,8 +120,7 @@ class TransactionService:
         await self._stopping.wait()
         server.close()
         for task in (*jobs, *self._silent):
-            if task is not None:
-                task.cancel()
+            task.cancel()
         if self._connections:
             _, late = await asyncio.wait(self._connections, timeout=STOP_SECONDS)
             for connection in late:
@@ -153,7 +152,7 @@ class TransactionService:
 
     async def _next(self, reader: asyncio.StreamReader) -> bytes:
         """The next frame; while it has not come whole, the connection may be closed."""
-        connection = asyncio.current_task()
+        connection = cast("asyncio.Task[None]", asyncio.current_task())
         self._silent.add(connection)
         try:
             (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))

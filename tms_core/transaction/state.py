@@ -129,11 +129,6 @@ class State:
         if pointers:
             self.invalid.add(pointers)
 
-    def settle(self) -> None:
-        """Put right what a log brings in the order in which it was written."""
-        self.in_progress = dict(sorted(self.in_progress.items()))
-        self.committed.sort()
-
     def snapshot(self, now_ms: int) -> Snapshot:
         """A copy of everything but the clients."""
         return Snapshot(self.visibility(now_ms), dict(self.committing), self.committed.copy())
@@ -210,8 +205,13 @@ class State:
         return edit.type is TransactionType.LONG or (entry is not None and entry.is_long)
 
     def _enter(self, entry: InProgress) -> None:
-        self.in_progress[entry.write_pointer] = entry
-        self.write_pointer = max(self.write_pointer, entry.write_pointer)
+        pointer = entry.write_pointer
+        follows = not self.in_progress or pointer > next(reversed(self.in_progress))
+        self.in_progress[pointer] = entry
+        if not follows:
+            # Tephra writes its log as it comes, not always in the order of ids.
+            self.in_progress = dict(sorted(self.in_progress.items()))
+        self.write_pointer = max(self.write_pointer, pointer)
 
     def _forget(self, pointer: int) -> InProgress | None:
         self.committing.pop(pointer, None)
@@ -229,7 +229,6 @@ class State:
                 entry = replace(entry, type=InProgressType.LONG, expiration_ms=long_ms)
             else:
                 entry = replace(entry, type=InProgressType.SHORT)
-        self.in_progress[entry.write_pointer] = entry
+        self._enter(entry)
         for checkpoint in entry.checkpoints:
-            child = replace(entry, write_pointer=checkpoint, type=InProgressType.CHECKPOINT, checkpoints=())
-            self.in_progress.setdefault(checkpoint, child)
+            self._enter(replace(entry, write_pointer=checkpoint, type=InProgressType.CHECKPOINT, checkpoints=()))

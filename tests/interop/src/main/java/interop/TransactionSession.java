@@ -23,8 +23,12 @@ import org.apache.tephra.TransactionSystemClient;
 import org.apache.tephra.TxConstants;
 import org.apache.tephra.distributed.PooledClientProvider;
 import org.apache.tephra.distributed.TransactionServiceClient;
+import org.apache.tephra.distributed.TransactionServiceThriftHandler;
+import org.apache.tephra.distributed.thrift.TTransactionServer;
 import org.apache.tephra.metrics.TxMetricsCollector;
 import org.apache.tephra.persist.LocalFileTransactionStateStorage;
+import org.apache.tephra.persist.NoOpTransactionStateStorage;
+import org.apache.tephra.rpc.ThriftRPCServer;
 import org.apache.tephra.snapshot.SnapshotCodecProvider;
 import org.apache.twill.discovery.DiscoveryServiceClient;
 
@@ -100,6 +104,7 @@ public final class TransactionSession {
         }
       }
       case "snapshot" -> Snapshots.describe(Snapshots.read(Path.of(args.text(0))));
+      case "serve" -> serve();
       case "recover" -> recover(args.text(0));
       case "work" -> work(args.text(0));
       default -> throw new IllegalArgumentException("unknown call " + name);
@@ -115,6 +120,20 @@ public final class TransactionSession {
     conf.setInt(TxConstants.Service.CFG_DATA_TX_CLIENT_ATTEMPTS, 1);
     client = new TransactionServiceClient(conf, new PooledClientProvider(conf, (DiscoveryServiceClient) null), name);
     return client.status();
+  }
+
+  /** A service of Tephra's, until the JVM ends; answers its port. */
+  private static int serve() {
+    Configuration conf = new Configuration(false);
+    conf.setInt(TxConstants.Manager.CFG_TX_CLEANUP_INTERVAL, 0);
+    TransactionManager manager = new TransactionManager(
+        conf, new NoOpTransactionStateStorage(new SnapshotCodecProvider(conf)), new TxMetricsCollector());
+    manager.startAndWait();
+    ThriftRPCServer<?, ?> server = ThriftRPCServer.builder(TTransactionServer.class).setHost("127.0.0.1").setPort(0)
+        .setIOThreads(1).setWorkerThreads(2).setMaxReadBufferBytes(1 << 24)
+        .build(new TransactionServiceThriftHandler(manager, null));
+    server.startAndWait();
+    return server.getBindAddress().getPort();
   }
 
   private Map<String, Object> keep(Transaction tx) {

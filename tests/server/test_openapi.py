@@ -1,0 +1,87 @@
+"""What ``/openapi.json`` promises, tried out: whatever is sent, the answer is one of those it names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.server.client import Client
+from tests.server.conftest import Serving, serving
+from tms_core.server.openapi import openapi
+
+DOCUMENT = openapi()
+CALLS = [
+    (method, path)
+    for path, item in DOCUMENT["paths"].items()
+    for method in item
+    if method != "parameters" and path.startswith("/v1")
+]
+#: Values that each field may or may not take, and some that none takes.
+ODD: st.SearchStrategy[Any] = st.sampled_from(
+    [None, True, 0, 1, -1, 2**31, 2**63, -(2**63), 1.5, "", "1", "-1", "a", "0" * 40, "AAAA", [], ["a"], {}]
+)
+VALUES = st.recursive(ODD, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner))
+SHAPES = {
+    "id": VALUES,
+    "timeMs": VALUES,
+    "base64": VALUES,
+    "startTimestamp": VALUES,
+    "startSequenceId": VALUES,
+    "endTimestamp": VALUES,
+    "endSequenceId": VALUES,
+}
+INNER = st.fixed_dictionaries({}, optional=SHAPES)
+BODIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "messages": st.lists(VALUES | INNER, max_size=3) | VALUES,
+        "transactionWritePointer": VALUES,
+        "ttlSeconds": VALUES,
+        "startFrom": INNER | VALUES,
+        "inclusive": VALUES,
+        "limit": VALUES,
+        "transaction": VALUES,
+        "rollbackRange": INNER | VALUES,
+        "ttl": VALUES,
+        "generation": VALUES,
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Serving]:
+    """One with a topic that is there."""
+    with serving() as running:
+        with Client(running.port) as client:
+            client.ask("PUT", "/v1/namespaces/default/topics/there")
+        yield running
+
+
+@given(st.sampled_from(CALLS), st.sampled_from(["there", "gone", "a.b"]), BODIES | VALUES)
+def test_given_any_json_when_sent_then_the_answer_is_one_of_those_promised(
+    server: Serving, call: tuple[str, str], topic: str, body: Any
+) -> None:
+    method, path = call
+    with Client(server.port) as client:
+        url = path.format(namespace="default", topic=topic)
+        answer = client.ask(method.upper(), url, json.dumps(body).encode(), content_type="application/json")
+        client.ask("PUT", "/v1/namespaces/default/topics/there")
+    promised = DOCUMENT["paths"][path][method]["responses"]
+    assert str(answer.status) in promised
+    if answer.status == 500:
+        assert "the longest a transaction may write" in answer.text
+    if answer.status != 200:
+        assert answer.headers["content-type"] in {f"{kind}; charset=utf-8" for kind in promised["400"]["content"]}
+    elif answer.body:
+        assert answer.headers["content-type"] in promised["200"]["content"]
+
+
+def test_every_reference_in_the_document_leads_somewhere() -> None:
+    text = json.dumps(DOCUMENT)
+    for name in {part.split('"')[0] for part in text.split('"#/components/schemas/')[1:]}:
+        assert name in DOCUMENT["components"]["schemas"]
