@@ -78,6 +78,21 @@ def test_given_a_side_table_in_hbase_when_opened_again_then_its_rows_are_there(h
             side.put([(b"k", b"v")])
 
 
+def test_given_no_side_table_in_hbase_when_only_looked_at_then_none_is_made_and_one_made_later_is_seen(
+    hbase_tables: Tables,
+) -> None:
+    namespace = hbase_tables.make()
+    pools = [HBasePool([hbase_tables.server.thrift], connections=2, timeout_seconds=PATIENCE_SECONDS) for _ in range(2)]
+    with HBaseSide(pools[0], namespace, create=False) as looking:
+        expiries = Expiries(looking)
+        assert list(expiries.due_pages(NOW_MS, 10)) == [[]]
+        expiries.forget([])
+        assert f"{namespace}:tms.side".encode() not in pools[0].call("getTableNames")
+        with HBaseSide(pools[1], namespace) as made:
+            made.put([(b"k", b"v")])
+        assert looking.get(b"k") == b"v"
+
+
 def test_given_no_namespace_in_hbase_when_opened_then_it_says_how_to_make_the_table(hbase_tables: Tables) -> None:
     pool = HBasePool([hbase_tables.server.thrift], connections=2, timeout_seconds=PATIENCE_SECONDS)
     with pytest.raises(StoreError, match=r"create 'nowhere:tms\.side'"):

@@ -143,27 +143,30 @@ def beside(store: Path) -> Path:
 
 
 class HBaseSide(SideTable):
-    """A table of one cell in a row, without salt, beside CDAP's; made if it is not there.
+    """A table of one cell in a row, without salt, beside CDAP's.
 
     Args:
         pool: connections to Thrift 1 servers; closed with this.
         namespace: the HBase namespace.
         clock: our own clock.
+        create: make it if it is not there; else it is taken for one without rows, until somebody has made it.
 
     Raises:
         StoreUnavailable: no Thrift server answers, or HBase does not.
         StoreError: the table could not be made.
     """
 
-    def __init__(self, pool: HBasePool, namespace: str, clock: Clock | None = None) -> None:
+    def __init__(self, pool: HBasePool, namespace: str, clock: Clock | None = None, *, create: bool = True) -> None:
         spec = TableSpec(namespace, _HBASE_TABLE, "NONE")
         self._rows = HBaseRows(pool, spec.full_name.encode(), clock or SystemClock())
         self._pool = pool
+        self._may_be_missing = not create
         try:
             try:
                 self._rows.get(_NO_ROW)
             except StoreNotFound:
-                self._create(spec)
+                if create:
+                    self._create(spec)
         except StoreError:
             self.close()
             raise
@@ -173,7 +176,12 @@ class HBaseSide(SideTable):
         return page.items[0][1] if page.items else None
 
     def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
-        found, ended = self._rows.fetch(start, stop, limit, ROWS)
+        try:
+            found, ended = self._rows.fetch(start, stop, limit, ROWS)
+        except StoreNotFound:
+            if not self._may_be_missing:
+                raise
+            return Page([], None)
         items = [(row.row, cell.value) for row in found if (cell := row.columns.get(_COLUMN)) is not None]
         return Page(items, None if ended else found[-1].row + b"\0")
 

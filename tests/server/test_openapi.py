@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,6 +82,26 @@ def test_given_any_json_when_sent_then_the_answer_is_one_of_those_promised(
         assert answer.headers["content-type"] in {f"{kind}; charset=utf-8" for kind in promised["400"]["content"]}
     elif answer.body:
         assert answer.headers["content-type"] in promised["200"]["content"]
+
+
+def test_given_the_document_when_schemathesis_tries_it_out_then_every_answer_is_one_of_those_promised(
+    server: Serving, tmp_path: Path
+) -> None:
+    # A 500 is promised too: it is how CDAP refuses a transaction past its lifetime.
+    checks = "status_code_conformance,unsupported_method,use_after_free"
+    done = subprocess.run(
+        [
+            *(Path(sys.executable).with_name("schemathesis"), "run", f"http://127.0.0.1:{server.port}/openapi.json"),
+            *("--checks", checks, "--phases", "examples,coverage,fuzzing", "--max-examples", "10", "--seed", "1"),
+            *("--suppress-health-check", "all", "--warnings", "off", "--no-color"),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert f"Tested: {len(CALLS) + 2}" in done.stdout
 
 
 def test_every_reference_in_the_document_leads_somewhere() -> None:

@@ -39,7 +39,6 @@ from tms_core.tables.memory import MemoryMessageTable, MemoryPayloadTable
 #: First byte of a message row's value (LevelDBMessageTable).
 _PLAIN, _TRANSACTIONAL, _REFERENCE = 0, 1, 2
 _PLAIN_TAG = bytes([_PLAIN])
-_PLAIN_TAG = bytes([_PLAIN])
 #: Tag and write pointer.
 _TX_BYTES = 9
 #: A value from its two parts, without a call in between.
@@ -274,7 +273,7 @@ def encode(value: MessageValue) -> bytes:
     if pointer is None:
         if payload is None:
             raise ValueError("a message has a write pointer, a payload or both")
-        return bytes([_PLAIN]) + payload
+        return _PLAIN_TAG + payload
     tag = _REFERENCE if payload is None else _TRANSACTIONAL
     return bytes([tag]) + pointer.to_bytes(8, "big", signed=True) + (payload or b"")
 
