@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from janitor import plan
 from janitor.engine import Engine
@@ -29,7 +29,7 @@ from janitor.state.sqlite import SqliteState
 from janitor.world import Terms
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
-from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.base import MessageValue, Page, Store
 from tms_core.topic import TopicId, encode_properties
 from tms_core.transaction.model import TX_PER_MS, InProgress, InProgressType, VisibilityState
 from tms_core.transaction.source import Loaded
@@ -317,3 +317,18 @@ def _watch(owner: object, names: Iterable[str], before: Watcher | None, after: W
         table, _, operation = name.partition(".")
         part = getattr(owner, table)
         setattr(part, operation, wrapped(name, getattr(part, operation)))
+
+
+# --- reading all -----------------------------------------------------------------------------------------------------
+
+_R = TypeVar("_R")
+
+
+def every(rows: Callable[[bytes, bytes | None, int], Page[_R]]) -> list[_R]:
+    """All rows of a table, however many pages they take: ``every(store.message.rows)``."""
+    found: list[_R] = []
+    start: bytes | None = b""
+    while start is not None:
+        items, start = rows(start, None, 100_000)
+        found += items
+    return found

@@ -29,7 +29,7 @@ from janitor.engine import Engine
 from janitor.references import Lifetime
 from janitor.state.sqlite import SqliteState
 from janitor.world import Terms
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, watch, watch_state
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, every, watch, watch_state
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import Store
@@ -49,8 +49,8 @@ def digest(value: bytes) -> str:
 
 def read(store: Store) -> dict[str, dict[str, str]]:
     """Every row of both tables: the key in hex, and the digest of the value."""
-    message = store.message.rows(b"", None, 10**9).items
-    payload = store.payload.rows(b"", None, 10**9).items
+    message = every(store.message.rows)
+    payload = every(store.payload.rows)
     return {
         "message": {key.hex(): digest(encode(value)) for key, value in message},
         "payload": {key.hex(): digest(value) for key, value in payload},

@@ -22,7 +22,7 @@ import pytest
 
 from janitor.policy import Delete, Frontier, Invert, Row, decide
 from janitor.txstate import TransactionView
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic, unknown_topic, visibility
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, every, pointer, topic, unknown_topic, visibility
 from tests.faults.crashes import TERMS, Fates, digest
 from tests.support import size
 from tms_core.rowkey import MessageKey, PayloadKey, java_abs
@@ -114,7 +114,7 @@ def judge(store: Store, state: VisibilityState) -> dict[str, Fates]:
     view = TransactionView(state, NOW_MS, TERMS.lifetime.undecided_ms)
     referenced: set[tuple[bytes, int, int]] = set()
     fates: dict[str, Fates] = {"message": {}, "payload": {}}
-    for raw, value in store.message.rows(b"", None, 10**6).items:
+    for raw, value in every(store.message.rows):
         key = MessageKey.parse(raw)
         prefix = key.topic.prefix if key else b""
         row = Row("message", key, value.pointer)
@@ -125,7 +125,7 @@ def judge(store: Store, state: VisibilityState) -> dict[str, Fates]:
         if isinstance(verdict, Invert):
             after = value._replace(pointer=-(value.pointer or 0))
         fates["message"][raw.hex()] = digest(encode(value)), after and digest(encode(after))
-    for raw, body in store.payload.rows(b"", None, 10**6).items:
+    for raw, body in every(store.payload.rows):
         parsed = PayloadKey.parse(raw)
         prefix = parsed.topic.prefix if parsed else b""
         needed = parsed is not None and (prefix, parsed.generation, parsed.write_pointer) in referenced

@@ -23,6 +23,7 @@ from janitor.report import Report
 from janitor.state.sqlite import SqliteState
 from janitor.txstate import TransactionView
 from janitor.world import Terms
+from tests.builders import every
 from tests.interop.conftest import Vector
 from tests.interop.java import Interop
 from tms_core.clock import ManualClock
@@ -179,8 +180,8 @@ def _law(messaging: Path, snapshots: Path, scratch: Path) -> dict[str, dict[byte
     view = TransactionView(DirectorySource(snapshots).latest().snapshot, NOW_MS, LIFETIME.undecided_ms)
     with LevelDBStore(scratch) as store:
         topics = {key: TopicMetadata.parse(key, value) for key, value in store.metadata.rows()}
-        messages = store.message.rows(b"", None, 10**7).items
-        payloads = store.payload.rows(b"", None, 10**7).items
+        messages = every(store.message.rows)
+        payloads = every(store.payload.rows)
 
     def verdict(row: Row, referenced: bool) -> object:
         topic = topics.get(row.key.topic.prefix) if row.key else None

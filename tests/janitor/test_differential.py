@@ -30,7 +30,7 @@ from janitor.state.base import ClockAnchor, FrontierRecord, StoreRecord
 from janitor.state.sqlite import SqliteState
 from janitor.txstate import TransactionView
 from janitor.world import Terms
-from tests.builders import Desk
+from tests.builders import Desk, every
 from tests.salted import SaltedStore
 from tms_core.clock import ManualClock
 from tms_core.errors import MetadataError
@@ -249,8 +249,8 @@ def sweep(scene: Scene, store: Store, batch_rows: int, workers: int = 1) -> tupl
 def check(scene: Scene, store: Store, batch_rows: int, workers: int = 1) -> None:
     planned, report = sweep(scene, store, batch_rows, workers)
     messages, payloads, either = judge(scene)
-    left_messages = dict(store.message.rows(b"", None, 10_000).items)
-    left_payloads = dict(store.payload.rows(b"", None, 10_000).items)
+    left_messages = dict(every(store.message.rows))
+    left_payloads = dict(every(store.payload.rows))
 
     expected: dict[bytes, MessageValue] = {}
     for key, verdict in messages.items():

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.builders import every
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.tables.base import MessageValue
 from tms_core.tables.leveldb import LevelDBStore
@@ -112,7 +113,7 @@ def test_given_a_crash_at_any_step_when_opened_again_then_no_row_is_lost(
 ) -> None:
     """Each step that reaches the disk is cut off before (with what was not synced torn) and after it was done."""
     with LevelDBStore(shutil.copytree(sample, tmp_path / "whole")) as store:
-        expected = store.message.rows(b"", None, 100_000).items
+        expected = every(store.message.rows)
     steps = 0
     crashed = True
     while crashed:
@@ -127,7 +128,7 @@ def test_given_a_crash_at_any_step_when_opened_again_then_no_row_is_lost(
             except Crash:
                 pass
         with LevelDBStore(path) as store:
-            assert store.message.rows(b"", None, 100_000).items == expected, f"crash at step {steps}"
+            assert every(store.message.rows) == expected, f"crash at step {steps}"
         assert not list(path.rglob("*.ldb"))
         assert not list(path.rglob("*.dbtmp"))
         assert len(list((path / MESSAGE).glob("MANIFEST-*"))) == 1
@@ -256,13 +257,13 @@ def stale(folder: Path, table: str) -> None:
 
 def test_given_both_names_of_a_live_table_when_opened_then_the_one_the_manifest_means_is_read(sample: Path) -> None:
     with LevelDBStore(shutil.copytree(sample, sample.parent / "whole")) as store:
-        expected = store.message.rows(b"", None, 100_000).items
+        expected = every(store.message.rows)
     folder = sample / MESSAGE
     stale(folder, "000016.ldb")
     (folder / "000005.sst").rename(folder / "000005.ldb")
     stale(folder, "000005.sst")
     with LevelDBStore(sample) as store:
-        assert store.message.rows(b"", None, 100_000).items == expected
+        assert every(store.message.rows) == expected
     assert not list(folder.glob("*.ldb"))
 
 
@@ -279,14 +280,14 @@ def test_given_an_unfinished_table_when_opened_then_its_number_is_not_given_out_
     folder = sample / MESSAGE
     with LevelDBStore(sample) as store:
         store.message.put([(b"new", MessageValue(None, b"in the log"))])
-        expected = store.message.rows(b"", None, 100_000).items
+        expected = every(store.message.rows)
     following = max(int(file.stem) for file in folder.glob("*.log")) + 1
     for number in range(following, following + 9):
         stale(folder, f"{number:06d}.sst")
     with LevelDBStore(sample) as store:
         numbers = [file.stem for file in folder.iterdir() if file.suffix in (".ldb", ".sst")]
         assert len(numbers) == len(set(numbers))
-        assert store.message.rows(b"", None, 100_000).items == expected
+        assert every(store.message.rows) == expected
 
 
 def test_given_a_folder_somebody_has_open_when_prepared_then_it_is_left_alone(
