@@ -23,6 +23,9 @@ from janitor.references import Lifetime
 from janitor.state.base import Claim, Evidence
 from tms_core.transaction.model import TX_PER_MS
 
+#: The note that says how the last claim was refuted, until another one is made.
+REFUTED = "refuted"
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Limit:
@@ -71,7 +74,14 @@ def claim(evidence: Sequence[Evidence], open_pointers: Iterable[int], lifetime: 
     gap = find_gap(evidence)
     if gap is not None:
         return Boundary.none(gap)
-    limits = [limit for interval in _alike(evidence) for limit in _limits(interval, lifetime)]
+    of_snapshots: dict[int, int] = {}
+    for item in evidence:
+        of_snapshots[item.snapshot_timestamp_ms] = max(item.bound, of_snapshots.get(item.snapshot_timestamp_ms, 0))
+    limits = [
+        limit
+        for interval in _alike(evidence)
+        for limit in _limits(interval, of_snapshots[interval.snapshot_timestamp_ms], lifetime)
+    ]
     lowest_open = min(open_pointers, default=None)
     if lowest_open is not None:
         limits.append(Limit(lowest_open - 1, f"invalid transaction {lowest_open} may still have been written to"))
@@ -139,9 +149,12 @@ def _alike(evidence: Iterable[Evidence]) -> list[Evidence]:
     return found
 
 
-def _limits(interval: Evidence, lifetime: Lifetime) -> list[Limit]:
+def _limits(interval: Evidence, of_snapshot: int, lifetime: Lifetime) -> list[Limit]:
+    """What an interval allows; ``of_snapshot`` is what its snapshot does where no row had to stay."""
     between = _between(interval.start, interval.stop)
     snapshot = f"snapshot {interval.snapshot_timestamp_ms}, used {between}"
+    if interval.bound < of_snapshot:
+        snapshot = f"invalid transaction {interval.bound + 1} has a row that had to stay, {between}"
     writing = f"younger transactions could still write when the pass {between} began"
     return [
         Limit(interval.bound, snapshot, interval.start),

@@ -44,6 +44,8 @@ class Pass:
         expired: messages with a ttl of their own whose rows are gone.
         halted: why the walk ended early; None when it came to its end.
         write_failed: whether the store refused to write something.
+        truncated: transactions that were taken off the invalid list.
+        notes: what else is to be said of it.
     """
 
     id: str
@@ -62,6 +64,8 @@ class Pass:
     expired: Sequence[Expiry] = ()
     halted: Interrupted | None = None
     write_failed: bool = False
+    truncated: int = 0
+    notes: list[GuardNote] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
@@ -126,12 +130,12 @@ def save_evidence(current: Pass, state: State, covered: Sequence[Interval], unto
     """Save that intervals were covered; what was done there must be durable.
 
     Args:
-        untouchable: the lowest invalid pointer met there that nobody may invert; None: none was.
+        untouchable: the lowest invalid pointer met there that had to stay; None: none had.
     """
     usable, started_ms = _usable(current), current.ready.now.wall_ms
     bounds = [usable.prune_upper_bound()]
     if untouchable is not None:
-        # CDAP cuts a key from its end, so a reader may well be given such a row.
+        # CDAP cuts a key from its end, so a reader may well be given a row of a key that is none of ours.
         bounds.append(untouchable - 1)
     bound = max(0, min(bounds))
     newer = [Evidence(*interval, usable.timestamp_ms, bound, started_ms, current.id) for interval in covered]
@@ -249,6 +253,7 @@ def _save_claim(current: Pass, state: State, terms: Terms, evidence: Sequence[Ev
     bound = boundary.claim(evidence, [record.pointer for record in lowest], terms.lifetime).bound
     made_ms = boundary.covered_since_ms(evidence)
     state.save_claim(None if bound is None or made_ms is None else Claim(bound, made_ms, current.id))
+    state.save_note(boundary.REFUTED, None)
 
 
 def _usable(current: Pass) -> VisibilityState:

@@ -4,6 +4,10 @@ It is the daemon that ``janitor run`` starts, with the server's store, transacti
 place of its own, and without its signals: the server starts it and ends it. Commands of other processes reach it
 through its control socket as ever. A store that the server has just made is adopted at birth; any other one is met for
 the first time like everywhere, and left alone until somebody adopts it.
+
+What it deletes goes through the same LevelDB as what is published meanwhile, and a publish waits for the batch before
+it. So its batches are small, and without a rate of the settings' it keeps to one that leaves publishers most of the
+disk; a sweep takes a few times longer than it could.
 """
 
 from __future__ import annotations
@@ -13,13 +17,16 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cached_property
 from pathlib import Path
 from threading import Thread
-from typing import cast
+from typing import Any, cast
 
 from janitor.cli.context import Session
 from janitor.cli.options import Common
 from janitor.cli.places import LevelDBPlace, Place
 from janitor.cli.serve import opened
 from janitor.daemon import Daemon
+from janitor.engine import Engine
+from janitor.feedback import Truncator
+from janitor.state.base import State
 from tms_core.server.companions import Host
 from tms_core.side import Expiries
 from tms_core.tables.base import Store
@@ -28,6 +35,8 @@ from tms_core.transaction.source import SnapshotSource
 
 #: Flags of the server's that are the janitor's too.
 _FLAGS = ("leveldb", "hbase", "snapshots")
+#: What it keeps to beside a server: rows in a batch, and a second where the settings name no rate.
+GENTLE_BATCH_ROWS, GENTLE_ROWS_PER_SECOND = 500, 200_000
 
 
 class Embedded:
@@ -103,8 +112,20 @@ class Lodger(Session):
         # The host closes it.
         return nullcontext(self._host.store.apart())
 
+    def engine(self, store: Store, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:
+        wanted = self.settings.janitor
+        gentle = {
+            "rows_per_second": wanted.rate_rows_per_second or GENTLE_ROWS_PER_SECOND,
+            "batch_rows": min(wanted.batch_rows, GENTLE_BATCH_ROWS),
+        }
+        return super().engine(store, state, source=source, **{**gentle, **options})
+
     def expiries(self) -> AbstractContextManager[Expiries | None]:
         return nullcontext(self._host.service.expiries)
 
     def source(self) -> SnapshotSource | None:
         return self._host.transactions or super().source()
+
+    def truncator(self) -> AbstractContextManager[Truncator]:
+        manager = self._host.transactions
+        return nullcontext(manager) if manager is not None else super().truncator()

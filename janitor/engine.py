@@ -18,6 +18,7 @@ from typing import Any, Protocol, Unpack
 
 from janitor import boundary, conclude, figures, frontier, guards, rounds
 from janitor.conclude import Pass
+from janitor.feedback import Feedback
 from janitor.inquiry import Inquiry, Options
 from janitor.intervals import Interval
 from janitor.ledger import KEPT_ENTRIES, Ledger
@@ -75,6 +76,7 @@ class Engine(Inquiry):
         lease: what runs write under; None where nothing else can write.
         archive: where rows go before they are deleted; None for nowhere.
         archive_days: how long they are kept there.
+        feedback: who is told of transactions that are proven clean; None for nobody.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Engine(Inquiry):
         lease: Lease | None = None,
         archive: Archive | None = None,
         archive_days: int = 7,
+        feedback: Feedback | None = None,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(store, state, source, clock, terms, **options)
@@ -96,6 +99,7 @@ class Engine(Inquiry):
         self._lease = lease
         self._archive = archive
         self._archive_days = archive_days
+        self._feedback = feedback
         self._turn = RLock()
 
     # -- decisions of an operator --------------------------------------------------------------------------------
@@ -357,6 +361,8 @@ class Engine(Inquiry):
             return
         with self._phase(current, "compact"):
             self._compact(current, sweep, permission)
+        if self._feedback is not None and moves_frontiers and current.halted is None:
+            self._feed_back(current, self._feedback, permission)
 
     def _begin_round(self, current: Pass, sweep: Sweep, parts: Sequence[Store]) -> Round:
         def wait(covered: Sequence[Interval], untouchable: int | None) -> None:
@@ -423,6 +429,26 @@ class Engine(Inquiry):
             # The rows are gone and what was reached is saved; only their space is not free yet.
             current.tally.errors.append(f"space was not given back: {error}")
 
+    def _feed_back(self, current: Pass, feedback: Feedback, permission: Permission) -> None:
+        """Hand over what is proven, after a run of everything in whose way nothing was (rule S4)."""
+        ready, window_ms = current.ready, self.terms.lifetime.window_end_ms(0)
+
+        def alive(rows: int) -> None:
+            self._observer("audit", None, rows)
+            permission.alive()
+
+        try:
+            feedback.hand_over(
+                current,
+                self.state,
+                self._claim(ready) if current.complete else None,
+                lambda: self.state.known_ids(self._clock.now_ms(), window_ms).closed,
+                lambda: None if conclude.obstacles(ready, self.terms, self.store) else self._audit(ready, alive),
+                permission.check_all,
+            )
+        except Interrupted as error:
+            current.halted = error
+
     def _thorough_is_due(self, ready: Prepared) -> bool:
         """Whether this run looks at everything: daily, and when the last such run could prove nothing."""
         last = self.state.last_thorough_ms()
@@ -449,6 +475,8 @@ class Engine(Inquiry):
             self.state.save_anchor(ready.now)
             # Whoever adopts may have put back what was covered already.
             rounds.end(self.state)
+            self.state.replace_evidence([])
+            self.state.save_claim(None)
         return self._prepare(), sorted(topics)
 
     # -- between runs --------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """What stops a run before its first write: a clock that jumped, or a store that is not the one we know.
 
 A janitor judges by the clock and by its memory. If either belongs to another world, everything looks old. Wall clocks
-are checked against something that does not step: this machine's running time, remembered between runs (rule S7). The
+are checked against something that does not step: this machine's running time, remembered between runs, and where the
+memory is kept on a cluster against the clock there, since the last run may have been on another machine (rule S7). The
 timestamps in rows and snapshots are no clock, since their writers choose them; a snapshot's can only show that ours
 is *behind*, and then less is deleted, not more.
 """
@@ -12,7 +13,7 @@ import hashlib
 from dataclasses import replace
 
 from janitor.report import GuardNote
-from janitor.state.base import UNKNOWN_MS, ClockAnchor, StoreRecord
+from janitor.state.base import UNKNOWN_MS, ClockAnchor, State, StoreRecord
 from tms_core.clock import Clock
 from tms_core.transaction.model import VisibilityState
 
@@ -45,6 +46,32 @@ def check_clock(anchor: ClockAnchor | None, now: ClockAnchor, allowance_ms: int)
         message = f"the clock is {-ahead_ms / 1000:.0f} s behind what running time makes of the last run"
         return GuardNote("clock", False, f"{message}; less is deleted than is due")
     return None
+
+
+def check_clocks(state: State, now: ClockAnchor, allowance_ms: int) -> GuardNote | None:
+    """What there is to say of wall time, by all clocks it can be held against (rule S7).
+
+    Args:
+        state: has what was remembered, and the clock of where it is kept.
+        now: read just before.
+
+    Raises:
+        StoreError: the state could not be read.
+    """
+    elsewhere = check_elsewhere(state.clock_ms(), now, allowance_ms)
+    return elsewhere or check_clock(state.anchor(), now, allowance_ms)
+
+
+def check_elsewhere(elsewhere_ms: int | None, now: ClockAnchor, allowance_ms: int) -> GuardNote | None:
+    """Whether wall time is ahead of a clock that runs elsewhere (rule S7); behind it, less is deleted than is due.
+
+    Args:
+        elsewhere_ms: read after ``now``; None: there is none.
+    """
+    if elsewhere_ms is None or now.wall_ms - elsewhere_ms <= allowance_ms:
+        return None
+    message = f"the clock is {(now.wall_ms - elsewhere_ms) / 1000:.0f} s ahead of that of HBase's servers"
+    return GuardNote("clock", True, f"{message}; set right the one that is wrong, and the next run goes on")
 
 
 def _check_across_boots(passed_ms: int) -> GuardNote | None:

@@ -19,7 +19,7 @@ from janitor import archived, boundary, conclude, plan, quarantine, txstate
 from janitor.boundary import Boundary, Limit
 from janitor.conclude import Pass
 from janitor.crew import Crew
-from janitor.inspect import Audit, Inspected, Table, audit, messages, metadata, payloads, snapshot_figures
+from janitor.inspect import Audit, Heartbeat, Inspected, Table, audit, messages, metadata, payloads, snapshot_figures
 from janitor.observe import Guarded, Observer, tell_nobody
 from janitor.permission import never
 from janitor.policy import Hold
@@ -173,6 +173,8 @@ class Inquiry:
             return claim, Boundary.none(*obstacles)
         pointers = (record.pointer for record in ready.ids.open_ids())
         found = boundary.claim(self.state.evidence(), pointers, self.terms.lifetime)
+        if refuted := self.state.note(boundary.REFUTED):
+            found = replace(found, bound=None, obstacles=(refuted, *found.obstacles))
         return claim, replace(found, limits=tuple(map(self._with_region, found.limits)))
 
     def audit(self) -> Audit:
@@ -184,7 +186,9 @@ class Inquiry:
         Raises:
             StoreError: the store or the state could not be read.
         """
-        ready = self._prepare()
+        return self._audit(self._prepare(), self.heartbeat)
+
+    def _audit(self, ready: Prepared, heartbeat: Heartbeat) -> Audit:
         usable, claim = ready.tx.usable, self._claim(ready)
         known = self.state.known_ids(ready.now.wall_ms, self.terms.lifetime.window_end_ms(0))
         return audit(
@@ -192,7 +196,7 @@ class Inquiry:
             [part.message for part in self.store.parts()],
             claim.bound if claim else None,
             lambda pointer: pointer in known or (usable is not None and usable.is_invalid(pointer)),
-            self.heartbeat,
+            heartbeat,
         )
 
     def heartbeat(self, rows: int) -> None:
@@ -342,6 +346,7 @@ class Inquiry:
             notes.append(GuardNote("snapshot", False, ready.tx.message))
         notes += [GuardNote("snapshot", False, f"passed over {item}") for item in ready.tx.rejected]
         notes += [GuardNote("metadata", False, message) for message in current.world.unparsed.values()]
+        notes += current.notes
         return Report(
             id=current.id,
             mode=current.mode,
@@ -358,4 +363,5 @@ class Inquiry:
             duration_seconds=(self._clock.running_ms() - current.running_ms) / 1000,
             phase_seconds=tally.phase_seconds,
             thorough=current.world.thorough,
+            truncated=current.truncated,
         )

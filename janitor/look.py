@@ -260,6 +260,8 @@ def _boundary(state: State, terms: Terms, now_ms: int) -> BoundaryFigures:
     obstacles = list(present.obstacles)
     if not terms.lifetime_known:
         obstacles.append("transactions.max_lifetime_seconds is not set, so it is not known how long one may write")
+    if refuted := state.note(boundary.REFUTED):
+        obstacles.insert(0, refuted)
     claim = state.claim()
     if claim is None or not boundary.in_force(claim, evidence, now_ms, terms.lifetime):
         return BoundaryFigures(limits=limits, obstacles=obstacles)

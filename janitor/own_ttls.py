@@ -57,7 +57,6 @@ class OwnTtls:
                 self._take(work, held, held=True)
         except Moved:
             # The next pass knows it as it is now.
-            walk.replanned.add(prefix)
             walk.world.reread(prefix)
         except Withheld:
             walk.withheld.add(prefix)

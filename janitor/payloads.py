@@ -88,7 +88,7 @@ class Payloads:
     def _referenced(self, work: TopicWork, generation: int, keys: list[bytes]) -> set[int]:
         walk, topic = self._walk, work.topic.topic
         # Under a plan's ranges, or after the topic was planned anew, messages may be there that its frontier lets go.
-        exact = walk.world.limits is None and topic.prefix not in walk.replanned
+        exact = walk.world.limits is None and topic.prefix not in walk.world.reread_topics
         payloads = (parts for key in keys if (parts := PayloadKey.parse(key)) is not None)
         since_ms = work.frontier.cutoff.ms if exact else 0
         window = search_range(topic, generation, since_ms, payloads, walk.world.terms.lifetime)

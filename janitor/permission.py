@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
-from janitor.state.base import State
+from janitor.state.base import Pause, State
 from tms_core.clock import Clock
 from tms_core.errors import Halted, MemoryFailed, StoreError
 from tms_core.lease import Lease
@@ -72,13 +72,17 @@ class Permission:
             Halted, LeaseLost, MemoryFailed: the run is over.
             Withheld: the topic was paused.
         """
-        self._stop_if_halted()
-        with asked_of_memory():
-            if self._lease is not None:
-                self._lease.check()
-            self._beat()
-            pauses = self._state.pauses()
-        if any(fnmatchcase(str(topic), pause.pattern) for pause in pauses):
+        if any(fnmatchcase(str(topic), pause.pattern) for pause in self._pauses()):
+            raise Withheld
+
+    def check_all(self) -> None:
+        """Called before what concerns the whole store, and not one topic's rows.
+
+        Raises:
+            Halted, LeaseLost, MemoryFailed: the run is over.
+            Withheld: something was paused.
+        """
+        if self._pauses():
             raise Withheld
 
     def alive(self) -> None:
@@ -92,6 +96,15 @@ class Permission:
             if self._lease is not None:
                 self._lease.renew_if_due()
             self._beat()
+
+    def _pauses(self) -> list[Pause]:
+        """What is paused, where the run may go on at all."""
+        self._stop_if_halted()
+        with asked_of_memory():
+            if self._lease is not None:
+                self._lease.check()
+            self._beat()
+            return self._state.pauses()
 
     def _beat(self) -> None:
         """Say that the run is alive, and look whether it may be: one that only reads has to end with its lease too."""

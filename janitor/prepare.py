@@ -69,7 +69,7 @@ def prepare(
     allowance_ms = terms.lifetime.allowance_ms
     now = guards.read_clocks(clock)
     measured = guards.measured(state.anchor(), now)
-    clock_note = guards.check_clock(state.anchor(), now, allowance_ms) if at_ms is None else None
+    clock_note = guards.check_clocks(state, now, allowance_ms) if at_ms is None else None
     if at_ms is not None:
         # Until then honest time passes, so that a frontier held then is one that would be.
         later_ms = at_ms - now.wall_ms

@@ -92,7 +92,8 @@ class Tally:
         foreign: the first foreign keys met, so that they can be named.
         unknown: topics that have rows and no readable metadata.
         pointers: which write pointers were inverted, by topic.
-        untouchable: the lowest invalid write pointer under a key that is none of ours, which nobody may invert.
+        untouchable: the lowest invalid write pointer that has to stay: under a key that is none of ours, which nobody
+            may invert, or of a row that came due only after the messages were deleted.
         scanned: rows read, by phase.
         failures: how often a topic was left undone, by table and reason.
         seeks_spared: store calls that reading ahead has made needless.
@@ -207,6 +208,7 @@ class Report:
     phase_seconds: Mapping[str, float]
     thorough: bool
     seeks_spared: int = 0
+    truncated: int = 0
 
     @property
     def tripped(self) -> bool:
@@ -248,6 +250,7 @@ class Report:
             "duration_seconds": round(self.duration_seconds, 6),
             "phase_seconds": {name: round(seconds, 6) for name, seconds in self.phase_seconds.items()},
             "thorough": self.thorough,
+            "truncated": self.truncated,
         }
 
     def to_history(self) -> dict[str, Any]:

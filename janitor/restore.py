@@ -24,7 +24,7 @@ from janitor.archive import Verdict, pick
 from janitor.archived import ANY, ArchivedFile, Selection
 from janitor.state.base import State
 from janitor.world import matches
-from tms_core.errors import ArchiveError, MetadataError, Refused
+from tms_core.errors import ArchiveError, MetadataError, Refused, StoreError
 from tms_core.rowkey import Cutoff, MessageKey, PayloadKey, java_abs, pointer_prefix, stop_key
 from tms_core.tables.base import KeyTable, MessageValue, Store
 from tms_core.topic import INT_MAX, TopicId, TopicMetadata
@@ -193,6 +193,7 @@ class _Restore:
             self._result.already_there += len(meant) - len(missing)
             if missing:
                 self._write(file.summary.table, [meant[key] for key in missing])
+                self._make_sure(table, missing)
             self._heartbeat(len(rows))
 
     def finish(self) -> Restored:
@@ -297,6 +298,20 @@ class _Restore:
             else:
                 self._store.payload.put([(row.key, row.payload or b"") for row in rows])
         self._count(table, rows)
+
+    def _make_sure(self, table: KeyTable, keys: list[bytes]) -> None:
+        """HBase hides what is put under a delete mark whose time has not come, as a server leaves whose clock is ahead.
+
+        Raises:
+            StoreError: it does.
+        """
+        if hidden := self._missing(table, keys):
+            raise StoreError(
+                f"{len(hidden)} rows that were restored to the {table.name} table cannot be seen, "
+                f"the first one {hidden[0].hex()}.",
+                "They were deleted with a mark from the future, by a server's clock: restore again when it has passed, "
+                "or to another topic with --to.",
+            )
 
     def _count(self, table: str, rows: list[_Row]) -> None:
         result = self._result

@@ -31,6 +31,8 @@ class RunLog:
         level = logging.INFO if any(figures.values()) or self._first else logging.DEBUG
         self._first = False
         logger.log(level, "%s %s: %s, %d held", _kind(report), report.id, summary, held, extra={"fields": fields})
+        if report.truncated:
+            logger.info("%d transactions that left no rows were taken off the invalid list", report.truncated)
         self._write_notes(report)
         for error in report.errors:
             if error not in self._errors:

@@ -54,12 +54,14 @@ class LeaseSettings(Section):
 class BoundarySettings(Section):
     feedback: Switch = setting(
         False,
-        "whether transactions proven clean are handed to the manager, to be taken off its invalid list",
+        "whether transactions proven clean are handed to the manager, to be taken off its invalid list; it takes "
+        "transactions.source manager or thrift, a known lifetime, and no other participant than messaging",
         reason="the list is shared with every table that uses the same transactions",
     )
     participants: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)] = setting(
         ("messaging",),
-        "everything that takes part in these transactions; the smallest of their boundaries counts",
+        "everything that takes part in these transactions; the smallest of their boundaries counts, and where one of "
+        "them is not known, as of any but messaging, nothing is handed over",
         reason="messaging is the one we know of",
     )
 

@@ -147,7 +147,6 @@ class Walk:
         messages, payloads: the tables' keys, some of them read ahead.
         failed: metadata keys of topics that were left undone, and why; ``tally.errors`` has it too.
         withheld: metadata keys of topics in which deleting was stopped on the way.
-        replanned: metadata keys of topics that moved during the pass.
     """
 
     def __init__(
@@ -172,7 +171,6 @@ class Walk:
         self.payloads = Ahead(store.payload, page_rows, tally)
         self.failed: dict[bytes, str] = {}
         self.withheld: set[bytes] = set()
-        self.replanned: set[bytes] = set()
 
     # -- from topic to topic ---------------------------------------------------------------------------------------
 
@@ -261,7 +259,6 @@ class Walk:
             except Moved:
                 self._ahead(table).forget()
                 self.tally.forget_kept(kept, work.topic.topic, name)
-                self.replanned.add(prefix)
                 self.world.reread(prefix)
             except Withheld:
                 self.withheld.add(prefix)

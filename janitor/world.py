@@ -88,6 +88,8 @@ class World:
         records: frontiers as remembered (rule S8).
         topics: by metadata row key; topics whose metadata does not parse are not in it.
         unparsed: why, for those.
+        reread_topics: metadata row keys of topics that moved during the pass. What one part of the store was rid of by
+            what they were may still be in another one, and the other way round.
         transactions: what is known of transactions.
         search_since_ms: from which publish time on message rows are searched for invalid pointers; None: not at all.
         thorough: look also at what no rule speaks of, and at payloads of any pointer.
@@ -115,6 +117,7 @@ class World:
     patient: bool = False
     topics: dict[bytes, TopicWork] = field(default_factory=dict)
     unparsed: dict[bytes, str] = field(default_factory=dict)
+    reread_topics: set[bytes] = field(default_factory=set)
 
     def load_topics(self) -> None:
         """Read the whole metadata table."""
@@ -123,6 +126,7 @@ class World:
 
     def reread(self, key: bytes) -> None:
         """Read one topic's metadata again and plan it anew, while others may be reading what is known."""
+        self.reread_topics.add(key)
         value = self.metadata.get(key)
         work = None if value is None else self._plan(key, value)
         others = {other: known for other, known in self.topics.items() if other != key}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from janitor import feedback
 from janitor.boundary import Limit
 from janitor.cli import render
 from janitor.cli.context import session
@@ -28,6 +29,8 @@ def command(explain: bool) -> None:
     current = session()
     with current.reading() as engine:
         claim, present = engine.boundary()
+    wanted = current.settings.janitor.boundary
+    not_handed = feedback.withheld(wanted.participants) if wanted.feedback else ""
     if current.as_json:
         render.print_json(
             {
@@ -36,6 +39,7 @@ def command(explain: bool) -> None:
                 "run": None if claim is None else claim.run_id,
                 "obstacles": list(present.obstacles),
                 "unseen": list(current.place.unseen),
+                "feedback": {"on": wanted.feedback, "withheld": not_handed or None},
                 "limits": [_limit(limit) for limit in present.limits],
             }
         )
@@ -50,6 +54,8 @@ def command(explain: bool) -> None:
             out.print(f"no claim now: {obstacle}")
         for unseen in current.place.unseen:
             out.print(f"not known: {unseen}")
+        if not_handed:
+            out.print(f"no feedback: {not_handed}")
         for limit in present.limits:
             region = f" (they begin in region {limit.region})" if limit.region else ""
             out.print(f"held at {limit.bound}: {limit.reason}{region}")

@@ -26,6 +26,7 @@ from janitor.cli.progress import progress
 from janitor.cli.signals import ending
 from janitor.control import Caller, Desk, RemoteEngine
 from janitor.engine import Archive, Engine
+from janitor.feedback import Feedback, Truncator
 from janitor.inquiry import Inquiry
 from janitor.look import Site
 from janitor.observe import Observer, tell_nobody
@@ -38,7 +39,7 @@ from tms_core.errors import ConfigurationError, StoreBusy, StoreError
 from tms_core.lease import Lease
 from tms_core.side import Expiries
 from tms_core.tables.base import Store
-from tms_core.transaction.client import ServiceSource
+from tms_core.transaction.client import ServiceSource, TransactionClient
 from tms_core.transaction.source import DirectorySource, SnapshotSource
 
 #: What a transaction may live where nobody says; Tephra's own default (data.tx.max.lifetime).
@@ -124,6 +125,36 @@ class Session:
             )
         return DirectorySource(Path(directory))
 
+    @contextmanager
+    def feedback(self) -> Iterator[Feedback | None]:
+        """Who is told of transactions that are proven clean; None where that is nobody, or where nothing is written.
+
+        Raises:
+            ConfigurationError: the settings want it, and there is no transaction manager to tell.
+        """
+        wanted = self.settings.janitor.boundary
+        if not wanted.feedback or not self.settings.janitor.apply:
+            yield None
+            return
+        with self.truncator() as manager:
+            yield Feedback(manager, wanted.participants)
+
+    def truncator(self) -> AbstractContextManager[Truncator]:
+        """The transaction manager, at its address.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        transactions = self.settings.transactions
+        if transactions.source in ("directory", "none"):
+            raise ConfigurationError(
+                f"janitor.boundary.feedback is on, and transactions.source is {transactions.source}: there is no "
+                "transaction manager to tell what is proven clean.",
+                "Set transactions.source: thrift and transactions.thrift to its address, or janitor.boundary.feedback: "
+                "off.",
+            )
+        return TransactionClient(transactions.thrift)
+
     def holder(self, observer: Observer = tell_nobody) -> RemoteEngine | None:
         """The janitor that holds the store, where one answers in the state folder.
 
@@ -171,8 +202,11 @@ class Session:
             yield self._desk(self.writing, stack)
 
     @contextmanager
-    def writing(self) -> Iterator[Engine]:
+    def writing(self, feedback: Feedback | None = None) -> Iterator[Engine]:
         """An engine on the store itself.
+
+        Args:
+            feedback: whom its runs tell of transactions that are proven clean.
 
         Raises:
             StoreBusy: somebody holds it; if that is a janitor, the hint says how to reach that one.
@@ -183,7 +217,7 @@ class Session:
             self.place.memory() as state,
             self.lease(state, store) as lease,
             self.expiries() as expiries,
-            self._engine(store, state, lease, halted=halted.is_set, expiries=expiries) as engine,
+            self._engine(store, state, lease, halted=halted.is_set, expiries=expiries, feedback=feedback) as engine,
             ending(halted.set),
         ):
             engine.recover()

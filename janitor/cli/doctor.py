@@ -14,7 +14,7 @@ from janitor import guards, txstate
 from janitor.cli import render
 from janitor.cli.context import Session, session
 from janitor.cli.options import common_options
-from janitor.state.base import ClockAnchor, RunRecord, StoreRecord
+from janitor.state.base import RunRecord, StoreRecord
 from tms_core.errors import TmsError
 from tms_core.tables.leveldb_clone import clone
 from tms_core.tables.leveldb_layout import FOLDERS
@@ -106,7 +106,7 @@ def _look_inside(current: Session) -> tuple[int, str, str]:
 
 
 def _state(current: Session) -> Finding:
-    record, last, _ = _remembered(current)
+    record, last = _remembered(current)
     if record is None or record.adopted_ms is None:
         return Finding(
             "state", "warn", f"{current.place.memory_name}: not adopted yet; look at janitor plan, then janitor adopt"
@@ -131,9 +131,11 @@ def _snapshots(current: Session) -> Finding:
 
 
 def _clock(current: Session) -> Finding:
-    now = guards.read_clocks(current.clock)
-    _, _, anchor = _remembered(current)
-    note = guards.check_clock(anchor, now, current.terms().lifetime.allowance_ms)
+    now, note = guards.read_clocks(current.clock), None
+    if current.place.has_memory():
+        with current.place.memory() as state:
+            now = guards.read_clocks(current.clock)
+            note = guards.check_clocks(state, now, current.terms().lifetime.allowance_ms)
     if note is None:
         return Finding("clock", "ok", render.moment(now.wall_ms))
     return Finding("clock", "fail" if note.tripped else "warn", note.message)
@@ -166,12 +168,12 @@ def _cdap(current: Session) -> Finding:
     return Finding("cdap", "ok", "neither its observers nor its pruning are at work on these tables")
 
 
-def _remembered(current: Session) -> tuple[StoreRecord | None, RunRecord | None, ClockAnchor | None]:
-    """Store, last run and clocks out of the state. Where there is none, none is made."""
+def _remembered(current: Session) -> tuple[StoreRecord | None, RunRecord | None]:
+    """Store and last run out of the state. Where there is none, none is made."""
     if not current.place.has_memory():
-        return None, None, None
+        return None, None
     with current.place.memory() as state:
-        return state.store(), next(iter(state.runs(1)), None), state.anchor()
+        return state.store(), next(iter(state.runs(1)), None)
 
 
 def _path(current: Session) -> Path:

@@ -19,7 +19,6 @@ from janitor.state.base import State
 from janitor.state.hbase import HBaseState
 from janitor.state.sqlite import FILE_NAME, SqliteState
 from tms_core.clock import Clock
-from tms_core.errors import StoreNotFound
 from tms_core.settings import HBaseSettings
 from tms_core.side import Expiries, HBaseSide, LevelDBSide, beside
 from tms_core.tables.base import Store, TableName
@@ -227,12 +226,8 @@ class HBasePlace:
 
     @contextmanager
     def expiries(self, *, read_only: bool) -> Iterator[Expiries | None]:
-        try:
-            side = HBaseSide(self._pool(self._settings.thrift), self._settings.namespace, self._clock)
-        except StoreNotFound:
-            yield None
-            return
-        with side:
+        # A server of ours makes the table; nobody else needs one, or the right to make it.
+        with HBaseSide(self._pool(self._settings.thrift), self._settings.namespace, self._clock, create=False) as side:
             yield Expiries(side)
 
     def table_settings(self) -> list[TableSettings]:

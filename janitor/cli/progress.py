@@ -19,6 +19,7 @@ _WHAT = {
     "payload": "payloads",
     "references": "looking for messages that need payloads",
     "compact": "giving space back",
+    "audit": "holding every row against the boundary",
     "read": "reading",
     "wait": "waiting for a run under way to end",
 }

@@ -90,6 +90,8 @@ def print_report(report: Report, next_step: str = "") -> None:
         out.print(line)
     if report.boundary is not None:
         out.print(f"proven clean up to transaction {report.boundary} ({moment(report.boundary // 10**6)})")
+    if report.truncated:
+        out.print(f"{report.truncated:,} transactions taken off the invalid list")
     for note in report.guards:
         out.print(Text(f"{note.guard}: {note.message}", style="bold red" if note.tripped else "yellow"))
     for error in report.errors:

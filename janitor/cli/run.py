@@ -49,7 +49,7 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
                 return serve(current, adopt=adopt, patterns=patterns)
             if not current.settings.janitor.apply:
                 return _only_plan(current, patterns)
-            engine = stack.enter_context(current.writing())
+            engine = stack.enter_context(current.writing(stack.enter_context(current.feedback())))
         except StoreBusy as error:
             if not skip_if_locked:
                 raise

@@ -15,6 +15,7 @@ from janitor.control.audience import Audience
 from janitor.control.server import ControlServer
 from janitor.count import Census
 from janitor.daemon import Daemon, Job, Watched
+from janitor.feedback import Feedback
 from janitor.http.app import make_app
 from janitor.http.server import HttpServer
 from janitor.inquiry import Inquiry
@@ -84,12 +85,13 @@ def opened(current: Session, *, adopt: bool = False, patterns: tuple[str, ...] =
     """
     stop = Event()
     with ExitStack() as stack:
+        feedback = stack.enter_context(current.feedback())
         store = stack.enter_context(current.held_store())
         state = stack.enter_context(current.place.memory())
         watched = Watched(current.clock)
         audience = Audience(watched)
         expiries = stack.enter_context(current.expiries())
-        daemon = _assemble(current, store, state, stack, stop, adopt, patterns, watched, audience, expiries)
+        daemon = _assemble(current, store, state, stack, stop, adopt, patterns, watched, audience, expiries, feedback)
         yield Opened(daemon, store, _open_doors(current, daemon, audience, store, state, expiries, stack))
 
 
@@ -104,6 +106,7 @@ def _assemble(
     watched: Watched,
     audience: Audience,
     expiries: Expiries | None,
+    feedback: Feedback | None,
 ) -> Daemon:
     settings, clock = current.settings, current.clock
     wanted = settings.janitor
@@ -120,6 +123,7 @@ def _assemble(
         halted=stop.is_set,
         archive=current.archive(),
         expiries=expiries,
+        feedback=feedback,
     )
     for run_id in engine.recover():
         logger.warning(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 
 import click
 from rich.text import Text
@@ -20,6 +21,7 @@ from janitor.policy import Hold
 from janitor.state.base import EVERYTHING
 from janitor.state.sqlite import SqliteState
 from tms_core.errors import StoreError
+from tms_core.lease import LeaseRecord
 
 _STYLES = {"well": "bold green", "attention": "bold yellow", "down": "bold red"}
 #: How many lines of one kind are shown before they are only counted.
@@ -63,10 +65,18 @@ def _picture(current: Session) -> Picture:
         logger.warning("%s", error)
     with memory(current) as state:
         if state is not None:
-            return look(state, current.site(), current.clock)
+            picture = look(state, current.site(), current.clock)
+            # On another machine, where nobody asks it: what it renews is its sign of life.
+            elsewhere = not current.place.exclusive and _is_renewed(LeaseRecord.parse(state.lease()), picture.now_ms)
+            return replace(picture, process="between_runs") if elsewhere else picture
     current.place.require()  # a place without a store is a mistake, and no quiet one
     with SqliteState.in_memory() as nothing:
         return look(nothing, current.site(), current.clock)
+
+
+def _is_renewed(lease: LeaseRecord | None, now_ms: int) -> bool:
+    """Whether somebody has the lease who goes on renewing it."""
+    return lease is not None and bool(lease.holder) and now_ms - lease.renewed_ms <= lease.seconds * 1000
 
 
 def lines(picture: Picture, verdict: Verdict, arguments: str = "") -> Iterator[Text]:
@@ -82,7 +92,9 @@ def lines(picture: Picture, verdict: Verdict, arguments: str = "") -> Iterator[T
     if picture.started_ms is not None:
         yield _line("running", f"since {_when(picture.started_ms, picture.now_ms)}")
     else:
-        yield _line("running", "no daemon; this is what the memory holds")
+        holder = picture.lease_holder if picture.process != "down" else ""
+        running = f"{holder} has the lease" if holder else "no daemon"
+        yield _line("running", f"{running}; this is what the memory holds")
     yield from _runs(picture)
     yield from _aside(picture, arguments)
     yield from _transactions(picture)

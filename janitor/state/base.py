@@ -95,6 +95,10 @@ class State(ABC):
     @abstractmethod
     def save_anchor(self, anchor: ClockAnchor) -> None: ...
 
+    def clock_ms(self) -> int | None:
+        """What time it is where the memory is kept, by a clock that runs elsewhere (rule S7); None: there is none."""
+        return None
+
     @abstractmethod
     def frontiers(self) -> dict[TopicId, FrontierRecord]:
         """The frontier of every topic ever met."""

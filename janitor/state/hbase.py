@@ -61,6 +61,9 @@ class HBaseState(HBaseIds, HBaseLedger, HBaseHistory):
     def save_anchor(self, anchor: ClockAnchor) -> None:
         self._write(lambda: self._save("anchor", _anchor(anchor)))
 
+    def clock_ms(self) -> int | None:
+        return self._table.server_ms()
+
     def frontiers(self) -> dict[TopicId, FrontierRecord]:
         return {topic: _frontier(*row) for topic, row in self._by_topic("frontiers")}
 

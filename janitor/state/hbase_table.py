@@ -1,12 +1,14 @@
 """The memory's table in HBase: rows of one cell each, and the one among them that is compared before it is changed.
 
-All cells but that one carry the same timestamp, 1, and so do the markers that delete them. So nothing here depends on
-the clocks of HBase's servers: of two values of a cell the later one counts, and a marker hides exactly what was there.
-The price is that a key that was deleted must never come back, since its marker would hide it.
+All cells but that one, and one that is there to read their clock by, carry the same timestamp, 1, and so do the markers
+that delete them. So nothing here depends on the clocks of HBase's servers: of two values of a cell the later one
+counts, and a marker hides exactly what was there. The price is that a key that was deleted must never come back, since
+its marker would hide it.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 
@@ -27,6 +29,8 @@ _BATCH_ROWS, _BATCH_BYTES = 1000, 4 << 20
 #: Rows of a page.
 _PAGE_ROWS = 1000
 _TIMESTAMP = 1
+#: The row whose cell is stamped by the server, and bytes of its random value.
+_CLOCK, _TOKEN_BYTES = b"clock", 8
 
 
 class JanitorTable:
@@ -80,6 +84,16 @@ class JanitorTable:
         row = self._rows.get(self._prefix + key or b"\x00")
         value: bytes | None = row.columns[COLUMN].value if row else None
         return value
+
+    def server_ms(self) -> int | None:
+        """What time it is by the server that has the row ``clock``; None where a cell hides what is put there now, as
+        one does from a time when a server's clock was ahead."""
+        self._ensure_open()
+        row, token = self._prefix + _CLOCK, secrets.token_bytes(_TOKEN_BYTES)
+        self._rows.put([(row, {COLUMN: token})])
+        found = self._rows.get(row)
+        cell = found.columns[COLUMN] if found else None
+        return int(cell.timestamp) if cell is not None and cell.value == token else None
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """The values there are."""

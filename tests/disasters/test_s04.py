@@ -72,6 +72,22 @@ def test_given_a_whole_clean_pass_when_it_ends_then_the_claim_covers_the_old_tra
     assert_true(rig)
 
 
+def test_given_rows_that_were_put_back_when_adopted_again_then_nothing_is_claimed_until_they_were_searched(
+    store: Store,
+) -> None:
+    rig, orders = prepared(store)
+    rig.engine.run_once()
+    rig.clock.advance(MINUTE)
+    # From a backup of the table, which is the same table after that.
+    orders.tx(OLD, NOW_MS - 9 * HOUR)
+    rig.engine.adopt()
+    assert_true(rig)
+    assert (rig.state.claim(), rig.state.evidence()) == (None, [])
+    rig.clock.advance(MINUTE)
+    assert rig.engine.run_once().boundary == OLD
+    assert set(orders.pointers()) == {-OLD}
+
+
 def test_given_an_error_in_one_topic_when_run_then_nothing_is_claimed(store: Store) -> None:
     rig, _ = prepared(store)
     watch(store, before=fail("message.delete"))

@@ -38,6 +38,27 @@ def test_given_a_clock_ahead_of_running_time_when_run_then_beyond_the_allowance_
     assert rig.engine.run_once().tripped == stopped
 
 
+@pytest.mark.parametrize(("ahead_ms", "stopped"), [(-400 * DAY, False), (0, False), (1, True), (6 * DAY, True)])
+def test_given_a_machine_whose_clock_is_ahead_of_the_cluster_s_when_run_there_then_beyond_the_allowance_it_stops(
+    store: Store, monkeypatch: pytest.MonkeyPatch, ahead_ms: int, stopped: bool
+) -> None:
+    rig, orders = prepared(store)
+    # Less than the days for which a machine may have been off.
+    rig.clock.reboot("another machine")
+    monkeypatch.setattr(rig.state, "clock_ms", lambda: rig.clock.now_ms() - ALLOWANCE_MS - ahead_ms)
+    rig.clock.step(2 * HOUR)
+    report = rig.engine.run_once()
+    assert (report.tripped, orders.times() == []) == (stopped, not stopped)
+    if stopped:
+        with pytest.raises(GuardTripped):
+            rig.engine.approve(("default:orders",))
+        # An operator's word sets no other machine's clock.
+        rig.engine.approve()
+        assert rig.engine.run_once().tripped
+        monkeypatch.setattr(rig.state, "clock_ms", rig.clock.now_ms)
+        assert not rig.engine.run_once().tripped
+
+
 def test_given_a_clock_that_jumped_when_run_then_nothing_is_written_and_everybody_is_told(store: Store) -> None:
     rig, orders = prepared(store)
     orders.tx(INVALID, NOW_MS - MINUTE)

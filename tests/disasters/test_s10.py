@@ -113,7 +113,7 @@ def test_given_a_slow_store_when_swept_then_the_run_shows_all_the_time_that_it_l
     rig.engine.run_once(adopt=True)
     orders = fill(store)
     rig.snapshots.invalid = [INVALID]
-    rig.engine.adopt()
+    rig.engine.approve()
     if thorough:
         rig.state.save_last_thorough_ms(0)
     else:

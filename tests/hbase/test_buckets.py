@@ -15,6 +15,7 @@ from janitor.cli.places import HBasePlace
 from tests.builders import DAY, MINUTE, NOW_MS, topic
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PATIENCE_SECONDS, Tables
+from tms_core.cli.main import execute as tms
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import StoreError
 from tms_core.rowkey import salt
@@ -206,3 +207,15 @@ def test_given_a_wrong_number_when_an_archive_is_restored_then_it_is_refused_and
         assert run("archive restore default:orders") == 0
         assert len(orders.times()) == 100
         assert store.wrong_salts == 0
+
+
+def test_given_a_wrong_number_when_a_server_starts_then_it_is_refused_at_once(
+    hbase: HBaseServer, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "tms.yaml"
+    settings = {"thrift": [hbase.thrift], "thrift2": [hbase.thrift2], "namespace": namespace, "buckets": 8}
+    transactions = {"source": "none", "max_lifetime_seconds": 3600}
+    server = {"storage": {"kind": "hbase", "hbase": settings}, "transactions": transactions, "server": {"port": 0}}
+    config.write_text(json.dumps(server))
+    assert tms(["serve", "--config", str(config)]) == 1
+    assert "has 16 buckets, and storage.hbase.buckets is 8. Set storage.hbase.buckets to 16." in capsys.readouterr().err

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from janitor.cli.main import execute
-from tests.builders import HOUR, MINUTE, NOW_MS, topic
+from janitor.look import DAEMON_NOTE
+from janitor.state.hbase import HBaseState
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, topic
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 from tms_core.clock import ManualClock
+from tms_core.lease import Lease
 from tms_core.tables.hbase import HBaseStore
 
 Run = Callable[..., Any]
@@ -82,6 +85,42 @@ def test_given_a_cluster_when_the_commands_are_typed_then_they_do_what_they_do_e
         assert (code, {found["check"]: found["status"] for found in findings}["store"]) == (0, "ok")
         code, found = run("inspect", "message", "--topic", "default:orders")
         assert (code, sum(found["counts"].values())) == (0, 10)
+
+
+def test_given_a_machine_whose_clock_is_days_ahead_of_the_cluster_s_when_the_doctor_looks_then_that_is_broken(
+    hbase: HBaseServer, namespace: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, findings = run("doctor")
+    assert (code, {found["check"]: found["status"] for found in findings}["clock"]) == (0, "ok")
+    with HBaseState([hbase.thrift], namespace=namespace) as state:
+        present_ms = state.clock_ms()
+    assert present_ms is not None
+    arguments = ["doctor", "--config", str(tmp_path / "janitor.yaml"), "--format", "json"]
+    assert execute(arguments, ManualClock(present_ms + 6 * DAY, running_ms=HOUR)) == 1
+    [said] = [found["message"] for found in json.loads(capsys.readouterr().out) if found["check"] == "clock"]
+    assert "ahead of that of HBase's servers; set right the one that is wrong" in said
+
+
+def test_given_a_janitor_on_another_machine_when_asked_how_it_is_then_its_lease_is_its_sign_of_life(
+    hbase: HBaseServer, namespace: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = ManualClock(NOW_MS, running_ms=HOUR)
+    assert run("run", "--once", "--adopt")[0] == 0
+    with HBaseState([hbase.thrift], namespace=namespace) as state:
+        state.save_note(DAEMON_NOTE, True)
+        assert run("status")[1]["process"] == "down"
+        clock.advance(2 * MINUTE)
+        Lease(state, "another:1", 60, clock).acquire()
+        arguments = ["--config", str(tmp_path / "janitor.yaml")]
+        assert execute(["status", *arguments], clock) == 0
+        said = capsys.readouterr().out
+        assert "No janitor is running" not in said
+        assert "another:1 has the lease; this is what the memory holds" in said
+        clock.advance(MINUTE + 1)
+        assert execute(["status", *arguments], clock) == 0
+        said = capsys.readouterr().out
+        assert "No janitor is running" in said
+        assert "no daemon; this is what the memory holds" in said
 
 
 def test_given_nobody_who_answers_when_asked_then_the_server_is_named(tmp_path: Path) -> None:

@@ -112,6 +112,10 @@ def test_given_the_script_when_printed_then_it_says_the_same_in_the_shells_words
 ) -> None:
     assert execute(["admin", "create-tables", "--script", "--buckets", "3", "--compression", "gz"]) == 0
     script = capsys.readouterr().out
+    # It is to be repeated, and without a person at hand the shell ends at the first thing that is there already.
+    assert "not with hbase shell -n" in script.splitlines()[0]
+    assert execute(["admin", "create-tables", "--help"]) == 0
+    assert "shell -n" not in capsys.readouterr().out
     assert script == shell_script([*table_specs("cdap_system", 3, "GZ"), memory_spec("cdap_system")])
     family = "{NAME => 'd', VERSIONS => 1, BLOOMFILTER => 'ROW', COMPRESSION => 'GZ'}"
     assert script.splitlines()[1:] == [

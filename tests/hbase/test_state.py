@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import happybase
 import pytest
 
 from janitor.state import (
@@ -30,6 +31,7 @@ from janitor.state.hbase import HBaseState
 from janitor.state.hbase_ids import LEAF_IDS
 from janitor.state.hbase_root import INLINE_BYTES
 from janitor.state.hbase_view import BLOCK
+from tests.builders import DAY, LIFETIME, janitor
 from tests.hbase.server import HBaseServer
 from tests.janitor.state.entries import TOPIC, entry
 from tests.support import require_or_skip
@@ -38,6 +40,7 @@ from tms_core.errors import StoreBusy, StoreError, StoreNotFound
 from tms_core.lease import Lease
 from tms_core.tables.hbase_pool import Connection
 from tms_core.tables.hbase_wire import ConnectionLost, Silence
+from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
 
 AT = ClockAnchor(1, 1, "boot")
@@ -463,3 +466,44 @@ def fill(state: HBaseState) -> None:
     state.save_counts({TOPIC: TopicCount(1, 1, None, None, 1)})
     state.pause("default:*", 1)
     state.save_note("one", 1)
+
+
+# --- the servers' clock ----------------------------------------------------------------------------------------------
+
+
+def test_given_a_cluster_when_its_clock_is_read_then_it_is_the_servers(
+    again: Open, witness: happybase.Connection
+) -> None:
+    state, rows = again(), witness.table(b"janitor_test:tms.janitor")
+
+    def stamp() -> int:
+        rows.put(b"witness", {b"d:v": secrets.token_bytes(8)})
+        [(_, stamped)] = rows.cells(b"witness", b"d:v", include_timestamp=True)
+        return stamped
+
+    times = [stamp(), state.clock_ms(), stamp(), again().clock_ms(), stamp()]
+    assert None not in times
+    assert times == sorted(filter(None, times))
+
+
+def test_given_a_cell_of_a_server_that_was_ahead_when_the_clock_is_read_then_that_cannot_be_told(
+    again: Open, witness: happybase.Connection
+) -> None:
+    state = again()
+    now_ms = state.clock_ms()
+    assert now_ms is not None
+    row = state._table._prefix + b"clock"
+    witness.table(b"janitor_test:tms.janitor").put(row, {b"d:v": b"later"}, timestamp=now_ms + 86_400_000)
+    assert state.clock_ms() is None
+
+
+@pytest.mark.parametrize(("ahead_ms", "stopped"), [(0, False), (6 * DAY, True)])
+def test_given_a_machine_whose_clock_is_ahead_when_it_runs_with_this_memory_then_the_clock_guard_stops_it(
+    again: Open, ahead_ms: int, stopped: bool
+) -> None:
+    state = again()
+    now_ms = state.clock_ms()
+    assert now_ms is not None
+    rig = janitor(MemoryStore(), state=state, now_ms=now_ms + LIFETIME.allowance_ms + ahead_ms)
+    report = rig.engine.run_once(adopt=True)
+    assert [(note.guard, note.tripped) for note in report.guards if note.tripped] == [("clock", True)] * stopped

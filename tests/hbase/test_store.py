@@ -105,7 +105,12 @@ def test_given_a_page_of_a_part_when_read_on_then_nothing_is_skipped_or_doubled(
 
 @pytest.mark.parametrize("buckets", [BUCKETS, None], ids=["told", "found out"])
 def test_given_rows_under_wrong_salts_when_walked_in_parts_then_they_are_found_counted_and_deleted(
-    hbase: HBaseServer, store: HBaseStore, message: happybase.Table, namespace: str, buckets: int | None
+    hbase: HBaseServer,
+    store: HBaseStore,
+    message: happybase.Table,
+    namespace: str,
+    buckets: int | None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     store.message.put([(key, TX) for key in keys(200)])
     stray = [(wrong_salt(b"stray"), b"stray"), (b"\x20", b"far"), (b"\xff", b"last")]
@@ -119,10 +124,45 @@ def test_given_rows_under_wrong_salts_when_walked_in_parts_then_they_are_found_c
         found = [part.message.keys(b"", None, 1000).items for part in parts]
         assert sorted(key for items in found for key in items) == sorted([*keys(200), b"stray", b"far", b"last"])
         assert janitor.wrong_salts - before == 3
+        [said] = [record.getMessage() for record in caplog.records if "under a salt" in record.getMessage()]
+        assert said.startswith(f"{namespace}:tms.message has rows")
         for part, items in zip(parts, found, strict=True):
             part.message.delete(items)
         assert list(message.scan()) == []
         assert janitor.parts() == []
+
+
+def test_given_a_row_put_into_a_range_that_was_read_before_when_deleted_then_what_was_read_does_not_speak_for_it(
+    store: HBaseStore, message: happybase.Table
+) -> None:
+    store.message.put([(key, TX) for key in keys(8)])
+    [(_, newest_ms)] = message.cells(salt(keys(8)[7], BUCKETS) + keys(8)[7], P, include_timestamp=True)
+    assert len(store.message.keys(b"", None, 100).items) == 8
+    later = keys(8)[3] + b"-later"
+    message.put(salt(later, BUCKETS) + later, {P: b"x"}, timestamp=newest_ms + 3_600_000)
+    store.message.delete([later])
+    assert store.message.keys(b"", None, 100).items == keys(8)
+
+
+def test_given_one_key_under_two_salts_when_one_is_newer_then_both_go(
+    store: HBaseStore, message: happybase.Table
+) -> None:
+    first, second = sorted([salt(b"pair", BUCKETS) + b"pair", wrong_salt(b"pair") + b"pair"])
+    message.put(first, {P: b"x"}, timestamp=1_000)
+    message.put(second, {P: b"x"})
+    [(_, now_ms)] = message.cells(second, P, include_timestamp=True)
+    message.put(second, {P: b"x"}, timestamp=now_ms + 3_600_000)
+    assert store.message.keys(b"", None, 100).items == [b"pair"]
+    store.message.delete([b"pair"])
+    assert list(message.scan()) == []
+
+
+def test_given_no_rows_and_no_number_of_buckets_when_deleted_then_that_is_no_error(
+    hbase: HBaseServer, namespace: str, store: HBaseStore
+) -> None:
+    assert store.parts() == []
+    with HBaseStore([hbase.thrift], namespace=namespace) as janitor:
+        janitor.message.delete([b"gone"])
 
 
 def test_given_one_key_under_two_salts_when_read_whole_then_it_comes_once_and_goes_everywhere(

@@ -106,6 +106,31 @@ def test_given_a_store_the_server_has_made_when_rows_are_due_then_they_go_and_wh
     assert list(server.service.fetch(late, FetchRequest(transaction=reader))) == []
 
 
+@pytest.mark.parametrize("participants", ["messaging", "messaging, datasets"])
+def test_given_feedback_when_a_transaction_is_proven_then_it_leaves_the_servers_list_unless_others_take_part(
+    tmp_path: Path, stack: ExitStack, participants: str
+) -> None:
+    server = Server(tmp_path, stack)
+    limits = "transactions: {directory: tx, max_lifetime_seconds: 1, grace_seconds: 0}"
+    told = f"clock_allowance_seconds: 0, boundary: {{feedback: on, participants: [{participants}]}}, canary"
+    text = SETTINGS.format(kind="leveldb").replace("transactions: {directory: tx}", limits).replace("canary", told)
+    server.config.write_text(text)
+    server.service.create_topic(ORDERS, {"ttl": "86400"})
+    transaction = server.manager.start_short()
+    server.service.publish(ORDERS, [b"never to be seen"], pointer=transaction.write_pointer)
+    server.manager.invalidate(transaction.transaction_id)
+    # The first run is a thorough one, and finds that nothing can be published in it any more.
+    over_ms = server.host.clock.now_ms() + 1500
+    until(lambda: server.host.clock.now_ms() > over_ms)
+    companion = server.start()
+    until(lambda: server.metric('tms_janitor_sweeps_total{result="done"} 1.0'))
+    assert server.manager.invalid_size() == int(participants != "messaging")
+    assert server.pointers() == [-transaction.write_pointer]
+    assert companion.daemon.picture().boundary.bound == str(transaction.write_pointer)
+    reader = server.manager.start_short()
+    assert list(server.service.fetch(ORDERS, FetchRequest(transaction=reader))) == []
+
+
 def test_given_a_store_that_was_there_before_when_met_then_nothing_goes_until_it_is_adopted_through_the_socket(
     tmp_path: Path, stack: ExitStack
 ) -> None:

@@ -72,6 +72,7 @@ def test_given_topics_that_wait_when_patient_then_the_store_is_asked_nothing_abo
     for number in range(50):
         topic(store, f"default:t{number}", ttl_seconds=TTL_SECONDS).plain(NOW_MS)
     rig.engine.adopt()
+    rig.engine.run_once()
     names = asked(store)
     report = patient(rig, WINDOW_MS - 1)
     assert names == []
@@ -96,6 +97,7 @@ def test_given_a_topic_that_cannot_wait_when_patient_then_it_alone_is_visited(st
     rig, orders = prepared(store)
     fast = topic(store, "default:fast", ttl_seconds=60)
     rig.engine.adopt()
+    rig.engine.run_once()
     fast.plain(NOW_MS - MINUTE)
     starts: list[bytes] = []
     watch(store, before=lambda call: starts.append(call.arguments[0]) if call.name.endswith(".keys") else None)

@@ -54,8 +54,11 @@ def test_given_a_pause_that_fits_when_asked_then_nothing_is_taken_of_that_topic_
     with pytest.raises(Withheld):
         case.permission.check(ORDERS)
     case.permission.alive()
+    with pytest.raises(Withheld):
+        case.permission.check_all()
     case.state.resume(paused)
     case.permission.check(ORDERS)
+    case.permission.check_all()
 
 
 @pytest.mark.parametrize("paused", ["default:order", "other:*", "default:Orders", "", "orders"])

@@ -223,6 +223,7 @@ def test_given_an_empty_report_when_written_as_json_then_every_name_is_there() -
         "duration_seconds": 1.25,
         "phase_seconds": {},
         "thorough": True,
+        "truncated": 0,
     }
 
 

@@ -542,3 +542,20 @@ def test_given_any_rows_when_restored_to_another_topic_then_the_committed_and_pl
             undo.restore(orders, found, snapshot=snapshot)
             assert not undo.restore(orders, found).restored
     assert dict(found.messages()) == expected
+
+
+def test_given_a_store_that_hides_what_is_put_when_restored_then_that_is_said_and_a_repetition_brings_it(
+    undo: Undo, store: MemoryStore, orders: Topic
+) -> None:
+    """As HBase does under a delete mark from the future."""
+    orders.plain(OLD_MS, OLD_MS + 1)
+    _, second = store.message.keys(b"", None, 10).items
+    undo.sweep(orders)
+    put = store.message.put
+    store.message.put = lambda rows: put([row for row in rows if row[0] != second])  # type: ignore[method-assign]
+    with pytest.raises(StoreError, match=f"1 rows .* message table cannot be seen, the first one {second.hex()}"):
+        undo.restore(orders)
+    assert undo.restore(orders, dry_run=True).restored == 1
+    store.message.put = put  # type: ignore[method-assign]
+    assert counted(undo.restore(orders)) == (1, 0, 1, 0)
+    assert orders.times() == [OLD_MS, OLD_MS + 1]

@@ -197,6 +197,8 @@ def test_given_a_pointer_that_has_to_stay_when_claimed_then_only_its_own_part_ha
     claim = rig.state.claim()
     assert claim is not None
     assert claim.bound == OLD - 1
+    [lowest, *_] = rig.engine.boundary()[1].limits
+    assert lowest.reason.startswith(f"invalid transaction {OLD} has a row that had to stay, from {number:02x} to ")
 
 
 @pytest.mark.parametrize("name", ["cells", "invert"])
@@ -218,6 +220,56 @@ def test_given_a_pause_while_one_part_is_searched_when_it_ends_then_no_part_is_e
     assert left
     assert not {start for start, _ in spans(rig)} & left
     assert rig.state.claim() is None
+
+
+@pytest.mark.parametrize("name", ["a shorter ttl", "deleted"])
+def test_given_a_topic_that_changes_behind_a_part_when_its_rows_come_due_by_that_then_their_pointers_are_not_claimed(
+    name: str,
+) -> None:
+    store = Parts()
+    rig, orders = prepared(store, workers=1, hold_seconds=0)
+    # So that every part deletes something, and the second one finds out.
+    orders.plain(*many(NOW_MS - 32 * DAY))
+    ttl_seconds, generation = (3600, 1) if name == "a shorter ttl" else (30 * 86400, -1)
+
+    def change(number: int, called: str) -> None:
+        if (number, called) == (1, "keys"):
+            orders.describe(ttl_seconds=ttl_seconds, generation=generation)
+
+    store.hook = change
+    report = rig.engine.run_once()
+    assert report.errors == []
+    assert OLD in orders.pointers()
+    assert rig.state.claim() is not None
+    assert_true(rig)
+    store.hook = lambda *_: None
+    rig.clock.advance(DAY)
+    assert rig.engine.run_once().boundary == OLD
+    assert set(orders.pointers()) == set()
+
+
+def test_given_a_topic_that_changes_behind_a_part_when_messages_stay_there_then_their_payloads_stay_everywhere() -> (
+    None
+):
+    store = Parts()
+    rig, orders = prepared(store, workers=1, hold_seconds=0)
+    orders.plain(*many(NOW_MS - 32 * DAY))
+    committed = pointer(NOW_MS - 9 * HOUR, 1)
+    orders.ref(committed, *many(NOW_MS - 9 * HOUR)).stored(committed, *many(NOW_MS - 9 * HOUR))
+
+    def change(number: int, called: str) -> None:
+        if (number, called) == (1, "keys"):
+            orders.describe(ttl_seconds=3600)
+
+    store.hook = change
+    assert rig.engine.run_once().errors == []
+    referring = [value.pointer for _, value in orders.messages() if value.payload is None]
+    assert set(referring) == {committed}
+    assert len(orders.stored_times()) == len(many(0))
+    store.hook = lambda *_: None
+    rig.clock.advance(MINUTE)
+    rig.engine.run_once()
+    assert (orders.times(), orders.stored_times()) == ([], [])
 
 
 def test_given_deletes_when_evidence_is_written_then_they_are_durable() -> None:

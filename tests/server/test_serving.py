@@ -159,6 +159,9 @@ class FakeHBase(MemoryStore):
         assert thrift == HBaseSettings().thrift
         assert options["buckets"] == 16
 
+    def check_buckets(self) -> None:
+        """They are."""
+
 
 @pytest.mark.parametrize("has_side_table", [True, False])
 def test_given_hbase_when_served_then_messages_may_have_a_ttl_where_there_is_a_table_for_it(

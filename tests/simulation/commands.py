@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from janitor.feedback import Feedback
 from janitor.report import Report
 from tests.builders import Desk
 from tests.simulation.invariants import Allowed, Watch, check_ledger
@@ -51,7 +52,8 @@ class Run(Operation):
             return
         watch = Watch(site)
         lease = site.take_lease()
-        engine = site.engine(self.batch_rows, lease=lease, halted=lambda: watch.halted)
+        told = Feedback(site.manager, ("messaging",)) if site.feeds_back else None
+        engine = site.engine(self.batch_rows, lease=lease, halted=lambda: watch.halted, feedback=told)
         recover(site, engine)
         if self.meanwhile is not None and not self.adopt:
             site.store.alarm.set(self.at_call, lambda call: self._interrupt(site, watch, call))
@@ -91,6 +93,7 @@ class Run(Operation):
 
     def _learn(self, site: Site, watch: Watch, report: Report) -> None:
         """Take note of what the janitor now remembers."""
+        site.reached["fed back"] += report.truncated
         if report.tripped:
             site.reached["stopped"] += 1
             return
@@ -238,6 +241,14 @@ class Truncate(Operation):
         claim, _ = site.engine().boundary()
         if claim is not None:
             site.reached["truncated"] += site.manager.truncate(claim.bound)
+
+
+@dataclass(frozen=True, repr=False)
+class FeedBack(Operation):
+    """From now on the janitor itself has dropped from the list what it has proven clean."""
+
+    def on(self, site: Site) -> None:
+        site.feeds_back = True
 
 
 @dataclass(frozen=True, repr=False)

@@ -23,6 +23,7 @@ from tms_core.transaction.model import (
     VisibilityState,
 )
 from tms_core.transaction.snapshot import write_snapshot
+from tms_core.transaction.source import Loaded
 
 
 class Manager:
@@ -91,6 +92,16 @@ class Manager:
         self.invalid -= dropped
         return len(dropped)
 
+    def truncate_invalid(self, transaction_ids: Iterable[int], /) -> bool:
+        """Drop these, as the janitor asks; returns whether any was there."""
+        before = len(self.invalid)
+        self.invalid.difference_update(transaction_ids)
+        return len(self.invalid) < before
+
+    def latest(self) -> Loaded:
+        """The state of this moment, for the janitor that asks for the list."""
+        return Loaded(self._state(0), "the manager")
+
     def reader(self) -> Transaction:
         """A transaction that begins now."""
         return Transaction(
@@ -103,11 +114,8 @@ class Manager:
 
     def snapshot(self, now_ms: int) -> bytes:
         """The state as the bytes of a snapshot file."""
-        state = VisibilityState(
-            now_ms, self.read_pointer, self.write_pointer, array("q", self.invalid), tuple(self.in_progress.values())
-        )
         stream = io.BytesIO()
-        write_snapshot(stream, Snapshot(state))
+        write_snapshot(stream, Snapshot(self._state(now_ms)))
         return stream.getvalue()
 
     def prune_bound(self) -> int:
@@ -115,6 +123,10 @@ class Manager:
         if not self.invalid and not self.in_progress:
             return self.read_pointer - 1
         return min(max(self.invalid, default=2**63 - 1), min(self.in_progress, default=2**63) - 1)
+
+    def _state(self, now_ms: int) -> VisibilityState:
+        invalid, entries = array("q", sorted(self.invalid)), tuple(self.in_progress.values())
+        return VisibilityState(now_ms, self.read_pointer, self.write_pointer, invalid, entries)
 
     def _enter(self, now_ms: int, entry: InProgress) -> int:
         self.write_pointer = max(self.write_pointer + 1, now_ms * TX_PER_MS)

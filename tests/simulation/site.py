@@ -83,6 +83,7 @@ class Site:
         committed: write pointers of transactions that were.
         restored_in_place: a backup was restored under the store's own identity, and no pass that looks at everything
             has been completed since: what the janitor claimed may be false, and neither it nor its state can know.
+        feeds_back: whether the janitor tells the transaction service what is proven clean.
         claims: bounds the janitor states at this moment, each with where it does.
         unrecorded: what went in a run that has not ended, for the ledger to tell.
         reached: how often something worth reaching has happened.
@@ -106,6 +107,7 @@ class Site:
         self.backups: dict[int, Backup] = {}
         self.committed: set[int] = set()
         self.restored_in_place = False
+        self.feeds_back = False
         self.claims: list[tuple[str, int]] = []
         self.unrecorded: list[Gone] = []
         self.reached: Counter[str] = Counter()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from janitor import boundary, conclude, frontier, guards, inversions, payloads, permission, quarantine
+from janitor import boundary, conclude, feedback, frontier, guards, inversions, payloads, permission, quarantine
 from janitor.engine import Engine
 from janitor.frontier import elapsed_ms
 from janitor.ledger import Ledger
@@ -216,6 +216,11 @@ def thorough_passes_are_patient(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Engine, "_world", world)
 
 
+def whatever_is_listed_is_proven(patch: pytest.MonkeyPatch) -> None:
+    """S4: transactions leave the invalid list in which something may yet be published."""
+    patch.setattr(feedback, "proven", lambda listed, *_: listed)
+
+
 PLANTED: dict[Plant, set[str]] = {
     no_search_for_references: {"live row lost"},
     nothing_is_undecided: {"live row lost"},
@@ -245,6 +250,7 @@ PLANTED: dict[Plant, set[str]] = {
     announced_as_far_as_the_first_batch: {"not in the ledger"},
     only_the_last_batch_is_in_the_ledger: {"not in the ledger"},
     thorough_passes_are_patient: {"false claim", "left behind"},
+    whatever_is_listed_is_proven: {"aborted message visible"},
 }
 
 

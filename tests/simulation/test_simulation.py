@@ -59,6 +59,7 @@ def test_histories_reach_what_they_are_about() -> None:
         "held",
         "claimed",
         "truncated",
+        "fed back",
         "published while invalid",
         "applied",
         "refused",

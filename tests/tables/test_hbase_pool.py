@@ -15,7 +15,7 @@ from tests.tables.fake_thrift import FakeThrift, Request
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, StoreNotFound, StoreUnavailable
 from tms_core.tables.hbase_pool import AVOID_MS, IDLE_MS, PAUSES_SECONDS, Connection, HBasePool
-from tms_core.tables.hbase_wire import ConnectionLost, NotServed, ScannerLost, Silence, interface
+from tms_core.tables.hbase_wire import ConnectionLost, NotServed, ScannerLost, Service, Silence, interface
 
 #: A time limit that a test waits out; nothing that has to succeed is bound by it.
 SHORT_SECONDS = 0.3
@@ -31,9 +31,10 @@ def clock() -> ManualClock:
 def pools(clock: ManualClock) -> Iterator[Callable[..., HBasePool]]:
     made: list[HBasePool] = []
 
-    def make(*servers: FakeThrift | str, connections: int = 2, timeout_seconds: float = LONG_SECONDS) -> HBasePool:
+    def make(*servers: FakeThrift | str, **options: Any) -> HBasePool:
         addresses = [server if isinstance(server, str) else server.address for server in servers]
-        made.append(HBasePool(addresses, connections=connections, timeout_seconds=timeout_seconds, clock=clock))
+        settings = {"connections": 2, "timeout_seconds": LONG_SECONDS, **options}
+        made.append(HBasePool(addresses, clock=clock, **settings))
         return made[-1]
 
     yield make
@@ -167,11 +168,15 @@ def test_given_a_connection_that_rested_when_the_server_would_soon_close_it_then
         assert server.connections == connections
 
 
-def test_given_nobody_who_listens_when_asked_then_the_error_names_the_server_and_what_to_do(pools: Pools) -> None:
+@pytest.mark.parametrize(("service", "name"), [("Hbase", "thrift"), ("HbaseAdmin", "thrift2")])
+def test_given_nobody_who_listens_when_asked_then_the_error_names_the_server_and_what_to_do(
+    pools: Pools, service: Service, name: str
+) -> None:
     with FakeThrift() as server:
         address = server.address
-    with pytest.raises(ConnectionLost, match=f"{address} cannot be reached.*Connection refused.*hbase thrift start"):
-        get(pools(address), b"a")
+    said = rf"{address} cannot be reached.*Connection refused.*hbase {name} start.*storage\.hbase\.{name}\."
+    with pytest.raises(ConnectionLost, match=said):
+        get(pools(address, service=service), b"a")
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 17, 30])

@@ -55,7 +55,7 @@ def create_hbase_tables(
     \b
     Examples:
       tms admin create-tables --thrift2 hbase-thrift2:9091
-      tms admin create-tables --script | hbase shell -n
+      tms admin create-tables --script | hbase shell
     """
     flags = {"thrift2": thrift2, "namespace": namespace, "buckets": buckets}
     hbase = load_as(Settings, config, os.environ, flags, _FLAGS).settings.storage.hbase

@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from tms_core.cli.signals import ending
 from tms_core.clock import Clock, SystemClock
-from tms_core.errors import ConfigurationError, StoreNotFound, TopicExists
+from tms_core.errors import ConfigurationError, StoreError, StoreNotFound, TopicExists
 from tms_core.messaging.service import MessagingService
 from tms_core.server import companions
 from tms_core.server.app import make_app
@@ -165,6 +165,12 @@ def _open(settings: Settings, clock: Clock) -> _Opened:
         thrift2=wanted.thrift2 or (),
         clock=clock,
     )
+    try:
+        # Or nobody would learn of it before the first message is published.
+        store.check_buckets()
+    except StoreError:
+        store.close()
+        raise
     return _Opened(store, created=False)
 
 

@@ -12,6 +12,7 @@ ahead of our clock, or nothing is known, the rows are read again before they cou
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -25,6 +26,8 @@ from tms_core.tables.hbase_schema import FAMILY
 from tms_core.tables.hbase_wire import interface
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 #: Rows in one call that changes them: ten times as many are hardly faster, and each call must end in its time limit.
 BATCH_ROWS = 2000
@@ -142,9 +145,16 @@ class HBaseRows:
             self._make_sure(rows, newest_ms or 0)
 
     def count_wrong_salts(self, rows: int) -> None:
-        """Add to ``wrong_salts``."""
+        """Add to ``wrong_salts``; the first ones are named in the log."""
         with self._lock:
+            is_news = rows and not self.wrong_salts
             self.wrong_salts += rows
+        if is_news:
+            logger.warning(
+                "%s has rows under a salt that is not theirs; they are swept like all others, but CDAP never finds "
+                "them: something has put them by a wrong number of buckets",
+                self.name.decode(),
+            )
 
     def put(self, rows: Iterable[tuple[bytes, dict[bytes, bytes | None]]]) -> None:
         """Write cells; None for one that shall not be there."""

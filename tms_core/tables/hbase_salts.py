@@ -38,12 +38,14 @@ class SaltedPage(NamedTuple):
     Attributes:
         keys, rows: as many of the one as of the other. Of rows with the same key under several salts the first.
         resume: where the next page starts, None at the end of the range.
+        newest_ms: the highest timestamp among the cells of all rows, other salts' too.
         places: under which salts each key is; None: all under the one that is walked.
     """
 
     keys: list[bytes]
     rows: list[Row]
     resume: bytes | None
+    newest_ms: int
     places: dict[bytes, list[int]] | None = None
 
 
@@ -61,8 +63,11 @@ class Seen(NamedTuple):
     newest_ms: int
     places: dict[bytes, list[int]] | None
 
-    def covers(self, first: bytes, last: bytes) -> bool:
-        return self.start <= first and (self.stop is None or last < self.stop)
+    def had(self, keys: Sequence[bytes]) -> bool:
+        """Whether these keys were in it. One salt is walked by one pass, and for that the range tells; whoever asks for
+        all salts may come with keys that were put into the range since."""
+        in_range = self.start <= min(keys) and (self.stop is None or max(keys) < self.stop)
+        return in_range and (self.places is None or all(key in self.places for key in keys))
 
 
 class Salts(ABC):
@@ -90,14 +95,13 @@ class Salts(ABC):
 
     def remember(self, start: bytes, stop: bytes | None, page: SaltedPage) -> None:
         """Keep what a page has shown, for deleting what it had."""
-        self._seen.append(Seen(start, page.resume or stop, newest(page.rows), page.places))
+        self._seen.append(Seen(start, page.resume or stop, page.newest_ms, page.places))
 
     def seen(self, keys: Sequence[bytes]) -> Seen | None:
         """What the last page has shown that had all these keys; None: none had."""
         if not keys:
             return None
-        first, last = min(keys), max(keys)
-        return next((page for page in reversed(tuple(self._seen)) if page.covers(first, last)), None)
+        return next((page for page in reversed(tuple(self._seen)) if page.had(keys)), None)
 
     def delete(self, keys: Sequence[bytes]) -> None:
         """Delete every row of these keys."""
@@ -105,6 +109,8 @@ class Salts(ABC):
             return
         seen = self.seen(keys)
         rows = [row for places in self.places(keys, seen) for row in places]
+        if not rows:
+            return
         self.rows.delete(rows, seen.newest_ms if seen else None)
         self.rows.regions.deleted(rows)
 
@@ -130,7 +136,7 @@ class OneSalt(Salts):
         keys = [row.row[1:] for row in rows]
         if self._buckets is not None:
             self.rows.count_wrong_salts(self._wrong(keys, self._buckets))
-        return SaltedPage(keys, rows, None if ended else keys[-1] + b"\x00")
+        return SaltedPage(keys, rows, None if ended else keys[-1] + b"\x00", newest(rows))
 
     def ranges(self, start: bytes, stop: bytes | None) -> list[tuple[bytes, bytes | None]]:
         return [(self._salt + start, self._end if stop is None else self._salt + stop)]
@@ -162,29 +168,32 @@ class AllSalts(Salts):
     def page(self, start: bytes, stop: bytes | None, limit: int, query: Query) -> SaltedPage:
         salts = self._salts()
         if not salts:
-            return SaltedPage([], [], None, {})
+            return SaltedPage([], [], None, 0, {})
         chunk = min(limit, limit // len(salts) * 2 + _AHEAD_ROWS)
         parts = [OneSalt(self.rows, byte, self._buckets) for byte in salts]
         heads = self._threads.map(lambda part: part.page(start, stop, chunk, query), parts)
         streams = [_stream(part, head, stop, chunk, query) for part, head in zip(parts, heads, strict=True)]
+        keys: list[bytes] = []
+        firsts: list[Row] = []
         places: dict[bytes, list[int]] = {}
-        found = SaltedPage([], [], None, places)
+        resume, newest_ms = None, 0
         for key, same in groupby(merge(*streams, key=itemgetter(0)), key=itemgetter(0)):
-            if len(found.keys) == limit:
-                return found._replace(resume=found.keys[-1] + b"\x00")
+            if len(keys) == limit:
+                resume = keys[-1] + b"\x00"
+                break
             rows = [row for _, row in same]
-            found.keys.append(key)
-            found.rows.append(rows[0])
+            keys.append(key)
+            firsts.append(rows[0])
             places[key] = [row.row[0] for row in rows]
-        return found
+            newest_ms = max(newest_ms, newest(rows))
+        return SaltedPage(keys, firsts, resume, newest_ms, places)
 
     def ranges(self, start: bytes, stop: bytes | None) -> list[tuple[bytes, bytes | None]]:
         return [where for byte in self._salts() for where in OneSalt(self.rows, byte, None).ranges(start, stop)]
 
     def places(self, keys: Sequence[bytes], seen: Seen | None) -> list[list[bytes]]:
-        known = seen.places if seen and seen.places else {}
-        everywhere = [] if all(key in known for key in keys) else self._salts()
-        return [[bytes([byte]) + key for byte in known.get(key, everywhere)] for key in keys]
+        known = seen.places if seen and seen.places else dict.fromkeys(keys, self._salts())
+        return [[bytes([byte]) + key for byte in known[key]] for key in keys]
 
     def _salts(self) -> list[int]:
         if self._buckets is None:

@@ -147,7 +147,8 @@ def memory_spec(namespace: str) -> TableSpec:
 def shell_script(specs: list[TableSpec]) -> str:
     """The same for the HBase shell, for a person to run."""
     lines = [f"create_namespace '{specs[0].namespace}'", *(spec.shell_line() for spec in specs)]
-    return "\n".join(["# What exists already fails, and stays as it is.", *lines, ""])
+    # Told what to do without a person at hand (-n), the shell ends at the first thing that fails.
+    return "\n".join(["# What exists already fails, and stays as it is; so not with hbase shell -n.", *lines, ""])
 
 
 def create_tables(admin: HBasePool, specs: list[TableSpec]) -> list[str]:

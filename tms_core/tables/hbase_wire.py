@@ -97,7 +97,7 @@ class Wire:
         try:
             self._socket = _Socket(address, timeout_seconds)
         except OSError as error:
-            raise _unreachable(address, error) from error
+            raise _unreachable(address, service, error) from error
         transport = TCyBufferedTransport(self._socket, _BUFFER_BYTES)
         self._client = _Client(getattr(interface(), service), _NumberedProtocol(transport, decode_response=False))
 
@@ -274,14 +274,15 @@ class _NumberedProtocol(TCyBinaryProtocol):
         return name, kind, number
 
 
-def _unreachable(address: str, error: OSError) -> StoreUnavailable:
+def _unreachable(address: str, service: Service, error: OSError) -> StoreUnavailable:
     if isinstance(error, TimeoutError):
         return Silence(
             f"HBase's Thrift server {address} does not answer.", "See whether host and port are right and it runs."
         )
+    name = "thrift" if service == "Hbase" else "thrift2"
     return ConnectionLost(
         f"HBase's Thrift server {address} cannot be reached: {_said(error)}.",
-        "Start it there (hbase thrift start), or correct storage.hbase.thrift.",
+        f"Start it there (hbase {name} start), or correct storage.hbase.{name}.",
     )
 
 

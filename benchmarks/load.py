@@ -1,0 +1,137 @@
+"""Publishers that keep to a schedule, whatever the server does.
+
+A client that waits for an answer before it asks again asks less of a slow server, and so never sees how slow it was
+for everybody else. Here requests are due by a schedule, and latency counts from when one was due: a server that stands
+still for a second is late for all that was due in it. The load is made by one thread of the benchmark's process, on raw
+sockets that stay open; the server is a process of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import NamedTuple, Self
+
+from tests.server.client import AVRO, PATIENCE_SECONDS
+from tests.server.test_avro import block
+
+#: Connections, so as many requests as may be under way at once.
+CONNECTIONS = 16
+#: The topic that is published to.
+TOPIC = "load"
+
+_HEAD = "POST /v1/namespaces/default/topics/{}/publish HTTP/1.1\r\nHost: localhost\r\nContent-Type: {}\r\n"
+
+
+class Sample(NamedTuple):
+    """When a request was due and when it was answered, both in seconds of ``time.monotonic``."""
+
+    due: float
+    answered: float
+
+    @property
+    def seconds(self) -> float:
+        """Its latency."""
+        return self.answered - self.due
+
+
+def publishing(payload: bytes, messages: int = 1) -> bytes:
+    """A request that publishes a payload so many times."""
+    body = b"\x02" + block([payload] * messages) + b"\0"
+    return f"{_HEAD.format(TOPIC, AVRO)}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def top_rate(port: int, request: bytes, requests: int) -> float:
+    """Requests per second, with one under way on each connection all the time."""
+    started = time.monotonic()
+    offer(port, lambda _: request, math.inf, requests)
+    return requests / (time.monotonic() - started)
+
+
+def offer(port: int, request: Callable[[float], bytes], per_second: float, requests: int) -> list[Sample]:
+    """Send requests when they are due, and return when all are answered.
+
+    Args:
+        port: the server's.
+        request: makes the one that is due at a moment.
+        per_second: how many are due; ``math.inf``: all of them now.
+        requests: how many in all.
+
+    Raises:
+        RuntimeError: the server refused one.
+        TimeoutError: it does not answer any more.
+    """
+    with Publishers(port) as publishers:
+        return publishers.run(request, 1 / per_second, requests)
+
+
+class Publishers:
+    """Connections to a server, each idle or waiting for an answer.
+
+    Args:
+        port: the server's.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._idle: list[socket.socket] = []
+        self._due: dict[socket.socket, float] = {}
+        with ExitStack() as stack:
+            # Unlike epoll, select can wait for less than a millisecond.
+            self._answers = stack.enter_context(selectors.SelectSelector())
+            for _ in range(CONNECTIONS):
+                connection = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._answers.register(connection, selectors.EVENT_READ, connection)
+                self._idle.append(connection)
+            self._open = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def run(self, request: Callable[[float], bytes], step_seconds: float, requests: int) -> list[Sample]:
+        """As :func:`offer`."""
+        samples: list[Sample] = []
+        started = time.monotonic()
+        sent = 0
+        while len(samples) < requests:
+            due, now = started + sent * step_seconds, time.monotonic()
+            if not self._idle or sent == requests:
+                samples += self._wait(PATIENCE_SECONDS)
+                if time.monotonic() - now >= PATIENCE_SECONDS:
+                    raise TimeoutError(f"the server has not answered for {PATIENCE_SECONDS} s")
+            elif due > now:
+                samples += self._wait(due - now)
+            else:
+                connection = self._idle.pop()
+                self._due[connection] = due
+                connection.sendall(request(due))
+                sent += 1
+                samples += self._wait(0)
+        return samples
+
+    def _wait(self, seconds: float) -> list[Sample]:
+        """The answers that are there, or those that come first; none when none comes in time."""
+        ready = self._answers.select(seconds)
+        now = time.monotonic()
+        return [Sample(self._take(key.data), now) for key, _ in ready]
+
+    def _take(self, connection: socket.socket) -> float:
+        """Read an answer; returns when its request was due."""
+        answer = connection.recv(65536)
+        if not (answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"\r\n\r\n")):
+            raise RuntimeError(f"the server said {answer!r}")
+        self._idle.append(connection)
+        return self._due.pop(connection)
+
+
+def milliseconds(samples: Iterable[Sample], hundredth: int) -> float:
+    """A percentile of their latencies, in milliseconds."""
+    found = sorted(sample.seconds for sample in samples)
+    return found[max(0, math.ceil(len(found) * hundredth / 100) - 1)] * 1000

@@ -1,0 +1,238 @@
+"""P5: what publishers feel of a sweep: p99 latency while the janitor deletes, beside p99 when it has nothing to do.
+
+Once with the janitor embedded in ``tms serve`` on LevelDB, once as a process of its own on HBase. Publishers send
+single messages by a schedule, at half of the top rate that the same server showed just before (``benchmarks/load.py``).
+Each turn is a quiet stretch, then one in which a topic's ttl is shortened, so that a sweep finds many rows due; of that
+stretch those requests count that were due while the sweep ran, compaction included, as the janitor's own record of runs
+has it. Machines have moods, so the figure is the median of the turns' ratios. All processes, HBase's too, share one
+machine's processors with the publishers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks import hbase
+from benchmarks.figure import Figure, report
+from benchmarks.load import TOPIC, Sample, milliseconds, offer, publishing, top_rate
+from benchmarks.stores import BODY
+from tests.hbase.tables import Tables
+from tests.server.client import PATIENCE_SECONDS, Client, TopicClient
+from tests.server.process import Serve, configure
+from tests.support import size
+from tms_core.rowkey import MessageKey
+from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.topic import TopicId, encode_properties
+
+#: Rows a sweep finds due.
+ROWS = size("TMS_BENCH_SWEEP_ROWS", 500_000)
+HBASE_ROWS = size("TMS_BENCH_HBASE_ROWS", 60_000)
+TURNS = size("TMS_BENCH_TURNS", 5)
+#: How long a stretch is, in seconds.
+STRETCH_SECONDS = size("TMS_BENCH_SECONDS", 6)
+#: Requests that show the top rate.
+TOP_REQUESTS = 10_000
+#: Shares of the top rate, in hundredths; the figure is about the middle one.
+LOADS = (10, 50, 90)
+JUDGED = 50
+#: Rows are older than the short ttl and younger than the long one, in seconds.
+SHORT, AGE, LONG = 3600, 7200, 30 * 86_400
+_JANITOR = Path(sys.executable).with_name("janitor")
+_PUT_ROWS = 5_000
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A server, a janitor, and topics whose ttl can be shortened.
+
+    Attributes:
+        port: the server's.
+        page: the janitor's status page.
+        topics: each with ``rows`` rows.
+    """
+
+    port: int
+    page: str
+    topics: list[TopicId]
+    rows: int
+
+    def publish(self, per_second: float, seconds: float) -> list[Sample]:
+        return offer(self.port, lambda _: publishing(BODY), per_second, max(1, round(per_second * seconds)))
+
+    def shorten(self, topic: TopicId) -> None:
+        """Make all rows of a topic due."""
+        with Client(self.port) as client:
+            path = f"{TopicClient(client, topic.topic).path}/properties"
+            answer = client.ask("PUT", path, json.dumps({"ttl": str(SHORT)}).encode())
+        if answer.status != 200:
+            raise RuntimeError(f"the ttl of {topic} could not be shortened: {answer.text}")
+
+    def swept(self, since_ms: float) -> tuple[float, float]:
+        """When the sweep that found a topic's rows due began and ended, in ms; waits for it."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            with urllib.request.urlopen(f"{self.page}api/runs?limit=100") as answer:  # noqa: S310 it is our own
+                runs: list[dict[str, Any]] = json.load(answer)["runs"]
+            for run in runs:
+                if run["started_ms"] >= since_ms and run["expired"] and run["finished_ms"]:
+                    if run["expired"] != self.rows or run["result"] != "done":
+                        raise RuntimeError(f"the sweep deleted {run['expired']} of {self.rows} rows: {run}")
+                    return run["started_ms"], run["finished_ms"]
+            time.sleep(0.2)
+        raise TimeoutError(f"no sweep in {PATIENCE_SECONDS} s")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The requests of a quiet stretch, those of a sweep, and how long the sweep took."""
+
+    quiet: list[Sample]
+    swept: list[Sample]
+    sweep_seconds: float
+
+    def ratio(self, hundredth: int) -> float:
+        return milliseconds(self.swept, hundredth) / milliseconds(self.quiet, hundredth)
+
+
+def turn(scene: Scene, topic: TopicId, per_second: float) -> Turn:
+    quiet = scene.publish(per_second, STRETCH_SECONDS)
+    wall = time.time() - time.monotonic()
+    since_ms = (time.monotonic() + wall) * 1000
+    scene.shorten(topic)
+    samples = scene.publish(per_second, STRETCH_SECONDS)
+    began_ms, ended_ms = scene.swept(since_ms - 1)
+    during = [sample for sample in samples if began_ms <= (sample.due + wall) * 1000 <= ended_ms]
+    # What LevelDB still has to put in order is not the next quiet stretch's.
+    time.sleep(1)
+    return Turn(quiet, during, (ended_ms - began_ms) / 1000)
+
+
+def measure(scene: Scene) -> tuple[float, dict[str, Any]]:
+    """The figure, and what it was made of."""
+    top_rate(scene.port, publishing(BODY), TOP_REQUESTS)
+    top = top_rate(scene.port, publishing(BODY), TOP_REQUESTS)
+    at_load = {load: scene.publish(top * load / 100, STRETCH_SECONDS) for load in LOADS}
+    turns = [turn(scene, topic, top * JUDGED / 100) for topic in scene.topics][1:]
+    ratios = [one.ratio(99) for one in turns]
+    details: dict[str, Any] = {
+        "top_requests_per_second": round(top),
+        "p50_ms_at_load_percent": {load: round(milliseconds(found, 50), 2) for load, found in at_load.items()},
+        "p99_ms_at_load_percent": {load: round(milliseconds(found, 99), 2) for load, found in at_load.items()},
+        "rows": scene.rows,
+        "ratios": [round(ratio, 2) for ratio in ratios],
+        "ratio_of_p50": round(statistics.median(one.ratio(50) for one in turns), 2),
+        "quiet_p99_ms": round(statistics.median(milliseconds(one.quiet, 99) for one in turns), 2),
+        "sweep_p99_ms": round(statistics.median(milliseconds(one.swept, 99) for one in turns), 2),
+        "sweep_seconds": round(statistics.median(one.sweep_seconds for one in turns), 2),
+    }
+    return round(statistics.median(ratios), 2), details
+
+
+def fill(store: Store, rows: int) -> list[TopicId]:
+    """A topic for each turn and one to warm up with, none of whose rows is due yet."""
+    topics = [TopicId("default", f"swept{number}") for number in range(TURNS + 1)]
+    oldest_ms = (int(time.time()) - AGE) * 1000 - rows
+    for topic in topics:
+        store.metadata.compare_and_set(topic.prefix, None, encode_properties({"generation": "1", "ttl": str(LONG)}))
+        for first in range(0, rows, _PUT_ROWS):
+            numbers = range(first, min(first + _PUT_ROWS, rows))
+            keys = (MessageKey(topic, 1, oldest_ms + number, 0).pack() for number in numbers)
+            store.message.put([(key, MessageValue(None, BODY)) for key in keys])
+    return topics
+
+
+def adopt(config: Path) -> None:
+    """Have the janitor accept a store in which nothing is due."""
+    command = [str(_JANITOR), "run", "--once", "--adopt", "--config", str(config)]
+    with config.with_suffix(".log").open("a") as log:
+        subprocess.run(command, check=True, stdout=log, stderr=log)
+
+
+def page(log: Path) -> str:
+    """Where a janitor's log says that its status page is; waits for it."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        if found := re.search(r"status page: (\S+)", log.read_text()):
+            return found[1]
+        time.sleep(0.1)
+    raise TimeoutError(f"the janitor did not start: {log.read_text()}")
+
+
+@contextmanager
+def serving(config: Path, *, janitor: bool) -> Iterator[Serve]:
+    """A server with the topic that is published to."""
+    with Serve(config, janitor=janitor) as server:
+        with Client(server.port) as client:
+            TopicClient(client, TOPIC).create()
+        yield server
+        server.end()
+
+
+@contextmanager
+def embedded() -> Iterator[Scene]:
+    """LevelDB, and the janitor inside the server."""
+    with tempfile.TemporaryDirectory(prefix="p5-") as folder:
+        config = configure(Path(folder))
+        with LevelDBStore(Path(folder) / "messaging", create=True) as store:
+            topics = fill(store, ROWS)
+        adopt(config)
+        with serving(config, janitor=True) as server:
+            yield Scene(server.port, page(config.with_suffix(".log")), topics, ROWS)
+
+
+@contextmanager
+def apart() -> Iterator[Scene]:
+    """HBase, a server, and the janitor in a process of its own."""
+    with ExitStack() as stack:
+        running = stack.enter_context(hbase.server())
+        tables = stack.enter_context(Tables(running))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="p5-")))
+        namespace = tables.make(buckets=hbase.BUCKETS)
+        storage = {"thrift": [running.thrift], "namespace": namespace, "buckets": hbase.BUCKETS}
+        config = configure(folder)
+        settings = yaml.safe_load(config.read_text())
+        settings |= {"storage": {"kind": "hbase", "hbase": storage}, "transactions": {"source": "none"}}
+        config.write_text(yaml.safe_dump(settings))
+        with HBaseStore([running.thrift], namespace=namespace, buckets=hbase.BUCKETS) as store:
+            topics = fill(store, HBASE_ROWS)
+        # Files, as in a store of some age, and no memory that is being flushed while we measure.
+        running.command("compact", f"{namespace}:tms.message")
+        adopt(config)
+        server = stack.enter_context(serving(config, janitor=False))
+        log = folder / "janitor.log"
+        with log.open("w") as output:
+            janitor = subprocess.Popen([str(_JANITOR), "run", "--config", str(config)], stdout=output, stderr=output)
+        stack.callback(janitor.wait)
+        stack.callback(janitor.kill)
+        yield Scene(server.port, page(log), topics, HBASE_ROWS)
+
+
+def main() -> None:
+    with embedded() as scene:
+        ratio, details = measure(scene)
+    name = "p99 publish latency during a sweep ÷ without: embedded, LevelDB"
+    report(Figure("P5", name, ratio, at_most=2.0, details=details))
+    with apart() as scene:
+        ratio, details = measure(scene)
+    name = "p99 publish latency during a sweep ÷ without: a process of its own, HBase"
+    report(Figure("P5", name, ratio, at_most=1.2, details=details))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""``janitor.boundary.feedback`` as an operator meets it: where it can be on, what it prints, what it refuses."""
+
+from __future__ import annotations
+
+import io
+import socket
+from array import array
+from collections.abc import Iterator
+
+import pytest
+
+from janitor.cli.context import Session
+from janitor.cli.options import Common
+from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
+from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.model import Snapshot, VisibilityState
+from tms_core.transaction.service import TransactionService
+from tms_core.transaction.snapshot import read_snapshot, write_snapshot
+from tms_core.transaction.storage import MemoryStorage, Recovered
+
+JANITOR = "janitor: {state: data/janitor"
+ON = f"{JANITOR}, boundary: {{feedback: on}}"
+
+
+class Left(MemoryStorage):
+    """What a manager left behind that had one invalid transaction, long past its lifetime."""
+
+    def recover(self) -> Recovered:
+        stream = io.BytesIO()
+        write_snapshot(stream, Snapshot(VisibilityState(0, INVALID, INVALID, array("q", [INVALID]))))
+        stream.seek(0)
+        return Recovered(read_snapshot(stream), iter(()), 0)
+
+
+@pytest.fixture
+def manager(site: Site) -> Iterator[TransactionManager]:
+    with TransactionManager(Left(), site.clock) as manager:
+        # Its pointers are ahead of those in the snapshot files of the site.
+        manager.abort(manager.start_short())
+        yield manager
+
+
+@pytest.fixture
+def address(manager: TransactionManager) -> Iterator[str]:
+    """Where that manager's service is."""
+    service = TransactionService(manager, port=0)
+    service.start()
+    yield service.address
+    service.stop()
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address at which nobody answers."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+def settings(source: str, thrift: str, janitor: str = ON) -> str:
+    return SETTINGS.replace("source: directory", f"source: {source}\n  thrift: '{thrift}'").replace(JANITOR, janitor)
+
+
+@pytest.mark.parametrize("source", ["thrift", "manager"])
+def test_given_a_transaction_service_when_run_then_what_is_proven_leaves_its_list_and_the_rows_stay_negated(
+    site: Site, manager: TransactionManager, address: str, source: str
+) -> None:
+    # With source manager, outside the server, the snapshots are read where the manager leaves them.
+    site.set(settings(source, address))
+    done = site.janitor("run --once --adopt")
+    assert done.code == 0, done.err
+    assert "1 transactions taken off the invalid list" in done.out
+    assert manager.invalid_size() == 0
+    assert site.janitor("inspect message --format json").json["counts"]["rolled_back"] == 1
+    site.snapshot(invalid=())
+    assert site.janitor("audit").code == 0
+
+
+def test_given_only_plans_when_run_then_nothing_leaves_the_list(
+    site: Site, manager: TransactionManager, address: str
+) -> None:
+    site.set(settings("thrift", address, f"{ON}, apply: false"))
+    assert site.janitor("run --once").code == 0
+    assert manager.invalid_size() == 1
+
+
+@pytest.mark.parametrize("source", ["directory", "none"])
+@pytest.mark.parametrize("verb", ["run --once --adopt", "run --adopt"])
+def test_given_no_manager_to_tell_when_started_then_2_and_the_setting_is_named(
+    site: Site, source: str, verb: str
+) -> None:
+    site.set(settings(source, "127.0.0.1:15165"))
+    refused = site.janitor(verb)
+    assert refused.code == 2
+    assert f"janitor.boundary.feedback is on, and transactions.source is {source}" in refused.err
+    assert "transactions.source: thrift" in refused.err
+
+
+@pytest.mark.parametrize("verb", ["plan", "run --once"])
+def test_given_no_manager_to_tell_when_only_planned_then_it_is_planned(site: Site, verb: str) -> None:
+    site.set(settings("directory", "127.0.0.1:15165", f"{ON}, apply: false"))
+    assert site.janitor(verb).code == 0
+
+
+def test_given_only_plans_when_a_daemon_starts_then_it_holds_nothing_that_could_truncate(
+    site: Site, address: str
+) -> None:
+    site.set(settings("thrift", address, f"{ON}, apply: false"))
+    with Session(Common(config=site.folder / "janitor.yaml"), site.clock).feedback() as told:
+        assert told is None
+    site.set(settings("thrift", address))
+    with Session(Common(config=site.folder / "janitor.yaml"), site.clock).feedback() as told:
+        assert told is not None
+
+
+def test_given_a_manager_that_does_not_answer_when_run_then_0_and_a_warning_says_so(site: Site, nobody: str) -> None:
+    site.set(settings("manager", nobody))
+    done = site.janitor("run --once --adopt --format json")
+    assert done.code == 0
+    assert (done.json["boundary"], done.json["truncated"], done.json["errors"]) == (str(INVALID), 0, [])
+    [note] = [note for note in done.json["guards"] if note["guard"] == "feedback"]
+    assert f"The transaction service {nobody} cannot be reached" in note["message"]
+    assert not note["tripped"]
+
+
+def test_given_other_participants_when_explained_then_they_are_named_and_nothing_is_said_of_them_otherwise(
+    site: Site,
+) -> None:
+    assert "no feedback" not in site.janitor("boundary --explain").out
+    assert site.janitor("boundary --format json").json["feedback"] == {"on": False, "withheld": None}
+    site.set(settings("manager", "127.0.0.1:15165"))
+    assert site.janitor("boundary --format json").json["feedback"] == {"on": True, "withheld": None}
+    both = f"{JANITOR}, boundary: {{feedback: on, participants: [messaging, datasets]}}"
+    site.set(settings("manager", "127.0.0.1:15165", both))
+    explained = site.janitor("boundary --explain")
+    assert "no feedback: janitor.boundary.participants names datasets, whose bound" in explained.out
+    assert "datasets" in site.janitor("boundary --format json").json["feedback"]["withheld"]

@@ -1,0 +1,540 @@
+"""What is proven clean leaves the manager's invalid list: that, nothing else, and only when nothing is in the way."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from janitor import feedback, inspect
+from janitor.feedback import Feedback, Truncator, proven, withheld
+from janitor.look import Site, look
+from janitor.permission import never
+from janitor.report import Report
+from janitor.run_log import RunLog
+from janitor.state.base import EVERYTHING
+from tests.builders import DAY, HOUR, NOW_MS, Rig, janitor
+from tms_core.clock import ManualClock
+from tms_core.errors import NoSnapshot, StoreError
+from tms_core.lease import Lease
+from tms_core.messaging.model import FetchRequest
+from tms_core.messaging.service import MessagingService
+from tms_core.rowkey import MessageKey
+from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
+from tms_core.transaction.client import TransactionClient
+from tms_core.transaction.line import ServiceUnavailable
+from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.model import VisibilityState
+from tms_core.transaction.service import TransactionService
+from tms_core.transaction.source import Loaded
+from tms_core.transaction.storage import MemoryStorage
+
+ORDERS = TopicId.parse("default:orders")
+
+
+@dataclass
+class House:
+    """A server and a janitor on one store, by one manager, at one clock.
+
+    Attributes:
+        aborted: pointers of transactions that were given up, in order.
+    """
+
+    store: Store
+    clock: ManualClock
+    manager: TransactionManager
+    service: MessagingService
+    rig: Rig
+    aborted: list[int] = field(default_factory=list)
+
+    def give_up(self, body: bytes = b"aborted") -> int:
+        """Publish in a transaction that then becomes invalid."""
+        pointer = self.manager.start_short().write_pointer
+        self.service.publish(ORDERS, [body], pointer=pointer)
+        self.manager.invalidate(pointer)
+        self.aborted.append(pointer)
+        self.clock.advance(1000)
+        return pointer
+
+    def commit(self, body: bytes = b"committed") -> None:
+        transaction = self.manager.start_short()
+        self.service.publish(ORDERS, [body], pointer=transaction.write_pointer)
+        self.manager.commit(transaction.transaction_id)
+        self.clock.advance(1000)
+
+    def read(self) -> list[bytes]:
+        """What a transactional reader is given that begins now."""
+        transaction = self.manager.start_short()
+        pages = self.service.fetch(ORDERS, FetchRequest(transaction=transaction))
+        found = [message.payload or b"" for page in pages for message in page]
+        self.manager.abort(transaction)
+        return found
+
+    def invalid(self) -> list[int]:
+        return list(self.manager.visibility().invalid)
+
+    def pointers(self) -> list[int]:
+        return [cell.pointer for cell in self.store.message.cells(b"", None, 1_000_000).items]
+
+    def plant(self, pointer: int) -> None:
+        """Put a row that nobody expects, behind all others."""
+        key = MessageKey(ORDERS, 1, self.clock.now_ms(), 0).pack()
+        self.store.message.put([(key, MessageValue(pointer, b"planted"))])
+        self.clock.advance(1000)
+
+    def feed_back(self, manager: Truncator | None = None, *participants: str, **options: Any) -> Rig:
+        """The janitor, from now on with feedback."""
+        told = Feedback(manager or self.manager, participants or ("messaging",))
+        self.rig = self.rig.restart(feedback=told, **options)
+        return self.rig
+
+    def run(self) -> Report:
+        return self.rig.engine.run_once()
+
+    def prove(self, *, days: int = 1) -> None:
+        """Let a thorough run claim what was given up until now, without handing anything over."""
+        self.run()
+        self.clock.advance(days * DAY)
+        assert self.run().boundary is not None
+        assert self.invalid() == self.aborted
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
+
+
+@pytest.fixture
+def make_house(stack: ExitStack) -> Callable[[Store], House]:
+    def make(store: Store) -> House:
+        clock = ManualClock(NOW_MS, running_ms=DAY)
+        stack.enter_context(store)
+        manager = stack.enter_context(TransactionManager(MemoryStorage(), clock))
+        service = stack.enter_context(MessagingService(store, clock, max_lifetime_seconds=3600, grace_seconds=3600))
+        service.create_topic(ORDERS, {"ttl": str(365 * 86_400)})
+        rig = janitor(store, clock=clock, snapshots=manager, hold_seconds=0)
+        rig.engine.adopt()
+        return House(store, clock, manager, service, rig)
+
+    return make
+
+
+@pytest.fixture
+def house(make_house: Callable[[Store], House]) -> House:
+    return make_house(MemoryStore())
+
+
+@pytest.fixture
+def ready(house: House) -> House:
+    """Two transactions are proven clean, and still on the list."""
+    house.commit()
+    house.give_up()
+    house.give_up()
+    house.prove()
+    return house
+
+
+@dataclass
+class Told:
+    """A manager that keeps what it is told, and fails or answers as it is set to.
+
+    Attributes:
+        batches: how many ids came at once.
+        meanwhile: done before it answers with its list.
+    """
+
+    manager: TransactionManager
+    batches: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    asked: int = 0
+    error: Exception | None = None
+    silent: Exception | None = None
+    meanwhile: Callable[[], object] | None = None
+    shown: VisibilityState | None = None
+
+    def latest(self) -> Loaded:
+        self.asked += 1
+        if self.silent is not None:
+            raise self.silent
+        if self.meanwhile is not None:
+            self.meanwhile()
+        return self.manager.latest() if self.shown is None else Loaded(self.shown, "shown")
+
+    def truncate_invalid(self, transaction_ids: Collection[int], /) -> bool:
+        if self.error is not None:
+            raise self.error
+        self.batches.append(len(transaction_ids))
+        self.ids += transaction_ids
+        return self.manager.truncate_invalid(transaction_ids)
+
+
+def said(report: Report) -> list[str]:
+    """What the run says of feedback."""
+    return [note.message for note in report.guards if note.guard == "feedback" and not note.tripped]
+
+
+# --- what goes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["memory", "leveldb"])
+def test_given_transactions_given_up_day_by_day_then_each_leaves_the_list_once_proven_and_its_rows_stay_unseen(
+    make_house: Callable[[Store], House], kind: str, tmp_path: Path
+) -> None:
+    house = make_house(MemoryStore() if kind == "memory" else LevelDBStore(tmp_path / "messaging", create=True))
+    house.feed_back()
+    for day in range(4):
+        house.commit(b"committed on day %d" % day)
+        first = house.give_up()
+        second = house.give_up()
+        report = house.run()
+        # What was given up today has been negated, and may still be written to.
+        assert (report.truncated, house.invalid()) == (2 * bool(day), [first, second])
+        assert house.run().truncated == 0
+        house.clock.advance(DAY - HOUR)
+        assert house.run().truncated == 0
+        house.clock.advance(HOUR)
+    report = house.run()
+    assert (report.truncated, house.invalid(), report.errors, said(report)) == (2, [], [], [])
+    assert sorted(filter(lambda pointer: pointer < 0, house.pointers())) == sorted(-each for each in house.aborted)
+    assert house.read() == [b"committed on day %d" % day for day in range(4)]
+    assert [run.result for run in house.rig.state.runs(100)] == ["done"] * 13
+
+
+def test_given_ids_that_have_left_the_list_when_months_pass_then_claims_and_audits_go_on_and_they_are_forgotten(
+    ready: House,
+) -> None:
+    ready.feed_back()
+    assert ready.run().truncated == 2
+    assert sorted(ready.rig.state.open_ids()) == ready.aborted
+    for _ in range(35):
+        ready.clock.advance(DAY)
+        report = ready.run()
+        assert report.boundary is not None
+        audit = ready.rig.engine.audit()
+        assert (report.truncated, report.errors, audit.bound, audit.refuted) == (0, [], report.boundary, 0)
+    assert ready.rig.state.open_ids() == {}
+    assert ready.read() == [b"committed"]
+
+
+def test_given_nothing_new_that_is_proven_when_run_then_nobody_is_asked_and_no_row_is_read_for_it(ready: House) -> None:
+    told = Told(ready.manager)
+    ready.feed_back(told)
+    assert (ready.run().truncated, told.asked) == (2, 1)
+    ready.give_up()
+    before = ready.store.calls["cells"]
+    assert (ready.run().truncated, told.asked, told.ids) == (0, 1, ready.aborted[:2])
+    assert ready.store.calls["cells"] - before <= 1, "the search for the open transaction, and no audit"
+
+
+def test_given_an_id_that_no_thorough_run_has_closed_when_it_lies_within_the_claim_then_it_stays(ready: House) -> None:
+    first, last = ready.aborted
+    seen = ready.manager.visibility()
+    never_met = first + 1
+    told = Told(ready.manager, shown=VisibilityState(0, 0, seen.write_pointer, array("q", [first, never_met, last])))
+    ready.feed_back(told)
+    assert (ready.run().truncated, told.ids) == (2, [first, last])
+
+
+def test_given_a_closed_id_beyond_the_claim_when_handed_over_then_it_stays() -> None:
+    listed, closed = array("q", [3, 5, 7, 9]), array("q", [1, 5, 7, 9])
+    assert [list(proven(listed, closed, bound)) for bound in (4, 5, 8, 9)] == [[], [5], [5, 7], [5, 7, 9]]
+
+
+def test_given_many_proven_ids_then_they_are_handed_over_in_batches(
+    ready: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(5):
+        ready.give_up()
+    ready.prove()
+    monkeypatch.setattr(feedback, "BATCH_IDS", 3)
+    told = Told(ready.manager)
+    ready.feed_back(told)
+    assert ready.run().truncated == 7
+    assert (told.batches, told.ids, ready.invalid()) == ([3, 3, 1], ready.aborted, [])
+
+
+def test_given_a_transaction_service_then_the_ids_leave_its_list_over_thrift(ready: House, stack: ExitStack) -> None:
+    service = TransactionService(ready.manager, port=0)
+    service.start()
+    stack.callback(service.stop)
+    client = stack.enter_context(TransactionClient(service.address, 60))
+    ready.feed_back(client)
+    ready.give_up()
+    assert (ready.run().truncated, ready.invalid()) == (2, ready.aborted[2:])
+
+
+# --- what stands in the way ------------------------------------------------------------------------------------------
+
+
+def test_given_another_participant_then_nothing_leaves_the_list_and_every_report_says_why(ready: House) -> None:
+    told = Told(ready.manager)
+    ready.feed_back(told, "messaging", "datasets")
+    for _ in range(2):
+        report = ready.run()
+        [reason] = said(report)
+        assert "participants names datasets," in reason
+        assert (report.truncated, told.asked, report.errors) == (0, 0, [])
+    assert ready.invalid() == ready.aborted
+    assert ready.rig.state.runs(1)[0].result == "done"
+
+
+@pytest.mark.parametrize(
+    ("participants", "named"),
+    [(("messaging",), ""), (("b", "messaging", "a"), "names a, b,"), (("messagin",), "names messagin,")],
+)
+def test_given_participants_then_any_but_messaging_is_a_reason(participants: tuple[str, ...], named: str) -> None:
+    reason = withheld(participants)
+    assert named in reason
+    assert bool(reason) is bool(named)
+
+
+def test_given_a_row_that_refutes_the_claim_then_nothing_leaves_the_list_and_the_claim_is_withdrawn_until_proven_anew(
+    ready: House,
+) -> None:
+    ready.plant(ready.aborted[1])
+    told = Told(ready.manager)
+    ready.feed_back(told)
+    report = ready.run()
+    [error] = report.errors
+    assert error.startswith("an audit has refuted the boundary ")
+    assert (told.ids, report.truncated, report.boundary) == ([], 0, None)
+    assert ready.rig.state.runs(1)[0].result == "partial"
+    claim, present = ready.rig.engine.boundary()
+    assert (claim, present.bound, present.obstacles[0]) == (None, None, error)
+    picture = look(ready.rig.state, Site("memory", "apply", "", ready.rig.engine.terms), ready.clock)
+    assert (picture.boundary.bound, picture.boundary.obstacles) == (None, [error])
+    # The search for open transactions does not meet it, so the claim has to wait for a thorough run.
+    assert (ready.run().boundary, told.asked) == (None, 1)
+    ready.clock.advance(DAY)
+    report = ready.run()
+    assert (report.truncated, report.errors, ready.invalid()) == (2, [], [])
+    assert ready.pointers()[-1] == -ready.aborted[1]
+    claim, present = ready.rig.engine.boundary()
+    assert claim is not None
+    assert present.obstacles == ()
+    assert ready.read() == [b"committed"]
+
+
+def test_given_a_row_of_an_id_that_has_left_the_list_then_it_refutes_the_claim_for_those_that_come_after(
+    ready: House,
+) -> None:
+    ready.feed_back()
+    assert ready.run().truncated == 2
+    ready.plant(ready.aborted[0])
+    ready.give_up()
+    ready.run()
+    ready.clock.advance(DAY)
+    report = ready.run()
+    assert (report.truncated, len(report.errors), ready.invalid()) == (0, 1, ready.aborted[2:])
+
+
+def test_given_only_plans_then_nothing_leaves_the_list(ready: House, tmp_path: Path) -> None:
+    told = Told(ready.manager)
+    ready.feed_back(told)
+    assert ready.rig.engine.rehearse().truncated == 0
+    ready.rig.engine.preview(out=tmp_path / "plan.json")
+    assert ready.rig.engine.carry_out(tmp_path / "plan.json").truncated == 0
+    assert told.asked == 0
+
+
+def test_given_a_run_of_some_topics_then_nothing_leaves_the_list(ready: House) -> None:
+    ready.feed_back()
+    assert ready.rig.engine.run_once(patterns=("default:*",)).truncated == 0
+    assert ready.invalid() == ready.aborted
+
+
+def test_given_no_claim_when_ids_are_closed_then_they_stay(house: House) -> None:
+    house.give_up()
+    house.clock.advance(DAY)
+    house.feed_back(lifetime_known=False)
+    report = house.run()
+    assert (report.boundary, report.truncated, house.invalid()) == (None, 0, house.aborted)
+    [record] = house.rig.state.open_ids().values()
+    assert record.closed_ms is not None
+
+
+def test_given_an_obstacle_that_came_after_the_claim_then_nothing_leaves_the_list(
+    ready: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ready.store, "obstacles", lambda: ["another janitor is at work"])
+    ready.feed_back()
+    report = ready.run()
+    assert report.boundary is not None
+    assert (report.truncated, ready.invalid()) == (0, ready.aborted)
+
+
+def test_given_something_paused_then_nothing_leaves_the_list(ready: House) -> None:
+    ready.rig.state.pause("default:nothing", ready.clock.now_ms())
+    ready.feed_back()
+    assert (ready.run().truncated, ready.invalid()) == (0, ready.aborted)
+
+
+def test_given_a_clock_set_back_while_it_audits_then_the_claim_counts_no_more_and_nothing_leaves_the_list(
+    ready: House,
+) -> None:
+    told = Told(ready.manager, meanwhile=lambda: ready.clock.step(-3 * DAY))
+    ready.feed_back(told)
+    report = ready.run()
+    assert (told.asked, told.ids, report.truncated, report.errors) == (1, [], 0, [])
+
+
+def test_given_the_manager_of_another_system_then_it_is_told_nothing(ready: House) -> None:
+    other = VisibilityState(0, 0, ready.manager.visibility().write_pointer - 1, array("q", ready.aborted))
+    told = Told(ready.manager, shown=other)
+    ready.feed_back(told)
+    report = ready.run()
+    assert (told.ids, report.truncated, report.errors) == ([], 0, [])
+    [reason] = said(report)
+    assert "another transaction system's?" in reason
+
+
+def test_given_a_manager_whose_list_is_empty_already_then_no_row_is_read(ready: House) -> None:
+    told = Told(ready.manager, shown=VisibilityState(0, 0, ready.manager.visibility().write_pointer))
+    ready.feed_back(told)
+    before = ready.store.calls["cells"]
+    assert (ready.run().truncated, told.asked, ready.store.calls["cells"]) == (0, 1, before)
+
+
+# --- what happens meanwhile ------------------------------------------------------------------------------------------
+
+
+def during_the_audit(happen: Callable[[], object]) -> Callable[..., None]:
+    """An observer that does something when the audit has read its first page."""
+
+    def observer(phase: str, *_: object) -> None:
+        if phase == "audit":
+            happen()
+
+    return observer
+
+
+def test_given_a_pause_while_it_audits_then_nothing_leaves_the_list(ready: House) -> None:
+    ready.feed_back(observer=during_the_audit(lambda: ready.rig.state.pause(EVERYTHING, ready.clock.now_ms())))
+    report = ready.run()
+    assert (report.truncated, report.errors, said(report), ready.invalid()) == (0, [], [], ready.aborted)
+
+
+def test_given_a_lease_that_is_lost_while_it_audits_then_nothing_leaves_the_list(ready: House) -> None:
+    mine, other = (Lease(ready.rig.state, holder, 60, ready.clock) for holder in ("this one", "another"))
+    mine.acquire()
+    ready.feed_back(lease=mine, observer=during_the_audit(lambda: other.acquire(sole=True)))
+    report = ready.run()
+    assert (report.truncated, ready.invalid()) == (0, ready.aborted)
+    assert "lease" in {note.guard for note in report.guards}
+
+
+def test_given_a_refuted_claim_and_a_lease_that_is_lost_then_the_next_holders_memory_is_left_alone(
+    ready: House,
+) -> None:
+    ready.plant(ready.aborted[0])
+    mine, other = (Lease(ready.rig.state, holder, 60, ready.clock) for holder in ("this one", "another"))
+    mine.acquire()
+    ready.feed_back(lease=mine, observer=during_the_audit(lambda: other.acquire(sole=True)))
+    ready.run()
+    assert ready.rig.state.claim() is not None
+
+
+def test_given_a_long_audit_then_the_lease_is_renewed_while_it_reads(ready: House) -> None:
+    lease = Lease(ready.rig.state, "this one", 60, ready.clock)
+    lease.acquire()
+    before = ready.rig.state.lease()
+    ready.feed_back(lease=lease, observer=during_the_audit(lambda: ready.clock.advance(30_000)))
+    assert ready.run().truncated == 2
+    assert ready.rig.state.lease() != before
+
+
+def test_given_a_word_to_stop_while_it_audits_then_it_reads_no_further_and_nothing_leaves_the_list(
+    ready: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspect, "PAGE_ROWS", 1)
+    pages: list[int] = []
+    ready.feed_back(observer=during_the_audit(lambda: pages.append(1)), halted=lambda: bool(pages))
+    report = ready.run()
+    assert (len(pages), report.truncated, ready.invalid()) == (1, 0, ready.aborted)
+    assert "halted" in {note.guard for note in report.guards}
+
+
+def test_given_a_word_to_stop_between_two_batches_then_what_was_handed_over_is_told_and_the_rest_stays(
+    ready: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feedback, "BATCH_IDS", 1)
+    told = Told(ready.manager)
+    ready.feed_back(told, halted=lambda: bool(told.ids))
+    report = ready.run()
+    assert (told.ids, report.truncated, ready.invalid()) == (ready.aborted[:1], 1, ready.aborted[1:])
+    assert "halted" in {note.guard for note in report.guards}
+    ready.feed_back(halted=never)
+    assert (ready.run().truncated, ready.invalid()) == (1, [])
+
+
+# --- what fails ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("failing", "error"),
+    [
+        ("silent", NoSnapshot("nobody answers.")),
+        ("error", ServiceUnavailable("nobody answers.")),
+        ("error", StoreError("nobody answers.")),
+    ],
+    ids=["no list", "no service", "no log"],
+)
+def test_given_a_manager_that_fails_then_the_run_is_done_and_says_so_and_the_next_one_tries_again(
+    ready: House, failing: str, error: Exception
+) -> None:
+    told = Told(ready.manager)
+    setattr(told, failing, error)
+    ready.feed_back(told)
+    report = ready.run()
+    [reason] = said(report)
+    assert reason.endswith("nobody answers.")
+    assert (report.truncated, report.errors, ready.invalid()) == (0, [], ready.aborted)
+    assert ready.rig.state.runs(1)[0].result == "done"
+    assert ready.rig.state.claim() is not None
+    ready.feed_back()
+    assert (ready.run().truncated, ready.invalid()) == (2, [])
+
+
+def test_given_a_store_that_cannot_be_read_for_the_audit_then_nothing_leaves_the_list_and_the_run_is_done(
+    ready: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready.feed_back()
+    read = ready.store.message.cells
+
+    def fail(*_: object) -> None:
+        raise StoreError("the disk is gone.")
+
+    monkeypatch.setattr(ready.store.message, "cells", fail)
+    report = ready.run()
+    assert said(report) == ["not all that is proven clean was taken off the invalid list: the disk is gone."]
+    assert (report.errors, ready.invalid()) == ([], ready.aborted)
+    monkeypatch.setattr(ready.store.message, "cells", read)
+    assert ready.run().truncated == 2
+
+
+# --- what is said of it ----------------------------------------------------------------------------------------------
+
+
+def test_given_ids_that_left_the_list_then_report_history_and_log_tell_how_many(
+    ready: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    ready.feed_back()
+    report = ready.run()
+    assert report.to_json()["truncated"] == 2
+    assert '"truncated": 2' in ready.rig.state.runs(1)[0].report
+    with caplog.at_level(logging.INFO):
+        RunLog().write(report)
+        RunLog().write(ready.run())
+    assert [each for each in caplog.messages if "invalid list" in each] == [
+        "2 transactions that left no rows were taken off the invalid list"
+    ]
