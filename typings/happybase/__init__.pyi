@@ -1,7 +1,7 @@
 """What the tests use of happybase, which ships no types."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 class Batch:
     def put(self, row: bytes, data: Mapping[bytes, bytes]) -> None: ...
@@ -24,6 +24,7 @@ class Table:
         filter: bytes | None = ...,  # noqa: A002
         batch_size: int = ...,
     ) -> Iterator[tuple[bytes, dict[bytes, bytes]]]: ...
+    def cells(self, row: bytes, column: bytes, *, include_timestamp: Literal[True]) -> list[tuple[bytes, int]]: ...
     def batch(self, timestamp: int | None = ..., batch_size: int | None = ...) -> Batch: ...
 
 class Connection:
