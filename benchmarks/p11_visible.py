@@ -147,6 +147,8 @@ def main() -> None:
         with Serve(config, janitor=True) as server:
             with Client(server.port) as client:
                 TopicClient(client, TOPIC).create(ttl=str(TTL_SECONDS))
+            # Its process is up before the first message is due.
+            consumer.submit(consume, server.port, 0).result(timeout=PATIENCE_SECONDS)
             seeing = consumer.submit(consume, server.port, requests * MESSAGES)
             published = offer(server.port, message, REQUESTS_PER_SECOND, requests)
             seen = seeing.result(timeout=PATIENCE_SECONDS)

@@ -41,8 +41,10 @@ from tms_core.tables.leveldb import LevelDBStore
 from tms_core.topic import TopicId, encode_properties
 
 #: Rows a sweep finds due.
-ROWS = size("TMS_BENCH_SWEEP_ROWS", 500_000)
+ROWS = size("TMS_BENCH_SWEEP_ROWS", 200_000)
 HBASE_ROWS = size("TMS_BENCH_HBASE_ROWS", 60_000)
+#: How fast the janitor beside HBase may delete; the one inside a server keeps to a rate of its own.
+RATE = 20_000
 TURNS = size("TMS_BENCH_TURNS", 5)
 #: How long a stretch is, in seconds.
 STRETCH_SECONDS = size("TMS_BENCH_SECONDS", 6)
@@ -207,6 +209,7 @@ def apart() -> Iterator[Scene]:
         storage = {"thrift": [running.thrift], "namespace": namespace, "buckets": hbase.BUCKETS}
         config = configure(folder)
         settings = yaml.safe_load(config.read_text())
+        settings["janitor"] |= {"rate_rows_per_second": RATE, "batch_rows": 500}
         settings |= {"storage": {"kind": "hbase", "hbase": storage}, "transactions": {"source": "none"}}
         config.write_text(yaml.safe_dump(settings))
         with HBaseStore([running.thrift], namespace=namespace, buckets=hbase.BUCKETS) as store:

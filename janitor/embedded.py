@@ -36,7 +36,7 @@ from tms_core.transaction.source import SnapshotSource
 #: Flags of the server's that are the janitor's too.
 _FLAGS = ("leveldb", "hbase", "snapshots")
 #: What it keeps to beside a server: rows in a batch, and a second where the settings name no rate.
-GENTLE_BATCH_ROWS, GENTLE_ROWS_PER_SECOND = 500, 200_000
+GENTLE_BATCH_ROWS, GENTLE_ROWS_PER_SECOND = 500, 50_000
 
 
 class Embedded:

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, generate_latest
 
 from janitor.cli.main import cli
-from janitor.embedded import Embedded, start
+from janitor.embedded import GENTLE_BATCH_ROWS, Embedded, start
+from tests.builders import HOUR, Call, topic, watch
 from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError
 from tms_core.messaging.model import FetchRequest
@@ -167,3 +168,22 @@ def test_given_the_embedded_janitor_when_stopped_then_nothing_of_it_holds_the_st
     server.host = Host(**{**vars(server.host), "registry": server.registry})
     server.start()
     until(lambda: server.rows() == 0)
+
+
+def test_given_much_that_is_due_when_swept_inside_the_server_then_no_publish_waits_for_a_large_batch(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    server = Server(tmp_path, stack, kind="memory")
+    orders = topic(server.store, "default:orders", ttl_seconds=1)
+    long_ago_ms = time.time_ns() // 1_000_000 - HOUR
+    orders.plain(*range(long_ago_ms, long_ago_ms + 3 * GENTLE_BATCH_ROWS))
+    batches: list[int] = []
+
+    def note(call: Call) -> None:
+        if call.name == "message.delete":
+            batches.append(len(call.arguments[0]))
+
+    watch(server.store, before=note)
+    server.start()
+    until(lambda: server.rows() == 0)
+    assert max(batches) == GENTLE_BATCH_ROWS
