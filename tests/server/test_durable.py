@@ -1,0 +1,50 @@
+"""What "200" means: before the answer the disk was synced, and not much oftener than that."""
+
+from __future__ import annotations
+
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.server.client import Client, TopicClient
+from tests.server.process import Serve, configure
+from tests.support import require_tool
+
+BATCHES = 40
+
+
+@pytest.fixture
+def counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that counts the syncs of every process started from here on."""
+    compiler = require_tool("cc", "apt-get install gcc libc6-dev")
+    library, counted = tmp_path / "syncs.so", tmp_path / "syncs"
+    source = Path(__file__).with_name("syncs.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(source)], check=True)
+    counted.write_bytes(bytes(8))
+    monkeypatch.setenv("TMS_SYNCS", str(counted))
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    return counted
+
+
+def syncs(counter: Path) -> int:
+    return int.from_bytes(counter.read_bytes(), "little")
+
+
+@pytest.mark.parametrize("transactional", [False, True], ids=["plain", "in a transaction"])
+def test_given_batches_one_after_the_other_when_each_is_acknowledged_then_the_disk_was_synced_for_it(
+    tmp_path: Path, counter: Path, transactional: bool
+) -> None:
+    with Serve(configure(tmp_path)) as server, Client(server.port) as client:
+        topic = TopicClient(client, "t").create()
+        fields = {"transactionWritePointer": str(2**62)} if transactional else {}
+        topic.publish("first", **fields)
+        seen = [syncs(counter)]
+        for number in range(BATCHES):
+            topic.publish(*[f"{number}"] * 10, **fields)
+            seen.append(syncs(counter))
+        server.end()
+    assert all(after > before for before, after in pairwise(seen))
+    # The expiry job and a new log of LevelDB's sync now and then, too.
+    assert seen[-1] - seen[0] <= 2 * BATCHES
