@@ -109,7 +109,8 @@ class Publishers:
             elif due > now:
                 samples += self._wait(due - now)
             else:
-                connection = self._idle.pop()
+                # Each in its turn: a server closes a connection that was idle for long.
+                connection = self._idle.pop(0)
                 self._due[connection] = due
                 connection.sendall(request(due))
                 sent += 1
