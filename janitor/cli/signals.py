@@ -6,41 +6,9 @@ Nothing is lost by that either: LevelDB recovers, and the next janitor closes th
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from functools import partial
 
+from tms_core.cli import signals
 
-@contextmanager
-def ending(ask: Callable[[], None], *, hangup: Callable[[], None] | None = None) -> Iterator[None]:
-    """Handle signals while the block runs; outside the main thread, where no handler can be set, nothing changes.
-
-    Args:
-        ask: called by the first SIGTERM or SIGINT.
-        hangup: called by SIGHUP; None leaves that signal as it is.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    asked: list[int] = []
-
-    def end(number: int, _: FrameType | None) -> None:
-        if asked:
-            os._exit(128 + number)
-        asked.append(number)
-        # Not by way of the streams: the signal may have come in the middle of a write to one.
-        os.write(2, b"stopping after this batch; once more to stop at once\n")
-        ask()
-
-    wanted: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {signal.SIGTERM: end, signal.SIGINT: end}
-    if hangup is not None:
-        wanted[signal.SIGHUP] = lambda *_: hangup()
-    former = {number: signal.signal(number, handler) for number, handler in wanted.items()}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+#: Handles signals while a block runs (:func:`tms_core.cli.signals.ending`).
+ending = partial(signals.ending, said=b"stopping after this batch; once more to stop at once\n")

@@ -25,10 +25,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from janitor.http.shield import Shield, content_security_policy, is_loopback
+from janitor.http.shield import Shield, content_security_policy
 from janitor.http.verdict import judge
 from janitor.picture import Picture, RunSummary
 from janitor.state.base import EVERYTHING
+from tms_core.server.host import is_loopback
 
 logger = logging.getLogger(__name__)
 

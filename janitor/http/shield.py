@@ -10,14 +10,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from ipaddress import ip_address
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-#: A ``Host`` header: an IPv6 address in brackets or a name or IPv4 address, and a port.
-_HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::\d+)?")
+from tms_core.server.host import names_loopback
 
 
 def content_security_policy(page: str) -> str:
@@ -33,16 +31,6 @@ def _hashes(page: str, tag: str) -> str:
     blocks: list[str] = re.findall(rf"<{tag}>(.*?)</{tag}>", page, flags=re.DOTALL)
     digests = (hashlib.sha256(block.encode()).digest() for block in blocks)
     return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine reach a host: ``localhost``, 127.0.0.0/8, ::1."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Shield:
@@ -71,15 +59,10 @@ class Shield:
                 MutableHeaders(scope=message).update(self._headers)
             await send(message)
 
-        if self._loopback and not _names_loopback(Headers(scope=scope).get("host", "")):
+        if self._loopback and not names_loopback(scope):
             refusal = (
                 "this address answers to localhost only; ask http://localhost with the port, or set janitor.http.host"
             )
             await JSONResponse({"error": refusal}, status_code=400)(scope, receive, send_shielded)
         else:
             await self._app(scope, receive, send_shielded)
-
-
-def _names_loopback(header: str) -> bool:
-    match = _HOST.fullmatch(header)
-    return match is not None and is_loopback(match[1] or match[2])

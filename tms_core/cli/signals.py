@@ -15,11 +15,18 @@ from types import FrameType
 
 
 @contextmanager
-def ending(ask: Callable[[], None]) -> Iterator[None]:
+def ending(
+    ask: Callable[[], None],
+    *,
+    said: bytes = b"finishing what was accepted; once more to stop at once\n",
+    hangup: Callable[[], None] | None = None,
+) -> Iterator[None]:
     """Handle signals while the block runs; outside the main thread, where no handler can be set, nothing changes.
 
     Args:
         ask: called by the first SIGTERM or SIGINT.
+        said: what a person who sent it is told.
+        hangup: called by SIGHUP; None leaves that signal as it is.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -31,10 +38,13 @@ def ending(ask: Callable[[], None]) -> Iterator[None]:
             os._exit(128 + number)
         asked.append(number)
         # Not by way of the streams: the signal may have come in the middle of a write to one.
-        os.write(2, b"finishing what was accepted; once more to stop at once\n")
+        os.write(2, said)
         ask()
 
-    former = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    wanted: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {signal.SIGTERM: end, signal.SIGINT: end}
+    if hangup is not None:
+        wanted[signal.SIGHUP] = lambda *_: hangup()
+    former = {number: signal.signal(number, handler) for number, handler in wanted.items()}
     try:
         yield
     finally:

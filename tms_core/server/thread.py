@@ -1,0 +1,128 @@
+"""An HTTP server in a thread of its own, inside a process that has other things to do.
+
+The socket is opened by whoever starts the server, in his thread, so that a port in use is an error he gets, and the
+port is known before anything runs. Signals stay with the process: uvicorn installs handlers in the main thread only.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from contextlib import suppress
+
+import uvicorn
+
+from tms_core.errors import ConfigurationError
+
+
+class ThreadedServer:
+    """Serves what a configuration of uvicorn's names, until it is stopped.
+
+    Args:
+        config: what is served and how; its host and port do not count.
+        host: the address to listen on; a name is resolved, and its first address taken.
+        port: the port; 0: a free one, which :attr:`port` tells once it is started.
+        setting: under which settings host and port stand, for errors: ``server``.
+        other: the program that may have the port: ``another tms serve``.
+        backlog: how many connections may wait to be accepted.
+        give_up_seconds: after how long stopping no longer waits for the thread, which then does not keep the process
+            from ending either; None: it waits for as long as the configuration lets answers take.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        host: str,
+        port: int,
+        *,
+        setting: str,
+        other: str,
+        backlog: int,
+        give_up_seconds: float | None = None,
+    ) -> None:
+        self.port = port
+        self._config = config
+        self._host = host
+        self._setting = setting
+        self._other = other
+        self._backlog = backlog
+        self._give_up_seconds = give_up_seconds
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """Where a client on this machine finds it, without a slash at the end."""
+        host = "localhost" if self._host in ("", "0.0.0.0", "::") else self._host  # noqa: S104 it is compared with
+        scheme = "https" if self._config.is_ssl else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def start(self) -> None:
+        """Listen; returns when requests are answered.
+
+        Raises:
+            ConfigurationError: the address or port cannot be had.
+        """
+        listener = self._listen()
+        self.port = listener.getsockname()[1]
+        self._server = _Server(self._config)
+        daemon = self._give_up_seconds is not None
+        self._thread = threading.Thread(target=self._server.run, args=([listener],), name="http", daemon=daemon)
+        self._thread.start()
+        self._server.settled.wait()
+        if not self._server.started:
+            listener.close()
+            raise ConfigurationError(f"nothing can be served on {self.url}.", "The log says why.")
+
+    def stop(self) -> None:
+        """Answer what is under way and close the port; without effect on a server that does not run."""
+        if self._server is None or self._thread is None:
+            return
+        self._server.should_exit = True
+        self._thread.join(self._give_up_seconds)
+        self._server = self._thread = None
+
+    def _listen(self) -> socket.socket:
+        try:
+            [(family, _, _, _, address), *_] = socket.getaddrinfo(
+                self._host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
+            return socket.create_server(address[:2], family=family, backlog=self._backlog)
+        except OSError as error:
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: OSError) -> ConfigurationError:
+        name, port = self._setting, self.port
+        if error.errno == errno.EADDRINUSE:
+            return ConfigurationError(
+                f"{name}.port is {port}, and another program listens there already.",
+                f"Stop it ({self._other}?), or set {name}.port to a free port; 0 takes any.",
+            )
+        if error.errno == errno.EACCES:
+            return ConfigurationError(
+                f"{name}.port is {port}, and this user may not open it.", f"Set {name}.port to one above 1023."
+            )
+        return ConfigurationError(
+            f"{name}.host is {self._host}, which cannot be listened on: {error.strerror}.",
+            f"Set {name}.host to an address of this machine, or 127.0.0.1.",
+        )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which tells when it accepts, or has given up."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.settled = threading.Event()
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            with suppress(SystemExit):  # is how uvicorn gives up, once it has logged why
+                super().run(sockets)
+        finally:
+            self.settled.set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.settled.set()
