@@ -75,6 +75,14 @@ def serve(
     return 0
 
 
+class _Held(NamedTuple):
+    """What the daemon is at work on; ``expiries`` are messages with a ttl of their own."""
+
+    store: Store
+    state: State
+    expiries: Expiries | None
+
+
 @contextmanager
 def opened(current: Session, *, adopt: bool = False, patterns: tuple[str, ...] = ()) -> Iterator[Opened]:
     """Everything a daemon needs, open while the block runs, its doors too; it works when told to.
@@ -88,27 +96,26 @@ def opened(current: Session, *, adopt: bool = False, patterns: tuple[str, ...] =
         feedback = stack.enter_context(current.feedback())
         store = stack.enter_context(current.held_store())
         state = stack.enter_context(current.place.memory())
+        held = _Held(store, state, stack.enter_context(current.expiries()))
         watched = Watched(current.clock)
         audience = Audience(watched)
-        expiries = stack.enter_context(current.expiries())
-        daemon = _assemble(current, store, state, stack, stop, adopt, patterns, watched, audience, expiries, feedback)
-        yield Opened(daemon, store, _open_doors(current, daemon, audience, store, state, expiries, stack))
+        daemon = _assemble(current, held, stack, stop, adopt, patterns, watched, audience, feedback)
+        yield Opened(daemon, store, _open_doors(current, daemon, audience, held, stack))
 
 
 def _assemble(
     current: Session,
-    store: Store,
-    state: State,
+    held: _Held,
     stack: ExitStack,
     stop: Event,
     adopt: bool,
     patterns: tuple[str, ...],
     watched: Watched,
     audience: Audience,
-    expiries: Expiries | None,
     feedback: Feedback | None,
 ) -> Daemon:
     settings, clock = current.settings, current.clock
+    store, state, expiries = held
     wanted = settings.janitor
     lease = stack.enter_context(current.lease(state, store))
     read = current.source()
@@ -161,15 +168,7 @@ def _assemble(
     return daemon
 
 
-def _open_doors(
-    current: Session,
-    daemon: Daemon,
-    audience: Audience,
-    store: Store,
-    state: State,
-    expiries: Expiries | None,
-    stack: ExitStack,
-) -> str:
+def _open_doors(current: Session, daemon: Daemon, audience: Audience, held: _Held, stack: ExitStack) -> str:
     """Let others look and ask: HTTP and the control socket; returns the status page's address."""
     wanted = current.settings.janitor.http
     http = HttpServer(make_app(daemon, wanted.host, current.arguments()), wanted.host, wanted.port)
@@ -178,20 +177,13 @@ def _open_doors(
     logger.info("status page: %s/ (metrics: %s/metrics)", http.url, http.url)
 
     if current.place.exclusive:
-        _answer(current, daemon, audience, store, state, expiries, stack)
+        _answer(current, daemon, audience, held, stack)
     return f"{http.url}/"
 
 
-def _answer(
-    current: Session,
-    daemon: Daemon,
-    audience: Audience,
-    store: Store,
-    state: State,
-    expiries: Expiries | None,
-    stack: ExitStack,
-) -> None:
+def _answer(current: Session, daemon: Daemon, audience: Audience, held: _Held, stack: ExitStack) -> None:
     """Answer the commands that cannot open the store because this process has it."""
+    store, state, expiries = held
     strangers = daemon.engine.strangers
 
     def reader(observer: Observer, halted: Callable[[], bool]) -> Inquiry:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+from array import array
 from pathlib import Path
 
 from tms_core.clock import ManualClock
 from tms_core.transaction.manager import TransactionManager
 from tms_core.transaction.model import Snapshot, VisibilityState
-from tms_core.transaction.snapshot import read_snapshot
+from tms_core.transaction.snapshot import read_snapshot, write_snapshot
 from tms_core.transaction.storage import DirectoryStorage, Log, MemoryStorage, Recovered
 
 NOW_MS = 1_795_000_000_000
@@ -45,6 +46,23 @@ class LookingStorage(MemoryStorage):
 
     def close(self) -> None:
         self._storage.close()
+
+
+class LeftBehind(MemoryStorage):
+    """What a manager left that had one invalid transaction, its last.
+
+    Args:
+        invalid: the transaction.
+    """
+
+    def __init__(self, invalid: int) -> None:
+        self._state = VisibilityState(0, invalid, invalid, array("q", [invalid]))
+
+    def recover(self) -> Recovered:
+        stream = io.BytesIO()
+        write_snapshot(stream, Snapshot(self._state))
+        stream.seek(0)
+        return Recovered(read_snapshot(stream), iter(()), 0)
 
 
 class SpyStorage(MemoryStorage):

@@ -29,22 +29,9 @@ SHORT_SECONDS = 0.2
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(NOW_MS)
-
-
-@pytest.fixture
 def manager(clock: ManualClock) -> Iterator[TransactionManager]:
     with TransactionManager(MemoryStorage(), clock, limits=ChangeLimits(count=1)) as manager:
         yield manager
-
-
-@pytest.fixture
-def service(manager: TransactionManager) -> Iterator[TransactionService]:
-    service = TransactionService(manager, port=0)
-    service.start()
-    yield service
-    service.stop()
 
 
 @pytest.fixture

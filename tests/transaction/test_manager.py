@@ -29,11 +29,6 @@ DAY = 86_400 * SECOND
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(NOW_MS)
-
-
-@pytest.fixture
 def manager(clock: ManualClock) -> Iterator[TransactionManager]:
     with TransactionManager(MemoryStorage(), clock) as manager:
         yield manager

@@ -42,22 +42,9 @@ PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(NOW_MS)
-
-
-@pytest.fixture
 def manager(clock: ManualClock) -> Iterator[TransactionManager]:
     with TransactionManager(MemoryStorage(), clock, limits=ChangeLimits(count=2)) as manager:
         yield manager
-
-
-@pytest.fixture
-def service(manager: TransactionManager) -> Iterator[TransactionService]:
-    service = TransactionService(manager, port=0)
-    service.start()
-    yield service
-    service.stop()
 
 
 @pytest.fixture

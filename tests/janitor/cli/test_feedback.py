@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import socket
-from array import array
 from collections.abc import Iterator
 
 import pytest
@@ -12,29 +10,17 @@ import pytest
 from janitor.cli.context import Session
 from janitor.cli.options import Common
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
+from tests.transaction.managers import LeftBehind
 from tms_core.transaction.manager import TransactionManager
-from tms_core.transaction.model import Snapshot, VisibilityState
 from tms_core.transaction.service import TransactionService
-from tms_core.transaction.snapshot import read_snapshot, write_snapshot
-from tms_core.transaction.storage import MemoryStorage, Recovered
 
 JANITOR = "janitor: {state: data/janitor"
 ON = f"{JANITOR}, boundary: {{feedback: on}}"
 
 
-class Left(MemoryStorage):
-    """What a manager left behind that had one invalid transaction, long past its lifetime."""
-
-    def recover(self) -> Recovered:
-        stream = io.BytesIO()
-        write_snapshot(stream, Snapshot(VisibilityState(0, INVALID, INVALID, array("q", [INVALID]))))
-        stream.seek(0)
-        return Recovered(read_snapshot(stream), iter(()), 0)
-
-
 @pytest.fixture
 def manager(site: Site) -> Iterator[TransactionManager]:
-    with TransactionManager(Left(), site.clock) as manager:
+    with TransactionManager(LeftBehind(INVALID), site.clock) as manager:
         # Its pointers are ahead of those in the snapshot files of the site.
         manager.abort(manager.start_short())
         yield manager

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import socket
-from array import array
 from collections.abc import Iterator
 
 import pytest
 
 from tests.builders import HOUR
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
+from tests.transaction.managers import LeftBehind
 from tms_core.transaction.manager import TransactionManager
-from tms_core.transaction.model import Snapshot, VisibilityState
 from tms_core.transaction.service import TransactionService
-from tms_core.transaction.snapshot import read_snapshot, write_snapshot
-from tms_core.transaction.storage import MemoryStorage, Recovered
-
-
-class Left(MemoryStorage):
-    """What a manager left behind that had one invalid transaction."""
-
-    def recover(self) -> Recovered:
-        stream = io.BytesIO()
-        write_snapshot(stream, Snapshot(VisibilityState(0, INVALID, INVALID, array("q", [INVALID]))))
-        stream.seek(0)
-        return Recovered(read_snapshot(stream), iter(()), 0)
 
 
 @pytest.fixture
 def service(site: Site) -> Iterator[TransactionService]:
     """A transaction service, and settings that name it."""
-    with TransactionManager(Left(), site.clock) as manager:
+    with TransactionManager(LeftBehind(INVALID), site.clock) as manager:
         service = TransactionService(manager, port=0)
         service.start()
         thrift = f"source: thrift\n  thrift: '{service.address}'"

@@ -1,0 +1,25 @@
+"""A transaction service on a manager that the test module makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.transaction.managers import NOW_MS
+from tms_core.clock import ManualClock
+from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.service import TransactionService
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS)
+
+
+@pytest.fixture
+def service(manager: TransactionManager) -> Iterator[TransactionService]:
+    service = TransactionService(manager, port=0)
+    service.start()
+    yield service
+    service.stop()
