@@ -10,8 +10,9 @@ from janitor import archive_folder, archived
 from janitor.archived import Listing, Selection
 from janitor.cli import render
 from janitor.cli.context import Session, session
-from janitor.cli.options import Command, Moment, TimeType, common_options, topic_patterns
+from janitor.cli.options import Command, common_options, topic_patterns
 from janitor.restore import Request, Restored
+from tms_core.cli.times import Moment, TimeType
 from tms_core.topic import TopicId
 
 DONE, PARTLY = 0, 5

@@ -12,10 +12,11 @@ from rich.text import Text
 from janitor.cli import render
 from janitor.cli.context import Session, session
 from janitor.cli.memory import beginning, explain_beginning, memory
-from janitor.cli.options import Moment, TimeType, common_options
+from janitor.cli.options import common_options
 from janitor.look import summary
 from janitor.policy import Rule
 from janitor.state.base import RunRecord
+from tms_core.cli.times import Moment, SinceType
 
 RUNNING, LOST = "running", "lost"
 
@@ -26,7 +27,7 @@ _FIGURES = (5, 6, 7, 8)
 @click.command("history")
 @click.argument("run_id", required=False)
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Runs to show.")
-@click.option("--since", type=TimeType(), help="Only runs that began then or later.")
+@click.option("--since", type=SinceType(), help="Only runs that began then or later.")
 @common_options
 def command(run_id: str | None, limit: int, since: Moment | None) -> None:
     """Show past runs, newest first, or one run's report.

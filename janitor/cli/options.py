@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -15,40 +13,6 @@ import click
 from janitor.logs import LogFormat
 
 Command = Callable[..., Any]
-
-_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_RELATIVE = re.compile(r"now((?:[+-](?:\d{1,18}(?:ms|[smhd]))+)*)")
-_TERM = re.compile(r"([+-])((?:\d+(?:ms|[smhd]))+)")
-_AMOUNT = re.compile(r"(\d+)(ms|[smhd])")
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A time as it was given.
-
-    Attributes:
-        ms: milliseconds since the epoch, or since now where ``relative``.
-    """
-
-    ms: int
-    relative: bool
-
-    def at(self, now_ms: int) -> int:
-        return now_ms + self.ms if self.relative else self.ms
-
-
-class TimeType(click.ParamType[Moment]):
-    """``1700000000000`` (ms), ``2023-11-14T22:13:20Z``, or ``now-1d12h``."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Moment:
-        if isinstance(value, Moment):
-            return value
-        moment = parse_time(str(value))
-        if moment is None:
-            self.fail(f"{value!r} is no time: write 1700000000000 (ms), 2023-11-14T22:13:20Z or now-1d12h", param, ctx)
-        return moment
 
 
 class PatternType(click.ParamType[str]):
@@ -60,25 +24,6 @@ class PatternType(click.ParamType[str]):
         if str(value).count(":") != 1:
             self.fail(f"{value!r} is no topic: write namespace:topic, as in default:orders or 'default:*'", param, ctx)
         return str(value)
-
-
-def parse_time(text: str) -> Moment | None:
-    """Read a time in any of the three ways, or None."""
-    if re.fullmatch(r"\d{1,19}", text):
-        return Moment(int(text), relative=False)
-    if match := _RELATIVE.fullmatch(text):
-        return Moment(sum(_signed(sign, amounts) for sign, amounts in _TERM.findall(match[1])), relative=True)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return Moment(round(moment.timestamp() * 1000), relative=False)
-
-
-def _signed(sign: str, amounts: str) -> int:
-    total = sum(int(number) * _UNIT_MS[unit] for number, unit in _AMOUNT.findall(amounts))
-    return -total if sign == "-" else total
 
 
 @dataclass(slots=True)

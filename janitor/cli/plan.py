@@ -9,10 +9,11 @@ import click
 from janitor import plan
 from janitor.cli import render
 from janitor.cli.context import Session, session
-from janitor.cli.options import Moment, TimeType, common_options, topic_patterns
+from janitor.cli.options import common_options, topic_patterns
 from janitor.policy import Hold
 from janitor.report import Report
 from janitor.settings import config_digest
+from tms_core.cli.times import Moment, TimeType
 
 #: The last time that fits into a row's key.
 LAST_MS = 2**63 - 1

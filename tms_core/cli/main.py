@@ -10,6 +10,7 @@ import click
 
 from tms_core.cli.create_tables import create_hbase_tables
 from tms_core.cli.serve import serve
+from tms_core.cli.token import make_token
 from tms_core.cli.tx import tx
 from tms_core.errors import ConfigurationError, StoreBusy, StoreLayoutError, TmsError
 from tms_core.tables.leveldb import release
@@ -32,6 +33,7 @@ def admin() -> None:
 
 
 admin.add_command(create_hbase_tables)
+admin.add_command(make_token)
 cli.add_command(tx)
 
 

@@ -27,6 +27,9 @@ from tms_core.errors import ConfigurationError, StoreError, StoreNotFound, Topic
 from tms_core.messaging.service import MessagingService
 from tms_core.server import companions
 from tms_core.server.app import make_app
+from tms_core.server.auth import Gate
+from tms_core.server.auth_kinds import make_gate
+from tms_core.server.exposure import exposed
 from tms_core.server.host import is_loopback
 from tms_core.server.listener import Listener
 from tms_core.server.metrics import ServerMetrics
@@ -122,11 +125,10 @@ def serving(
     """
     settings = load(config, environ, flags).settings
     clock = clock or SystemClock()
-    if settings.server.auth.kind != "none":
-        raise ConfigurationError(
-            f"server.auth.kind is {settings.server.auth.kind}, which this version does not serve.",
-            "Set server.auth.kind: none, and server.host to a loopback address.",
-        )
+    # Before anything is opened, since a key or a tokens file may be wrong.
+    gate = make_gate(settings.server.auth, clock)
+    for sentence in exposed(settings):
+        logger.warning("%s", sentence)
     with ExitStack() as stack:
         opened = _open(settings, clock)
         store = stack.enter_context(opened.store)
@@ -139,7 +141,7 @@ def serving(
             for entry in companions.installed():
                 started[entry.name] = companion = companions.load(entry)(host)
                 stack.callback(companion.stop)
-        yield Started(_listen(settings, service, registry, stack), address, started)
+        yield Started(_listen(settings, service, gate, registry, stack), address, started)
 
 
 class _Opened(NamedTuple):
@@ -232,10 +234,13 @@ def _side(storage: StorageSettings, clock: Clock, stack: ExitStack) -> SideTable
         return None
 
 
-def _listen(settings: Settings, service: MessagingService, registry: CollectorRegistry, stack: ExitStack) -> str:
+def _listen(
+    settings: Settings, service: MessagingService, gate: Gate | None, registry: CollectorRegistry, stack: ExitStack
+) -> str:
     wanted = settings.server
     threads = stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="poll"))
-    site = Site(service, threads, ServerMetrics(registry, service), wanted.max_request_mb << 20, wanted.json_poll_limit)
+    metrics = ServerMetrics(registry, service)
+    site = Site(service, threads, metrics, wanted.max_request_mb << 20, wanted.json_poll_limit, gate)
     app = make_app(site, loopback=is_loopback(wanted.host), access_log=wanted.access_log)
     listener = Listener(app, wanted.host, wanted.port, wanted.tls)
     listener.start()

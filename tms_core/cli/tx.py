@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
+from tms_core.cli.text import columns, duration, moment
+from tms_core.cli.times import Moment, TimeType
+from tms_core.clock import SystemClock
 from tms_core.errors import NotInProgress
 from tms_core.settings import load
 from tms_core.transaction.client import TransactionClient
@@ -32,8 +34,6 @@ from tms_core.transaction.model import (
 
 #: The longest a command waits for the service, in seconds.
 _TIMEOUT_SECONDS = 30
-_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
-_EPOCH = datetime.fromtimestamp(0, UTC)
 
 TransactionId = click.IntRange(0, 2**63 - 1)
 
@@ -98,7 +98,7 @@ def list_transactions(options: Options) -> None:
         yield f"{len(held)} in progress, {len(state.invalid)} invalid; read pointer {state.read_pointer}"
         if held:
             rows = [[one["id"], one["type"], one["client"] or "?", *_times(one), _count(one)] for one in held]
-            yield from _columns([["id", "type", "client", "held for", "expires", "checkpoints"], *rows])
+            yield from columns([["id", "type", "client", "held for", "expires", "checkpoints"], *rows])
 
     options.print({**_summary(state), "in_progress": held}, lines)
 
@@ -124,7 +124,7 @@ def show(options: Options, transaction_id: int) -> None:
 
     def lines() -> Iterator[str]:
         yield f"{found['id']}: {found['state'].replace('_', ' ')}"
-        yield f"  began {_moment(found['began_ms'])}"
+        yield f"  began {moment(found['began_ms'])}"
         if entry is not None:
             held_for, expires = _times(found)
             yield f"  {found['type']}, held by {found['client'] or 'an unknown client'} for {held_for}"
@@ -183,10 +183,10 @@ def abort(options: Options, transaction_id: int, *, yes: bool) -> None:
 
 @tx.command("truncate")
 @click.argument("transaction_ids", metavar="[ID...]", type=TransactionId, nargs=-1)
-@click.option("--before", metavar="TIME", help="All that began before: milliseconds, or 2026-11-01T00:00:00Z.")
+@click.option("--before", type=TimeType(), help="All that began before: milliseconds, or 2026-11-01T00:00:00Z.")
 @click.option("--yes", is_flag=True, help="Do not ask: nothing of theirs is left in any table.")
 @common
-def truncate(options: Options, transaction_ids: tuple[int, ...], before: str | None, *, yes: bool) -> None:
+def truncate(options: Options, transaction_ids: tuple[int, ...], before: Moment | None, *, yes: bool) -> None:
     """Take transactions off the invalid list.
 
     What they wrote becomes readable wherever it still lies, in every table that uses these
@@ -199,7 +199,7 @@ def truncate(options: Options, transaction_ids: tuple[int, ...], before: str | N
     """
     if bool(transaction_ids) == (before is not None):
         raise click.UsageError("Give ids, or --before TIME.")
-    before_ms = None if before is None else _milliseconds(before)
+    before_ms = None if before is None else before.at(SystemClock().now_ms())
     with options.client() as client:
         if not yes:
             click.confirm("Is nothing of theirs left in any table? What is becomes readable", abort=True, err=True)
@@ -264,43 +264,11 @@ def _held(entry: InProgress, state: VisibilityState, clients: dict[int, str]) ->
 
 def _times(held: dict[str, Any]) -> tuple[str, str]:
     left_ms = held["expires_in_ms"]
-    return _duration(held["held_ms"]), f"in {_duration(left_ms)}" if left_ms >= 0 else f"{_duration(-left_ms)} ago"
+    return duration(held["held_ms"]), f"in {duration(left_ms)}" if left_ms >= 0 else f"{duration(-left_ms)} ago"
 
 
 def _count(held: dict[str, Any]) -> str:
     return str(len(held["checkpoints"]) or "")
-
-
-def _duration(milliseconds: int) -> str:
-    """In the two largest units."""
-    parts, rest = [], max(0, milliseconds) // 1000
-    for unit, seconds in _UNITS:
-        count, rest = divmod(rest, seconds)
-        if count:
-            parts.append(f"{count} {unit}")
-    return " ".join(parts[:2]) or "0 s"
-
-
-def _moment(milliseconds: int) -> str:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _milliseconds(text: str) -> int:
-    if text.isdecimal():
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{text} is no time; write 2026-11-01T00:00:00Z", param_hint="--before") from error
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return int((moment - _EPOCH).total_seconds() * 1000)
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows as lines, their cells under each other."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _require_all(done: dict[str, bool]) -> None:

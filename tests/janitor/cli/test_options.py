@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.cli.options import Moment, parse_time
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND
 from tests.janitor.cli.conftest import Site
+from tms_core.cli.times import Moment, parse_time
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,92 @@
+"""Times and spans of time as people write them on a command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+_UNIT_MS: Mapping[str, int] = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SPAN = r"(?:\d{1,18}(?:ms|[smhd]))+"
+_RELATIVE = re.compile(rf"now((?:[+-]{_SPAN})*)")
+_TERM = re.compile(r"([+-])((?:\d+(?:ms|[smhd]))+)")
+_AMOUNT = re.compile(r"(\d+)(ms|[smhd])")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A time as it was given.
+
+    Attributes:
+        ms: milliseconds since the epoch, or since now where ``relative``.
+    """
+
+    ms: int
+    relative: bool
+
+    def at(self, now_ms: int) -> int:
+        return now_ms + self.ms if self.relative else self.ms
+
+
+class TimeType(click.ParamType[Moment]):
+    """``1700000000000`` (ms), ``2023-11-14T22:13:20Z``, or ``now-1d12h``."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Moment:
+        moment = value if isinstance(value, Moment) else parse_time(str(value))
+        if moment is None:
+            self.fail(f"{value!r} is no time: write 1700000000000 (ms), 2023-11-14T22:13:20Z or now-1d12h", param, ctx)
+        return moment
+
+
+class SinceType(TimeType):
+    """A time; a span alone, as ``10m``, is so long ago."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Moment:
+        span_ms = None if isinstance(value, Moment) else parse_span(str(value))
+        return super().convert(value, param, ctx) if span_ms is None else Moment(-span_ms, relative=True)
+
+
+class TtlType(click.ParamType[int]):
+    """Whole seconds: ``604800``, ``7d``, ``1h30m``."""
+
+    name = "ttl"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value)
+        span_ms = int(text) * 1000 if text.isdecimal() and text.isascii() else parse_span(text)
+        if not span_ms or span_ms % 1000:
+            self.fail(f"{text!r} is no ttl: write 7d, 1h30m or 604800 (seconds)", param, ctx)
+        return span_ms // 1000
+
+
+def parse_time(text: str) -> Moment | None:
+    """Read a time in any of the three ways, or None."""
+    if re.fullmatch(r"[0-9]{1,19}", text):
+        return Moment(int(text), relative=False)
+    if match := _RELATIVE.fullmatch(text):
+        return Moment(sum(_signed(sign, span) for sign, span in _TERM.findall(match[1])), relative=True)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return Moment(round(moment.timestamp() * 1000), relative=False)
+
+
+def parse_span(text: str) -> int | None:
+    """Milliseconds of a span such as ``1h30m``, or None."""
+    return _milliseconds(text) if re.fullmatch(_SPAN, text) else None
+
+
+def _signed(sign: str, span: str) -> int:
+    return -_milliseconds(span) if sign == "-" else _milliseconds(span)
+
+
+def _milliseconds(span: str) -> int:
+    return sum(int(number) * _UNIT_MS[unit] for number, unit in _AMOUNT.findall(span))
