@@ -28,6 +28,9 @@ from tms_core.tables.base import UNREADABLE, Store
 from tms_core.topic import TopicId
 from tms_core.transaction.model import VisibilityState
 
+#: How many of the topics that wait for a consumer are named.
+NAMED_TOPICS = 20
+
 
 @dataclass(slots=True)
 class Pass:
@@ -106,6 +109,23 @@ def notes_on_aside(current: Pass, state: State) -> list[GuardNote]:
         record = strikes[topic]
         message = f"{topic} is passed by after {record.count} failures in a row, the last one: {record.error}"
         notes.append(GuardNote("quarantine", False, message))
+    return notes
+
+
+def notes_on_consumers(current: Pass) -> list[GuardNote]:
+    """For whom rows are held."""
+    consumers, seconds = current.world.consumers, current.world.terms.consumer_hold_seconds
+    waiting = sorted(consumers.waiting.items()) if consumers is not None else ()
+    notes = [
+        GuardNote(
+            "consumer",
+            False,
+            f"{topic} keeps what consumer {position.name} has not read, for {seconds} s after its ttl at most",
+        )
+        for topic, position in waiting[:NAMED_TOPICS]
+    ]
+    if len(waiting) > NAMED_TOPICS:
+        notes.append(GuardNote("consumer", False, f"and {len(waiting) - NAMED_TOPICS} topics more wait for consumers"))
     return notes
 
 

@@ -28,7 +28,7 @@ from janitor.engine import Engine
 from janitor.feedback import Truncator
 from janitor.state.base import State
 from tms_core.server.companions import Host
-from tms_core.side import Expiries
+from tms_core.side import SideTable
 from tms_core.tables.base import Store
 from tms_core.tables.leveldb_clone import remove_stale
 from tms_core.transaction.source import SnapshotSource
@@ -120,8 +120,8 @@ class Lodger(Session):
         }
         return super().engine(store, state, source=source, **{**gentle, **options})
 
-    def expiries(self) -> AbstractContextManager[Expiries | None]:
-        return nullcontext(self._host.service.expiries)
+    def side(self) -> AbstractContextManager[SideTable | None]:
+        return nullcontext(self._host.service.side)
 
     def source(self) -> SnapshotSource | None:
         return self._host.transactions or super().source()

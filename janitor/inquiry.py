@@ -19,6 +19,7 @@ from janitor import archived, boundary, conclude, plan, quarantine, txstate
 from janitor.boundary import Boundary, Limit
 from janitor.conclude import Pass
 from janitor.crew import Crew
+from janitor.floor import ConsumerHolds
 from janitor.inspect import Audit, Heartbeat, Inspected, Table, audit, messages, metadata, payloads, snapshot_figures
 from janitor.observe import Guarded, Observer, tell_nobody
 from janitor.permission import never
@@ -34,6 +35,7 @@ from janitor.walk import Act, Preview
 from janitor.why import Why, why
 from janitor.world import Limits, Terms, World
 from tms_core.clock import Clock
+from tms_core.consumers import Floor
 from tms_core.errors import Halted, Interrupted, NoSnapshot
 from tms_core.rowkey import MessageId
 from tms_core.side import Expiries
@@ -64,6 +66,7 @@ class Options(TypedDict, total=False):
     halted: Callable[[], bool]
     strangers: Strangers | None
     expiries: Expiries | None
+    floor: Floor | None
 
 
 class Inquiry:
@@ -83,6 +86,7 @@ class Inquiry:
         halted: whether to end before the next page or batch.
         strangers: what was named in the log already; the questions and runs of one process share it.
         expiries: messages with a ttl of their own (L6); None: there are none.
+        floor: holds what registered consumers have not read; None: nothing is held for them.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class Inquiry:
         halted: Callable[[], bool] = never,
         strangers: Strangers | None = None,
         expiries: Expiries | None = None,
+        floor: Floor | None = None,
     ) -> None:
         self.store = store
         self.state = state
@@ -115,6 +120,7 @@ class Inquiry:
         self._observer = Guarded(observer)
         self._halted = halted
         self._expiries = expiries
+        self._floor = floor
 
     def plan(self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "") -> Planned:
         """What a run would do, without doing it.
@@ -276,6 +282,7 @@ class Inquiry:
             paused=tuple(pause.pattern for pause in self.state.pauses()),
             quarantined=self._quarantined(ready),
             patient=patient,
+            consumers=ConsumerHolds(self._floor) if self._floor is not None else None,
         )
 
     def _restore(self, folder: Path, request: Request) -> Restored:
@@ -342,6 +349,7 @@ class Inquiry:
             name = "halted" if isinstance(current.halted, Halted) else "lease"
             notes.append(GuardNote(name, False, str(current.halted)))
         notes += conclude.notes_on_aside(current, self.state)
+        notes += conclude.notes_on_consumers(current)
         if ready.tx.problem is not None:
             notes.append(GuardNote("snapshot", False, ready.tx.message))
         notes += [GuardNote("snapshot", False, f"passed over {item}") for item in ready.tx.rejected]

@@ -50,7 +50,8 @@ class Payloads:
         for page in pages:
             for batch in self._walk.batches("payload", work, span, page):
                 due, held = self._split_by_time(work, batch)
-                self._walk.take(self._walk.store.payload, work, batch._replace(keys=held), work.frontier.hold)
+                if work.counts_held:
+                    self._walk.take(self._walk.store.payload, work, batch._replace(keys=held), work.frontier.hold)
                 candidates += self._decided(due)
             if len(candidates) >= CANDIDATES:
                 self._take_candidates(work, span, candidates)

@@ -40,6 +40,7 @@ class Hold(StrEnum):
 
     FIRST_CONTACT = "first_contact"
     FRONTIER = "frontier"
+    CONSUMER = "consumer"
     PAUSED = "paused"
     PROTECTED = "protected"
     QUARANTINED = "quarantined"

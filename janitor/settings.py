@@ -229,5 +229,6 @@ def config_digest(settings: Settings) -> str:
         "hold_seconds": janitor.hold_seconds,
         "clock_allowance_seconds": janitor.clock_allowance_seconds,
         "protect": sorted(janitor.protect),
+        "consumer_hold_seconds": settings.server.consumers.hold_seconds,
     }
     return hashlib.sha256(json.dumps(deciding, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from janitor.floor import ConsumerHolds
 from janitor.frontier import admit, advance, stand_still
 from janitor.own import is_own
 from janitor.policy import Frontier, Hold
@@ -36,6 +37,7 @@ class Terms:
         lifetime: how long transactions may write, and how far clocks may differ.
         lifetime_known: whether that lifetime is configured; without it nothing is claimed.
         snapshot_interval_seconds: how often the transaction service writes a snapshot.
+        consumer_hold_seconds: how long after its ttl a message is held that a consumer has not read; None: not at all.
     """
 
     hold_seconds: int
@@ -43,6 +45,7 @@ class Terms:
     lifetime: Lifetime
     lifetime_known: bool
     snapshot_interval_seconds: int
+    consumer_hold_seconds: int | None = None
 
     def protects(self, topic: TopicId) -> bool:
         return matches(topic, self.protect)
@@ -55,7 +58,8 @@ class TopicWork:
     Attributes:
         raw: the metadata row's value when it was read; what S2 compares with.
         record: what to remember of the frontier once the pass has applied it.
-        counts_held: whether rows that are due and held are counted; a patient pass does so only when the hold is new.
+        counts_held: whether rows that are due and held are counted; a patient pass does so only when the hold is new,
+            or, of what waits for a consumer, when much more has come due.
         waits: whether so little has come due since the last pass that a patient one leaves the topic for later.
     """
 
@@ -99,6 +103,7 @@ class World:
         paused: patterns of topics in which nothing is changed.
         quarantined: topics that are passed by, because they failed too often (rule S9).
         patient: leave topics alone in which little has come due (``docs/design.md``, "Patience").
+        consumers: hold what they have not read; None: nothing is held for consumers.
     """
 
     now: ClockAnchor
@@ -115,6 +120,7 @@ class World:
     paused: tuple[str, ...] = ()
     quarantined: Collection[TopicId] = ()
     patient: bool = False
+    consumers: ConsumerHolds | None = None
     topics: dict[bytes, TopicWork] = field(default_factory=dict)
     unparsed: dict[bytes, str] = field(default_factory=dict)
     reread_topics: set[bytes] = field(default_factory=set)
@@ -161,10 +167,11 @@ class World:
             self.unparsed[key] = str(error)
             return None
         frontier, record = self._frontier(topic)
+        if self.consumers is not None:
+            frontier = self.consumers.lower(topic, frontier)
         waits = self.patient and self._may_wait(topic, frontier)
-        known = self.records.get(topic.topic)
-        old_hold = frontier.hold is Hold.FRONTIER and known is not None and known.pending == record.pending
-        return TopicWork(topic, value, frontier, record, waits, not (self.patient and old_hold))
+        counts_held = not (self.patient and self._is_old(topic, frontier, record))
+        return TopicWork(topic, value, frontier, record, waits, counts_held)
 
     def _frontier(self, topic: TopicMetadata) -> tuple[Frontier, FrontierRecord]:
         record = self.records.get(topic.topic)
@@ -185,6 +192,18 @@ class World:
             allowance_ms=terms.lifetime.allowance_ms,
             now_ms=self.now_ms,
         )
+
+    def _is_old(self, topic: TopicMetadata, frontier: Frontier, record: FrontierRecord) -> bool:
+        """Whether what a frontier holds was counted not long ago."""
+        known = self.records.get(topic.topic)
+        if known is None:
+            return False
+        if frontier.hold is Hold.FRONTIER:
+            return known.pending == record.pending
+        # It grows all the time it is held, so it is counted again whenever a hundredth of the longest hold has passed.
+        step_ms = max(LEAST_WINDOW_MS, (self.terms.consumer_hold_seconds or 0) * 10)
+        held = frontier.hold is Hold.CONSUMER and frontier.cutoff.ms < known.cutoff_ms
+        return held and frontier.due.ms // step_ms == known.cutoff_ms // step_ms
 
     def _may_wait(self, topic: TopicMetadata, frontier: Frontier) -> bool:
         """Whether what came due since the last pass is less than a minute, or a hundredth of the ttl; not all of it."""

@@ -19,12 +19,21 @@
     │   ├── BadRequest           the request is wrong, whoever sends it; says what to write
     │   ├── TopicNotFound        no such topic, or a deleted one
     │   ├── TopicExists          there is a topic of that name already
+    │   ├── ConsumerNotFound     no such consumer of the topic
     │   ├── TransactionExpired   the transaction may not write any more
+    │   ├── Unauthorized         nobody knows who sent the request: no token, or one that is not, or no longer, good
+    │   ├── Forbidden            who sent it is known, and may not do that on this topic
+    │   ├── Unanswered           a server's answer did not come, or makes no sense; what was asked may have been done
+    │   │   └── ServerFailed     the server says that it failed at it
+    │   ├── ClientClosed         the client was closed before
+    │   ├── BufferFull           there is no room for another message that is to be published some time
+    │   ├── NotPublished         messages that were to be published some time were not
     │   └── Unavailable          not now; the same request may succeed later
     │       └── ClockJumped      the clock went ahead of the other clocks, so no message can be given a time
     ├── TransactionError         what a transaction manager refuses
     │   ├── NotInProgress        the transaction has ended, or never began
     │   ├── Conflict             another transaction has changed the same thing
+    │   ├── Invalidated          the transaction was given up; nothing of it is visible, now or later
     │   ├── ChangesTooLarge      more change keys than a transaction may have
     │   ├── TruncateTimeError    a time after which a transaction in progress began
     │   └── CannotSnapshot       the state could not be copied
@@ -137,8 +146,49 @@ class TopicExists(MessagingError):
     """A topic of that name exists already."""
 
 
+class ConsumerNotFound(MessagingError):
+    """The topic is there, and has no consumer of that name."""
+
+
 class TransactionExpired(MessagingError):
     """The transaction is past its maximum lifetime, so what it wrote might never be cleaned."""
+
+
+class Unauthorized(MessagingError):
+    """The request has no token, or one that is unknown, wrong or expired; nothing was done."""
+
+
+class Forbidden(MessagingError):
+    """Whoever sent the request may not do this; whether the topic exists is not said. Nothing was done."""
+
+
+class Unanswered(MessagingError):
+    """A server's answer did not come, or makes no sense, so what was asked may have been done or not."""
+
+
+class ServerFailed(Unanswered):
+    """The server says that it failed (500); whether something was done is not known."""
+
+
+class ClientClosed(MessagingError):
+    """The client was closed, so it asks for nothing any more."""
+
+
+class BufferFull(MessagingError):
+    """A message was not taken, because as many wait to be published as the buffer holds."""
+
+
+class NotPublished(MessagingError):
+    """Messages that were taken to be published some time were not.
+
+    Args:
+        message, hint: as of all errors.
+        messages: how many.
+    """
+
+    def __init__(self, message: str, hint: str = "", messages: int = 0) -> None:
+        super().__init__(message, hint)
+        self.messages = messages
 
 
 class Unavailable(MessagingError):
@@ -172,6 +222,10 @@ class Conflict(TransactionError):
         self.transaction_id = transaction_id
         self.key = key
         self.client = client
+
+
+class Invalidated(TransactionError):
+    """The transaction was given up for good; nothing of it is visible, now or later, so it may be done again."""
 
 
 class ChangesTooLarge(TransactionError):

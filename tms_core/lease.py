@@ -7,7 +7,8 @@ every batch: at most the one batch whose call had begun can follow the loss, of 
 
 Time is measured by each side's own running clock: a holder renews when a third of ``seconds`` is over, and a challenger
 waits until it has watched the same record for all of it. Wall clocks are only believed when they say that the lease is
-over by far, which saves the wait after a crash. A holder that slept longer still holds it if nobody came meanwhile.
+over by far, which saves the wait after a crash; not at all where a holder relies on :attr:`Lease.left_ms` instead of
+looking. A holder that slept longer still holds it if nobody came meanwhile.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class LeaseRecord:
         beat: how often it was renewed.
         renewed_ms: when that last was, by the holder's wall clock.
         seconds: how long it lasts without being renewed.
+        address: where its holder is reached; empty where nobody needs to, and then not kept.
     """
 
     holder: str
@@ -54,6 +56,7 @@ class LeaseRecord:
     beat: int
     renewed_ms: int
     seconds: int
+    address: str = ""
 
     @classmethod
     def parse(cls, value: bytes | None) -> LeaseRecord | None:
@@ -64,7 +67,10 @@ class LeaseRecord:
             return None
 
     def pack(self) -> bytes:
-        return json.dumps(asdict(self), sort_keys=True).encode()
+        fields = asdict(self)
+        if not self.address:
+            del fields["address"]
+        return json.dumps(fields, sort_keys=True).encode()
 
 
 class Lease:
@@ -75,16 +81,31 @@ class Lease:
         holder: who this is, for people; different for every process.
         seconds: how long it lasts without being renewed.
         clock: whose running time counts.
+        address: where this holder is reached, for whoever does not get the lease.
+        wall_clocks: whether a lease that is over by far by wall clocks is taken without having been watched.
 
     Attributes:
         fence: this holder's number; 0 while it does not hold the lease.
+        seen: what was there when it was last asked for: of a lease that is held, the record of the holder before.
     """
 
-    def __init__(self, cell: LeaseCell, holder: str, seconds: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        cell: LeaseCell,
+        holder: str,
+        seconds: int,
+        clock: Clock,
+        *,
+        address: str = "",
+        wall_clocks: bool = True,
+    ) -> None:
         self._cell = cell
         self._holder = holder
         self._seconds = seconds
         self._clock = clock
+        self._address = address
+        self._wall_clocks = wall_clocks
+        self.seen: LeaseRecord | None = None
         self._mine: bytes | None = None
         self._renewed_at_ms = 0
         self._watched: tuple[bytes, int] | None = None
@@ -95,6 +116,16 @@ class Lease:
     def held(self) -> bool:
         """Whether it was held when last looked at."""
         return self._mine is not None
+
+    @property
+    def left_ms(self) -> int:
+        """For how long nobody else can get it, by this machine's running time; 0 or less: somebody may have it.
+
+        Takes no lock and asks nobody. Only true where all candidates have ``wall_clocks`` off.
+        """
+        if self._mine is None:
+            return 0
+        return self._renewed_at_ms + self._seconds * 1000 - self._clock.running_ms()
 
     def acquire(self, *, sole: bool = False) -> None:
         """Take the lease.
@@ -107,14 +138,14 @@ class Lease:
         """
         with self._lock:
             present = self._cell.lease()
-            record = LeaseRecord.parse(present)
+            self.seen = record = LeaseRecord.parse(present)
             if record is not None and record.holder and not sole and not self._is_over(present, record):
                 raise LeaseHeld(
                     f"{record.holder} has the lease, renewed for the last time {self._age(record)}.",
                     f"Stop that one, or wait: it is free {record.seconds} s after its holder has died.",
                 )
             fence = record.fence + 1 if record else 1
-            taken = LeaseRecord(self._holder, fence, 0, self._clock.now_ms(), self._seconds)
+            taken = LeaseRecord(self._holder, fence, 0, self._clock.now_ms(), self._seconds, self._address)
             started_ms = self._clock.running_ms()
             if not self._cell.swap_lease(present, taken.pack()):
                 raise LeaseHeld("Somebody else took the lease at this moment.", "Try again.")
@@ -159,6 +190,17 @@ class Lease:
                 self._lose()
             self.renew_if_due()
 
+    def confirm(self) -> None:
+        """Look whether it is still held, beside whoever renews it; what was done before this was done under it.
+
+        Raises:
+            LeaseLost: somebody else has taken it; :meth:`renew` will find so too.
+        """
+        fence = self.fence
+        record = LeaseRecord.parse(self._cell.lease())
+        if record is None or not fence or (record.holder, record.fence) != (self._holder, fence):
+            raise _lost(record)
+
     def release(self) -> None:
         """Give it back; without effect when it is not held any more."""
         with self._lock:
@@ -169,7 +211,8 @@ class Lease:
 
     def _is_over(self, present: bytes | None, record: LeaseRecord) -> bool:
         """Whether its holder has let it expire."""
-        if self._clock.now_ms() - record.renewed_ms > record.seconds * 1000 + WALL_ALLOWANCE_MS:
+        over_ms = record.seconds * 1000 + WALL_ALLOWANCE_MS
+        if self._wall_clocks and self._clock.now_ms() - record.renewed_ms > over_ms:
             return True
         now_ms = self._clock.running_ms()
         if present is not None and (self._watched is None or self._watched[0] != present):

@@ -20,6 +20,7 @@ from tms_core.topic import INT_MAX, TopicId
 __all__ = [
     "AuthRule",
     "AuthSettings",
+    "ConsumerSettings",
     "Entry",
     "HBaseSettings",
     "LevelDbSettings",
@@ -89,6 +90,8 @@ Address = Annotated[str, AfterValidator(_address)]
 ListenAddress = Annotated[str, AfterValidator(_address_or_any_port)]
 Topic = Annotated[str, AfterValidator(_topic)]
 TopicPattern = Annotated[str, AfterValidator(_pattern)]
+#: How a JWT may be signed: all of these with a private key, so that nothing kept here could sign one.
+Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 
 
 class LevelDbSettings(Section):
@@ -197,7 +200,7 @@ class TlsSettings(Section):
 
 
 class AuthRule(Section):
-    """What a principal may do on the topics that match."""
+    """What a principal, or with ``*`` each that is known, may do on the topics that match."""
 
     principal: Annotated[str, Field(min_length=1)]
     topics: Annotated[tuple[TopicPattern, ...], Field(min_length=1)]
@@ -212,25 +215,42 @@ class AuthSettings(Section):
     )
     tokens_file: Path | None = setting(
         None,
-        "for kind tokens: the file of hashed tokens and their principals",
+        "for kind tokens: the file of hashed tokens and their principals; read again when it changes",
         reason="there is no safe default",
         place=True,
     )
     key_file: Path | None = setting(
         None,
-        "for kind jwt: the public key that signs tokens, a PEM file",
+        "for kind jwt: the public keys of the issuer, a PEM file of one or a JWKS file; read again when it changes",
         reason="there is no safe default",
         place=True,
     )
+    algorithms: Annotated[tuple[Algorithm, ...], Field(min_length=1)] = setting(
+        ("RS256", "ES256", "EdDSA"),
+        "for kind jwt: how tokens may be signed; only with a private key, never with a shared secret or not at all",
+        reason="what issuers use",
+    )
     audience: str | None = setting(
-        None, "for kind jwt: the audience a token must name; null: any", reason="not every issuer names one"
+        None,
+        "for kind jwt: the audience a token must name; null: a token that names one is meant for others and refused",
+        reason="not every issuer names one",
     )
     issuer: str | None = setting(
         None, "for kind jwt: the issuer a token must name; null: any", reason="a key usually has one issuer"
     )
+    principal_claim: Annotated[str, Field(min_length=1)] = setting(
+        "sub", "for kind jwt: the claim that names the principal of the rules", reason="where JWT has the subject"
+    )
+    leeway_seconds: Annotated[int, Strict(), Field(ge=0, le=300)] = setting(
+        30,
+        "for kind jwt: how far the issuer's clock may be off, before a token counts and after it has expired",
+        unit="seconds",
+        reason="more than any NTP offset, less than anybody could use",
+    )
     rules: tuple[AuthRule, ...] = setting(
         (),
-        "who may do what: a list of {principal, topics, can: [admin, publish, consume]}",
+        "who may do what: a list of {principal, topics, can: [admin, publish, consume]}; principal * is each that is "
+        "known",
         reason="nobody may do anything until it is said",
     )
 
@@ -239,10 +259,30 @@ class AuthSettings(Section):
         if self.kind == "tokens" and self.tokens_file is None:
             raise wrong("tokens_file", "kind tokens needs it; write the path of a file")
         if self.kind == "jwt" and self.key_file is None:
-            raise wrong("key_file", "kind jwt needs it; write the path of a PEM file")
+            raise wrong("key_file", "kind jwt needs it; write the path of a PEM or JWKS file")
         if self.kind == "none" and self.rules:
             raise wrong("rules", "kind none asks nobody who they are; write kind: tokens or jwt, or no rules")
         return self
+
+
+class ConsumerSettings(Section):
+    floor: Switch = setting(
+        False,
+        "whether a message lives on after its topic's ttl, for everybody, as long as a registered consumer has not read "
+        "it; server and janitor both go by it",
+        reason="without it a topic's ttl says how much space the topic takes",
+    )
+    max_hold_seconds: Count = setting(
+        86400,
+        "how long after its ttl such a message lives at most, whoever has not read it",
+        unit="seconds",
+        reason="a day to bring a consumer back; one that never comes costs no more than that",
+    )
+
+    @property
+    def hold_seconds(self) -> int | None:
+        """How long unread messages are held after their ttl; None: not at all."""
+        return self.max_hold_seconds if self.floor else None
 
 
 class ServerSettings(Section):
@@ -272,6 +312,7 @@ class ServerSettings(Section):
     )
     tls: TlsSettings | None = setting(None, "certificate and key; null: plain HTTP", reason="loopback needs none")
     auth: AuthSettings = AuthSettings()
+    consumers: ConsumerSettings = ConsumerSettings()
 
     @model_validator(mode="after")
     def _nobody_else(self) -> Self:

@@ -27,7 +27,7 @@ from janitor.cli.signals import ending
 from janitor.control import Caller, Desk, RemoteEngine
 from janitor.engine import Archive, Engine
 from janitor.feedback import Feedback, Truncator
-from janitor.inquiry import Inquiry
+from janitor.inquiry import Inquiry, Options
 from janitor.look import Site
 from janitor.observe import Observer, tell_nobody
 from janitor.references import Lifetime
@@ -35,9 +35,10 @@ from janitor.settings import Loaded, Settings, config_digest, load
 from janitor.state.base import State
 from janitor.world import Terms
 from tms_core.clock import Clock, SystemClock
+from tms_core.consumers import Floor, Positions
 from tms_core.errors import ConfigurationError, StoreBusy, StoreError
 from tms_core.lease import Lease
-from tms_core.side import Expiries
+from tms_core.side import Expiries, SideTable
 from tms_core.tables.base import Store
 from tms_core.transaction.client import ServiceSource, TransactionClient
 from tms_core.transaction.source import DirectorySource, SnapshotSource
@@ -104,6 +105,7 @@ class Session:
             ),
             lifetime_known=lifetime_seconds is not None,
             snapshot_interval_seconds=transactions.snapshot_interval_seconds,
+            consumer_hold_seconds=self.settings.server.consumers.hold_seconds,
         )
 
     def source(self) -> SnapshotSource | None:
@@ -216,8 +218,8 @@ class Session:
             self.held_store() as store,
             self.place.memory() as state,
             self.lease(state, store) as lease,
-            self.expiries() as expiries,
-            self._engine(store, state, lease, halted=halted.is_set, expiries=expiries, feedback=feedback) as engine,
+            self.side() as side,
+            self._engine(store, state, side, lease, halted=halted.is_set, feedback=feedback) as engine,
             ending(halted.set),
         ):
             engine.recover()
@@ -244,8 +246,8 @@ class Session:
         with (
             self.place.readable() as store,
             self.place.memory() as state,
-            self.place.expiries(read_only=True) as expiries,
-            self._engine(store, state, expiries=expiries) as engine,
+            self.place.side(read_only=True) as side,
+            self._engine(store, state, side) as engine,
         ):
             yield engine
 
@@ -267,9 +269,18 @@ class Session:
                 "lets it sweep at once)",
             ) from error
 
-    def expiries(self) -> AbstractContextManager[Expiries | None]:
-        """Messages with a ttl of their own, of a store that is held."""
-        return self.place.expiries(read_only=False)
+    def side(self) -> AbstractContextManager[SideTable | None]:
+        """Messages with a ttl of their own, and consumers, of a store that is held."""
+        return self.place.side(read_only=False)
+
+    def beside(self, store: Store, side: SideTable | None) -> Options:
+        """What those are to whoever judges the store's rows: options of :class:`~janitor.inquiry.Inquiry`."""
+        return {"expiries": side and Expiries(side), "floor": self.floor(store, side)}
+
+    def floor(self, store: Store, side: SideTable | None) -> Floor | None:
+        """What consumers hold; None where the settings want them to hold nothing."""
+        seconds = self.settings.server.consumers.hold_seconds
+        return Floor(Positions(side), store, seconds) if side is not None and seconds is not None else None
 
     @contextmanager
     def lease(self, state: State, store: Store) -> Iterator[Lease | None]:
@@ -349,7 +360,10 @@ class Session:
         }
 
     @contextmanager
-    def _engine(self, store: Store, state: State, lease: Lease | None = None, **options: Any) -> Iterator[Engine]:
+    def _engine(
+        self, store: Store, state: State, side: SideTable | None, lease: Lease | None = None, **options: Any
+    ) -> Iterator[Engine]:
+        options |= self.beside(store, side)
         with progress(sys.stderr) as observer:
             yield self.engine(store, state, observer=observer, lease=lease, archive=self.archive(), **options)
 

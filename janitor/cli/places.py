@@ -20,7 +20,7 @@ from janitor.state.hbase import HBaseState
 from janitor.state.sqlite import FILE_NAME, SqliteState
 from tms_core.clock import Clock
 from tms_core.settings import HBaseSettings
-from tms_core.side import Expiries, HBaseSide, LevelDBSide, beside
+from tms_core.side import HBaseSide, LevelDBSide, SideTable, beside
 from tms_core.tables.base import Store, TableName
 from tms_core.tables.hbase import HBaseStore
 from tms_core.tables.hbase_advice import TableSettings
@@ -93,11 +93,11 @@ class Place(Protocol):
         """The memory, made where there is none."""
         ...
 
-    def expiries(self, *, read_only: bool) -> AbstractContextManager[Expiries | None]:
-        """Messages with a ttl of their own (rule L6); None where there are none.
+    def side(self, *, read_only: bool) -> AbstractContextManager[SideTable | None]:
+        """The table of messages with a ttl of their own (rule L6) and of consumers; None where there are none.
 
         Args:
-            read_only: look at a copy where another process may have them open.
+            read_only: look at a copy where another process may have it open.
         """
         ...
 
@@ -152,7 +152,7 @@ class LevelDBPlace:
         return SqliteState(self._state_path)
 
     @contextmanager
-    def expiries(self, *, read_only: bool) -> Iterator[Expiries | None]:
+    def side(self, *, read_only: bool) -> Iterator[SideTable | None]:
         folder = beside(self._path)
         with ExitStack() as stack:
             if not holds_database(folder):
@@ -161,7 +161,7 @@ class LevelDBPlace:
             if read_only:
                 scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="side-", dir=self._state_path))
                 folder = Path(shutil.copytree(folder, Path(scratch) / "side", ignore=shutil.ignore_patterns("LOCK")))
-            yield Expiries(stack.enter_context(LevelDBSide(folder)))
+            yield stack.enter_context(LevelDBSide(folder))
 
     def table_settings(self) -> list[TableSettings]:
         return []
@@ -225,10 +225,10 @@ class HBasePlace:
         )
 
     @contextmanager
-    def expiries(self, *, read_only: bool) -> Iterator[Expiries | None]:
+    def side(self, *, read_only: bool) -> Iterator[SideTable | None]:
         # A server of ours makes the table; nobody else needs one, or the right to make it.
         with HBaseSide(self._pool(self._settings.thrift), self._settings.namespace, self._clock, create=False) as side:
-            yield Expiries(side)
+            yield side
 
     def table_settings(self) -> list[TableSettings]:
         with ExitStack() as stack:

@@ -26,7 +26,7 @@ from janitor.schedule import Schedule, cron, every
 from janitor.settings import config_digest
 from janitor.state.base import State
 from tms_core.errors import StoreError
-from tms_core.side import Expiries
+from tms_core.side import SideTable
 from tms_core.tables.base import Store
 from tms_core.tables.read_only import read_only
 
@@ -76,11 +76,11 @@ def serve(
 
 
 class _Held(NamedTuple):
-    """What the daemon is at work on; ``expiries`` are messages with a ttl of their own."""
+    """What the daemon is at work on; ``side`` has messages with a ttl of their own, and consumers."""
 
     store: Store
     state: State
-    expiries: Expiries | None
+    side: SideTable | None
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def opened(current: Session, *, adopt: bool = False, patterns: tuple[str, ...] =
         feedback = stack.enter_context(current.feedback())
         store = stack.enter_context(current.held_store())
         state = stack.enter_context(current.place.memory())
-        held = _Held(store, state, stack.enter_context(current.expiries()))
+        held = _Held(store, state, stack.enter_context(current.side()))
         watched = Watched(current.clock)
         audience = Audience(watched)
         daemon = _assemble(current, held, stack, stop, adopt, patterns, watched, audience, feedback)
@@ -115,7 +115,7 @@ def _assemble(
     feedback: Feedback | None,
 ) -> Daemon:
     settings, clock = current.settings, current.clock
-    store, state, expiries = held
+    store, state, side = held
     wanted = settings.janitor
     lease = stack.enter_context(current.lease(state, store))
     read = current.source()
@@ -129,8 +129,8 @@ def _assemble(
         lease=lease,
         halted=stop.is_set,
         archive=current.archive(),
-        expiries=expiries,
         feedback=feedback,
+        **current.beside(store, side),
     )
     for run_id in engine.recover():
         logger.warning(
@@ -183,13 +183,18 @@ def _open_doors(current: Session, daemon: Daemon, audience: Audience, held: _Hel
 
 def _answer(current: Session, daemon: Daemon, audience: Audience, held: _Held, stack: ExitStack) -> None:
     """Answer the commands that cannot open the store because this process has it."""
-    store, state, expiries = held
+    store, state, side = held
     strangers = daemon.engine.strangers
 
     def reader(observer: Observer, halted: Callable[[], bool]) -> Inquiry:
         # What only looks gets no object that could write (rule S5).
         return current.inquiry(
-            read_only(store), state, halted=halted, observer=observer, strangers=strangers, expiries=expiries
+            read_only(store),
+            state,
+            halted=halted,
+            observer=observer,
+            strangers=strangers,
+            **current.beside(store, side),
         )
 
     control = ControlServer(

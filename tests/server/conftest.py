@@ -14,6 +14,7 @@ from tests.server.client import Client, TopicClient
 from tms_core.clock import Clock, SystemClock
 from tms_core.messaging.service import MessagingService
 from tms_core.server.app import make_app
+from tms_core.server.auth import Gate
 from tms_core.server.listener import Listener
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.site import Site
@@ -46,13 +47,14 @@ def serving(
     access_log: bool = False,
     loopback: bool = True,
     cache_bytes: int = 30 << 20,
+    gate: Gate | None = None,
 ) -> Iterator[Serving]:
     """A server that answers while the block runs."""
     store = store or MemoryStore()
     service = MessagingService(store, clock or SystemClock(), side=MemorySide(), cache_bytes=cache_bytes)
     metrics = ServerMetrics(CollectorRegistry(), service)
     with ThreadPoolExecutor(4) as threads, service:
-        site = Site(service, threads, metrics, MAX_REQUEST_BYTES, JSON_POLL_LIMIT)
+        site = Site(service, threads, metrics, MAX_REQUEST_BYTES, JSON_POLL_LIMIT, gate)
         app = make_app(site, loopback=loopback, access_log=access_log)
         listener = Listener(app, "127.0.0.1", 0)
         listener.start()

@@ -52,6 +52,7 @@ BODIES = st.fixed_dictionaries(
         "rollbackRange": INNER | VALUES,
         "ttl": VALUES,
         "generation": VALUES,
+        "position": VALUES,
     },
 )
 
@@ -71,7 +72,7 @@ def test_given_any_json_when_sent_then_the_answer_is_one_of_those_promised(
 ) -> None:
     method, path = call
     with Client(server.port) as client:
-        url = path.format(namespace="default", topic=topic)
+        url = path.format(namespace="default", topic=topic, name="billing")
         answer = client.ask(method.upper(), url, json.dumps(body).encode(), content_type="application/json")
         client.ask("PUT", "/v1/namespaces/default/topics/there")
     promised = DOCUMENT["paths"][path][method]["responses"]

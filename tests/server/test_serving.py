@@ -27,6 +27,7 @@ from tms_core.cli.signals import ending
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, StoreNotFound, TmsError
 from tms_core.server import companions
+from tms_core.server.auth_tokens import new_token, token_line
 from tms_core.server.companions import Host
 from tms_core.server.listener import Listener
 from tms_core.settings import HBaseSettings, TlsSettings
@@ -203,10 +204,32 @@ def test_given_a_url_for_the_managers_log_when_served_then_it_is_refused(tmp_pat
         pass
 
 
-def test_given_authentication_when_served_then_it_is_refused_rather_than_left_out(tmp_path: Path) -> None:
-    config = memory(tmp_path, auth={"kind": "jwt", "key_file": "key"})
-    with pytest.raises(ConfigurationError, match=r"server\.auth\.kind is jwt"), serving(config, {}, {}):
+def test_given_authentication_when_served_then_strangers_are_not_let_in(tmp_path: Path) -> None:
+    token = new_token()
+    (tmp_path / "tokens").write_text(token_line("ada", token))
+    rules = [{"principal": "ada", "topics": ["default:*"], "can": ["admin"]}]
+    config = memory(tmp_path, auth={"kind": "tokens", "tokens_file": "tokens", "rules": rules})
+    with serving(config, {}, {}, janitor=False) as started, Client(port_of(started.url)) as client:
+        assert client.ask("GET", "/v1/namespaces/default/topics").status == 401
+        known = {"authorization": f"Bearer {token}"}
+        assert client.ask("PUT", "/v1/namespaces/default/topics/t", b"", **known).status == 200
+        assert client.ask("PUT", "/v1/namespaces/other/topics/t", b"", **known).status == 403
+
+
+def test_given_a_key_that_is_not_there_when_served_then_the_setting_is_named_and_nothing_opened(tmp_path: Path) -> None:
+    config = configure(tmp_path, auth={"kind": "jwt", "key_file": "issuer.pem"})
+    with pytest.raises(ConfigurationError, match=r"server\.auth\.key_file .*issuer\.pem"), serving(config, {}, {}):
         pass
+    assert list(tmp_path.iterdir()) == [config]
+
+
+def test_given_settings_that_leave_something_open_when_served_then_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = memory(tmp_path)
+    config.write_text(config.read_text().replace("127.0.0.1:0", "0.0.0.0:0"))
+    with serving(config, {}, {}, janitor=False):
+        assert "Tephra's protocol has no authentication" in caplog.text
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

@@ -1,16 +1,20 @@
-"""The ``tms`` command: the server, and what looks after its stores."""
+"""The ``tms`` command: the server, its client for people, and what looks after its stores."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from tms_core.cli.completion import completion
 from tms_core.cli.create_tables import create_hbase_tables
+from tms_core.cli.messages import poll, publish
 from tms_core.cli.serve import serve
 from tms_core.cli.token import make_token
+from tms_core.cli.topics import topic
 from tms_core.cli.tx import tx
 from tms_core.errors import ConfigurationError, StoreBusy, StoreLayoutError, TmsError
 from tms_core.tables.leveldb import release
@@ -18,13 +22,30 @@ from tms_core.tables.leveldb import release
 DONE, FAILED, USAGE, BUSY, INTERRUPTED = 0, 1, 2, 4, 130
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="tms-janitor", prog_name="tms")
 def cli() -> None:
-    """Serve messages and transactions, and look after a CDAP messaging store."""
+    """Serve messages and transactions, publish and read them, and look after a messaging store.
+
+    \b
+    In a minute:
+      tms serve &
+      tms topic create default:orders --ttl 7d
+      tms publish default:orders -m "hello"
+      tms poll default:orders
+
+    \b
+    Another server than that of the settings:
+      tms poll default:orders --server https://tms.example:11015 --token-file token
+      export TMS_URL=https://tms.example:11015 TMS_TOKEN_FILE=token
+
+    \b
+    Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 4 another process holds the store.
+    """
 
 
-cli.add_command(serve)
+for command in (serve, topic, publish, poll, tx, completion("tms")):
+    cli.add_command(command)
 
 
 @cli.group("admin")
@@ -34,7 +55,6 @@ def admin() -> None:
 
 admin.add_command(create_hbase_tables)
 admin.add_command(make_token)
-cli.add_command(tx)
 
 
 @admin.command("release")
@@ -66,6 +86,7 @@ def execute(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     try:
         code = cli.main(None if arguments is None else list(arguments), prog_name="tms", standalone_mode=False)
+        sys.stdout.flush()
         return code if isinstance(code, int) else DONE
     except click.exceptions.Exit as stop:
         return stop.exit_code
@@ -73,10 +94,16 @@ def execute(arguments: Sequence[str] | None = None) -> int:
         error.show(sys.stderr)
         return error.exit_code
     except click.Abort:
-        click.echo("interrupted; no data is missing, give the command again", err=True)
+        click.echo("interrupted", err=True)
         return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python must not complain about that while it shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except TmsError as error:
-        click.echo(str(error), err=True)
+        click.secho(error.message, fg=None if os.environ.get("NO_COLOR") else "red", err=True)
+        if error.hint:
+            click.echo(error.hint, err=True)
         if isinstance(error, StoreBusy):
             return BUSY
         return USAGE if isinstance(error, ConfigurationError | StoreLayoutError) else FAILED

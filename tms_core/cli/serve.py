@@ -34,6 +34,7 @@ from tms_core.server.host import is_loopback
 from tms_core.server.listener import Listener
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.site import Site
+from tms_core.server.turns import Turns
 from tms_core.settings import Settings, StorageSettings, load, split_address
 from tms_core.side import HBaseSide, LevelDBSide, MemorySide, SideTable, beside
 from tms_core.tables.base import Store
@@ -210,7 +211,9 @@ def _messaging(settings: Settings, store: Store, clock: Clock, stack: ExitStack)
         max_lifetime_seconds=transactions.max_lifetime_seconds or LIFETIME_SECONDS,
         grace_seconds=transactions.grace_seconds,
         cache_bytes=server.cache_mb << 20,
+        consumer_hold_seconds=server.consumers.hold_seconds,
         side=_side(settings.storage, clock, stack),
+        work=Turns(here=settings.storage.kind != "hbase"),
     )
     stack.callback(service.close)
     for name in server.system_topics:

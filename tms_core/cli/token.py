@@ -49,6 +49,8 @@ def _write(path: Path, token: str) -> None:
         # Never into a file that is there, whose rights may be anybody's.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be made: {error.strerror}.", "Give --token-file a new file.") from error
+        raise ConfigurationError(
+            f"{path} cannot be made: {error.strerror}.", "Give --token-file a new file."
+        ) from error
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(f"{token}\n")

@@ -18,6 +18,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
+from tms_core.consumers import Floor, cutoff_at
 from tms_core.messaging.cache import MessageCache, Run
 from tms_core.messaging.ids import SEQUENCE_BITS, HonestClock, expires_ms, position, tail
 from tms_core.messaging.lines import Lines
@@ -53,6 +54,7 @@ class Shelf(NamedTuple):
         expiries: messages with a ttl of their own; None where there can be none.
         clock: what time it is.
         cached_ms: how old rows may be that a reader in a transaction takes from the cache.
+        floor: what makes messages live on after their topic's ttl; None: nothing does.
     """
 
     store: Store
@@ -61,6 +63,7 @@ class Shelf(NamedTuple):
     expiries: Expiries | None
     clock: HonestClock
     cached_ms: int
+    floor: Floor | None = None
 
 
 class Fetch:
@@ -78,7 +81,7 @@ class Fetch:
         self._line = shelf.lines.messages(topic)
         self._transaction = request.transaction
         self._left = request.limit
-        cutoff = Cutoff.at(shelf.clock.now_ms(), topic.ttl_seconds)
+        cutoff = cutoff_at(topic, shelf.clock.now_ms(), shelf.floor, _from_ms(request))
         self._at, self._inside = _start(request, cutoff)
         self._end = self._line.ids.end
         self._page_bytes = PAGE_BYTES
@@ -241,6 +244,14 @@ class Fetch:
             messages = messages[: self._left]
         self._left -= len(messages)
         return messages
+
+
+def _from_ms(request: FetchRequest) -> int:
+    """The lowest publish time there can be among what is wanted."""
+    start = request.start
+    if start is None:
+        return 0
+    return start if isinstance(start, int) else start.publish_ms
 
 
 def _start(request: FetchRequest, cutoff: Cutoff) -> tuple[int, tuple[int, bytes] | None]:

@@ -10,14 +10,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future
-from threading import Condition, Lock
+from concurrent.futures import Future
+from threading import Lock
 from typing import Generic, NamedTuple, TypeVar
 
-from tms_core.errors import TmsError, TransactionExpired, Unavailable
+from tms_core.errors import TransactionExpired
 from tms_core.messaging.ids import HonestClock, milliseconds
 from tms_core.messaging.lines import Lines
 from tms_core.messaging.topics import Topics
+from tms_core.messaging.work import Work
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import transaction_ms
 
@@ -50,43 +51,6 @@ class Request(Generic[R]):
         self.answer: Future[R] = Future()
 
 
-class Load:
-    """How much was accepted and is not answered yet; threads may share it."""
-
-    def __init__(self) -> None:
-        self._open = 0
-        self._closed = False
-        self._changed = Condition()
-
-    @property
-    def requests(self) -> int:
-        return self._open
-
-    def accept(self) -> None:
-        """One more.
-
-        Raises:
-            Unavailable: it is closed.
-        """
-        with self._changed:
-            if self._closed:
-                raise Unavailable("This server is stopping.", "Try again when it is back.")
-            self._open += 1
-
-    def done(self, requests: int) -> None:
-        """So many are answered."""
-        with self._changed:
-            self._open -= requests
-            if not self._open:
-                self._changed.notify_all()
-
-    def close(self) -> None:
-        """Accept no more, and return when all is answered."""
-        with self._changed:
-            self._closed = True
-            self._changed.wait_for(lambda: not self._open)
-
-
 class Site(NamedTuple):
     """What all writers of a store share.
 
@@ -95,16 +59,14 @@ class Site(NamedTuple):
         lines: where ids come from.
         clock: what time it is.
         max_lifetime_ms: how long after its begin a transaction may write.
-        threads: run batches.
-        load: counts requests.
+        work: runs batches, and counts requests.
     """
 
     topics: Topics
     lines: Lines
     clock: HonestClock
     max_lifetime_ms: int
-    threads: Executor
-    load: Load
+    work: Work
 
 
 class Queue(ABC, Generic[R]):
@@ -128,12 +90,12 @@ class Queue(ABC, Generic[R]):
         Raises:
             Unavailable: the service is closed.
         """
-        self._site.load.accept()
+        self._site.work.accept(request.size)
         with self._lock:
             self._queue.append(request)
             idle, self._busy = not self._busy, True
         if idle:
-            self._site.threads.submit(self._run)
+            self._site.work.run(self._run)
         return request.answer
 
     @abstractmethod
@@ -150,20 +112,17 @@ class Queue(ABC, Generic[R]):
             for request in batch:
                 if not request.answer.done():
                     request.answer.set_exception(error)
-            if not isinstance(error, TmsError):
-                raise
         finally:
-            self._site.load.done(len(batch))
+            self._site.work.done(len(batch), sum(request.size for request in batch))
             with self._lock:
                 self._busy = bool(self._queue)
             if self._busy:
-                self._site.threads.submit(self._run)
+                self._site.work.run(self._run)
 
     def _take(self) -> list[Request[R]]:
         """What is queued, up to a number of bytes; without what nobody waits for any more."""
         batch: list[Request[R]] = []
         size = 0
-        cancelled = 0
         with self._lock:
             while self._queue and size < BATCH_BYTES:
                 request = self._queue.popleft()
@@ -171,8 +130,7 @@ class Queue(ABC, Generic[R]):
                     batch.append(request)
                     size += request.size + _ROW_BYTES * len(request.messages)
                 else:
-                    cancelled += 1
-        self._site.load.done(cancelled)
+                    self._site.work.done(1, request.size)
         return batch
 
     def _in_time(self, request: Request[R], at: int) -> bool:

@@ -8,20 +8,23 @@ that. Whoever becomes the one calls :meth:`MessagingService.forget` first.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from threading import Lock
 from typing import Self
 from weakref import WeakValueDictionary
 
 from tms_core.clock import Clock
+from tms_core.consumers import Floor, Positions
 from tms_core.errors import BadRequest
 from tms_core.messaging.cache import Figures, MessageCache
+from tms_core.messaging.consumers import Consumers
 from tms_core.messaging.fetcher import Fetch, Shelf
 from tms_core.messaging.ids import HonestClock, position
 from tms_core.messaging.lines import Lines
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
-from tms_core.messaging.queue import Load, Request, Site
+from tms_core.messaging.queue import Request, Site
 from tms_core.messaging.topics import Topics
+from tms_core.messaging.work import Work
 from tms_core.messaging.writer import MessageWriter, PayloadWriter, roll_back
 from tms_core.rowkey import LONG_MAX, generation_prefix
 from tms_core.side import Expiries, SideTable
@@ -44,7 +47,8 @@ class MessagingService:
         cache_bytes: how much of the newest rows is kept in memory; 0: nothing.
         side: where messages with a ttl of their own are written down; None: there are none, and cannot be.
         clock_allowance_seconds: how far the wall clock may get ahead of running time (rule S7).
-        writers: threads that write batches, so as many topics are written at once.
+        consumer_hold_seconds: how long after its ttl a message lives that a consumer has not read; None: no longer.
+        work: has batches written; closed with the service. None: by threads of its own.
     """
 
     def __init__(
@@ -58,20 +62,27 @@ class MessagingService:
         cache_bytes: int = 30 << 20,
         side: SideTable | None = None,
         clock_allowance_seconds: int = 300,
-        writers: int = 4,
+        consumer_hold_seconds: int | None = None,
+        work: Work | None = None,
     ) -> None:
         self._store = store
         self._topics = Topics(store.metadata, default_ttl_seconds)
+        self._side = side
         self._expiries = Expiries(side) if side is not None else None
         honest = HonestClock(clock, clock_allowance_seconds * 1000)
+        floor = None
+        self._consumers = None
+        if side is not None and self._expiries is not None:
+            positions = Positions(side)
+            floor = None if consumer_hold_seconds is None else Floor(positions, store, consumer_hold_seconds)
+            self._consumers = Consumers(self._topics, store, positions, self._expiries, floor, honest)
         self._cache = MessageCache(cache_bytes)
         self._lines = Lines(store, honest, self._cache, self._expiries)
-        self._load = Load()
-        self._threads = ThreadPoolExecutor(writers, thread_name_prefix="publish")
+        self._work = work or Work()
         lifetime_ms = max_lifetime_seconds * 1000
-        self._site = Site(self._topics, self._lines, honest, lifetime_ms, self._threads, self._load)
+        self._site = Site(self._topics, self._lines, honest, lifetime_ms, self._work)
         cached_ms = min(max_lifetime_seconds, grace_seconds) * 1000 // 2
-        self._shelf = Shelf(store, self._lines, self._cache, self._expiries, honest, cached_ms)
+        self._shelf = Shelf(store, self._lines, self._cache, self._expiries, honest, cached_ms, floor)
         # A writer lives as long as it has something to write, so that names nobody uses any more cost nothing.
         self._messages: WeakValueDictionary[TopicId, MessageWriter] = WeakValueDictionary()
         self._payloads: WeakValueDictionary[TopicId, PayloadWriter] = WeakValueDictionary()
@@ -248,12 +259,23 @@ class MessagingService:
         """
         return Fetch(self._shelf, self._topics.get(topic), request).pages()
 
+    @property
+    def consumers(self) -> Consumers:
+        """Consumers by name, and how far they have read.
+
+        Raises:
+            BadRequest: there is no place to keep that.
+        """
+        if self._consumers is None:
+            raise BadRequest("This server has nowhere to note how far consumers have read.", "Keep it yourself.")
+        return self._consumers
+
     # -- the service itself -------------------------------------------------------------------------------------------
 
     @property
     def queue_size(self) -> int:
         """Requests that were accepted and are not durable yet."""
-        return self._load.requests
+        return self._work.requests
 
     @property
     def cache(self) -> Figures:
@@ -265,6 +287,11 @@ class MessagingService:
         """Messages with a ttl of their own, for the janitor to delete; None where there can be none."""
         return self._expiries
 
+    @property
+    def side(self) -> SideTable | None:
+        """Where those are written down, and positions of consumers; None where nothing is."""
+        return self._side
+
     def forget(self, topic: TopicId | None = None) -> None:
         """Look at the store again, because somebody else may have written to it.
 
@@ -275,8 +302,7 @@ class MessagingService:
 
     def close(self) -> None:
         """Accept no more, and return when all that was accepted is answered; closing twice is no error."""
-        self._load.close()
-        self._threads.shutdown()
+        self._work.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,9 @@
 """The application: its routes, and the door before them.
 
-The routes are in the order of how often they are called. The door does for each request what all of them need: it
-refuses a stranger's name, turns our errors into status codes with a plain sentence, counts, and writes the access log.
+The routes are in the order of how often they are called, each with what it needs; the gate of the site, where there is
+one, lets nobody pass without it. The door does for each request what all of them need: it refuses a stranger's name,
+turns our errors into status codes with a plain sentence, counts, and writes the access log, which holds no headers and
+no query, where secrets may be.
 Errors that are nobody's on purpose go on to uvicorn, which answers 500 and logs them.
 """
 
@@ -9,24 +11,31 @@ from __future__ import annotations
 
 import logging
 import time
+from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tms_core.errors import (
     BadRequest,
+    ConsumerNotFound,
+    Forbidden,
     TmsError,
     TopicExists,
     TopicNotFound,
+    Unauthorized,
     Unavailable,
 )
+from tms_core.server.auth_route import Guarded, known_only
+from tms_core.server.auth_rules import Need
 from tms_core.server.body import Disconnected
+from tms_core.server.consumers import Consumers
 from tms_core.server.host import names_loopback
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.openapi import openapi
+from tms_core.server.paths import Paths
 from tms_core.server.poll import Poll
 from tms_core.server.publish import Publish, Rollback, Store
 from tms_core.server.site import Site, answer
@@ -36,10 +45,20 @@ logger = logging.getLogger(__name__)
 access = logging.getLogger("tms_core.access")
 
 #: What errors of the service are in HTTP (CDAP's HttpExceptionHandler); any other is 500.
-_STATUS: dict[type[TmsError], int] = {BadRequest: 400, TopicNotFound: 404, TopicExists: 409, Unavailable: 503}
+_STATUS: dict[type[TmsError], int] = {
+    BadRequest: 400,
+    Unauthorized: 401,
+    Forbidden: 403,
+    TopicNotFound: 404,
+    ConsumerNotFound: 404,
+    TopicExists: 409,
+    Unavailable: 503,
+}
 #: A client that went away before it was answered; never sent.
 _NOBODY = 499
 _TEXT = b"text/plain; charset=utf-8"
+#: Goes with 401: how one proves who one is (RFC 6750).
+_CHALLENGE = (b"www-authenticate", b'Bearer realm="tms"')
 
 _TOPICS = "/v1/namespaces/{namespace}/topics"
 _TOPIC = _TOPICS + "/{topic}"
@@ -53,21 +72,34 @@ def make_app(site: Site, *, loopback: bool = True, access_log: bool = False) -> 
         loopback: whether it listens on a loopback address, where requests under another name are refused.
         access_log: whether each request is logged.
     """
-    topics, about = Topics(site), _About(site.metrics)
-    routes = [
-        Route(f"{_TOPIC}/publish", Publish(site), methods=["POST"], name="publish"),
-        Route(f"{_TOPIC}/poll", Poll(site), methods=["POST"], name="poll"),
-        Route(f"{_TOPIC}/store", Store(site), methods=["POST"], name="store"),
-        Route(f"{_TOPIC}/rollback", Rollback(site), methods=["POST"], name="rollback"),
-        Route(_TOPIC, topics.topic, methods=["PUT", "GET", "DELETE"], name="topic"),
-        Route(_TOPICS, topics.topics, methods=["GET"], name="topics"),
-        Route(f"{_TOPIC}/properties", topics.properties, methods=["PUT"], name="properties"),
-        Route("/ping", about.ping, name="ping"),
-        Route("/metrics", about.metrics, name="metrics"),
-        Route("/openapi.json", about.openapi, name="openapi"),
+    gates = [route.behind(site.gate) for route in routes(site)]
+    paths = Paths(gates, known_only(_nothing_here, site.gate))
+    return Door(paths, site.metrics, loopback=loopback, access_log=access_log)
+
+
+def routes(site: Site) -> list[Guarded]:
+    """All there is to ask for, and what that needs."""
+    topics, consumers, about = Topics(site), Consumers(site), _About(site)
+    return [
+        Guarded(f"{_TOPIC}/publish", Publish(site), "publish", {"POST": Need.PUBLISH}),
+        Guarded(f"{_TOPIC}/poll", Poll(site), "poll", {"POST": Need.CONSUME}),
+        Guarded(f"{_TOPIC}/store", Store(site), "store", {"POST": Need.PUBLISH}),
+        Guarded(f"{_TOPIC}/rollback", Rollback(site), "rollback", {"POST": Need.PUBLISH}),
+        Guarded(_TOPIC, topics.topic, "topic", {"PUT": Need.ADMIN, "GET": Need.ANY, "DELETE": Need.ADMIN}),
+        # Of the topics, those are listed that the principal may see.
+        Guarded(_TOPICS, topics.topics, "topics", {"GET": Need.KNOWN}),
+        Guarded(
+            f"{_TOPIC}/consumers/{{name}}",
+            consumers.consumer,
+            "consumer",
+            {"PUT": Need.CONSUME, "GET": Need.CONSUME, "DELETE": Need.CONSUME},
+        ),
+        Guarded(f"{_TOPIC}/consumers", consumers.consumers, "consumers", {"GET": Need.CONSUME}),
+        Guarded(f"{_TOPIC}/properties", topics.properties, "properties", {"PUT": Need.ADMIN}),
+        Guarded("/ping", about.ping, "ping", {"GET": Need.NOTHING}),
+        Guarded("/metrics", about.metrics, "metrics", {"GET": Need.KNOWN}),
+        Guarded("/openapi.json", about.openapi, "openapi", {"GET": Need.KNOWN}),
     ]
-    router = Router(routes, redirect_slashes=False, default=_nothing_here)
-    return Door(router, site.metrics, loopback=loopback, access_log=access_log)
 
 
 class Door:
@@ -111,7 +143,9 @@ class Door:
             route = scope.get("route")
             self._metrics.request(route.name if route else "none", status, seconds)
             if self._access_log:
-                access.info("%s %s %d %.1f ms", scope["method"], scope["path"], status, seconds * 1000)
+                # Encoded, or a path with a line end in it would make up lines of its own.
+                path, who = quote(scope["path"]), f" {scope['principal']}" if "principal" in scope else ""
+                access.info("%s %s %d %.1f ms%s", scope["method"], path, status, seconds * 1000, who)
 
 
 async def _refuse(send: Send, error: TmsError | HTTPException) -> None:
@@ -121,7 +155,8 @@ async def _refuse(send: Send, error: TmsError | HTTPException) -> None:
     status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
     if status == 500:
         logger.error("a request failed: %s", error, exc_info=error)
-    await answer(send, status, str(error).encode("utf-8", "replace"), _TEXT)
+    more = (_CHALLENGE,) if isinstance(error, Unauthorized) else ()
+    await answer(send, status, str(error).encode("utf-8", "replace"), _TEXT, *more)
 
 
 async def _nothing_here(_: Scope, __: Receive, send: Send) -> None:
@@ -131,8 +166,9 @@ async def _nothing_here(_: Scope, __: Receive, send: Send) -> None:
 class _About:
     """The routes that are not about topics."""
 
-    def __init__(self, metrics: ServerMetrics) -> None:
-        self._metrics = metrics
+    def __init__(self, site: Site) -> None:
+        self._metrics = site.metrics
+        self._openapi = openapi(secured=site.gate is not None)
 
     async def ping(self, request: Request) -> Response:
         return PlainTextResponse("OK.")
@@ -142,4 +178,4 @@ class _About:
         return Response(body, headers={"content-type": content_type})
 
     async def openapi(self, request: Request) -> Response:
-        return JSONResponse(openapi())
+        return JSONResponse(self._openapi)

@@ -13,16 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, repeat
 from operator import add
 
+from tms_core.avro import MORE, decode_long, encode_long, zigzag
 from tms_core.errors import BadRequest
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.server.codec import CHUNK_BYTES, PublishRequest, message_id, transaction
 from tms_core.topic import INT_MAX, INT_MIN
 
-#: Above it a byte of a number says that another follows.
-_LAST = 0x80
-#: A 64-bit number takes at most so many bytes of 7 bits.
-_LONG_BYTES = 10
 _END = b"\0"
 #: How CDAP counts a message towards a chunk: its id, its payload, and 8.
 _MESSAGE_BYTES = 20 + 8
@@ -71,7 +68,7 @@ class AvroCodec:
         return FetchRequest(start, inclusive, limit, reads_in)
 
     def write_published(self, written: RollbackRange) -> bytes:
-        return _END + b"".join(map(_long, written))
+        return _END + b"".join(map(encode_long, written))
 
     def write_messages(self, pages: Iterable[list[Message]]) -> Iterator[bytes]:
         """One array, a block for each piece; the last one carries the array's end.
@@ -90,14 +87,14 @@ class AvroCodec:
             # A block that carries ``size`` from the page before ends behind the first message that fills it.
             while (stop := bisect_left(weights, weights[first] - size + CHUNK_BYTES, first + 1)) <= len(page):
                 block += _items(ids[first:stop], lengths[first:stop], payloads[first:stop])
-                yield _long(count + stop - first) + b"".join(block)
+                yield encode_long(count + stop - first) + b"".join(block)
                 block.clear()
                 count = size = 0
                 first = stop
             block += _items(ids[first:], lengths[first:], payloads[first:])
             count += len(page) - first
             size += weights[-1] - weights[first]
-        yield _long(count) + b"".join(block) + _END if count else _END
+        yield encode_long(count) + b"".join(block) + _END if count else _END
 
 
 def _items(ids: Sequence[bytes], lengths: Sequence[int], payloads: Sequence[bytes]) -> Iterator[bytes]:
@@ -113,20 +110,11 @@ class _Reader:
         self._record = record
 
     def take_long(self) -> int:
-        value = shift = 0
-        for byte in self._data[self._at : self._at + _LONG_BYTES]:
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < _LAST:
-                break
-        else:
-            if shift < 7 * _LONG_BYTES:
-                raise IndexError
-            raise self.wrong("a number has more than 64 bits")
-        if value >> 64:
-            raise self.wrong("a number has more than 64 bits")
-        self._at += shift // 7
-        return (value >> 1) ^ -(value & 1)
+        try:
+            value, self._at = decode_long(self._data, self._at)
+        except ValueError as error:
+            raise self.wrong(f"{error}") from error
+        return value
 
     def take_int(self) -> int:
         value = self.take_long()
@@ -173,14 +161,14 @@ class _Reader:
             at = self._at
             for _ in range(count):
                 length = data[at]
-                if length < _LAST:
+                if length < MORE:
                     at += 1
-                elif data[at + 1] < _LAST:
+                elif data[at + 1] < MORE:
                     length = length & 0x7F | data[at + 1] << 7
                     at += 2
                 else:
                     self._at = at
-                    length = _zigzag(self.take_long())
+                    length = zigzag(self.take_long())
                     at = self._at
                 if length & 1:
                     raise self.wrong("a length is negative")
@@ -203,25 +191,11 @@ class _Reader:
         return BadRequest(f"The body is no Avro {self._record}: {reason}.")
 
 
-def _zigzag(value: int) -> int:
-    return (value << 1) ^ (value >> 63)
-
-
-def _long(value: int) -> bytes:
-    rest = _zigzag(value)
-    found = bytearray()
-    while rest >= _LAST:
-        found.append(rest & 0x7F | _LAST)
-        rest >>= 7
-    found.append(rest)
-    return bytes(found)
-
-
 class _Lengths(dict[int, bytes]):
     """The lengths of nearly all payloads, encoded; any other is encoded when it is asked for."""
 
     def __missing__(self, length: int) -> bytes:
-        return _long(length)
+        return encode_long(length)
 
 
-_LENGTHS = _Lengths((length, _long(length)) for length in range(4096))
+_LENGTHS = _Lengths((length, encode_long(length)) for length in range(4096))

@@ -108,6 +108,12 @@ def read_properties(body: bytes) -> dict[str, str]:
     return given
 
 
+def read_position(body: bytes) -> MessageId:
+    """How far a consumer has read: ``{"position": "40 hex digits"}``."""
+    given = _object(body, {"position"})
+    return _id("position", given.get("position"))
+
+
 def _object(body: bytes, fields: set[str]) -> dict[str, Any]:
     given = _parse(body)
     _known(given, fields)
@@ -173,14 +179,20 @@ def _written(payload: bytes) -> str:
         return f'{{"base64":"{base64.b64encode(payload).decode("ascii")}"}}'
 
 
+def _id(name: str, value: Any) -> MessageId:
+    if not isinstance(value, str):
+        raise BadRequest(f"{name}: this is no text of 40 hex digits.")
+    try:
+        return MessageId.from_hex(value)
+    except FormatError as error:
+        raise BadRequest(f"{name}: {error}.") from error
+
+
 def _start(value: Any) -> MessageId | int | None:
     if value is None:
         return None
     if isinstance(value, dict) and value.keys() == {"timeMs"}:
         return _number("startFrom.timeMs", value["timeMs"])
     if isinstance(value, dict) and value.keys() == {"id"}:
-        try:
-            return MessageId.from_hex(str(value["id"]))
-        except FormatError as error:
-            raise BadRequest(f"startFrom.id: {error}.") from error
+        return _id("startFrom.id", value["id"])
     raise BadRequest('startFrom: write {"id": "40 hex digits"}, {"timeMs": "1700000000000"} or null.')

@@ -39,13 +39,19 @@ class ServerMetrics:
             buckets=_BUCKETS,
             registry=registry,
         )
+        self._known: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self.published = Counter("tms_messages_published", "Messages published or stored.", registry=registry)
         self.fetched = Counter("tms_messages_fetched", "Messages sent to consumers.", registry=registry)
 
     def request(self, route: str, code: int, seconds: float) -> None:
         """Count one request."""
-        self._requests.labels(route, code).inc()
-        self._seconds.labels(route).observe(seconds)
+        known = self._known.get((route, code))
+        if known is None:
+            # There are few routes and codes, and to look up their metrics by name costs more than to count.
+            known = self._known[route, code] = self._requests.labels(route, code), self._seconds.labels(route)
+        requests, durations = known
+        requests.inc()
+        durations.observe(seconds)
 
     def text(self, accept: str) -> tuple[bytes, str]:
         """Everything in the registry, as the ``Accept`` header wants it, and its content type."""

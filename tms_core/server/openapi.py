@@ -87,18 +87,37 @@ _SCHEMAS: Document = {
             "description": "The Thrift struct of a Tephra transaction.",
         },
     ),
+    "Position": _record(["position"], position=_ID),
+    "Consumers": {
+        "type": "array",
+        "items": _record(
+            ["name", "position", "lagMessages", "lagIsAtLeast", "lagSeconds", "updatedMs", "expired"],
+            name={"type": "string"},
+            position={**_ID, "description": "The id of the last message it has read."},
+            lagMessages={"type": "integer", "minimum": 0, "description": "How many messages it has not read."},
+            lagIsAtLeast={"type": "boolean", "description": "Whether there may be more: not all were counted."},
+            lagSeconds={"type": "number", "minimum": 0, "description": "The age of the oldest of them; else 0."},
+            updatedMs={**_is("Long"), "description": "When it last said how far it has read."},
+            expired={"type": "boolean", "description": "Whether messages may have expired before it has read them."},
+        ),
+    },
     "ConsumeResponse": {"type": "array", "items": _record(["id", "payload"], id=_ID, payload=_is("Payload"))},
 }
 
 _CODES = {
     400: "The request is wrong; the text says how.",
-    404: "There is no such topic.",
+    404: "There is no such topic, or no such consumer of it.",
     409: "There is such a topic already.",
     413: "The body is larger than server.max_request_mb.",
     415: "The body is compressed in a way that is not served.",
     500: "It failed; whether anything was written may be unknown.",
     503: "Not now: nothing was done, and the same request may succeed later.",
 }
+_REFUSALS = {
+    401: "There is no token, or one that is not good.",
+    403: "Whoever sent it is known, and may not do that.",
+}
+_SCHEMES: Document = {"token": {"type": "http", "scheme": "bearer", "description": "server.auth says of which kind."}}
 
 
 def _operation(
@@ -128,6 +147,7 @@ def _path_parameter(name: str, pattern: str) -> Document:
 
 _NAMESPACE = _path_parameter("namespace", "^[a-zA-Z0-9_]+$")
 _TOPIC = _path_parameter("topic", "^[a-zA-Z0-9_-]+$")
+_CONSUMER = _path_parameter("name", "^[a-zA-Z0-9_-]{1,255}$")
 _BODY = [400, 413, 415]
 _TEXT: Document = {"description": "Text.", "content": {"text/plain": {}}}
 
@@ -157,6 +177,30 @@ def _topics() -> Document:
     }
 
 
+def _consumers() -> Document:
+    body = {"required": True, "content": {"application/json": {"schema": _is("Position")}}}
+    return {
+        "/{topic}/consumers": {
+            "parameters": [_NAMESPACE, _TOPIC],
+            "get": _operation(
+                "How far the topic's consumers have read.",
+                [400, 404, 500],
+                done=_answer("By their names.", _is("Consumers"), avro=False),
+            ),
+        },
+        "/{topic}/consumers/{name}": {
+            "parameters": [_NAMESPACE, _TOPIC, _CONSUMER],
+            "put": _operation("Say how far a consumer has read.", [*_BODY, 404, 500], body=body),
+            "get": _operation(
+                "How far a consumer has read.",
+                [400, 404, 500],
+                done=_answer("What was put.", _is("Position"), avro=False),
+            ),
+            "delete": _operation("Forget a consumer.", [400, 404, 500]),
+        },
+    }
+
+
 def _messages() -> Document:
     codes = [*_BODY, 404, 500, 503]
     published = _answer("On disk. In a transaction: what rollback takes; else empty.", _is("PublishResponse"))
@@ -175,17 +219,36 @@ def _messages() -> Document:
     }
 
 
-def openapi() -> Document:
-    """The document."""
-    routes = {f"/v1/namespaces/{{namespace}}/topics{path}": item for path, item in (_topics() | _messages()).items()}
+def _secured(paths: Document) -> Document:
+    """The same paths, of a server that asks for tokens everywhere but at ``/ping``."""
+    refusals = {str(code): {"description": _REFUSALS[code], "content": {"text/plain": {}}} for code in _REFUSALS}
+    return {
+        path: {
+            method: {**operation, "responses": operation["responses"] | refusals, "security": [{"token": []}]}
+            if method != "parameters" and path != "/ping"
+            else operation
+            for method, operation in item.items()
+        }
+        for path, item in paths.items()
+    }
+
+
+def openapi(*, secured: bool = False) -> Document:
+    """The document.
+
+    Args:
+        secured: whether the server asks who one is.
+    """
+    parts = _topics() | _messages() | _consumers()
+    routes = {f"/v1/namespaces/{{namespace}}/topics{path}": item for path, item in parts.items()}
+    paths = routes | {
+        "/ping": {"get": _operation("Whether the server answers.", [], done=_TEXT)},
+        "/metrics": {"get": _operation("Metrics for Prometheus.", [], done=_TEXT)},
+        "/openapi.json": {"get": _operation("This document.", [], done=_answer("OpenAPI.", {}, avro=False))},
+    }
     return {
         "openapi": "3.1.0",
         "info": {"title": "Transactional messaging", "version": version("tms-janitor")},
-        "paths": routes
-        | {
-            "/ping": {"get": _operation("Whether the server answers.", [], done=_TEXT)},
-            "/metrics": {"get": _operation("Metrics for Prometheus.", [], done=_TEXT)},
-            "/openapi.json": {"get": _operation("This document.", [], done=_answer("OpenAPI.", {}, avro=False))},
-        },
-        "components": {"schemas": _SCHEMAS},
+        "paths": _secured(paths) if secured else paths,
+        "components": {"schemas": _SCHEMAS} | ({"securitySchemes": _SCHEMES} if secured else {}),
     }

@@ -8,12 +8,14 @@ from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from threading import current_thread
 from typing import Any, ParamSpec, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest
 from tms_core.messaging.service import MessagingService
+from tms_core.server.auth import Gate
 from tms_core.server.avro import AvroCodec
 from tms_core.server.body import Headers, read_body, unpacked
 from tms_core.server.codec import Codec
@@ -38,6 +40,7 @@ class Site:
         metrics: what they count.
         max_request_bytes: the largest body, before and after decompression.
         json_poll_limit: the limit of a poll in JSON that names none.
+        gate: knows who may do what; None: everybody may do everything.
     """
 
     service: MessagingService
@@ -45,6 +48,7 @@ class Site:
     metrics: ServerMetrics
     max_request_bytes: int
     json_poll_limit: int
+    gate: Gate | None = None
     _codecs: dict[bytes, Codec] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -121,9 +125,13 @@ async def outcome(future: Future[T]) -> T:
         done = loop.create_future()
 
         def wake(_: Future[T]) -> None:
+            if current_thread() is thread:
+                _settle(done)
+                return
             with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
                 loop.call_soon_threadsafe(_settle, done)
 
+        thread = current_thread()
         future.add_done_callback(wake)
         await done
     return future.result()
@@ -134,9 +142,11 @@ def _settle(waiting: asyncio.Future[None]) -> None:
         waiting.set_result(None)
 
 
-async def answer(send: Send, status: int, body: bytes = b"", content_type: bytes = b"") -> None:
-    """Send a whole answer."""
-    headers = [(b"content-length", b"%d" % len(body))]
+async def answer(
+    send: Send, status: int, body: bytes = b"", content_type: bytes = b"", *more: tuple[bytes, bytes]
+) -> None:
+    """Send a whole answer, with ``more`` headers."""
+    headers = [(b"content-length", b"%d" % len(body)), *more]
     if content_type:
         headers.append((b"content-type", content_type))
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -7,6 +7,7 @@ from starlette.responses import JSONResponse, Response
 
 from tms_core.server.json_text import read_properties
 from tms_core.server.site import Site, headers_of, named_topic, topic_of
+from tms_core.topic import TopicId
 
 
 class Topics:
@@ -16,9 +17,17 @@ class Topics:
         self._site = site
 
     async def topics(self, request: Request) -> Response:
-        """``GET …/topics``."""
+        """``GET …/topics``: those that whoever asks may see."""
         namespace = named_topic(request.path_params["namespace"], "topics").namespace
-        return JSONResponse(await self._site.in_thread(self._site.service.topics, namespace))
+        return JSONResponse(await self._site.in_thread(self._listed, namespace, request.scope.get("principal")))
+
+    def _listed(self, namespace: str, principal: str | None) -> list[str]:
+        site = self._site
+        names = site.service.topics(namespace)
+        if site.gate is None or principal is None:
+            return names
+        visible = site.gate.visible(principal, [TopicId(namespace, name) for name in names])
+        return [topic.topic for topic in visible]
 
     async def topic(self, request: Request) -> Response:
         """``PUT``, ``GET`` and ``DELETE …/topics/{topic}``."""

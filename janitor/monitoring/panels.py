@@ -1,0 +1,444 @@
+"""What the dashboard shows: one panel for each question an operator has, in the order the questions come.
+
+A panel's expressions have ``${scope}`` where the alerts have it. What is said of a panel here is what one reads when
+pointing at it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["stat", "timeseries", "table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One expression, and what its lines are called (Grafana's ``{{label}}``)."""
+
+    expression: str
+    legend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel.
+
+    Attributes:
+        unit: as Grafana names it.
+        steps: of a stat, from which value on it has which colour; the first is below all others.
+        words: of a stat, what is written instead of a number.
+        width: of 24 columns.
+        signed: whether there are values below 0.
+    """
+
+    title: str
+    kind: Kind
+    unit: str
+    description: str
+    targets: tuple[Target, ...]
+    steps: tuple[tuple[float | None, str], ...] = ((None, "green"),)
+    words: tuple[tuple[str, str], ...] = ()
+    width: int = 8
+    signed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Panels that belong together; ``folded`` ones are loaded when somebody opens them."""
+
+    title: str
+    panels: tuple[Panel, ...]
+    folded: bool = False
+
+
+BAD = ((None, "green"), (1.0, "red"))
+LATE = ((None, "green"), (3_600.0, "orange"), (86_400.0, "red"))
+YES_IS_A_WARNING = (("0", "no"), ("1", "yes"))
+
+
+def _of(expression: str, legend: str = "") -> tuple[Target, ...]:
+    return (Target(expression, legend),)
+
+
+OVERVIEW = (
+    Panel(
+        "Last sign of life",
+        "stat",
+        "s",
+        "How long ago the daemon, or else the last run, showed that it was alive.",
+        _of("time() - max(tms_janitor_heartbeat_timestamp_seconds{${scope}})"),
+        ((None, "green"), (600.0, "red")),
+        width=4,
+    ),
+    Panel(
+        "Last success",
+        "stat",
+        "s",
+        "How long ago a run did all there was to do.",
+        _of("time() - min(tms_janitor_last_success_timestamp_seconds{${scope}})"),
+        LATE,
+        width=4,
+    ),
+    Panel(
+        "Rows that are due and stay",
+        "stat",
+        "short",
+        "What is held, paused or quarantined; with janitor.apply: false everything that is due.",
+        _of("sum(tms_janitor_overdue_rows{${scope}})"),
+        ((None, "green"), (1.0, "orange")),
+        width=4,
+    ),
+    Panel(
+        "Only plans",
+        "stat",
+        "short",
+        "Whether janitor.apply is false, so that nothing is deleted.",
+        _of("max(tms_janitor_plan_only{${scope}})"),
+        ((None, "green"), (1.0, "orange")),
+        YES_IS_A_WARNING,
+        width=3,
+    ),
+    Panel(
+        "Paused",
+        "stat",
+        "short",
+        "Whether anything is paused, be it a single topic.",
+        _of("max(tms_janitor_paused{${scope}})"),
+        ((None, "green"), (1.0, "orange")),
+        YES_IS_A_WARNING,
+        width=3,
+    ),
+    Panel(
+        "Quarantined topics",
+        "stat",
+        "short",
+        "Topics put aside because they failed three times in a row.",
+        _of("sum(tms_janitor_quarantined_topics{${scope}})"),
+        BAD,
+        width=3,
+    ),
+    Panel(
+        "Canary went early",
+        "stat",
+        "short",
+        "Messages of the janitor's own that went before they were due: 0 for ever, anything else is an emergency.",
+        _of("sum(tms_janitor_canary_early_total{${scope}})"),
+        BAD,
+        width=3,
+    ),
+)
+
+WORK = (
+    Panel(
+        "Rows deleted",
+        "timeseries",
+        "rowsps",
+        "By table and rule.",
+        _of(
+            "sum by (table, rule) (rate(tms_janitor_rows_deleted_total{${scope}}[$__rate_interval]))",
+            "{{table}} {{rule}}",
+        ),
+    ),
+    Panel(
+        "Bytes deleted",
+        "timeseries",
+        "Bps",
+        "Keys exactly, values as the store estimates them. Disks show it after compaction only.",
+        _of("sum by (table) (rate(tms_janitor_bytes_deleted_total{${scope}}[$__rate_interval]))", "{{table}}"),
+    ),
+    Panel(
+        "Pointers negated",
+        "timeseries",
+        "rowsps",
+        "Message rows of invalid transactions whose write pointer was negated.",
+        _of("sum(rate(tms_janitor_rows_inverted_total{${scope}}[$__rate_interval]))", "rows"),
+    ),
+    Panel(
+        "Runs by how they ended",
+        "timeseries",
+        "short",
+        "Anything but done deserves a look: `janitor history` says why.",
+        _of("sum by (result) (increase(tms_janitor_sweeps_total{${scope}}[$__rate_interval]))", "{{result}}"),
+    ),
+    Panel(
+        "Where the time goes",
+        "timeseries",
+        "percentunit",
+        "Part of the time that each phase of the runs takes. Near 100 % in all, sweeps do not keep up.",
+        _of(
+            "sum by (phase) (rate(tms_janitor_sweep_phase_duration_seconds_sum{${scope}}[$__rate_interval]))",
+            "{{phase}}",
+        ),
+    ),
+    Panel(
+        "Duration of a phase",
+        "timeseries",
+        "s",
+        "On the average of the runs that had it.",
+        _of(
+            "sum by (phase) (rate(tms_janitor_sweep_phase_duration_seconds_sum{${scope}}[$__rate_interval])) / "
+            "(sum by (phase) (rate(tms_janitor_sweep_phase_duration_seconds_count{${scope}}[$__rate_interval])) > 0)",
+            "{{phase}}",
+        ),
+    ),
+    Panel(
+        "Rows read",
+        "timeseries",
+        "rowsps",
+        "What is live and not due is mostly not read.",
+        _of("sum by (table) (rate(tms_janitor_rows_scanned_total{${scope}}[$__rate_interval]))", "{{table}}"),
+    ),
+    Panel(
+        "Calls to the store",
+        "timeseries",
+        "ops",
+        "Operations that runs asked of the store.",
+        _of("sum by (call) (rate(tms_janitor_store_calls_total{${scope}}[$__rate_interval]))", "{{call}}"),
+    ),
+    Panel(
+        "Until the next run",
+        "timeseries",
+        "s",
+        "Not there where the schedule is not the janitor's, as with CronJobs.",
+        _of("max(tms_janitor_next_run_timestamp_seconds{${scope}}) - time()", "next run"),
+    ),
+)
+
+WAITING = (
+    Panel(
+        "Rows that are due and stay, by rule",
+        "timeseries",
+        "short",
+        "As last counted; rows under janitor.protect are never due.",
+        _of("sum by (table, rule) (tms_janitor_overdue_rows{${scope}})", "{{table}} {{rule}}"),
+    ),
+    Panel(
+        "Age of the oldest of them",
+        "timeseries",
+        "s",
+        "Since it was written, not since it came due. Nothing is shown while there is none.",
+        _of(
+            "time() - min by (table, rule) (tms_janitor_oldest_overdue_timestamp_seconds{${scope}})",
+            "{{table}} {{rule}}",
+        ),
+    ),
+    Panel(
+        "Topics that are held",
+        "timeseries",
+        "short",
+        "By why; the operations guide says for each what to do.",
+        _of("sum by (reason) (tms_janitor_held_topics{${scope}})", "{{reason}}"),
+    ),
+    Panel(
+        "Rows kept for another reason",
+        "timeseries",
+        "short",
+        "As the last thorough run counted them.",
+        _of("sum by (reason) (tms_janitor_kept_rows{${scope}})", "{{reason}}"),
+    ),
+    Panel(
+        "Topics left undone",
+        "timeseries",
+        "short",
+        "By table and reason; the next run tries again.",
+        _of(
+            "sum by (table, reason) (increase(tms_janitor_delete_errors_total{${scope}}[$__rate_interval]))",
+            "{{table}} {{reason}}",
+        ),
+    ),
+    Panel(
+        "Guards that stopped a run",
+        "timeseries",
+        "short",
+        "Nothing was deleted by these runs.",
+        _of("sum by (guard) (increase(tms_janitor_guard_trips_total{${scope}}[$__rate_interval]))", "{{guard}}"),
+    ),
+)
+
+TRANSACTIONS = (
+    Panel(
+        "Age of the snapshot",
+        "timeseries",
+        "s",
+        "Older than twice its interval it is not used: nothing is inverted then.",
+        _of("time() - max(tms_janitor_snapshot_timestamp_seconds{${scope}})", "snapshot"),
+    ),
+    Panel(
+        "Transactions",
+        "timeseries",
+        "short",
+        "Invalid ones, those of them that may still write, and those in progress.",
+        (
+            Target("max(tms_janitor_invalid_transactions{${scope}})", "invalid"),
+            Target("max(tms_janitor_open_invalid_transactions{${scope}})", "open"),
+            Target("max(tms_janitor_in_progress_transactions{${scope}})", "in progress"),
+        ),
+    ),
+    Panel(
+        "Age of the prune boundary",
+        "timeseries",
+        "s",
+        "Invalid transactions that began before it have no rows left to negate. Two to three days are normal.",
+        _of("time() - max(tms_janitor_prune_boundary_timestamp_seconds{${scope}})", "boundary"),
+    ),
+    Panel(
+        "Runs without a usable snapshot",
+        "timeseries",
+        "short",
+        "By why.",
+        _of("sum by (reason) (increase(tms_janitor_snapshot_errors_total{${scope}}[$__rate_interval]))", "{{reason}}"),
+    ),
+    Panel(
+        "Clocks",
+        "timeseries",
+        "s",
+        "How far the wall clock is ahead of another one; negative: behind.",
+        _of("max by (source) (tms_janitor_clock_skew_seconds{${scope}})", "{{source}}"),
+        signed=True,
+    ),
+    Panel(
+        "How late the canary went",
+        "timeseries",
+        "s",
+        "An upper bound. Nothing is shown with janitor.canary.enabled: false.",
+        _of("max(tms_janitor_canary_late_seconds{${scope}})", "canary"),
+    ),
+)
+
+QUEUES = (
+    Panel(
+        "Largest topics",
+        "timeseries",
+        "bytes",
+        "Keys and payloads in both tables.",
+        _of("topk(10, max by (tms_namespace, topic) (tms_topic_bytes{${scope}}))", "{{tms_namespace}}:{{topic}}"),
+    ),
+    Panel(
+        "Messages",
+        "timeseries",
+        "short",
+        "In the topics with the most of them.",
+        _of("topk(10, max by (tms_namespace, topic) (tms_topic_messages{${scope}}))", "{{tms_namespace}}:{{topic}}"),
+    ),
+    Panel(
+        "Oldest message",
+        "timeseries",
+        "s",
+        "How long ago it was published; it levels off at the topic's ttl.",
+        _of(
+            "topk(10, time() - min by (tms_namespace, topic) (tms_topic_oldest_message_timestamp_seconds{${scope}}))",
+            "{{tms_namespace}}:{{topic}}",
+        ),
+    ),
+    Panel(
+        "Newest message",
+        "timeseries",
+        "s",
+        "How long ago it was published: which topics nobody publishes to any more.",
+        _of(
+            "topk(10, time() - max by (tms_namespace, topic) (tms_topic_newest_message_timestamp_seconds{${scope}}))",
+            "{{tms_namespace}}:{{topic}}",
+        ),
+    ),
+    Panel(
+        "Age of the counts",
+        "timeseries",
+        "s",
+        "The background count has a budget of its own; this is how far behind it is.",
+        _of("time() - min(tms_topic_stats_timestamp_seconds{${scope}})", "oldest count"),
+    ),
+    Panel(
+        "Consumers behind",
+        "timeseries",
+        "short",
+        "Messages that a consumer has not read yet.",
+        _of(
+            "topk(10, max by (tms_namespace, topic, consumer) (tms_consumer_lag_messages{${scope}}))",
+            "{{consumer}} {{tms_namespace}}:{{topic}}",
+        ),
+    ),
+    Panel(
+        "Age of consumers' positions",
+        "timeseries",
+        "s",
+        "How long ago the message was published that a consumer read last.",
+        _of(
+            "topk(10, time() - max by (tms_namespace, topic, consumer)"
+            " (tms_consumer_position_timestamp_seconds{${scope}}))",
+            "{{consumer}} {{tms_namespace}}:{{topic}}",
+        ),
+    ),
+)
+
+SERVER = (
+    Panel(
+        "Requests",
+        "timeseries",
+        "reqps",
+        "By status code.",
+        _of("sum by (code) (rate(tms_requests_total{${scope}}[$__rate_interval]))", "{{code}}"),
+    ),
+    Panel(
+        "Slow requests",
+        "timeseries",
+        "s",
+        "99 of 100 requests were answered within this, by route.",
+        _of(
+            "histogram_quantile(0.99,"
+            " sum by (route, le) (rate(tms_request_duration_seconds_bucket{${scope}}[$__rate_interval])))",
+            "{{route}}",
+        ),
+    ),
+    Panel(
+        "Messages",
+        "timeseries",
+        "short",
+        "Published, and sent to consumers.",
+        (
+            Target("sum(rate(tms_messages_published_total{${scope}}[$__rate_interval]))", "published"),
+            Target("sum(rate(tms_messages_fetched_total{${scope}}[$__rate_interval]))", "fetched"),
+        ),
+    ),
+    Panel(
+        "Requests not on disk yet",
+        "timeseries",
+        "short",
+        "The queue in front of the disk.",
+        _of("sum(tms_publish_queue_size{${scope}})", "queue"),
+    ),
+)
+
+PROCESS = (
+    Panel(
+        "Memory",
+        "timeseries",
+        "bytes",
+        "Resident; mapped files of LevelDB are among it.",
+        _of("process_resident_memory_bytes{${scope}}", "{{instance}}"),
+    ),
+    Panel(
+        "Processor",
+        "timeseries",
+        "percentunit",
+        "Of one core.",
+        _of("rate(process_cpu_seconds_total{${scope}}[$__rate_interval])", "{{instance}}"),
+    ),
+    Panel(
+        "Versions",
+        "table",
+        "short",
+        "Which version each process is, and whether it holds the lease.",
+        _of("tms_janitor_build_info{${scope}} + on (job, instance) group_left () tms_janitor_is_leader{${scope}}"),
+    ),
+)
+
+ROWS = (
+    Row("Is it well?", OVERVIEW),
+    Row("What it does", WORK),
+    Row("What waits, and why", WAITING),
+    Row("Transactions and clocks", TRANSACTIONS),
+    Row("Queues and consumers", QUEUES),
+    Row("Server", SERVER, folded=True),
+    Row("Process", PROCESS, folded=True),
+)

@@ -1,0 +1,246 @@
+"""What somebody is told of, and when.
+
+Each alert is one expression over the metrics of ``docs/metrics.md``, with names in braces for what differs between
+sites: ``${scope}`` is which janitors it is about, the others are the thresholds below. A daemon that sweeps every
+minute has other figures than a CronJob that sweeps every night, and they differ in nothing else.
+
+Two severities: ``critical`` is for what should wake somebody, because rows may be lost or nothing works any more, and
+``warning`` for what waits until the morning. ``info`` is only shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from string import Template
+from typing import Any, Literal
+
+#: Where the guide with a section for each alert is read; forks and sites name their own.
+RUNBOOK = "https://github.com/tms-janitor/tms-janitor/blob/main/docs/operations.md"
+
+Severity = Literal["critical", "warning", "info"]
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """A figure of the alerts that a site may want otherwise.
+
+    Attributes:
+        name: as values files have it.
+        daemon: its value where a daemon sweeps every minute.
+        cronjob: its value where runs are started from outside, once a day at least.
+        meaning: what it is, with its unit.
+    """
+
+    name: str
+    daemon: int
+    cronjob: int
+    meaning: str
+
+
+THRESHOLDS = (
+    Threshold("downSeconds", 600, 93_600, "seconds without a sign of life before a janitor counts as down"),
+    Threshold("successSeconds", 3_600, 93_600, "seconds without a successful run, or by which the canary is late"),
+    Threshold("windowSeconds", 3_600, 93_600, "seconds over which guards, errors and unusable snapshots are counted"),
+    Threshold("overdueSeconds", 21_600, 43_200, "seconds out of the last day in which rows that are due may stay"),
+    Threshold("snapshotSeconds", 600, 93_600, "seconds a transaction snapshot may be old"),
+    Threshold("invalidGrowth", 1_000, 1_000, "transactions by which the invalid list may grow in a day"),
+    Threshold("boundarySeconds", 345_600, 345_600, "seconds the prune boundary may be behind"),
+    Threshold("deleteErrors", 3, 1, "topics left undone, repeated ones among them, that are no reason to look"),
+    Threshold("skewSeconds", 60, 60, "seconds two clocks may differ"),
+    Threshold("pausedSeconds", 86_400, 86_400, "seconds anything may be paused"),
+    Threshold("planOnlySeconds", 604_800, 604_800, "seconds a janitor may only plan"),
+    Threshold("growthBytes", 1 << 30, 1 << 30, "bytes by which a topic may grow in a day, be it more than it had"),
+    Threshold("lagMessages", 10_000, 10_000, "messages a consumer may be behind"),
+    Threshold("lagSeconds", 3_600, 3_600, "seconds a consumer's position may be old, where it is that far behind"),
+    Threshold("forSeconds", 300, 300, "seconds most alerts wait before they fire"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One alert.
+
+    Attributes:
+        name: as Prometheus shows it; a section of the operations guide has the same name.
+        wait: how long the expression has to hold: a threshold's name, or ``now``.
+        summary: one line with Prometheus' own placeholders, for a screen or a telephone.
+        meaning: what it says of the store, and why anybody wants to know.
+    """
+
+    name: str
+    severity: Severity
+    expression: str
+    wait: str
+    summary: str
+    meaning: str
+
+
+ALERTS = (
+    Alert(
+        "CanaryEarly",
+        "critical",
+        "tms_janitor_canary_early_total{${scope}} > 0",
+        "now",
+        "{{ $value }} canary messages went before they were due: live messages may have gone, too",
+        "A message of the janitor's own went too early. Pause first, then look.",
+    ),
+    Alert(
+        "JanitorDown",
+        "critical",
+        "absent(tms_janitor_heartbeat_timestamp_seconds{${scope}})"
+        " or time() - tms_janitor_heartbeat_timestamp_seconds{${scope}} > ${downSeconds}",
+        "forSeconds",
+        "No janitor shows that it is alive; nothing is deleted",
+        "Nobody is scraped, a daemon hangs, or no run began any more. Nothing wrong is deleted; the disk fills.",
+    ),
+    Alert(
+        "JanitorNotKeepingUp",
+        "warning",
+        "time() - tms_janitor_last_success_timestamp_seconds{${scope}} > ${successSeconds}"
+        " or tms_janitor_canary_late_seconds{${scope}} > ${successSeconds}"
+        " or time() - process_start_time_seconds{${scope}} > ${successSeconds}"
+        " and on (job, instance) tms_janitor_plan_only{${scope}} == 0"
+        " unless on (job, instance) tms_janitor_last_success_timestamp_seconds{${scope}}",
+        "forSeconds",
+        "No run has done all there was to do for {{ $value | humanizeDuration }}",
+        "Runs fail, are too slow, or do not begin: rows stay longer than they should.",
+    ),
+    Alert(
+        "OverdueBudgetBurn",
+        "warning",
+        "(sum_over_time((sum by (job, instance) (tms_janitor_overdue_rows{${scope}}) > bool 0)[1d:5m]) * 300"
+        " > ${overdueSeconds}"
+        " and sum_over_time((sum by (job, instance) (tms_janitor_overdue_rows{${scope}}) > bool 0)[1h:5m]) > 6)"
+        " unless on (job, instance) tms_janitor_plan_only{${scope}} == 1",
+        "forSeconds",
+        "Rows that are due have stayed for {{ $value | humanizeDuration }} of the last day",
+        "Something is held, paused or quarantined for so long that the disk fills. An hour now and then is normal.",
+    ),
+    Alert(
+        "SnapshotStale",
+        "warning",
+        "time() - tms_janitor_snapshot_timestamp_seconds{${scope}} > ${snapshotSeconds}"
+        ' or sum by (job, instance) (increase(tms_janitor_snapshot_errors_total{reason!="not_configured",${scope}}'
+        "[${windowSeconds}s])) > 3",
+        "forSeconds",
+        "There is no usable transaction snapshot: nothing is inverted, and no boundary is claimed",
+        "The transaction service writes no snapshots, or not where they are read. Expiry goes on.",
+    ),
+    Alert(
+        "InvalidListGrowing",
+        "warning",
+        "tms_janitor_invalid_transactions{${scope}} - tms_janitor_invalid_transactions{${scope}} offset 1d"
+        " > ${invalidGrowth}",
+        "forSeconds",
+        "The invalid list has grown by {{ $value }} transactions in a day",
+        "Transactions time out, or nobody truncates the list. It is in every snapshot and every client's memory.",
+    ),
+    Alert(
+        "BoundaryStuck",
+        "warning",
+        "time() - tms_janitor_prune_boundary_timestamp_seconds{${scope}} > ${boundarySeconds}",
+        "forSeconds",
+        "The prune boundary is {{ $value | humanizeDuration }} behind",
+        "Two to three days are normal. Something is paused or quarantined, or a transaction stays open.",
+    ),
+    Alert(
+        "GuardTripped",
+        "critical",
+        "increase(tms_janitor_guard_trips_total{${scope}}[${windowSeconds}s]) > 0",
+        "now",
+        "The {{ $labels.guard }} guard stopped a run; nothing is deleted",
+        "The clock jumped, it is another store or another transaction system, or nobody has adopted it.",
+    ),
+    Alert(
+        "TopicQuarantined",
+        "warning",
+        "tms_janitor_quarantined_topics{${scope}} > 0",
+        "forSeconds",
+        "{{ $value }} topics are put aside, because they failed three times in a row",
+        "The other topics are done. Until these are, no prune boundary moves.",
+    ),
+    Alert(
+        "PausedTooLong",
+        "warning",
+        "tms_janitor_paused{${scope}} > 0",
+        "pausedSeconds",
+        "Something has been paused for long, and its rows stay",
+        "Most likely somebody forgot to resume.",
+    ),
+    Alert(
+        "PlanOnlyLeftOn",
+        "info",
+        "tms_janitor_plan_only{${scope}} > 0",
+        "planOnlySeconds",
+        "It only plans: nothing is deleted",
+        "A new installation was never switched on.",
+    ),
+    Alert(
+        "DeleteErrors",
+        "warning",
+        "sum by (job, instance, table, reason) (increase(tms_janitor_delete_errors_total{${scope}}[${windowSeconds}s]))"
+        " > ${deleteErrors}",
+        "forSeconds",
+        "Topics are left undone again and again ({{ $labels.table }}, {{ $labels.reason }})",
+        "The store fails, or a topic's metadata keeps changing.",
+    ),
+    Alert(
+        "ClockSkew",
+        "warning",
+        "abs(tms_janitor_clock_skew_seconds{${scope}}) > ${skewSeconds}",
+        "forSeconds",
+        "The wall clock is {{ $value }} s off ({{ $labels.source }})",
+        "Put the clocks right before the guard stops everything at janitor.clock_allowance_seconds.",
+    ),
+    Alert(
+        "TopicGrowing",
+        "warning",
+        "tms_topic_bytes{${scope}} - tms_topic_bytes{${scope}} offset 1d > ${growthBytes}"
+        " and tms_topic_bytes{${scope}} > 2 * (tms_topic_bytes{${scope}} offset 1d)",
+        "forSeconds",
+        "{{ $labels.tms_namespace }}:{{ $labels.topic }} has grown by {{ $value | humanize1024 }}B in a day",
+        "A publisher went wild, or a ttl is far too long. The janitor deletes what is due and no more.",
+    ),
+    Alert(
+        "ConsumerLagging",
+        "warning",
+        "tms_consumer_lag_messages{${scope}} > ${lagMessages}"
+        " and time() - tms_consumer_position_timestamp_seconds{${scope}} > ${lagSeconds}",
+        "forSeconds",
+        "{{ $labels.consumer }} is {{ $value }} messages behind in {{ $labels.tms_namespace }}:{{ $labels.topic }}",
+        "It stands still or is too slow. Messages that expire before they are read are lost to it.",
+    ),
+)
+
+
+def thresholds(mode: Literal["daemon", "cronjob"] = "daemon") -> dict[str, int]:
+    """The figures of a mode, by the thresholds' names."""
+    return {threshold.name: getattr(threshold, mode) for threshold in THRESHOLDS}
+
+
+def rules(values: Mapping[str, int | str] | None = None, scope: str = "", runbook: str = RUNBOOK) -> dict[str, Any]:
+    """The rules as Prometheus reads them.
+
+    Args:
+        values: what stands for each threshold; the figures of a daemon by default.
+        scope: which janitors, as in ``job="tms-janitor"``; all by default.
+        runbook: where the operations guide is read.
+    """
+    figures = {**(thresholds() if values is None else values), "scope": scope}
+    return {"groups": [{"name": "tms-janitor", "rules": [_rule(alert, figures, runbook) for alert in ALERTS]}]}
+
+
+def _rule(alert: Alert, figures: Mapping[str, int | str], runbook: str) -> dict[str, Any]:
+    expression = Template(alert.expression).substitute(figures)
+    return {
+        "alert": alert.name,
+        "expr": expression.replace(",}", "}").replace("{}", ""),
+        **({} if alert.wait == "now" else {"for": f"{figures[alert.wait]}s"}),
+        "labels": {"severity": alert.severity},
+        "annotations": {
+            "summary": alert.summary,
+            "description": alert.meaning,
+            "runbook_url": f"{runbook}#{alert.name.lower()}",
+        },
+    }

@@ -1,0 +1,145 @@
+"""How a task comes by the store, wherever it runs.
+
+What travels to executors are settings, never connections. On LevelDB each task opens a clone of its own (rule S5): a
+folder can be open in one process only, and hard links cost next to nothing. On HBase each task has its own connections.
+
+The trade on LevelDB: nobody may hold the store while tasks clone it, and each task sees it as it was when it began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from janitor import txstate
+from janitor.policy import Frontier, Hold
+from janitor.references import Lifetime
+from janitor.settings import Settings
+from janitor.spark.columns import Policy
+from janitor.txstate import TransactionView
+from janitor.world import matches, parse_or_none
+from tms_core.clock import Clock, SystemClock
+from tms_core.errors import ConfigurationError
+from tms_core.tables.base import Store
+from tms_core.tables.hbase import HBasePart, HBaseStore
+from tms_core.tables.leveldb_clone import clone
+from tms_core.tables.read_only import read_only
+from tms_core.topic import TopicMetadata
+from tms_core.transaction.client import ServiceSource
+from tms_core.transaction.source import DirectorySource, SnapshotSource
+
+#: What a transaction may live where nobody says; Tephra's own default (data.tx.max.lifetime).
+ASSUMED_LIFETIME_SECONDS = 90_000
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The way to a store; goes to tasks as it is.
+
+    Args:
+        settings: which store, and how it is reached.
+    """
+
+    settings: Settings
+
+    @property
+    def is_leveldb(self) -> bool:
+        return self.settings.storage.kind == "leveldb"
+
+    @contextmanager
+    def reading(self) -> Iterator[Store]:
+        """The store's contents, with nothing that could write (rule S5).
+
+        Raises:
+            StoreBusy: somebody has the LevelDB store open.
+            StoreError: there is none, or it does not answer.
+        """
+        if self.is_leveldb:
+            with clone(self.settings.storage.leveldb.path, self.settings.janitor.state) as cloned:
+                yield cloned
+        else:
+            with self.hbase() as store:
+                yield read_only(store)
+
+    @contextmanager
+    def salted(self) -> Iterator[Sequence[tuple[int | None, Store]]]:
+        """The parts rows lie in, each by its salt, with nothing that could write; one without a salt on LevelDB.
+
+        Raises:
+            StoreError: as :meth:`reading`.
+        """
+        if self.is_leveldb:
+            with self.reading() as store:
+                yield [(None, store)]
+        else:
+            with self.hbase() as store:
+                yield [(part.salt, read_only(part)) for part in store.parts() if isinstance(part, HBasePart)]
+
+    def hbase(self) -> HBaseStore:
+        """The store in HBase itself, which can be written.
+
+        Raises:
+            ConfigurationError: the store is of another kind.
+            StoreError: there is none, or it does not answer.
+        """
+        if self.settings.storage.kind != "hbase":
+            raise ConfigurationError(
+                f"storage.kind is {self.settings.storage.kind}, and Spark reads stores that outlive a process.",
+                "Set storage.kind: leveldb or hbase, or give leveldb or hbase.",
+            )
+        wanted = self.settings.storage.hbase
+        return HBaseStore(
+            wanted.thrift,
+            namespace=wanted.namespace,
+            connections=wanted.connections,
+            timeout_seconds=wanted.timeout_seconds,
+            buckets=wanted.buckets,
+            thrift2=wanted.thrift2 or (),
+        )
+
+    def transactions(self, now_ms: int, clock: Clock | None = None) -> TransactionView:
+        """The newest snapshot that may be judged by, or what stands in for a missing one (rule S14).
+
+        Args:
+            now_ms: the moment rows are judged by.
+            clock: what a snapshot's age is measured by, since it is of the present whatever the moment.
+        """
+        transactions, allowance_ms = self.settings.transactions, self.settings.janitor.clock_allowance_seconds * 1000
+        state = txstate.refresh(
+            self._source(),
+            (clock or SystemClock()).now_ms(),
+            interval_seconds=transactions.snapshot_interval_seconds,
+            allowance_ms=allowance_ms,
+        )
+        return TransactionView(state.usable, now_ms, self.lifetime.undecided_ms)
+
+    @property
+    def lifetime(self) -> Lifetime:
+        transactions = self.settings.transactions
+        return Lifetime(
+            max_ms=(transactions.max_lifetime_seconds or ASSUMED_LIFETIME_SECONDS) * 1000,
+            grace_ms=transactions.grace_seconds * 1000,
+            allowance_ms=self.settings.janitor.clock_allowance_seconds * 1000,
+        )
+
+    def policy(self, store: Store, now_ms: int) -> Policy:
+        """The law as it stands at a moment: no frontier holds anything, but what is protected is protected."""
+        found = (parse_or_none(key, value) for key, value in store.metadata.rows())
+        return Policy(
+            {topic.topic: (topic, self._frontier(topic, now_ms)) for topic in found if topic is not None},
+            self.transactions(now_ms),
+        )
+
+    def _frontier(self, topic: TopicMetadata, now_ms: int) -> Frontier:
+        if matches(topic.topic, tuple(self.settings.janitor.protect)):
+            return Frontier.closed(now_ms, topic, Hold.PROTECTED)
+        return Frontier.open(now_ms, topic)
+
+    def _source(self) -> SnapshotSource | None:
+        transactions = self.settings.transactions
+        if transactions.source == "thrift":
+            return ServiceSource(transactions.thrift)
+        directory = transactions.snapshot_directory()
+        return None if directory is None else DirectorySource(Path(directory))

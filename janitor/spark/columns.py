@@ -1,0 +1,243 @@
+"""Keys as columns, and the law over columns: what ``decide`` says of each of a million rows, without a loop over them.
+
+A page of keys is sorted, so the rows of a topic lie side by side; once they all have our length they are a matrix of
+bytes, and every number of the key is a slice of it. The law then is comparisons of whole columns. It is written down
+a second time here, which is only bearable because a property test holds it against ``decide`` row by row: when the two
+disagree, :mod:`janitor.policy` is right.
+
+Whether a payload row is still referred to cannot be seen in its own key. Where the verdict hangs on that (rule L5) it
+is ``candidate``: the rule takes the row unless a message that stays refers to it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from janitor.policy import Frontier, Reason, Rule
+from janitor.ranges import topic_stop
+from janitor.txstate import TransactionView
+from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, PAYLOAD_TAIL_BYTES
+from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.model import TX_PER_MS
+
+Longs = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Codes = NDArray[np.int8]
+
+DataTable = Literal["message", "payload"]
+
+KEEP, DELETE, INVERT, CANDIDATE = range(4)
+#: What a code in ``Verdicts.action`` stands for.
+ACTIONS = ("keep", "delete", "invert", "candidate")
+#: What a code in ``Verdicts.rule`` stands for: the rule that takes a row, or the reason why it stays.
+RULES = (*map(str, Rule), *map(str, Reason))
+
+_CODE = {name: code for code, name in enumerate(RULES)}
+_TAIL = {
+    "message": GENERATION_BYTES + MESSAGE_TAIL_BYTES,
+    "payload": GENERATION_BYTES + PAYLOAD_TAIL_BYTES,
+}
+_NEVER = np.iinfo(np.int64).max
+
+
+class Columns(NamedTuple):
+    """The keys of a page, part by part; of a key that is none of ours the numbers are 0.
+
+    Attributes:
+        topics: the topics that occur.
+        topic: which of ``topics``; -1 for a key that is none of ours.
+        pointer: the write pointer in a payload key; 0 in message keys, which have none.
+        time_ms: publish time of a message, write time of a payload.
+        sequence: sequence id, or payload sequence id.
+    """
+
+    topics: list[TopicId]
+    topic: Longs
+    generation: Longs
+    pointer: Longs
+    time_ms: Longs
+    sequence: Longs
+
+
+def split(table: DataTable, keys: Sequence[bytes]) -> Columns:
+    """Take keys apart.
+
+    Args:
+        keys: in key order, without salt.
+    """
+    tail = _TAIL[table]
+    parts = np.zeros((5, len(keys)), dtype=np.int64)
+    parts[0] = -1
+    topics: list[TopicId] = []
+    known: dict[TopicId, int] = {}
+    lengths = np.fromiter(map(len, keys), dtype=np.int64, count=len(keys))
+    at = 0
+    while at < len(keys):
+        prefix = keys[at][:-tail]
+        topic = TopicId.from_prefix(prefix)
+        if topic is None:
+            at += 1
+            continue
+        end = bisect_left(keys, topic_stop(prefix), at)
+        code = known.setdefault(topic, len(topics))
+        if code == len(topics):
+            topics.append(topic)
+        size = len(prefix) + tail
+        ours = lengths[at:end] == size
+        run = keys[at:end] if ours.all() else [key for key in keys[at:end] if len(key) == size]
+        parts[0, at:end][ours] = code
+        parts[1:, at:end][:, ours] = _numbers(table, run, size)
+        at = end
+    return Columns(topics, *parts)
+
+
+def _numbers(table: DataTable, keys: Sequence[bytes], size: int) -> Longs:
+    """Generation, pointer, time and sequence of keys of one topic, all of our length."""
+    tails = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(len(keys), size)[:, -_TAIL[table] :]
+    found = np.zeros((4, len(keys)), dtype=np.int64)
+    found[0] = np.ascontiguousarray(tails[:, :4]).view(">i4")[:, 0]
+    if table == "payload":
+        found[1] = np.ascontiguousarray(tails[:, 4:12]).view(">i8")[:, 0]
+    found[2] = np.ascontiguousarray(tails[:, -10:-2]).view(">i8")[:, 0]
+    found[3] = np.ascontiguousarray(tails[:, -2:]).view(">u2")[:, 0]
+    return found
+
+
+class Pointers(NamedTuple):
+    """Stored write pointers of message rows; ``present`` says which rows have one."""
+
+    value: Longs
+    present: Flags
+
+
+class Verdicts(NamedTuple):
+    """What is to become of each row, as codes of ``ACTIONS`` and ``RULES``."""
+
+    action: Codes
+    rule: Codes
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What rows are judged by.
+
+    Attributes:
+        topics: metadata and frontier of each topic whose metadata could be read (rule L1).
+        transactions: the snapshot in use, or what stands in for a missing one.
+    """
+
+    topics: Mapping[TopicId, tuple[TopicMetadata, Frontier]]
+    transactions: TransactionView
+
+    def judge(
+        self, table: DataTable, rows: Columns, pointers: Pointers | None = None, expires_ms: Longs | None = None
+    ) -> Verdicts:
+        """The law's verdict on each row (:func:`janitor.policy.decide`).
+
+        Args:
+            pointers: of message rows; None where there are none.
+            expires_ms: when a ttl of the message's own takes it (L6); None without any. The largest number: never.
+        """
+        terms = self._terms(rows)
+        foreign = (rows.topic < 0) | (rows.generation <= 0) | (rows.time_ms < 0)
+        past = np.zeros(len(rows.topic), dtype=np.bool_)
+        if expires_ms is not None:
+            past = (expires_ms <= terms["now"]) & (expires_ms < _NEVER)
+        old = rows.generation < terms["old_below"]
+        current = rows.generation == terms["generation"]
+        claimed = ~foreign & (terms["known"] == 1)
+        expired = claimed & ~old & current & ((rows.time_ms < terms["due"]) | past)
+        taken = (claimed & old) | expired
+
+        old_either = rows.generation < np.minimum(terms["old_below"], terms["frontier_old_below"])
+        live_or_held = current | (rows.generation == terms["frontier_generation"])
+        let_go = (rows.time_ms < terms["cutoff"]) | (past & (terms["open"] == 1))
+        reached = old_either | (live_or_held & let_go)
+
+        rule = np.full(len(foreign), _CODE[Reason.LIVE], dtype=np.int8)
+        rule[claimed & ~old & ~current] = _CODE[Reason.NEWER_GENERATION]
+        rule[~foreign & (terms["known"] == 0)] = _CODE[Reason.UNKNOWN_TOPIC]
+        rule[foreign] = _CODE[Reason.FOREIGN]
+        rule[claimed & old] = _CODE[Rule.OLD_GENERATION]
+        rule[expired] = _CODE[Rule.EXPIRED]
+        rule[taken & ~reached] = _CODE[Reason.HELD]
+
+        going = taken & reached
+        action = np.where(going, DELETE, KEEP).astype(np.int8)
+        if table == "payload":
+            asked = going & ~old_either
+            undecided = asked & self._undecided(rows.pointer)
+            action[asked], action[undecided] = CANDIDATE, KEEP
+            rule[undecided] = _CODE[Reason.UNDECIDED]
+        if pointers is not None:
+            inverted = ~going & (rows.topic >= 0) & pointers.present & self._invalid(pointers.value)
+            action[inverted], rule[inverted] = INVERT, _CODE[Rule.INVALID_TRANSACTION]
+        return Verdicts(action, rule)
+
+    def _terms(self, rows: Columns) -> dict[str, Longs]:
+        """What each row's topic is judged by, row by row; zeros where it is not known."""
+        found = [_terms_of(*self.topics.get(topic, (None, None))) for topic in rows.topics]
+        by_topic = np.array([*found, _terms_of(None, None)], dtype=np.int64)
+        return dict(zip(_TERMS, by_topic[rows.topic].T, strict=True))
+
+    def _invalid(self, pointers: Longs) -> Flags:
+        """Which stored pointers are positive and listed as invalid."""
+        snapshot = self.transactions.snapshot
+        if snapshot is None:
+            return np.zeros(len(pointers), dtype=np.bool_)
+        return (pointers > 0) & _among(np.asarray(snapshot.invalid), pointers)
+
+    def _undecided(self, pointers: Longs) -> Flags:
+        """Which transactions may still commit."""
+        view = self.transactions
+        if view.snapshot is None:
+            return (pointers // TX_PER_MS) + view.undecided_ms > view.now_ms
+        held = {entry.write_pointer for entry in view.snapshot.in_progress}
+        held.update(pointer for entry in view.snapshot.in_progress for pointer in entry.checkpoints)
+        open_pointers = np.array(sorted(held), dtype=np.int64)
+        return (pointers > view.snapshot.write_pointer) | _among(open_pointers, pointers)
+
+
+_TERMS = (
+    "known",
+    "now",
+    "generation",
+    "old_below",
+    "due",
+    "cutoff",
+    "frontier_generation",
+    "frontier_old_below",
+    "open",
+)
+
+
+def _terms_of(topic: TopicMetadata | None, frontier: Frontier | None) -> tuple[int, ...]:
+    """As ``_TERMS`` names them."""
+    if topic is None or frontier is None:
+        return (0,) * len(_TERMS)
+    return (
+        1,
+        frontier.now_ms,
+        topic.generation,
+        topic.old_below,
+        frontier.due.ms,
+        frontier.cutoff.ms,
+        frontier.generation,
+        frontier.old_below,
+        frontier.hold is None,
+    )
+
+
+def _among(ascending: Longs, wanted: Longs) -> Flags:
+    """Which values occur in an ascending array."""
+    if not len(ascending):
+        return np.zeros(len(wanted), dtype=np.bool_)
+    at = np.minimum(np.searchsorted(ascending, wanted), len(ascending) - 1)
+    found: Flags = ascending[at] == wanted
+    return found

@@ -1,0 +1,111 @@
+"""What somebody asks of the source: the options of ``spark.read.format("tms")``, read and checked.
+
+Settings come from where those of every command come from (file, environment, flags), so that a job and the janitor
+speak of the same store without being told twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, cast
+
+from janitor.settings import load
+from janitor.spark.access import Access
+from janitor.spark.pages import Ask
+from tms_core.errors import ConfigurationError
+
+#: The name under which Spark knows the source.
+NAME = "tms"
+
+Table = Literal["message", "payload", "metadata"]
+
+_OPTIONS = frozenset(
+    {"config", "leveldb", "hbase", "snapshots", "table", "topics", "from", "to", "now", "partitions", "sizes"}
+    | {"payload"}
+)
+_TABLES = ("message", "payload", "metadata")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What somebody asked for.
+
+    Attributes:
+        now_ms: the moment rows are judged by; None: the present.
+        partitions: about how many tasks; None: by the size of what is read.
+    """
+
+    access: Access
+    table: Table
+    patterns: tuple[str, ...] = ()
+    from_ms: int | None = None
+    to_ms: int | None = None
+    now_ms: int | None = None
+    partitions: int | None = None
+    ask: Ask = field(default_factory=Ask)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Options:
+        """Read options as Spark has them.
+
+        Raises:
+            ConfigurationError: names the option and what to write.
+        """
+        found = {name.lower(): value for name, value in given.items()}
+        if unknown := sorted(set(found) - _OPTIONS):
+            raise ConfigurationError(
+                f"{unknown[0]} is no option of format {NAME}.", f"There are {', '.join(sorted(_OPTIONS))}."
+            )
+        table = found.get("table", "message")
+        if table not in _TABLES:
+            raise ConfigurationError(f"table is {table}.", f"Set it to one of {', '.join(_TABLES)}.")
+        flags = {name: found.get(name) for name in ("leveldb", "hbase", "snapshots")}
+        config = Path(found["config"]) if "config" in found else None
+        patterns = tuple(pattern.strip() for pattern in found.get("topics", "").split(",") if pattern.strip())
+        for pattern in patterns:
+            if pattern.count(":") != 1:
+                raise ConfigurationError(f"topics has {pattern}.", "Write namespace:topic, or a pattern: default:*")
+        return cls(
+            Access(load(config, environ, flags).settings),
+            cast(Table, table),
+            patterns,
+            _moment(found, "from"),
+            _moment(found, "to"),
+            _moment(found, "now"),
+            _count(found, "partitions"),
+            Ask(_switch(found, "sizes"), _switch(found, "payload")),
+        )
+
+
+def _moment(found: Mapping[str, str], name: str) -> int | None:
+    """A time in ms since the epoch, or an ISO 8601 one, UTC where it does not say."""
+    text = found.get(name)
+    if text is None:
+        return None
+    try:
+        if text.lstrip("-").isdigit():
+            return int(text)
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{name} is {text}, and that is no time.", "Write 1700000000000 (ms) or 2023-11-14T22:13:20Z."
+        ) from error
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _count(found: Mapping[str, str], name: str) -> int | None:
+    text = found.get(name)
+    if text is not None and (not text.isdigit() or int(text) < 1):
+        raise ConfigurationError(f"{name} is {text}.", "Write a whole number, 1 or more.")
+    return None if text is None else int(text)
+
+
+def _switch(found: Mapping[str, str], name: str) -> bool:
+    text = found.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise ConfigurationError(f"{name} is {text}.", "Write true or false.")
+    return text == "true"

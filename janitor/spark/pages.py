@@ -1,0 +1,142 @@
+"""Rows of a table as pages of columns: keys, pointers, sizes and payloads, each in one piece.
+
+Where a store keeps its values as they are (LevelDB) they are taken apart by the page, like keys. HBase sends cells one
+by one, so there the cells that nobody asked for are not even sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from janitor.spark.columns import Flags, Longs, Pointers
+from janitor.spark.parts import Piece
+from janitor.spark.wanted import Wanted
+from tms_core.tables.base import MessageTable, MessageValue, Page, PayloadTable
+from tms_core.tables.leveldb import LevelDBMessageReads, decode
+
+#: Rows of the first page and of the first after a leap, and of any: a leap is worth more than what it leaps over.
+FIRST_ROWS, PAGE_ROWS = 64, 16_384
+#: First byte of a plain message's value, and the bytes before the payload of a message and of a transactional one.
+_PLAIN, _PLAIN_BYTES, _TX_BYTES = 0, 1, 9
+_REFERENCE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A page.
+
+    Attributes:
+        pointers: of message rows; None of payload rows, whose pointers are in their keys.
+        sizes: bytes of each row's payload, and which rows have one; None where nobody asked.
+        payloads: None where nobody asked.
+    """
+
+    keys: list[bytes]
+    pointers: Pointers | None
+    sizes: tuple[Longs, Flags] | None = None
+    payloads: Sequence[bytes | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is wanted of each row besides its key."""
+
+    sizes: bool = False
+    payloads: bool = False
+
+
+def walk(table: MessageTable | PayloadTable, piece: Piece, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
+    """The rows of a piece, with leaps over what nobody wants; rows nobody wants may be among them.
+
+    Raises:
+        StoreError: the table could not be read.
+    """
+    start: bytes | None = piece.start
+    stop = piece.stop or None
+    limit = FIRST_ROWS
+    while start is not None and (stop is None or start < stop):
+        rows, start = _read(table, start, stop, limit, ask)
+        limit = min(2 * limit, PAGE_ROWS)
+        if rows.keys:
+            yield rows
+            leap = wanted.behind(rows.keys[-1])
+            if leap is not None and start is not None:
+                start, limit = max(start, leap), FIRST_ROWS
+
+
+def _read(
+    table: MessageTable | PayloadTable, start: bytes, stop: bytes | None, limit: int, ask: Ask
+) -> tuple[Rows, bytes | None]:
+    if isinstance(table, LevelDBMessageReads):
+        stored = table.raw(start, stop, limit)
+        return _of_stored([key for key, _ in stored.items], [value for _, value in stored.items], ask), stored.resume
+    if isinstance(table, MessageTable):
+        if not (ask.sizes or ask.payloads):
+            return _of_cells(table, table.keys(start, stop, limit))
+        found = table.rows(start, stop, limit)
+        return _of_values(found.items, ask), found.resume
+    if not (ask.sizes or ask.payloads):
+        page = table.keys(start, stop, limit)
+        return Rows(page.items, None), page.resume
+    payloads = table.rows(start, stop, limit)
+    return _of_payloads(payloads.items, ask), payloads.resume
+
+
+def _of_stored(keys: list[bytes], values: list[bytes], ask: Ask) -> Rows:
+    """Message rows with their values as LevelDB has them; an unreadable one has neither pointer nor payload."""
+    buffers: list[Any] = pa.array(values, pa.binary()).buffers()
+    offsets = np.frombuffer(buffers[1], dtype=np.int32)[: len(values) + 1].astype(np.int64)
+    data = np.frombuffer(buffers[2] if buffers[2] is not None else b"", dtype=np.uint8)
+    lengths = np.diff(offsets)
+    tags = np.full(len(values), 255, dtype=np.uint8)
+    filled = lengths > 0
+    tags[filled] = data[offsets[:-1][filled]]
+    transactional = (tags > _PLAIN) & (tags <= _REFERENCE) & (lengths >= _TX_BYTES)
+    value = np.zeros(len(values), dtype=np.int64)
+    at = offsets[:-1][transactional]
+    value[transactional] = data[at[:, None] + np.arange(1, _TX_BYTES)].view(">i8")[:, 0]
+    sizes = None
+    if ask.sizes:
+        plain = tags == _PLAIN
+        head = np.where(plain, _PLAIN_BYTES, _TX_BYTES)
+        sizes = (lengths - head, plain | (transactional & (tags != _REFERENCE)))
+    payloads = [found.payload if (found := decode(raw)) else None for raw in values] if ask.payloads else None
+    return Rows(keys, Pointers(value, transactional), sizes, payloads)
+
+
+def _of_cells(table: MessageTable, page: Page[bytes]) -> tuple[Rows, bytes | None]:
+    """Message rows whose payloads are not sent."""
+    pointers: dict[bytes, int] = {}
+    start: bytes | None = page.items[0] if page.items else None
+    while start is not None:
+        cells = table.cells(start, page.items[-1] + b"\x00", len(page.items))
+        pointers.update((cell.key, cell.pointer) for cell in cells.items)
+        start = cells.resume
+    return Rows(page.items, _pointers([pointers.get(key) for key in page.items])), page.resume
+
+
+def _of_values(items: Sequence[tuple[bytes, MessageValue]], ask: Ask) -> Rows:
+    payloads = [value.payload for _, value in items]
+    return Rows([key for key, _ in items], _pointers([value.pointer for _, value in items]), *_measured(payloads, ask))
+
+
+def _of_payloads(items: Sequence[tuple[bytes, bytes]], ask: Ask) -> Rows:
+    return Rows([key for key, _ in items], None, *_measured([value for _, value in items], ask))
+
+
+def _measured(
+    payloads: Sequence[bytes | None], ask: Ask
+) -> tuple[tuple[Longs, Flags] | None, Sequence[bytes | None] | None]:
+    lengths = [-1 if payload is None else len(payload) for payload in payloads]
+    sizes = np.array(lengths, dtype=np.int64)
+    return ((sizes, sizes >= 0) if ask.sizes else None), (payloads if ask.payloads else None)
+
+
+def _pointers(values: Sequence[int | None]) -> Pointers:
+    value = np.array([0 if pointer is None else pointer for pointer in values], dtype=np.int64)
+    return Pointers(value, np.array([pointer is not None for pointer in values], dtype=np.bool_))

@@ -1,0 +1,169 @@
+"""``spark.read.format("tms")``: a store's tables as DataFrames, and what the law says of every row.
+
+    from janitor.spark.source import register
+
+    register(spark)
+    rows = spark.read.format("tms").option("leveldb", "data/messaging").option("table", "message").load()
+    rows.groupBy("topic", "action", "rule").count().show()
+
+Rows come as Arrow batches that were made by the page. They are judged as of one moment, chosen when the query is
+planned, by the law alone: no frontier holds anything back (rule S8 is about what a run may do). ``docs/spark.md`` has
+the options and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from janitor.spark import pages
+from janitor.spark.batches import METADATA_COLUMNS, arrow_batch, columns_of, row_batch
+from janitor.spark.columns import DataTable, split
+from janitor.spark.options import NAME, Options
+from janitor.spark.parts import Piece, pieces
+from janitor.spark.wanted import Wanted
+from tms_core.clock import SystemClock
+from tms_core.errors import MetadataError, StoreError
+from tms_core.tables.base import MetadataTable, Store
+from tms_core.topic import TopicMetadata
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Whether Spark offers filters to sources that are written in Python.
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+def register(spark: SparkSession) -> None:
+    """Make the source known to a session, with filter push-down where the session offers that."""
+    offered = str(spark.conf.get(PUSHDOWN, "false")) == "true"
+    spark.dataSource.register(FilteringSource if offered else TmsSource)
+
+
+class TmsSource(DataSource):
+    """The source as Spark knows it.
+
+    Args:
+        options: as given to ``spark.read``.
+
+    Raises:
+        ConfigurationError: an option is wrong; names it.
+    """
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self.asked = Options.parse(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> StructType:
+        return StructType(list(columns_of(self.asked.table, self.asked.ask)))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return MetadataReader(self.asked) if self.asked.table == "metadata" else RowReader(self.asked)
+
+
+class FilteringSource(TmsSource):
+    """The same for sessions that offer filters; Spark refuses to run it where they are not offered."""
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return MetadataReader(self.asked) if self.asked.table == "metadata" else FilteringReader(self.asked)
+
+
+class RowPartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, piece: Piece) -> None:
+        self.piece = piece
+
+
+class RowReader(DataSourceReader):
+    """Reads the message or the payload table.
+
+    Args:
+        asked: what to read.
+
+    Raises:
+        StoreError: the store cannot be read; raised where the query is planned.
+    """
+
+    def __init__(self, asked: Options) -> None:
+        table: DataTable = "message" if asked.table == "message" else "payload"
+        self._asked = asked
+        self.wanted = Wanted(table, asked.patterns, from_ms=asked.from_ms, to_ms=asked.to_ms)
+        now_ms = SystemClock().now_ms() if asked.now_ms is None else asked.now_ms
+        with asked.access.reading() as store:
+            self._policy = asked.access.policy(store, now_ms)
+
+    def partitions(self) -> list[InputPartition]:
+        with self._asked.access.salted() as parts:
+            found = pieces(parts, self.wanted, self._asked.partitions)
+        # None at all would make Spark call read with a partition of its own.
+        return [RowPartition(piece) for piece in found or [Piece(-1, b"", b"")]]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        piece = cast(RowPartition, partition).piece
+        try:
+            with self._asked.access.salted() as parts:
+                for salt, part in parts:
+                    if salt == piece.salt:
+                        yield from self._batches(part, piece)
+        except StoreError as error:
+            where = f"a task lost its store while it read {self.wanted.table} rows of {piece}"
+            raise type(error)(f"{where}: {error.message}", error.hint) from error
+
+    def _batches(self, part: Store, piece: Piece) -> Iterator[Any]:
+        table = part.message if self.wanted.table == "message" else part.payload
+        for page in pages.walk(table, piece, self.wanted, self._asked.ask):
+            rows = split(self.wanted.table, page.keys)
+            keep = self.wanted.mask(rows)
+            if keep.any():
+                verdicts = self._policy.judge(self.wanted.table, rows, page.pointers)
+                yield row_batch(self.wanted.table, page, rows, verdicts, keep, piece.salt)
+
+
+class FilteringReader(RowReader):
+    """Reads no more than filters leave over, as far as keys tell."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Look at the filters; Spark evaluates all of them once more."""
+        self.wanted = self.wanted.narrowed(filters)
+        return filters
+
+
+class MetadataReader(DataSourceReader):
+    """Reads the metadata table, in one task; it is small.
+
+    Args:
+        asked: what to read.
+    """
+
+    def __init__(self, asked: Options) -> None:
+        self._asked = asked
+        self._wanted = Wanted("message", asked.patterns)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        with self._asked.access.reading() as store:
+            found = [row for row in self._rows(store.metadata) if row is not None]
+        if found:
+            yield arrow_batch(
+                METADATA_COLUMNS,
+                dict(zip((field.name for field in METADATA_COLUMNS), zip(*found, strict=True), strict=True)),
+            )
+
+    def _rows(self, table: MetadataTable) -> Iterator[tuple[Any, ...] | None]:
+        for key, value in table.rows():
+            text = value.decode("utf-8", "replace")
+            try:
+                topic = TopicMetadata.parse(key, value)
+            except MetadataError as error:
+                if not self._wanted.names_topics:
+                    yield None, None, None, None, None, text, key, str(error)
+                continue
+            if self._wanted.wants(topic.topic):
+                name = topic.topic
+                yield name.namespace, name.topic, topic.generation, topic.ttl_seconds, topic.deleted, text, key, None

@@ -1,0 +1,169 @@
+"""Which rows somebody wants, and how much of a table need not be read for them.
+
+Options and pushed filters both end up here. Nothing rests on them alone: Spark evaluates its filters once more on what
+comes, so a filter that is not offered, or that this module cannot use, costs reading and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
+
+from janitor.ranges import Range, topic_stop
+from janitor.spark.columns import Columns, DataTable, Flags
+from tms_core.rowkey import LONG_MAX, MessageKey, generation_prefix, stop_key, time_prefix, topic_prefix
+from tms_core.topic import TopicId
+
+#: What ends the literal beginning of a shell pattern.
+_MAGIC = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Rows of one table.
+
+    Attributes:
+        table: which.
+        patterns: shell patterns of topics; none for all, and for rows of no topic too.
+        namespaces, names: of the topics, exactly; None for any.
+        from_ms, to_ms: of the row's own time, half-open (rule S1); None for no such bound.
+        salts: only under these; None for all.
+    """
+
+    table: DataTable
+    patterns: tuple[str, ...] = ()
+    namespaces: frozenset[str] | None = None
+    names: frozenset[str] | None = None
+    from_ms: int | None = None
+    to_ms: int | None = None
+    salts: frozenset[int] | None = None
+
+    @property
+    def only_ours(self) -> bool:
+        """Whether rows under keys that are none of ours are left out: they have neither topic nor time."""
+        return self.names_topics or self.from_ms is not None or self.to_ms is not None
+
+    @property
+    def names_topics(self) -> bool:
+        return bool(self.patterns) or self.namespaces is not None or self.names is not None
+
+    def wants(self, topic: TopicId) -> bool:
+        """Whether rows of the topic are wanted."""
+        if self.namespaces is not None and topic.namespace not in self.namespaces:
+            return False
+        if self.names is not None and topic.topic not in self.names:
+            return False
+        return not self.patterns or any(fnmatchcase(str(topic), pattern) for pattern in self.patterns)
+
+    def ranges(self) -> list[Range]:
+        """Where their keys can lie, in key order and apart from one another; an empty stop is the table's end."""
+        starts = {_literal(pattern) for pattern in self.patterns}
+        if not starts and self.namespaces is not None:
+            starts = {f"{namespace}:".encode() for namespace in self.namespaces}
+            if self.names is not None:
+                starts = {start + f"{name}:".encode() for start in starts for name in self.names}
+        if not starts and not self.names_topics:
+            return [Range(b"", b"")]
+        found: list[Range] = []
+        for start in sorted(starts or {b""}):
+            if not found or not start.startswith(found[-1].start):
+                found.append(Range(start, stop_key(start) or b""))
+        return found
+
+    def mask(self, rows: Columns) -> Flags:
+        """Which rows of a page are wanted."""
+        keep = np.ones(len(rows.topic), dtype=np.bool_)
+        if self.only_ours:
+            keep &= rows.topic >= 0
+        if self.names_topics:
+            keep &= np.array([*map(self.wants, rows.topics), False], dtype=np.bool_)[rows.topic]
+        if self.from_ms is not None:
+            keep &= rows.time_ms >= self.from_ms
+        if self.to_ms is not None:
+            keep &= rows.time_ms < self.to_ms
+        return keep
+
+    def behind(self, key: bytes) -> bytes | None:
+        """Where to read on behind a key, if the rows that follow it are not wanted; None: at the next one."""
+        if not self.only_ours:
+            return None
+        prefix = topic_prefix(key)
+        if prefix is None:
+            return None
+        topic = TopicId.from_prefix(prefix)
+        if topic is not None and not self.wants(topic):
+            return topic_stop(prefix)
+        # Payload rows sort by transaction, which says nothing certain about their own time.
+        parsed = MessageKey.parse(key) if self.table == "message" else None
+        if parsed is None or parsed.publish_ms < 0:
+            return None
+        if self.to_ms is not None and parsed.publish_ms >= self.to_ms:
+            last = parsed.generation == -1
+            return topic_stop(prefix) if last else generation_prefix(prefix, parsed.generation + 1)
+        if self.from_ms is not None and parsed.publish_ms < self.from_ms:
+            return time_prefix(prefix, parsed.generation, min(self.from_ms, LONG_MAX))
+        return None
+
+    def narrowed(self, filters: Iterable[Filter]) -> Wanted:
+        """The rows that pass filters as well, as far as they can be told by their keys."""
+        found = self
+        for one in filters:
+            found = found._narrowed_by(one)
+        return found
+
+    def _narrowed_by(self, one: Filter) -> Wanted:
+        values: frozenset[Any]
+        match one:
+            case EqualTo((column,), value):
+                values = frozenset([value])
+            case In((column,), several):
+                values = frozenset(several)
+            case _:
+                return self._within(one)
+        match column:
+            case "namespace":
+                return replace(self, namespaces=_both(self.namespaces, values))
+            case "topic":
+                return replace(self, names=_both(self.names, values))
+            case "salt":
+                return replace(self, salts=_both(self.salts, values))
+            case "publish_ms" | "write_ms" if column == self._time and values and None not in values:
+                return self._since(min(values))._until(max(values) + 1)
+        return self
+
+    def _within(self, one: Filter) -> Wanted:
+        match one:
+            case GreaterThanOrEqual((self._time,), int(ms)):
+                return self._since(ms)
+            case GreaterThan((self._time,), int(ms)):
+                return self._since(ms + 1)
+            case LessThan((self._time,), int(ms)):
+                return self._until(ms)
+            case LessThanOrEqual((self._time,), int(ms)):
+                return self._until(ms + 1)
+        return self
+
+    @property
+    def _time(self) -> str:
+        return "publish_ms" if self.table == "message" else "write_ms"
+
+    def _since(self, ms: int) -> Wanted:
+        return replace(self, from_ms=ms if self.from_ms is None else max(ms, self.from_ms))
+
+    def _until(self, ms: int) -> Wanted:
+        return replace(self, to_ms=ms if self.to_ms is None else min(ms, self.to_ms))
+
+
+def _both(known: frozenset[Any] | None, more: frozenset[Any]) -> frozenset[Any]:
+    return more if known is None else known & more
+
+
+def _literal(pattern: str) -> bytes:
+    """What every name that fits a shell pattern begins with; one without wildcards is followed by a colon in keys."""
+    at = next((at for at, char in enumerate(pattern) if char in _MAGIC), None)
+    return (f"{pattern}:" if at is None else pattern[:at]).encode()

@@ -1,0 +1,124 @@
+"""The alerts: each fires on what it is about and on nothing else, and says where help is."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
+
+import pytest
+import yaml
+
+from charts.generate import files
+from janitor.metrics.catalogue import CATALOGUE
+from janitor.monitoring import ALERTS, THRESHOLDS, rules, thresholds
+from tests.support import require_tool
+
+ROOT = Path(__file__).parents[2]
+CASES = sorted(Path(__file__).parent.glob("cases_*.yaml"))
+
+#: What the issue of being woken is about: the names that people's routing and silences are written against.
+NAMES = {
+    "CanaryEarly", "JanitorDown", "JanitorNotKeepingUp", "OverdueBudgetBurn", "SnapshotStale", "InvalidListGrowing",
+    "BoundaryStuck", "GuardTripped", "TopicQuarantined", "PausedTooLong", "PlanOnlyLeftOn", "DeleteErrors",
+    "ClockSkew", "TopicGrowing", "ConsumerLagging",
+}  # fmt: skip
+
+
+def promtool(*arguments: object) -> subprocess.CompletedProcess[str]:
+    program = require_tool("promtool", "apt-get install prometheus, or make system-deps")
+    command = [program, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def of(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rules of a file."""
+    return [rule for group in document["groups"] for rule in group["rules"]]
+
+
+def try_cases(folder: Path, document: dict[str, Any]) -> tuple[int, str]:
+    """Run the cases against these rules, whose annotations are checked elsewhere; exit code and what was said."""
+    bare = [{key: value for key, value in rule.items() if key != "annotations"} for rule in of(document)]
+    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": bare}]}), encoding="utf-8")
+    tried = promtool("test", "rules", *(shutil.copy(path, folder) for path in CASES))
+    return tried.returncode, tried.stdout + tried.stderr
+
+
+@pytest.mark.parametrize("path", sorted(files()), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_that_is_made_from_code_is_up_to_date(path: Path) -> None:
+    assert path.read_text(encoding="utf-8") == files()[path], "run: python -m charts.generate"
+
+
+def test_there_are_the_alerts_that_people_route_by_each_with_its_severity() -> None:
+    assert {alert.name for alert in ALERTS} == NAMES
+    severities = {rule["alert"]: rule["labels"]["severity"] for rule in of(rules())}
+    assert {name for name, severity in severities.items() if severity == "critical"} == {
+        "CanaryEarly",
+        "JanitorDown",
+        "GuardTripped",
+    }
+    assert set(severities.values()) == {"critical", "warning", "info"}
+
+
+@pytest.mark.parametrize("mode", ["daemon", "cronjob"])
+def test_promtool_finds_nothing_wrong_with_the_rules(mode: Any, tmp_path: Path) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump(rules(thresholds(mode), scope='job="j"')), encoding="utf-8")
+    checked = promtool("check", "rules", file)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert f"{len(ALERTS)} rules found" in checked.stdout
+
+
+def test_each_alert_fires_and_keeps_quiet_as_its_cases_say(tmp_path: Path) -> None:
+    assert try_cases(tmp_path, rules()) == (0, ANY)
+
+
+def test_each_alert_has_a_case_that_fires_it_and_one_that_keeps_it_quiet() -> None:
+    tests = [test for path in CASES for test in yaml.safe_load(path.read_text(encoding="utf-8"))["tests"]]
+    asked = [case for test in tests for case in test["alert_rule_test"]]
+    assert {case["alertname"] for case in asked if case.get("exp_alerts")} == NAMES
+    assert {case["alertname"] for case in asked if not case.get("exp_alerts")} == NAMES
+
+
+@pytest.mark.parametrize("wrong", ["vector(1)", "vector(1) < 0"])
+def test_given_alerts_that_always_fire_or_never_do_then_cases_object_to_each(tmp_path: Path, wrong: str) -> None:
+    document = rules()
+    for rule in of(document):
+        rule["expr"] = wrong
+    code, said = try_cases(tmp_path, document)
+    assert code == 1
+    assert set(re.findall(r"alertname: (\w+),", said)) == NAMES
+
+
+def test_every_metric_and_label_value_in_the_rules_is_one_that_there_is() -> None:
+    known = {definition.name: definition.label_values() for definition in CATALOGUE}
+    for rule in of(rules()):
+        for name, selector in re.findall(r"\b(tms_\w+)(?:\{([^}]*)\})?", rule["expr"]):
+            assert name in known, rule["alert"]
+            for label, value in re.findall(r'(\w+)!?="(\w+)"', selector):
+                assert value in (known[name][label] or ()), rule["alert"]
+
+
+def test_every_threshold_is_used_and_every_place_of_one_has_its_figure() -> None:
+    text = " ".join(f"{alert.expression} ${{{alert.wait}}}" for alert in ALERTS)
+    assert set(re.findall(r"\$\{(\w+)\}", text)) - {"scope", "now"} == {threshold.name for threshold in THRESHOLDS}
+
+
+def test_a_scope_is_in_every_selector() -> None:
+    for rule in of(rules(scope='job="j"')):
+        named = re.findall(r"\b(?:tms_|process_)\w+", rule["expr"])
+        assert rule["expr"].count('job="j"') == len(named), rule["alert"]
+
+
+def test_every_alert_leads_to_its_section_of_the_operations_guide() -> None:
+    guide = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    headings = set(re.findall(r"^### (\w+)$", guide, flags=re.MULTILINE))
+    for rule in of(rules()):
+        page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert page.startswith("https://")
+        assert page.endswith("/docs/operations.md")
+        assert rule["alert"] in headings
+        assert anchor == rule["alert"].lower()

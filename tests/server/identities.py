@@ -1,0 +1,102 @@
+"""Principals with tokens of either kind: good, wrong and expired ones."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from tests.builders import NOW_MS
+from tms_core.clock import ManualClock
+from tms_core.server.auth import Gate
+from tms_core.server.auth_kinds import make_gate
+from tms_core.server.auth_tokens import new_token, token_line
+from tms_core.settings import AuthSettings
+
+#: Who may do what. The stranger is known, and may do nothing here.
+ROLES = {
+    "admin": ("default:*", ["admin"]),
+    "publisher": ("default:*", ["publish"]),
+    "consumer": ("default:*", ["consume"]),
+    "owner": ("default:*", ["admin", "publish", "consume"]),
+    "stranger": ("other:*", ["admin", "publish", "consume"]),
+}
+RULES = [{"principal": role, "topics": [topics], "can": can} for role, (topics, can) in ROLES.items()]
+
+
+class Identities(Protocol):
+    """Tokens of one kind, and the gate that knows them."""
+
+    gate: Gate
+
+    def good(self, role: str) -> str: ...
+
+    def wrong(self, role: str) -> str: ...
+
+    def expired(self, role: str) -> str: ...
+
+
+class TokenIdentities:
+    """Tokens of a file; an expired one is one that was taken out of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._good = {role: new_token() for role in ROLES}
+        self._expired = {role: new_token() for role in ROLES}
+        file, clock = folder / "tokens", ManualClock(NOW_MS)
+        file.touch(0o600)
+        pairs = [*self._good.items(), *self._expired.items()]
+        file.write_text("".join(f"{token_line(role, token)}\n" for role, token in pairs))
+        self.gate = gate_of(clock, kind="tokens", tokens_file=file)
+        for role, token in self._expired.items():
+            assert self.gate.principal(bearer(token)) == role
+        file.write_text("".join(f"{token_line(role, token)}\n" for role, token in self._good.items()))
+        clock.advance(1000)
+
+    def good(self, role: str) -> str:
+        return self._good[role]
+
+    def wrong(self, role: str) -> str:
+        return new_token()
+
+    def expired(self, role: str) -> str:
+        return self._expired[role]
+
+
+class JwtIdentities:
+    """Tokens of an issuer, whose key is on the curve P-256."""
+
+    def __init__(self, folder: Path) -> None:
+        self._clock = ManualClock(NOW_MS)
+        self._key, self._other = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+        file = folder / "issuer.pem"
+        file.write_bytes(self._key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+        self.gate = gate_of(self._clock, kind="jwt", key_file=file)
+
+    def good(self, role: str) -> str:
+        return self._sign(self._key, role, timedelta(hours=1))
+
+    def wrong(self, role: str) -> str:
+        return self._sign(self._other, role, timedelta(hours=1))
+
+    def expired(self, role: str) -> str:
+        return self._sign(self._key, role, timedelta(hours=-1))
+
+    def _sign(self, key: ec.EllipticCurvePrivateKey, role: str, lives: timedelta) -> str:
+        expires = self._clock.now_ms() // 1000 + int(lives.total_seconds())
+        return jwt.encode({"sub": role, "exp": expires}, key, "ES256")
+
+
+def gate_of(clock: ManualClock, **settings: Any) -> Gate:
+    """The gate that settings make."""
+    gate = make_gate(AuthSettings.model_validate({"rules": RULES, **settings}), clock)
+    assert gate is not None
+    return gate
+
+
+def bearer(token: str) -> list[tuple[bytes, bytes]]:
+    """The headers of a request with a token."""
+    return [(b"host", b"localhost"), (b"authorization", b"Bearer " + token.encode())]

@@ -1,0 +1,247 @@
+"""Who may do what: every route, every role, every kind of token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from tests.server.client import JSON, Client
+from tests.server.conftest import Serving, serving
+from tests.server.identities import ROLES, Identities, JwtIdentities, TokenIdentities
+from tms_core.clock import SystemClock
+from tms_core.messaging.service import MessagingService
+from tms_core.server import app
+from tms_core.server.auth_route import Guarded
+from tms_core.server.auth_rules import Need
+from tms_core.server.metrics import ServerMetrics
+from tms_core.server.openapi import openapi
+from tms_core.server.site import Site
+from tms_core.settings import Settings
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
+
+TOPICS = "/v1/namespaces/{namespace}/topics"
+TOPIC = TOPICS + "/{topic}"
+EVERYBODY, KNOWN, ANY = {"nobody", *ROLES}, {*ROLES}, {"admin", "publisher", "consumer", "owner"}
+ADMIN, PUBLISH, CONSUME = {"admin", "owner"}, {"publisher", "owner"}, {"consumer", "owner"}
+
+#: Who is let in where, in the words of ``docs/rest.md``. A route that is not here fails the tests.
+WHO = {
+    ("PUT", TOPIC): ADMIN,
+    ("GET", TOPIC): ANY,
+    ("DELETE", TOPIC): ADMIN,
+    ("PUT", f"{TOPIC}/properties"): ADMIN,
+    ("GET", TOPICS): KNOWN,
+    ("POST", f"{TOPIC}/publish"): PUBLISH,
+    ("POST", f"{TOPIC}/store"): PUBLISH,
+    ("POST", f"{TOPIC}/rollback"): PUBLISH,
+    ("POST", f"{TOPIC}/poll"): CONSUME,
+    ("GET", f"{TOPIC}/consumers"): CONSUME,
+    ("GET", f"{TOPIC}/consumers/{{name}}"): CONSUME,
+    ("PUT", f"{TOPIC}/consumers/{{name}}"): CONSUME,
+    ("DELETE", f"{TOPIC}/consumers/{{name}}"): CONSUME,
+    ("GET", "/ping"): EVERYBODY,
+    ("GET", "/metrics"): KNOWN,
+    ("GET", "/openapi.json"): KNOWN,
+}
+
+
+@pytest.fixture(scope="module")
+def routes() -> Iterator[list[Guarded]]:
+    """What the application is made of."""
+    with ThreadPoolExecutor(1) as threads, MessagingService(MemoryStore(), SystemClock()) as service:
+        yield app.routes(Site(service, threads, ServerMetrics(CollectorRegistry(), service), 1, 1))
+
+
+def calls(routes: list[Guarded]) -> list[tuple[str, str]]:
+    """Everything that can be asked, HEAD where GET is among it."""
+    asked = [(method, route.path) for route in routes for method in route.needs]
+    return asked + [("HEAD", path) for method, path in asked if method == "GET"]
+
+
+@pytest.fixture(scope="module", params=[TokenIdentities, JwtIdentities])
+def identities(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Identities:
+    """Tokens of either kind."""
+    made: Identities = request.param(tmp_path_factory.mktemp("identities"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def server(identities: Identities) -> Iterator[Serving]:
+    """One that asks who one is."""
+    with serving(gate=identities.gate) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Serving) -> Iterator[Client]:
+    """A connection of the test's own."""
+    with Client(server.port) as connection:
+        yield connection
+
+
+def headers(token: str | None) -> dict[str, str]:
+    return {"content_type": JSON} | ({} if token is None else {"authorization": f"Bearer {token}"})
+
+
+def ask(client: Client, method: str, path: str, token: str | None, *, topic: str = "t") -> tuple[int, dict[str, str]]:
+    """Status and headers."""
+    url = path.format(namespace="default", topic=topic, name="me")
+    client.send(method, url, b"" if method in ("GET", "HEAD") else b"{}", **headers(token))
+    answer = client.answer(head=method == "HEAD")
+    return answer.status, answer.headers
+
+
+# --- the matrix ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_given_a_role_when_anything_is_asked_then_it_is_let_in_where_the_table_says(
+    server: Serving, client: Client, identities: Identities, routes: list[Guarded], role: str
+) -> None:
+    found = {}
+    for method, path in calls(routes):
+        if not server.service.topics("default"):
+            server.service.create_topic(TopicId("default", "t"), {})
+        status, _ = ask(client, method, path, identities.good(role))
+        assert status != 401, (method, path)
+        found[method, path] = status != 403
+    assert found == {
+        call: role in WHO["GET" if method == "HEAD" else method, path] for call in found for method, path in [call]
+    }
+
+
+@pytest.mark.parametrize("kind", ["none", "wrong", "expired"])
+@pytest.mark.parametrize("role", ROLES)
+def test_given_a_token_that_is_not_good_when_anything_is_asked_then_nobody_is_let_in_but_to_ping(
+    server: Serving, client: Client, identities: Identities, routes: list[Guarded], role: str, kind: str
+) -> None:
+    tokens = {"none": None, "wrong": identities.wrong(role), "expired": identities.expired(role)}
+    for method, path in calls(routes):
+        status, got = ask(client, method, path, tokens[kind], topic="untouched")
+        let_in = "nobody" in WHO["GET" if method == "HEAD" else method, path]
+        assert status == (200 if let_in else 401), (method, path)
+        assert ("www-authenticate" in got) == (not let_in)
+        assert let_in or got["www-authenticate"].startswith("Bearer ")
+    assert "untouched" not in server.service.topics("default")
+
+
+def test_every_route_is_in_the_table_and_in_the_description(routes: list[Guarded]) -> None:
+    asked = {(method, route.path) for route in routes for method in route.needs}
+    assert asked <= set(WHO)
+    described = openapi(secured=True)["paths"]
+    assert asked == {(name.upper(), path) for path, item in described.items() for name in item if name != "parameters"}
+    for path, item in described.items():
+        for name, operation in item.items():
+            if name != "parameters":
+                open_to_all = WHO[name.upper(), path] == EVERYBODY
+                assert ("security" in operation) != open_to_all
+                assert ({"401", "403"} <= set(operation["responses"])) != open_to_all
+
+
+def test_given_a_route_that_does_not_say_what_it_needs_when_the_application_is_made_then_it_is_not(
+    monkeypatch: pytest.MonkeyPatch, server: Serving
+) -> None:
+    async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+        """Never reached."""
+
+    with pytest.raises(TypeError, match="needs"):
+        Guarded("/open", endpoint, "open")  # type: ignore[call-arg]
+    monkeypatch.setattr(app, "routes", lambda _: [Route("/open", endpoint)])
+    with ThreadPoolExecutor(1) as threads, pytest.raises(AttributeError, match="behind"):
+        app.make_app(Site(server.service, threads, server.metrics, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nothing", 404), ("POST", "/ping", 405), ("PATCH", "/v1/namespaces/default/topics/t", 405)],
+)
+def test_given_what_is_not_served_when_asked_then_only_the_known_are_told_so(
+    client: Client, identities: Identities, method: str, path: str, status: int
+) -> None:
+    assert ask(client, method, path, None)[0] == 401
+    assert ask(client, method, path, identities.wrong("owner"))[0] == 401
+    assert ask(client, method, path, identities.good("stranger"))[0] == status
+
+
+# --- what one may not see --------------------------------------------------------------------------------------------
+
+
+def test_given_a_topic_one_may_not_see_when_asked_then_the_answer_is_the_same_whether_it_is_there_or_not(
+    server: Serving, client: Client, identities: Identities, routes: list[Guarded]
+) -> None:
+    server.service.create_topic(TopicId("default", "there-1"), {})
+    for method, path in calls(routes):
+        if "{topic}" not in path or method == "HEAD":
+            continue
+        answers = []
+        for topic in ("there-1", "absent1"):
+            url = path.format(namespace="default", topic=topic, name="me")
+            answer = client.ask(method, url, b"{}", **headers(identities.good("stranger")))
+            answers.append((answer.status, answer.headers["content-type"], answer.text.replace(topic, "")))
+        assert answers[0] == answers[1]
+        assert answers[0][0] == 403
+    server.service.delete_topic(TopicId("default", "there-1"))
+
+
+def test_given_rules_when_topics_are_listed_then_only_those_one_may_see_are_there(tmp_path: Path) -> None:
+    identities = TokenIdentities(tmp_path)
+    with serving(gate=identities.gate) as server, Client(server.port) as client:
+        for name in ("default:a", "other:b"):
+            server.service.create_topic(TopicId.parse(name), {})
+
+        def listed(role: str, namespace: str) -> object:
+            return client.ask("GET", f"/v1/namespaces/{namespace}/topics", b"", **headers(identities.good(role))).json
+
+        assert listed("consumer", "default") == ["a"]
+        assert listed("consumer", "other") == []
+        assert listed("stranger", "default") == []
+        assert listed("stranger", "other") == ["b"]
+
+
+def test_given_a_refusal_when_read_then_it_says_who_may_not_do_what_where(
+    client: Client, identities: Identities
+) -> None:
+    path = "/v1/namespaces/default/topics/t"
+    answer = client.ask("POST", f"{path}/publish", b"{}", **headers(identities.good("consumer")))
+    assert answer.text == (
+        "consumer may not publish on default:t. Ask the operator of this server for a rule (server.auth)."
+    )
+    answer = client.ask("GET", path, b"", **headers(identities.good("stranger")))
+    assert answer.text.startswith("stranger may not do anything on default:t.")
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+
+
+def test_given_a_refused_request_when_the_next_comes_on_the_same_connection_then_it_is_answered(
+    client: Client, identities: Identities
+) -> None:
+    # The body of the refused one was never read.
+    refused = client.ask("POST", "/v1/namespaces/default/topics/t/publish", b"x" * 500_000, **headers(None))
+    assert refused.status == 401
+    assert client.ask("GET", "/metrics", b"", **headers(identities.good("stranger"))).status == 200
+
+
+def test_given_a_server_that_asks_nobody_when_a_token_is_sent_then_it_does_not_matter() -> None:
+    with serving() as server, Client(server.port) as client:
+        assert client.ask("PUT", "/v1/namespaces/default/topics/t", b"", **headers("anything")).status == 200
+        assert client.ask("GET", "/v1/namespaces/default/topics", b"", **headers("anything")).json == ["t"]
+        assert "securitySchemes" not in client.ask("GET", "/openapi.json").json["components"]
+
+
+def test_given_a_server_that_asks_when_described_then_the_scheme_is_named(
+    client: Client, identities: Identities
+) -> None:
+    document = client.ask("GET", "/openapi.json", b"", **headers(identities.good("stranger"))).json
+    assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+    assert document["paths"]["/metrics"]["get"]["security"] == [{"token": []}]
+
+
+def test_the_needs_of_a_topic_are_the_words_of_the_rules() -> None:
+    words = Settings.model_json_schema()["$defs"]["AuthRule"]["properties"]["can"]["items"]["enum"]
+    assert {need.value for need in Need} == {*words, "nothing", "known", "any"}

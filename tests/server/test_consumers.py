@@ -1,0 +1,123 @@
+"""The routes of consumers: what they answer, with which codes, and that looking changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.builders import DAY, NOW_MS, SECOND
+from tests.server.client import Answer, Client, TopicClient
+from tests.server.conftest import Serving, serving
+from tms_core.clock import ManualClock
+
+TOPICS = "/v1/namespaces/default/topics"
+START = "0" * 40
+
+
+def ids_of(topic: TopicClient) -> list[str]:
+    return [message["id"] for message in topic.post("poll").json]
+
+
+def put(topic: TopicClient, name: str, position: str) -> Answer:
+    return topic.client.ask("PUT", f"{topic.path}/consumers/{name}", json.dumps({"position": position}).encode())
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS, running_ms=DAY)
+
+
+@pytest.fixture
+def server(clock: ManualClock) -> Iterator[Serving]:
+    with serving(clock=clock) as running:
+        yield running
+
+
+def test_given_a_position_when_put_then_it_is_what_is_got_and_a_later_one_takes_its_place(topic: TopicClient) -> None:
+    topic.publish("a", "b")
+    first, second = ids_of(topic)
+    for id_ in (first, second, first.upper()):
+        done = put(topic, "billing", id_)
+        assert (done.status, done.body) == (200, b"")
+        found = topic.client.ask("GET", f"{topic.path}/consumers/billing")
+        assert (found.status, found.json) == (200, {"position": id_.lower()})
+
+
+def test_given_consumers_when_listed_then_each_has_its_lag_and_nothing_moves(
+    server: Serving, clock: ManualClock
+) -> None:
+    with Client(server.port) as client:
+        topic = TopicClient(client, "orders").create(ttl="60")
+        for text in "abc":
+            topic.publish(text)
+            clock.advance(SECOND)
+        ids = ids_of(topic)
+        put(topic, "b-read-one", ids[0])
+        put(topic, "a-read-none", START)
+        put(topic, "c-read-all", ids[2])
+        expected = [
+            {"name": "a-read-none", "position": START, "lagMessages": 3, "lagSeconds": 3.0, "expired": False},
+            {"name": "b-read-one", "position": ids[0], "lagMessages": 2, "lagSeconds": 2.0, "expired": False},
+            {"name": "c-read-all", "position": ids[2], "lagMessages": 0, "lagSeconds": 0.0, "expired": False},
+        ]
+        same = {"lagIsAtLeast": False, "updatedMs": str(clock.now_ms())}
+        for _ in range(2):
+            listed = client.ask("GET", f"{topic.path}/consumers")
+            assert (listed.status, listed.json) == (200, [{**one, **same} for one in expected])
+            assert ids_of(topic) == ids
+
+
+def test_given_a_consumer_when_deleted_then_it_is_gone_and_a_second_time_404(topic: TopicClient) -> None:
+    put(topic, "billing", START)
+    path = f"{topic.path}/consumers/billing"
+    assert [topic.client.ask("DELETE", path).status for _ in range(2)] == [200, 404]
+    answer = topic.client.ask("GET", path)
+    assert answer.status == 404
+    assert "has no consumer billing" in answer.text
+    assert topic.client.ask("GET", f"{topic.path}/consumers").json == []
+
+
+@pytest.mark.parametrize("method", ["PUT", "GET", "DELETE"])
+@pytest.mark.parametrize(("name", "status"), [("a.b", 400), ("%C3%A4", 400), ("x" * 256, 400), ("x" * 255, 404)])
+def test_given_a_name_that_is_none_then_400(topic: TopicClient, method: str, name: str, status: int) -> None:
+    answer = topic.client.ask(method, f"{topic.path}/consumers/{name}", json.dumps({"position": START}).encode())
+    assert answer.status == (200 if (method, status) == ("PUT", 404) else status)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"position": null}',
+        b'{"position": %s}' % (b"1" * 40),
+        b'{"position": "%s"}' % (b"0" * 39),
+        b'{"position": "%s"}' % (b"g" * 40),
+        b'{"position": "%s"}' % (b"f" * 40),
+        b'{"position": "%s", "name": "x"}' % START.encode(),
+    ],
+)
+def test_given_a_position_that_is_none_when_put_then_400_and_nobody_is_registered(
+    topic: TopicClient, body: bytes
+) -> None:
+    answer = topic.client.ask("PUT", f"{topic.path}/consumers/billing", body)
+    assert answer.status == 400
+    assert topic.client.ask("GET", f"{topic.path}/consumers").json == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "nobody/consumers"),
+        ("GET", "nobody/consumers/billing"),
+        ("PUT", "nobody/consumers/billing"),
+        ("DELETE", "nobody/consumers/billing"),
+    ],
+)
+def test_given_no_such_topic_then_404(client: Client, method: str, path: str) -> None:
+    answer = client.ask(method, f"{TOPICS}/{path}", json.dumps({"position": START}).encode())
+    assert answer.status == 404
+    assert "There is no topic default:nobody." in answer.text

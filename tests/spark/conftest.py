@@ -1,0 +1,58 @@
+"""One Spark for all tests of a process."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import require_or_skip
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A small Spark on two cores, which offers its filters."""
+    if shutil.which("java") is None:
+        require_or_skip("java is missing; install it: apt-get install openjdk-17-jdk-headless")
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    folder = tmp_path_factory.mktemp("spark")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.default.parallelism": "2",
+        "spark.local.dir": str(folder / "local"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder} -XX:TieredStopAtLevel=1",
+        "spark.driver.memory": "512m",
+        "spark.task.maxFailures": "4",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.python.worker.reuse": "true",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+        patch.chdir(folder)
+        builder = SparkSession.builder.master("local[2,4]").appName("tests")
+        for name, value in settings.items():
+            builder = builder.config(name, value)
+        made = builder.getOrCreate()
+        made.sparkContext.setLogLevel("OFF")
+        yield made
+        made.stop()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Where a LevelDB store of a test is."""
+    return tmp_path / "messaging"

@@ -1,0 +1,364 @@
+"""The source: every row once, in the right columns, with the law's verdict, whatever is cut, narrowed or leapt over."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual, Not
+
+from janitor.spark import pages
+from janitor.spark.columns import DataTable
+from janitor.spark.options import Options
+from janitor.spark.pages import Ask
+from janitor.spark.parts import Piece
+from janitor.spark.session import translated
+from janitor.spark.source import FilteringReader, FilteringSource, RowReader, TmsSource
+from janitor.spark.wanted import Wanted
+from tests.builders import DAY, HOUR, NOW_MS, pointer, topic, unknown_topic
+from tests.janitor.test_differential import Scene, leveldb_store, scenes
+from tms_core.errors import ConfigurationError, StoreBusy, StoreNotFound
+from tms_core.rowkey import MessageKey, PayloadKey
+from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Filled = Callable[[Callable[[Store], None]], Path]
+
+
+@pytest.fixture
+def filled(place: Path) -> Filled:
+    """Fills a store and closes it."""
+
+    def fill(with_rows: Callable[[Store], None]) -> Path:
+        with LevelDBStore(place, create=True) as store:
+            with_rows(store)
+        return place
+
+    return fill
+
+
+def sample(store: Store) -> None:
+    """Something of every kind."""
+    orders = topic(store, "default:orders", ttl_seconds=3600)
+    orders.plain(NOW_MS - HOUR - 1, NOW_MS - HOUR, NOW_MS).tx(7, NOW_MS, body=b"four").ref(pointer(NOW_MS), NOW_MS)
+    orders.stored(pointer(NOW_MS), NOW_MS, body=b"stored").stored(pointer(NOW_MS - DAY), NOW_MS - 2 * DAY)
+    topic(store, "default:retired", ttl_seconds=60, generation=-2).plain(NOW_MS)
+    unknown_topic(store, "other:stranger", generation=4).plain(NOW_MS)
+    store.message.put([(b"no key of ours", MessageValue(None, b"x"))])
+    store.metadata.compare_and_set(b"default:broken:", None, b"{}")
+
+
+def reader(place: Path, **options: Any) -> RowReader:
+    """A reader in this process."""
+    given = {"leveldb": str(place), "now": str(NOW_MS), **{name: str(value) for name, value in options.items()}}
+    return FilteringReader(Options.parse(given, {}))
+
+
+def rows_of(found: RowReader) -> list[dict[str, Any]]:
+    return [row for part in found.partitions() for batch in found.read(part) for row in batch.to_pylist()]
+
+
+def read(place: Path, **options: Any) -> list[dict[str, Any]]:
+    return rows_of(reader(place, **options))
+
+
+# --- what comes ------------------------------------------------------------------------------------------------------
+
+
+def test_given_messages_of_every_kind_when_read_then_each_has_its_numbers_and_its_verdict(filled: Filled) -> None:
+    found = read(filled(sample), sizes="true", payload="true")
+    short = [
+        (r["topic"], r["publish_ms"], r["write_pointer"], r["payload"], r["payload_bytes"], r["action"], r["rule"])
+        for r in found
+    ]
+    assert short == [
+        ("orders", NOW_MS - HOUR - 1, None, b"body", 4, "delete", "expired"),
+        ("orders", NOW_MS - HOUR, None, b"body", 4, "keep", "live"),
+        ("orders", NOW_MS, None, b"body", 4, "keep", "live"),
+        ("orders", NOW_MS, 7, b"four", 4, "keep", "live"),
+        ("orders", NOW_MS, pointer(NOW_MS), None, None, "keep", "live"),
+        ("retired", NOW_MS, None, b"body", 4, "delete", "old_generation"),
+        (None, None, None, b"x", 1, "keep", "foreign"),
+        ("stranger", NOW_MS, None, b"body", 4, "keep", "unknown_topic"),
+    ]
+    assert {(r["namespace"], r["topic"], r["generation"]) for r in found} == {
+        ("default", "orders", 1),
+        ("default", "retired", 2),
+        ("other", "stranger", 4),
+        (None, None, None),
+    }
+    assert {(r["salt"], r["write_ms"], r["payload_sequence"]) for r in found} == {(None, None, None)}
+    assert [r["sequence"] for r in found][:5] == [0, 1, 2, 3, 4]
+
+
+def test_given_payloads_when_read_then_what_hangs_on_messages_is_a_candidate(filled: Filled) -> None:
+    found = read(filled(sample), table="payload", sizes="true", payload="true")
+    assert [(r["write_pointer"], r["write_ms"], r["payload"], r["action"], r["rule"]) for r in found] == [
+        (pointer(NOW_MS - DAY), NOW_MS - 2 * DAY, b"stored", "keep", "undecided"),
+        (pointer(NOW_MS), NOW_MS, b"stored", "keep", "live"),
+    ]
+    assert {(r["publish_ms"], r["sequence"], r["payload_bytes"]) for r in found} == {(None, None, 6)}
+
+
+def test_given_no_word_of_them_when_read_then_payloads_and_sizes_are_left_out(filled: Filled) -> None:
+    place = filled(sample)
+    assert {r["payload_bytes"] for r in read(place)} == {None}
+    assert all("payload" not in r for table in ("message", "payload") for r in read(place, table=table))
+
+
+def test_given_metadata_when_read_then_what_does_not_parse_says_why(filled: Filled) -> None:
+    place = filled(sample)
+    source = TmsSource({"leveldb": str(place), "table": "metadata"})
+    metadata = source.reader(source.schema())
+    found = [row for part in metadata.partitions() for batch in metadata.read(part) for row in batch.to_pylist()]
+    assert [(r["topic"], r["generation"], r["ttl_seconds"], r["deleted"]) for r in found] == [
+        (None, None, None, None),
+        ("orders", 1, 3600, False),
+        ("retired", -2, 60, True),
+    ]
+    assert [r["key"] for r in found] == [b"default:broken:", b"default:orders:", b"default:retired:"]
+    assert "broken" in found[0]["problem"]
+    assert found[1]["problem"] is None
+
+
+@settings(max_examples=25)
+@given(scenes())
+def test_given_a_random_store_when_read_then_every_key_comes_once_in_order(scene: Scene) -> None:
+    with leveldb_store() as store:
+        scene.fill(store)
+        for name, stored in (("message", store.message), ("payload", store.payload)):
+            table: DataTable = "message" if name == "message" else "payload"
+            found = [
+                key for rows in pages.walk(stored, Piece(None, b"", b""), Wanted(table), Ask()) for key in rows.keys
+            ]
+            assert found == sorted(scene.messages if table == "message" else scene.payloads)
+
+
+@pytest.mark.parametrize("ask", [Ask(), Ask(sizes=True, payloads=True)])
+@pytest.mark.parametrize("table", ["message", "payload"])
+def test_given_a_store_that_takes_values_apart_itself_when_read_then_its_pages_say_the_same(
+    table: DataTable, ask: Ask, place: Path
+) -> None:
+    memory = MemoryStore()
+    with LevelDBStore(place, create=True) as store:
+        said = []
+        for one in (memory, store):
+            sample(one)
+            read_from = one.message if table == "message" else one.payload
+            [rows] = pages.walk(read_from, Piece(None, b"", b""), Wanted(table), ask)
+            pointers = rows.pointers and [column.tolist() for column in rows.pointers]
+            sizes = rows.sizes and [size for size, present in zip(*rows.sizes, strict=True) if present]
+            said.append((rows.keys, pointers, sizes, rows.payloads))
+    assert said[0] == said[1]
+
+
+# --- how it is cut ---------------------------------------------------------------------------------------------------
+
+
+def test_given_a_topic_with_nine_tenths_of_all_rows_when_cut_then_no_piece_is_thrice_the_median(
+    filled: Filled,
+) -> None:
+    def fill(store: Store) -> None:
+        topic(store, "default:huge", ttl_seconds=3600).plain(*range(NOW_MS, NOW_MS + 45_000))
+        for number in range(10):
+            topic(store, f"default:small{number}", ttl_seconds=3600).plain(*range(NOW_MS, NOW_MS + 500))
+
+    found = reader(filled(fill), partitions=8)
+    counts = [sum(batch.num_rows for batch in found.read(part)) for part in found.partitions()]
+    assert len(counts) == 8
+    assert sum(counts) == 50_000
+    assert max(counts) <= 3 * statistics.median(counts)
+
+
+def test_given_a_small_table_when_cut_then_it_stays_in_one_piece(filled: Filled) -> None:
+    assert len(reader(filled(sample), partitions=50).partitions()) == 1
+
+
+# --- how it is narrowed ----------------------------------------------------------------------------------------------
+
+
+def many(store: Store) -> None:
+    """Topics whose names begin alike, generations and many rows: something to leap over."""
+    for name in ("a:t", "a:t1", "a:t1-x", "a:t10", "b:t1"):
+        made = topic(store, name, ttl_seconds=3600, generation=2)
+        made.at(1).plain(*range(NOW_MS, NOW_MS + 300))
+        made.plain(*range(NOW_MS - 300, NOW_MS + 300)).stored(pointer(NOW_MS), *range(NOW_MS, NOW_MS + 200))
+    store.message.put([(MessageKey(TopicId("a", "t1"), 2, -1, 0).pack(), MessageValue(None, b"x")), (b"z", _BODY)])
+    store.payload.put([(PayloadKey(TopicId("a", "t1"), -1, 5, 5, 0).pack(), b"x")])
+
+
+_BODY = MessageValue(None, b"x")
+
+
+@pytest.mark.parametrize("table", ["message", "payload"])
+@pytest.mark.parametrize("topics", ["a:t1", "a:t*", "*:t1", "a:t1,b:*", "a:none"])
+def test_given_topics_when_read_then_their_rows_come_and_no_others(topics: str, table: str, filled: Filled) -> None:
+    place = filled(many)
+    everything = [row for row in read(place, table=table) if row["topic"] is not None]
+    wanted = Wanted("message", tuple(topics.split(",")))
+    expected = [row for row in everything if wanted.wants(TopicId(row["namespace"], row["topic"]))]
+    assert read(place, table=table, topics=topics) == expected
+
+
+@pytest.mark.parametrize(("since", "until"), [(0, 100), (-1, 1), (0, 0), (299, 10**6), (None, 0), (0, None)])
+@pytest.mark.parametrize("table", ["message", "payload"])
+def test_given_two_moments_when_read_then_the_first_is_in_and_the_last_is_not(
+    since: int | None, until: int | None, table: str, filled: Filled
+) -> None:
+    place = filled(many)
+    bounds = {"from": since, "to": until}
+    options = {name: NOW_MS + offset for name, offset in bounds.items() if offset is not None}
+    column = "publish_ms" if table == "message" else "write_ms"
+    expected = [
+        row
+        for row in read(place, table=table)
+        if row[column] is not None and options.get("from", -(2**63)) <= row[column] < options.get("to", 2**63)
+    ]
+    assert read(place, table=table, **options) == expected
+
+
+def test_given_a_moment_near_the_end_when_read_then_what_lies_before_is_leapt_over(filled: Filled) -> None:
+    def fill(store: Store) -> None:
+        topic(store, "a:long", ttl_seconds=3600).plain(*range(NOW_MS, NOW_MS + 20_000))
+
+    place = filled(fill)
+    with LevelDBStore(place) as store:
+        wanted = Wanted("message", from_ms=NOW_MS + 19_990)
+        read_rows = sum(len(rows.keys) for rows in pages.walk(store.message, Piece(None, b"", b""), wanted, Ask()))
+    assert 10 <= read_rows < 200
+
+
+FILTERS: list[list[Filter]] = [
+    [EqualTo(("topic",), "t1")],
+    [EqualTo(("namespace",), "a"), EqualTo(("topic",), "t1")],
+    [In(("topic",), ("t1", "t10", "nothing"))],
+    [In(("topic",), ()), EqualTo(("topic",), "t1")],
+    [EqualTo(("topic",), "t1"), EqualTo(("topic",), "t10")],
+    [GreaterThanOrEqual(("publish_ms",), NOW_MS), LessThan(("publish_ms",), NOW_MS + 5)],
+    [GreaterThan(("publish_ms",), NOW_MS), LessThanOrEqual(("publish_ms",), NOW_MS + 5)],
+    [EqualTo(("publish_ms",), NOW_MS)],
+    [In(("publish_ms",), (NOW_MS, NOW_MS + 7)), GreaterThan(("publish_ms",), -5)],
+    [LessThan(("publish_ms",), 0)],
+    [Not(EqualTo(("topic",), "t1"))],
+    [EqualTo(("salt",), 3)],
+    [EqualTo(("generation",), 1)],
+]
+
+
+def passes(row: dict[str, Any], one: Filter) -> bool:
+    """Whether SQL lets the row through."""
+    match one:
+        case Not(child):
+            return row["topic"] is not None and not passes(row, child)
+        case EqualTo((name,), value):
+            return bool(row[name] == value)
+        case In((name,), values):
+            return row[name] in values
+        case GreaterThan((name,), value):
+            return row[name] is not None and row[name] > value
+        case GreaterThanOrEqual((name,), value):
+            return row[name] is not None and row[name] >= value
+        case LessThan((name,), value):
+            return row[name] is not None and row[name] < value
+        case LessThanOrEqual((name,), value):
+            return row[name] is not None and row[name] <= value
+    raise AssertionError(one)
+
+
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_given_filters_when_they_are_pushed_then_no_row_that_passes_is_lost_and_all_are_left_to_spark(
+    filters: list[Filter], filled: Filled
+) -> None:
+    place = filled(many)
+    found = reader(place)
+    assert isinstance(found, FilteringReader)
+    assert list(found.pushFilters(filters)) == filters
+    expected = [row for row in read(place) if all(passes(row, one) for one in filters)]
+    assert [row for row in rows_of(found) if all(passes(row, one) for one in filters)] == expected
+
+
+def test_given_a_filter_on_a_topic_when_it_is_pushed_then_other_topics_are_not_read(filled: Filled) -> None:
+    found = reader(filled(many))
+    assert isinstance(found, FilteringReader)
+    found.pushFilters([EqualTo(("namespace",), "b"), EqualTo(("topic",), "t1"), LessThan(("publish_ms",), NOW_MS)])
+    assert len(rows_of(found)) == 300
+
+
+# --- on Spark --------------------------------------------------------------------------------------------------------
+
+
+def on_spark(spark: SparkSession, source: type[TmsSource], place: Path, **options: str) -> DataFrame:
+    spark.dataSource.register(source)
+    return spark.read.format("tms").options(leveldb=str(place), now=str(NOW_MS), **options).load()
+
+
+def test_given_filters_when_spark_offers_them_or_not_then_the_result_is_the_same(
+    spark: SparkSession, filled: Filled
+) -> None:
+    place = filled(many)
+    condition = f"topic = 't1' and publish_ms >= {NOW_MS} and publish_ms < {NOW_MS + 3} and rule <> 'foreign'"
+    offered = on_spark(spark, FilteringSource, place, partitions="2").where(condition)
+    results = [sorted(map(tuple, offered.collect()))]
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    try:
+        results.append(sorted(map(tuple, on_spark(spark, TmsSource, place).where(condition).collect())))
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    assert results[0] == results[1]
+    assert len(results[0]) == 12
+
+
+def test_given_a_store_when_asked_in_sql_then_it_is_a_what_if(spark: SparkSession, filled: Filled) -> None:
+    on_spark(spark, FilteringSource, filled(sample)).createOrReplaceTempView("rows")
+    counted = spark.sql("SELECT topic, action, rule, count(*) AS rows FROM rows GROUP BY ALL ORDER BY ALL").collect()
+    assert [tuple(row) for row in counted if row.action == "delete"] == [
+        ("orders", "delete", "expired", 1),
+        ("retired", "delete", "old_generation", 1),
+    ]
+
+
+def test_given_a_store_somebody_holds_when_a_query_is_planned_then_the_error_is_ours(
+    spark: SparkSession, filled: Filled
+) -> None:
+    place = filled(sample)
+    with LevelDBStore(place), pytest.raises(StoreBusy, match="messaging"), translated():
+        on_spark(spark, TmsSource, place).count()
+
+
+def test_given_no_store_when_a_query_is_planned_then_the_error_is_ours(spark: SparkSession, place: Path) -> None:
+    with pytest.raises(StoreNotFound), translated():
+        on_spark(spark, FilteringSource, place).count()
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tabel": "message"}, "tabel is no option"),
+        ({"table": "messages"}, "table is messages"),
+        ({"topics": "orders"}, "topics has orders"),
+        ({"from": "yesterday"}, "from is yesterday"),
+        ({"partitions": "0"}, "partitions is 0"),
+        ({"payload": "yes"}, "payload is yes"),
+    ],
+)
+def test_given_a_wrong_option_when_read_then_it_is_named(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Options.parse(options, {})
+
+
+def test_given_times_in_words_when_read_then_they_are_milliseconds() -> None:
+    found = Options.parse({"from": "2023-11-14T22:13:20", "to": "2023-11-14T23:13:20+01:00", "now": "5"}, {})
+    assert (found.from_ms, found.to_ms, found.now_ms) == (NOW_MS, NOW_MS, 5)

@@ -1,0 +1,324 @@
+"""``tms topic``, ``tms publish`` and ``tms poll``, typed against a server."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.shell_completion import shell_complete
+
+from tms_core.cli.main import cli, execute
+from tms_core.cli.serve import Started, serving
+from tms_core.client import Client
+
+Type = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Started]:
+    environ = {"TMS_STORAGE__KIND": "memory", "TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
+    with serving(None, environ, {}, janitor=False) as started:
+        yield started
+
+
+@pytest.fixture
+def client(server: Started) -> Iterator[Client]:
+    assert server.transactions is not None
+    with Client(server.url, transactions=server.transactions) as client:
+        yield client
+
+
+@pytest.fixture
+def topic(client: Client, request: pytest.FixtureRequest) -> str:
+    """A topic of the test's own."""
+    name = f"default:t{abs(hash(request.node.nodeid))}"
+    client.create_topic(name)
+    return name
+
+
+@pytest.fixture
+def here(server: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands ask this server."""
+    monkeypatch.setenv("TMS_URL", server.url)
+    monkeypatch.setenv("TMS_TRANSACTIONS__THRIFT", str(server.transactions))
+
+
+@pytest.fixture
+def typed(
+    request: pytest.FixtureRequest, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> Type:
+    """Type ``tms`` and what follows; exit code, output, errors."""
+    request.getfixturevalue("here")
+
+    def run(*words: object, given: bytes = b"") -> tuple[int, str, str]:
+        with io.TextIOWrapper(io.BytesIO(given)) as typed_in:
+            monkeypatch.setattr(sys, "stdin", typed_in)
+            code = execute([str(word) for word in words])
+        out, err = capfdbinary.readouterr()
+        return code, out.decode(errors="surrogateescape"), err.decode()
+
+    return run
+
+
+def payloads(client: Client, topic: str) -> list[bytes]:
+    return [message.payload for message in client.poll(topic)]
+
+
+# --- topics ----------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_new_name_when_a_topic_is_made_then_it_is_shown_listed_changed_and_deleted(typed: Type) -> None:
+    assert typed("topic", "create", "shop:orders", "--ttl", "7d", "--property", "owner=billing") == (
+        0,
+        "shop:orders: messages live 7 d (604800 s), generation 1\n  owner = billing\n",
+        "",
+    )
+    assert typed("topic", "list", "shop")[:2] == (0, "shop:orders\n")
+    code, out, _ = typed("topic", "update", "shop:orders", "--ttl", "90m", "--format", "json")
+    properties = {"generation": "1", "owner": "billing", "ttl": "5400"}
+    assert (code, json.loads(out)) == (0, {"topic": "shop:orders", "properties": properties})
+    assert typed("topic", "show", "shop:orders")[1].startswith("shop:orders: messages live 1 h 30 min (5400 s)")
+    assert typed("topic", "delete", "shop:orders", "--yes")[:2] == (0, "shop:orders is deleted\n")
+    assert typed("topic", "list", "shop", "--format", "json")[:2] == (0, "[]\n")
+
+
+def test_given_an_answer_of_no_when_asked_whether_to_delete_then_the_topic_stays(
+    typed: Type, topic: str, client: Client
+) -> None:
+    code, _, err = typed("topic", "delete", topic, given=b"n\n")
+    assert code != 0
+    assert "all its messages" in err
+    assert client.topic(topic).generation == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["topic", "create", "orders"], 2, "write namespace:topic"),
+        (["topic", "create", "default:x", "--ttl", "soon"], 2, "write 7d"),
+        (["topic", "create", "default:x", "--ttl", "1500ms"], 2, "write 7d"),
+        (["topic", "create", "default:x", "--property", "owner"], 2, "NAME=VALUE"),
+        (["topic", "show", "default:nowhere"], 1, "nowhere"),
+        (["topic", "delete", "default:nowhere"], 1, "nowhere"),
+        (["topic", "update", "default:nowhere", "--ttl", "1d"], 1, "nowhere"),
+        (["topic", "list", "--server", "here"], 2, "http://127.0.0.1:11015"),
+        (["topic", "list", "--ca-file", "nowhere.pem"], 2, "--ca-file"),
+        (["topic", "list", "--token-file", "nowhere"], 2, "token file"),
+        (["publish", "default:nowhere", "-m", "x"], 1, "nowhere"),
+        (["poll", "default:nowhere"], 1, "nowhere"),
+        (["poll", "default:x", "--from", "12"], 2, "40 hex digits"),
+        (["poll", "default:x", "--since", "soon"], 2, "soon"),
+        (["poll", "default:x", "--since", "10m", "--consumer", "billing"], 2, "one of"),
+    ],
+)
+def test_given_something_wrong_then_it_says_what_and_what_to_write(
+    typed: Type, words: list[str], code: int, says: str
+) -> None:
+    done, out, err = typed(*words)
+    assert (done, out) == (code, "")
+    assert says in err
+
+
+def test_given_no_server_then_it_says_so_and_how_to_start_one(typed: Type) -> None:
+    code, _, err = typed("topic", "list", "--server", "http://127.0.0.1:9")
+    assert code == 1
+    assert "tms serve" in err
+
+
+# --- publish ---------------------------------------------------------------------------------------------------------
+
+
+def test_given_lines_when_published_then_each_is_a_message_whatever_its_bytes(
+    typed: Type, topic: str, client: Client, tmp_path: Path
+) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"one\n\n\xff\x00three\r\nlast")
+    assert typed("publish", topic, file)[:2] == (0, f"4 published to {topic}\n")
+    assert payloads(client, topic) == [b"one", b"", b"\xff\x00three\r", b"last"]
+
+
+def test_given_a_large_file_when_published_then_every_line_arrives_once_in_order(
+    typed: Type, topic: str, client: Client, tmp_path: Path
+) -> None:
+    lines = [f"{number} {'x' * (number % 700)}".encode() for number in range(9_000)]
+    file = tmp_path / "lines"
+    file.write_bytes(b"\n".join(lines) + b"\n")
+    assert typed("publish", topic, file, "--format", "json")[:2] == (0, '{\n "published": 9000\n}\n')
+    assert payloads(client, topic) == lines
+
+
+@pytest.mark.usefixtures("here")
+def test_given_a_line_in_a_pipe_that_stays_open_when_published_then_it_does_not_wait_for_more(
+    topic: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, seen = iter([b"first\nhal", b"f\n", b""]), []
+
+    class Pipe(io.RawIOBase):
+        """Sees what is there by now each time more is asked of it."""
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            seen.append(payloads(client, topic))
+            step = next(steps)
+            buffer[: len(step)] = step
+            return len(step)
+
+    with io.TextIOWrapper(io.BufferedReader(Pipe())) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert execute(["publish", topic]) == 0
+    assert seen == [[], [b"first"], [b"first", b"half"]]
+
+
+def test_given_binary_input_when_published_then_it_is_one_message(typed: Type, topic: str, client: Client) -> None:
+    assert typed("publish", topic, "--binary", given=b"\x00\n\xff\n")[0] == 0
+    assert payloads(client, topic) == [b"\x00\n\xff\n"]
+
+
+def test_given_messages_on_the_command_line_when_published_then_nothing_is_read(
+    typed: Type, topic: str, client: Client
+) -> None:
+    assert typed("publish", topic, "-m", "hällo", "-m", "world", given=b"not this\n")[0] == 0
+    assert payloads(client, topic) == ["hällo".encode(), b"world"]
+
+
+def test_given_a_transaction_that_fails_half_way_when_published_then_committed_readers_see_nothing(
+    typed: Type, topic: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"one\ntwo\n" + b"x" * (9 << 20))
+    code, _, err = typed("publish", topic, file, "--transaction")
+    assert code == 2
+    assert "--binary" in err
+    assert typed("poll", topic, "--committed")[:2] == (0, "")
+    assert typed("publish", topic, "--transaction", given=b"three\n")[0] == 0
+    assert typed("poll", topic, "--committed", "--raw")[:2] == (0, "three\n")
+
+
+def test_given_a_file_without_lines_when_it_fails_half_way_then_it_says_how_many_had_gone(
+    typed: Type, topic: str, client: Client
+) -> None:
+    code, _, err = typed("publish", topic, given=b"one\ntwo\n" * 200_000 + b"x" * (9 << 20))
+    assert code == 2
+    assert "line 400001" in err
+    assert len(payloads(client, topic)) == 400_000
+
+
+# --- poll ------------------------------------------------------------------------------------------------------------
+
+
+def test_given_messages_when_polled_then_each_is_a_line_with_its_time_and_id(typed: Type, topic: str) -> None:
+    typed("publish", topic, given="one\nzwölf\n".encode())
+    code, out, _ = typed("poll", topic)
+    assert code == 0
+    assert re.fullmatch(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC  [0-9a-f]{40}  (one|zwölf)\n){2}", out)
+
+
+def test_given_bytes_that_a_terminal_obeys_when_polled_then_they_are_shown_not_sent(
+    typed: Type, topic: str, client: Client
+) -> None:
+    client.publish(topic, [b"\x1b[2Jgone\n\xff"])
+    assert typed("poll", topic)[1].endswith("  \\x1b[2Jgone\\n\\xff\n")
+    assert typed("poll", topic, "--raw")[1] == "\x1b[2Jgone\n\udcff\n"
+
+
+def test_given_json_when_polled_then_each_line_is_an_object_and_bytes_that_are_no_text_are_base64(
+    typed: Type, topic: str, client: Client
+) -> None:
+    client.publish(topic, ["höher".encode(), b"\xff\xfe"])
+    code, out, _ = typed("poll", topic, "--format", "json")
+    messages = list(client.poll(topic))
+    assert code == 0
+    assert [json.loads(line) for line in out.splitlines()] == [
+        {"id": str(messages[0].id), "time_ms": messages[0].id.publish_ms, "payload": "höher"},
+        {"id": str(messages[1].id), "time_ms": messages[1].id.publish_ms, "payload": {"base64": "//4="}},
+    ]
+
+
+def test_given_a_place_to_begin_when_polled_then_it_begins_there(typed: Type, topic: str, client: Client) -> None:
+    client.publish(topic, [b"one", b"two", b"three"])
+    ids = [str(message.id) for message in client.poll(topic)]
+
+    def read(*words: str) -> list[str]:
+        code, out, _ = typed("poll", topic, "--raw", *words)
+        assert code == 0
+        return out.split()
+
+    assert read("--from", ids[1]) == ["two", "three"]
+    assert read("--after", ids[1]) == ["three"]
+    assert read("-n", "2") == ["one", "two"]
+    assert read("--since", "1h") == ["one", "two", "three"]
+    assert read("--since", "now+1h") == []
+    assert read("--since", "2023-11-14T22:13:20Z", "-n", "1") == ["one"]
+
+
+def test_given_a_consumer_when_polled_behind_it_then_its_position_stays(
+    typed: Type, topic: str, client: Client
+) -> None:
+    client.publish(topic, [b"one", b"two"])
+    first, _ = client.poll(topic)
+    client.set_position(topic, "billing", first.id)
+    for _ in range(2):
+        assert typed("poll", topic, "--raw", "--consumer", "billing")[:2] == (0, "two\n")
+    assert client.position(topic, "billing") == first.id
+
+
+@pytest.mark.usefixtures("here")
+def test_given_a_reader_that_has_gone_when_polled_then_it_ends_quietly(topic: str, client: Client) -> None:
+    client.publish(topic, [b"x" * 1000] * 500)
+    program = [sys.executable, "-c", "from tms_core.cli.main import main; main()", "poll", topic]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
+@pytest.mark.usefixtures("here")
+def test_given_follow_when_messages_are_published_then_they_are_printed_as_they_come(
+    topic: str, client: Client
+) -> None:
+    client.publish(topic, [b"one"])
+
+    class Screen(io.StringIO):
+        """Publishes another message each time a line has been shown."""
+
+        def flush(self) -> None:
+            shown = self.getvalue().count("\n")
+            if shown < 3:
+                client.publish(topic, [b"more"])
+
+    screen = Screen()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", screen)
+        assert execute(["poll", topic, "--follow", "--limit", "3"]) == 0
+    assert [line.split()[-1] for line in screen.getvalue().splitlines()] == ["one", "more", "more"]
+
+
+# --- completion ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_given_a_shell_then_its_completion_script_names_the_command(typed: Type, shell: str) -> None:
+    code, out, _ = typed("completion", shell)
+    assert code == 0
+    assert "_TMS_COMPLETE" in out
+
+
+def test_given_the_beginning_of_a_verb_then_the_shell_can_complete_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COMP_WORDS", "tms p")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert shell_complete(cli, {}, "tms", "_TMS_COMPLETE", "bash_complete") == 0
+    assert {line.partition(",")[2] for line in capsys.readouterr().out.splitlines()} == {"poll", "publish"}

@@ -1,0 +1,241 @@
+"""``tms publish`` and ``tms poll``: messages in and out, as lines of text or byte by byte.
+
+What comes from a pipe is published as it comes, all that has arrived in one request: a file goes in large batches, a
+program that now and then writes a line is not kept waiting.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import BinaryIO
+
+import click
+
+from tms_core.cli.remote import Remote, remote, topic_argument
+from tms_core.cli.text import moment
+from tms_core.cli.times import Moment, SinceType, TtlType
+from tms_core.client import Client, Message
+from tms_core.clock import SystemClock
+from tms_core.errors import FormatError, TmsError
+from tms_core.rowkey import MessageId
+from tms_core.topic import TopicId
+
+#: What is read at once: large enough that a file costs few requests, well below what a server takes in one.
+_READ_BYTES = 1 << 20
+#: A line that is longer is no line, but a file without any.
+_LINE_BYTES = 8 << 20
+
+
+class IdType(click.ParamType[MessageId]):
+    """A message's id: 40 hex digits."""
+
+    name = "id"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> MessageId:
+        if isinstance(value, MessageId):
+            return value
+        try:
+            return MessageId.from_hex(str(value))
+        except FormatError:
+            self.fail(f"{value!r} is no message id: those have 40 hex digits, as tms poll shows them", param, ctx)
+
+
+# --- publish ---------------------------------------------------------------------------------------------------------
+
+
+@click.command("publish")
+@topic_argument
+@click.argument("file", type=click.File("rb"), default="-")
+@click.option("-m", "--message", "messages", multiple=True, metavar="TEXT", help="A message; then no file is read.")
+@click.option("--binary", is_flag=True, help="The whole input is one message.")
+@click.option("--transaction", "together", is_flag=True, help="All or nothing: in one transaction.")
+@click.option("--ttl", type=TtlType(), help="How long they live, where that is shorter than the topic's ttl.")
+@remote
+def publish(
+    options: Remote,
+    topic: TopicId,
+    file: BinaryIO,
+    messages: tuple[str, ...],
+    ttl: int | None,
+    *,
+    binary: bool,
+    together: bool,
+) -> None:
+    """Publish messages.
+
+    Each line of a file, or of standard input, is one. A line is published when it arrives, and is on disk when the command ends without an error.
+
+    \b
+    Examples:
+      tms publish default:orders orders.txt
+      tms publish default:orders -m "hello" -m "world"
+      tail -f access.log | tms publish default:clicks --ttl 1h
+      tms publish default:images --binary < photo.png
+      tms publish default:orders --transaction orders.txt
+    """
+    if messages:
+        batches: Iterable[list[bytes]] = [[message.encode() for message in messages]]
+    elif binary:
+        batches = [[file.read()]]
+    else:
+        batches = _lines(file)
+    with options.client() as client, _counting() as count:
+        if together:
+            with client.transaction() as transaction:
+                for batch in batches:
+                    transaction.publish(topic, batch, ttl=ttl)
+                    count(len(batch))
+        else:
+            for batch in batches:
+                client.publish(topic, batch, ttl=ttl)
+                count(len(batch))
+    options.print({"published": count.messages}, lambda: [f"{count.messages:,} published to {topic}"])
+
+
+def _lines(file: BinaryIO) -> Iterator[list[bytes]]:
+    """The lines of a file without their ends, as many at once as there are."""
+    read: Callable[[int], bytes] = getattr(file, "read1", file.read)
+    rest, number = b"", 1
+    while piece := read(_READ_BYTES):
+        *lines, rest = (rest + piece).split(b"\n")
+        if lines:
+            yield lines
+            number += len(lines)
+        if len(rest) > _LINE_BYTES:
+            raise click.UsageError(f"line {number} does not end within {_LINE_BYTES >> 20} MB; is it --binary?")
+    if rest:
+        yield [rest]
+
+
+class _Counting:
+    """How many messages went, told on a terminal while they go."""
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self._shown = sys.stderr.isatty()
+
+    def __call__(self, messages: int) -> None:
+        self.messages += messages
+        if self._shown:
+            click.echo(f"\r{self.messages:,} messages", nl=False, err=True)
+
+    def end(self) -> None:
+        if self._shown and self.messages:
+            click.echo(err=True)
+
+
+@contextmanager
+def _counting() -> Iterator[_Counting]:
+    """Says, when publishing fails half-way, what had gone before."""
+    count = _Counting()
+    try:
+        yield count
+    except TmsError:
+        if count.messages:
+            click.echo(f"{count.messages:,} messages had gone before, without an error", err=True)
+        raise
+    finally:
+        count.end()
+
+
+# --- poll ------------------------------------------------------------------------------------------------------------
+
+
+@click.command("poll")
+@topic_argument
+@click.option("-f", "--follow", is_flag=True, help="Wait for more, until Ctrl-C.")
+@click.option("-n", "--limit", type=click.IntRange(1), help="Stop after so many.")
+@click.option("--since", type=SinceType(), help="From a time on: 10m (ago), 2026-11-14T22:13:20Z, or milliseconds.")
+@click.option("--from", "first", type=IdType(), metavar="ID", help="From this message on.")
+@click.option("--after", type=IdType(), metavar="ID", help="Behind this message.")
+@click.option("--consumer", metavar="NAME", help="Behind what this consumer has read; its position stays.")
+@click.option("--committed", is_flag=True, help="Read in a transaction: nothing that is undecided or was taken back.")
+@click.option("--raw", is_flag=True, help="Payloads alone, byte by byte, a line end behind each.")
+@remote
+def poll(
+    options: Remote,
+    topic: TopicId,
+    limit: int | None,
+    since: Moment | None,
+    first: MessageId | None,
+    after: MessageId | None,
+    consumer: str | None,
+    *,
+    follow: bool,
+    committed: bool,
+    raw: bool,
+) -> None:
+    """Print the messages of a topic.
+
+    From the beginning, or from a place of your choice. Reading changes nothing: not the topic, and not how far any consumer has read. With --format json
+    each line is an object with id, time_ms and payload, which is {"base64": ...} if it is no text.
+
+    \b
+    Examples:
+      tms poll default:orders
+      tms poll default:orders -f --since 10m
+      tms poll default:orders -n 5 --format json | jq .payload
+      tms poll default:orders --committed --raw > orders.txt
+      tms poll default:orders --consumer billing
+    """
+    if sum(place is not None for place in (since, first, after, consumer)) > 1:
+        raise click.UsageError("Give one of --since, --from, --after and --consumer.")
+    write = _raw if raw else _json if options.format == "json" else _text
+    with options.client() as client:
+        start: MessageId | datetime | None = first or after
+        if since is not None:
+            start = datetime.fromtimestamp(max(0, since.at(SystemClock().now_ms())) / 1000, UTC)
+        elif consumer is not None:
+            start = client.position(topic, consumer)
+        inclusive = after is None and consumer is None
+        for message in _messages(client, topic, start, limit, inclusive=inclusive, follow=follow, committed=committed):
+            write(message)
+            if follow:
+                sys.stdout.flush()
+
+
+def _messages(
+    client: Client,
+    topic: TopicId,
+    start: MessageId | datetime | None,
+    limit: int | None,
+    *,
+    inclusive: bool,
+    follow: bool,
+    committed: bool,
+) -> Iterator[Message]:
+    if follow:
+        yield from client.consume(topic, start=start, inclusive=inclusive, limit=limit, committed=committed)
+    elif committed:
+        with client.transaction() as transaction:
+            yield from client.poll(
+                topic, start=start, inclusive=inclusive, limit=limit, transaction=transaction.current
+            )
+    else:
+        yield from client.poll(topic, start=start, inclusive=inclusive, limit=limit)
+
+
+def _raw(message: Message) -> None:
+    sys.stdout.buffer.write(message.payload + b"\n")
+
+
+def _json(message: Message) -> None:
+    payload: str | dict[str, str]
+    try:
+        payload = message.payload.decode()
+    except UnicodeDecodeError:
+        payload = {"base64": base64.b64encode(message.payload).decode("ascii")}
+    found = {"id": str(message.id), "time_ms": message.id.publish_ms, "payload": payload}
+    sys.stdout.write(json.dumps(found, ensure_ascii=False) + "\n")
+
+
+def _text(message: Message) -> None:
+    """When, which and what, in one line. What a terminal would obey is shown, not sent."""
+    text = message.payload.decode(errors="backslashreplace")
+    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    sys.stdout.write(f"{moment(message.id.publish_ms)}  {message.id}  {shown}\n")

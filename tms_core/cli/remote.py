@@ -1,0 +1,113 @@
+"""What the commands share that ask a running server: which one, who asks, and how its answer is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tms_core.client import Client
+from tms_core.errors import ConfigurationError
+from tms_core.settings import load
+from tms_core.topic import TopicId
+
+#: What stands for "on every address" where one listens, and where one can then ask.
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 nothing is bound here
+
+
+@dataclass(frozen=True)
+class Remote:
+    """What every such command takes."""
+
+    server: str | None
+    token_file: Path | None
+    ca_file: Path | None
+    config: Path | None
+    format: str
+
+    def client(self) -> Client:
+        """The server that is meant, and the transaction service of the settings.
+
+        Raises:
+            ConfigurationError: a setting is wrong, or the certificate cannot be read.
+        """
+        settings = load(self.config, os.environ, {}).settings
+        wanted = settings.server
+        host = _EVERYWHERE.get(wanted.host, wanted.host)
+        url = f"{'https' if wanted.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{wanted.port}"
+        return Client(
+            self.server or url,
+            token_file=self.token_file,
+            tls=self._tls(),
+            transactions=settings.transactions.thrift,
+        )
+
+    def _tls(self) -> ssl.SSLContext | None:
+        if self.ca_file is None:
+            return None
+        try:
+            return ssl.create_default_context(cafile=self.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigurationError(
+                f"--ca-file {self.ca_file} cannot be read: {error}.", "Give the file of a certificate in PEM."
+            ) from error
+
+    def print(self, value: Any, lines: Callable[[], Iterable[str]]) -> None:
+        """The answer, as JSON or as text."""
+        if self.format == "json":
+            click.echo(json.dumps(value, indent=1))
+        else:
+            for line in lines():
+                click.echo(line)
+
+
+def remote(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of every such command, handed to it as one."""
+
+    @click.option("--server", metavar="URL", envvar="TMS_URL", help="The server; by default that of the settings.")
+    @click.option(
+        "--token-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        envvar="TMS_TOKEN_FILE",
+        help="A file with the token to show (server.auth).",
+    )
+    @click.option("--ca-file", type=click.Path(dir_okay=False, path_type=Path), help="Who signed its certificate.")
+    @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A settings file.")
+    @click.option("--format", type=click.Choice(["table", "json"]), default="table", help="How the answer is written.")
+    @wraps(command)
+    def wrapped(
+        *,
+        server: str | None,
+        token_file: Path | None,
+        ca_file: Path | None,
+        config: Path | None,
+        format: str,  # noqa: A002
+        **rest: Any,
+    ) -> None:
+        command(Remote(server, token_file, ca_file, config, format), **rest)
+
+    return wrapped
+
+
+class TopicType(click.ParamType[TopicId]):
+    """``NS:TOPIC``."""
+
+    name = "topic"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TopicId:
+        if isinstance(value, TopicId):
+            return value
+        try:
+            return TopicId.parse(str(value))
+        except ValueError:
+            self.fail(f"{value!r} is no topic: write namespace:topic, as in default:orders", param, ctx)
+
+
+topic_argument = click.argument("topic", metavar="NS:TOPIC", type=TopicType())

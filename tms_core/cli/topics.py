@@ -1,0 +1,140 @@
+"""``tms topic``: making, looking at, changing and deleting topics of a running server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import click
+
+from tms_core.cli.remote import Remote, remote, topic_argument
+from tms_core.cli.text import duration
+from tms_core.cli.times import TtlType
+from tms_core.topic import TopicId
+
+Command = Callable[..., None]
+
+
+def _changes(command: Command) -> Command:
+    """The options that say what a topic shall be like."""
+    for option in (
+        click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="Any other; repeatable."),
+        click.option("--ttl", type=TtlType(), help="How long its messages live: 7d, 1h30m, or seconds."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group("topic")
+def topic() -> None:
+    """Make, look at, change and delete topics."""
+
+
+@topic.command("create")
+@topic_argument
+@_changes
+@remote
+def create(options: Remote, topic: TopicId, ttl: int | None, properties: tuple[str, ...]) -> None:
+    """Make a topic.
+
+    Without --ttl its messages live as long as the server says (server.default_ttl_seconds).
+
+    \b
+    Examples:
+      tms topic create default:orders
+      tms topic create default:clicks --ttl 3d
+    """
+    with options.client() as client:
+        client.create_topic(topic, ttl=ttl, properties=_properties(properties))
+        _print(options, client.topic(topic).properties, topic)
+
+
+@topic.command("list")
+@click.argument("namespace", default="default")
+@remote
+def list_topics(options: Remote, namespace: str) -> None:
+    """List the topics of a namespace.
+
+    \b
+    Examples:
+      tms topic list
+      tms topic list system
+    """
+    with options.client() as client:
+        found = [str(one) for one in client.topics(namespace)]
+    options.print(found, lambda: found)
+
+
+@topic.command("show")
+@topic_argument
+@remote
+def show(options: Remote, topic: TopicId) -> None:
+    """Show a topic: how long its messages live, how often it was made, its other properties.
+
+    \b
+    Example:
+      tms topic show default:orders
+    """
+    with options.client() as client:
+        _print(options, client.topic(topic).properties, topic)
+
+
+@topic.command("update")
+@topic_argument
+@_changes
+@remote
+def update(options: Remote, topic: TopicId, ttl: int | None, properties: tuple[str, ...]) -> None:
+    """Change a topic; what is not named stays as it is.
+
+    A shorter ttl hides messages at once; the janitor deletes them once it may, see: janitor approve.
+
+    \b
+    Example:
+      tms topic update default:orders --ttl 14d
+    """
+    with options.client() as client:
+        # The server replaces all of them, as CDAP's does.
+        kept = {name: value for name, value in client.topic(topic).properties.items() if name != "generation"}
+        client.update_topic(topic, ttl=ttl, properties={**kept, **_properties(properties)})
+        _print(options, client.topic(topic).properties, topic)
+
+
+@topic.command("delete")
+@topic_argument
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@remote
+def delete(options: Remote, topic: TopicId, *, yes: bool) -> None:
+    """Delete a topic and all its messages. They cannot be read any more, whatever is left on disk.
+
+    \b
+    Example:
+      tms topic delete default:orders
+    """
+    with options.client() as client:
+        client.topic(topic)  # a name that was mistyped is told before anything is asked
+        if not yes:
+            click.confirm(f"Delete {topic} and all its messages", abort=True, err=True)
+        client.delete_topic(topic)
+    options.print({"deleted": str(topic)}, lambda: [f"{topic} is deleted"])
+
+
+def _properties(given: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not (name and equals):
+            raise click.BadParameter(f"{one!r} is no property: write NAME=VALUE", param_hint="--property")
+        found[name] = value
+    return found
+
+
+def _print(options: Remote, properties: Mapping[str, str], topic: TopicId) -> None:
+    value: dict[str, Any] = {"topic": str(topic), "properties": dict(properties)}
+
+    def lines() -> Iterator[str]:
+        ttl = int(properties["ttl"])
+        yield f"{topic}: messages live {duration(ttl * 1000)} ({ttl} s), generation {properties['generation']}"
+        for name in sorted(set(properties) - {"ttl", "generation"}):
+            yield f"  {name} = {properties[name]}"
+
+    options.print(value, lines)

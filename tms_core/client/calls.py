@@ -1,0 +1,239 @@
+"""What is asked of a server: each request as a value, with how its answer is read. Nothing here waits or sends.
+
+Both clients send these, so a route, a code or a body is written down once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Generic, TypeVar
+from urllib.parse import quote
+
+from tms_core.client.messages import (
+    AVRO,
+    JSON,
+    Start,
+    decode_published,
+    decode_published_json,
+    encode_poll,
+    encode_publish,
+    encode_publish_json,
+    encode_rollback,
+    seconds,
+)
+from tms_core.errors import (
+    BadRequest,
+    Forbidden,
+    FormatError,
+    MessagingError,
+    ServerFailed,
+    TopicExists,
+    TopicNotFound,
+    Unanswered,
+    Unauthorized,
+    Unavailable,
+)
+from tms_core.messaging.model import RollbackRange
+from tms_core.rowkey import MessageId
+from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.model import Transaction
+
+T = TypeVar("T")
+
+#: A topic, or its name: ``namespace:topic``.
+Topic = TopicId | str
+
+_OK = 200
+#: How much of an answer that is no sentence of ours is shown.
+_SHOWN_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """A request.
+
+    Attributes:
+        method, path: where to; the path stands behind the server's URL.
+        read: what its answer's body means.
+        body, content_type: what is sent.
+        again: whether it may be done twice, so that it is sent again when nobody knows whether it was done.
+    """
+
+    method: str
+    path: str
+    read: Callable[[bytes], T]
+    body: bytes = b""
+    content_type: str = JSON
+    again: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+    def result(self, body: bytes) -> T:
+        """What the answer means.
+
+        Raises:
+            Unanswered: nothing that can be read.
+        """
+        try:
+            return self.read(body)
+        except (FormatError, ValueError) as error:
+            raise Unanswered(f"The answer to {self} cannot be read: {error}.", _WRONG_SERVER) from error
+
+
+_WRONG_SERVER = "See that the URL is that of tms serve."
+
+
+def topic_id(topic: Topic) -> TopicId:
+    """A topic by its name.
+
+    Raises:
+        BadRequest: it is none.
+    """
+    if isinstance(topic, TopicId):
+        return topic
+    try:
+        return TopicId.parse(topic)
+    except ValueError as error:
+        raise BadRequest(f"{error}.") from error
+
+
+# --- topics ----------------------------------------------------------------------------------------------------------
+
+
+def create_topic(topic: Topic, ttl: timedelta | int | None, properties: Mapping[str, str] | None) -> Call[None]:
+    return Call("PUT", _path(topic), _nothing, _properties(ttl, properties))
+
+
+def update_topic(topic: Topic, ttl: timedelta | int | None, properties: Mapping[str, str] | None) -> Call[None]:
+    return Call("PUT", _path(topic, "properties"), _nothing, _properties(ttl, properties), again=True)
+
+
+def show_topic(topic: Topic) -> Call[TopicMetadata]:
+    found = topic_id(topic)
+    return Call("GET", _path(topic), lambda body: TopicMetadata.parse(found.prefix, body), again=True)
+
+
+def list_topics(namespace: str) -> Call[list[TopicId]]:
+    return Call(
+        "GET",
+        f"/v1/namespaces/{topic_id(f'{namespace}:topics').namespace}/topics",
+        lambda body: [TopicId.parse(f"{namespace}:{name}") for name in json.loads(body)],
+        again=True,
+    )
+
+
+def delete_topic(topic: Topic) -> Call[None]:
+    return Call("DELETE", _path(topic), _nothing)
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+def publish(topic: Topic, payloads: Sequence[bytes], ttl: timedelta | int | None) -> Call[None]:
+    path = _path(topic, "publish")
+    if ttl is None:
+        return Call("POST", path, _nothing, encode_publish(None, payloads), AVRO)
+    return Call("POST", path, _nothing, encode_publish_json(None, payloads, seconds(ttl)))
+
+
+def publish_in(
+    topic: Topic, payloads: Sequence[bytes], pointer: int, ttl: timedelta | int | None
+) -> Call[RollbackRange]:
+    path = _path(topic, "publish")
+    if ttl is None:
+        return Call("POST", path, decode_published, encode_publish(pointer, payloads), AVRO)
+    return Call("POST", path, decode_published_json, encode_publish_json(pointer, payloads, seconds(ttl)))
+
+
+def store(topic: Topic, payloads: Sequence[bytes], pointer: int) -> Call[None]:
+    return Call("POST", _path(topic, "store"), _nothing, encode_publish(pointer, payloads), AVRO)
+
+
+def rollback(topic: Topic, published: RollbackRange) -> Call[None]:
+    return Call("POST", _path(topic, "rollback"), _nothing, encode_rollback(published), AVRO, again=True)
+
+
+def poll(
+    topic: Topic, start: Start, limit: int | None, transaction: Transaction | None, *, inclusive: bool
+) -> Call[None]:
+    body = encode_poll(start, limit, transaction, inclusive=inclusive)
+    return Call("POST", _path(topic, "poll"), _nothing, body, AVRO, again=True)
+
+
+# --- positions -------------------------------------------------------------------------------------------------------
+
+
+def position(topic: Topic, consumer: str) -> Call[MessageId]:
+    return Call("GET", _consumer(topic, consumer), lambda body: _position(json.loads(body)), again=True)
+
+
+def set_position(topic: Topic, consumer: str, at: MessageId) -> Call[None]:
+    return Call("PUT", _consumer(topic, consumer), _nothing, json.dumps({"position": str(at)}).encode(), again=True)
+
+
+def delete_position(topic: Topic, consumer: str) -> Call[None]:
+    return Call("DELETE", _consumer(topic, consumer), _nothing, again=True)
+
+
+def positions(topic: Topic) -> Call[dict[str, MessageId]]:
+    def read(body: bytes) -> dict[str, MessageId]:
+        return {name: _position(given) for name, given in json.loads(body).items()}
+
+    return Call("GET", _path(topic, "consumers"), read, again=True)
+
+
+# --- what went wrong -------------------------------------------------------------------------------------------------
+
+_REFUSED: Mapping[int, type[MessagingError]] = {
+    401: Unauthorized,
+    403: Forbidden,
+    404: TopicNotFound,
+    409: TopicExists,
+    503: Unavailable,
+}
+
+
+def check(call: Call[T], status: int, body: bytes) -> None:
+    """See that an answer says that it was done.
+
+    Raises:
+        MessagingError: it was not (docs/rest.md, "Routes"), with the server's own sentence.
+    """
+    if status == _OK:
+        return
+    text = body[: 4 * _SHOWN_CHARS].decode(errors="replace").strip()[:_SHOWN_CHARS] or "it gave no reason."
+    kind = _REFUSED.get(status)
+    if kind is not None:
+        raise kind(text)
+    if 300 <= status < 500:
+        raise BadRequest(f"{call} was refused with {status}: {text}")
+    raise ServerFailed(f"{call} failed with {status}: {text}", "Whether it was done is not known.")
+
+
+def _path(topic: Topic, verb: str = "") -> str:
+    found = topic_id(topic)
+    path = f"/v1/namespaces/{found.namespace}/topics/{found.topic}"
+    return f"{path}/{verb}" if verb else path
+
+
+def _consumer(topic: Topic, name: str) -> str:
+    return _path(topic, f"consumers/{quote(name, safe='')}")
+
+
+def _properties(ttl: timedelta | int | None, properties: Mapping[str, str] | None) -> bytes:
+    given = dict(properties or {})
+    if ttl is not None:
+        given["ttl"] = str(seconds(ttl))
+    return json.dumps(given).encode()
+
+
+def _position(given: Mapping[str, str]) -> MessageId:
+    return MessageId.from_hex(given["position"])
+
+
+def _nothing(_: bytes) -> None:
+    """The answer is empty."""

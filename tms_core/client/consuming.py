@@ -1,0 +1,159 @@
+"""Reading a topic for ever: what comes next, when to wait, and where to go on after an error.
+
+A poll ends with what was there when it began; then the next one begins behind the last message that came. While there
+is nothing, and while the server does not answer, pauses grow. A position is stored once the program has asked for more,
+and so is done with what it was given: a program that ends in between is given some of it again, never too little.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tms_core.client import calls
+from tms_core.client.calls import Topic, topic_id
+from tms_core.client.core import NOT_DONE, UNKNOWN, Core, Reading
+from tms_core.client.messages import Message, Start
+from tms_core.client.values import Retry
+from tms_core.errors import TmsError, TopicNotFound
+from tms_core.rowkey import MessageId
+from tms_core.transaction.client import TransactionClient
+from tms_core.transaction.model import Transaction
+
+logger = logging.getLogger(__name__)
+
+#: Pauses while there is nothing to read.
+IDLE = Retry(first_seconds=0.02, factor=1.5, longest_seconds=1)
+#: Pauses while the server does not answer.
+FAILED = Retry(first_seconds=0.1, longest_seconds=10)
+#: Errors that pass.
+PASSING = (*NOT_DONE, *UNKNOWN)
+
+
+class Consuming:
+    """One consumer of one topic.
+
+    Args:
+        core: who asks.
+        topic: what it reads.
+        start, inclusive: where it begins, as of a poll.
+        consumer: under which name its position is stored; None: it is not. A stored one goes before ``start``.
+        service: who says what is committed; None: everything is read, also what was rolled back or may still be.
+        idle, failed: the pauses.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        topic: Topic,
+        start: Start,
+        *,
+        inclusive: bool,
+        consumer: str | None,
+        service: TransactionClient | None,
+        idle: Retry,
+        failed: Retry,
+    ) -> None:
+        self._core = core
+        self._topic = topic_id(topic)
+        self._start = start
+        self._inclusive = inclusive
+        self._consumer = consumer
+        self._service = service
+        self._idle = idle
+        self._failed = failed
+        self._reading: Reading | None = None
+        self._began = False
+        self._pauses = 0
+        self._stored: MessageId | None = None
+        self.stop = core.wire.stop()
+
+    async def more(self, done: MessageId | None) -> list[Message]:
+        """The next messages; waits until there are some.
+
+        Args:
+            done: the last message that the program is done with.
+
+        Returns:
+            None at all once it was stopped.
+
+        Raises:
+            MessagingError: what does not pass by waiting: no such topic, no right to it.
+        """
+        await self.store(done)
+        while not self.stop.is_set():
+            try:
+                found = await self._next()
+            except PASSING as error:
+                await self._drop()
+                await self._wait(self._failed, error)
+                continue
+            if found:
+                self._pauses = 0
+                self._start, self._inclusive = found[-1].id, False
+                return found
+            await self._wait(self._idle, None)
+        await self._drop()
+        return []
+
+    async def store(self, done: MessageId | None) -> None:
+        """Say up to where it has read. Where nobody answers, a later call says it."""
+        if self._consumer is None or done is None or done == self._stored:
+            return
+        try:
+            await self._core.ask(calls.set_position(self._topic, self._consumer, done))
+        except PASSING as error:
+            logger.warning(
+                "the position of consumer %s in %s is not stored yet: %s", self._consumer, self._topic, error
+            )
+        else:
+            self._stored = done
+
+    async def close(self, done: MessageId | None) -> None:
+        """End it; closing twice is no error."""
+        self.stop.set()
+        await self._drop()
+        await self.store(done)
+
+    async def _next(self) -> list[Message]:
+        """What follows; nothing where there is nothing now."""
+        if not self._began and self._consumer is not None:
+            await self._load(self._consumer)
+        self._began = True
+        polled = self._reading is None
+        if self._reading is None:
+            self._reading = Reading(await self._core.wire.open(await self._poll()))
+        found = await self._reading.more()
+        if found:
+            return found
+        self._reading = None
+        # What has come since an answer with messages began is asked for at once.
+        return [] if polled else await self._next()
+
+    async def _load(self, consumer: str) -> None:
+        try:
+            self._stored = await self._core.wire.ask(calls.position(self._topic, consumer))
+        except TopicNotFound:
+            return
+        self._start, self._inclusive = self._stored, False
+
+    async def _poll(self) -> calls.Call[None]:
+        view = None if self._service is None else await self._view(self._service)
+        return calls.poll(self._topic, self._start, None, view, inclusive=self._inclusive)
+
+    async def _view(self, service: TransactionClient) -> Transaction:
+        """What is committed now. A transaction that only reads need not stay open while its messages are read."""
+        view = await self._core.wire.blocking(service.start_short)
+        await self._core.wire.blocking(service.abort, view)
+        return view
+
+    async def _wait(self, pauses: Retry, error: TmsError | None) -> None:
+        self._pauses += 1
+        seconds = pauses.pause_seconds(self._pauses, self._core.random)
+        if error is not None:
+            logger.warning("%s is read again in %.1f s: %s", self._topic, seconds, error)
+        await self.stop.wait(seconds)
+
+    async def _drop(self) -> None:
+        if self._reading is not None:
+            reading, self._reading = self._reading, None
+            await reading.close()

@@ -1,0 +1,192 @@
+"""Messages, one after the other: of a poll, and for ever. Each comes for ``for`` and for ``async for``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Self
+
+from tms_core.client.calls import Call
+from tms_core.client.consuming import Consuming
+from tms_core.client.core import Core, Reading
+from tms_core.client.messages import Message
+from tms_core.client.wire import run
+from tms_core.rowkey import MessageId
+
+
+class _Poll:
+    """A poll whose request is sent when the first message is asked for."""
+
+    def __init__(self, core: Core, call: Call[None]) -> None:
+        self._core = core
+        self._call = call
+        self._reading: Reading | None = None
+        self.ended = False
+
+    async def more(self) -> list[Message]:
+        """The next messages; none at the end."""
+        if self.ended:
+            return []
+        if self._reading is None:
+            self._reading = await self._core.open(self._call)
+        found = await self._reading.more()
+        self.ended = not found
+        return found
+
+    async def close(self) -> None:
+        """Read no more."""
+        self.ended = True
+        if self._reading is not None:
+            await self._reading.close()
+
+
+class Messages:
+    """The messages of a poll, while they come; for one thread.
+
+    Args:
+        core: who asks.
+        call: what is asked.
+    """
+
+    def __init__(self, core: Core, call: Call[None]) -> None:
+        self._poll = _Poll(core, call)
+        self._batch: Iterator[Message] = iter(())
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Message:
+        for message in self._batch:
+            return message
+        self._batch = iter(run(self._poll.more()))
+        return next(self._batch)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Read no more; closing twice is no error."""
+        self._batch = iter(())
+        run(self._poll.close())
+
+
+class AsyncMessages:
+    """The messages of a poll, while they come; for one task. Takes what :class:`Messages` takes."""
+
+    def __init__(self, core: Core, call: Call[None]) -> None:
+        self._poll = _Poll(core, call)
+        self._batch: Iterator[Message] = iter(())
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        for message in self._batch:
+            return message
+        self._batch = iter(await self._poll.more())
+        for message in self._batch:
+            return message
+        raise StopAsyncIteration
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Read no more; closing twice is no error."""
+        self._batch = iter(())
+        await self._poll.close()
+
+
+class _Consumption:
+    """What was given out, and what the program is done with: all before what it was given last."""
+
+    def __init__(self, consuming: Consuming) -> None:
+        self._consuming = consuming
+        self._batch: Iterator[Message] = iter(())
+        self._given: MessageId | None = None
+        self._done: MessageId | None = None
+
+    def stop(self) -> None:
+        """Have the iteration end, and a pause with it; may be called by any thread, or in the loop."""
+        self._consuming.stop.set()
+
+    def _give(self) -> Message | None:
+        """The next message at hand. That it is asked for says that the one before is done with."""
+        self._done = self._given
+        if self._consuming.stop.is_set():
+            return None
+        for message in self._batch:
+            self._given = message.id
+            return message
+        return None
+
+
+class Consumption(_Consumption):
+    """The messages of a topic for ever; for one thread, but any may stop it.
+
+    Args:
+        consuming: who reads them.
+    """
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Message:
+        message = self._give()
+        if message is None:
+            self._batch = iter(run(self._consuming.more(self._done)))
+            message = self._give()
+        if message is None:
+            raise StopIteration
+        return message
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def commit(self) -> None:
+        """Be done with all that was given out, and store the position."""
+        self._done = self._given
+        run(self._consuming.store(self._done))
+
+    def close(self) -> None:
+        """End it and store the position: what was given out last is not done with. Closing twice is no error."""
+        run(self._consuming.close(self._done))
+
+
+class AsyncConsumption(_Consumption):
+    """The messages of a topic for ever; for one task. Takes what :class:`Consumption` takes."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        message = self._give()
+        if message is None:
+            self._batch = iter(await self._consuming.more(self._done))
+            message = self._give()
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def commit(self) -> None:
+        """As :meth:`Consumption.commit`."""
+        self._done = self._given
+        await self._consuming.store(self._done)
+
+    async def close(self) -> None:
+        """As :meth:`Consumption.close`."""
+        await self._consuming.close(self._done)

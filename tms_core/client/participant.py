@@ -1,0 +1,77 @@
+"""What takes part in a transaction besides messages (Tephra's ``TransactionAware``)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Collection
+from contextlib import suppress
+
+from tms_core.client import calls
+from tms_core.client.calls import Topic, topic_id
+from tms_core.client.core import Core
+from tms_core.errors import TopicNotFound
+from tms_core.rowkey import MessageId
+from tms_core.transaction.model import Transaction
+
+
+class Participant:
+    """Something whose writes belong to a transaction; override what it needs.
+
+    With an ``AsyncClient`` each method may be a coroutine. Whatever a method raises fails the transaction, except in
+    :meth:`post_tx_commit`, when it is committed already.
+    """
+
+    def start_tx(self, transaction: Transaction) -> Awaitable[None] | None:
+        """The transaction has begun, or this was registered with it: write with its ``write_pointer``."""
+
+    def update_tx(self, transaction: Transaction) -> Awaitable[None] | None:
+        """There was a checkpoint: write with the new ``write_pointer`` from now on."""
+
+    def tx_changes(self) -> Collection[bytes]:
+        """What was changed, as keys; of two transactions that overlap and have a key in common, one is refused."""
+        return ()
+
+    def commit_tx(self) -> Awaitable[None] | None:
+        """Make durable what was written; the transaction may still fail."""
+
+    def post_tx_commit(self) -> Awaitable[None] | None:
+        """It is committed."""
+
+    def rollback_tx(self) -> Awaitable[None] | None:
+        """It failed: take back what was written. If this raises, the transaction is invalidated, which hides it."""
+
+
+class StoredPosition(Participant):
+    """A consumer's position, stored when the transaction is committed.
+
+    The server keeps it beside the messages, not in the transaction. So a program that ends between the commit and this
+    call finds the old position, and reads again what it had read: at least once. Two transactions of one consumer that
+    overlap conflict, so that of two copies of a program one is refused.
+
+    Args:
+        core: who stores it.
+        topic: whose consumer.
+        name: the consumer.
+
+    Attributes:
+        stored: where it stands before the transaction; None: it has read nothing yet.
+        position: what was read in it last; None: nothing.
+    """
+
+    def __init__(self, core: Core, topic: Topic, name: str) -> None:
+        self._core = core
+        self._topic = topic_id(topic)
+        self._name = name
+        self.stored: MessageId | None = None
+        self.position: MessageId | None = None
+
+    async def load(self) -> None:
+        """Ask where it stands."""
+        with suppress(TopicNotFound):
+            self.stored = await self._core.ask(calls.position(self._topic, self._name))
+
+    def tx_changes(self) -> Collection[bytes]:
+        return () if self.position is None else (f"consumer:{self._topic}:{self._name}".encode(),)
+
+    async def post_tx_commit(self) -> None:
+        if self.position is not None:
+            await self._core.ask(calls.set_position(self._topic, self._name, self.position))

@@ -1,0 +1,299 @@
+"""The client for programs that wait: every method returns when it is done."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+from types import TracebackType
+from typing import Self, overload
+
+import httpx2
+
+from tms_core.client import calls
+from tms_core.client.calls import Topic
+from tms_core.client.core import Core, Reading
+from tms_core.client.http import BlockingWire, Pause, Site
+from tms_core.client.messages import Message, Start
+from tms_core.client.token import Token
+from tms_core.client.values import Limits, Retry, Timeouts
+from tms_core.client.wire import run
+from tms_core.messaging.model import RollbackRange
+from tms_core.rowkey import MessageId
+from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.client import TransactionClient
+from tms_core.transaction.model import Transaction
+
+#: Where ``tms serve`` listens unless told otherwise.
+DEFAULT_URL = "http://127.0.0.1:11015"
+DEFAULT_TRANSACTIONS = "127.0.0.1:15165"
+
+
+class Client:
+    """A messaging server, and the transaction service beside it.
+
+    Threads may share a client: it has one pool of connections, and nothing of one call is seen by another. What it
+    gives out (an iterator over messages, a transaction) belongs to the thread that asked for it.
+
+    Args:
+        url: of the server.
+        token: the bearer token, or what returns it; asked for each request.
+        token_file: a file that holds it instead; read for each request.
+        transactions: ``HOST:PORT`` of the transaction service, which is called when the first transaction begins.
+        timeouts, limits, retry: how long to wait, how much to hold, how to try again.
+        tls: how the server's certificate is checked; None: by the certificates that come with the HTTP library.
+        transport: how requests get there, instead of the network (:mod:`tms_core.client.testing`).
+        random: what makes pauses differ.
+        pause: how to wait: gets an event that ends the pause early, and seconds.
+
+    Raises:
+        ConfigurationError: the URL is none, or a token and a file are given.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        token: str | Callable[[], str] | None = None,
+        token_file: Path | str | None = None,
+        transactions: str | TransactionClient = DEFAULT_TRANSACTIONS,
+        timeouts: Timeouts | None = None,
+        limits: Limits | None = None,
+        retry: Retry | None = None,
+        tls: ssl.SSLContext | None = None,
+        transport: httpx2.BaseTransport | None = None,
+        random: Random | None = None,
+        pause: Pause = threading.Event.wait,
+    ) -> None:
+        timeouts = timeouts or Timeouts()
+        site = Site(url, Token(token, token_file), timeouts, limits or Limits(), tls)
+        self._wire = BlockingWire(site, transport, pause)
+        self._core = Core(self._wire, retry or Retry(), random or Random())  # noqa: S311 it spreads pauses
+        if isinstance(transactions, str):
+            transactions = TransactionClient(transactions, timeouts.transaction_seconds)
+        self._transactions = transactions
+
+    def __repr__(self) -> str:
+        return f"<Client {self._wire.site.url}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections; closing twice is no error."""
+        run(self._wire.close())
+        self._transactions.close()
+
+    # --- topics ------------------------------------------------------------------------------------------------------
+
+    def create_topic(
+        self, topic: Topic, *, ttl: timedelta | int | None = None, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """Make a topic.
+
+        Args:
+            topic: ``namespace:topic``.
+            ttl: how long its messages live, in whole seconds; None: as long as the server says.
+            properties: any others.
+
+        Raises:
+            TopicExists: there is one.
+            BadRequest: a name or a ttl is none.
+        """
+        run(self._core.ask(calls.create_topic(topic, ttl, properties)))
+
+    def update_topic(
+        self, topic: Topic, *, ttl: timedelta | int | None = None, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """Replace all properties of a topic: what is left out is the default again.
+
+        Raises:
+            TopicNotFound: there is none.
+            BadRequest: a ttl is none.
+        """
+        run(self._core.ask(calls.update_topic(topic, ttl, properties)))
+
+    def topic(self, topic: Topic) -> TopicMetadata:
+        """What there is to know about a topic: its ttl, its generation, all its properties.
+
+        Raises:
+            TopicNotFound: there is none.
+        """
+        return run(self._core.ask(calls.show_topic(topic)))
+
+    def topics(self, namespace: str = "default") -> list[TopicId]:
+        """The topics of a namespace."""
+        return run(self._core.ask(calls.list_topics(namespace)))
+
+    def delete_topic(self, topic: Topic) -> None:
+        """Delete a topic and all its messages.
+
+        Raises:
+            TopicNotFound: there is none.
+        """
+        run(self._core.ask(calls.delete_topic(topic)))
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    @overload
+    def publish(
+        self, topic: Topic, messages: Sequence[bytes], *, transaction: None = None, ttl: timedelta | int | None = None
+    ) -> None: ...
+
+    @overload
+    def publish(
+        self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction, ttl: timedelta | int | None = None
+    ) -> RollbackRange: ...
+
+    def publish(
+        self,
+        topic: Topic,
+        messages: Sequence[bytes],
+        *,
+        transaction: Transaction | None = None,
+        ttl: timedelta | int | None = None,
+    ) -> RollbackRange | None:
+        """Publish messages in one request; when this returns they are on disk.
+
+        Args:
+            topic: where to.
+            messages: the payloads, in order. None at all, in a transaction, publishes what it has stored.
+            transaction: whose they are; :meth:`transaction` does all that belongs to it.
+            ttl: how long these live, where that is shorter than the topic's ttl; whole seconds.
+
+        Returns:
+            In a transaction, the rows that were written, as :meth:`rollback` takes them; else None.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            BadRequest: no message, or more bytes than the server takes at once.
+            Unavailable: nothing was published, even when tried again.
+            Unanswered: whether it was published is not known. It is not tried again, because then it might be there
+                twice.
+        """
+        if transaction is None:
+            return run(self._core.ask(calls.publish(topic, messages, ttl)))
+        return run(self._core.ask(calls.publish_in(topic, messages, transaction.write_pointer, ttl)))
+
+    def store(self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction) -> None:
+        """Put payloads where an empty :meth:`publish` in the same transaction publishes them; raises as that does."""
+        run(self._core.ask(calls.store(topic, messages, transaction.write_pointer)))
+
+    def rollback(self, topic: Topic, published: RollbackRange) -> None:
+        """Take back what a publish in a transaction wrote.
+
+        Args:
+            topic: where it was published.
+            published: what publishing returned.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            Unanswered: some of it may not be taken back; the transaction has to be invalidated.
+        """
+        run(self._core.ask(calls.rollback(topic, published)))
+
+    def poll(
+        self,
+        topic: Topic,
+        *,
+        start: Start = None,
+        inclusive: bool = True,
+        limit: int | None = None,
+        transaction: Transaction | None = None,
+    ) -> Messages:
+        """Read messages in order, while they come; what is held of them does not grow.
+
+        Args:
+            topic: whose.
+            start: a message's id, a time with its zone, or None for the beginning.
+            inclusive: whether the message that has the very id ``start`` is among them.
+            limit: the most messages to read; None: all there are now.
+            transaction: who reads: then only what is committed for it; None: everything, also what was rolled back.
+
+        Returns:
+            Iterate over it; a ``with`` around it gives its connection back also when a loop ends early. The request is
+            sent when the first message is asked for, and raises then.
+
+        Raises:
+            BadRequest: the limit or the time is none.
+            TopicNotFound: there is no such topic.
+            Unanswered: the answer was cut short; poll again from the last message on.
+        """
+        return Messages(self._core, calls.poll(topic, start, limit, transaction, inclusive=inclusive))
+
+    # --- positions ---------------------------------------------------------------------------------------------------
+
+    def position(self, topic: Topic, consumer: str) -> MessageId:
+        """The last message that a consumer has said to have read.
+
+        Raises:
+            TopicNotFound: there is no such topic, or no position of that name.
+        """
+        return run(self._core.ask(calls.position(topic, consumer)))
+
+    def set_position(self, topic: Topic, consumer: str, position: MessageId) -> None:
+        """Say up to where a consumer has read."""
+        run(self._core.ask(calls.set_position(topic, consumer, position)))
+
+    def delete_position(self, topic: Topic, consumer: str) -> None:
+        """Forget a consumer."""
+        run(self._core.ask(calls.delete_position(topic, consumer)))
+
+    def positions(self, topic: Topic) -> dict[str, MessageId]:
+        """The consumers of a topic, and up to where each has read."""
+        return run(self._core.ask(calls.positions(topic)))
+
+
+class Messages:
+    """The messages of a poll, while they come; for one thread.
+
+    Args:
+        core: who asks.
+        call: what is asked.
+    """
+
+    def __init__(self, core: Core, call: calls.Call[None]) -> None:
+        self._core = core
+        self._call = call
+        self._reading: Reading | None = None
+        self._batch = iter(list[Message]())
+        self._ended = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Message:
+        while True:
+            for message in self._batch:
+                return message
+            if self._ended:
+                raise StopIteration
+            self._batch = iter(self._more())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Read no more; closing twice is no error."""
+        self._ended = True
+        self._batch = iter(())
+        if self._reading is not None:
+            run(self._reading.close())
+
+    def _more(self) -> list[Message]:
+        if self._reading is None:
+            self._reading = run(self._core.open(self._call))
+        found = run(self._reading.more())
+        self._ended = not found
+        return found

@@ -1,0 +1,264 @@
+"""A transaction from its begin to its end, in the manner of Tephra's ``TransactionContext``.
+
+The order at commit: ask whether somebody else has changed the same, have everybody who takes part write, publish the
+messages, commit, tell everybody. What fails before the commit is taken back, and the transaction aborted. But a request
+that was not answered may still be done later, when the transaction has been aborted and its writes count as committed;
+so then it is invalidated instead, which hides what it wrote whenever it was written. And after a commit that was not
+answered nothing is taken back before it is known not to be committed: the transaction is invalidated, which does
+nothing to one that is, and a look at what a new transaction sees tells which of the two it was.
+
+Tephra's client repeats the commit, is told "not in progress", and takes back what was committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from inspect import isawaitable
+from typing import ParamSpec, TypeVar
+
+from tms_core.client.calls import Topic, topic_id
+from tms_core.client.core import UNKNOWN, Core
+from tms_core.client.outbox import Outbox
+from tms_core.client.participant import Participant, StoredPosition
+from tms_core.client.values import Limits
+from tms_core.errors import Invalidated, NotInProgress, TmsError, TransactionError
+from tms_core.topic import TopicId
+from tms_core.transaction.client import TransactionClient
+from tms_core.transaction.line import OutcomeUnknown
+from tms_core.transaction.model import Transaction
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class Work:
+    """One transaction of a client.
+
+    Args:
+        core: who publishes.
+        service: who says what is committed.
+        limits: how much is kept of what it publishes.
+        transaction: as it was begun.
+    """
+
+    def __init__(self, core: Core, service: TransactionClient, limits: Limits, transaction: Transaction) -> None:
+        self.transaction = transaction
+        self.cancelled = False
+        self._core = core
+        self._service = service
+        self._outbox = Outbox(core, transaction.transaction_id, limits)
+        self._participants: list[Participant] = []
+        self._undone = 0
+        self._ended = False
+        self._doubtful = False
+        self._incomplete = False
+        self._consumers: dict[tuple[TopicId, str], StoredPosition] = {}
+
+    @classmethod
+    async def begin(
+        cls, core: Core, service: TransactionClient, limits: Limits, timeout_seconds: int | None, *, long: bool
+    ) -> Work:
+        """Begin a transaction. One whose begin was not answered has written nothing, and times out.
+
+        Raises:
+            TransactionError: the service does not answer, or refuses.
+        """
+        holder = f"{os.getpid()}@{socket.gethostname()}"
+
+        def start() -> Transaction:
+            return service.start_long(holder) if long else service.start_short(timeout_seconds, holder)
+
+        transaction = await core.repeat(lambda: core.wire.blocking(start), again=True)
+        return cls(core, service, limits, transaction)
+
+    # --- while it is open --------------------------------------------------------------------------------------------
+
+    async def register(self, participant: Participant) -> None:
+        """Have something take part."""
+        with self._step():
+            self._participants.append(participant)
+            await _done(participant.start_tx(self.transaction))
+
+    async def publish(self, topic: Topic, messages: Sequence[bytes]) -> None:
+        """Have messages published when it commits."""
+        with self._step():
+            await self._outbox.add(topic, messages)
+
+    async def checkpoint(self) -> None:
+        """Give it another write pointer, once all have written what they have."""
+        with self._step():
+            for participant in self._participants:
+                await _done(participant.commit_tx())
+            self.transaction = await self._call(self._service.checkpoint, self.transaction)
+            for participant in self._participants:
+                await _done(participant.update_tx(self.transaction))
+
+    async def consumer(self, topic: Topic, name: str) -> StoredPosition:
+        """A consumer's position, which is stored when the transaction commits."""
+        self.require_open()
+        key = (topic_id(topic), name)
+        found = self._consumers.get(key)
+        if found is None:
+            found = StoredPosition(self._core, topic, name)
+            await self.register(found)
+            await found.load()
+            self._consumers[key] = found
+        return found
+
+    def require_open(self) -> None:
+        """See that it has not ended.
+
+        Raises:
+            NotInProgress: it has.
+        """
+        if self._ended:
+            raise NotInProgress(f"Transaction {self.transaction.transaction_id} has ended.", "Begin another one.")
+
+    # --- its end -----------------------------------------------------------------------------------------------------
+
+    async def commit(self) -> None:
+        """Make all of it visible, or nothing.
+
+        Raises:
+            TransactionError, MessagingError: nothing of it is visible, now or later, except:
+            OutcomeUnknown: nobody can say; it is all visible, or never will be.
+        """
+        self.require_open()
+        try:
+            await self._prepare()
+        except BaseException:
+            await self.roll_back()
+            raise
+        await self._commit()
+        self._ended = True
+        for participant in self._participants:
+            await _done(participant.post_tx_commit())
+
+    async def roll_back(self) -> None:
+        """Take back what was written, and end it; it is invalidated where not all of that is certain."""
+        self._ended = True
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._end)
+            stack.push_async_callback(self._take_back_messages)
+            for participant in self._participants:
+                stack.push_async_callback(self._take_back, participant)
+
+    async def _prepare(self) -> None:
+        """Everything but the commit."""
+        if self._incomplete:
+            raise Invalidated("Something failed in the transaction that belongs to it.", "Do it again from its begin.")
+        changes = [key for participant in self._participants for key in participant.tx_changes()]
+        with self._doubting():
+            if changes:
+                await self._call(self._service.can_commit, self.transaction.transaction_id, changes)
+        for participant in self._participants:
+            await _done(participant.commit_tx())
+        with self._doubting():
+            await self._outbox.publish()
+
+    async def _commit(self) -> None:
+        pointers = (self.transaction.transaction_id, self.transaction.write_pointer)
+        try:
+            await self._call(self._service.commit, *pointers)
+        except UNKNOWN as error:
+            await self._find_out(error)
+        except TmsError:
+            await self.roll_back()
+            raise
+        except BaseException:
+            # Interrupted while it waited. Invalidating does nothing to what is committed.
+            self._ended = True
+            await self._invalidate()
+            raise
+
+    async def _find_out(self, unanswered: TmsError) -> None:
+        """Return when it is committed after all.
+
+        Raises:
+            Invalidated: it is not, and never will be.
+            OutcomeUnknown: nobody answers.
+        """
+        self._ended = True
+        pointer = self.transaction.transaction_id
+        try:
+            committed = not await self._invalidate() and await self._sees(pointer)
+        except TransactionError as error:
+            raise OutcomeUnknown(
+                f"It is not known whether transaction {pointer} is committed: {error.message}",
+                "It is visible as a whole, or times out and never is; read what it published to see.",
+            ) from error
+        if committed:
+            logger.info("transaction %d is committed, though its commit was not answered", pointer)
+            return
+        for participant in self._participants:
+            await _done(participant.rollback_tx())
+        raise Invalidated(
+            f"The commit of transaction {pointer} was not answered, and not done.", "Do it again from its begin."
+        ) from unanswered
+
+    async def _sees(self, pointer: int) -> bool:
+        """Whether a transaction that begins now sees one that is not in progress any more."""
+        look = await self._call(self._service.start_short, again=True)
+        await self._call(self._service.abort, look)
+        return look.is_visible(pointer)
+
+    async def _end(self) -> None:
+        """Abort if all was taken back for certain, else invalidate."""
+        certain = not self._doubtful and self._undone == len(self._participants) + 1
+        try:
+            if certain:
+                await self._call(self._service.abort, self.transaction)
+            else:
+                await self._invalidate()
+        except TransactionError as error:
+            logger.warning("transaction %d will time out: %s", self.transaction.transaction_id, error)
+
+    async def _take_back(self, participant: Participant) -> None:
+        await _done(participant.rollback_tx())
+        self._undone += 1
+
+    async def _take_back_messages(self) -> None:
+        try:
+            await self._outbox.roll_back()
+        except TmsError as error:
+            logger.warning("transaction %d is invalidated: %s", self.transaction.transaction_id, error)
+        else:
+            self._undone += 1
+
+    async def _invalidate(self) -> bool:
+        return await self._call(self._service.invalidate, self.transaction.transaction_id, again=True)
+
+    async def _call(self, function: Callable[..., T], *args: object, again: bool = False) -> T:
+        return await self._core.repeat(lambda: self._core.wire.blocking(function, *args), again=again)
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        """Something that it needs: it cannot commit without, even if its program goes on after an error."""
+        self.require_open()
+        try:
+            with self._doubting():
+                yield
+        except BaseException:
+            self._incomplete = True
+            raise
+
+    @contextmanager
+    def _doubting(self) -> Iterator[None]:
+        """Note when nobody knows whether something was done: not answered, or interrupted while waiting for it."""
+        try:
+            yield
+        except BaseException as error:
+            self._doubtful |= isinstance(error, UNKNOWN) or not isinstance(error, TmsError)
+            raise
+
+
+async def _done(result: Awaitable[None] | None) -> None:
+    """Wait for a participant whose methods are coroutines."""
+    if isawaitable(result):
+        await result

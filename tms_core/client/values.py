@@ -1,0 +1,123 @@
+"""What a client waits for, how much it holds and how it tries again, as values that can be printed and compared.
+
+The defaults fit a server in the same building. Pauses grow, so that a server that comes back is not met by everybody
+at once, and are drawn at random for the same reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import Enum
+from random import Random
+
+from tms_core.errors import ConfigurationError
+
+
+class _Positive:
+    """Values of which each number is above 0."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]  # those that inherit from it are dataclasses
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and not value > 0:
+                raise ConfigurationError(f"{type(self).__name__}.{field.name} is {value}.", "Give a number above 0.")
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts(_Positive):
+    """How long to wait before giving up, in seconds.
+
+    Attributes:
+        connect_seconds: for a connection to the server.
+        answer_seconds: for an answer to begin, and for each further piece of it.
+        send_seconds: for each piece of a request to be taken.
+        free_connection_seconds: for a connection of the pool, where all are busy.
+        transaction_seconds: for one call of the transaction service, from beginning to end.
+    """
+
+    connect_seconds: float = 5
+    answer_seconds: float = 60
+    send_seconds: float = 60
+    free_connection_seconds: float = 60
+    transaction_seconds: float = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Limits(_Positive):
+    """How much a client holds at most.
+
+    Attributes:
+        connections: to the server, at once.
+        idle_connections: kept for later.
+        idle_seconds: how long; shorter than the server keeps them (75 s), because a publish that meets a connection
+            just being closed is of unknown outcome.
+        request_bytes: payloads in one request; the server takes 10 MB by default (``server.max_request_mb``).
+        transaction_bytes: payloads that a transaction keeps in memory; what is above goes to the server before commit.
+    """
+
+    connections: int = 20
+    idle_connections: int = 10
+    idle_seconds: float = 30
+    request_bytes: int = 4_000_000
+    transaction_bytes: int = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Retry(_Positive):
+    """How often, and after which pauses, something is tried again.
+
+    Attributes:
+        attempts: how often altogether; 1: never again.
+        first_seconds: the first pause, before chance shortens it.
+        factor: how much longer each further pause is.
+        longest_seconds: no pause is longer.
+    """
+
+    attempts: int = 4
+    first_seconds: float = 0.1
+    factor: float = 2
+    longest_seconds: float = 5
+
+    def pause_seconds(self, failures: int, random: Random) -> float:
+        """How long to wait after so many failures (1 and more): between half of the pause and all of it."""
+        try:
+            whole = min(self.longest_seconds, self.first_seconds * self.factor ** (failures - 1))
+        except OverflowError:
+            whole = self.longest_seconds
+        return whole * (1 + random.random()) / 2
+
+
+class WhenFull(Enum):
+    """What ``publish_async`` does with a message for which there is no room."""
+
+    #: Wait until there is; nothing is lost.
+    BLOCK = "block"
+    #: Drop it, and count it.
+    DROP_NEWEST = "drop newest"
+    #: Drop those that have waited longest, and count them.
+    DROP_OLDEST = "drop oldest"
+    #: Raise ``BufferFull``.
+    RAISE = "raise"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer(_Positive):
+    """Where ``publish_async`` puts messages, and how they leave.
+
+    Attributes:
+        messages: how many may wait.
+        size_bytes: how many bytes of payload may wait; a larger message is taken where no other waits.
+        batch_messages: how many are published in one request.
+        linger_seconds: how long a message waits for company.
+        when_full: what happens to a message for which there is no room.
+        retry: how a batch that was not published is tried again.
+    """
+
+    messages: int = 10_000
+    size_bytes: int = 16_000_000
+    batch_messages: int = 1_000
+    linger_seconds: float = 0.01
+    when_full: WhenFull = WhenFull.BLOCK
+    retry: Retry = Retry(attempts=8)

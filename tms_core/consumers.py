@@ -1,0 +1,220 @@
+"""How far named consumers have read, and messages that live on because one has not read them yet.
+
+A position is a row of the side table (:mod:`tms_core.side`): ``c`` + topic + generation + name. A topic that was
+deleted and made again is another generation, so its consumers begin anew; nobody ever reads the former ones' rows.
+
+With the *floor*, a message does not expire for anybody as long as a registered consumer has not read it, but no longer
+than a stated time after its ttl. That only means something if readers and janitor agree, so both ask here for the
+cut-off. It never goes back: what was gone when a position was written is not held for it
+(:attr:`Position.since_ms`). So nothing that may be deleted can become something that may not, and whoever looked once,
+as a sweep does, need not look again.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from tms_core.errors import FormatError
+from tms_core.rowkey import (
+    GENERATION_BYTES,
+    MESSAGE_TAIL_BYTES,
+    Cutoff,
+    MessageId,
+    MessageKey,
+    generation_prefix,
+    java_abs,
+    pointer_prefix,
+    stop_key,
+    time_prefix,
+    topic_prefix,
+)
+from tms_core.side import SideTable
+from tms_core.tables.base import Store
+from tms_core.topic import TopicId, TopicMetadata
+
+#: What a consumer may be called: as topics are, so that it is a part of a path; and short enough for a row key.
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,255}")
+
+#: The first byte of keys.
+_CONSUMER = b"c"
+#: The id, when it was written, and the cut-off then.
+_VALUE = struct.Struct(">20sqq")
+_PAGE_ROWS = 1000
+
+
+class Position(NamedTuple):
+    """How far a consumer has read.
+
+    Attributes:
+        name: the consumer's.
+        id: of the last message it has read.
+        updated_ms: when it said so.
+        since_ms: the topic's cut-off at that moment, before which nothing is held for it.
+    """
+
+    name: str
+    id: MessageId
+    updated_ms: int
+    since_ms: int
+
+
+class Positions:
+    """The positions of all consumers of a store; threads may share it.
+
+    Args:
+        table: where they are written down.
+    """
+
+    def __init__(self, table: SideTable) -> None:
+        self._table = table
+
+    def put(self, topic: TopicMetadata, position: Position) -> None:
+        """Write a consumer's position. Durable on return."""
+        key = _prefix(topic.topic, topic.generation) + position.name.encode("ascii")
+        self._table.put([(key, _VALUE.pack(position.id.pack(), position.updated_ms, position.since_ms))])
+
+    def get(self, topic: TopicMetadata, name: str) -> Position | None:
+        """A consumer's position; None when there is no such consumer of this generation."""
+        value = self._table.get(_prefix(topic.topic, topic.generation) + name.encode("ascii"))
+        return None if value is None else _position(name, value)
+
+    def delete(self, topic: TopicMetadata, name: str) -> None:
+        """Forget a consumer; one that is not there is no error."""
+        self._table.delete([_prefix(topic.topic, topic.generation) + name.encode("ascii")])
+
+    def forget_former(self, topic: TopicMetadata) -> None:
+        """Forget the consumers that earlier generations of a topic had."""
+        start, stop = _prefix(topic.topic, 0), _prefix(topic.topic, topic.generation)
+        self._table.delete([key for key, _ in self._rows(start, stop)])
+
+    def of(self, topic: TopicMetadata) -> list[Position]:
+        """The positions of a topic's consumers, in the order of their names."""
+        prefix = _prefix(topic.topic, topic.generation)
+        rows = self._rows(prefix, stop_key(prefix))
+        return [_position(key[len(prefix) :].decode("ascii"), value) for key, value in rows]
+
+    def all(self) -> dict[tuple[TopicId, int], list[Position]]:
+        """The positions of all consumers by topic and generation, those of generations that are gone among them."""
+        found: dict[tuple[TopicId, int], list[Position]] = {}
+        for key, value in self._rows(_CONSUMER, stop_key(_CONSUMER)):
+            prefix = topic_prefix(key[len(_CONSUMER) :])
+            topic = None if prefix is None else TopicId.from_prefix(prefix)
+            if topic is not None and prefix is not None:
+                start = len(_CONSUMER) + len(prefix)
+                plain = start + GENERATION_BYTES
+                generation = int.from_bytes(key[start:plain], "big")
+                found.setdefault((topic, generation), []).append(_position(key[plain:].decode("ascii"), value))
+        return found
+
+    def _rows(self, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        resume: bytes | None = start
+        while resume is not None:
+            page = self._table.rows(resume, stop, _PAGE_ROWS)
+            yield from page.items
+            resume = page.resume
+
+
+class Floor:
+    """Holds messages that a consumer has not read (``server.consumers.floor``); threads may share it.
+
+    Args:
+        positions: of all consumers.
+        store: where it is looked what they have not read.
+        max_hold_seconds: how long after its ttl a message is held at most.
+    """
+
+    def __init__(self, positions: Positions, store: Store, max_hold_seconds: int) -> None:
+        self.positions = positions
+        self._store = store
+        self._max_hold_ms = max_hold_seconds * 1000
+
+    def cutoff(self, topic: TopicMetadata, due: Cutoff) -> Cutoff:
+        """A topic's cut-off: as :meth:`lowered`, for the consumers it has now."""
+        return self.lowered(topic, due, self.positions.of(topic))
+
+    def lowered(self, topic: TopicMetadata, due: Cutoff, positions: Iterable[Position]) -> Cutoff:
+        """The cut-off of a topic with these consumers: the oldest message that one of them has not read lives.
+
+        Args:
+            due: where the ttl puts it; the answer is never above it.
+
+        Raises:
+            StoreError: the tables could not be read.
+        """
+        lowest = self.lowest(due)
+        # Who has read all that is due holds nothing, and costs nothing.
+        behind = [position for position in positions if position.id.publish_ms < due.ms]
+        start = min((unread_from(self._store, topic, position, lowest) for position in behind), default=None)
+        stop = time_prefix(topic.topic.prefix, topic.generation, due.ms)
+        while start is not None and start < stop:
+            key = self._store.message.first(start, stop)
+            if key is None:
+                return due
+            message = MessageKey.parse(key)
+            if message is not None and message.topic == topic.topic:
+                return Cutoff(message.publish_ms)
+            start = key + b"\0"
+        return due
+
+    def lowest(self, due: Cutoff) -> Cutoff:
+        """What no consumer holds the cut-off below."""
+        return Cutoff(max(0, due.ms - self._max_hold_ms))
+
+
+def cutoff_at(topic: TopicMetadata, now_ms: int, floor: Floor | None, from_ms: int = 0) -> Cutoff:
+    """The cut-off that readers go by (rule L3).
+
+    Args:
+        floor: what may lower it; None: nothing.
+        from_ms: the time of the first message that somebody wants to read. What lies behind the ttl's own cut-off is
+            not looked at for somebody who does not go there.
+    """
+    due = Cutoff.at(now_ms, topic.ttl_seconds)
+    return floor.cutoff(topic, due) if floor is not None and due.expires(from_ms) else due
+
+
+def unread_from(store: Store, topic: TopicMetadata, position: Position, cutoff: Cutoff) -> bytes:
+    """The first key that a message can have which a consumer has not read.
+
+    Where a position lies inside the stored payloads of a transaction, that is the row that stands for them, as long as
+    there are more of them.
+
+    Args:
+        cutoff: the topic's; nothing before it counts.
+
+    Raises:
+        StoreError: the tables could not be read.
+    """
+    message = position.id
+    key = MessageKey(topic.topic, topic.generation, message.publish_ms, message.sequence).pack()
+    first_ms = max(cutoff.ms, position.since_ms)
+    if message.publish_ms < first_ms or not _has_more(store, topic, key, message):
+        key += b"\0"
+    return max(key, time_prefix(topic.topic.prefix, topic.generation, first_ms))
+
+
+def _has_more(store: Store, topic: TopicMetadata, key: bytes, message: MessageId) -> bool:
+    """Whether a message with a payload of its own is followed by more of the same row."""
+    if not message.in_payload_table:
+        return False
+    for _, (pointer, payload) in store.message.rows(key, key + b"\0", 1).items:
+        if pointer is not None and payload is None:
+            prefix = pointer_prefix(topic.topic.prefix, topic.generation, java_abs(pointer))
+            behind = prefix + message.pack()[MESSAGE_TAIL_BYTES:] + b"\0"
+            return store.payload.first(behind, stop_key(prefix)) is not None
+    return False
+
+
+def _prefix(topic: TopicId, generation: int) -> bytes:
+    return _CONSUMER + generation_prefix(topic.prefix, generation)
+
+
+def _position(name: str, value: bytes) -> Position:
+    try:
+        packed, updated_ms, since_ms = _VALUE.unpack(value)
+    except struct.error as error:
+        raise FormatError(f"the position of consumer {name} has {len(value)} bytes, not {_VALUE.size}") from error
+    return Position(name, MessageId.parse(packed), updated_ms, since_ms)

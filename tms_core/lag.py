@@ -1,0 +1,142 @@
+"""How far consumers are behind: how many messages they have not read, and how old the oldest of them is.
+
+What counts is what a poll outside transactions would still show them: rows of the message table behind the position,
+without those that a ttl has taken; what was rolled back or is not committed is among them. A row that stands for the
+stored payloads of a transaction counts as one message, as long as there is any of it left to read.
+
+Only keys are read, and what several consumers of a topic have not read is counted once: the one who is furthest first,
+then from each position to the one before. The work comes in steps, a page each, so that whoever counts in the
+background can pay for each and let others have their turn. Looking changes nothing, and consumes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from typing import NamedTuple
+
+from tms_core.consumers import Position, unread_from
+from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, NEGATIVE, Cutoff, MessageKey, generation_prefix
+from tms_core.side import Expiries
+from tms_core.tables.base import Store
+from tms_core.topic import TopicMetadata
+
+#: Keys of one page at most.
+PAGE_ROWS = 4000
+
+#: A count under way: yields how many rows each step has read, and returns what was found.
+Counting = Generator[int, None, "list[Lag]"]
+
+
+class Lag(NamedTuple):
+    """How far one consumer is behind.
+
+    Attributes:
+        messages: how many it has not read.
+        at_least: whether there may be more, because no more were to be counted.
+        oldest_ms: when the oldest of them was published; None when it has read all.
+        expired: whether the topic's cut-off has passed it since it said so, so that messages may have gone unread. In a
+            topic that is quiet for longer than its ttl nobody can tell any more that there were none.
+    """
+
+    position: Position
+    messages: int
+    at_least: bool
+    oldest_ms: int | None
+    expired: bool
+
+    def seconds(self, now_ms: int) -> float:
+        """The age of the oldest message that it has not read; 0 when it has read all."""
+        return 0.0 if self.oldest_ms is None else max(0, now_ms - self.oldest_ms) / 1000
+
+
+def count(
+    store: Store,
+    expiries: Expiries | None,
+    topic: TopicMetadata,
+    positions: Iterable[Position],
+    cutoff: Cutoff,
+    now_ms: int,
+    most_rows: int | None = None,
+) -> Counting:
+    """Count what a topic's consumers have not read.
+
+    Args:
+        expiries: messages with a ttl of their own; None: there are none.
+        cutoff: the topic's, as readers have it.
+        now_ms: the moment ttls are judged by.
+        most_rows: how many rows to read for all of them together; None: as many as there are.
+
+    Returns:
+        In the order of their names.
+
+    Raises:
+        StoreError: the tables could not be read.
+    """
+    starts = {position: unread_from(store, topic, position, cutoff) for position in positions}
+    # A negative time, which is none of ours, lies behind all others.
+    stop = generation_prefix(topic.topic.prefix, topic.generation) + NEGATIVE
+    found: list[Lag] = []
+    tally = _Tally(store, expiries, topic, now_ms, most_rows)
+    for position, start in sorted(starts.items(), key=lambda item: item[1], reverse=True):
+        yield from tally.add(start, stop)
+        stop = start
+        expired = cutoff.expires(max(position.id.publish_ms, position.since_ms))
+        found.append(Lag(position, tally.messages, tally.cut_short, tally.oldest_ms, expired))
+    return sorted(found, key=lambda lag: lag.position.name)
+
+
+def finish(counting: Counting) -> list[Lag]:
+    """Take all steps at once."""
+    while True:
+        try:
+            next(counting)
+        except StopIteration as end:
+            found: list[Lag] = end.value
+            return found
+
+
+class _Tally:
+    """What was counted from some key to the end of a topic; grows towards its beginning."""
+
+    def __init__(
+        self, store: Store, expiries: Expiries | None, topic: TopicMetadata, now_ms: int, most_rows: int | None
+    ) -> None:
+        self._store = store
+        self._expiries = expiries
+        self._now_ms = now_ms
+        self._left = most_rows
+        self._key_bytes = len(topic.topic.prefix) + GENERATION_BYTES + MESSAGE_TAIL_BYTES
+        self.messages = 0
+        self.oldest_ms: int | None = None
+        self.cut_short = False
+
+    def add(self, start: bytes, stop: bytes) -> Generator[int, None, None]:
+        """Take in the rows of a range that ends where the last one began, in steps."""
+        oldest: bytes | None = None
+        resume: bytes | None = start
+        while resume is not None and resume < stop:
+            # One row is read of what may not be counted any more: it shows whether there is something, and how old.
+            limit = PAGE_ROWS if self._left is None else max(1, min(PAGE_ROWS, self._left))
+            page = self._store.message.keys(resume, stop, limit)
+            there = self._there(page.items)
+            oldest = oldest or (there[0] if there else None)
+            self.messages += len(there)
+            resume = page.resume
+            if self._left is not None:
+                self._left -= len(page.items)
+                if self._left <= 0 and resume is not None:
+                    self.cut_short, resume = True, None
+            yield len(page.items)
+        if oldest is not None and (key := MessageKey.parse(oldest)) is not None:
+            self.oldest_ms = key.publish_ms
+
+    def _there(self, keys: list[bytes]) -> list[bytes]:
+        """Those of some keys, in order, that are messages, and that no ttl of their own has taken."""
+        keys = [key for key in keys if len(key) == self._key_bytes]
+        gone: set[bytes] = set()
+        start = keys[0] if keys else None
+        while self._expiries is not None and start is not None:
+            page = self._expiries.between(start, keys[-1] + b"\0", PAGE_ROWS)
+            gone.update(key for key, moment_ms in page.items if moment_ms <= self._now_ms)
+            start = page.resume
+        return [key for key in keys if key not in gone] if gone else keys

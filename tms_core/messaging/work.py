@@ -1,0 +1,91 @@
+"""Who writes what was accepted: a few threads, each a batch at a time, and how much is still to be done.
+
+The threads are started once and take batches from one queue. A pool of ``concurrent.futures`` would do the same, but
+makes a future for each batch and takes four locks, which is a fifth of what publishing one message costs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Condition, Thread
+
+from tms_core.errors import Unavailable
+
+#: How many batches are written at once, so as many topics.
+THREADS = 4
+
+#: Takes what is queued for a topic, writes it and answers it. Never raises.
+Batch = Callable[[], None]
+
+
+class Work:
+    """Requests that were accepted and are not answered yet, and the threads that see to them.
+
+    Args:
+        threads: how many batches are written at once.
+    """
+
+    def __init__(self, threads: int = THREADS) -> None:
+        self._requests = 0
+        self._bytes = 0
+        self._closed = False
+        self._changed = Condition()
+        self._batches: SimpleQueue[Batch | None] = SimpleQueue()
+        # A process that ends without close() need not wait for them: nobody was told that anything is written.
+        self._threads = [
+            Thread(target=self._serve, name=f"publish_{number}", daemon=True) for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def requests(self) -> int:
+        """How many were accepted and are not answered yet."""
+        return self._requests
+
+    @property
+    def bytes(self) -> int:
+        """Their payloads together."""
+        return self._bytes
+
+    def accept(self, size: int) -> None:
+        """One more request, of so many bytes.
+
+        Raises:
+            Unavailable: it is closed.
+        """
+        with self._changed:
+            if self._closed:
+                raise Unavailable("This server is stopping.", "Try again when it is back.")
+            self._requests += 1
+            self._bytes += size
+
+    def done(self, requests: int, size: int) -> None:
+        """So many are answered, of so many bytes together."""
+        with self._changed:
+            self._requests -= requests
+            self._bytes -= size
+            if self._closed:
+                self._changed.notify_all()
+
+    def run(self, batch: Batch) -> None:
+        """Have a batch written; returns at once."""
+        self._batches.put(batch)
+
+    def close(self) -> None:
+        """Accept no more, and return when all is answered and the threads have ended; closing twice is no error."""
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: not self._requests)
+        for _ in self._threads:
+            self._batches.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            self._write(batch)
+
+    def _write(self, batch: Batch) -> None:
+        batch()

@@ -1,0 +1,193 @@
+"""JSON Web Tokens of an issuer outside, verified with his public keys; the only module that knows PyJWT.
+
+Keys come from a file, PEM or JWKS, and never from the network while a request waits: what an issuer publishes under a
+URL is fetched beside the server, and this file replaced. Each key is used with the algorithms of its own kind only, of
+those that the settings allow; there is none with a shared secret among them, so a public key can never be taken for
+one (RFC 8725). Times are looked at here and not by PyJWT, which reads the machine's clock itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+from tms_core.clock import Clock
+from tms_core.errors import ConfigurationError, Unauthorized
+from tms_core.server.auth import Identity
+from tms_core.server.auth_file import WatchedFile
+from tms_core.server.auth_rules import is_principal
+from tms_core.settings import AuthSettings
+
+PublicKey: TypeAlias = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
+
+_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+_CURVES = {"secp256r1": ("ES256",), "secp384r1": ("ES384",), "secp521r1": ("ES512",)}
+#: The shortest RSA key that is still safe, in bits (RFC 7518, 3.3).
+_RSA_BITS = 2048
+#: What a time in a claim may be at most, in seconds; any number up to here is exact as a double.
+_LAST_SECOND = 2**53 // 1000
+_OPTIONS: Any = {"require": ["exp"], "verify_exp": False, "verify_nbf": False, "verify_iat": False}
+
+
+class _Key(NamedTuple):
+    #: Its ``kid``; None: it has none, and fits whatever a token names.
+    name: str | None
+    key: PublicKey
+    algorithms: list[str]
+
+
+class Jwt:
+    """The tokens of one issuer.
+
+    Args:
+        settings: the keys ``server.auth.*`` for kind jwt.
+        path: of the key file.
+        clock: by which tokens expire, and the file is looked at again.
+
+    Raises:
+        ConfigurationError: the key file cannot be used.
+    """
+
+    def __init__(self, settings: AuthSettings, path: Path, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._file = WatchedFile(
+            "server.auth.key_file", path, partial(_keys, settings.algorithms), clock, private=False
+        )
+
+    def refresh(self) -> bool:
+        """See :class:`~tms_core.server.auth.Authenticator`."""
+        return self._file.refresh()
+
+    def identify(self, token: bytes) -> Identity:
+        """Whose token it is.
+
+        Raises:
+            Unauthorized: it is signed by somebody else, or was altered; not meant for here; not good yet or not any
+                more; or names nobody.
+        """
+        try:
+            claims = self._claims(token)
+        except jwt.PyJWTError as error:
+            # Of what PyJWT says only the kind of error is free of what stands in the token.
+            raise _refused(type(error).__name__) from error
+        expires_ms = self._in_time(claims)
+        principal = claims.get(self._settings.principal_claim)
+        if not isinstance(principal, str) or not is_principal(principal):
+            raise _refused(f"its claim {self._settings.principal_claim} names nobody")
+        return Identity(principal, expires_ms)
+
+    def _claims(self, token: bytes) -> Mapping[str, object]:
+        header = jwt.get_unverified_header(token)
+        name, algorithm = header.get("kid"), header.get("alg")
+        fitting = [
+            key
+            for key in self._file.value
+            if algorithm in key.algorithms and (name is None or key.name in (None, name))
+        ]
+        if len(fitting) != 1:
+            raise _refused("no key here, or more than one, is the one it names")
+        [key] = fitting
+        claims: dict[str, object] = jwt.decode(
+            token,
+            key.key,
+            algorithms=key.algorithms,
+            audience=self._settings.audience,
+            issuer=self._settings.issuer,
+            options=_OPTIONS,
+        )
+        return claims
+
+    def _in_time(self, claims: Mapping[str, object]) -> int:
+        """When the token expires, in milliseconds.
+
+        Raises:
+            Unauthorized: it has, it is not good yet, or its times are none.
+        """
+        now_ms, leeway_ms = self._clock.now_ms(), self._settings.leeway_seconds * 1000
+        expires_ms = _milliseconds(claims["exp"]) + leeway_ms
+        if expires_ms <= now_ms:
+            raise _refused("it has expired")
+        if "nbf" in claims and _milliseconds(claims["nbf"]) - leeway_ms > now_ms:
+            raise _refused("it is not good yet")
+        return expires_ms
+
+
+def _refused(why: str) -> Unauthorized:
+    return Unauthorized(f"This token is not good here: {why}.", "Ask its issuer for another.")
+
+
+def _milliseconds(seconds: object) -> int:
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds <= _LAST_SECOND:
+        return int(seconds * 1000)
+    raise _refused("its times are no times")
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+def _keys(allowed: Collection[str], file: str, contents: bytes) -> list[_Key]:
+    """The keys of a file that can verify something."""
+    found = _from_jwks(file, contents) if contents.lstrip().startswith(b"{") else _from_pem(file, contents)
+    keys = [_Key(key.name, key.key, [name for name in key.algorithms if name in allowed]) for key in found]
+    usable = [key for key in keys if key.algorithms]
+    if not usable:
+        raise ConfigurationError(
+            f"{file} has no key for any of server.auth.algorithms ({', '.join(allowed)}).",
+            f"It takes RSA of {_RSA_BITS} bits or more, P-256, P-384, P-521 or Ed25519.",
+        )
+    return usable
+
+
+def _from_pem(file: str, contents: bytes) -> Iterator[_Key]:
+    try:
+        key = load_pem_public_key(contents)
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(
+            f"{file} is neither a public key in PEM nor a JWKS.",
+            "`openssl pkey -in PRIVATE.pem -pubout` writes a public key; the private one stays with the issuer.",
+        ) from error
+    yield from _usable(None, key, None)
+
+
+def _from_jwks(file: str, contents: bytes) -> Iterator[_Key]:
+    try:
+        entries = json.loads(contents)["keys"]
+        members = [dict(entry) for entry in entries]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigurationError(f"{file} is no JWKS.", 'It is an object {"keys": […]}; see RFC 7517.') from error
+    for entry in members:
+        if "d" in entry or "k" in entry:
+            raise ConfigurationError(
+                f"{file} has a private or shared key in it.", "Only the issuer may have that: leave the public ones."
+            )
+        if entry.get("use", "sig") != "sig":
+            continue
+        try:
+            key = jwt.PyJWK(entry).key
+        except jwt.PyJWTError:
+            continue  # of a kind that is not known here; there may be others
+        name = entry.get("kid")
+        yield from _usable(name if isinstance(name, str) else None, key, entry.get("alg"))
+
+
+def _usable(name: str | None, key: object, only: object) -> Iterator[_Key]:
+    """The key with the algorithms of its kind, or the one it is made for; nothing, if there are none."""
+    if isinstance(key, RSAPublicKey) and key.key_size >= _RSA_BITS:
+        fitting: tuple[str, ...] = _RSA
+    elif isinstance(key, EllipticCurvePublicKey):
+        fitting = _CURVES.get(key.curve.name, ())
+    elif isinstance(key, Ed25519PublicKey):
+        fitting = ("EdDSA",)
+    else:
+        return
+    yield _Key(name, key, [algorithm for algorithm in fitting if only in (None, algorithm)])

@@ -1,0 +1,69 @@
+"""Routes that say what they need, and are not reached without it.
+
+A route is made with what each of its methods needs; a method that is not there is not served. So nobody can add one
+that is open because its author forgot to think of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tms_core.server.auth import Gate
+from tms_core.server.auth_rules import Need
+from tms_core.server.site import topic_of
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A route before it has its gate.
+
+    Attributes:
+        path: with ``{namespace}`` and ``{topic}``, if something on a topic is needed.
+        endpoint: a Starlette endpoint, or a plain ASGI callable.
+        name: for the metrics.
+        needs: by method.
+    """
+
+    path: str
+    endpoint: Callable[..., Any]
+    name: str
+    needs: Mapping[str, Need]
+
+    def behind(self, gate: Gate | None) -> Route:
+        """The route itself; without a gate everybody may do everything."""
+        if gate is None:
+            return Route(self.path, self.endpoint, methods=list(self.needs), name=self.name)
+        return _GuardedRoute(self, gate)
+
+
+class _GuardedRoute(Route):
+    def __init__(self, guarded: Guarded, gate: Gate) -> None:
+        super().__init__(guarded.path, guarded.endpoint, methods=list(guarded.needs), name=guarded.name)
+        self._gate = gate
+        # Where GET is, Starlette serves HEAD too. What is not served needs a known principal to be told so.
+        self._needs = {"HEAD": guarded.needs.get("GET", Need.KNOWN), **guarded.needs}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        need = self._needs.get(scope["method"], Need.KNOWN)
+        if need is not Need.NOTHING:
+            scope["principal"] = principal = self._gate.principal(scope["headers"])
+            if need is not Need.KNOWN:
+                self._gate.require(principal, topic_of(scope), need)
+        await super().handle(scope, receive, send)
+
+
+def known_only(app: ASGIApp, gate: Gate | None) -> ASGIApp:
+    """An application that answers only those who prove who they are."""
+    if gate is None:
+        return app
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["principal"] = gate.principal(scope["headers"])
+        await app(scope, receive, send)
+
+    return guarded

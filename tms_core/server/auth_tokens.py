@@ -1,0 +1,116 @@
+"""Tokens that an operator hands out: random, and known here by their SHA-256 only.
+
+A token has 256 random bits, so nobody finds it by trying, with whatever hash; a slow hash (bcrypt, scrypt) protects
+words that people choose, and would cost each publish a tenth of a second. So there is no way to bring a secret of one's
+own: :func:`new_token` makes them. Every entry is compared, each in constant time, whether an earlier one fitted or not;
+how long it takes tells nothing of which one it was or how nearly.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from base64 import urlsafe_b64encode
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+from tms_core.clock import Clock
+from tms_core.errors import ConfigurationError, Unauthorized
+from tms_core.server.auth import Identity
+from tms_core.server.auth_file import WatchedFile
+from tms_core.server.auth_rules import is_principal
+
+#: Random bytes in a token.
+_BYTES = 32
+#: How tokens begin, so that a search for secrets that were published by mistake finds them.
+_MARK = "tms_"
+_LINE = re.compile(r"(\S+):\s+sha256\$([0-9a-f]{64})\s*(?:#.*)?")
+
+
+class _Entry(NamedTuple):
+    principal: str
+    digest: bytes
+
+
+class Tokens:
+    """The tokens of a file.
+
+    Args:
+        path: lines of ``PRINCIPAL: sha256$HEX``, of which a principal may have several; ``#`` begins a comment.
+        clock: by which the file is looked at again.
+
+    Raises:
+        ConfigurationError: the file cannot be used.
+    """
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._file = WatchedFile("server.auth.tokens_file", path, _entries, clock, private=True)
+
+    def refresh(self) -> bool:
+        """See :class:`~tms_core.server.auth.Authenticator`."""
+        return self._file.refresh()
+
+    def identify(self, token: bytes) -> Identity:
+        """Whose token it is.
+
+        Raises:
+            Unauthorized: nobody's.
+        """
+        digest = sha256(token).digest()
+        found = [entry.principal for entry in self._file.value if hmac.compare_digest(entry.digest, digest)]
+        if not found:
+            raise Unauthorized("This token is nobody's, or not any more.", "Ask the operator of this server for one.")
+        return Identity(found[0], None)
+
+
+def new_token(random: Callable[[int], bytes] = secrets.token_bytes) -> str:
+    """A token nobody has had before.
+
+    Args:
+        random: gives so many random bytes.
+    """
+    return _MARK + urlsafe_b64encode(random(_BYTES)).decode("ascii").rstrip("=")
+
+
+def token_line(principal: str, token: str) -> str:
+    """What stands for a token in the file.
+
+    Raises:
+        ConfigurationError: nobody can have that name.
+    """
+    if not is_principal(principal):
+        raise ConfigurationError(
+            f"{principal!r} cannot be the name of a principal.", "Write one without spaces; * means everybody."
+        )
+    return f"{principal}: sha256${sha256(token.encode('ascii')).hexdigest()}"
+
+
+def _entries(file: str, contents: bytes) -> list[_Entry]:
+    """The lines of a tokens file; errors give numbers of lines, since what stands there may be a secret."""
+    entries: list[_Entry] = []
+    seen: dict[bytes, int] = {}
+    for number, line in enumerate(contents.decode("utf-8", "replace").splitlines(), 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        match = _LINE.fullmatch(text)
+        if match is None or not is_principal(match[1]):
+            raise ConfigurationError(
+                f"{file}, line {number} is not PRINCIPAL: sha256$ and 64 hex digits.",
+                "`tms admin token PRINCIPAL` makes a token and its line; the token itself must not be in the file.",
+            )
+        digest = bytes.fromhex(match[2])
+        if digest in seen:
+            raise ConfigurationError(
+                f"{file}, line {number} is the token of line {seen[digest]} again.", "Everybody has his own."
+            )
+        seen[digest] = number
+        entries.append(_Entry(match[1], digest))
+    if not entries:
+        raise ConfigurationError(
+            f"{file} has no token in it.", "`tms admin token PRINCIPAL` makes a token and its line."
+        )
+    return entries
