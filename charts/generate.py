@@ -10,10 +10,11 @@ from pathlib import Path
 
 import yaml
 
-from janitor.monitoring import THRESHOLDS, dashboard, rules
+from janitor.monitoring import ALERTS, THRESHOLDS, dashboard, rules
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts/tms-janitor"
+GUIDE = ROOT / "docs/operations.md"
 
 _HEAD = "# Made by `python -m charts.generate` from janitor/monitoring; change that, not this file.\n"
 
@@ -26,6 +27,7 @@ def files() -> dict[Path, str]:
         CHART / "files/rules.yaml": _HEAD + _rules(open_ended=True),
         ROOT / "conf/grafana/tms-janitor.json": board,
         CHART / "files/dashboard.json": board,
+        GUIDE: _between(GUIDE.read_text(encoding="utf-8"), "alerts", _alerts()),
     }
 
 
@@ -37,6 +39,23 @@ def _rules(*, open_ended: bool = False) -> str:
         holes = {threshold.name: f"${{{threshold.name}}}" for threshold in THRESHOLDS}
         document = rules(holes, scope="${scope}", runbook="${runbook}")
     return yaml.safe_dump(document, sort_keys=False, width=10_000)
+
+
+def _alerts() -> str:
+    """The table of alerts, as the operations guide has it."""
+    lines = ["| alert | severity | for | expression |", "|---|---|---|---|"]
+    by_name = {alert.name: alert for alert in ALERTS}
+    for rule in rules()["groups"][0]["rules"]:
+        name, severity = rule["alert"], by_name[rule["alert"]].severity
+        lines.append(f"| [{name}](#{name.lower()}) | {severity} | {rule.get('for', 'at once')} | `{rule['expr']}` |")
+    return "\n".join(lines)
+
+
+def _between(page: str, mark: str, made: str) -> str:
+    """A page with what stands between two marks made anew."""
+    begin, end = f"<!-- {mark}: made by python -m charts.generate -->", f"<!-- /{mark} -->"
+    before, _, rest = page.partition(begin)
+    return f"{before}{begin}\n\n{made}\n\n{end}{rest.partition(end)[2]}"
 
 
 def main() -> None:

@@ -40,6 +40,9 @@ configuration, which is `conf/standalone.yaml`; `conf/hbase.yaml` is a start for
   | `--hbase HOST:PORT[,…]` | `storage.kind: hbase`, `storage.hbase.thrift` |
   | `--snapshots DIR_OR_URL` | `transactions.source: directory`, `transactions.directory` |
 
+  `--leveldb DIR` also moves a default: `transactions.directory` is `DIR.tx` unless file, environment or `--snapshots`
+  say where it is.
+
 A program of the janitor's outside `tms serve` cannot ask a manager (`transactions.source: manager`). It reads the
 snapshots that the manager writes into `transactions.directory`, if that folder is there, and else works without any.
 

@@ -119,14 +119,15 @@ class ParquetArchive:
         self.folder = folder
         self._clock = clock
 
-    def begin(self, run_id: str, transactions: TransactionView) -> RunArchive:
+    def begin(self, run_id: str, transactions: TransactionView, first: int = 1) -> RunArchive:
         """Take in the rows of one run.
 
         Args:
             run_id: as in its report.
             transactions: what it judges by.
+            first: the number of its first file; processes that write for one run at once have ranges of their own.
         """
-        return RunArchive(self.folder, self._clock, run_id, transactions.snapshot)
+        return RunArchive(self.folder, self._clock, run_id, transactions.snapshot, first)
 
     def expire(self, keep_days: int, now_ms: int) -> int:
         """Give up what was archived on days that ended more than ``keep_days`` days ago.
@@ -146,12 +147,14 @@ class ParquetArchive:
 class RunArchive:
     """The archive during one run; made by :meth:`ParquetArchive.begin`."""
 
-    def __init__(self, folder: Path, clock: Clock, run_id: str, snapshot: VisibilityState | None) -> None:
+    def __init__(
+        self, folder: Path, clock: Clock, run_id: str, snapshot: VisibilityState | None, first: int = 1
+    ) -> None:
         self._folder = folder
         self._clock = clock
         self._run_id = run_id
         self._snapshot = snapshot
-        self._numbers = count(1)
+        self._numbers = count(first)
         self._made: set[Path] = set()
 
     def save(

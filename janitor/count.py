@@ -90,7 +90,8 @@ class Census:
         self._turn_rows = rows_per_second * TURN_SECONDS
         self._refresh_ms = refresh_seconds * 1000
         self._halted = halted
-        self._pacer = Pacer(rows_per_second, clock, self._stop_if_halted)
+        #: The budget, for whoever shares it; ends a wait with ``Halted``.
+        self.pacer = Pacer(rows_per_second, clock, self._stop_if_halted)
         self._living: dict[TopicId, int] = {}
         self._looked_ms = 0
         self._due: deque[TopicId] = deque()
@@ -166,7 +167,7 @@ class Census:
                 # An empty page was a look into the store, too. It is in this wait that a word to stop is heard.
                 size_bytes = tally.size_bytes
                 rows = tally.read(self._store)
-                self._pacer.pay(max(rows, 1, (tally.size_bytes - size_bytes) // ROW_BYTES))
+                self.pacer.pay(max(rows, 1, (tally.size_bytes - size_bytes) // ROW_BYTES))
         except StoreError as error:
             self._unfinished.pop()
             self._failed(tally.topic, error)

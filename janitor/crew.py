@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
+from typing import Literal
 
 from janitor.intervals import Interval
 from janitor.inversions import Inversions
@@ -30,6 +31,8 @@ from tms_core.tables.base import Store
 
 #: What is done in one part.
 Step = Callable[[Walk], None]
+#: The steps of a pass, in their order.
+StepName = Literal["message", "invert", "payload"]
 
 
 def _nothing_more(_: Walk) -> None:
@@ -41,6 +44,7 @@ class Crew:
 
     Args:
         workers: how many parts are walked at once.
+        parts: what is walked side by side, where these are not the store's own.
         begin_round: called before anything is searched, with the parts: the round this pass goes on with, which is told
             of those that were covered; None: it proves nothing.
         expiries: messages with a ttl of their own; None: there are none.
@@ -61,8 +65,9 @@ class Crew:
         workers: int,
         begin_round: Callable[[Sequence[Store]], Round] | None = None,
         expiries: Expiries | None = None,
+        parts: Sequence[Store] | None = None,
     ) -> None:
-        self._parts = store.parts()
+        self._parts = store.parts() if parts is None else parts
         self._whole = Walk(store, world, act, Tally(), page_rows=page_rows, observer=observer)
         self._own_ttls = OwnTtls(self._whole, expiries) if expiries is not None else None
         self._walks = [
@@ -104,7 +109,7 @@ class Crew:
         """
         try:
             with phase("message"):
-                self._take(lambda walk: Messages(walk).delete())
+                self._take("message", lambda walk: Messages(walk).delete())
                 if self._own_ttls is not None:
                     self._learn_of_failures()
                     self._own_ttls.delete()
@@ -112,9 +117,9 @@ class Crew:
                 if self._begin_round is not None:
                     self._round = self._begin_round(self._parts)
                     self._round.record_gaps(self._parts)
-                self._take(self._invert, self._record)
+                self._take("invert", self._invert, self._record)
             with phase("payload"):
-                self._take(lambda walk: Payloads(walk).delete())
+                self._take("payload", lambda walk: Payloads(walk).delete())
         finally:
             for walk in self._all:
                 tally.add(walk.tally)
@@ -126,10 +131,14 @@ class Crew:
             self._whole.withheld |= walk.withheld
 
     def _invert(self, walk: Walk) -> None:
+        since_ms, everything = self._search(walk)
+        Inversions(walk, since_ms, everything=everything).invert()
+
+    def _search(self, walk: Walk) -> tuple[int | None, bool]:
+        """From which publish time on a part is searched, and whether under keys that are none of ours as well."""
         if self._round is not None and self._round.has_done(walk.store):
-            Inversions(walk, self._round.since_ms, everything=False).invert()
-        else:
-            Inversions(walk, walk.world.search_since_ms).invert()
+            return self._round.since_ms, False
+        return walk.world.search_since_ms, True
 
     def _record(self, walk: Walk) -> None:
         """Write down that a part was covered, if all of it was (rule S4)."""
@@ -137,7 +146,7 @@ class Crew:
         if self._round is not None and not undone and not self._round.has_done(walk.store):
             self._round.record([Interval(*walk.store.span)], walk.tally.untouchable)
 
-    def _take(self, step: Step, then: Step = _nothing_more) -> None:
+    def _take(self, name: StepName, step: Step, then: Step = _nothing_more) -> None:
         """Take a step in all parts, and ``then`` another one, in this thread, in each that it ended well in."""
         if len(self._walks) == 1:
             step(self._walks[0])

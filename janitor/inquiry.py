@@ -313,7 +313,16 @@ class Inquiry:
         )
 
     def _walk(self, current: Pass, act: Act, begin_round: Callable[[Sequence[Store]], Round] | None = None) -> None:
-        crew = Crew(
+        crew = self._crew(current, act, begin_round)
+        try:
+            crew.walk(current.tally, partial(self._phase, current))
+        except Interrupted as error:
+            current.halted = error
+        current.failed, current.withheld, current.expired = crew.failed, crew.withheld, crew.expired
+
+    def _crew(self, current: Pass, act: Act, begin_round: Callable[[Sequence[Store]], Round] | None) -> Crew:
+        """Who walks."""
+        return Crew(
             self.store,
             current.world,
             act,
@@ -323,11 +332,6 @@ class Inquiry:
             begin_round=begin_round,
             expiries=self._expiries,
         )
-        try:
-            crew.walk(current.tally, partial(self._phase, current))
-        except Interrupted as error:
-            current.halted = error
-        current.failed, current.withheld, current.expired = crew.failed, crew.withheld, crew.expired
 
     def _stop_if_halted(self) -> None:
         if self._halted():

@@ -8,9 +8,9 @@ the store failed on it, has an entry of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from janitor.policy import Rule
 from janitor.report import DataTable
@@ -54,6 +54,7 @@ class Ledger:
         self._entries: dict[_Key, LedgerEntry] = {}
         self._announced: dict[_Key, bytes] = {}
         self._begun: dict[tuple[_Key, bytes], Batch] = {}
+        self._unknown: list[LedgerEntry] = []
 
     def announce(self, work: TopicWork, batch: Batch) -> None:
         """Called before a batch is deleted.
@@ -84,10 +85,22 @@ class Ledger:
             self._entries[name] = replace(self._new(name, cell.key, cell.key), rows=0)
         self._add(name, [cell.key], key.publish_ms, key.publish_ms)
 
+    def take_in(self, entries: Iterable[LedgerEntry]) -> None:
+        """Told of what others took for the same run; of those without a number of rows nobody knows what they took."""
+        for entry in entries:
+            if entry.rows is None or entry.oldest_ms is None or entry.newest_ms is None:
+                self._unknown.append(entry)
+                continue
+            policy = entry.metadata_generation, entry.ttl_seconds, entry.cutoff_ms
+            key = _Key(entry.topic, entry.generation, cast(DataTable, entry.table), Rule(entry.rule), *policy)
+            known = self._entries.setdefault(key, replace(entry, rows=0, oldest_ms=None, newest_ms=None))
+            self._entries[key] = _joined(known, entry)
+
     def entries(self) -> list[LedgerEntry]:
         """What was taken so far."""
         taken = [entry for entry in self._entries.values() if entry.rows]
-        return taken + [self._new(key, b.keys[0], b.keys[-1] + b"\x00") for (key, _), b in self._begun.items()]
+        begun = [self._new(key, b.keys[0], b.keys[-1] + b"\x00") for (key, _), b in self._begun.items()]
+        return taken + begun + self._unknown
 
     def _new(self, key: _Key, start: bytes, stop: bytes) -> LedgerEntry:
         return LedgerEntry(
@@ -117,15 +130,21 @@ class Ledger:
 
     def _add(self, key: _Key, keys: Sequence[bytes], oldest_ms: int, newest_ms: int) -> None:
         entry = self._entries[key]
-        first = entry.oldest_ms is None or entry.newest_ms is None
-        self._entries[key] = replace(
-            entry,
-            start=min(entry.start, keys[0]),
-            stop=max(entry.stop, keys[-1] + b"\x00"),
-            rows=(entry.rows or 0) + len(keys),
-            oldest_ms=oldest_ms if first else min(entry.oldest_ms or 0, oldest_ms),
-            newest_ms=newest_ms if first else max(entry.newest_ms or 0, newest_ms),
-        )
+        span = replace(entry, start=keys[0], stop=keys[-1] + b"\x00", oldest_ms=oldest_ms, newest_ms=newest_ms)
+        self._entries[key] = _joined(entry, replace(span, rows=len(keys)))
+
+
+def _joined(entry: LedgerEntry, more: LedgerEntry) -> LedgerEntry:
+    """Both as one."""
+    first = entry.oldest_ms is None or entry.newest_ms is None
+    return replace(
+        entry,
+        start=min(entry.start, more.start),
+        stop=max(entry.stop, more.stop),
+        rows=(entry.rows or 0) + (more.rows or 0),
+        oldest_ms=more.oldest_ms if first else min(entry.oldest_ms or 0, more.oldest_ms or 0),
+        newest_ms=more.newest_ms if first else max(entry.newest_ms or 0, more.newest_ms or 0),
+    )
 
 
 def _key(work: TopicWork, batch: Batch) -> _Key:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from itertools import pairwise
 from typing import Any, Literal
 
 from janitor import boundary, canary, guards
+from janitor.lag import NOTE as CONSUMERS
 from janitor.picture import (
     BoundaryFigures,
+    ConsumerFigures,
     GuardFigures,
     HeldTopic,
     OpenTransaction,
@@ -126,6 +128,7 @@ def look(state: State, site: Site, clock: Clock, live: Live | None = None) -> Pi
         canary=canary.figures(state, enabled=site.canary, now_ms=clocks.wall_ms),
         skew_seconds={} if ahead_ms is None else {"running_time": ahead_ms / 1000},
         topics=_topics(state, overdue),
+        consumers=[ConsumerFigures(**figures) for figures in state.note(CONSUMERS) or ()],
         counters=state.counters(),
     )
 
@@ -196,7 +199,16 @@ def _held(state: State, site: Site, overdue: Sequence[Mapping[str, Any]]) -> lis
         _held_topic(name, waiting.get(name, []), ends.get(name), pauses, site.arguments)
         for name in sorted({*waiting, *ends})
     )
-    return [held for held in found if held is not None]
+    ttls = {f"{namespace}:{topic}": ttl_seconds for namespace, topic, _, ttl_seconds in state.note("topics") or ()}
+    return [_with_end(held, ttls.get(held.topic), site.terms) for held in found if held is not None]
+
+
+def _with_end(held: HeldTopic, ttl_seconds: int | None, terms: Terms) -> HeldTopic:
+    """When its oldest row goes, where that waits for a consumer."""
+    longest = terms.consumer_hold_seconds
+    if held.reason != Hold.CONSUMER or held.oldest_ms is None or ttl_seconds is None or longest is None:
+        return held
+    return replace(held, until_ms=held.oldest_ms + (ttl_seconds + longest) * 1000 + 1)
 
 
 def _held_topic(

@@ -45,6 +45,30 @@ class TopicFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerFigures:
+    """How far one consumer has read, as the background count found it.
+
+    Attributes:
+        position_ms: publish time of the last message it has read; 0: it has read none.
+        updated_ms: when it said so.
+        lag_messages: how many messages it had not read.
+        oldest_unread_ms: publish time of the oldest of them; None when it had read all.
+        expired: whether messages may have expired before it has read them.
+    """
+
+    tms_namespace: str
+    topic: str
+    generation: int
+    consumer: str
+    position_ms: int
+    updated_ms: int
+    lag_messages: int
+    oldest_unread_ms: int | None
+    expired: bool
+    counted_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class HeldTopic:
     """Deletions of one topic that wait.
 
@@ -236,6 +260,7 @@ class Picture:
     canary: CanaryFigures = CanaryFigures()
     skew_seconds: Mapping[str, float] = field(default_factory=dict)
     topics: Sequence[TopicFigures] = ()
+    consumers: Sequence[ConsumerFigures] = ()
     failing: Mapping[str, str] = field(default_factory=dict)
     counters: Mapping[CounterKey, float] = field(default_factory=dict)
 

@@ -210,7 +210,7 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
     Raises:
         ConfigurationError: names the setting, where it came from and what to write.
     """
-    return load_as(Settings, file, environ, flags, FLAGS)
+    return load_as(Settings, file, environ, flags, FLAGS, core.MOVED_DEFAULTS)
 
 
 def config_digest(settings: Settings) -> str:

@@ -8,7 +8,7 @@ more than what the metadata allowed an instant before. Before that it asks wheth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import Protocol, cast
 
@@ -17,6 +17,7 @@ from janitor.ledger import Ledger
 from janitor.pacing import Pacer
 from janitor.permission import Permission, Withheld, asked_of_memory
 from janitor.policy import Rule
+from janitor.state.base import LedgerEntry
 from janitor.walk import Batch, Moved
 from janitor.world import TopicWork
 from tms_core.errors import ArchiveError, StoreError
@@ -101,6 +102,11 @@ class Sweep:
             self._ledger.deleted(work, batch)
             self.deleted.add(table, keys)
         return keys
+
+    def take_in(self, entries: Iterable[LedgerEntry]) -> None:
+        """Told of what others took for the same run (:mod:`janitor.spark`)."""
+        with self._lock:
+            self._ledger.take_in(entries)
 
     def sync(self) -> None:
         """Return when all that was deleted survives a crash of the machine."""

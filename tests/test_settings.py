@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from tms_core.errors import ConfigurationError
 from tms_core.layered import fields
-from tms_core.settings import Loaded, Settings, StorageSettings, TransactionSettings, load
+from tms_core.settings import Loaded, Settings, StorageSettings, TransactionSettings, expanded, load
 
 
 def loaded(
@@ -85,9 +85,46 @@ def test_given_relative_paths_when_loaded_then_flags_start_where_one_stands_and_
     settings = loaded(tmp_path, yaml, environ, leveldb="store").settings
     assert settings.storage.leveldb.path == standing / "store"
     assert settings.server.auth.tokens_file == tmp_path / "tokens"
-    assert settings.transactions.directory == str(tmp_path / "data/tx")
+    assert settings.transactions.directory == str(standing / "store.tx")
     assert settings.server.tls is not None
     assert (settings.server.tls.certificate, settings.server.tls.key) == (tmp_path / "a.crt", Path("/keys/a.key"))
+
+
+def test_given_a_store_by_flag_when_loaded_then_its_transactions_are_beside_it_unless_somebody_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = "transactions.directory"
+    found = loaded(tmp_path, "", leveldb="store")
+    assert (found.settings.transactions.directory, found.origin(path)) == (f"{tmp_path}/store.tx", "flag --leveldb")
+    in_file = loaded(tmp_path, "transactions: {directory: mine}", leveldb="store")
+    assert in_file.settings.transactions.directory == f"{tmp_path}/mine"
+    in_environment = loaded(tmp_path, "", {"TMS_TRANSACTIONS__DIRECTORY": "ours"}, leveldb="store")
+    assert in_environment.settings.transactions.directory == f"{tmp_path}/ours"
+    by_flag = loaded(tmp_path, "", leveldb="store", snapshots="theirs")
+    assert (by_flag.settings.transactions.directory, by_flag.origin(path)) == (
+        f"{tmp_path}/theirs",
+        "flag --snapshots",
+    )
+    assert loaded(tmp_path, "").settings.transactions.directory == f"{tmp_path}/data/tx"
+
+
+@pytest.mark.parametrize(
+    ("entry", "topics"),
+    [
+        ("default:events", ["default:events"]),
+        ("audit", ["system:audit"]),
+        ("audit:2", ["system:audit0", "system:audit1"]),
+        ("default:events:3", ["default:events0", "default:events1", "default:events2"]),
+        ("audit:1", ["system:audit0"]),
+        ("default:2024-events", ["default:2024-events"]),
+    ],
+)
+def test_given_system_topics_when_expanded_then_they_are_those_cdap_makes_of_its_own_setting(
+    tmp_path: Path, entry: str, topics: list[str]
+) -> None:
+    [found] = loaded(tmp_path, f"server: {{system_topics: ['{entry}']}}").settings.server.system_topics
+    assert [str(topic) for topic in expanded(found)] == topics
 
 
 def test_given_a_file_of_empty_sections_when_loaded_then_they_have_their_defaults(tmp_path: Path) -> None:
@@ -236,12 +273,20 @@ def test_given_a_value_where_a_section_is_when_loaded_then_what_is_in_it_is_name
         ("server: {port: -1}", "server.port = -1", "equal to 0"),
         ("server: {port: '11015'}", "server.port = '11015'", "valid integer"),
         ("server: {default_ttl_seconds: 2147483648}", "server.default_ttl_seconds = 2147483648", "2147483647"),
-        ("server: {system_topics: [audit]}", "server.system_topics[0] = 'audit'", "namespace:topic"),
+        ("server: {system_topics: ['a.b']}", "server.system_topics[0] = 'a.b'", "namespace:topic"),
+        ("server: {system_topics: ['a:b:c']}", "server.system_topics[0] = 'a:b:c'", "namespace:topic"),
+        ("server: {system_topics: ['a:0']}", "server.system_topics[0] = 'a:0'", "1 to 1000"),
+        ("server: {system_topics: ['a:b:1001']}", "server.system_topics[0] = 'a:b:1001'", "1 to 1000"),
+        ("server: {system_topics: [':5']}", "server.system_topics[0] = ':5'", "namespace:topic"),
         ("server: {tls: {certificate: a}}", "server.tls.key", "is missing"),
         ("server: {host: 0.0.0.0}", "server.host", "is open to all; write 127.0.0.1"),
         ("server: {host: example.com}", "server.host", "is open to all"),
         ("server: {auth: {kind: tokens}}", "server.auth.tokens_file", "kind tokens needs it"),
         ("server: {auth: {kind: jwt}}", "server.auth.key_file", "kind jwt needs it"),
+        ("server: {auth: {algorithms: [none]}}", "server.auth.algorithms[0] = 'none'", "input should be 'RS256'"),
+        ("server: {auth: {algorithms: [HS256]}}", "server.auth.algorithms[0] = 'HS256'", "input should be 'RS256'"),
+        ("server: {auth: {algorithms: []}}", "server.auth.algorithms = []", "at least 1 item"),
+        ("server: {auth: {leeway_seconds: 301}}", "server.auth.leeway_seconds = 301", "equal to 300"),
         (
             "server: {auth: {rules: [{principal: a, topics: ['a:b'], can: [admin]}]}}",
             "server.auth.rules",

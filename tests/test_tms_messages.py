@@ -113,6 +113,7 @@ def test_given_an_answer_of_no_when_asked_whether_to_delete_then_the_topic_stays
         (["topic", "list", "--token-file", "nowhere"], 2, "token file"),
         (["publish", "default:nowhere", "-m", "x"], 1, "nowhere"),
         (["poll", "default:nowhere"], 1, "nowhere"),
+        (["publish", "default:x", "-m", "x", "--ttl", "1h", "--transaction"], 2, "cannot be combined"),
         (["poll", "default:x", "--from", "12"], 2, "40 hex digits"),
         (["poll", "default:x", "--since", "soon"], 2, "soon"),
         (["poll", "default:x", "--since", "10m", "--consumer", "billing"], 2, "one of"),
@@ -303,6 +304,67 @@ def test_given_follow_when_messages_are_published_then_they_are_printed_as_they_
         patch.setattr(sys, "stdout", screen)
         assert execute(["poll", topic, "--follow", "--limit", "3"]) == 0
     assert [line.split()[-1] for line in screen.getvalue().splitlines()] == ["one", "more", "more"]
+
+
+# --- consumers -------------------------------------------------------------------------------------------------------
+
+
+def test_given_consumers_when_listed_then_each_stands_there_with_what_it_has_not_read_and_none_has_moved(
+    typed: Type, topic: str, client: Client
+) -> None:
+    client.publish(topic, [b"one", b"two", b"three"])
+    first, _, last = client.poll(topic)
+    client.set_position(topic, "billing", first.id)
+    client.set_position(topic, "audit", last.id)
+    for _ in range(2):
+        code, out, _ = typed("consumer", "list", topic)
+        assert code == 0
+        head, audit, billing = out.splitlines()
+        assert head.split()[:3] == ["topic", "consumer", "lag"]
+        assert audit.split()[:3] == [topic, "audit", "0"]
+        assert billing.split()[:3] == [topic, "billing", "2"]
+        assert "ago" in billing
+        assert "ago" not in audit
+    code, out, _ = typed("consumer", "list", "--format", "json")
+    found = {(one["topic"], one["name"]): one for one in json.loads(out)}
+    assert found[topic, "billing"]["position"] == str(first.id)
+    assert (found[topic, "billing"]["lag_messages"], found[topic, "billing"]["expired"]) == (2, False)
+    assert found[topic, "audit"]["lag_seconds"] == 0
+
+
+def test_given_a_consumer_when_set_shown_and_deleted_then_it_goes_on_there_and_is_gone(
+    typed: Type, topic: str, client: Client
+) -> None:
+    client.publish(topic, [b"one", b"two"])
+    first, _ = client.poll(topic)
+    assert typed("consumer", "set", topic, "billing", "--to", first.id)[0] == 0
+    assert typed("consumer", "show", topic, "billing")[1].startswith(f"{first.id}  published 20")
+    assert typed("poll", topic, "--raw", "--consumer", "billing")[1] == "two\n"
+    assert typed("consumer", "set", topic, "billing", "--since", "1h")[0] == 0
+    assert typed("poll", topic, "--raw", "--consumer", "billing")[1] == "one\ntwo\n"
+    assert typed("consumer", "set", topic, "billing", "--since", "now+1h")[0] == 0
+    assert typed("poll", topic, "--raw", "--consumer", "billing")[1] == ""
+    assert typed("consumer", "delete", topic, "billing")[0] == 0
+    assert typed("consumer", "list", topic)[1] == f"no topic of {topic} has a consumer\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["consumer", "list", "default"], 2, "NAMESPACE:TOPIC"),
+        (["consumer", "list", "*:orders"], 2, "NAMESPACE:TOPIC"),
+        (["consumer", "set", "default:x", "billing"], 2, "--to ID or --since TIME"),
+        (["consumer", "show", "default:nowhere", "billing"], 1, "nowhere"),
+        (["poll", "default:nowhere", "--consumer", "billing"], 1, "nowhere"),
+        (["consumer", "delete", "default:nowhere", "billing"], 1, "nowhere"),
+    ],
+)
+def test_given_something_wrong_about_a_consumer_then_it_says_what(
+    typed: Type, words: list[str], code: int, says: str
+) -> None:
+    done, out, err = typed(*words)
+    assert (done, out) == (code, "")
+    assert says in err
 
 
 # --- completion ------------------------------------------------------------------------------------------------------

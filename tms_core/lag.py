@@ -11,10 +11,10 @@ background can pay for each and let others have their turn. Looking changes noth
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Collection, Generator
 from typing import NamedTuple
 
-from tms_core.consumers import Position, unread_from
+from tms_core.consumers import Floor, Position, unread_from
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, NEGATIVE, Cutoff, MessageKey, generation_prefix
 from tms_core.side import Expiries
 from tms_core.tables.base import Store
@@ -34,8 +34,8 @@ class Lag(NamedTuple):
         messages: how many it has not read.
         at_least: whether there may be more, because no more were to be counted.
         oldest_ms: when the oldest of them was published; None when it has read all.
-        expired: whether the topic's cut-off has passed it since it said so, so that messages may have gone unread. In a
-            topic that is quiet for longer than its ttl nobody can tell any more that there were none.
+        expired: whether messages may have gone unread: what is older than its position now would be gone, and was not
+            when it said so. In a topic that is quiet for so long nobody can tell any more that there were none.
     """
 
     position: Position
@@ -53,8 +53,8 @@ def count(
     store: Store,
     expiries: Expiries | None,
     topic: TopicMetadata,
-    positions: Iterable[Position],
-    cutoff: Cutoff,
+    positions: Collection[Position],
+    floor: Floor | None,
     now_ms: int,
     most_rows: int | None = None,
 ) -> Counting:
@@ -62,7 +62,8 @@ def count(
 
     Args:
         expiries: messages with a ttl of their own; None: there are none.
-        cutoff: the topic's, as readers have it.
+        positions: of all consumers of the topic.
+        floor: what holds for them what they have not read; None: nothing does.
         now_ms: the moment ttls are judged by.
         most_rows: how many rows to read for all of them together; None: as many as there are.
 
@@ -72,6 +73,9 @@ def count(
     Raises:
         StoreError: the tables could not be read.
     """
+    due = gone = cutoff = Cutoff.at(now_ms, topic.ttl_seconds)
+    if floor is not None:
+        gone, cutoff = floor.lowest(due), floor.lowered(topic, due, positions)
     starts = {position: unread_from(store, topic, position, cutoff) for position in positions}
     # A negative time, which is none of ours, lies behind all others.
     stop = generation_prefix(topic.topic.prefix, topic.generation) + NEGATIVE
@@ -80,7 +84,7 @@ def count(
     for position, start in sorted(starts.items(), key=lambda item: item[1], reverse=True):
         yield from tally.add(start, stop)
         stop = start
-        expired = cutoff.expires(max(position.id.publish_ms, position.since_ms))
+        expired = gone.expires(max(position.id.publish_ms, position.since_ms))
         found.append(Lag(position, tally.messages, tally.cut_short, tally.oldest_ms, expired))
     return sorted(found, key=lambda lag: lag.position.name)
 

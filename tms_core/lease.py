@@ -81,11 +81,11 @@ class Lease:
         holder: who this is, for people; different for every process.
         seconds: how long it lasts without being renewed.
         clock: whose running time counts.
-        address: where this holder is reached, for whoever does not get the lease.
         wall_clocks: whether a lease that is over by far by wall clocks is taken without having been watched.
 
     Attributes:
         fence: this holder's number; 0 while it does not hold the lease.
+        address: where this holder is reached, for whoever does not get the lease.
         seen: what was there when it was last asked for: of a lease that is held, the record of the holder before.
     """
 
@@ -96,15 +96,14 @@ class Lease:
         seconds: int,
         clock: Clock,
         *,
-        address: str = "",
         wall_clocks: bool = True,
     ) -> None:
         self._cell = cell
         self._holder = holder
         self._seconds = seconds
         self._clock = clock
-        self._address = address
         self._wall_clocks = wall_clocks
+        self.address = ""
         self.seen: LeaseRecord | None = None
         self._mine: bytes | None = None
         self._renewed_at_ms = 0
@@ -139,13 +138,15 @@ class Lease:
         with self._lock:
             present = self._cell.lease()
             self.seen = record = LeaseRecord.parse(present)
-            if record is not None and record.holder and not sole and not self._is_over(present, record):
+            # A record in its own name is one whose writing was not answered.
+            is_others = record is not None and record.holder not in ("", self._holder)
+            if record is not None and is_others and not sole and not self._is_over(present, record):
                 raise LeaseHeld(
                     f"{record.holder} has the lease, renewed for the last time {self._age(record)}.",
                     f"Stop that one, or wait: it is free {record.seconds} s after its holder has died.",
                 )
             fence = record.fence + 1 if record else 1
-            taken = LeaseRecord(self._holder, fence, 0, self._clock.now_ms(), self._seconds, self._address)
+            taken = LeaseRecord(self._holder, fence, 0, self._clock.now_ms(), self._seconds, self.address)
             started_ms = self._clock.running_ms()
             if not self._cell.swap_lease(present, taken.pack()):
                 raise LeaseHeld("Somebody else took the lease at this moment.", "Try again.")
@@ -194,11 +195,13 @@ class Lease:
         """Look whether it is still held, beside whoever renews it; what was done before this was done under it.
 
         Raises:
-            LeaseLost: somebody else has taken it; :meth:`renew` will find so too.
+            LeaseLost: somebody else has taken it.
         """
         fence = self.fence
         record = LeaseRecord.parse(self._cell.lease())
         if record is None or not fence or (record.holder, record.fence) != (self._holder, fence):
+            if fence == self.fence:
+                self._mine, self.fence, self.seen = None, 0, record
             raise _lost(record)
 
     def release(self) -> None:
@@ -224,7 +227,8 @@ class Lease:
 
     def _lose(self) -> None:
         self._mine, self.fence = None, 0
-        raise _lost(LeaseRecord.parse(self._cell.lease()))
+        self.seen = LeaseRecord.parse(self._cell.lease())
+        raise _lost(self.seen)
 
 
 #: Makes the lease of a process, given where it is kept.

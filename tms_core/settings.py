@@ -23,6 +23,7 @@ __all__ = [
     "ConsumerSettings",
     "Entry",
     "HBaseSettings",
+    "LeaderSettings",
     "LevelDbSettings",
     "Loaded",
     "ServerSettings",
@@ -30,6 +31,7 @@ __all__ = [
     "StorageSettings",
     "TlsSettings",
     "TransactionSettings",
+    "expanded",
     "load",
     "split_address",
 ]
@@ -38,6 +40,8 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 #: What a shell pattern over ``namespace:topic`` can be made of.
 _PATTERN = re.compile(r"[A-Za-z0-9_:*?\[\]!-]+")
 _MAX_PORT = 65535
+#: How many topics one entry may stand for; CDAP's own have ten.
+_MOST_NUMBERED = 1000
 
 
 def _address(address: str) -> str:
@@ -64,8 +68,36 @@ def split_address(address: str) -> tuple[str, int]:
     return match[1].strip("[]"), int(match[2])
 
 
-def _topic(topic: str) -> str:
-    return str(TopicId.parse(topic))
+def _url(url: str) -> str:
+    scheme, _, address = url.partition("://")
+    if scheme not in ("http", "https"):
+        raise ValueError("this is not http://HOST:PORT or https://HOST:PORT")
+    split_address(address)
+    return url
+
+
+def _system_topic(entry: str) -> str:
+    expanded(entry)
+    return entry
+
+
+def expanded(entry: str) -> list[TopicId]:
+    """The topics that an entry of ``server.system_topics`` names: ``[NAMESPACE:]TOPIC[:N]``.
+
+    Without a namespace it is ``system``, where CDAP's are; with a number they are ``TOPIC0`` to ``TOPIC(N-1)``, as in
+    ``messaging.system.topics`` (``MessagingServiceUtils``). So a last part that is a number is never a topic's name.
+
+    Raises:
+        ValueError: it names none.
+    """
+    *names, last = entry.split(":")
+    count = int(last) if names and last.isdecimal() else None
+    if count is None:
+        names.append(last)
+    elif not 1 <= count <= _MOST_NUMBERED:
+        raise ValueError(f"numbered topics are 1 to {_MOST_NUMBERED}; a topic is written NAMESPACE:TOPIC")
+    topic = TopicId.parse(":".join(names if len(names) > 1 else ["system", *names]))
+    return [topic] if count is None else [TopicId.parse(f"{topic}{number}") for number in range(count)]
 
 
 def _pattern(pattern: str) -> str:
@@ -88,7 +120,8 @@ Port = Annotated[int, Strict(), Field(ge=0, le=_MAX_PORT)]
 Host = Annotated[str, Field(min_length=1)]
 Address = Annotated[str, AfterValidator(_address)]
 ListenAddress = Annotated[str, AfterValidator(_address_or_any_port)]
-Topic = Annotated[str, AfterValidator(_topic)]
+Url = Annotated[str, AfterValidator(_url)]
+SystemTopic = Annotated[str, AfterValidator(_system_topic)]
 TopicPattern = Annotated[str, AfterValidator(_pattern)]
 #: How a JWT may be signed: all of these with a private key, so that nothing kept here could sign one.
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
@@ -150,7 +183,7 @@ class TransactionSettings(Section):
     directory: str = setting(
         "data/tx",
         "where snapshot files are, and where the manager writes its own: a path or a webhdfs:// URL",
-        reason="beside the store",
+        reason="beside the store; --leveldb DIR makes it DIR.tx",
         place=True,
     )
     thrift: ListenAddress = setting(
@@ -268,8 +301,8 @@ class AuthSettings(Section):
 class ConsumerSettings(Section):
     floor: Switch = setting(
         False,
-        "whether a message lives on after its topic's ttl, for everybody, as long as a registered consumer has not read "
-        "it; server and janitor both go by it",
+        "whether a message lives on after its topic's ttl, for everybody, as long as a registered consumer has not "
+        "read it; server and janitor both go by it",
         reason="without it a topic's ttl says how much space the topic takes",
     )
     max_hold_seconds: Count = setting(
@@ -283,6 +316,30 @@ class ConsumerSettings(Section):
     def hold_seconds(self) -> int | None:
         """How long unread messages are held after their ttl; None: not at all."""
         return self.max_hold_seconds if self.floor else None
+
+
+class LeaderSettings(Section):
+    """Which of several servers on one HBase publishes and reads; nowhere else can there be several."""
+
+    advertise: Url | None = setting(
+        None,
+        "where the other servers on the same HBase reach this one, http://HOST:PORT or https://HOST:PORT (port 0: the "
+        "one it listens at); null: it stands alone, and starts only when no other one serves",
+        reason="one server needs none",
+    )
+    seconds: Annotated[int, Strict(), Field(ge=2, le=3600)] = setting(
+        15,
+        "how long the lead lasts without being renewed, so for how long nobody answers when its holder has died",
+        unit="seconds",
+        reason="longer than HBase takes to open a region elsewhere",
+    )
+    fencing_delay_seconds: CountOrZero = setting(
+        5,
+        "how long after that a new leader waits before it begins, so that what HBase is still doing for the former one "
+        "comes to an end",
+        unit="seconds",
+        reason="CDAP's messaging.ha.fencing.delay.seconds",
+    )
 
 
 class ServerSettings(Section):
@@ -307,12 +364,23 @@ class ServerSettings(Section):
         False, "whether each request is logged", reason="a line costs as much as a small request"
     )
     cache_mb: CountOrZero = setting(30, "memory for recent messages; 0: none", unit="MB", reason="CDAP's default")
-    system_topics: tuple[Topic, ...] = setting(
-        (), "topics created at start, NAMESPACE:TOPIC", reason="CDAP's own are created by CDAP"
+    clock_allowance_seconds: CountOrZero = setting(
+        300,
+        "how far the clock may get ahead of this machine's running time since the start; further, and nothing is "
+        "published until it is right again",
+        unit="seconds",
+        reason="far beyond any NTP correction, and not enough to matter to a ttl",
+    )
+    system_topics: tuple[SystemTopic, ...] = setting(
+        (),
+        "topics created at start: NAMESPACE:TOPIC; NAMESPACE:TOPIC:N is TOPIC0 to TOPIC(N-1); without a namespace it "
+        "is system, as in CDAP's messaging.system.topics",
+        reason="CDAP's own are created by CDAP",
     )
     tls: TlsSettings | None = setting(None, "certificate and key; null: plain HTTP", reason="loopback needs none")
     auth: AuthSettings = AuthSettings()
     consumers: ConsumerSettings = ConsumerSettings()
+    leader: LeaderSettings = LeaderSettings()
 
     @model_validator(mode="after")
     def _nobody_else(self) -> Self:
@@ -338,6 +406,22 @@ class Settings(Section):
             self.require_beside_store("transactions.directory", self.transactions.directory)
         return self
 
+    @model_validator(mode="after")
+    def _one_transaction_manager(self) -> Self:
+        if self.server.leader.advertise is None:
+            return self
+        if self.storage.kind != "hbase":
+            raise wrong(
+                "server.leader.advertise", "several servers can share an HBase only; leave it out, or set storage.kind"
+            )
+        if self.transactions.source == "manager":
+            raise wrong(
+                "transactions.source",
+                "manager keeps transactions in this one server, and several are to serve; write thrift, for a "
+                "transaction service that all of them use, or none",
+            )
+        return self
+
     def require_beside_store(self, name: str, place: str | Path) -> None:
         """Refuse a folder inside LevelDB's: what is not a table of CDAP's must not lie there."""
         store = self.storage.leveldb.path
@@ -354,6 +438,9 @@ FLAGS: Flags = {
     "snapshots": lambda place: {"transactions.source": "directory", "transactions.directory": place},
 }
 
+#: What they set only where neither file nor environment does: two stores have no transactions in common.
+MOVED_DEFAULTS: Flags = {"leveldb": lambda folder: {"transactions.directory": f"{Path(folder).absolute()}.tx"}}
+
 
 def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Loaded[Settings]:
     """The settings of ``tms``, from flags, else the environment, else the file, else the defaults.
@@ -366,4 +453,4 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
     Raises:
         ConfigurationError: names the setting, where it came from and what to write.
     """
-    return load_as(Settings, file, environ, flags, FLAGS)
+    return load_as(Settings, file, environ, flags, FLAGS, MOVED_DEFAULTS)

@@ -35,7 +35,7 @@ from tms_core.topic import TopicId
 _BY_TIME, _BY_MESSAGE = b"e", b"m"
 _TIME_BYTES = 8
 #: Our table in HBase, its only column, and a key that no row has.
-_HBASE_TABLE, _COLUMN, _NO_ROW = "tms.side", FAMILY + b":v", b"\0"
+HBASE_TABLE, _COLUMN, _NO_ROW = "tms.side", FAMILY + b":v", b"\0"
 
 
 class SideTable(ABC):
@@ -157,7 +157,7 @@ class HBaseSide(SideTable):
     """
 
     def __init__(self, pool: HBasePool, namespace: str, clock: Clock | None = None, *, create: bool = True) -> None:
-        spec = TableSpec(namespace, _HBASE_TABLE, "NONE")
+        spec = TableSpec(namespace, HBASE_TABLE, "NONE")
         self._rows = HBaseRows(pool, spec.full_name.encode(), clock or SystemClock())
         self._pool = pool
         self._may_be_missing = not create

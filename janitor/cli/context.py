@@ -27,7 +27,7 @@ from janitor.cli.signals import ending
 from janitor.control import Caller, Desk, RemoteEngine
 from janitor.engine import Archive, Engine
 from janitor.feedback import Feedback, Truncator
-from janitor.inquiry import Inquiry, Options
+from janitor.inquiry import Inquiry
 from janitor.look import Site
 from janitor.observe import Observer, tell_nobody
 from janitor.references import Lifetime
@@ -40,6 +40,7 @@ from tms_core.errors import ConfigurationError, StoreBusy, StoreError
 from tms_core.lease import Lease
 from tms_core.side import Expiries, SideTable
 from tms_core.tables.base import Store
+from tms_core.tables.read_only import read_only
 from tms_core.transaction.client import ServiceSource, TransactionClient
 from tms_core.transaction.source import DirectorySource, SnapshotSource
 
@@ -273,14 +274,14 @@ class Session:
         """Messages with a ttl of their own, and consumers, of a store that is held."""
         return self.place.side(read_only=False)
 
-    def beside(self, store: Store, side: SideTable | None) -> Options:
+    def beside(self, store: Store, side: SideTable | None) -> dict[str, Any]:
         """What those are to whoever judges the store's rows: options of :class:`~janitor.inquiry.Inquiry`."""
-        return {"expiries": side and Expiries(side), "floor": self.floor(store, side)}
+        return {"expiries": None if side is None else Expiries(side), "floor": self.floor(store, side)}
 
     def floor(self, store: Store, side: SideTable | None) -> Floor | None:
         """What consumers hold; None where the settings want them to hold nothing."""
         seconds = self.settings.server.consumers.hold_seconds
-        return Floor(Positions(side), store, seconds) if side is not None and seconds is not None else None
+        return Floor(Positions(side), read_only(store), seconds) if side is not None and seconds is not None else None
 
     @contextmanager
     def lease(self, state: State, store: Store) -> Iterator[Lease | None]:

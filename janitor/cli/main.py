@@ -28,6 +28,7 @@ from janitor.cli import (
     plan,
     resume,
     run,
+    spark,
     status,
     why,
 )
@@ -90,6 +91,7 @@ _VERBS = (
     plan,
     resume,
     run,
+    spark,
     status,
     why,
 )

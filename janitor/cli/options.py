@@ -40,7 +40,7 @@ class Common:
 
 _COMMON = (
     click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).", metavar="FILE"),
-    click.option("--leveldb", metavar="DIR", help="A LevelDB store; the state goes to DIR.janitor."),
+    click.option("--leveldb", metavar="DIR", help="A LevelDB store, its state in DIR.janitor, transactions in DIR.tx."),
     click.option("--hbase", metavar="HOST:PORT[,...]", help="HBase Thrift servers."),
     click.option("--snapshots", metavar="DIR_OR_URL", help="Where the transaction snapshots are."),
     click.option("--format", type=click.Choice(["table", "json"]), help="Tables for people or JSON for programs."),

@@ -28,6 +28,7 @@ _REASONS = {
 _HOLDS = {
     Hold.FIRST_CONTACT: "until adopted",
     Hold.FRONTIER: "until approved",
+    Hold.CONSUMER: "for a consumer",
     Hold.PROTECTED: "protected",
     Hold.PAUSED: "paused",
     Hold.QUARANTINED: "quarantined",

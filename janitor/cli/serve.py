@@ -19,14 +19,16 @@ from janitor.feedback import Feedback
 from janitor.http.app import make_app
 from janitor.http.server import HttpServer
 from janitor.inquiry import Inquiry
+from janitor.lag import LagCount
 from janitor.metrics import Metrics
 from janitor.observe import Observer
 from janitor.refresh import Refreshed
 from janitor.schedule import Schedule, cron, every
 from janitor.settings import config_digest
 from janitor.state.base import State
+from tms_core.consumers import Positions
 from tms_core.errors import StoreError
-from tms_core.side import SideTable
+from tms_core.side import Expiries, SideTable
 from tms_core.tables.base import Store
 from tms_core.tables.read_only import read_only
 
@@ -144,6 +146,18 @@ def _assemble(
     trigger = cron(wanted.cron) if wanted.cron else every(wanted.every_seconds or 60)
     census = Census(read_only(store), state, clock, rows_per_second=wanted.stats_rows_per_second, halted=stop.is_set)
     jobs = [Job("count", COUNT_SECONDS, census.step)]
+    if side is not None:
+        lags = LagCount(
+            read_only(store),
+            Positions(side),
+            Expiries(side),
+            current.floor(store, side),
+            state,
+            clock,
+            census.pacer,
+            halted=stop.is_set,
+        )
+        jobs.append(Job("lag", COUNT_SECONDS, lags.step))
     if wanted.apply:
         allowance_ms = wanted.clock_allowance_seconds * 1000
         canary = Canary(store, state, clock, enabled=wanted.canary.enabled, allowance_ms=allowance_ms, lease=lease)

@@ -118,4 +118,18 @@ OLDEST = _of_topic("oldest_message_timestamp_seconds", "When the oldest message 
 NEWEST = _of_topic("newest_message_timestamp_seconds", "When the newest message was published.")
 TOPICS = (MESSAGES, SIZE, COUNTED, OLDEST, NEWEST)
 
-CATALOGUE = (*COUNTERS, PHASE_DURATION, *GAUGES, *TOPICS)
+
+def _of_consumer(name: str, text: str) -> Definition:
+    """A gauge of every consumer of every topic."""
+    return Definition(f"tms_consumer_{name}", "gauge", text, ("tms_namespace", "topic", "consumer"), None)
+
+
+LAG = _of_consumer("lag_messages", "Messages that the consumer has not read.")
+OLDEST_UNREAD = _of_consumer(
+    "oldest_unread_timestamp_seconds", "When the oldest message was published that it has not read."
+)
+POSITION = _of_consumer("position_timestamp_seconds", "When the last message was published that it has read.")
+LAG_COUNTED = _of_consumer("stats_timestamp_seconds", "When its unread messages were counted.")
+CONSUMERS = (LAG, OLDEST_UNREAD, POSITION, LAG_COUNTED)
+
+CATALOGUE = (*COUNTERS, PHASE_DURATION, *GAUGES, *TOPICS, *CONSUMERS)

@@ -15,7 +15,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from janitor.metrics import counters, gauges, topics
+from janitor.metrics import consumers, counters, gauges, topics
 from janitor.metrics.topics import Name, PerTopic
 from janitor.picture import Picture
 
@@ -39,6 +39,7 @@ class Metrics(Collector):
         self._per_topic = per_topic
         self._top = top
         self._shown: frozenset[Name] = frozenset()
+        self._consumers: frozenset[consumers.Name] = frozenset()
         self._families: tuple[Metric, ...] = ()
         self.registry = registry or CollectorRegistry()
         self.registry.register(self)
@@ -48,10 +49,12 @@ class Metrics(Collector):
     def update(self, picture: Picture) -> None:
         """Prepare the metrics of a picture; until it is done, scrapes get those of the one before."""
         self._shown = topics.shown(picture.topics, self._shown, self._per_topic, self._top)
+        self._consumers = consumers.shown(picture.consumers, self._consumers, self._per_topic, self._top)
         self._families = (
             *counters.families(picture.counters),
             *gauges.families(picture),
             *topics.families(picture.topics, self._shown),
+            *consumers.families(picture.consumers, self._consumers),
         )
 
     def render(self, accept: str | None = None) -> tuple[bytes, str]:

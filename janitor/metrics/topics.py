@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from prometheus_client.core import Metric, Sample
 
@@ -19,6 +19,8 @@ from janitor.metrics.gauges import seconds
 from janitor.picture import TopicFigures
 
 PerTopic = Literal["none", "top", "all"]
+#: What is compared: a topic's name, or that of something in it.
+N = TypeVar("N", bound=tuple[str, ...])
 
 
 class Name(NamedTuple):
@@ -56,7 +58,7 @@ def shown(topics: Iterable[TopicFigures], before: Collection[Name], per_topic: P
     return largest({name: size for name, size in sizes.items() if size is not None}, before, top)
 
 
-def largest(sizes: Mapping[Name, int], before: Collection[Name], top: int) -> frozenset[Name]:
+def largest(sizes: Mapping[N, int], before: Collection[N], top: int) -> frozenset[N]:
     """The largest, where one of ``before`` leaves only when it is more than a fifth smaller than one that comes."""
     weighed = ((-(5 if name in before else 4) * size, name not in before, name) for name, size in sizes.items())
     return frozenset(name for *_, name in heapq.nsmallest(top, weighed))

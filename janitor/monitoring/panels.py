@@ -346,7 +346,10 @@ QUEUES = (
         "timeseries",
         "s",
         "The background count has a budget of its own; this is how far behind it is.",
-        _of("time() - min(tms_topic_stats_timestamp_seconds{${scope}})", "oldest count"),
+        (
+            Target("time() - min(tms_topic_stats_timestamp_seconds{${scope}})", "topics"),
+            Target("time() - min(tms_consumer_stats_timestamp_seconds{${scope}})", "consumers"),
+        ),
     ),
     Panel(
         "Consumers behind",
@@ -355,6 +358,17 @@ QUEUES = (
         "Messages that a consumer has not read yet.",
         _of(
             "topk(10, max by (tms_namespace, topic, consumer) (tms_consumer_lag_messages{${scope}}))",
+            "{{consumer}} {{tms_namespace}}:{{topic}}",
+        ),
+    ),
+    Panel(
+        "Oldest unread message",
+        "timeseries",
+        "s",
+        "How long ago it was published. Near the topic's ttl, messages expire before they are read.",
+        _of(
+            "topk(10, time() - min by (tms_namespace, topic, consumer)"
+            " (tms_consumer_oldest_unread_timestamp_seconds{${scope}}))",
             "{{consumer}} {{tms_namespace}}:{{topic}}",
         ),
     ),

@@ -18,6 +18,7 @@ from janitor.policy import Frontier, Hold
 from janitor.references import Lifetime
 from janitor.settings import Settings
 from janitor.spark.columns import Policy
+from janitor.spark.whatif import WhatIf, changed
 from janitor.txstate import TransactionView
 from janitor.world import matches, parse_or_none
 from tms_core.clock import Clock, SystemClock
@@ -124,11 +125,16 @@ class Access:
             allowance_ms=self.settings.janitor.clock_allowance_seconds * 1000,
         )
 
-    def policy(self, store: Store, now_ms: int) -> Policy:
-        """The law as it stands at a moment: no frontier holds anything, but what is protected is protected."""
+    def policy(self, store: Store, now_ms: int, changes: tuple[WhatIf, ...] = ()) -> Policy:
+        """The law as it stands at a moment: no frontier holds anything, but what is protected is protected.
+
+        Args:
+            changes: to topics' ttls, for a look at what they would do.
+        """
         found = (parse_or_none(key, value) for key, value in store.metadata.rows())
+        topics = [changed(topic, changes) for topic in found if topic is not None]
         return Policy(
-            {topic.topic: (topic, self._frontier(topic, now_ms)) for topic in found if topic is not None},
+            {topic.topic: (topic, self._frontier(topic, now_ms)) for topic in topics},
             self.transactions(now_ms),
         )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
@@ -64,48 +65,59 @@ def columns_of(table: Table, ask: Ask) -> tuple[StructField, ...]:
 
 def row_batch(table: DataTable, page: Rows, rows: Columns, verdicts: Verdicts, keep: Flags, salt: int | None) -> Any:
     """Those rows of a page that are kept, with their verdicts, as an Arrow batch."""
-    at = np.flatnonzero(keep)
-    ours = rows.topic[at] >= 0
+    at = None if keep.all() else np.flatnonzero(keep)
+
+    def some(values: Any) -> Any:
+        return values if at is None else values[at]
+
+    number = len(page.keys) if at is None else len(at)
+    code, times, sequences = some(rows.topic), some(rows.time_ms), some(rows.sequence)
+    ours, nothing = code >= 0, np.zeros(number, dtype=np.bool_)
     message = table == "message"
     pointers = (rows.pointer, rows.topic >= 0) if page.pointers is None else page.pointers
-
-    def numbers(values: Longs, present: Flags) -> Any:
-        return pa.array(values, mask=~present)
-
-    nothing = np.zeros(len(at), dtype=np.bool_)
-    times, sequences = rows.time_ms[at], rows.sequence[at]
-    sizes = (times, nothing) if page.sizes is None else (page.sizes[0][at], page.sizes[1][at])
     found = {
-        "namespace": _names([topic.namespace for topic in rows.topics], rows.topic[at], ours),
-        "topic": _names([topic.topic for topic in rows.topics], rows.topic[at], ours),
-        "generation": numbers(rows.generation[at], ours),
-        "publish_ms": numbers(times, ours if message else nothing),
-        "sequence": numbers(sequences, ours if message else nothing),
-        "write_pointer": numbers(pointers[0][at], pointers[1][at]),
-        "write_ms": numbers(times, nothing if message else ours),
-        "payload_sequence": numbers(sequences, nothing if message else ours),
-        "payload_bytes": numbers(*sizes),
-        "key": page.keys if len(at) == len(page.keys) else [page.keys[index] for index in at],
-        "salt": pa.nulls(len(at), pa.int32()) if salt is None else numbers(np.full(len(at), salt), ~nothing),
-        "action": _names(ACTIONS, verdicts.action[at].astype(np.int64), ~nothing),
-        "rule": _names(RULES, verdicts.rule[at].astype(np.int64), ~nothing),
+        "namespace": _names([topic.namespace for topic in rows.topics], code),
+        "topic": _names([topic.topic for topic in rows.topics], code),
+        "generation": _numbers(some(rows.generation), ours),
+        "publish_ms": _numbers(times, ours if message else nothing),
+        "sequence": _numbers(sequences, ours if message else nothing),
+        "write_pointer": _numbers(some(pointers[0]), some(pointers[1])),
+        "write_ms": _numbers(times, nothing if message else ours),
+        "payload_sequence": _numbers(sequences, nothing if message else ours),
+        "payload_bytes": _numbers(times, nothing) if page.sizes is None else _numbers(*map(some, page.sizes)),
+        "key": page.keys if at is None else [page.keys[int(index)] for index in at],
+        "salt": pa.nulls(number, pa.int32()) if salt is None else pa.repeat(pa.scalar(salt, pa.int32()), number),
+        "action": _names(ACTIONS, some(verdicts.action)),
+        "rule": _names(RULES, some(verdicts.rule)),
     }
     if page.payloads is not None:
-        found["payload"] = [page.payloads[int(index)] for index in at]
+        found["payload"] = page.payloads if at is None else [page.payloads[int(index)] for index in at]
     return arrow_batch(columns_of(table, Ask(payloads=page.payloads is not None)), found)
+
+
+def _numbers(values: Longs, present: Flags) -> Any:
+    if present.all():
+        return pa.array(values)
+    return pa.array(values, mask=~present) if present.any() else pa.nulls(len(values), pa.int64())
+
+
+def _names(names: Sequence[str], codes: NDArray[Any]) -> Any:
+    """Words by their codes; none for a negative one."""
+    if codes.min() == codes.max():
+        word = names[int(codes[0])] if codes[0] >= 0 else None
+        return pa.repeat(pa.scalar(word, pa.string()), len(codes))
+    indices = pa.array(codes.astype(np.int32), mask=codes < 0)
+    return pa.DictionaryArray.from_arrays(indices, pa.array(names, pa.string()))
 
 
 def arrow_batch(columns: tuple[StructField, ...], found: Mapping[str, Any]) -> Any:
     """Values by name as an Arrow batch of those columns."""
     kinds = [(field.name, _ARROW[type(field.dataType)]) for field in columns]
-    arrays = [
-        values.cast(kind) if isinstance(values := found[name], pa.Array) else pa.array(values, kind)
-        for name, kind in kinds
-    ]
+    arrays = [_as(kind, found[name]) for name, kind in kinds]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(kinds))
 
 
-def _names(names: Iterable[str], codes: Longs, present: Flags) -> Any:
-    """Words of a few, by their codes."""
-    indices = pa.array(codes, mask=~present)
-    return pa.DictionaryArray.from_arrays(indices.cast(pa.int32()), pa.array(list(names), pa.string()))
+def _as(kind: Any, values: Any) -> Any:
+    if not isinstance(values, pa.Array):
+        return pa.array(values, kind)
+    return values if values.type == kind else values.cast(kind)

@@ -75,7 +75,6 @@ def split(table: DataTable, keys: Sequence[bytes]) -> Columns:
     parts = np.zeros((5, len(keys)), dtype=np.int64)
     parts[0] = -1
     topics: list[TopicId] = []
-    known: dict[TopicId, int] = {}
     lengths = np.fromiter(map(len, keys), dtype=np.int64, count=len(keys))
     at = 0
     while at < len(keys):
@@ -84,29 +83,30 @@ def split(table: DataTable, keys: Sequence[bytes]) -> Columns:
         if topic is None:
             at += 1
             continue
-        end = bisect_left(keys, topic_stop(prefix), at)
-        code = known.setdefault(topic, len(topics))
-        if code == len(topics):
-            topics.append(topic)
+        end = len(keys) if keys[-1].startswith(prefix) else bisect_left(keys, topic_stop(prefix), at)
         size = len(prefix) + tail
         ours = lengths[at:end] == size
-        run = keys[at:end] if ours.all() else [key for key in keys[at:end] if len(key) == size]
-        parts[0, at:end][ours] = code
-        parts[1:, at:end][:, ours] = _numbers(table, run, size)
+        if ours.all():
+            parts[0, at:end] = len(topics)
+            _numbers(table, keys[at:end], size, parts[1:, at:end])
+        else:
+            # Keys cut short or too long lie among them.
+            some = np.zeros((4, int(ours.sum())), dtype=np.int64)
+            _numbers(table, [key for key in keys[at:end] if len(key) == size], size, some)
+            parts[0, at:end][ours], parts[1:, at:end][:, ours] = len(topics), some
+        topics.append(topic)
         at = end
     return Columns(topics, *parts)
 
 
-def _numbers(table: DataTable, keys: Sequence[bytes], size: int) -> Longs:
+def _numbers(table: DataTable, keys: Sequence[bytes], size: int, into: Longs) -> None:
     """Generation, pointer, time and sequence of keys of one topic, all of our length."""
     tails = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(len(keys), size)[:, -_TAIL[table] :]
-    found = np.zeros((4, len(keys)), dtype=np.int64)
-    found[0] = np.ascontiguousarray(tails[:, :4]).view(">i4")[:, 0]
+    into[0] = np.ascontiguousarray(tails[:, :4]).view(">i4")[:, 0]
     if table == "payload":
-        found[1] = np.ascontiguousarray(tails[:, 4:12]).view(">i8")[:, 0]
-    found[2] = np.ascontiguousarray(tails[:, -10:-2]).view(">i8")[:, 0]
-    found[3] = np.ascontiguousarray(tails[:, -2:]).view(">u2")[:, 0]
-    return found
+        into[1] = np.ascontiguousarray(tails[:, 4:12]).view(">i8")[:, 0]
+    into[2] = np.ascontiguousarray(tails[:, -10:-2]).view(">i8")[:, 0]
+    into[3] = np.ascontiguousarray(tails[:, -2:]).view(">u2")[:, 0]
 
 
 class Pointers(NamedTuple):

@@ -16,6 +16,7 @@ from typing import Literal, cast
 from janitor.settings import load
 from janitor.spark.access import Access
 from janitor.spark.pages import Ask
+from janitor.spark.whatif import WhatIf
 from tms_core.errors import ConfigurationError
 
 #: The name under which Spark knows the source.
@@ -25,7 +26,7 @@ Table = Literal["message", "payload", "metadata"]
 
 _OPTIONS = frozenset(
     {"config", "leveldb", "hbase", "snapshots", "table", "topics", "from", "to", "now", "partitions", "sizes"}
-    | {"payload"}
+    | {"payload", "what_if"}
 )
 _TABLES = ("message", "payload", "metadata")
 
@@ -37,6 +38,7 @@ class Options:
     Attributes:
         now_ms: the moment rows are judged by; None: the present.
         partitions: about how many tasks; None: by the size of what is read.
+        changes: to the policy, for a look at what they would do.
     """
 
     access: Access
@@ -47,6 +49,7 @@ class Options:
     now_ms: int | None = None
     partitions: int | None = None
     ask: Ask = field(default_factory=Ask)
+    changes: tuple[WhatIf, ...] = ()
 
     @classmethod
     def parse(cls, given: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Options:
@@ -78,6 +81,7 @@ class Options:
             _moment(found, "now"),
             _count(found, "partitions"),
             Ask(_switch(found, "sizes"), _switch(found, "payload")),
+            WhatIf.parse(found.get("what_if", "")),
         )
 
 

@@ -20,7 +20,7 @@ from tms_core.tables.base import MessageTable, MessageValue, Page, PayloadTable
 from tms_core.tables.leveldb import LevelDBMessageReads, decode
 
 #: Rows of the first page and of the first after a leap, and of any: a leap is worth more than what it leaps over.
-FIRST_ROWS, PAGE_ROWS = 64, 16_384
+FIRST_ROWS, PAGE_ROWS = 64, 8192
 #: First byte of a plain message's value, and the bytes before the payload of a message and of a transactional one.
 _PLAIN, _PLAIN_BYTES, _TX_BYTES = 0, 1, 9
 _REFERENCE = 2
@@ -73,8 +73,8 @@ def _read(
     table: MessageTable | PayloadTable, start: bytes, stop: bytes | None, limit: int, ask: Ask
 ) -> tuple[Rows, bytes | None]:
     if isinstance(table, LevelDBMessageReads):
-        stored = table.raw(start, stop, limit)
-        return _of_stored([key for key, _ in stored.items], [value for _, value in stored.items], ask), stored.resume
+        stored = table.columns(start, stop, limit)
+        return _of_stored(stored.keys, stored.values, ask), stored.resume
     if isinstance(table, MessageTable):
         if not (ask.sizes or ask.payloads):
             return _of_cells(table, table.keys(start, stop, limit))

@@ -114,7 +114,7 @@ def translated() -> Iterator[None]:
     Raises:
         TmsError: the very error a task failed with, where it was one of ours.
     """
-    from py4j.protocol import Py4JError  # noqa: PLC0415
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped] # noqa: PLC0415
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
     try:

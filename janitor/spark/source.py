@@ -97,7 +97,7 @@ class RowReader(DataSourceReader):
         self.wanted = Wanted(table, asked.patterns, from_ms=asked.from_ms, to_ms=asked.to_ms)
         now_ms = SystemClock().now_ms() if asked.now_ms is None else asked.now_ms
         with asked.access.reading() as store:
-            self._policy = asked.access.policy(store, now_ms)
+            self._policy = asked.access.policy(store, now_ms, asked.changes)
 
     def partitions(self) -> list[InputPartition]:
         with self._asked.access.salted() as parts:

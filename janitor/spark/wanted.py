@@ -16,7 +16,7 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEq
 
 from janitor.ranges import Range, topic_stop
 from janitor.spark.columns import Columns, DataTable, Flags
-from tms_core.rowkey import LONG_MAX, MessageKey, generation_prefix, stop_key, time_prefix, topic_prefix
+from tms_core.rowkey import LONG_MAX, NEGATIVE, MessageKey, generation_prefix, stop_key, time_prefix, topic_prefix
 from tms_core.topic import TopicId
 
 #: What ends the literal beginning of a shell pattern.
@@ -103,6 +103,8 @@ class Wanted:
         if parsed is None or parsed.publish_ms < 0:
             return None
         if self.to_ms is not None and parsed.publish_ms >= self.to_ms:
+            if self.from_ms is None or self.from_ms < 0:
+                return generation_prefix(prefix, parsed.generation) + NEGATIVE
             last = parsed.generation == -1
             return topic_stop(prefix) if last else generation_prefix(prefix, parsed.generation + 1)
         if self.from_ms is not None and parsed.publish_ms < self.from_ms:

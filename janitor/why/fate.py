@@ -118,6 +118,9 @@ def _rule_in_time(world: World, key: MessageKey | PayloadKey, work: TopicWork) -
 def _in_time(world: World, work: TopicWork, key: MessageKey | PayloadKey, fate: Fate, goes: bool) -> Fate:
     """When time alone takes the row: when it is due, or when the hold on the frontier (S8) has come to its end."""
     ripe_ms = max(world.now_ms, fate.due_ms or 0)
+    if work.frontier.hold is Hold.CONSUMER and not goes and fate.due_ms is not None and fate.due_ms <= world.now_ms:
+        end_ms = fate.due_ms + (world.terms.consumer_hold_seconds or 0) * 1000
+        return replace(fate, goes_ms=end_ms, hold=Hold.CONSUMER, until_ms=end_ms)
     if work.frontier.hold is not Hold.FRONTIER or goes:
         return replace(fate, goes_ms=ripe_ms)
     pending, hold_ms = work.record.pending, world.terms.hold_seconds * 1000

@@ -25,6 +25,7 @@ from janitor.metrics.topics import Name, PerTopic, largest
 from janitor.picture import (
     BoundaryFigures,
     CanaryFigures,
+    ConsumerFigures,
     HeldTopic,
     Overdue,
     Picture,
@@ -44,7 +45,7 @@ from tms_core.tables.memory import MemoryStore
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
 
-OWN = ("tms_janitor_", "tms_topic_")
+OWN = ("tms_janitor_", "tms_topic_", "tms_consumer_")
 
 Found = dict[str, float]
 
@@ -58,6 +59,15 @@ def queue(name: str, size_bytes: int | None, **changes: Any) -> TopicFigures:
     namespace, _, topic_name = name.partition(":")
     counted = {"messages": 1, "oldest_ms": 5_000, "newest_ms": 6_000, "counted_ms": 7_000} if size_bytes else {}
     return TopicFigures(namespace, topic_name, 1, 60, size_bytes=size_bytes, **{**counted, **changes})
+
+
+def behind(name: str, lag_messages: int, **changes: Any) -> ConsumerFigures:
+    tms_namespace, topic_name, consumer = name.split(":")
+    oldest_ms = 3_000 if lag_messages else None
+    figures = {"position_ms": 2_000, "updated_ms": 1, "oldest_unread_ms": oldest_ms, "expired": False}
+    return ConsumerFigures(
+        tms_namespace, topic_name, 1, consumer, lag_messages=lag_messages, **{**figures, "counted_ms": 8_000, **changes}
+    )
 
 
 def counter(name: str, value: float, **labels: str) -> dict[CounterKey, float]:
@@ -82,6 +92,7 @@ def full() -> Picture:
         canary=CanaryFigures(True, late_seconds=1.5),
         skew_seconds={"running_time": -0.25},
         topics=[queue("a:b", 41), queue("a:c", 42)],
+        consumers=[behind("a:b:x", 43), behind("a:b:y", 0, position_ms=0)],
         counters={
             **counter("sweeps_total", 51, result="done"),
             **counter("rows_scanned_total", 52, table="message"),
@@ -201,6 +212,11 @@ def test_given_everything_then_every_figure_is_in_its_series() -> None:
         **{f"tms_topic_oldest_message_timestamp_seconds a {name}": 5 for name in "bc"},
         **{f"tms_topic_newest_message_timestamp_seconds a {name}": 6 for name in "bc"},
         **{f"tms_topic_stats_timestamp_seconds a {name}": 7 for name in "bc"},
+        "tms_consumer_lag_messages a b x": 43,
+        "tms_consumer_lag_messages a b y": 0,
+        "tms_consumer_oldest_unread_timestamp_seconds a b x": 3,
+        "tms_consumer_position_timestamp_seconds a b x": 2,
+        **{f"tms_consumer_stats_timestamp_seconds a b {name}": 8 for name in "xy"},
         "sweeps_total done": 51,
         "rows_scanned_total message": 52,
         "rows_deleted_total message expired": 53,
@@ -298,6 +314,56 @@ def sources(*folders: str) -> str:
 )
 def test_label_values_are_those_the_code_has(known: tuple[str, ...], pattern: str, code: str) -> None:
     assert set(known) == set(re.findall(pattern, code))
+
+
+# --- consumers -------------------------------------------------------------------------------------------------------
+
+
+def lags(found: Found) -> Found:
+    return {name.partition(" ")[2]: value for name, value in found.items() if name.startswith("tms_consumer_lag")}
+
+
+FOUR = [behind("a:a:x", 0), behind("a:a:y", 9), behind("a:b:x", 30), behind("b:a:x", 20)]
+
+
+@pytest.mark.parametrize(
+    ("per_topic", "expected"),
+    [
+        ("top", {"a b x": 30, "b a x": 20, "_other _other _other": 9}),
+        ("none", {"_other _other _other": 59}),
+        ("all", {"a a x": 0, "a a y": 9, "a b x": 30, "b a x": 20}),
+    ],
+)
+def test_given_consumers_then_those_furthest_behind_have_series_and_the_others_are_summed(
+    per_topic: PerTopic, expected: Found
+) -> None:
+    assert lags(seen(empty(consumers=FOUR), per_topic, 2)) == expected
+
+
+def test_given_a_consumer_that_is_shown_when_another_is_little_further_behind_then_it_stays() -> None:
+    made = metrics(empty(consumers=FOUR), "top", 2)
+    made.update(empty(consumers=[*FOUR, behind("c:c:c", 23)]))
+    assert lags(series(parse_text(text(made)))) == {"a b x": 30, "b a x": 20, "_other _other _other": 32}
+    made.update(empty(consumers=[*FOUR, behind("c:c:c", 27)]))
+    assert lags(series(parse_text(text(made)))) == {"a b x": 30, "c c c": 27, "_other _other _other": 29}
+
+
+def test_the_other_consumers_are_as_far_behind_as_the_furthest_of_them() -> None:
+    others = [
+        behind("a:a:x", 1, oldest_unread_ms=5_000, position_ms=4_000, counted_ms=9_000),
+        behind("a:a:y", 2, oldest_unread_ms=4_000, position_ms=5_000, counted_ms=8_000),
+        behind("a:a:z", 0, position_ms=0, counted_ms=8_500),
+        behind("_other:_other:_other", 4, oldest_unread_ms=7_000, position_ms=6_000, counted_ms=9_500),
+    ]
+    assert {
+        name: value for name, value in seen(empty(consumers=others), "none").items() if name.startswith("tms_consumer")
+    } == {
+        "tms_consumer_lag_messages _other _other _other": 7,
+        "tms_consumer_oldest_unread_timestamp_seconds _other _other _other": 4,
+        "tms_consumer_position_timestamp_seconds _other _other _other": 4,
+        "tms_consumer_stats_timestamp_seconds _other _other _other": 8,
+    }
+    assert lags(seen(empty(consumers=others[3:]), "all")) == {"_other _other _other": 4}
 
 
 # --- topics ----------------------------------------------------------------------------------------------------------

@@ -137,6 +137,7 @@ def test_given_a_plan_when_written_then_the_file_is_the_report_and_what_it_rests
         "lifetime": [3_600_000, 3_600_000, 300_000],
         "lifetime_known": True,
         "snapshot_interval_seconds": 60,
+        "consumer_hold_seconds": None,
     }
     [item] = document["topics"]
     assert (item["tms_namespace"], item["topic"], item["rows"]) == ("default", "orders", 1)
@@ -353,6 +354,7 @@ def test_given_another_store_when_checked_then_it_is_refused(store: MemoryStore,
         (replace(TERMS, lifetime=LIFETIME._replace(allowance_ms=1)), "lifetime"),
         (replace(TERMS, lifetime_known=False), "lifetime_known"),
         (replace(TERMS, snapshot_interval_seconds=61), "snapshot_interval_seconds"),
+        (replace(TERMS, consumer_hold_seconds=1), "consumer_hold_seconds"),
         (replace(TERMS, protect=(), hold_seconds=1), "hold_seconds, protect"),
     ],
 )

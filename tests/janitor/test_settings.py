@@ -218,6 +218,7 @@ def test_given_a_folder_of_ours_inside_the_store_when_loaded_then_that_is_refuse
         "transactions: {source: directory}",
         "transactions: {directory: /elsewhere}",
         "transactions: {snapshot_interval_seconds: 61}",
+        "server: {consumers: {floor: true}}",
         "transactions: {max_lifetime_seconds: 90000}",
         "transactions: {grace_seconds: 0}",
         "janitor: {hold_seconds: 0}",

@@ -18,6 +18,7 @@ from tms_core.server.auth import Gate
 from tms_core.server.listener import Listener
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.site import Site
+from tms_core.server.turns import Turns
 from tms_core.side import MemorySide
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
@@ -48,16 +49,18 @@ def serving(
     loopback: bool = True,
     cache_bytes: int = 30 << 20,
     gate: Gate | None = None,
+    loop_writes: bool = False,
 ) -> Iterator[Serving]:
-    """A server that answers while the block runs."""
-    store = store or MemoryStore()
-    service = MessagingService(store, clock or SystemClock(), side=MemorySide(), cache_bytes=cache_bytes)
+    """A server that answers while the block runs; with ``loop_writes`` as ``tms serve`` has it."""
+    store, turns = store or MemoryStore(), Turns()
+    service = MessagingService(store, clock or SystemClock(), side=MemorySide(), cache_bytes=cache_bytes, work=turns)
     metrics = ServerMetrics(CollectorRegistry(), service)
     with ThreadPoolExecutor(4) as threads, service:
         site = Site(service, threads, metrics, MAX_REQUEST_BYTES, JSON_POLL_LIMIT, gate)
         app = make_app(site, loopback=loopback, access_log=access_log)
         listener = Listener(app, "127.0.0.1", 0)
         listener.start()
+        turns.alone = listener.alone if loop_writes else None
         try:
             yield Serving(listener, service, store, metrics)
         finally:

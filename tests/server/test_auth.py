@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -143,6 +144,20 @@ def test_every_route_is_in_the_table_and_in_the_description(routes: list[Guarded
                 open_to_all = WHO[name.upper(), path] == EVERYBODY
                 assert ("security" in operation) != open_to_all
                 assert ({"401", "403"} <= set(operation["responses"])) != open_to_all
+
+
+def test_the_page_says_who_may_ask_for_what() -> None:
+    page = (Path(__file__).parents[2] / "docs/rest.md").read_text(encoding="utf-8")
+    table = page.partition("| needs | routes |")[2].partition("\n\n")[0]
+    words = {"nothing": EVERYBODY, "a token": KNOWN, "any of the three": ANY}
+    words |= {"`admin`": ADMIN, "`publish`": PUBLISH, "`consume`": CONSUME}
+    said = {}
+    for line in table.splitlines()[2:]:
+        _, needs, routes, _ = line.split("|")
+        for method, path in re.findall(r"([A-Z]+) `(/[^`]*)`", routes):
+            inside = path.startswith("/topics")
+            said[method, f"/v1/namespaces/{{namespace}}{path}" if inside else path] = words[needs.strip()]
+    assert said == WHO
 
 
 def test_given_a_route_that_does_not_say_what_it_needs_when_the_application_is_made_then_it_is_not(

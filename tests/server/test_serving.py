@@ -164,25 +164,59 @@ class FakeHBase(MemoryStore):
         """They are."""
 
 
-@pytest.mark.parametrize("has_side_table", [True, False])
-def test_given_hbase_when_served_then_messages_may_have_a_ttl_where_there_is_a_table_for_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_side_table: bool
-) -> None:
-    def side(*_: object, **__: object) -> MemorySide:
-        if not has_side_table:
-            raise StoreNotFound("There is no table tms.side.")
-        return MemorySide()
+class FakeCell:
+    """Stands for the cell in HBase that says who leads."""
 
+    def __init__(self, *_: object) -> None:
+        self.value: bytes | None = None
+
+    def lease(self) -> bytes | None:
+        return self.value
+
+    def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
+        self.value = value
+        return True
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.fixture
+def hbase(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A settings file for an HBase that is not one."""
     monkeypatch.setattr(command, "HBaseStore", FakeHBase)
-    monkeypatch.setattr(command, "HBaseSide", side)
+    monkeypatch.setattr(command, "HBaseSide", lambda *_, **__: MemorySide())
+    monkeypatch.setattr(command, "HBaseCell", FakeCell)
     config = memory(tmp_path)
     config.write_text(config.read_text().replace("kind: memory", "kind: hbase") + "\n")
-    environ = {"TMS_TRANSACTIONS__SOURCE": "none"}
-    with serving(config, environ, {}, janitor=False) as started, Client(port_of(started.url)) as client:
+    return config
+
+
+NO_TRANSACTIONS = {"TMS_TRANSACTIONS__SOURCE": "none"}
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"TMS_SERVER__LEADER__ADVERTISE": "http://127.0.0.1:0"}], ids=["alone", "several"]
+)
+def test_given_hbase_when_served_then_it_leads_and_messages_may_have_a_ttl(hbase: Path, more: dict[str, str]) -> None:
+    with serving(hbase, NO_TRANSACTIONS | more, {}, janitor=False) as started, Client(port_of(started.url)) as client:
         assert started.transactions is None
         topic = TopicClient(client, "t").create()
-        answer = topic.post("publish", {"messages": ["a"], "ttlSeconds": 5})
-        assert answer.status == (200 if has_side_table else 400)
+        while (answer := topic.post("publish", {"messages": ["a"], "ttlSeconds": 60})).status != 200:
+            assert answer.status == 503
+        assert topic.poll() == ["a"]
+        assert "tms_server_is_leader 1.0\n" in client.ask("GET", "/metrics").text
+
+
+def test_given_hbase_without_a_table_for_what_is_ours_when_served_then_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, hbase: Path
+) -> None:
+    def side(*_: object, **__: object) -> MemorySide:
+        raise StoreNotFound("There is no table tms.side.")
+
+    monkeypatch.setattr(command, "HBaseSide", side)
+    with pytest.raises(StoreNotFound, match=r"tms\.side"), serving(hbase, NO_TRANSACTIONS, {}, janitor=False):
+        pass
 
 
 def test_given_transactions_that_are_down_when_published_outside_of_them_then_it_works(
@@ -223,13 +257,13 @@ def test_given_a_key_that_is_not_there_when_served_then_the_setting_is_named_and
     assert list(tmp_path.iterdir()) == [config]
 
 
-def test_given_settings_that_leave_something_open_when_served_then_the_log_says_so(
+def test_given_settings_that_let_nobody_in_when_served_then_the_log_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = memory(tmp_path)
-    config.write_text(config.read_text().replace("127.0.0.1:0", "0.0.0.0:0"))
+    (tmp_path / "tokens").write_text(token_line("ada", new_token()))
+    config = memory(tmp_path, auth={"kind": "tokens", "tokens_file": "tokens"})
     with serving(config, {}, {}, janitor=False):
-        assert "Tephra's protocol has no authentication" in caplog.text
+        assert "server.auth.rules is empty" in caplog.text
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

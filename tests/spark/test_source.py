@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual, Not
 
 from janitor.spark import pages
@@ -120,7 +120,8 @@ def test_given_metadata_when_read_then_what_does_not_parse_says_why(filled: Fill
     place = filled(sample)
     source = TmsSource({"leveldb": str(place), "table": "metadata"})
     metadata = source.reader(source.schema())
-    found = [row for part in metadata.partitions() for batch in metadata.read(part) for row in batch.to_pylist()]
+    batches: list[Any] = [batch for part in metadata.partitions() for batch in metadata.read(part)]
+    found = [row for batch in batches for row in batch.to_pylist()]
     assert [(r["topic"], r["generation"], r["ttl_seconds"], r["deleted"]) for r in found] == [
         (None, None, None, None),
         ("orders", 1, 3600, False),
@@ -168,10 +169,13 @@ def test_given_a_store_that_takes_values_apart_itself_when_read_then_its_pages_s
 def test_given_a_topic_with_nine_tenths_of_all_rows_when_cut_then_no_piece_is_thrice_the_median(
     filled: Filled,
 ) -> None:
+    bodies = random.Random(7)
+
     def fill(store: Store) -> None:
-        topic(store, "default:huge", ttl_seconds=3600).plain(*range(NOW_MS, NOW_MS + 45_000))
-        for number in range(10):
-            topic(store, f"default:small{number}", ttl_seconds=3600).plain(*range(NOW_MS, NOW_MS + 500))
+        for name, rows in [("huge", 45_000), *((f"small{number}", 500) for number in range(10))]:
+            made = topic(store, f"default:{name}", ttl_seconds=3600)
+            keys = [MessageKey(made.id, 1, NOW_MS + number, 0).pack() for number in range(rows)]
+            store.message.put([(key, MessageValue(None, bodies.randbytes(40))) for key in keys])
 
     found = reader(filled(fill), partitions=8)
     counts = [sum(batch.num_rows for batch in found.read(part)) for part in found.partitions()]

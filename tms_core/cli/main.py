@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from tms_core.cli.completion import completion
+from tms_core.cli.consumers import consumer
 from tms_core.cli.create_tables import create_hbase_tables
 from tms_core.cli.messages import poll, publish
 from tms_core.cli.serve import serve
@@ -44,7 +45,7 @@ def cli() -> None:
     """
 
 
-for command in (serve, topic, publish, poll, tx, completion("tms")):
+for command in (serve, topic, publish, poll, consumer, tx, completion("tms")):
     cli.add_command(command)
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import islice
 from typing import BinaryIO
 
 import click
@@ -68,7 +69,8 @@ def publish(
 ) -> None:
     """Publish messages.
 
-    Each line of a file, or of standard input, is one. A line is published when it arrives, and is on disk when the command ends without an error.
+    Each line of a file, or of standard input, is one. It is published when it arrives, and on
+    disk when the command ends without an error.
 
     \b
     Examples:
@@ -78,6 +80,8 @@ def publish(
       tms publish default:images --binary < photo.png
       tms publish default:orders --transaction orders.txt
     """
+    if together and ttl is not None:
+        raise click.UsageError("--ttl and --transaction cannot be combined.")
     if messages:
         batches: Iterable[list[bytes]] = [[message.encode() for message in messages]]
     elif binary:
@@ -88,7 +92,7 @@ def publish(
         if together:
             with client.transaction() as transaction:
                 for batch in batches:
-                    transaction.publish(topic, batch, ttl=ttl)
+                    transaction.publish(topic, batch)
                     count(len(batch))
         else:
             for batch in batches:
@@ -172,8 +176,9 @@ def poll(
 ) -> None:
     """Print the messages of a topic.
 
-    From the beginning, or from a place of your choice. Reading changes nothing: not the topic, and not how far any consumer has read. With --format json
-    each line is an object with id, time_ms and payload, which is {"base64": ...} if it is no text.
+    From the beginning, or from a place of your choice. Reading changes nothing: not the topic, and
+    not how far any consumer has read. With --format json each line is an object with id, time_ms
+    and payload, which is {"base64": ...} if it is no text.
 
     \b
     Examples:
@@ -210,14 +215,16 @@ def _messages(
     committed: bool,
 ) -> Iterator[Message]:
     if follow:
-        yield from client.consume(topic, start=start, inclusive=inclusive, limit=limit, committed=committed)
-    elif committed:
+        # Until it is interrupted.
+        with client.consume(topic, start=start, inclusive=inclusive, committed=committed) as coming:
+            yield from islice(coming, limit)
+        return
+    view = None
+    if committed:
+        # Who only reads need not stay in the transaction for as long as that takes.
         with client.transaction() as transaction:
-            yield from client.poll(
-                topic, start=start, inclusive=inclusive, limit=limit, transaction=transaction.current
-            )
-    else:
-        yield from client.poll(topic, start=start, inclusive=inclusive, limit=limit)
+            view = transaction.transaction
+    yield from client.poll(topic, start=start, inclusive=inclusive, limit=limit, transaction=view)
 
 
 def _raw(message: Message) -> None:

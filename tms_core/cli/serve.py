@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Event
 from typing import NamedTuple
@@ -23,27 +25,30 @@ from prometheus_client import CollectorRegistry
 
 from tms_core.cli.signals import ending
 from tms_core.clock import Clock, SystemClock
-from tms_core.errors import ConfigurationError, StoreError, StoreNotFound, TopicExists
+from tms_core.errors import ConfigurationError, StoreError, TopicExists
 from tms_core.messaging.service import MessagingService
-from tms_core.server import companions
+from tms_core.messaging.work import THREADS, Work
+from tms_core.server import companions, standby
 from tms_core.server.app import make_app
 from tms_core.server.auth import Gate
 from tms_core.server.auth_kinds import make_gate
 from tms_core.server.exposure import exposed
+from tms_core.server.forward import Forwarder
 from tms_core.server.host import is_loopback
 from tms_core.server.listener import Listener
-from tms_core.server.metrics import ServerMetrics
+from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
 from tms_core.server.site import Site
+from tms_core.server.standing import LEASE_ROW, Standing
 from tms_core.server.turns import Turns
-from tms_core.settings import Settings, StorageSettings, load, split_address
-from tms_core.side import HBaseSide, LevelDBSide, MemorySide, SideTable, beside
+from tms_core.settings import Settings, StorageSettings, expanded, load, split_address
+from tms_core.side import HBASE_TABLE, HBaseSide, LevelDBSide, MemorySide, SideTable, beside
 from tms_core.tables.base import Store
 from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase_cell import HBaseCell
 from tms_core.tables.hbase_pool import HBasePool
 from tms_core.tables.leveldb import LevelDBStore
 from tms_core.tables.leveldb_layout import FOLDERS, holds_database
 from tms_core.tables.memory import MemoryStore
-from tms_core.topic import TopicId
 from tms_core.transaction.manager import TransactionManager
 from tms_core.transaction.service import TransactionService
 from tms_core.transaction.storage import DirectoryStorage, MemoryStorage, Storage
@@ -73,7 +78,7 @@ class Started:
 
 @click.command("serve")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Settings file (YAML).")
-@click.option("--leveldb", metavar="DIR", help="A LevelDB store; made where there is none.")
+@click.option("--leveldb", metavar="DIR", help="A LevelDB store; made where there is none. Transactions go to DIR.tx.")
 @click.option("--hbase", metavar="HOST:PORT[,…]", help="HBase Thrift servers.")
 @click.option("--snapshots", metavar="DIR", help="Whose transactions these are; then none are managed here.")
 @click.option("--no-janitor", is_flag=True, help="Serve without the janitor: nothing is cleaned.")
@@ -133,16 +138,29 @@ def serving(
     with ExitStack() as stack:
         opened = _open(settings, clock)
         store = stack.enter_context(opened.store)
+        side = _side(settings.storage, clock, stack)
+        standing = _standing(settings, store, side, clock, stack)
         manager, address = _transactions(settings, clock, stack)
-        service = _messaging(settings, store, clock, stack)
+        turns = Turns()
+        service = _messaging(settings, standing.store if standing else store, side, clock, turns, stack)
         registry = CollectorRegistry()
+        if standing is not None:
+            registry.register(LeadershipMetrics(standing.leadership))
+            if standing.is_alone:
+                standing.begin(service)
         started: dict[str, companions.Companion] = {}
         if janitor:
             host = companions.Host(config, environ, flags, store, opened.created, service, manager, registry, clock)
             for entry in companions.installed():
-                started[entry.name] = companion = companions.load(entry)(host)
+                start = partial(companions.load(entry), host)
+                started[entry.name] = companion = start() if standing is None else standby.started(entry.name, start)
                 stack.callback(companion.stop)
-        yield Started(_listen(settings, service, gate, registry, stack), address, started)
+        listener = _listen(settings, service, gate, registry, standing.forwarder if standing else None, stack)
+        if standing is None:
+            turns.alone = listener.alone
+        elif not standing.is_alone:
+            standing.begin(service, listener.port)
+        yield Started(listener.url, address, started)
 
 
 class _Opened(NamedTuple):
@@ -202,7 +220,9 @@ def _transaction_storage(settings: Settings) -> Storage:
     return DirectoryStorage(Path(directory))
 
 
-def _messaging(settings: Settings, store: Store, clock: Clock, stack: ExitStack) -> MessagingService:
+def _messaging(
+    settings: Settings, store: Store, side: SideTable, clock: Clock, work: Work, stack: ExitStack
+) -> MessagingService:
     server, transactions = settings.server, settings.transactions
     service = MessagingService(
         store,
@@ -211,44 +231,65 @@ def _messaging(settings: Settings, store: Store, clock: Clock, stack: ExitStack)
         max_lifetime_seconds=transactions.max_lifetime_seconds or LIFETIME_SECONDS,
         grace_seconds=transactions.grace_seconds,
         cache_bytes=server.cache_mb << 20,
+        clock_allowance_seconds=server.clock_allowance_seconds,
         consumer_hold_seconds=server.consumers.hold_seconds,
-        side=_side(settings.storage, clock, stack),
-        work=Turns(here=settings.storage.kind != "hbase"),
+        side=side,
+        work=work,
     )
     stack.callback(service.close)
-    for name in server.system_topics:
+    for topic in chain.from_iterable(map(expanded, server.system_topics)):
         with suppress(TopicExists):
-            service.create_topic(TopicId.parse(name), {})
+            service.create_topic(topic, {})
     return service
 
 
-def _side(storage: StorageSettings, clock: Clock, stack: ExitStack) -> SideTable | None:
-    """Where messages with a ttl of their own are noted; beside a LevelDB store, never in it."""
+def _side(storage: StorageSettings, clock: Clock, stack: ExitStack) -> SideTable:
+    """Where messages with a ttl of their own are noted, and more; beside a LevelDB store, never in it."""
     if storage.kind == "memory":
         return MemorySide()
     if storage.kind == "leveldb":
         return stack.enter_context(LevelDBSide(beside(storage.leveldb.path)))
     wanted = storage.hbase
     pool = HBasePool(wanted.thrift, connections=wanted.connections, timeout_seconds=wanted.timeout_seconds, clock=clock)
-    try:
-        return stack.enter_context(HBaseSide(pool, wanted.namespace, clock=clock))
-    except StoreNotFound:
-        logger.warning("there is no table for messages with a ttl of their own, so none are taken")
+    return stack.enter_context(HBaseSide(pool, wanted.namespace, clock=clock))
+
+
+def _standing(settings: Settings, store: Store, side: SideTable, clock: Clock, stack: ExitStack) -> Standing | None:
+    """What a server has that may be one of several; None where the store itself lets only one have it."""
+    if settings.storage.kind != "hbase":
         return None
+    wanted, leader = settings.storage.hbase, settings.server.leader
+    # Of its own, and soon given up: who leads must be found out also while all others wait.
+    pool = HBasePool(
+        wanted.thrift,
+        connections=THREADS + 1,
+        timeout_seconds=min(wanted.timeout_seconds, max(1, leader.seconds // 3)),
+        clock=clock,
+    )
+    cell = HBaseCell(pool, f"{wanted.namespace}:{HBASE_TABLE}".encode(), LEASE_ROW, clock)
+    stack.callback(cell.close)
+    standing = Standing(store, side, cell, leader, clock)
+    stack.callback(standing.stop)
+    return standing
 
 
 def _listen(
-    settings: Settings, service: MessagingService, gate: Gate | None, registry: CollectorRegistry, stack: ExitStack
-) -> str:
+    settings: Settings,
+    service: MessagingService,
+    gate: Gate | None,
+    registry: CollectorRegistry,
+    forwarder: Forwarder | None,
+    stack: ExitStack,
+) -> Listener:
     wanted = settings.server
     threads = stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="poll"))
     metrics = ServerMetrics(registry, service)
     site = Site(service, threads, metrics, wanted.max_request_mb << 20, wanted.json_poll_limit, gate)
-    app = make_app(site, loopback=is_loopback(wanted.host), access_log=wanted.access_log)
-    listener = Listener(app, wanted.host, wanted.port, wanted.tls)
+    app = make_app(site, loopback=is_loopback(wanted.host), access_log=wanted.access_log, forwarder=forwarder)
+    listener = Listener(app, wanted.host, wanted.port, wanted.tls, lives=forwarder is not None)
     listener.start()
     stack.callback(listener.stop)
-    return listener.url
+    return listener
 
 
 def _log_to_standard_error() -> None:

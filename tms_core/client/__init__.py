@@ -1,9 +1,97 @@
-"""The client: what an application imports."""
+"""The client: what an application imports.
+
+    from tms_core.client import Client
+
+    with Client("http://127.0.0.1:11015") as client:
+        client.publish("default:orders", [b"one", b"two"])
+        for message in client.poll("default:orders"):
+            print(message.id, message.payload)
+
+``docs/client.md`` has everything with examples; :mod:`tms_core.client.testing` is a whole server inside a test.
+"""
 
 from __future__ import annotations
 
+from tms_core.client.asynchronous import AsyncClient
+from tms_core.client.calls import ConsumerPosition
+from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
+from tms_core.client.iterators import AsyncConsumption, AsyncMessages, Consumption, Messages
 from tms_core.client.messages import Message
-from tms_core.client.sync import Client, Messages
-from tms_core.client.values import Limits, Retry, Timeouts
+from tms_core.client.participant import Participant
+from tms_core.client.sync import Client
+from tms_core.client.values import Buffer, Limits, Retry, Timeouts, WhenFull
+from tms_core.client.waiting import PublishFigures
+from tms_core.errors import (
+    BadRequest,
+    BufferFull,
+    ClientClosed,
+    ConfigurationError,
+    Conflict,
+    ConsumerNotFound,
+    Forbidden,
+    Invalidated,
+    MessagingError,
+    NotInProgress,
+    NotPublished,
+    ServerFailed,
+    TmsError,
+    TopicExists,
+    TopicNotFound,
+    TransactionError,
+    Unanswered,
+    Unauthorized,
+    Unavailable,
+)
+from tms_core.messaging.model import RollbackRange
+from tms_core.rowkey import MessageId
+from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.client import TransactionClient
+from tms_core.transaction.line import OutcomeUnknown, ServiceUnavailable
+from tms_core.transaction.model import Transaction
 
-__all__ = ["Client", "Limits", "Message", "Messages", "Retry", "Timeouts"]
+__all__ = [
+    "AsyncClient",
+    "AsyncConsumption",
+    "AsyncMessages",
+    "AsyncTransactionContext",
+    "BadRequest",
+    "Buffer",
+    "BufferFull",
+    "Client",
+    "ClientClosed",
+    "ConfigurationError",
+    "Conflict",
+    "ConsumerNotFound",
+    "ConsumerPosition",
+    "Consumption",
+    "Forbidden",
+    "Invalidated",
+    "Limits",
+    "Message",
+    "MessageId",
+    "Messages",
+    "MessagingError",
+    "NotInProgress",
+    "NotPublished",
+    "OutcomeUnknown",
+    "Participant",
+    "PublishFigures",
+    "Retry",
+    "RollbackRange",
+    "ServerFailed",
+    "ServiceUnavailable",
+    "Timeouts",
+    "TmsError",
+    "TopicExists",
+    "TopicId",
+    "TopicMetadata",
+    "TopicNotFound",
+    "Transaction",
+    "TransactionClient",
+    "TransactionContext",
+    "TransactionError",
+    "Unanswered",
+    "Unauthorized",
+    "Unavailable",
+    "WhenFull",
+]

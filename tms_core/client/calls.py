@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Generic, TypeVar
-from urllib.parse import quote
+from datetime import datetime, timedelta
+from typing import Any, Generic, TypeVar
 
 from tms_core.client.messages import (
     AVRO,
@@ -23,9 +22,12 @@ from tms_core.client.messages import (
     encode_publish_json,
     encode_rollback,
     seconds,
+    time_at,
 )
+from tms_core.consumers import NAME
 from tms_core.errors import (
     BadRequest,
+    ConsumerNotFound,
     Forbidden,
     FormatError,
     MessagingError,
@@ -41,18 +43,19 @@ from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import Transaction
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 #: A topic, or its name: ``namespace:topic``.
 Topic = TopicId | str
 
 _OK = 200
+_MISSING = 404
 #: How much of an answer that is no sentence of ours is shown.
 _SHOWN_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[T]):
+class Call(Generic[T_co]):
     """A request.
 
     Attributes:
@@ -60,19 +63,21 @@ class Call(Generic[T]):
         read: what its answer's body means.
         body, content_type: what is sent.
         again: whether it may be done twice, so that it is sent again when nobody knows whether it was done.
+        missing: what 404 means.
     """
 
     method: str
     path: str
-    read: Callable[[bytes], T]
+    read: Callable[[bytes], T_co]
     body: bytes = b""
     content_type: str = JSON
     again: bool = False
+    missing: type[MessagingError] = TopicNotFound
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
 
-    def result(self, body: bytes) -> T:
+    def result(self, body: bytes) -> T_co:
         """What the answer means.
 
         Raises:
@@ -80,7 +85,7 @@ class Call(Generic[T]):
         """
         try:
             return self.read(body)
-        except (FormatError, ValueError) as error:
+        except (FormatError, ValueError, KeyError, TypeError) as error:
             raise Unanswered(f"The answer to {self} cannot be read: {error}.", _WRONG_SERVER) from error
 
 
@@ -118,12 +123,12 @@ def show_topic(topic: Topic) -> Call[TopicMetadata]:
 
 
 def list_topics(namespace: str) -> Call[list[TopicId]]:
-    return Call(
-        "GET",
-        f"/v1/namespaces/{topic_id(f'{namespace}:topics').namespace}/topics",
-        lambda body: [TopicId.parse(f"{namespace}:{name}") for name in json.loads(body)],
-        again=True,
-    )
+    found = topic_id(f"{namespace}:topics").namespace
+
+    def read(body: bytes) -> list[TopicId]:
+        return [TopicId.parse(f"{found}:{name}") for name in _array(body)]
+
+    return Call("GET", f"/v1/namespaces/{found}/topics", read, again=True)
 
 
 def delete_topic(topic: Topic) -> Call[None]:
@@ -167,8 +172,32 @@ def poll(
 # --- positions -------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class ConsumerPosition:
+    """A consumer, and how far it is behind.
+
+    Attributes:
+        name: the consumer's.
+        position: the last message it has read.
+        lag_messages: how many it has not read.
+        lag_is_at_least: whether there may be more than that, because no more were counted.
+        lag_seconds: the age of the oldest of them; 0 when it has read all.
+        updated: when the position was stored.
+        expired: whether messages may have expired before it read them.
+    """
+
+    name: str
+    position: MessageId
+    lag_messages: int
+    lag_is_at_least: bool
+    lag_seconds: float
+    updated: datetime
+    expired: bool
+
+
 def position(topic: Topic, consumer: str) -> Call[MessageId]:
-    return Call("GET", _consumer(topic, consumer), lambda body: _position(json.loads(body)), again=True)
+    path = _consumer(topic, consumer)
+    return Call("GET", path, lambda body: _position(json.loads(body)), again=True, missing=ConsumerNotFound)
 
 
 def set_position(topic: Topic, consumer: str, at: MessageId) -> Call[None]:
@@ -176,12 +205,12 @@ def set_position(topic: Topic, consumer: str, at: MessageId) -> Call[None]:
 
 
 def delete_position(topic: Topic, consumer: str) -> Call[None]:
-    return Call("DELETE", _consumer(topic, consumer), _nothing, again=True)
+    return Call("DELETE", _consumer(topic, consumer), _nothing, missing=ConsumerNotFound)
 
 
-def positions(topic: Topic) -> Call[dict[str, MessageId]]:
-    def read(body: bytes) -> dict[str, MessageId]:
-        return {name: _position(given) for name, given in json.loads(body).items()}
+def positions(topic: Topic) -> Call[list[ConsumerPosition]]:
+    def read(body: bytes) -> list[ConsumerPosition]:
+        return [_described(given) for given in _array(body)]
 
     return Call("GET", _path(topic, "consumers"), read, again=True)
 
@@ -191,13 +220,12 @@ def positions(topic: Topic) -> Call[dict[str, MessageId]]:
 _REFUSED: Mapping[int, type[MessagingError]] = {
     401: Unauthorized,
     403: Forbidden,
-    404: TopicNotFound,
     409: TopicExists,
     503: Unavailable,
 }
 
 
-def check(call: Call[T], status: int, body: bytes) -> None:
+def check(call: Call[object], status: int, body: bytes) -> None:
     """See that an answer says that it was done.
 
     Raises:
@@ -206,7 +234,7 @@ def check(call: Call[T], status: int, body: bytes) -> None:
     if status == _OK:
         return
     text = body[: 4 * _SHOWN_CHARS].decode(errors="replace").strip()[:_SHOWN_CHARS] or "it gave no reason."
-    kind = _REFUSED.get(status)
+    kind = call.missing if status == _MISSING else _REFUSED.get(status)
     if kind is not None:
         raise kind(text)
     if 300 <= status < 500:
@@ -221,7 +249,9 @@ def _path(topic: Topic, verb: str = "") -> str:
 
 
 def _consumer(topic: Topic, name: str) -> str:
-    return _path(topic, f"consumers/{quote(name, safe='')}")
+    if not NAME.fullmatch(name):
+        raise BadRequest(f"{name!r} cannot be a consumer.", "Use at most 255 letters, digits, '_' and '-'.")
+    return _path(topic, f"consumers/{name}")
 
 
 def _properties(ttl: timedelta | int | None, properties: Mapping[str, str] | None) -> bytes:
@@ -231,8 +261,27 @@ def _properties(ttl: timedelta | int | None, properties: Mapping[str, str] | Non
     return json.dumps(given).encode()
 
 
+def _array(body: bytes) -> list[Any]:
+    found = json.loads(body)
+    if not isinstance(found, list):
+        raise FormatError("it is no array")
+    return found
+
+
 def _position(given: Mapping[str, str]) -> MessageId:
     return MessageId.from_hex(given["position"])
+
+
+def _described(given: Mapping[str, Any]) -> ConsumerPosition:
+    return ConsumerPosition(
+        given["name"],
+        _position(given),
+        int(given["lagMessages"]),
+        bool(given["lagIsAtLeast"]),
+        float(given["lagSeconds"]),
+        time_at(int(given["updatedMs"])),
+        bool(given["expired"]),
+    )
 
 
 def _nothing(_: bytes) -> None:

@@ -14,7 +14,7 @@ from tms_core.client.calls import Topic, topic_id
 from tms_core.client.core import NOT_DONE, UNKNOWN, Core, Reading
 from tms_core.client.messages import Message, Start
 from tms_core.client.values import Retry
-from tms_core.errors import TmsError, TopicNotFound
+from tms_core.errors import ConsumerNotFound, TmsError
 from tms_core.rowkey import MessageId
 from tms_core.transaction.client import TransactionClient
 from tms_core.transaction.model import Transaction
@@ -64,6 +64,7 @@ class Consuming:
         self._reading: Reading | None = None
         self._began = False
         self._pauses = 0
+        self._paused: Retry | None = None
         self._stored: MessageId | None = None
         self.stop = core.wire.stop()
 
@@ -88,7 +89,7 @@ class Consuming:
                 await self._wait(self._failed, error)
                 continue
             if found:
-                self._pauses = 0
+                self._paused = None
                 self._start, self._inclusive = found[-1].id, False
                 return found
             await self._wait(self._idle, None)
@@ -132,7 +133,7 @@ class Consuming:
     async def _load(self, consumer: str) -> None:
         try:
             self._stored = await self._core.wire.ask(calls.position(self._topic, consumer))
-        except TopicNotFound:
+        except ConsumerNotFound:
             return
         self._start, self._inclusive = self._stored, False
 
@@ -147,7 +148,8 @@ class Consuming:
         return view
 
     async def _wait(self, pauses: Retry, error: TmsError | None) -> None:
-        self._pauses += 1
+        self._pauses = self._pauses + 1 if pauses is self._paused else 1
+        self._paused = pauses
         seconds = pauses.pause_seconds(self._pauses, self._core.random)
         if error is not None:
             logger.warning("%s is read again in %.1f s: %s", self._topic, seconds, error)

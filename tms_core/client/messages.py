@@ -43,7 +43,7 @@ class Message(NamedTuple):
     @property
     def time(self) -> datetime:
         """When it was published; milliseconds, UTC."""
-        return _EPOCH + timedelta(milliseconds=self.id.publish_ms)
+        return time_at(self.id.publish_ms)
 
 
 def encode_publish(pointer: int | None, payloads: Sequence[bytes]) -> bytes:
@@ -200,6 +200,11 @@ class MessageDecoder:
         found.append(Message(MessageId.parse(data[start:id_end]), data[payload:end]))
         self._left -= 1
         return end
+
+
+def time_at(time_ms: int) -> datetime:
+    """A time from milliseconds since 1970-01-01 UTC."""
+    return _EPOCH + timedelta(milliseconds=time_ms)
 
 
 def milliseconds(time: datetime) -> int:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from tms_core.client import calls
 from tms_core.client.calls import Topic, topic_id
 from tms_core.client.core import Core
-from tms_core.errors import TopicNotFound
+from tms_core.errors import ConsumerNotFound
 from tms_core.rowkey import MessageId
 from tms_core.transaction.model import Transaction
 
@@ -66,7 +66,7 @@ class StoredPosition(Participant):
 
     async def load(self) -> None:
         """Ask where it stands."""
-        with suppress(TopicNotFound):
+        with suppress(ConsumerNotFound):
             self.stored = await self._core.ask(calls.position(self._topic, self._name))
 
     def tx_changes(self) -> Collection[bytes]:

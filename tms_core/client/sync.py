@@ -14,12 +14,17 @@ from typing import Self, overload
 import httpx2
 
 from tms_core.client import calls
-from tms_core.client.calls import Topic
-from tms_core.client.core import Core, Reading
+from tms_core.client.background import BackgroundThread
+from tms_core.client.calls import ConsumerPosition, Topic
+from tms_core.client.consuming import FAILED, IDLE, Consuming
+from tms_core.client.contexts import TransactionContext
+from tms_core.client.core import Core
 from tms_core.client.http import BlockingWire, Pause, Site
-from tms_core.client.messages import Message, Start
+from tms_core.client.iterators import Consumption, Messages
+from tms_core.client.messages import Start
 from tms_core.client.token import Token
-from tms_core.client.values import Limits, Retry, Timeouts
+from tms_core.client.values import Buffer, Limits, Retry, Timeouts
+from tms_core.client.waiting import PublishFigures
 from tms_core.client.wire import run
 from tms_core.messaging.model import RollbackRange
 from tms_core.rowkey import MessageId
@@ -44,6 +49,7 @@ class Client:
         token_file: a file that holds it instead; read for each request.
         transactions: ``HOST:PORT`` of the transaction service, which is called when the first transaction begins.
         timeouts, limits, retry: how long to wait, how much to hold, how to try again.
+        buffer: where :meth:`publish_async` puts messages.
         tls: how the server's certificate is checked; None: by the certificates that come with the HTTP library.
         transport: how requests get there, instead of the network (:mod:`tms_core.client.testing`).
         random: what makes pauses differ.
@@ -63,6 +69,7 @@ class Client:
         timeouts: Timeouts | None = None,
         limits: Limits | None = None,
         retry: Retry | None = None,
+        buffer: Buffer | None = None,
         tls: ssl.SSLContext | None = None,
         transport: httpx2.BaseTransport | None = None,
         random: Random | None = None,
@@ -75,6 +82,8 @@ class Client:
         if isinstance(transactions, str):
             transactions = TransactionClient(transactions, timeouts.transaction_seconds)
         self._transactions = transactions
+        self._limits = site.limits
+        self._background = BackgroundThread(self._core, buffer or Buffer(), site.limits)
 
     def __repr__(self) -> str:
         return f"<Client {self._wire.site.url}>"
@@ -88,9 +97,16 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close all connections; closing twice is no error."""
-        run(self._wire.close())
-        self._transactions.close()
+        """Publish what :meth:`publish_async` was given, then close all connections; closing twice is no error.
+
+        Raises:
+            NotPublished: some of it could not be published.
+        """
+        try:
+            self._background.close()
+        finally:
+            run(self._wire.close())
+            self._transactions.close()
 
     # --- topics ------------------------------------------------------------------------------------------------------
 
@@ -229,71 +245,135 @@ class Client:
         """
         return Messages(self._core, calls.poll(topic, start, limit, transaction, inclusive=inclusive))
 
+    def consume(
+        self,
+        topic: Topic,
+        *,
+        start: Start = None,
+        inclusive: bool = True,
+        consumer: str | None = None,
+        committed: bool = False,
+        idle: Retry = IDLE,
+        failed: Retry = FAILED,
+    ) -> Consumption:
+        """Read messages in order, for ever: those that are there, then each as it comes.
+
+        While there is nothing, and while the server does not answer, it waits and asks again; the pauses grow.
+
+        Args:
+            topic: whose.
+            start, inclusive: where to begin, as of :meth:`poll`.
+            consumer: a name under which the position is stored. It goes on behind the stored one, and stores how far
+                it came whenever the program asks for a message after a batch: a program that ends in between reads
+                some again (at least once).
+            committed: read only what is committed, and wait where something is not decided yet; needs the transaction
+                service. Otherwise everything is read, also what was rolled back or may still be.
+            idle, failed: the pauses; how many attempts they name does not count.
+
+        Returns:
+            Iterate over it, best in a ``with`` block, which stores the position at its end. ``stop()`` ends it.
+
+        Raises:
+            TopicNotFound, BadRequest, Unauthorized, Forbidden: while iterating, since these do not pass by waiting.
+        """
+        service = self._transactions if committed else None
+        return Consumption(
+            Consuming(
+                self._core,
+                topic,
+                start,
+                inclusive=inclusive,
+                consumer=consumer,
+                service=service,
+                idle=idle,
+                failed=failed,
+            )
+        )
+
+    # --- some time ---------------------------------------------------------------------------------------------------
+
+    def publish_async(self, topic: Topic, messages: Sequence[bytes]) -> None:
+        """Hand messages over to be published some time, in batches, in order; what there is room for is the ``buffer``.
+
+        A batch that was not answered is sent again, so a message may be there twice. What is not published is logged
+        and counted, and :meth:`flush` and :meth:`close` raise.
+
+        Args:
+            topic: where to.
+            messages: the payloads.
+
+        Raises:
+            BufferFull: there is no room, and the buffer says that this is an error; those before the one that had no
+                room are taken.
+            ClientClosed: the client is closed.
+        """
+        self._background.publish(topic, messages)
+
+    def flush(self, timeout_seconds: float | None = None) -> None:
+        """Return when all that :meth:`publish_async` was given until now is on the server's disk.
+
+        Args:
+            timeout_seconds: how long to wait; None: as long as it takes.
+
+        Raises:
+            NotPublished: some of it could not be published, since this was last asked; or the time is over.
+        """
+        self._background.flush(timeout_seconds)
+
+    @property
+    def publish_figures(self) -> PublishFigures:
+        """What became of what :meth:`publish_async` was given."""
+        return self._background.figures
+
+    # --- transactions ------------------------------------------------------------------------------------------------
+
+    def transaction(self, *, timeout_seconds: int | None = None, long: bool = False) -> TransactionContext:
+        """A transaction: ``with client.transaction() as tx:``.
+
+        What is published in it becomes visible when the block ends, together with what its participants wrote, or not
+        at all; it begins when the block does. Readers that are in transactions of their own see nothing of it before.
+        When an answer is missing the transaction is invalidated, never aborted; see :mod:`tms_core.client.transaction`.
+
+        Args:
+            timeout_seconds: after how long it is given up; None: as the service says (30).
+            long: whether it may take long (a day); where it fails, it is always invalidated.
+
+        Raises:
+            Conflict: another transaction changed the same; this one is rolled back.
+            NotInProgress: it took too long.
+            Invalidated: it was given up, nothing of it is or will be visible.
+            OutcomeUnknown: nobody answers who knows whether it is committed; it is as a whole, or never will be.
+            MessagingError: something could not be published, and it is rolled back.
+        """
+        return TransactionContext(self._core, self._transactions, self._limits, timeout_seconds, long=long)
+
     # --- positions ---------------------------------------------------------------------------------------------------
 
     def position(self, topic: Topic, consumer: str) -> MessageId:
         """The last message that a consumer has said to have read.
 
         Raises:
-            TopicNotFound: there is no such topic, or no position of that name.
+            ConsumerNotFound: there is no such consumer, or no such topic.
         """
         return run(self._core.ask(calls.position(topic, consumer)))
 
     def set_position(self, topic: Topic, consumer: str, position: MessageId) -> None:
-        """Say up to where a consumer has read."""
+        """Say up to where a consumer has read; the first time it is registered.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            BadRequest: that is no name.
+        """
         run(self._core.ask(calls.set_position(topic, consumer, position)))
 
     def delete_position(self, topic: Topic, consumer: str) -> None:
-        """Forget a consumer."""
+        """Forget a consumer.
+
+        Raises:
+            ConsumerNotFound: there is no such consumer, or no such topic.
+        """
         run(self._core.ask(calls.delete_position(topic, consumer)))
 
-    def positions(self, topic: Topic) -> dict[str, MessageId]:
-        """The consumers of a topic, and up to where each has read."""
+    def positions(self, topic: Topic) -> list[ConsumerPosition]:
+        """The consumers of a topic by their names, and how far each is behind. Looking consumes nothing."""
         return run(self._core.ask(calls.positions(topic)))
-
-
-class Messages:
-    """The messages of a poll, while they come; for one thread.
-
-    Args:
-        core: who asks.
-        call: what is asked.
-    """
-
-    def __init__(self, core: Core, call: calls.Call[None]) -> None:
-        self._core = core
-        self._call = call
-        self._reading: Reading | None = None
-        self._batch = iter(list[Message]())
-        self._ended = False
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Message:
-        while True:
-            for message in self._batch:
-                return message
-            if self._ended:
-                raise StopIteration
-            self._batch = iter(self._more())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Read no more; closing twice is no error."""
-        self._ended = True
-        self._batch = iter(())
-        if self._reading is not None:
-            run(self._reading.close())
-
-    def _more(self) -> list[Message]:
-        if self._reading is None:
-            self._reading = run(self._core.open(self._call))
-        found = run(self._reading.more())
-        self._ended = not found
-        return found

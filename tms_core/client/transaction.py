@@ -16,7 +16,7 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from inspect import isawaitable
 from typing import ParamSpec, TypeVar
 
@@ -143,11 +143,7 @@ class Work:
     async def roll_back(self) -> None:
         """Take back what was written, and end it; it is invalidated where not all of that is certain."""
         self._ended = True
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._end)
-            stack.push_async_callback(self._take_back_messages)
-            for participant in self._participants:
-                stack.push_async_callback(self._take_back, participant)
+        await self._take_back(0)
 
     async def _prepare(self) -> None:
         """Everything but the commit."""
@@ -219,9 +215,21 @@ class Work:
         except TransactionError as error:
             logger.warning("transaction %d will time out: %s", self.transaction.transaction_id, error)
 
-    async def _take_back(self, participant: Participant) -> None:
-        await _done(participant.rollback_tx())
-        self._undone += 1
+    async def _take_back(self, first: int) -> None:
+        """Have participants take back what they wrote, all of them, whatever one raises; then the messages; then end.
+
+        Args:
+            first: the number of the first that has not yet.
+        """
+        if first == len(self._participants):
+            await self._take_back_messages()
+            await self._end()
+            return
+        try:
+            await _done(self._participants[first].rollback_tx())
+            self._undone += 1
+        finally:
+            await self._take_back(first + 1)
 
     async def _take_back_messages(self) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, get_origin
 
 import yaml
@@ -57,7 +58,12 @@ class Loaded(Generic[S]):
 
 
 def load_as(
-    model: type[S], file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object], known_flags: Flags
+    model: type[S],
+    file: Path | None,
+    environ: Mapping[str, str],
+    flags: Mapping[str, object],
+    known_flags: Flags,
+    moved_defaults: Flags = MappingProxyType({}),
 ) -> Loaded[S]:
     """Read, merge and check all four layers.
 
@@ -65,6 +71,7 @@ def load_as(
         file: a YAML file; None for none.
         flags: by name without dashes; None is a flag not given.
         known_flags: what each of them sets.
+        moved_defaults: what those that are named here set only where neither file nor environment does.
 
     Raises:
         ConfigurationError: names the setting, where it came from and what to write.
@@ -72,6 +79,7 @@ def load_as(
     known = dict(fields(model))
     folder = (Path() if file is None else file.parent).absolute()
     given = {path: _Given(field.default, DEFAULT, folder) for path, field in known.items() if _has_place(field)}
+    given |= _from_flags({name: flags.get(name) for name in moved_defaults}, moved_defaults)
     if file is not None:
         given |= _from_file(model, file, folder)
     given |= _from_environment(model, known, environ, folder)

@@ -105,8 +105,7 @@ class Consumers:
         """
         metadata, now_ms = self._topics.get(topic), self._clock.now_ms()
         positions = self._positions.of(metadata)
-        cutoff = cutoff_at(metadata, now_ms, self._floor)
-        counting = lag.count(self._store, self._expiries, metadata, positions, cutoff, now_ms, COUNTED_ROWS)
+        counting = lag.count(self._store, self._expiries, metadata, positions, self._floor, now_ms, COUNTED_ROWS)
         return lag.finish(counting), now_ms
 
     def _found(self, topic: TopicMetadata, name: str) -> Position:

@@ -141,7 +141,8 @@ class Lines:
         """Move a line behind the last row there is, and have the cache keep what comes from now on."""
         now_ms = self._clock.now_ms()
         announced = first_free(self._expiries.keys, prefix, now_ms) if self._expiries else 0
-        line.ids.skip(max(announced, first_free(self._store.message.keys, prefix, now_ms)))
+        reserved = self._store.message.reserved(prefix)
+        line.ids.skip(max(announced, reserved, first_free(self._store.message.keys, prefix, now_ms)))
         line.mortal = line.mortal or announced > 0
         self._cache.open(prefix, line.ids)
         return line

@@ -105,19 +105,14 @@ class Queue(ABC, Generic[R]):
     def _run(self) -> None:
         """Write the next batch, and have this called again if there is more."""
         batch = self._take()
-        try:
+        with _Owed(batch):
             topic = self._site.topics.get(self.topic)
             self._write(topic, self._site.clock.publish_ms(), batch)
-        except BaseException as error:
-            for request in batch:
-                if not request.answer.done():
-                    request.answer.set_exception(error)
-        finally:
-            self._site.work.done(len(batch), sum(request.size for request in batch))
-            with self._lock:
-                self._busy = bool(self._queue)
-            if self._busy:
-                self._site.work.run(self._run)
+        self._site.work.done(len(batch), sum(request.size for request in batch))
+        with self._lock:
+            more = self._busy = bool(self._queue)
+        if more:
+            self._site.work.run(self._run)
 
     def _take(self) -> list[Request[R]]:
         """What is queued, up to a number of bytes; without what nobody waits for any more."""
@@ -151,3 +146,23 @@ class Queue(ABC, Generic[R]):
             )
         )
         return False
+
+
+class _Owed(Generic[R]):
+    """What is owed to the requests of a batch: an error that ends it goes to all that have no answer, and no further.
+
+    Args:
+        batch: the requests.
+    """
+
+    def __init__(self, batch: Sequence[Request[R]]) -> None:
+        self._batch = batch
+
+    def __enter__(self) -> None:
+        """Nothing is answered yet."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        for request in self._batch if error is not None else ():
+            if not request.answer.done():
+                request.answer.set_exception(error)
+        return True

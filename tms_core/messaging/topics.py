@@ -12,6 +12,7 @@ is gone at once. That is one read for each batch of messages and each fetch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from tms_core.errors import BadRequest, MetadataError, TopicExists, TopicNotFound, Unavailable
@@ -159,6 +160,7 @@ class Topics:
         return self._table.compare_and_set(topic.prefix, row.raw, value)
 
 
+@lru_cache(maxsize=4096)
 def _prefix(topic: TopicId) -> bytes:
     """The topic's row key.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from queue import SimpleQueue
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 
 from tms_core.errors import Unavailable
 
@@ -30,12 +30,11 @@ class Work:
         self._requests = 0
         self._bytes = 0
         self._closed = False
-        self._changed = Condition()
+        self._lock = Lock()
+        self._answered = Condition(self._lock)
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
         # A process that ends without close() need not wait for them: nobody was told that anything is written.
-        self._threads = [
-            Thread(target=self._serve, name=f"publish_{number}", daemon=True) for number in range(threads)
-        ]
+        self._threads = [Thread(target=self._serve, name=f"publish_{number}", daemon=True) for number in range(threads)]
         for thread in self._threads:
             thread.start()
 
@@ -55,7 +54,7 @@ class Work:
         Raises:
             Unavailable: it is closed.
         """
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise Unavailable("This server is stopping.", "Try again when it is back.")
             self._requests += 1
@@ -63,11 +62,11 @@ class Work:
 
     def done(self, requests: int, size: int) -> None:
         """So many are answered, of so many bytes together."""
-        with self._changed:
+        with self._lock:
             self._requests -= requests
             self._bytes -= size
             if self._closed:
-                self._changed.notify_all()
+                self._answered.notify_all()
 
     def run(self, batch: Batch) -> None:
         """Have a batch written; returns at once."""
@@ -75,9 +74,9 @@ class Work:
 
     def close(self) -> None:
         """Accept no more, and return when all is answered and the threads have ended; closing twice is no error."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.wait_for(lambda: not self._requests)
+            self._answered.wait_for(lambda: not self._requests)
         for _ in self._threads:
             self._batches.put(None)
         for thread in self._threads:

@@ -32,6 +32,7 @@ from tms_core.server.auth_route import Guarded, known_only
 from tms_core.server.auth_rules import Need
 from tms_core.server.body import Disconnected
 from tms_core.server.consumers import Consumers
+from tms_core.server.forward import Forwarder
 from tms_core.server.host import names_loopback
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.openapi import openapi
@@ -64,17 +65,23 @@ _TOPICS = "/v1/namespaces/{namespace}/topics"
 _TOPIC = _TOPICS + "/{topic}"
 
 
-def make_app(site: Site, *, loopback: bool = True, access_log: bool = False) -> ASGIApp:
+def make_app(
+    site: Site, *, loopback: bool = True, access_log: bool = False, forwarder: Forwarder | None = None
+) -> ASGIApp:
     """The application.
 
     Args:
         site: what it speaks for.
         loopback: whether it listens on a loopback address, where requests under another name are refused.
         access_log: whether each request is logged.
+        forwarder: passes on what another server has to answer; None: there is no other.
     """
     gates = [route.behind(site.gate) for route in routes(site)]
     paths = Paths(gates, known_only(_nothing_here, site.gate))
-    return Door(paths, site.metrics, loopback=loopback, access_log=access_log)
+    if forwarder is None:
+        return Door(paths, site.metrics, loopback=loopback, access_log=access_log)
+    # Behind the door, or a stranger's name would get in by way of a server that does not lead.
+    return forwarder.living(Door(forwarder.around(paths), site.metrics, loopback=loopback, access_log=access_log))
 
 
 def routes(site: Site) -> list[Guarded]:

@@ -22,13 +22,13 @@ def make_gate(settings: AuthSettings, clock: Clock) -> Gate | None:
     Raises:
         ConfigurationError: the tokens or keys cannot be used, or PyJWT is not installed.
     """
-    match settings.kind:
-        case "none":
-            return None
-        case "tokens":
-            authenticator: Authenticator = Tokens(_given(settings.tokens_file), clock)
-        case "jwt":
-            authenticator = _jwt(settings, _given(settings.key_file), clock)
+    authenticator: Authenticator
+    if settings.kind == "none":
+        return None
+    if settings.kind == "tokens":
+        authenticator = Tokens(_given(settings.tokens_file), clock)
+    else:
+        authenticator = _jwt(settings, _given(settings.key_file), clock)
     return Gate(authenticator, Rules(settings.rules), clock)
 
 

@@ -28,10 +28,18 @@ class Listener(ThreadedServer):
         host, port: as of :class:`~tms_core.server.thread.ThreadedServer`.
         tls: certificate and key; None: plain HTTP.
         stop_seconds: how long answers under way may take when it stops.
+        lives: whether the application wants to be told when its event loop begins and ends.
     """
 
     def __init__(
-        self, app: ASGIApp, host: str, port: int, tls: TlsSettings | None = None, stop_seconds: int = _STOP_SECONDS
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        tls: TlsSettings | None = None,
+        stop_seconds: int = _STOP_SECONDS,
+        *,
+        lives: bool = False,
     ) -> None:
         config = uvicorn.Config(
             app,
@@ -39,7 +47,7 @@ class Listener(ThreadedServer):
             loop="uvloop",
             http="httptools",
             ws="none",
-            lifespan="off",
+            lifespan="on" if lives else "off",
             log_config=None,
             access_log=False,
             server_header=False,

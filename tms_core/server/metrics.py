@@ -13,6 +13,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from tms_core.messaging.service import MessagingService
+from tms_core.server.leadership import Leadership
 
 #: From a publish that waits for nobody to one that waits for a slow disk, in seconds.
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -73,3 +74,19 @@ class _Service(Collector):
         yield CounterMetricFamily("tms_cache_hits", "Reads that the message cache answered.", cache.hits)
         yield CounterMetricFamily("tms_cache_misses", "Reads that went to the store.", cache.misses)
         yield GaugeMetricFamily("tms_cache_bytes", "Memory that the message cache takes.", cache.weight)
+
+
+class LeadershipMetrics(Collector):
+    """Who leads of several servers, as this one sees it.
+
+    Args:
+        leadership: knows.
+    """
+
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
+
+    def collect(self) -> Iterator[Metric]:
+        leadership = self._leadership
+        yield GaugeMetricFamily("tms_server_is_leader", "1 in the server that leads.", int(leadership.leads))
+        yield GaugeMetricFamily("tms_server_term", "The number of the newest term of leading.", leadership.fence)

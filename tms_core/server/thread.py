@@ -58,6 +58,10 @@ class ThreadedServer:
         scheme = "https" if self._config.is_ssl else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
+    def alone(self) -> bool:
+        """Whether, of all that was received, one request only is not answered yet. For that one to ask."""
+        return self._server is not None and len(self._server.server_state.tasks) == 1
+
     def start(self) -> None:
         """Listen; returns when requests are answered.
 

@@ -106,6 +106,17 @@ class KeyTable(ABC):
 class MessageTable(KeyTable):
     """The message table."""
 
+    def reserved(self, prefix: bytes) -> int:
+        """Ids up to which new messages of a generation leave free, whatever rows there are; mostly 0.
+
+        Args:
+            prefix: the start of the generation's row keys.
+
+        Returns:
+            The first one, as ``milliseconds * 65,536 + sequence``.
+        """
+        return 0
+
     @abstractmethod
     def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
         """Transactional rows only. ``limit`` bounds the rows read, not the rows returned."""

@@ -30,7 +30,7 @@ from tms_core.tables.base import (
     TableName,
     TxCell,
 )
-from tms_core.tables.leveldb_database import Database, WritableDatabase
+from tms_core.tables.leveldb_database import Columns, Database, WritableDatabase
 from tms_core.tables.leveldb_folder import sync, translated
 from tms_core.tables.leveldb_layout import find_tables, holds_database, identity
 from tms_core.tables.leveldb_manifest import prepare, rename_tables
@@ -135,10 +135,10 @@ class LevelDBKeys:
         self._calls["keys"] += 1
         return self._database.keys(start, stop, limit)
 
-    def raw(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+    def columns(self, start: bytes, stop: bytes | None, limit: int) -> Columns:
         """Whole rows with their values as they lie there, for whoever takes them apart by the page."""
         self._calls["rows"] += 1
-        return self._database.rows(start, stop, limit)
+        return self._database.columns(start, stop, limit)
 
     def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
         return self._database.estimate_bytes(start, stop)

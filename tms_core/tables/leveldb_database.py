@@ -14,6 +14,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
 import plyvel
 
@@ -31,8 +32,19 @@ _LAST_KEY = b"\xff" * 64
 #: Bytes of values after which a page of rows ends early.
 PAGE_BYTES = 32 << 20
 
+#: Rows after which their size is looked at where rows come as columns.
+_MEASURED_ROWS = 32
+
 #: Makes a row's new value of its present one (None: no such row); None leaves the row as it is.
 Change = Callable[[bytes | None], bytes | None]
+
+
+class Columns(NamedTuple):
+    """A page of rows, keys and values apart; ``resume`` as of :class:`~tms_core.tables.base.Page`."""
+
+    keys: list[bytes]
+    values: list[bytes]
+    resume: bytes | None
 
 
 class Database:
@@ -86,6 +98,26 @@ class Database:
                 self._check_end(items[-1][0] + b"\x00" if items else start)
                 return Page(items, None)
         return Page(items, items[-1][0] + b"\x00")
+
+    def columns(self, start: bytes, stop: bytes | None, limit: int) -> Columns:
+        """As :meth:`rows`, keys and values apart: pairs that are not kept cost half as much."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        size = 0
+        with (
+            translated(self.folder),
+            self._db.iterator(start=start, stop=stop, fill_cache=False, verify_checksums=True) as found,
+        ):
+            while len(keys) < limit and size < PAGE_BYTES:
+                before = len(keys)
+                for key, value in islice(found, min(_MEASURED_ROWS, limit - before)):
+                    keys.append(key)
+                    values.append(value)
+                if len(keys) == before:
+                    self._check_end(keys[-1] + b"\x00" if keys else start)
+                    return Columns(keys, values, None)
+                size += sum(map(len, values[before:]))
+        return Columns(keys, values, keys[-1] + b"\x00")
 
     def all(self) -> list[tuple[bytes, bytes]]:
         """Every row; for the small metadata table."""

@@ -9,7 +9,7 @@ connection that met any trouble is closed, and an answer must repeat the number 
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
 from types import NoneType
@@ -25,7 +25,7 @@ from tms_core.errors import (
     TruncateTimeError,
 )
 from tms_core.transaction import wire
-from tms_core.transaction.line import Line, MethodUnknown, OutcomeUnknown, ServiceUnavailable, as_text
+from tms_core.transaction.line import Connection, Line, MethodUnknown, OutcomeUnknown, ServiceUnavailable, as_text
 from tms_core.transaction.manager import MAX_TIMEOUT_SECONDS, UNKNOWN_CLIENT, BadArgument
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.snapshot import read_complete_visibility
@@ -44,15 +44,19 @@ class TransactionClient:
     Args:
         address: ``HOST:PORT`` of the service.
         timeout_seconds: the longest a call, and connecting, may take.
+        opens: makes a connection, from the two.
 
     Every method raises ``ServiceUnavailable`` when nothing was done and ``OutcomeUnknown`` when that is not known.
     """
 
-    def __init__(self, address: str, timeout_seconds: float = 30) -> None:
+    def __init__(
+        self, address: str, timeout_seconds: float = 30, *, opens: Callable[[str, float], Connection] = Line
+    ) -> None:
         self.address = address
+        self.opens = opens
         self._timeout_seconds = timeout_seconds
         self._lock = Lock()
-        self._idle: list[Line] = []
+        self._idle: list[Connection] = []
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -212,7 +216,7 @@ class TransactionClient:
                 raise _Broken(str(error)) from error
 
     @contextmanager
-    def _line(self) -> Iterator[Line]:
+    def _line(self) -> Iterator[Connection]:
         """A connection, alone; closed for good when the block raises."""
         line = self._reused() or self._opened()
         try:
@@ -226,16 +230,16 @@ class TransactionClient:
                 return
         line.close()
 
-    def _opened(self) -> Line:
+    def _opened(self) -> Connection:
         try:
-            return Line(self.address, self._timeout_seconds)
+            return self.opens(self.address, self._timeout_seconds)
         except OSError as error:
             raise ServiceUnavailable(
                 f"The transaction service {self.address} cannot be reached: {error}.",
                 "Start it (tms serve), or correct transactions.thrift.",
             ) from error
 
-    def _reused(self) -> Line | None:
+    def _reused(self) -> Connection | None:
         while True:
             with self._lock:
                 if not self._idle:

@@ -10,6 +10,7 @@ import select
 import socket
 import struct
 import time
+from typing import Protocol
 
 from tms_core.errors import FormatError, TransactionError
 from tms_core.transaction import wire
@@ -31,6 +32,22 @@ class OutcomeUnknown(TransactionError):
 
 class MethodUnknown(ServiceUnavailable):
     """The service does not know the method: Tephra's own knows fewer than ours."""
+
+
+class Connection(Protocol):
+    """What carries calls, one at a time: a :class:`Line`, or what stands for one."""
+
+    def ask(self, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
+        """Call a method; see :meth:`Line.ask`."""
+        ...
+
+    def is_quiet(self) -> bool:
+        """Whether it can be used again."""
+        ...
+
+    def close(self) -> None:
+        """Close it."""
+        ...
 
 
 class Line:
@@ -69,12 +86,7 @@ class Line:
         (size,) = _LENGTH.unpack(self._read(_LENGTH.size, ends))
         if not 0 <= size <= MAX_ANSWER_BYTES:
             raise FormatError(f"an answer of {size} bytes")
-        answer = wire.read_message(self._read(size, ends))
-        if (answer.name, answer.number) != (name, self._number):
-            raise FormatError(f"the answer to {answer.name} number {answer.number} came for {name} {self._number}")
-        if answer.kind == MessageKind.EXCEPTION:
-            raise _failed(name, answer.fields)
-        return answer.fields
+        return result_of(name, self._number, self._read(size, ends))
 
     def is_quiet(self) -> bool:
         """Whether the service has neither closed the connection nor sent anything unasked."""
@@ -99,6 +111,25 @@ class Line:
             parts.append(data)
             size -= len(data)
         return b"".join(parts)
+
+
+def result_of(name: str, number: int, frame: bytes) -> Fields:
+    """What an answer says.
+
+    Args:
+        name, number: of the call.
+        frame: the answer, without its length.
+
+    Raises:
+        ServiceUnavailable, OutcomeUnknown: the service failed.
+        FormatError: it is no answer, or that to another call.
+    """
+    answer = wire.read_message(frame)
+    if (answer.name, answer.number) != (name, number):
+        raise FormatError(f"the answer to {answer.name} number {answer.number} came for {name} {number}")
+    if answer.kind == MessageKind.EXCEPTION:
+        raise _failed(name, answer.fields)
+    return answer.fields
 
 
 def _failed(name: str, fields: Fields) -> TransactionError:

@@ -54,6 +54,7 @@ def test_every_verb_of_this_version_is_there() -> None:
         "plan",
         "resume",
         "run",
+        "spark stats",
         "status",
         "why",
     ]

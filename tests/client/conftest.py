@@ -1,0 +1,42 @@
+"""A server in memory, whose clock stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.builders import NOW_MS
+from tests.client.faults import Faults
+from tms_core.client import Client
+from tms_core.client.testing import InProcess, in_process
+from tms_core.clock import ManualClock
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """The server's clock."""
+    return ManualClock(NOW_MS)
+
+
+@pytest.fixture
+def site(clock: ManualClock) -> Iterator[InProcess]:
+    """A server with the topics ``default:orders`` and ``default:bills``."""
+    with in_process(clock=clock) as found:
+        with found.client() as client:
+            client.create_topic("default:orders")
+            client.create_topic("default:bills")
+        yield found
+
+
+@pytest.fixture
+def client(site: InProcess) -> Iterator[Client]:
+    """A client of it."""
+    with site.client() as found:
+        yield found
+
+
+@pytest.fixture
+def faults() -> Faults:
+    """What goes wrong."""
+    return Faults()

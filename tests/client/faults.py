@@ -1,0 +1,164 @@
+"""A server that dies before it answers, at any step, before or after it has done what was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import httpx2
+
+from tms_core.client import AsyncClient, Client, Retry, TransactionClient
+from tms_core.client.testing import InProcess, InProcessTransport
+from tms_core.transaction.line import Connection
+from tms_core.transaction.wire import Fields
+
+#: ``before``: it was not done. ``after``: it was. ``late``: it is, when the test says so.
+When = Literal["before", "after", "late"]
+
+#: A step's name by the method of the transaction service.
+_STEPS = {
+    "startShortClientId": "start",
+    "startShortWithClientIdAndTimeOut": "start",
+    "canCommitOrThrow": "canCommit",
+    "commitOrThrow": "commit",
+    "abortTx": "abort",
+    "invalidateTx": "invalidate",
+    "checkpoint": "checkpoint",
+}
+SOON = Retry(attempts=3, first_seconds=0.001, longest_seconds=0.001)
+
+
+class Faults:
+    """What goes wrong.
+
+    Attributes:
+        seen: how often each step was asked for, answered or not.
+        late: what is done when the test calls it.
+    """
+
+    def __init__(self) -> None:
+        self.seen: Counter[str] = Counter()
+        self.late: list[Callable[[], object]] = []
+        self.meanwhile: Callable[[str], None] = lambda _: None
+        self._steps: dict[str, tuple[When, int]] = {}
+
+    def at(self, step: str, when: When, times: int = 1_000_000) -> None:
+        """Fail at a step, the next so many times."""
+        self._steps[step] = (when, times)
+
+    def heal(self) -> None:
+        """All is well from now on."""
+        self._steps.clear()
+
+    def meets(self, step: str) -> When | None:
+        """What happens at a step now."""
+        self.seen[step] += 1
+        self.meanwhile(step)
+        when, times = self._steps.get(step, (None, 0))
+        if when is None or not times:
+            return None
+        self._steps[step] = (when, times - 1)
+        return when
+
+
+def _step(request: httpx2.Request) -> str:
+    """``publish``, or ``PUT`` and the last part of the path."""
+    last = request.url.path.rpartition("/")[2]
+    return last if request.method == "POST" else f"{request.method} {last}"
+
+
+class FaultyTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
+    """Sends requests on, and loses some of them, or their answers."""
+
+    def __init__(self, faults: Faults, transport: InProcessTransport) -> None:
+        self._faults = faults
+        self._transport = transport
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        when = self._faults.meets(_step(request))
+        if when == "before":
+            raise httpx2.ReadError("cut")
+        if when == "late":
+            body = request.read()
+            again = httpx2.Request(request.method, request.url, headers=request.headers, content=body)
+            self._faults.late.append(lambda: self._transport.handle_request(again).read())
+            raise httpx2.ReadTimeout("nothing came")
+        answer = self._transport.handle_request(request)
+        if when == "after":
+            answer.read()
+            answer.close()
+            raise httpx2.ReadError("cut")
+        return answer
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        when = self._faults.meets(_step(request))
+        if when == "before":
+            raise httpx2.ReadError("cut")
+        answer = await self._transport.handle_async_request(request)
+        if when == "after":
+            await answer.aread()
+            await answer.aclose()
+            raise httpx2.ReadError("cut")
+        return answer
+
+
+class FaultyConnection:
+    """Passes calls on, and loses some of them, or their answers."""
+
+    def __init__(self, faults: Faults, connection: Connection) -> None:
+        self._faults = faults
+        self._connection = connection
+
+    def ask(self, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
+        when = self._faults.meets(_STEPS.get(name, name))
+        if when == "before":
+            raise EOFError("cut")
+        if when == "late":
+            self._faults.late.append(lambda: self._connection.ask(name, fields, seconds))
+            raise TimeoutError
+        answer = self._connection.ask(name, fields, seconds)
+        if when == "after":
+            raise EOFError("cut")
+        return answer
+
+    def is_quiet(self) -> bool:
+        return self._connection.is_quiet()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def faulty_service(site: InProcess, faults: Faults) -> TransactionClient:
+    """A client of the transaction service that meets them."""
+    inner = site.transactions()
+    return TransactionClient("here", opens=lambda *given: FaultyConnection(faults, inner.opens(*given)))
+
+
+@contextmanager
+def faulty_client(site: InProcess, faults: Faults, **options: Any) -> Iterator[Client]:
+    """A client that meets them, and does not really wait."""
+    given = {"retry": SOON, "pause": no_pause, **options}
+    transport = FaultyTransport(faults, site.transport)
+    with site.client(transport=transport, transactions=faulty_service(site, faults), **given) as client:
+        yield client
+
+
+def faulty_async_client(site: InProcess, faults: Faults, **options: Any) -> AsyncClient:
+    """The same, with an event loop."""
+    given = {"retry": SOON, "pause": no_async_pause, **options}
+    transport = FaultyTransport(faults, site.transport)
+    return site.async_client(transport=transport, transactions=faulty_service(site, faults), **given)
+
+
+def no_pause(event: threading.Event, _: float) -> None:
+    """Wait for nothing, but let others go on."""
+    event.wait(0.001)
+
+
+async def no_async_pause(_: asyncio.Event, __: float) -> None:
+    """Wait for nothing, but let others go on."""
+    await asyncio.sleep(0)

@@ -1,0 +1,397 @@
+"""The methods of both clients, against a whole server in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+import httpx2
+import pytest
+
+from tests.builders import NOW_MS
+from tests.client.faults import SOON, Faults, faulty_client
+from tms_core.client import (
+    AsyncClient,
+    BadRequest,
+    Client,
+    ClientClosed,
+    ConsumerNotFound,
+    Limits,
+    Message,
+    MessageId,
+    ServerFailed,
+    Timeouts,
+    TopicExists,
+    TopicId,
+    TopicNotFound,
+    Unanswered,
+    Unavailable,
+)
+from tms_core.client.testing import InProcess
+from tms_core.clock import ManualClock
+from tms_core.messaging.model import Message as Row
+from tms_core.server.avro import AvroCodec
+
+TOPIC = "default:orders"
+
+
+def payloads(messages: Iterator[Message]) -> list[bytes]:
+    return [message.payload for message in messages]
+
+
+# --- topics ----------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_topic_when_made_then_it_can_be_looked_at_changed_and_deleted(client: Client) -> None:
+    client.create_topic("shop:carts", ttl=timedelta(hours=1), properties={"owner": "ann"})
+    found = client.topic("shop:carts")
+    assert (found.topic, found.ttl_seconds, found.generation) == (TopicId("shop", "carts"), 3600, 1)
+    assert found.properties["owner"] == "ann"
+    client.update_topic(TopicId("shop", "carts"), ttl=60)
+    assert client.topic("shop:carts").ttl_seconds == 60
+    assert "owner" not in client.topic("shop:carts").properties
+    client.delete_topic("shop:carts")
+    assert client.topics("shop") == []
+
+
+def test_topics_are_listed_by_namespace(client: Client) -> None:
+    client.create_topic("shop:carts")
+    assert client.topics("shop") == [TopicId("shop", "carts")]
+    assert client.topics() == [TopicId("default", "bills"), TopicId("default", "orders")]
+
+
+def test_given_a_topic_that_is_there_when_made_again_then_that_is_an_error(client: Client) -> None:
+    with pytest.raises(TopicExists, match="default:orders"):
+        client.create_topic(TOPIC)
+
+
+def test_given_no_such_topic_when_asked_for_then_that_is_an_error(client: Client) -> None:
+    for ask in (client.topic, client.delete_topic, client.update_topic, client.positions):
+        with pytest.raises(TopicNotFound):
+            ask("default:missing")
+    with pytest.raises(TopicNotFound):
+        client.publish("default:missing", [b"x"])
+    with pytest.raises(TopicNotFound):
+        next(client.poll("default:missing"))
+
+
+@pytest.mark.parametrize("name", ["orders", "a:b:c", "a b:c", ""])
+def test_given_a_name_that_is_none_when_used_then_nothing_is_asked(client: Client, name: str) -> None:
+    with pytest.raises(BadRequest, match="namespace:topic"):
+        client.topic(name)
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+def test_given_messages_when_published_then_they_are_read_in_order_as_they_were(client: Client) -> None:
+    client.publish(TOPIC, [b"a", b"", b"\xff\x00"])
+    found = list(client.poll(TOPIC))
+    assert payloads(iter(found)) == [b"a", b"", b"\xff\x00"]
+    assert [message.id.sequence for message in found] == [0, 1, 2]
+    assert found[0].time == datetime.fromtimestamp(NOW_MS / 1000, UTC)
+
+
+def test_a_poll_begins_where_it_is_told_and_ends_at_its_limit(client: Client, clock: ManualClock) -> None:
+    client.publish(TOPIC, [b"a", b"b"])
+    clock.advance(1000)
+    client.publish(TOPIC, [b"c", b"d"])
+    first, *_ = client.poll(TOPIC)
+    later = datetime.fromtimestamp((NOW_MS + 1000) / 1000, UTC)
+    assert payloads(client.poll(TOPIC, start=first.id)) == [b"a", b"b", b"c", b"d"]
+    assert payloads(client.poll(TOPIC, start=first.id, inclusive=False, limit=2)) == [b"b", b"c"]
+    assert payloads(client.poll(TOPIC, start=later)) == [b"c", b"d"]
+    assert payloads(client.poll(TOPIC, limit=1)) == [b"a"]
+
+
+def test_given_no_zone_when_polled_from_a_time_then_it_is_refused(client: Client) -> None:
+    with pytest.raises(BadRequest, match="time zone"):
+        client.poll(TOPIC, start=datetime(2026, 1, 1))  # noqa: DTZ001 that is the point
+
+
+def test_given_a_ttl_of_its_own_when_it_is_over_then_the_message_is_gone(client: Client, clock: ManualClock) -> None:
+    client.publish(TOPIC, [b"short", b"\xff"], ttl=timedelta(seconds=10))
+    client.publish(TOPIC, [b"long"])
+    assert payloads(client.poll(TOPIC)) == [b"short", b"\xff", b"long"]
+    clock.advance(10_001)
+    assert payloads(client.poll(TOPIC)) == [b"long"]
+
+
+def test_given_no_message_when_published_then_it_is_refused(client: Client) -> None:
+    with pytest.raises(BadRequest):
+        client.publish(TOPIC, [])
+
+
+def test_given_more_than_the_server_takes_when_published_then_the_error_says_how_much_it_takes(client: Client) -> None:
+    with pytest.raises(BadRequest, match=r"413: A body may have 10485760 bytes"):
+        client.publish(TOPIC, [bytes(11 << 20)])
+
+
+def test_given_a_transaction_by_hand_when_rolled_back_then_its_messages_are_not_seen_in_one(site: InProcess) -> None:
+    with site.transactions() as service, site.client() as client:
+        writer = service.start_short()
+        client.store(TOPIC, [b"stored"], transaction=writer)
+        published = client.publish(TOPIC, [], transaction=writer)
+        with_ttl = client.publish(TOPIC, [b"short"], transaction=writer, ttl=60)
+        assert {published.pointer, with_ttl.pointer} == {writer.write_pointer}
+        assert payloads(client.poll(TOPIC, transaction=writer)) == [b"stored", b"short"]
+        client.rollback(TOPIC, published)
+        client.rollback(TOPIC, with_ttl)
+        service.abort(writer)
+        assert payloads(client.poll(TOPIC, transaction=service.start_short())) == []
+        assert payloads(client.poll(TOPIC)) == [b"stored", b"short"]
+
+
+def test_given_many_messages_when_polled_then_they_are_read_while_they_come(site: InProcess) -> None:
+    sent = 0
+
+    class Endless(httpx2.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            nonlocal sent
+            page = [Row(MessageId(NOW_MS, number).pack(), bytes(1000)) for number in range(58)]
+            [block] = AvroCodec().write_messages([page])
+            while True:
+                sent += 1
+                # Without the end of the array.
+                yield block[:-1]
+
+    class Transport(httpx2.BaseTransport):
+        def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+            return httpx2.Response(200, stream=Endless())
+
+    with site.client(transport=Transport()) as client, client.poll(TOPIC) as messages:
+        assert len([next(messages) for _ in range(601)]) == 601
+        assert sent == 11
+
+
+def test_given_a_loop_that_ends_early_when_closed_then_nothing_more_comes(client: Client) -> None:
+    client.publish(TOPIC, [b"a", b"b"])
+    with client.poll(TOPIC) as messages:
+        next(messages)
+        messages.close()
+        assert list(messages) == []
+    unused = client.poll(TOPIC)
+    unused.close()
+    assert list(unused) == []
+
+
+# --- positions -------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_consumer_when_its_position_is_set_then_it_can_be_looked_at_and_forgotten(client: Client) -> None:
+    client.publish(TOPIC, [b"a", b"b"])
+    first, *_ = client.poll(TOPIC)
+    client.set_position(TOPIC, "billing", first.id)
+    assert client.position(TOPIC, "billing") == first.id
+    [found] = client.positions(TOPIC)
+    assert (found.name, found.position, found.lag_messages, found.expired) == ("billing", first.id, 1, False)
+    assert (found.lag_is_at_least, found.lag_seconds, found.updated) == (False, 0, first.time)
+    client.delete_position(TOPIC, "billing")
+    with pytest.raises(ConsumerNotFound):
+        client.position(TOPIC, "billing")
+    with pytest.raises(ConsumerNotFound):
+        client.delete_position(TOPIC, "billing")
+
+
+def test_given_a_name_of_a_consumer_that_is_none_when_used_then_it_is_refused(client: Client) -> None:
+    for name in ("a/b", "?", "x" * 256, ""):
+        with pytest.raises(BadRequest, match="cannot be a consumer"):
+            client.set_position(TOPIC, name, MessageId(0, 0))
+
+
+# --- again -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_given_a_publish_that_is_not_answered_when_it_fails_then_it_is_not_sent_again(
+    site: InProcess, faults: Faults, when: str
+) -> None:
+    faults.at("publish", "before" if when == "before" else "after", times=1)
+    with faulty_client(site, faults) as client:
+        with pytest.raises(Unanswered, match="publish"):
+            client.publish(TOPIC, [b"x"])
+        assert faults.seen["publish"] == 1
+        assert payloads(client.poll(TOPIC)) == ([b"x"] if when == "after" else [])
+
+
+def test_given_a_poll_that_is_not_answered_when_it_fails_then_it_is_sent_again(
+    site: InProcess, faults: Faults, client: Client
+) -> None:
+    client.publish(TOPIC, [b"x"])
+    faults.at("poll", "after", times=2)
+    with faulty_client(site, faults) as faulty:
+        assert payloads(faulty.poll(TOPIC)) == [b"x"]
+        faults.at("poll", "after")
+        with pytest.raises(Unanswered):
+            next(faulty.poll(TOPIC))
+        assert faults.seen["poll"] == 3 + SOON.attempts
+
+
+def test_given_a_server_that_says_not_now_when_published_then_it_is_sent_again(site: InProcess) -> None:
+    answers = iter([503, 503, 200])
+
+    def handle(_: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(next(answers), content=b"The server is stopping.")
+
+    with site.client(transport=httpx2.MockTransport(handle), pause=lambda *_: None) as client:
+        client.publish(TOPIC, [b"x"])
+        assert list(answers) == []
+
+
+def test_given_pauses_when_tried_again_then_they_grow_and_nobody_waits_for_nothing(site: InProcess) -> None:
+    waited: list[float] = []
+
+    def handle(_: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(503, content=b"The server is stopping.")
+
+    transport = httpx2.MockTransport(handle)
+    client = site.client(transport=transport, pause=lambda _, seconds: waited.append(seconds))
+    with client, pytest.raises(Unavailable, match="stopping"):
+        client.topics()
+    assert len(waited) == 3
+    assert waited == sorted(waited)
+    assert 0.05 <= waited[0] <= 0.1
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (302, BadRequest),
+        (400, BadRequest),
+        (405, BadRequest),
+        (413, BadRequest),
+        (500, ServerFailed),
+        (502, ServerFailed),
+    ],
+)
+def test_codes_are_errors_with_the_servers_own_sentence(site: InProcess, status: int, error: type[Exception]) -> None:
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(status, content=b"This is why."))
+    with site.client(transport=transport) as client, pytest.raises(error, match=r"This is why\."):
+        client.publish(TOPIC, [b"x"])
+
+
+def test_given_no_reason_when_refused_then_the_error_says_so(site: InProcess) -> None:
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(500))
+    with site.client(transport=transport) as client, pytest.raises(ServerFailed, match="it gave no reason"):
+        client.publish(TOPIC, [b"x"])
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[{}]", b'{"a": 1}', b"null"])
+def test_given_an_answer_of_somebody_else_when_read_then_it_is_no_crash(site: InProcess, body: bytes) -> None:
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=body))
+    with site.client(transport=transport, pause=lambda *_: None) as client:
+        for ask in (client.topics, lambda: client.topic(TOPIC), lambda: client.position(TOPIC, "x")):
+            with pytest.raises(Unanswered, match="cannot be read"):
+                ask()
+        with pytest.raises(Unanswered):
+            list(client.poll(TOPIC))
+
+
+# --- the client itself -----------------------------------------------------------------------------------------------
+
+
+def test_given_a_closed_client_when_used_then_that_is_an_error(site: InProcess) -> None:
+    with site.client() as client:
+        pass
+    client.close()
+    with pytest.raises(ClientClosed):
+        client.topics()
+    with pytest.raises(ClientClosed):
+        list(client.poll(TOPIC))
+    with pytest.raises(ClientClosed):
+        client.publish_async(TOPIC, [b"x"])
+
+
+def test_it_prints_where_it_asks(client: Client, site: InProcess) -> None:
+    assert repr(client) == "<Client http://127.0.0.1:11015>"
+    assert repr(site.async_client(url="http://localhost/tms/")) == "<AsyncClient http://localhost/tms>"
+
+
+def test_given_threads_when_they_share_a_client_then_each_gets_its_own_answers(site: InProcess) -> None:
+    limits = Limits(connections=3)
+    with site.client(limits=limits) as client, ThreadPoolExecutor(8) as threads:
+
+        def work(number: int) -> tuple[list[bytes], list[bytes]]:
+            topic, mine = f"t{number}:x", [b"%d/%d" % (number, at) for at in range(20)]
+            client.create_topic(topic)
+            for payload in mine[:10]:
+                client.publish(topic, [payload])
+            with client.transaction() as tx:
+                tx.publish(topic, mine[10:])
+            return payloads(client.poll(topic)), mine
+
+        for found, expected in threads.map(work, range(16)):
+            assert found == expected
+
+
+def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
+    def surface(kind: type) -> dict[str, list[str]]:
+        members = {name: member for name, member in vars(kind).items() if not name.startswith("_")}
+        return {
+            name: [f"{given}" for given in inspect.signature(member).parameters.values()] if callable(member) else []
+            for name, member in members.items()
+        }
+
+    assert surface(Client) == surface(AsyncClient)
+    plain, other = (list(inspect.signature(kind).parameters) for kind in (Client, AsyncClient))
+    assert plain == other
+
+
+def test_given_an_event_loop_when_everything_is_asked_then_it_is_answered(site: InProcess) -> None:
+    async def main() -> None:
+        async with site.async_client(timeouts=Timeouts(answer_seconds=60)) as client:
+            await client.create_topic("shop:carts", ttl=3600)
+            await client.update_topic("shop:carts", ttl=60)
+            assert (await client.topic("shop:carts")).ttl_seconds == 60
+            assert await client.topics("shop") == [TopicId("shop", "carts")]
+            await client.publish("shop:carts", [b"a", b"b"])
+            await client.publish("shop:carts", [b"c"], ttl=10)
+            found = [message async for message in client.poll("shop:carts")]
+            assert payloads(iter(found)) == [b"a", b"b", b"c"]
+            async with client.poll("shop:carts", start=found[1].id, inclusive=False) as messages:
+                assert payloads(iter([message async for message in messages])) == [b"c"]
+                assert [message async for message in messages] == []
+            async with client.transaction() as tx:
+                await client.store("shop:carts", [b"d"], transaction=tx.transaction)
+                published = await client.publish("shop:carts", [], transaction=tx.transaction)
+                await client.rollback("shop:carts", published)
+            await client.set_position("shop:carts", "x", found[0].id)
+            assert await client.position("shop:carts", "x") == found[0].id
+            assert [position.name for position in await client.positions("shop:carts")] == ["x"]
+            await client.delete_position("shop:carts", "x")
+            await client.delete_topic("shop:carts")
+            with pytest.raises(TopicNotFound):
+                await client.publish("shop:carts", [b"x"])
+            with pytest.raises(TopicNotFound):
+                await anext(client.poll("shop:carts"))
+        with pytest.raises(ClientClosed):
+            await client.topics()
+
+    asyncio.run(main())
+
+
+def test_given_tasks_when_they_share_a_client_then_each_gets_its_own_answers(site: InProcess) -> None:
+    async def main() -> None:
+        async with site.async_client() as client:
+
+            async def work(number: int) -> None:
+                topic = f"t{number}:x"
+                await client.create_topic(topic)
+                async with client.transaction() as tx:
+                    await tx.publish(topic, [b"%d" % number])
+                assert [message.payload async for message in client.poll(topic)] == [b"%d" % number]
+
+            await asyncio.gather(*(work(number) for number in range(16)))
+
+    asyncio.run(main())
+
+
+def test_given_a_running_loop_when_the_plain_client_is_used_inside_it_then_it_works(client: Client) -> None:
+    async def main() -> None:
+        client.publish(TOPIC, [b"a"])
+        assert payloads(client.poll(TOPIC)) == [b"a"]
+
+    asyncio.run(main())

@@ -1,0 +1,286 @@
+"""Over real sockets: what the library says becomes our errors, and the token goes where it should and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.client.faults import SOON
+from tests.server.conftest import serving
+from tms_core.client import (
+    AsyncClient,
+    Client,
+    ConfigurationError,
+    Limits,
+    OutcomeUnknown,
+    ServiceUnavailable,
+    Timeouts,
+    Unanswered,
+    Unauthorized,
+    Unavailable,
+)
+from tms_core.client.token import Token
+
+TOPIC = "default:orders"
+SECRET = "s3cret-t0ken"  # noqa: S105 it opens nothing
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: avro/binary\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+class Peer:
+    """Somebody who listens, reads what comes, and says what a test wants.
+
+    Attributes:
+        port: where.
+        heard: what came on each connection.
+    """
+
+    def __init__(self, says: bytes, *, hangs: bool) -> None:
+        self.heard: list[bytes] = []
+        self._says = says
+        self._hangs = hangs
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._done.set()
+        # Wakes whoever waits for another connection.
+        socket.create_connection(("127.0.0.1", self.port)).close()
+        self._thread.join()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            with connection:
+                if self._done.is_set():
+                    return
+                self.heard.append(connection.recv(65536))
+                connection.sendall(self._says)
+                if self._hangs:
+                    self._done.wait()
+
+
+@contextmanager
+def peer(says: bytes = b"", *, hangs: bool = False) -> Iterator[Peer]:
+    found = Peer(says, hangs=hangs)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def url(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+# --- what went wrong -------------------------------------------------------------------------------------------------
+
+
+def test_given_nobody_who_listens_when_asked_then_nothing_was_done() -> None:
+    with Client(url(free_port()), retry=SOON) as client, pytest.raises(Unavailable, match="cannot be reached"):
+        client.publish(TOPIC, [b"x"])
+
+
+def test_given_a_server_that_hangs_up_when_asked_then_nobody_knows() -> None:
+    with peer() as server, Client(url(server.port), retry=SOON) as client:
+        with pytest.raises(Unanswered, match="did not answer POST /v1/namespaces/default/topics/orders/publish"):
+            client.publish(TOPIC, [b"x"])
+        assert len(server.heard) == 1
+
+
+def test_given_a_server_that_says_nothing_when_time_is_over_then_nobody_knows() -> None:
+    with peer(hangs=True) as server:
+        client = Client(url(server.port), retry=SOON, timeouts=Timeouts(answer_seconds=0.01))
+        with client, pytest.raises(Unanswered, match="in time"):
+            client.publish(TOPIC, [b"x"])
+
+
+def test_given_an_answer_that_is_cut_short_when_read_then_that_is_told() -> None:
+    item = b"\x02\x28" + bytes(20) + b"\x04hi"
+    with peer(HEAD + b"%x\r\n%s\r\n" % (len(item), item)) as server, Client(url(server.port)) as client:
+        messages = client.poll(TOPIC)
+        assert next(messages).payload == b"hi"
+        with pytest.raises(Unanswered):
+            next(messages)
+
+
+def test_given_something_that_is_no_http_when_asked_then_nobody_knows() -> None:
+    with peer(b"hello\r\n\r\n") as server, Client(url(server.port), retry=SOON) as client, pytest.raises(Unanswered):
+        client.topics()
+
+
+def test_given_all_connections_busy_when_another_is_wanted_for_too_long_then_nothing_was_done() -> None:
+    busy = Limits(connections=1)
+    impatient = Timeouts(free_connection_seconds=0.01)
+    with serving() as server, Client(url(server.port), limits=busy, timeouts=impatient, retry=SOON) as client:
+        client.create_topic(TOPIC)
+        client.publish(TOPIC, [bytes(100_000)] * 20)
+        with client.poll(TOPIC) as messages:
+            next(messages)
+            with pytest.raises(Unavailable):
+                client.topics()
+        # What was not read to its end is given back.
+        client.topics()
+
+
+def test_given_an_event_loop_when_the_same_goes_wrong_then_the_errors_are_the_same() -> None:
+    async def main() -> None:
+        async with AsyncClient(url(free_port()), retry=SOON) as client:
+            with pytest.raises(Unavailable):
+                await client.publish(TOPIC, [b"x"])
+        with peer() as server:
+            async with AsyncClient(url(server.port), retry=SOON) as client:
+                with pytest.raises(Unanswered):
+                    await client.publish(TOPIC, [b"x"])
+        item = b"\x02\x28" + bytes(20) + b"\x04hi"
+        with peer(HEAD + b"%x\r\n%s\r\n" % (len(item), item)) as server:
+            async with AsyncClient(url(server.port)) as client:
+                messages = client.poll(TOPIC)
+                assert (await anext(messages)).payload == b"hi"
+                with pytest.raises(Unanswered):
+                    await anext(messages)
+
+    asyncio.run(main())
+
+
+def test_given_an_event_loop_when_a_pause_is_due_then_it_is_waited_for() -> None:
+    async def main() -> None:
+        async with AsyncClient(url(free_port()), retry=SOON) as client:
+            with pytest.raises(Unavailable):
+                await client.topics()
+
+    asyncio.run(main())
+
+
+def test_given_no_transaction_service_when_one_begins_then_the_error_says_where_it_was_looked_for() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with Client(transactions=address, retry=SOON) as client, pytest.raises(ServiceUnavailable, match=address):
+        client.transaction().__enter__()
+
+
+def test_given_a_transaction_service_that_hangs_up_when_one_begins_then_nobody_knows() -> None:
+    with peer() as server, Client(transactions=f"127.0.0.1:{server.port}", retry=SOON) as client:
+        tx = client.transaction()
+        with pytest.raises(OutcomeUnknown):
+            tx.__enter__()
+
+
+# --- where to --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "127.0.0.1:11015", "ftp://host", "http://", "http://host:x", "http://host/?a=b", "http://host/#a"]
+)
+def test_given_a_url_that_is_none_when_made_then_the_error_shows_one(wrong: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"http://127\.0\.0\.1:11015"):
+        Client(wrong)
+
+
+def test_given_a_password_in_the_url_when_made_then_it_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Client(f"http://me:{SECRET}@host")
+    assert SECRET not in str(caught.value)
+
+
+def test_given_a_path_in_the_url_when_asked_then_routes_stand_behind_it() -> None:
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]"
+    with peer(answer) as server, Client(url(server.port) + "/tms/") as client:
+        assert client.topics() == []
+        assert server.heard[0].startswith(b"GET /tms/v1/namespaces/default/topics HTTP/1.1")
+
+
+def test_given_a_proxy_in_the_environment_when_asked_then_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", url(free_port()))
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]"
+    with peer(answer) as server, Client(url(server.port)) as client:
+        assert client.topics() == []
+
+
+def test_given_a_context_for_tls_when_made_then_it_is_taken() -> None:
+    context = ssl.create_default_context()
+    port = free_port()
+    with Client(f"https://127.0.0.1:{port}", tls=context, retry=SOON) as client, pytest.raises(Unavailable):
+        client.topics()
+
+
+# --- the token -------------------------------------------------------------------------------------------------------
+
+REFUSAL = b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 10\r\n\r\nNo token."
+
+
+def sent(heard: bytes) -> list[bytes]:
+    return [line for line in heard.split(b"\r\n") if line.lower().startswith(b"authorization:")]
+
+
+def test_given_a_token_when_asked_then_it_goes_along_and_is_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with peer(REFUSAL + b"!") as server, Client(url(server.port), token=SECRET, retry=SOON) as client:
+        with pytest.raises(Unauthorized) as caught:
+            client.publish(TOPIC, [b"x"])
+        assert sent(server.heard[0]) == [f"authorization: Bearer {SECRET}".encode()]
+        assert SECRET not in repr(client) + repr(vars(client)) + repr(caught.value)
+        assert SECRET not in caplog.text
+
+
+def test_given_a_token_file_when_it_is_replaced_then_the_next_request_has_the_new_one(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("first\n")
+    with peer(REFUSAL + b"!") as server, Client(url(server.port), token_file=file) as client:
+        for token in ("first", "second"):
+            file.write_text(f"{token}\n")
+            with pytest.raises(Unauthorized):
+                client.topics()
+        assert [sent(heard) for heard in server.heard] == [
+            [b"authorization: Bearer first"],
+            [b"authorization: Bearer second"],
+        ]
+
+
+def test_given_a_function_when_asked_then_its_token_goes_along() -> None:
+    tokens = iter(["a", "b"])
+    token = Token(lambda: next(tokens))
+    assert [token.headers(), token.headers()] == [{"authorization": "Bearer a"}, {"authorization": "Bearer b"}]
+
+
+def test_given_no_token_when_asked_then_none_goes_along() -> None:
+    assert Token().headers() == {}
+    assert (repr(Token()), repr(Token(SECRET))) == ("<no Token>", "<Token>")
+
+
+@pytest.mark.parametrize("wrong", ["", "two words", "line\nfeed", f"{SECRET}ä"])
+def test_given_a_token_that_is_none_when_asked_then_the_error_does_not_show_it(wrong: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Token(wrong).headers()
+    assert SECRET not in str(caught.value)
+
+
+def test_given_a_file_that_cannot_be_read_when_asked_then_the_error_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="token"):
+        Token(file=tmp_path / "token").headers()
+    (tmp_path / "token").write_bytes(b"\xff")
+    with pytest.raises(ConfigurationError, match="it is no text"):
+        Token(file=tmp_path / "token").headers()
+
+
+def test_given_a_token_and_a_file_when_made_then_one_has_to_go(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="one of them"):
+        Client(token=SECRET, token_file=tmp_path)

@@ -1,0 +1,169 @@
+"""Bodies: the client's bytes are those that the server reads and writes, in whatever pieces they come."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.builders import NOW_MS
+from tms_core.client import BadRequest, MessageId, Transaction, Unanswered
+from tms_core.client.messages import (
+    Message,
+    MessageDecoder,
+    decode_published,
+    decode_published_json,
+    encode_poll,
+    encode_publish,
+    encode_publish_json,
+    encode_rollback,
+    milliseconds,
+    seconds,
+)
+from tms_core.errors import FormatError
+from tms_core.messaging.model import FetchRequest, RollbackRange
+from tms_core.messaging.model import Message as Row
+from tms_core.server.avro import AvroCodec
+from tms_core.server.codec import PublishRequest
+from tms_core.server.json_text import JsonCodec
+from tms_core.topic import INT_MAX
+
+AVRO, JSON = AvroCodec(), JsonCodec(100)
+LONGS = st.integers(0, 2**63 - 1)
+INTS = st.integers(0, 2**16 - 1)
+PAYLOADS = st.lists(st.binary(max_size=300), max_size=20)
+IDS = st.builds(MessageId, LONGS, INTS, LONGS, INTS)
+RANGES = st.builds(RollbackRange, LONGS, LONGS, INTS, LONGS, INTS)
+#: The begin of an answer with one message.
+ITEM = b"\x02\x28" + bytes(20) + b"\x04hi"
+READER = Transaction(read_pointer=5, transaction_id=7, write_pointer=7, invalids=(1, 3), in_progress=(4,))
+
+
+@given(st.none() | LONGS, PAYLOADS)
+def test_a_publish_is_what_the_server_reads(pointer: int | None, payloads: list[bytes]) -> None:
+    assert AVRO.read_publish(encode_publish(pointer, payloads)) == PublishRequest(pointer, payloads)
+    assert JSON.read_publish(encode_publish_json(pointer, payloads, 60)) == PublishRequest(pointer, payloads, 60)
+
+
+@given(st.none() | IDS, st.booleans(), st.none() | st.integers(1, INT_MAX))
+def test_a_poll_is_what_the_server_reads(start: MessageId | None, inclusive: bool, limit: int | None) -> None:
+    body = encode_poll(start, limit, READER, inclusive=inclusive)
+    found = AVRO.read_poll(body)
+    assert (found.start, found.inclusive, found.limit) == (start, inclusive, limit or INT_MAX)
+    assert found.transaction is not None
+    assert list(found.transaction.invalids) == [1, 3]
+    assert found.transaction.transaction_id == 7
+
+
+def test_a_time_to_begin_at_is_sent_in_milliseconds() -> None:
+    start = datetime.fromtimestamp(NOW_MS / 1000, timezone(timedelta(hours=2)))
+    assert AVRO.read_poll(encode_poll(start, None, None, inclusive=True)) == FetchRequest(NOW_MS)
+
+
+@given(RANGES)
+def test_what_a_publish_answers_is_sent_back_as_it_came(published: RollbackRange) -> None:
+    body = AVRO.write_published(published)
+    assert decode_published(body) == published
+    assert encode_rollback(published) == body
+    assert decode_published_json(JSON.write_published(published)) == published
+
+
+@pytest.mark.parametrize("body", [b"", b"\2", b"\0\2", b"\0" + b"\2" * 6, b"\0" + b"\xff" * 11, b"\2" + b"\2" * 5])
+def test_given_an_answer_that_is_none_when_read_then_it_is_refused(body: bytes) -> None:
+    with pytest.raises(FormatError):
+        decode_published(body)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"transactionWritePointer": "x", "rollbackRange": {}}'])
+def test_given_an_answer_in_json_that_is_none_when_read_then_it_is_refused(body: bytes) -> None:
+    with pytest.raises(FormatError):
+        decode_published_json(body)
+
+
+# --- messages in pieces ----------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.lists(st.tuples(IDS, st.binary(max_size=300)), max_size=10), max_size=4), st.data())
+def test_given_any_pieces_when_decoded_then_the_messages_are_those_that_were_sent(
+    pages: list[list[tuple[MessageId, bytes]]], data: st.DataObject
+) -> None:
+    body = b"".join(AVRO.write_messages([[Row(id_.pack(), payload) for id_, payload in page] for page in pages]))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=30)))
+    decoder, found = MessageDecoder(), list[Message]()
+    for start, stop in zip([0, *cuts], [*cuts, len(body)], strict=True):
+        found += decoder.feed(body[start:stop])
+    decoder.end()
+    assert found == [Message(id_, payload) for page in pages for id_, payload in page]
+
+
+def test_given_blocks_that_say_their_size_when_decoded_then_it_is_passed_over() -> None:
+    item = b"\x28" + bytes(20) + b"\x04hi"
+    decoder = MessageDecoder()
+    assert [message.payload for message in decoder.feed(b"\1" + b"\x30" + item + b"\0")] == [b"hi"]
+    decoder.end()
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\x02", b"\x02\x28" + bytes(20) + b"\x04h", b"\x02\x28" + bytes(20) + b"\x04hi"]
+)
+def test_given_an_answer_that_is_cut_short_when_it_ends_then_that_is_told(body: bytes) -> None:
+    decoder = MessageDecoder()
+    decoder.feed(body)
+    with pytest.raises(Unanswered, match="cut short"):
+        decoder.end()
+
+
+@pytest.mark.parametrize(
+    "body", [b"\x02\x26" + bytes(40), b"\x02\x28" + bytes(20) + b"\x01", b"\0\0", b"\xff" * 11, b"<html>" + b"a" * 40]
+)
+def test_given_an_answer_that_makes_no_sense_when_decoded_then_that_is_told(body: bytes) -> None:
+    with pytest.raises(Unanswered, match="cannot be read"):
+        MessageDecoder().feed(body)
+
+
+def test_given_a_large_message_in_small_pieces_when_decoded_then_it_is_put_together_once() -> None:
+    payload = bytes(range(256)) * 4096
+    body = b"".join(AVRO.write_messages([[Row(MessageId(1, 0).pack(), payload)]]))
+    decoder = MessageDecoder()
+    found = [message for at in range(0, len(body), 1000) for message in decoder.feed(body[at : at + 1000])]
+    assert found == [Message(MessageId(1, 0), payload)]
+
+
+# --- times -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_says_when_it_was_published() -> None:
+    assert Message(MessageId(NOW_MS, 0), b"").time == datetime.fromtimestamp(NOW_MS / 1000, UTC)
+
+
+def test_given_a_time_without_a_zone_when_used_then_it_is_refused() -> None:
+    with pytest.raises(BadRequest, match="names no time zone"):
+        milliseconds(datetime(2026, 1, 1))  # noqa: DTZ001 that is the point
+
+
+def test_given_a_time_before_1970_when_used_then_it_is_refused() -> None:
+    with pytest.raises(BadRequest, match="before 1970"):
+        milliseconds(datetime(1969, 12, 31, tzinfo=UTC))
+
+
+def test_given_part_of_a_millisecond_when_used_then_nothing_is_missed() -> None:
+    assert milliseconds(datetime(1970, 1, 1, 0, 0, 1, 1999, tzinfo=UTC)) == 1001
+
+
+@pytest.mark.parametrize("limit", [0, -1, INT_MAX + 1])
+def test_given_a_limit_that_is_none_when_used_then_it_is_refused(limit: int) -> None:
+    with pytest.raises(BadRequest, match="limit"):
+        encode_poll(None, limit, None, inclusive=True)
+
+
+@pytest.mark.parametrize(("ttl", "expected"), [(60, 60), (timedelta(minutes=1), 60), (timedelta(seconds=1.5), 2)])
+def test_a_ttl_is_in_whole_seconds(ttl: int | timedelta, expected: int) -> None:
+    assert seconds(ttl) == expected
+
+
+@pytest.mark.parametrize("ttl", [0, -1, 2**31, timedelta(0), timedelta(days=30_000)])
+def test_given_a_ttl_that_is_none_when_used_then_it_is_refused(ttl: int | timedelta) -> None:
+    with pytest.raises(BadRequest, match="ttl"):
+        seconds(ttl)

@@ -1,0 +1,482 @@
+"""A transaction: all of it or nothing, in order, with whatever takes part in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Collection
+
+import pytest
+
+from tests.client.faults import Faults, faulty_async_client, faulty_client
+from tests.client.test_outcomes import BILLS, ORDERS, Changes, time_out, visible
+from tms_core.client import (
+    Client,
+    Conflict,
+    ConsumerNotFound,
+    Invalidated,
+    Limits,
+    NotInProgress,
+    Participant,
+    Transaction,
+    Unanswered,
+    Unavailable,
+)
+from tms_core.client.testing import InProcess
+from tms_core.clock import ManualClock
+
+
+class Recorder(Participant):
+    """Writes down what it is told, with the pointer it had, and fails where a test wants."""
+
+    def __init__(self, fails: str = "") -> None:
+        self.told: list[tuple[str, int]] = []
+        self._fails = fails
+        self._pointer = 0
+
+    def start_tx(self, transaction: Transaction) -> None:
+        self._pointer = transaction.write_pointer
+        self._note("start")
+
+    def update_tx(self, transaction: Transaction) -> None:
+        self._pointer = transaction.write_pointer
+        self._note("update")
+
+    def tx_changes(self) -> Collection[bytes]:
+        self._note("changes")
+        return ()
+
+    def commit_tx(self) -> None:
+        self._note("commit")
+
+    def post_tx_commit(self) -> None:
+        self._note("post")
+
+    def rollback_tx(self) -> None:
+        self._note("rollback")
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.told]
+
+    def _note(self, name: str) -> None:
+        self.told.append((name, self._pointer))
+        if name == self._fails:
+            raise LookupError(name)
+
+
+def test_given_a_transaction_when_the_block_ends_then_its_messages_are_visible_and_not_before(
+    client: Client, site: InProcess
+) -> None:
+    with client.transaction() as tx:
+        tx.publish(ORDERS, [b"a"])
+        tx.publish(BILLS, [b"x"])
+        tx.publish(ORDERS, [b"b"])
+        tx.publish(ORDERS, [])
+        assert list(client.poll(ORDERS)) == []
+    assert visible(site) == [b"a", b"b", b"x"]
+
+
+def test_given_an_error_when_the_block_ends_then_it_is_aborted_and_the_error_goes_on(
+    client: Client, site: InProcess
+) -> None:
+    def work() -> None:
+        with client.transaction() as tx:
+            tx.publish(ORDERS, [b"a"])
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert visible(site) == []
+    assert site.manager.invalid_size() == 0
+
+
+def test_given_a_roll_back_when_the_block_ends_then_there_is_no_error(client: Client, site: InProcess) -> None:
+    recorder = Recorder()
+    with client.transaction() as tx:
+        tx.register(recorder)
+        tx.publish(ORDERS, [b"a"])
+        tx.roll_back()
+    assert visible(site) == []
+    assert recorder.names == ["start", "rollback"]
+    assert site.manager.invalid_size() == 0
+
+
+def test_given_more_than_it_keeps_when_published_then_the_order_is_that_of_the_program(site: InProcess) -> None:
+    limits = Limits(transaction_bytes=1000, request_bytes=300)
+    expected = [b"%03d" % number * 30 for number in range(50)]
+    with site.client(limits=limits) as client:
+        with client.transaction() as tx:
+            tx.publish(BILLS, [bytes(900)])
+            for message in expected:
+                tx.publish(ORDERS, [message])
+        assert [message.payload for message in client.poll(ORDERS)] == expected
+        assert [len(message.payload) for message in client.poll(BILLS)] == [900]
+        assert site.store.payload.first(b"") is not None
+
+
+def test_given_more_than_a_request_holds_when_published_then_several_are_sent(site: InProcess, faults: Faults) -> None:
+    limits = Limits(request_bytes=300)
+    with faulty_client(site, faults, limits=limits) as client, client.transaction() as tx:
+        tx.publish(ORDERS, [bytes(200)] * 4)
+    assert faults.seen["publish"] == 4
+    assert len(visible(site)) == 4
+
+
+def test_given_a_transaction_when_it_reads_then_it_sees_what_was_committed_when_it_began(
+    client: Client, site: InProcess
+) -> None:
+    with client.transaction() as tx:
+        tx.publish(ORDERS, [b"before"])
+    with client.transaction() as tx, site.client() as other:
+        with other.transaction() as later:
+            later.publish(ORDERS, [b"after"])
+        assert [message.payload for message in tx.poll(ORDERS)] == [b"before"]
+
+
+def test_given_the_end_when_more_is_asked_of_it_then_it_is_refused(client: Client) -> None:
+    tx = client.transaction()
+    with pytest.raises(NotInProgress, match="not begun"):
+        tx.publish(ORDERS, [b"a"])
+    with tx:
+        pass
+    for ask in (lambda: tx.publish(ORDERS, [b"a"]), lambda: tx.poll(ORDERS), tx.checkpoint):
+        with pytest.raises(NotInProgress, match="has ended"):
+            ask()
+
+
+def test_given_too_long_a_time_when_it_commits_then_it_is_refused_and_not_visible(
+    client: Client, site: InProcess, clock: ManualClock
+) -> None:
+    def work() -> None:
+        with client.transaction(timeout_seconds=10) as tx:
+            tx.publish(ORDERS, [b"a"])
+            time_out(site, clock)
+
+    with pytest.raises(NotInProgress):
+        work()
+    assert visible(site) == []
+
+
+def test_given_a_long_one_when_it_fails_then_it_is_invalidated(client: Client, site: InProcess) -> None:
+    def work() -> None:
+        with client.transaction(long=True):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert site.manager.invalid_size() == 1
+
+
+def test_who_holds_a_transaction_is_known_to_the_service(client: Client, site: InProcess) -> None:
+    with client.transaction() as tx:
+        assert "@" in site.manager.clients()[tx.transaction.transaction_id]
+
+
+# --- participants ----------------------------------------------------------------------------------------------------
+
+
+def test_participants_are_told_in_order_and_messages_are_published_last(site: InProcess, faults: Faults) -> None:
+    recorder = Recorder()
+    steps: list[str] = []
+    faults.meanwhile = lambda step: steps.append(f"{step} after {recorder.names[-1:]}")
+    with faulty_client(site, faults) as client, client.transaction() as tx:
+        tx.publish(ORDERS, [b"a"])
+        tx.register(recorder)
+    assert recorder.names == ["start", "changes", "commit", "post"]
+    assert steps == ["start after []", "publish after ['commit']", "commit after ['commit']"]
+
+
+def test_given_a_checkpoint_when_written_then_it_is_with_another_pointer_and_all_becomes_visible(
+    client: Client, site: InProcess
+) -> None:
+    recorder = Recorder()
+    with client.transaction() as tx:
+        first = tx.transaction
+        tx.publish(ORDERS, [b"a"])
+        tx.register(recorder)
+        tx.checkpoint()
+        tx.publish(ORDERS, [b"b"])
+        second = tx.transaction
+    assert first.write_pointer < second.write_pointer
+    assert recorder.told[:3] == [
+        ("start", first.write_pointer),
+        ("commit", first.write_pointer),
+        ("update", second.write_pointer),
+    ]
+    assert visible(site) == [b"a", b"b"]
+    assert len(site.manager.visibility().in_progress) == 0
+
+
+@pytest.mark.parametrize("where", ["start", "changes", "commit"])
+def test_given_a_participant_that_fails_when_it_does_then_all_is_rolled_back_and_aborted(
+    client: Client, site: InProcess, where: str
+) -> None:
+    first, failing = Recorder(), Recorder(where)
+
+    def work() -> None:
+        with client.transaction() as tx:
+            tx.publish(ORDERS, [b"a"])
+            tx.register(first)
+            tx.register(failing)
+
+    with pytest.raises(LookupError, match=where):
+        work()
+    assert first.names[-1] == failing.names[-1] == "rollback"
+    assert visible(site) == []
+
+
+def test_given_a_participant_that_cannot_roll_back_when_it_fails_then_the_others_do_and_it_is_invalidated(
+    client: Client, site: InProcess
+) -> None:
+    first, failing, last = Recorder(), Recorder("rollback"), Recorder()
+
+    def work() -> None:
+        with client.transaction() as tx:
+            for participant in (first, failing, last):
+                tx.register(participant)
+            raise ZeroDivisionError
+
+    with pytest.raises(LookupError, match="rollback") as caught:
+        work()
+    assert isinstance(caught.value.__context__, ZeroDivisionError)
+    assert first.names[-1] == last.names[-1] == "rollback"
+    assert site.manager.invalid_size() == 1
+
+
+def test_given_a_participant_that_fails_after_the_commit_when_it_does_then_the_commit_stands(
+    client: Client, site: InProcess
+) -> None:
+    def work() -> None:
+        with client.transaction() as tx:
+            tx.register(Recorder("post"))
+            tx.publish(ORDERS, [b"a"])
+
+    with pytest.raises(LookupError, match="post"):
+        work()
+    assert visible(site) == [b"a"]
+
+
+def test_given_two_that_change_the_same_when_both_commit_then_the_second_is_rolled_back(
+    client: Client, site: InProcess
+) -> None:
+    loser = Changes(b"row")
+
+    def work() -> None:
+        with client.transaction() as tx:
+            tx.register(loser)
+            tx.publish(ORDERS, [b"second"])
+            with client.transaction() as other:
+                other.register(Changes(b"row"))
+                other.publish(ORDERS, [b"first"])
+
+    with pytest.raises(Conflict):
+        work()
+    assert visible(site) == [b"first"]
+    assert loser.told == ["rollback"]
+    assert site.manager.invalid_size() == 0
+
+
+class Slow(Participant):
+    """Waits, as only an event loop lets it."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    async def start_tx(self, transaction: Transaction) -> None:
+        await asyncio.sleep(0)
+        self.told.append("start")
+
+    def commit_tx(self) -> Awaitable[None]:
+        return asyncio.sleep(0)
+
+    async def rollback_tx(self) -> None:
+        self.told.append("rollback")
+
+
+def test_given_coroutines_when_they_take_part_in_a_loop_then_they_are_waited_for(site: InProcess) -> None:
+    slow = Slow()
+
+    async def main() -> None:
+        async with site.async_client() as client, client.transaction() as tx:
+            await tx.register(slow)
+            await tx.publish(ORDERS, [b"a"])
+            await tx.checkpoint()
+
+    asyncio.run(main())
+    assert slow.told == ["start"]
+    assert visible(site) == [b"a"]
+
+
+def test_given_a_coroutine_that_waits_when_it_takes_part_without_a_loop_then_the_error_says_so(
+    client: Client, site: InProcess
+) -> None:
+    slow = Slow()
+
+    def work() -> None:
+        with client.transaction() as tx:
+            tx.publish(ORDERS, [b"a"])
+            tx.register(slow)
+
+    with pytest.raises(TypeError, match="use an AsyncClient"):
+        work()
+    assert slow.told == ["rollback"]
+    assert visible(site) == []
+
+
+# --- interrupted, and errors that a program passes over --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["publish", "commit"])
+def test_given_an_interrupt_while_it_waits_when_it_ends_then_it_is_invalidated_and_never_aborted(
+    site: InProcess, faults: Faults, step: str
+) -> None:
+    def interrupt(met: str) -> None:
+        if met == step:
+            raise KeyboardInterrupt
+
+    faults.meanwhile = interrupt
+    with faulty_client(site, faults) as client, pytest.raises(KeyboardInterrupt), client.transaction() as tx:
+        tx.publish(ORDERS, [b"a"])
+    assert faults.seen["abort"] == 0
+    assert faults.seen["invalidate"] == 1
+    assert visible(site) == []
+
+
+def test_given_a_task_that_is_cancelled_while_it_publishes_when_it_ends_then_it_is_invalidated(
+    site: InProcess, faults: Faults
+) -> None:
+    async def main() -> None:
+        arrived = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        task: asyncio.Task[None]
+
+        def meanwhile(step: str) -> None:
+            if step == "publish":
+                loop.call_soon(task.cancel)
+                arrived.set()
+
+        async def work() -> None:
+            faults.meanwhile = meanwhile
+            async with faulty_async_client(site, faults) as client, client.transaction() as tx:
+                await tx.publish(ORDERS, [b"a"])
+
+        task = asyncio.create_task(work())
+        await arrived.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert faults.seen["abort"] == 0
+    assert faults.seen["invalidate"] == 1
+    assert visible(site) == []
+
+
+def test_given_a_store_that_failed_when_the_program_goes_on_then_it_cannot_commit(
+    site: InProcess, faults: Faults
+) -> None:
+    faults.at("store", "before", times=1)
+    with faulty_client(site, faults, limits=Limits(transaction_bytes=1)) as client:
+
+        def work() -> None:
+            with client.transaction() as tx:
+                with pytest.raises(Unanswered):
+                    tx.publish(ORDERS, [b"lost"])
+                tx.publish(BILLS, [b"kept"])
+
+        with pytest.raises(Invalidated):
+            work()
+    assert visible(site) == []
+    assert site.manager.invalid_size() == 1
+
+
+# --- read, process, write --------------------------------------------------------------------------------------------
+
+
+def bill(client: Client, *, limit: int | None = None) -> None:
+    """Orders become bills, and the position moves."""
+    with client.transaction() as tx:
+        for order in tx.consume(ORDERS, "billing", limit=limit):
+            tx.publish(BILLS, [b"bill of " + order.payload])
+
+
+def bills(client: Client) -> list[bytes]:
+    return [message.payload for message in client.poll(BILLS)]
+
+
+def test_given_orders_when_billed_in_transactions_then_each_is_billed_once(client: Client) -> None:
+    client.publish(ORDERS, [b"1", b"2", b"3"])
+    bill(client, limit=2)
+    assert client.positions(ORDERS)[0].lag_messages == 1
+    bill(client)
+    bill(client)
+    client.publish(ORDERS, [b"4"])
+    bill(client)
+    assert bills(client) == [b"bill of 1", b"bill of 2", b"bill of 3", b"bill of 4"]
+
+
+def test_given_an_error_when_billing_then_the_position_stays(client: Client, site: InProcess) -> None:
+    client.publish(ORDERS, [b"1", b"2"])
+
+    def work() -> None:
+        with client.transaction() as tx:
+            for order in tx.consume(ORDERS, "billing"):
+                tx.publish(BILLS, [order.payload])
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    with pytest.raises(ConsumerNotFound):
+        client.position(ORDERS, "billing")
+    bill(client)
+    assert visible(site) == [b"1", b"2", b"bill of 1", b"bill of 2"]
+
+
+def test_given_a_position_when_consumed_twice_in_one_transaction_then_it_goes_on(client: Client) -> None:
+    client.publish(ORDERS, [b"1", b"2", b"3"])
+    with client.transaction() as tx:
+        first = [message.payload for message in tx.consume(ORDERS, "billing", limit=1)]
+        rest = [message.payload for message in tx.consume(ORDERS, "billing")]
+    assert (first, rest) == ([b"1"], [b"2", b"3"])
+    with client.transaction() as tx:
+        assert list(tx.consume(ORDERS, "billing")) == []
+
+
+def test_given_two_copies_of_a_program_when_they_bill_at_once_then_one_is_refused(client: Client) -> None:
+    client.publish(ORDERS, [b"1"])
+
+    def work() -> None:
+        with client.transaction() as tx:
+            for order in tx.consume(ORDERS, "billing"):
+                tx.publish(BILLS, [order.payload])
+            bill(client)
+
+    with pytest.raises(Conflict):
+        work()
+    assert bills(client) == [b"bill of 1"]
+
+
+def test_given_an_end_between_the_commit_and_the_position_when_started_again_then_it_is_billed_twice(
+    site: InProcess, faults: Faults, client: Client
+) -> None:
+    """What the guide says: at least once."""
+    client.publish(ORDERS, [b"1"])
+    faults.at("PUT billing", "before")
+    with faulty_client(site, faults) as dying, pytest.raises((Unanswered, Unavailable)):
+        bill(dying)
+    assert bills(client) == [b"bill of 1"]
+    bill(client)
+    assert bills(client) == [b"bill of 1", b"bill of 1"]
+
+
+def test_given_an_event_loop_when_billed_then_each_is_billed_once(site: InProcess, client: Client) -> None:
+    client.publish(ORDERS, [b"1", b"2"])
+
+    async def main() -> None:
+        async with site.async_client() as loop:
+            for _ in range(2):
+                async with loop.transaction() as tx:
+                    async for order in tx.consume(ORDERS, "billing"):
+                        await tx.publish(BILLS, [order.payload])
+
+    asyncio.run(main())
+    assert bills(client) == [b"1", b"2"]

@@ -1,0 +1,54 @@
+"""Time-outs, limits and pauses are values: they can be printed, compared and not be nonsense."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tms_core.client import Buffer, ConfigurationError, Limits, Retry, Timeouts, WhenFull
+
+VALUES: list[type[Any]] = [Timeouts, Limits, Retry, Buffer]
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_two_with_the_same_numbers_are_equal_and_print_as_what_makes_them(kind: type[Any]) -> None:
+    assert kind() == kind()
+    assert hash(kind()) == hash(kind())
+    assert eval(repr(kind()).replace("<WhenFull.BLOCK: 'block'>", "WhenFull.BLOCK")) == kind()  # noqa: S307
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_given_a_value_when_changed_then_it_refuses(kind: type[Any]) -> None:
+    value = kind()
+    with pytest.raises(FrozenInstanceError):
+        setattr(value, next(iter(kind.__dataclass_fields__)), 1)
+
+
+@pytest.mark.parametrize("number", [0, -1, float("nan")])
+@pytest.mark.parametrize("kind", VALUES)
+def test_given_a_number_that_is_not_above_0_when_made_then_the_error_names_it(kind: type[Any], number: float) -> None:
+    name = next(iter(kind.__dataclass_fields__))
+    with pytest.raises(ConfigurationError, match=rf"{kind.__name__}\.{name} is {number}"):
+        kind(**{name: number})
+
+
+def test_every_number_says_its_unit() -> None:
+    units = ("_seconds", "_bytes", "connections", "messages", "attempts", "factor")
+    fields = [name for kind in VALUES for name in kind.__dataclass_fields__ if name not in {"when_full", "retry"}]
+    assert [name for name in fields if not name.endswith(units)] == []
+
+
+@given(st.integers(1, 10_000), st.randoms(use_true_random=False))
+def test_pauses_grow_to_the_longest_and_chance_takes_half_at_most(failures: int, random: Random) -> None:
+    retry = Retry(first_seconds=0.5, factor=2, longest_seconds=60)
+    whole = min(60, 0.5 * 2 ** min(failures - 1, 60))
+    assert whole / 2 <= retry.pause_seconds(failures, random) <= whole
+
+
+def test_what_to_do_when_full_reads_as_words() -> None:
+    assert [choice.value for choice in WhenFull] == ["block", "drop newest", "drop oldest", "raise"]

@@ -1,0 +1,65 @@
+"""Consumers on a real HBase: their positions are in a table beside the store's, and a janitor elsewhere goes by it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from janitor.cli.main import execute
+from tests.builders import DAY, HOUR, NOW_MS, topic
+from tests.hbase.server import HBaseServer
+from tests.hbase.tables import PATIENCE_SECONDS, Tables
+from tms_core.clock import ManualClock
+from tms_core.messaging.model import FetchRequest
+from tms_core.messaging.service import MessagingService
+from tms_core.rowkey import MessageId
+from tms_core.side import HBaseSide
+from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase_pool import HBasePool
+
+
+def test_given_a_consumer_of_a_server_when_a_janitor_elsewhere_sweeps_then_both_show_and_hold_the_same(
+    hbase: HBaseServer, hbase_tables: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    namespace = hbase_tables.make()
+    config = tmp_path / "janitor.yaml"
+    config.write_text(
+        f"storage: {{kind: hbase, hbase: {{thrift: [{json.dumps(hbase.thrift)}], namespace: {namespace}}}}}\n"
+        "transactions: {source: none}\n"
+        "server: {consumers: {floor: true, max_hold_seconds: 7200}}\n",
+        encoding="utf-8",
+    )
+    clock = ManualClock(NOW_MS - 30 * HOUR, running_ms=DAY)
+
+    def sweep(*arguments: str) -> dict[str, int]:
+        assert execute(["run", "--once", "--config", str(config), "--format", "json", *arguments], clock) == 0
+        report = json.loads(capsys.readouterr().out)
+        return {str(entry["held"]): entry["rows"] for entry in report["topics"]}
+
+    with HBaseStore([hbase.thrift], namespace=namespace, buckets=4, timeout_seconds=PATIENCE_SECONDS) as store:
+        orders = topic(store, "default:orders", ttl_seconds=3600)
+        # No table of consumers yet.
+        assert sweep("--adopt") == {}
+        pool = HBasePool([hbase.thrift], connections=2, timeout_seconds=PATIENCE_SECONDS)
+        with (
+            HBaseSide(pool, namespace, clock) as side,
+            MessagingService(store, clock, side=side, consumer_hold_seconds=7200) as service,
+        ):
+            service.publish(orders.id, [b"%d" % number for number in range(20)])
+            ids = [MessageId.parse(one.id) for page in service.fetch(orders.id, FetchRequest()) for one in page]
+            clock.advance(1000)
+            service.publish(orders.id, [b"x"] * 10)
+            service.consumers.put(orders.id, "billing", ids[-1])
+            clock.advance(HOUR)
+            shown = [one for page in service.fetch(orders.id, FetchRequest()) for one in page]
+            assert sweep() == {"None": 20}
+            clock.advance(HOUR)
+            assert sweep() == {"consumer": 10}
+            assert len(shown) == len(orders.times()) == 10
+            [lag], _ = service.consumers.lags(orders.id)
+            assert (lag.position.id, lag.messages, lag.expired) == (ids[-1], 10, False)
+            clock.advance(HOUR + 1)
+            assert sweep() == {"None": 10}
+            assert orders.times() == []

@@ -1,0 +1,91 @@
+"""A janitor by itself on a store that a server of ours has noted consumers beside: it holds, shows and lets go."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.builders import DAY, MINUTE, NOW_MS
+from tests.janitor.cli.conftest import SETTINGS, Site
+from tms_core.consumers import Position, Positions
+from tms_core.rowkey import MessageId
+from tms_core.side import LevelDBSide, beside
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.topic import TopicId, TopicMetadata
+
+ORDERS = TopicMetadata(TopicId("default", "orders"), 1, 86400)
+#: Of the two expired messages the older one is read.
+READ, UNREAD = MessageId(NOW_MS - 3 * DAY, 0), MessageId(NOW_MS - 2 * DAY, 1)
+HOLD_SECONDS = 2 * 86400
+
+
+@pytest.fixture
+def consumer(site: Site) -> Site:
+    """A site where a consumer holds what it has not read."""
+    read(site, READ)
+    site.set(f"{SETTINGS}server: {{consumers: {{floor: true, max_hold_seconds: {HOLD_SECONDS}}}}}\n")
+    return site
+
+
+def read(site: Site, message: MessageId) -> None:
+    with LevelDBSide(beside(site.store)) as side:
+        Positions(side).put(ORDERS, Position("billing", message, NOW_MS, 0))
+
+
+def messages(site: Site) -> list[int]:
+    with LevelDBStore(site.store) as store:
+        return [int.from_bytes(key[-10:-2], "big") for key in store.message.keys(b"default:orders:", b"e", 10).items]
+
+
+def test_given_a_consumer_when_planned_and_run_then_what_it_has_not_read_is_held_and_shown(consumer: Site) -> None:
+    planned = consumer.janitor("plan --format json").json
+    assert [(entry["rows"], entry["held"]) for entry in planned["topics"] if entry["rule"] == "expired"] == [
+        (1, "consumer"),
+        (1, "first_contact"),
+    ]
+    shown = consumer.janitor("run --once --adopt").out
+    assert "for a consumer" in shown
+    assert (
+        "consumer: default:orders keeps what consumer billing has not read, for 172800 s after its ttl at most" in shown
+    )
+    assert messages(consumer) == [NOW_MS - 2 * DAY, NOW_MS - 3 * 60 * MINUTE, NOW_MS - MINUTE]
+    [held] = consumer.janitor("status --format json").json["held"]
+    until_ms = UNREAD.publish_ms + (86400 + HOLD_SECONDS) * 1000 + 1
+    assert (held["topic"], held["reason"], held["rows"], held["until_ms"]) == (
+        "default:orders",
+        "consumer",
+        1,
+        until_ms,
+    )
+    assert "1 rows wait (consumer); until 2023-11-15 22:13:20 UTC (in 1 d)" in consumer.janitor("status").out
+
+
+def test_given_a_held_message_when_asked_why_then_it_is_said_until_when(consumer: Site) -> None:
+    consumer.janitor("run --once --adopt")
+    shown = consumer.janitor(f"why default:orders {UNREAD}").out
+    assert "held until 2023-11-15 22:13:20 UTC at the latest, because a consumer of its topic has not read it" in shown
+    [found] = consumer.janitor(f"why default:orders {UNREAD} --format json").json["found"]
+    until_ms = UNREAD.publish_ms + (86400 + HOLD_SECONDS) * 1000 + 1
+    assert (found["hold"], found["until_ms"], found["goes_ms"]) == ("consumer", until_ms, until_ms)
+    [living] = consumer.janitor(f"why default:orders {MessageId(NOW_MS - MINUTE, 2)} --format json").json["found"]
+    assert (living["hold"], living["goes_ms"]) == (None, NOW_MS - MINUTE + DAY + 1)
+    consumer.clock.advance(until_ms - NOW_MS)
+    assert "the next run takes it" in consumer.janitor(f"why default:orders {UNREAD}").out
+
+
+def test_given_a_consumer_that_reads_on_when_run_then_its_messages_go(consumer: Site) -> None:
+    consumer.janitor("run --once --adopt")
+    read(consumer, UNREAD)
+    assert consumer.janitor("run --once --format json").json["totals"]["expired"] == 1
+    assert consumer.janitor("status --format json").json["held"] == []
+    assert messages(consumer) == [NOW_MS - 3 * 60 * MINUTE, NOW_MS - MINUTE]
+
+
+def test_given_no_floor_when_run_then_consumers_hold_nothing(consumer: Site) -> None:
+    consumer.set(SETTINGS)
+    assert consumer.janitor("run --once --adopt --format json").json["totals"]["expired"] == 2
+
+
+def test_given_a_store_without_consumers_when_run_then_nothing_is_held(site: Site) -> None:
+    site.set(f"{SETTINGS}server: {{consumers: {{floor: true}}}}\n")
+    assert site.janitor("run --once --adopt --format json").json["totals"]["expired"] == 2
+    assert not beside(site.store).exists()

@@ -1,0 +1,64 @@
+"""Consumers in one process with their server and its janitor: held, shown, counted, and let go."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from janitor.embedded import Embedded
+from tests.server.client import Client, TopicClient
+from tms_core.cli.serve import serving
+
+PATIENCE_SECONDS = 60
+SETTINGS = """
+storage: {kind: leveldb, leveldb: {path: messaging}}
+transactions: {directory: tx, thrift: "127.0.0.1:0"}
+server: {port: 0, consumers: {floor: true, max_hold_seconds: 86400}}
+janitor: {every_seconds: 1, state: state, hold_seconds: 0, http: {port: 0}}
+"""
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_given_a_consumer_that_is_behind_when_served_with_the_janitor_then_it_finds_all_it_has_not_read(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "tms.yaml"
+    config.write_text(SETTINGS, encoding="utf-8")
+    with serving(config, {}, {}, janitor=False) as started, Client(_port(started.url)) as client:
+        orders = TopicClient(client, "orders").create(ttl="1")
+        orders.publish("a", "b", "c")
+        ids = [message["id"] for message in orders.post("poll").json]
+        client.ask("PUT", f"{orders.path}/consumers/billing", json.dumps({"position": ids[0]}).encode())
+
+    with serving(config, {}, {}) as started, Client(_port(started.url)) as client:
+        orders = TopicClient(client, "orders")
+        cast(Embedded, started.companions["janitor"]).daemon.adopt()
+
+        def shows(line: str) -> bool:
+            return line in client.ask("GET", "/metrics").text.splitlines()
+
+        labels = 'consumer="billing",tms_namespace="default",topic="orders"'
+        until(lambda: shows('tms_janitor_held_topics{reason="consumer"} 1.0'))
+        until(lambda: shows(f"tms_consumer_lag_messages{{{labels}}} 2.0"))
+        # Messages of one millisecond are held together.
+        assert orders.poll()[-2:] == ["b", "c"]
+        [found] = client.ask("GET", f"{orders.path}/consumers").json
+        assert (found["lagMessages"], found["position"], found["expired"]) == (2, ids[0], False)
+        assert orders.poll(startFrom={"id": ids[0]}, inclusive=False) == ["b", "c"]
+        client.ask("PUT", f"{orders.path}/consumers/billing", json.dumps({"position": ids[2]}).encode())
+        assert orders.poll() == []
+        until(lambda: shows('tms_janitor_rows_deleted_total{rule="expired",table="message"} 3.0'))
+        until(lambda: shows('tms_janitor_held_topics{reason="consumer"} 0.0'))
+
+
+def _port(url: str) -> int:
+    return int(url.rpartition(":")[2])

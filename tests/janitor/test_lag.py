@@ -1,0 +1,263 @@
+"""The background count of what consumers have not read: what it finds and keeps, and that nobody waits for it long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from janitor import lag
+from janitor.lag import NOTE, LagCount
+from janitor.pacing import Pacer
+from janitor.state.base import State
+from janitor.state.sqlite import SqliteState
+from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, topic, unknown_topic, watch, watch_state
+from tms_core.clock import ManualClock
+from tms_core.consumers import Floor, Position, Positions
+from tms_core.errors import Halted, StoreError
+from tms_core.lag import PAGE_ROWS
+from tms_core.rowkey import MessageId
+from tms_core.side import Expiries, MemorySide
+from tms_core.tables.base import Store
+from tms_core.tables.memory import MemoryStore
+from tms_core.tables.read_only import read_only
+from tms_core.topic import TopicMetadata
+
+READ_NONE = MessageId(0, 0)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def state() -> State:
+    return SqliteState.in_memory()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS, running_ms=DAY)
+
+
+@pytest.fixture
+def side() -> MemorySide:
+    return MemorySide()
+
+
+def read(side: MemorySide, orders: Topic, message: MessageId, name: str = "billing") -> None:
+    metadata = TopicMetadata(orders.id, orders.generation, 3600)
+    Positions(side).put(metadata, Position(name, message, NOW_MS - 5, NOW_MS - HOUR))
+
+
+def counter(
+    store: Store, state: State, clock: ManualClock, side: MemorySide, *, rate: int | None = None, **options: Any
+) -> LagCount:
+    positions = Positions(side)
+    floor = Floor(positions, store, options.pop("hold_seconds")) if "hold_seconds" in options else None
+    pacer = options.pop("pacer", None) or Pacer(rate, clock)
+    return LagCount(read_only(store), positions, Expiries(side), floor, state, clock, pacer, **options)
+
+
+def found(state: State) -> dict[str, int]:
+    return {f"{item['topic']}/{item['consumer']}": item["lag_messages"] for item in state.note(NOTE) or ()}
+
+
+# --- what is found ---------------------------------------------------------------------------------------------------
+
+
+def test_given_consumers_when_counted_then_their_figures_are_kept_with_their_time(
+    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=3600, generation=3)
+    orders.plain(NOW_MS - 2 * HOUR, NOW_MS - 9, NOW_MS - 8, NOW_MS - 7)
+    read(side, orders, MessageId(NOW_MS - 9, 1))
+    read(side, orders, READ_NONE, "audit")
+    before = side.rows(b"", None, 10)
+    count = counter(store, state, clock, side)
+    count.step()
+    common = {
+        "tms_namespace": "default",
+        "topic": "orders",
+        "generation": 3,
+        "updated_ms": NOW_MS - 5,
+        "expired": False,
+        "counted_ms": NOW_MS,
+    }
+    assert state.note(NOTE) == [
+        {**common, "consumer": "audit", "position_ms": 0, "lag_messages": 3, "oldest_unread_ms": NOW_MS - 9},
+        {**common, "consumer": "billing", "position_ms": NOW_MS - 9, "lag_messages": 2, "oldest_unread_ms": NOW_MS - 8},
+    ]
+    assert side.rows(b"", None, 10) == before
+
+
+def test_given_the_floor_when_counted_then_what_is_held_counts(
+    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=3600)
+    orders.plain(NOW_MS - HOUR - 61 * SECOND, NOW_MS - HOUR - 1, NOW_MS)
+    Positions(side).put(TopicMetadata(orders.id, 1, 3600), Position("billing", READ_NONE, NOW_MS, 0))
+    counter(store, state, clock, side).step()
+    assert found(state) == {"orders/billing": 1}
+    clock.advance(1)
+    counter(store, state, clock, side, hold_seconds=60).step()
+    assert found(state) == {"orders/billing": 2}
+
+
+def test_given_topics_gone_deleted_unreadable_or_made_again_when_counted_then_they_have_no_consumers(
+    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
+) -> None:
+    for name, generation in (("gone", 1), ("deleted", -1), ("again", 2), ("unreadable", 1)):
+        made = unknown_topic(store, f"default:{name}").plain(NOW_MS)
+        if name == "unreadable":
+            made.write_metadata(b"{")
+        elif name != "gone":
+            made.describe(ttl_seconds=60, generation=generation)
+        read(side, made, READ_NONE)
+    kept = topic(store, "default:kept", ttl_seconds=60)
+    read(side, kept, READ_NONE)
+    count = counter(store, state, clock, side)
+    count.step()
+    assert found(state) == {"kept/billing": 0}
+    kept.describe(ttl_seconds=60, generation=-1)
+    count.step()
+    assert state.note(NOTE) == []
+
+
+def test_given_a_process_before_this_one_when_begun_then_its_figures_stand_until_they_are_made_anew(
+    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS)
+    other = topic(store, "default:other", ttl_seconds=60).plain(NOW_MS)
+    for one in (orders, other):
+        read(side, one, READ_NONE)
+    counter(store, state, clock, side).step()
+    orders.plain(NOW_MS + 1)
+    Positions(side).delete(TopicMetadata(other.id, 1, 60), "billing")
+    stopped = counter(store, state, clock, side, halted=lambda: True)
+    stopped.step()
+    assert found(state) == {"orders/billing": 1}
+    counter(store, state, clock, side).step()
+    assert found(state) == {"orders/billing": 2}
+
+
+def test_given_nothing_new_when_counted_then_nothing_is_written(
+    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
+) -> None:
+    topic(store, "default:orders", ttl_seconds=60)
+    written: list[str] = []
+    watch_state(state, before=lambda call: written.append(call.name) if call.name.startswith("state.save") else None)
+    counter(store, state, clock, side).step()
+    assert written == []
+
+
+# --- whose turn it is ------------------------------------------------------------------------------------------------
+
+
+def test_given_fresh_figures_when_asked_again_then_they_are_made_anew_when_they_are_old(
+    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS)
+    read(side, orders, READ_NONE)
+    count = counter(store, state, clock, side, refresh_seconds=60)
+    count.step()
+    orders.plain(NOW_MS + 1)
+    clock.advance(60 * SECOND - 1)
+    clock.step(DAY)
+    count.step()
+    assert found(state) == {"orders/billing": 1}
+    clock.step(-DAY)
+    clock.advance(1)
+    count.step()
+    assert found(state) == {"orders/billing": 2}
+
+
+def test_given_a_consumer_that_is_far_behind_when_counted_then_the_others_have_their_figures_first_and_again(
+    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lag, "TURN_ROWS", PAGE_ROWS)
+    far = topic(store, "default:a-far", ttl_seconds=86400).plain(*range(NOW_MS, NOW_MS + 3 * PAGE_ROWS + 1))
+    near = topic(store, "default:near", ttl_seconds=86400).plain(NOW_MS)
+    read(side, far, READ_NONE)
+    read(side, near, READ_NONE)
+    seen: list[dict[str, int]] = []
+
+    def note(call: Call) -> None:
+        if call.name == "state.save_note":
+            seen.append({f"{item['topic']}": item["lag_messages"] for item in call.arguments[1]})
+            near.plain(NOW_MS)
+
+    watch_state(state, before=note)
+    counter(store, state, clock, side, rate=PAGE_ROWS // 50, refresh_seconds=40).step()
+    assert seen[:2] == [{"near": 1}, {"near": 2}]
+    assert seen[-1]["a-far"] == 3 * PAGE_ROWS + 1
+
+
+def test_given_a_budget_that_is_shared_when_counted_then_all_together_keep_it(
+    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=86400).plain(*range(NOW_MS, NOW_MS + 500))
+    read(side, orders, READ_NONE)
+    pacer = Pacer(100, clock)
+    counter(store, state, clock, side, pacer=pacer).step()
+    assert clock.running_ms() - DAY == 5 * SECOND
+    pacer.pay(100)
+    assert clock.running_ms() - DAY == 6 * SECOND
+
+
+def test_given_a_process_that_ends_when_counting_then_what_was_found_is_kept(
+    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
+) -> None:
+    for name, rows in (("a", 1), ("b", 1), ("c", 5000)):
+        read(side, topic(store, f"default:{name}", ttl_seconds=86400).plain(*range(NOW_MS, NOW_MS + rows)), READ_NONE)
+
+    waits: list[int] = []
+
+    def ending() -> None:
+        waits.append(clock.running_ms())
+        if len(waits) == 3:
+            raise Halted("it ends.")
+
+    counter(store, state, clock, side, pacer=Pacer(1, clock, ending)).step()
+    assert found(state) == {"a/billing": 1, "b/billing": 1}
+
+
+def test_given_a_topic_that_cannot_be_read_when_counted_then_it_is_said_once_and_the_others_are_counted(
+    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in "abc":
+        read(side, topic(store, f"default:{name}", ttl_seconds=3600).plain(NOW_MS), READ_NONE)
+    count = counter(store, state, clock, side)
+    count.step()
+    broken = [True]
+
+    def fail(call: Call) -> None:
+        if broken[0] and call.name == "message.keys" and call.arguments[0].startswith(b"default:b:"):
+            raise StoreError("a block is corrupt.")
+
+    watch(store, before=fail)
+    for _ in range(2):
+        for name in "abc":
+            topic(store, f"default:{name}", ttl_seconds=3600).plain(clock.now_ms() + 1)
+        clock.advance(60 * SECOND)
+        count.step()
+    assert found(state) == {"a/billing": 3, "b/billing": 1, "c/billing": 3}
+    assert caplog.messages == ["how far the consumers of default:b are could not be counted: a block is corrupt."]
+    broken[0] = False
+    clock.advance(60 * SECOND)
+    count.step()
+    assert found(state)["b/billing"] == 3
+
+
+def test_given_positions_that_cannot_be_read_when_counted_then_that_is_an_error(
+    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = counter(store, state, clock, side)
+
+    def fail(*_: object) -> None:
+        raise StoreError("the disk is gone.")
+
+    monkeypatch.setattr(side, "rows", fail)
+    with pytest.raises(StoreError, match="the disk is gone"):
+        count.step()

@@ -1,0 +1,227 @@
+"""Consumers of a service: who may be one, what they keep visible, and that nothing is consumed by looking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.builders import DAY, HOUR, NOW_MS, SECOND
+from tests.messaging.desk import Desk, P, memory, named, reader
+from tms_core.errors import BadRequest, ConsumerNotFound, TopicNotFound
+from tms_core.messaging import consumers
+from tms_core.messaging.service import MessagingService
+from tms_core.rowkey import MessageId
+from tms_core.side import MemorySide
+from tms_core.tables.memory import MemoryStore
+
+ORDERS = named("orders")
+READ_NONE = MessageId(0, 0)
+#: A message lives for a minute, and for two more where a consumer has not read it.
+TTL_MS, HOLD_SECONDS = 60 * SECOND, 120
+
+
+@pytest.fixture(params=["cached", "stored"])
+def held(desk: Desk, request: pytest.FixtureRequest) -> Desk:
+    """A desk where consumers hold what they have not read: one message each second, a to e."""
+    desk.restart(consumer_hold_seconds=HOLD_SECONDS, cache_bytes=0 if request.param == "stored" else 1 << 20)
+    desk.service.update_topic(ORDERS, {"ttl": "60"})
+    for letter in (b"a", b"b", b"c", b"d", b"e"):
+        desk.publish("orders", letter)
+        desk.clock.advance(SECOND)
+    return desk
+
+
+def shown(desk: Desk, start: MessageId | int | None = None) -> bytes:
+    return b"".join(desk.payloads(start=start))
+
+
+def put(desk: Desk, message: MessageId, name: str = "billing") -> None:
+    desk.service.consumers.put(ORDERS, name, message)
+
+
+# --- what is visible -------------------------------------------------------------------------------------------------
+
+
+def test_given_a_consumer_that_has_not_read_when_the_ttl_is_over_then_everybody_still_sees_it_until_it_has(
+    held: Desk,
+) -> None:
+    ids = held.ids()
+    put(held, ids[1])
+    held.clock.advance(TTL_MS + HOUR // 60)
+    assert shown(held) == shown(held, 0) == shown(held, ids[0]) == shown(held, NOW_MS) == b"cde"
+    assert shown(held, ids[3]) == b"de"
+    assert held.payloads(start=ids[1], inclusive=False, transaction=reader()) == [b"c", b"d", b"e"]
+    put(held, ids[3])
+    assert shown(held) == b"e"
+    held.service.consumers.delete(ORDERS, "billing")
+    assert shown(held) == b""
+
+
+def test_given_the_longest_hold_when_it_is_over_then_nobody_sees_the_message_any_more(held: Desk) -> None:
+    put(held, READ_NONE)
+    held.clock.advance(TTL_MS - 5 * SECOND + HOLD_SECONDS * SECOND)
+    assert shown(held) == b"abcde"
+    held.clock.advance(1)
+    assert shown(held) == b"bcde"
+
+
+def test_given_a_consumer_that_comes_or_goes_back_when_something_is_gone_then_that_does_not_come_back(
+    held: Desk,
+) -> None:
+    ids = held.ids()
+    held.clock.advance(TTL_MS - 3 * SECOND + 1)
+    assert shown(held) == b"de"
+    put(held, READ_NONE)
+    held.clock.advance(DAY // 24 // 60)
+    assert shown(held) == b"de"
+    put(held, ids[4])
+    assert shown(held) == b""
+    put(held, ids[3])
+    assert shown(held) == b""
+
+
+def test_given_a_slow_consumer_when_a_second_one_comes_then_it_begins_with_what_is_held_for_the_first(
+    held: Desk,
+) -> None:
+    ids = held.ids()
+    put(held, ids[1], "slow")
+    held.clock.advance(TTL_MS)
+    put(held, READ_NONE, "new")
+    put(held, ids[4], "slow")
+    assert shown(held) == b"cde"
+
+
+def test_given_no_floor_when_a_consumer_has_not_read_then_messages_go_with_their_ttl(held: Desk) -> None:
+    held.restart(consumer_hold_seconds=None)
+    put(held, READ_NONE)
+    held.clock.advance(TTL_MS - 3 * SECOND + 1)
+    assert shown(held) == b"de"
+
+
+def test_given_a_topic_made_again_then_the_former_ones_consumers_hold_nothing_and_are_forgotten(held: Desk) -> None:
+    put(held, READ_NONE)
+    put(held, READ_NONE, "other")
+    held.service.delete_topic(ORDERS)
+    held.create("orders", ttl="60")
+    with pytest.raises(ConsumerNotFound):
+        held.service.consumers.get(ORDERS, "billing")
+    assert held.service.consumers.lags(ORDERS) == ([], held.clock.now_ms())
+    held.publish("orders", b"x")
+    held.clock.advance(TTL_MS + 1)
+    assert shown(held) == b""
+    put(held, READ_NONE)
+    assert [key[-7:] for key, _ in held.side.rows(b"c", b"d", 10).items] == [b"billing"]
+
+
+def test_given_a_transactions_payloads_when_some_of_them_are_read_then_the_others_stay_visible(held: Desk) -> None:
+    held.put("orders", P, b"x", b"y")
+    held.publish("orders", pointer=P)
+    ids = held.ids()
+    assert len(ids) == 7
+    put(held, ids[5])
+    held.clock.advance(TTL_MS + SECOND)
+    assert shown(held, ids[5]) == b"xy"
+    assert held.payloads(start=ids[5], inclusive=False) == [b"y"]
+    put(held, ids[6])
+    assert shown(held) == b""
+
+
+# --- what is said ----------------------------------------------------------------------------------------------------
+
+
+def test_given_consumers_when_their_lags_are_asked_for_then_they_are_as_a_poll_would_show_and_nothing_moves(
+    held: Desk,
+) -> None:
+    ids = held.ids()
+    for name, read in (("one", ids[0]), ("all", ids[4]), ("none", READ_NONE)):
+        put(held, read, name)
+    before = list(held.side.rows(b"", None, 100).items)
+    for _ in range(2):
+        lags, now_ms = held.service.consumers.lags(ORDERS)
+        assert now_ms == held.clock.now_ms()
+        assert [(found.position.name, found.messages, found.seconds(now_ms)) for found in lags] == [
+            ("all", 0, 0.0),
+            ("none", 5, 5.0),
+            ("one", 4, 4.0),
+        ]
+        assert shown(held) == b"abcde"
+    assert held.side.rows(b"", None, 100).items == before
+
+
+def test_given_expired_messages_when_lags_are_asked_for_then_they_do_not_count_and_their_loss_is_said(
+    held: Desk,
+) -> None:
+    ids = held.ids()
+    put(held, ids[0])
+    held.clock.advance(TTL_MS + HOLD_SECONDS * SECOND - 2 * SECOND + 1)
+    [found], _ = held.service.consumers.lags(ORDERS)
+    assert (found.messages, found.expired) == (1, True)
+    assert shown(held) == b"e"
+
+
+def test_given_very_many_unread_messages_when_lags_are_asked_for_then_no_more_than_the_limit_are_counted(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "COUNTED_ROWS", 3)
+    desk.publish("orders", *[b"x"] * 5)
+    desk.service.consumers.put(ORDERS, "billing", READ_NONE)
+    [found], _ = desk.service.consumers.lags(ORDERS)
+    assert (found.messages, found.at_least) == (3, True)
+
+
+# --- who may be one --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def orders() -> Iterator[Desk]:
+    made = memory(None)  # type: ignore[arg-type]
+    made.create("orders")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "ä", "a:b", "a b", "a\n", "x" * 256])
+def test_given_a_name_that_is_none_then_nobody_is_registered(orders: Desk, name: str) -> None:
+    service = orders.service.consumers
+    for call in (lambda: service.put(ORDERS, name, READ_NONE), lambda: service.get(ORDERS, name)):
+        with pytest.raises(BadRequest, match="cannot be a consumer"):
+            call()
+    with pytest.raises(BadRequest):
+        service.delete(ORDERS, name)
+    assert service.lags(ORDERS)[0] == []
+
+
+@pytest.mark.parametrize("message", [MessageId(-1, 0), MessageId(0, 0, -1, 0)])
+def test_given_an_id_of_a_negative_time_then_it_is_refused(orders: Desk, message: MessageId) -> None:
+    with pytest.raises(BadRequest, match="lie before 1970"):
+        orders.service.consumers.put(ORDERS, "billing", message)
+
+
+def test_given_an_id_of_the_end_of_time_then_all_is_read(orders: Desk) -> None:
+    orders.publish("orders", b"x")
+    orders.service.consumers.put(ORDERS, "billing", MessageId(2**63 - 1, 65_535, 2**63 - 1, 65_535))
+    [found], _ = orders.service.consumers.lags(ORDERS)
+    assert (found.messages, found.oldest_ms) == (0, None)
+
+
+def test_given_no_such_topic_then_it_has_no_consumers(orders: Desk) -> None:
+    service = orders.service.consumers
+    for call in (
+        lambda: service.put(named("gone"), "billing", READ_NONE),
+        lambda: service.get(named("gone"), "billing"),
+        lambda: service.delete(named("gone"), "billing"),
+        lambda: service.lags(named("gone")),
+    ):
+        with pytest.raises(TopicNotFound):
+            call()
+
+
+def test_given_a_service_with_nowhere_to_note_anything_then_it_has_no_consumers(orders: Desk) -> None:
+    with (
+        MessagingService(MemoryStore(), orders.clock, consumer_hold_seconds=60) as service,
+        pytest.raises(BadRequest, match="nowhere to note"),
+    ):
+        service.consumers  # noqa: B018
+    with MessagingService(MemoryStore(), orders.clock, side=MemorySide()) as service:
+        assert service.consumers is not None

@@ -1,0 +1,93 @@
+"""A real Prometheus on this machine, that scrapes what a test runs, every second."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import httpx2
+import yaml
+
+from tests.support import require_tool
+
+#: How long a condition is waited for, in seconds; long, since the machine may be busy.
+PATIENCE_SECONDS = 180
+
+
+def until(condition: Callable[[], bool], what: str | Callable[[], str]) -> None:
+    """Wait until it holds.
+
+    Args:
+        what: is said when it never does.
+    """
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        said = what if isinstance(what, str) else what()
+        assert time.monotonic() < deadline, f"not within {PATIENCE_SECONDS} s: {said}"
+        time.sleep(0.2)
+
+
+class Prometheus:
+    """It runs as long as the block.
+
+    Args:
+        folder: its own.
+        targets: ``HOST:PORT`` of what it scrapes, by job.
+        rules: the alerts it looks after.
+    """
+
+    def __init__(self, folder: Path, targets: dict[str, list[str]], rules: dict[str, Any]) -> None:
+        program = require_tool("prometheus", "apt-get install prometheus, or make system-deps")
+        folder.mkdir()
+        (folder / "rules.yaml").write_text(yaml.safe_dump(rules), encoding="utf-8")
+        config = {
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "rule_files": ["rules.yaml"],
+            "scrape_configs": [
+                {"job_name": job, "static_configs": [{"targets": names, "labels": {"namespace": "tests"}}]}
+                for job, names in targets.items()
+            ],
+        }
+        (folder / "prometheus.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        self._log = folder / "log"
+        command = [
+            program,
+            f"--config.file={folder / 'prometheus.yaml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            "--web.listen-address=127.0.0.1:0",
+        ]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(command, stderr=log, stdout=log)
+        self._client = httpx2.Client(timeout=PATIENCE_SECONDS, trust_env=False)
+        self._url = ""
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The series of an expression, now."""
+        answer = self._client.get(f"{self._url}/api/v1/query", params={"query": expression})
+        assert answer.status_code == 200, f"{expression}: {answer.text}"
+        found: list[dict[str, Any]] = answer.json()["data"]["result"]
+        return found
+
+    def firing(self, alert: str) -> bool:
+        """Whether an alert fires."""
+        return bool(self.query(f'ALERTS{{alertname="{alert}",alertstate="firing"}}'))
+
+    def _listens(self) -> bool:
+        assert self._process.poll() is None, self._log.read_text()
+        found = re.search(r"Listening on.* address=(127\.0\.0\.1:\d+)", self._log.read_text())
+        if found:
+            self._url = f"http://{found[1]}"
+        return bool(found)
+
+    def __enter__(self) -> Self:
+        until(self._listens, "Prometheus listens")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+        self._process.terminate()
+        self._process.wait(timeout=PATIENCE_SECONDS)

@@ -1,0 +1,122 @@
+"""A real Prometheus that scrapes a real janitor: alerts come and go, and no panel of the dashboard stays empty."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from janitor.canary.watch import Watch
+from janitor.cli.main import execute
+from janitor.monitoring import dashboard, rules, thresholds
+from janitor.monitoring.dashboard import expressions
+from janitor.state.sqlite import SqliteState
+from tests.builders import HOUR, topic
+from tests.monitoring.prometheus import Prometheus, until
+from tests.server.client import Client
+from tests.server.process import Serve, configure
+from tests.support import require_tool
+from tms_core.clock import SystemClock
+from tms_core.tables.leveldb import LevelDBStore
+
+#: What a dashboard's own variables stand for here.
+CHOSEN = {"$namespace": ".*", "$job": "janitor", "$__rate_interval": "1m"}
+
+
+class Site(NamedTuple):
+    """A server with the janitor inside, what asks it, and who scrapes both."""
+
+    server: Serve
+    prometheus: Prometheus
+    config: Path
+
+
+def settings(folder: Path) -> Path:
+    """A site whose invalid transactions are soon proven clean."""
+    path = configure(folder)
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    document["transactions"] |= {"max_lifetime_seconds": 1, "grace_seconds": 0}
+    document["janitor"] |= {"canary": {"enabled": True}, "clock_allowance_seconds": 1, "hold_seconds": 3600}
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    with SqliteState(folder / "state") as state:
+        # A message of the canary's takes five minutes; one went while an earlier daemon ran.
+        Watch(late_ms=1000).save(state)
+    return path
+
+
+def publish(config: Path, name: str) -> None:
+    """A topic with some messages and somebody who has read one of them; no janitor is there."""
+    path = f"/v1/namespaces/default/topics/{name}"
+    as_json = {"content_type": "application/json", "accept": "application/json"}
+    with Serve(config) as server, Client(server.port) as client:
+        assert client.ask("PUT", path, b"{}").status == 200
+        assert client.ask("POST", f"{path}/publish", b'{"messages": ["one", "two"]}', **as_json).status == 200
+        read = client.ask("POST", f"{path}/poll", b'{"limit": 1}', **as_json)
+        assert read.status == 200
+        position = json.dumps({"position": read.json[0]["id"]}).encode()
+        assert client.ask("PUT", f"{path}/consumers/billing", position, **as_json).status == 200
+        server.end()
+
+
+def janitor(line: str) -> None:
+    """A command, as a person types it."""
+    assert execute(line.split()) == 0
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    config = settings(tmp_path)
+    publish(config, "orders")
+    janitor(f"run --once --adopt --config {config}")
+    # Of this topic rows are due and stay: it is new, so its cut-off is held.
+    with LevelDBStore(tmp_path / "messaging") as store:
+        topic(store, "default:held", ttl_seconds=60).plain(SystemClock().now_ms() - HOUR)
+    quick = {**thresholds(), "pausedSeconds": 1, "forSeconds": 1}
+    with Serve(config, janitor=True) as server:
+        targets = {"janitor": [f"127.0.0.1:{server.port}"]}
+        with Prometheus(tmp_path / "prometheus", targets, rules(quick, scope='job="janitor"')) as prometheus:
+            yield Site(server, prometheus, config)
+
+
+def test_alerts_come_and_go_and_every_panel_of_the_dashboard_has_data(site: Site) -> None:
+    prometheus = site.prometheus
+    assert lint(site.server.port) == (0, "")
+    janitor(f"pause default:paused --config {site.config}")
+    until(lambda: prometheus.firing("PausedTooLong"), "the alert fires")
+
+    missing = set(expressions(dashboard()))
+
+    def all_have_data() -> bool:
+        missing.difference_update([panel for panel in missing if prometheus.query(chosen(panel[1]))])
+        return not missing
+
+    until(all_have_data, lambda: f"these panels have data: {missing}")
+
+    janitor(f"resume default:paused --config {site.config}")
+    until(lambda: not prometheus.firing("PausedTooLong"), "the alert is resolved")
+
+    assert not prometheus.firing("JanitorDown")
+    site.server.end()
+    until(lambda: prometheus.firing("JanitorDown"), "nobody answers, and the alert fires")
+
+
+def lint(port: int) -> tuple[int, str]:
+    """What promtool says of the metrics that are served: its exit code, and its complaints."""
+    promtool = require_tool("promtool", "apt-get install prometheus, or make system-deps")
+    with Client(port) as client:
+        body = client.ask("GET", "/metrics").body
+    assert b"tms_janitor_build_info" in body
+    checked = subprocess.run([promtool, "check", "metrics"], input=body, capture_output=True, timeout=60, check=False)
+    return checked.returncode, (checked.stdout + checked.stderr).decode()
+
+
+def chosen(expression: str) -> str:
+    """A panel's expression as Grafana asks it."""
+    for name, value in CHOSEN.items():
+        expression = expression.replace(name, value)
+    return expression

@@ -1,0 +1,383 @@
+"""JSON Web Tokens: which are good, and every way in which one is not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from hypothesis import given
+from hypothesis import strategies as st
+from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+
+from tests.builders import NOW_MS
+from tests.server.identities import bearer, gate_of
+from tms_core.clock import ManualClock
+from tms_core.errors import ConfigurationError, Unauthorized
+from tms_core.server.auth_jwt import Jwt
+from tms_core.server.auth_kinds import make_gate
+from tms_core.settings import AuthSettings
+
+NOW = NOW_MS // 1000
+RSA = rsa.generate_private_key(65537, 2048)
+P256, OTHER = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+P384, P521, KOBLITZ = (ec.generate_private_key(curve()) for curve in (ec.SECP384R1, ec.SECP521R1, ec.SECP256K1))
+ED = ed25519.Ed25519PrivateKey.generate()
+ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+CLAIMS = {"sub": "ada", "exp": NOW + 3600}
+
+PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
+
+
+def pem(key: PrivateKey) -> bytes:
+    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def jwk(key: PrivateKey, **more: object) -> dict[str, object]:
+    public = key.public_key()
+    if isinstance(public, rsa.RSAPublicKey):
+        return RSAAlgorithm.to_jwk(public, as_dict=True) | more
+    if isinstance(public, ec.EllipticCurvePublicKey):
+        return ECAlgorithm.to_jwk(public, as_dict=True) | more
+    return OKPAlgorithm.to_jwk(public, as_dict=True) | more
+
+
+def jwks(*keys: dict[str, object]) -> bytes:
+    return json.dumps({"keys": keys}).encode()
+
+
+def sign(key: Any = P256, algorithm: str = "ES256", kid: str | None = None, **claims: Any) -> str:
+    headers = None if kid is None else {"kid": kid}
+    wanted = {name: value for name, value in (CLAIMS | claims).items() if value is not None}
+    return jwt.encode(wanted, key, algorithm, headers=headers)
+
+
+def issuer(folder: Path, contents: bytes | None = None, **settings: Any) -> Jwt:
+    """What knows the tokens of an issuer with these keys, by default P256."""
+    path = folder / "keys"
+    path.write_bytes(pem(P256) if contents is None else contents)
+    wanted = {"kind": "jwt", "key_file": path, "algorithms": ALGORITHMS, **settings}
+    return Jwt(AuthSettings.model_validate(wanted), path, ManualClock(NOW_MS))
+
+
+def refused(known: Jwt, token: str | bytes) -> str:
+    with pytest.raises(Unauthorized) as caught:
+        known.identify(token.encode() if isinstance(token, str) else token)
+    return str(caught.value)
+
+
+def segment(value: object) -> str:
+    return urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+
+# --- good ones -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "algorithm"),
+    [
+        *((RSA, name) for name in ALGORITHMS if name[1] == "S" and name[0] in "RP"),
+        (P256, "ES256"),
+        (P384, "ES384"),
+        (P521, "ES512"),
+        (ED, "EdDSA"),
+    ],
+)
+def test_given_a_key_of_any_kind_when_a_token_is_signed_with_it_then_it_is_good(
+    tmp_path: Path, key: PrivateKey, algorithm: str
+) -> None:
+    for contents in (pem(key), jwks(jwk(key)), jwks(jwk(key, alg=algorithm, use="sig", kid="1"))):
+        known = issuer(tmp_path, contents)
+        principal, expires_ms = known.identify(sign(key, algorithm).encode())
+        assert (principal, expires_ms) == ("ada", NOW_MS + 3_630_000)
+
+
+def test_given_several_keys_when_a_token_names_one_then_that_one_counts(tmp_path: Path) -> None:
+    known = issuer(tmp_path, jwks(jwk(P256, kid="old"), jwk(OTHER, kid="new"), jwk(RSA, kid="rsa")))
+    assert known.identify(sign(P256, kid="old").encode()).principal == "ada"
+    assert known.identify(sign(OTHER, kid="new").encode()).principal == "ada"
+    assert "InvalidSignatureError" in refused(known, sign(P256, kid="new"))
+    assert "no key here" in refused(known, sign(P256, kid="newest"))
+    assert "no key here" in refused(known, sign(P256, kid="rsa"))
+    # Without a name it has to be clear which one is meant.
+    assert "more than one" in refused(known, sign(P256))
+    assert known.identify(sign(RSA, "RS256").encode()).principal == "ada"
+
+
+def test_given_a_pem_file_when_a_token_names_a_key_then_the_one_there_is_is_meant(tmp_path: Path) -> None:
+    assert issuer(tmp_path).identify(sign(kid="whatever").encode()).principal == "ada"
+
+
+def test_given_another_claim_when_it_names_the_principal_then_that_counts(tmp_path: Path) -> None:
+    known = issuer(tmp_path, principal_claim="email")
+    assert known.identify(sign(email="ada@example.com").encode()).principal == "ada@example.com"
+    assert "its claim email names nobody" in refused(known, sign())
+
+
+# --- algorithms ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["none", "None", "HS256", "HS512", "ES256K", "RS256", "", "ES384", ["ES256"], 5])
+def test_given_another_algorithm_than_the_keys_when_a_token_names_it_then_it_is_refused(
+    tmp_path: Path, algorithm: object
+) -> None:
+    known = issuer(tmp_path)
+    _, payload, signature = sign().split(".")
+    for end in (signature, ""):
+        refused(known, f"{segment({'alg': algorithm, 'typ': 'JWT'})}.{payload}.{end}")
+    refused(known, f"{segment({'typ': 'JWT'})}.{payload}.{signature}")
+
+
+@pytest.mark.parametrize("contents", [pem(RSA), jwks(jwk(RSA))], ids=["pem", "jwks"])
+def test_given_a_public_key_when_a_token_is_signed_with_it_as_if_it_were_a_secret_then_it_is_refused(
+    tmp_path: Path, contents: bytes
+) -> None:
+    known = issuer(tmp_path, contents)
+    header, payload = segment({"alg": "HS256", "typ": "JWT"}), segment(CLAIMS)
+    for secret in (pem(RSA), pem(RSA).strip(), contents):
+        algorithm = jwt.get_algorithm_by_name("HS256")
+        signature = algorithm.sign(f"{header}.{payload}".encode(), secret)
+        refused(known, f"{header}.{payload}.{urlsafe_b64encode(signature).decode().rstrip('=')}")
+
+
+def test_given_algorithms_that_are_allowed_when_a_token_has_another_of_the_key_then_it_is_refused(
+    tmp_path: Path,
+) -> None:
+    known = issuer(tmp_path, pem(RSA), algorithms=["RS256"])
+    assert known.identify(sign(RSA, "RS256").encode()).principal == "ada"
+    assert "no key here" in refused(known, sign(RSA, "PS256"))
+    known = issuer(tmp_path, jwks(jwk(RSA, alg="PS256")))
+    assert known.identify(sign(RSA, "PS256").encode()).principal == "ada"
+    assert "no key here" in refused(known, sign(RSA, "RS256"))
+
+
+@pytest.mark.parametrize("algorithm", ["none", "HS256", "HS384", "HS512", "ES256K"])
+def test_given_an_algorithm_that_is_not_safe_when_it_is_set_then_the_settings_refuse_it(algorithm: str) -> None:
+    with pytest.raises(ValueError, match="algorithms"):
+        AuthSettings.model_validate({"kind": "jwt", "key_file": "k", "algorithms": [algorithm]})
+
+
+# --- claims ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("claims", "said"),
+    [
+        ({"exp": None}, "MissingRequiredClaimError"),
+        ({"exp": NOW - 30}, "it has expired"),
+        ({"exp": NOW - 3600}, "it has expired"),
+        ({"exp": str(NOW + 3600)}, "its times are no times"),
+        ({"exp": True}, "its times are no times"),
+        ({"exp": -1}, "its times are no times"),
+        ({"exp": 10**400}, "its times are no times"),
+        ({"exp": float("inf")}, "its times are no times"),
+        ({"exp": float("nan")}, "its times are no times"),
+        ({"exp": {}}, "its times are no times"),
+        ({"nbf": NOW + 31}, "it is not good yet"),
+        ({"nbf": "now"}, "its times are no times"),
+        ({"sub": None}, "its claim sub names nobody"),
+        ({"sub": ""}, "its claim sub names nobody"),
+        ({"sub": "*"}, "its claim sub names nobody"),
+        ({"sub": "a\nb"}, "its claim sub names nobody"),
+        ({"sub": "a" * 257}, "its claim sub names nobody"),
+        ({"aud": "another"}, "InvalidAudienceError"),
+        ({"aud": ["another"]}, "InvalidAudienceError"),
+    ],
+)
+def test_given_claims_that_are_not_right_when_read_then_the_token_is_refused(
+    tmp_path: Path, claims: dict[str, Any], said: str
+) -> None:
+    assert said in refused(issuer(tmp_path), sign(**claims))
+
+
+@pytest.mark.parametrize("claims", [{"exp": NOW - 29}, {"exp": NOW + 0.5}, {"nbf": NOW + 30}, {"nbf": NOW - 1}])
+def test_given_a_clock_that_is_off_when_a_token_is_read_then_some_seconds_do_not_matter(
+    tmp_path: Path, claims: dict[str, Any]
+) -> None:
+    assert issuer(tmp_path).identify(sign(**claims).encode()).principal == "ada"
+
+
+@pytest.mark.parametrize("subject", [5, ["ada"], {"a": 1}])
+def test_given_a_subject_that_is_no_text_when_read_then_the_token_is_refused(tmp_path: Path, subject: object) -> None:
+    header, payload = segment({"alg": "ES256"}), segment(CLAIMS | {"sub": subject})
+    signature = jwt.get_algorithm_by_name("ES256").sign(f"{header}.{payload}".encode(), P256)
+    refused(issuer(tmp_path), f"{header}.{payload}.{urlsafe_b64encode(signature).decode().rstrip('=')}")
+
+
+def test_given_issuer_and_audience_when_a_token_names_others_or_none_then_it_is_refused(tmp_path: Path) -> None:
+    known = issuer(tmp_path, issuer="https://id.example.com", audience="tms")
+    right: dict[str, Any] = {"iss": "https://id.example.com", "aud": "tms"}
+    assert known.identify(sign(**right).encode()).principal == "ada"
+    assert known.identify(sign(**right | {"aud": ["x", "tms"]}).encode()).principal == "ada"
+    ways: list[dict[str, Any]] = [{"iss": None}, {"iss": "https://id.example.com/"}, {"aud": None}, {"aud": "TMS"}]
+    for wrong in [*ways, {"aud": []}]:
+        refused(known, sign(**right | wrong))
+
+
+# --- tokens that are none --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        b"",
+        b"...",
+        b"a.b.c",
+        b"tms_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8",
+        segment([]).encode() + b".e30.e30",
+        (urlsafe_b64encode(b"[" * 5000).decode().rstrip("=") + ".e30.e30").encode(),
+        (segment({"alg": "ES256", "kid": 5}) + ".e30.e30").encode(),
+        (segment({"alg": "ES256", "crit": ["x"], "x": 1}) + ".e30.e30").encode(),
+        (segment({"alg": "ES256", "crit": ["b64"], "b64": False}) + "..e30").encode(),
+    ],
+)
+def test_given_what_is_no_token_when_read_then_it_is_refused(tmp_path: Path, token: bytes) -> None:
+    refused(issuer(tmp_path), token)
+
+
+TOKEN = sign().encode()
+
+
+@given(st.integers(0, len(TOKEN) - 1), st.sampled_from(b".=-_Aaz09"), st.integers(0, 2))
+def test_given_any_change_to_a_good_token_when_read_then_it_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, at: int, letter: int, gone: int
+) -> None:
+    changed = TOKEN[:at] + bytes([letter]) + TOKEN[at + gone :]
+    if changed != TOKEN:
+        refused(issuer(tmp_path_factory.mktemp("keys")), changed)
+
+
+@given(st.binary(max_size=200))
+def test_given_any_bytes_when_read_as_a_header_or_claims_then_nothing_but_a_refusal_comes_of_it(
+    tmp_path_factory: pytest.TempPathFactory, noise: bytes
+) -> None:
+    known = issuer(tmp_path_factory.mktemp("keys"))
+    text = urlsafe_b64encode(noise).decode().rstrip("=")
+    header, payload, signature = TOKEN.decode().split(".")
+    for token in (f"{text}.{payload}.{signature}", f"{header}.{text}.{signature}", text):
+        refused(known, token)
+
+
+def test_given_a_refusal_when_read_then_nothing_of_the_token_is_in_it(tmp_path: Path) -> None:
+    known = issuer(tmp_path, audience="tms")
+    for token in (sign(sub="secretly"), sign(OTHER, sub="secretly"), sign(aud="secretly")):
+        message = refused(known, token)
+        assert "secretly" not in message
+        assert not any(part in message for part in token.split("."))
+        assert message.startswith("This token is not good here: ")
+        assert message.endswith("Ask its issuer for another.")
+    assert b"secretly" in urlsafe_b64decode(sign(sub="secretly").split(".")[1] + "==")
+
+
+# --- key files -------------------------------------------------------------------------------------------------------
+
+
+def private_pem(key: PrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+#: By name, since keys differ from process to process and names of cases may not.
+BAD_FILES = {
+    "nothing": (b"", "is neither a public key in PEM nor a JWKS"),
+    "a word": (b"hunter2", "is neither a public key in PEM nor a JWKS"),
+    "a private key": (private_pem(P256), "the private one stays with the issuer"),
+    "broken JSON": (b"{", "is no JWKS"),
+    "no keys": (b"{}", "is no JWKS"),
+    "keys that are none": (b'{"keys": 5}', "is no JWKS"),
+    "a key that is none": (b'{"keys": ["hunter2"]}', "is no JWKS"),
+    "an empty set": (b'{"keys": []}', "has no key for any of server.auth.algorithms"),
+    "a shared key": (jwks({"kty": "oct", "k": "hunter2"}), "has a private or shared key in it"),
+    "a private member": (jwks(jwk(P256, d="hunter2")), "has a private or shared key in it"),
+    "a key to encrypt": (jwks(jwk(P256, use="enc")), "has no key for any"),
+    "an algorithm to encrypt": (jwks(jwk(RSA, alg="RSA-OAEP")), "has no key for any"),
+    "an algorithm of secrets": (jwks(jwk(RSA, alg="HS256")), "has no key for any"),
+    "half a key": (jwks({"kty": "EC", "crv": "P-256"}), "has no key for any"),
+    "another curve": (pem(KOBLITZ), "has no key for any"),
+    "a short key": (pem(rsa.generate_private_key(65537, 1024)), "RSA of 2048 bits or more"),  # noqa: S505 it is refused
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_given_a_key_file_that_is_not_right_when_read_then_it_says_how_and_quotes_nothing(
+    tmp_path: Path, name: str
+) -> None:
+    contents, said = BAD_FILES[name]
+    with pytest.raises(ConfigurationError) as caught:
+        issuer(tmp_path, contents)
+    message = str(caught.value)
+    assert message.startswith(f"server.auth.key_file {tmp_path / 'keys'} ")
+    assert said in message
+    assert "hunter2" not in message
+
+
+def test_given_a_jwks_with_keys_of_other_kinds_when_read_then_the_rest_is_used(tmp_path: Path) -> None:
+    odd: list[dict[str, object]] = [
+        {"kty": "XYZ"},
+        jwk(KOBLITZ, kid="k"),
+        jwk(RSA, use="enc"),
+        jwk(P256, kid="good", alg="ES256"),
+    ]
+    assert issuer(tmp_path, jwks(*odd)).identify(sign(kid="good").encode()).principal == "ada"
+
+
+def test_given_a_key_file_that_others_may_write_when_read_then_it_is_refused(tmp_path: Path) -> None:
+    issuer(tmp_path)
+    (tmp_path / "keys").chmod(0o646)
+    with pytest.raises(ConfigurationError, match="can be written by others"):
+        issuer(tmp_path)
+
+
+def test_given_new_keys_when_the_file_is_replaced_then_old_tokens_are_refused_and_new_ones_good(
+    tmp_path: Path,
+) -> None:
+    path, clock = tmp_path / "keys", ManualClock(NOW_MS)
+    path.write_bytes(pem(P256))
+    gate = gate_of(clock, kind="jwt", key_file=path)
+    old, new = bearer(sign(P256)), bearer(sign(OTHER))
+    assert gate.principal(old) == "ada"
+    path.write_bytes(pem(OTHER))
+    clock.advance(1000)
+    with pytest.raises(Unauthorized):
+        gate.principal(old)
+    assert gate.principal(new) == "ada"
+
+
+def test_given_a_token_that_is_remembered_when_it_expires_then_it_is_refused(tmp_path: Path) -> None:
+    path, clock = tmp_path / "keys", ManualClock(NOW_MS)
+    path.write_bytes(pem(P256))
+    gate = gate_of(clock, kind="jwt", key_file=path, leeway_seconds=0)
+    token = bearer(sign(exp=NOW + 10))
+    for _ in range(10):
+        assert gate.principal(token) == "ada"
+        clock.advance(1000)
+    with pytest.raises(Unauthorized, match="it has expired"):
+        gate.principal(token)
+
+
+# --- which kind ------------------------------------------------------------------------------------------------------
+
+
+def test_given_no_pyjwt_when_jwt_is_wanted_then_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "tms_core.server.auth_jwt")
+    monkeypatch.setitem(sys.modules, "jwt", None)
+    settings = AuthSettings(kind="jwt", key_file=tmp_path / "keys")
+    with pytest.raises(ConfigurationError, match=r"pip install 'tms-janitor\[jwt\]'"):
+        make_gate(settings, ManualClock(NOW_MS))
+
+
+@pytest.mark.parametrize("kind", ["tokens", "jwt"])
+def test_given_settings_that_nobody_checked_when_they_name_no_file_then_nobody_is_let_in(kind: Any) -> None:
+    with pytest.raises(ConfigurationError, match="names no file"):
+        make_gate(AuthSettings.model_construct(kind=kind), ManualClock(NOW_MS))
+
+
+def test_given_no_authentication_when_wanted_then_there_is_no_gate() -> None:
+    assert make_gate(AuthSettings(), ManualClock(NOW_MS)) is None

@@ -1,0 +1,129 @@
+"""No token is in a log, an answer, an error or a setting, and what is left open is said."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from janitor.cli.main import execute as janitor
+from tests.server.client import JSON, Client
+from tests.server.conftest import serving
+from tests.server.identities import RULES, Identities, JwtIdentities, TokenIdentities
+from tms_core.errors import StoreError
+from tms_core.server.auth_tokens import new_token, token_line
+from tms_core.server.exposure import exposed
+from tms_core.settings import Settings, load
+from tms_core.topic import TopicId
+
+PATH = "/v1/namespaces/default/topics/t"
+
+
+@pytest.fixture(params=[TokenIdentities, JwtIdentities])
+def identities(request: pytest.FixtureRequest, tmp_path: Path) -> Identities:
+    """Tokens of either kind."""
+    made: Identities = request.param(tmp_path)
+    return made
+
+
+def test_given_debug_logs_of_everything_when_requests_come_and_fail_then_no_token_is_in_log_or_answer(
+    identities: Identities, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    tokens = [identities.good("owner"), identities.wrong("owner"), identities.expired("owner")]
+    tokens.append(identities.good("stranger"))
+    with serving(gate=identities.gate, access_log=True) as server:
+
+        def fail(*_: object) -> None:
+            raise StoreError("The disk is gone.")
+
+        def break_down(*_: object) -> None:
+            raise RuntimeError
+
+        server.service.create_topic(TopicId("default", "t"), {})
+        monkeypatch.setattr(server.service, "delete_topic", fail)
+        monkeypatch.setattr(server.service, "update_topic", break_down)
+        said = []
+        for token in tokens:
+            for scheme in ("Bearer ", "Basic ", ""):
+                known = {"authorization": scheme + token, "content_type": JSON}
+                with Client(server.port) as client:
+                    said += [client.ask("POST", f"{PATH}/publish", b'{"messages": ["a"]}', **known)]
+                    said += [client.ask("POST", f"{PATH}/publish", b"nonsense", **known)]
+                    said += [client.ask("GET", f"/nothing?access_token={token}", b"", **known)]
+                    said += [client.ask("DELETE", PATH, b"", **known)]
+                    said += [client.ask("PUT", f"{PATH}/properties", b"{}", **known)]
+    assert {answer.status for answer in said} == {200, 400, 401, 403, 404, 500}
+    assert "Traceback" in caplog.text
+    assert "POST /v1/namespaces/default/topics/t/publish 200" in caplog.text
+    assert not [token for token in tokens if token in caplog.text]
+    assert not [token for token in tokens for answer in said if token in f"{answer.headers} {answer.text}"]
+
+
+def test_given_the_access_log_when_somebody_is_let_in_then_it_says_who(
+    identities: Identities, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tms_core.access")
+    with serving(gate=identities.gate, access_log=True) as server, Client(server.port) as client:
+        client.ask("GET", "/metrics", b"", authorization=f"Bearer {identities.good('stranger')}")
+        client.ask("GET", PATH, b"", authorization=f"Bearer {identities.good('stranger')}")
+        client.ask("GET", "/metrics", b"", authorization=f"Bearer {identities.wrong('stranger')}")
+    ends = [record.getMessage().rpartition("ms")[2] for record in caplog.records if record.name == "tms_core.access"]
+    assert ends == [" stranger", " stranger", ""]
+
+
+def test_given_a_path_with_a_line_end_when_logged_then_it_makes_no_line_of_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "tms_core.access")
+    with serving(access_log=True) as server, Client(server.port) as client:
+        assert client.ask("GET", "/a%0aINFO%20forged").status == 404
+    assert "GET /a%0AINFO%20forged 404" in caplog.text
+
+
+def test_given_a_tokens_file_when_settings_are_shown_then_only_its_path_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    token = new_token()
+    line = token_line("ada", token)
+    (tmp_path / "secret-tokens").write_text(line)
+    config = tmp_path / "tms.yaml"
+    config.write_text("server: {auth: {kind: tokens, tokens_file: secret-tokens}}\n")
+    settings = load(config, {}, {}).settings
+    assert janitor(["config", "show", "--config", str(config)]) == 0
+    for text in (repr(settings), str(settings.model_dump()), capsys.readouterr().out):
+        assert "secret-tokens" in text
+        assert token not in text
+        assert line.rpartition("$")[2] not in text
+
+
+# --- what is left open -----------------------------------------------------------------------------------------------
+
+TOKENS = {"kind": "tokens", "tokens_file": "t", "rules": RULES}
+
+
+@pytest.mark.parametrize(
+    ("server", "thrift", "said"),
+    [
+        ({}, "127.0.0.1:1", []),
+        ({"auth": TOKENS}, "localhost:1", []),
+        ({"auth": TOKENS, "host": "10.0.0.1"}, "[::1]:1", ["tokens pass the network readable"]),
+        ({"auth": TOKENS, "host": "10.0.0.1", "tls": {"certificate": "c", "key": "k"}}, "127.0.0.1:1", []),
+        ({"auth": TOKENS | {"rules": []}}, "127.0.0.1:1", ["nobody may do anything"]),
+        ({}, "0.0.0.0:1", ["Tephra's protocol has no authentication"]),
+        ({"auth": TOKENS}, "tx-1:1", ["Tephra's protocol has no authentication"]),
+    ],
+)
+def test_given_settings_when_served_then_what_they_leave_open_is_said(
+    server: dict[str, object], thrift: str, said: list[str]
+) -> None:
+    settings = Settings.model_validate({"server": server, "transactions": {"thrift": thrift}})
+    sentences = list(exposed(settings))
+    assert len(sentences) == len(said)
+    for sentence, part in zip(sentences, said, strict=True):
+        assert part in sentence
+
+
+def test_given_transactions_elsewhere_when_served_then_their_address_is_not_this_servers() -> None:
+    assert not list(exposed(Settings.model_validate({"transactions": {"source": "thrift", "thrift": "tephra:1"}})))

@@ -1,0 +1,387 @@
+"""Tokens of a file: how they are made, compared, remembered, and replaced without a restart."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.builders import NOW_MS
+from tests.server.identities import bearer, gate_of
+from tms_core.clock import ManualClock
+from tms_core.errors import ConfigurationError, Forbidden, Unauthorized
+from tms_core.server import auth
+from tms_core.server.auth import Gate, Identity
+from tms_core.server.auth_rules import Need, Rules, is_principal
+from tms_core.server.auth_tokens import Tokens, new_token, token_line
+from tms_core.settings import AuthRule
+from tms_core.topic import TopicId
+
+ADA, BOB, ADA_AGAIN = "tms_ada", "tms_bob", "tms_ada_again"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file with a token of two principals each."""
+    path = tmp_path / "tokens"
+    path.touch(0o600)
+    write(path, ("ada", ADA), ("bob", BOB))
+    return path
+
+
+def write(path: Path, *tokens: tuple[str, str]) -> None:
+    path.write_text("".join(f"{token_line(principal, token)}\n" for principal, token in tokens))
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        Tokens(path, ManualClock(NOW_MS))
+    return str(caught.value)
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+
+def test_given_randomness_when_a_token_is_made_then_it_has_256_bits_of_it_and_only_its_hash_is_in_its_line() -> None:
+    asked = []
+
+    def random(count: int) -> bytes:
+        asked.append(count)
+        return bytes(range(count))
+
+    token = new_token(random)
+    assert asked == [32]
+    assert token == f"tms_{'AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8'}"
+    assert token_line("ada", token) == f"ada: sha256${sha256(token.encode()).hexdigest()}"
+    assert len({new_token() for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize("principal", ["", "*", "#ada", "a b", "a\tb", "a\nb", "\x1b[2J", "a" * 257])
+def test_given_a_name_nobody_can_have_when_a_line_is_made_then_it_is_refused(principal: str) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be the name of a principal"):
+        token_line(principal, "x")
+
+
+@given(st.text().filter(is_principal))
+def test_given_any_name_when_its_line_is_read_then_it_is_that_principals(
+    tmp_path_factory: pytest.TempPathFactory, principal: str
+) -> None:
+    path = tmp_path_factory.mktemp("tokens") / "tokens"
+    path.write_text(token_line(principal, ADA), encoding="utf-8")
+    assert Tokens(path, ManualClock(NOW_MS)).identify(ADA.encode()) == Identity(principal, None)
+
+
+def test_given_several_tokens_of_one_principal_when_used_then_each_is_good(file: Path) -> None:
+    write(file, ("ada", ADA), ("ada", ADA_AGAIN))
+    tokens = Tokens(file, ManualClock(NOW_MS))
+    assert {tokens.identify(token.encode()).principal for token in (ADA, ADA_AGAIN)} == {"ada"}
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_given_tokens_when_one_is_looked_for_then_as_much_is_compared_whichever_it_is(
+    file: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    names = [f"token{number}" for number in range(count)]
+    write(file, *(("ada", name) for name in names))
+    tokens = Tokens(file, ManualClock(NOW_MS))
+    compared: list[tuple[bytes, bytes]] = []
+    constant_time = hmac.compare_digest
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return constant_time(one, other)
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    counts = set()
+    for name in [*names, "nobody's", ""]:
+        compared.clear()
+        try:
+            tokens.identify(name.encode())
+        except Unauthorized:
+            assert name not in names
+        counts.add(len(compared))
+        assert {len(side) for pair in compared for side in pair} == {32}
+    assert counts == {count}
+
+
+# --- the file --------------------------------------------------------------------------------------------------------
+
+
+def test_given_comments_and_empty_lines_when_read_then_they_do_not_count(file: Path) -> None:
+    file.write_text(f"# tokens of the shop\n\n  {token_line('system:shop', ADA)}  # made in May\n")
+    assert Tokens(file, ManualClock(NOW_MS)).identify(ADA.encode()).principal == "system:shop"
+
+
+@pytest.mark.parametrize(
+    ("contents", "said"),
+    [
+        ("", "has no token in it"),
+        ("# nothing\n", "has no token in it"),
+        ("\nada: hunter2", "line 2 is not PRINCIPAL: sha256$ and 64 hex digits"),
+        ("hunter2", "line 1 is not"),
+        ("ada: sha256$hunter2", "line 1 is not"),
+        ("ada: sha1$" + "0" * 64, "line 1 is not"),
+        ("ada: sha256$" + "A" * 64, "line 1 is not"),
+        ("ada: sha256$" + "0" * 63, "line 1 is not"),
+        ("ada sha256$" + "0" * 64, "line 1 is not"),
+        ("*: sha256$" + "0" * 64, "line 1 is not"),
+        ("\udcff: hunter2", "line 1 is not"),
+        (f"{token_line('ada', ADA)}\n{token_line('bob', ADA)}", "line 2 is the token of line 1 again"),
+    ],
+)
+def test_given_a_file_that_is_none_when_read_then_the_line_is_named_and_not_quoted(
+    file: Path, contents: str, said: str
+) -> None:
+    file.write_bytes(contents.encode("utf-8", "surrogateescape"))
+    message = refused(file)
+    assert message.startswith(f"server.auth.tokens_file {file}")
+    assert said in message
+    assert "hunter2" not in message
+
+
+def test_given_no_file_when_read_then_the_setting_and_the_path_are_named(tmp_path: Path) -> None:
+    assert f"server.auth.tokens_file {tmp_path / 'none'} cannot be read: No such file" in refused(tmp_path / "none")
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_given_a_file_that_others_may_write_when_read_then_it_is_refused(file: Path, mode: int) -> None:
+    file.chmod(mode)
+    message = refused(file)
+    assert "can be written by others" in message
+    assert message.endswith(f"chmod go-w {file}")
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o644, True), (0o640, False), (0o400, False)])
+def test_given_a_file_that_everybody_may_read_when_read_then_the_log_warns(
+    file: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: bool
+) -> None:
+    file.chmod(mode)
+    Tokens(file, ManualClock(NOW_MS))
+    assert ("can be read by everybody on this machine" in caplog.text) == warned
+
+
+# --- rotation --------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_changed_file_when_a_second_has_passed_then_new_tokens_are_good_and_old_ones_are_not(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    clock = ManualClock(NOW_MS)
+    gate = gate_of(clock, kind="tokens", tokens_file=file)
+    assert gate.principal(bearer(BOB)) == "bob"
+    write(file, ("ada", ADA), ("ada", ADA_AGAIN))
+    clock.advance(999)
+    assert gate.principal(bearer(BOB)) == "bob"
+    clock.advance(1)
+    with pytest.raises(Unauthorized):
+        gate.principal(bearer(BOB))
+    assert gate.principal(bearer(ADA_AGAIN)) == "ada"
+    assert gate.principal(bearer(ADA)) == "ada"
+    assert caplog.text.count("has changed and is in force") == 1
+
+
+def spoil(path: Path) -> None:
+    path.write_text("ada: hunter2")
+
+
+def open_to_all(path: Path) -> None:
+    path.chmod(0o666)
+
+
+@pytest.mark.parametrize("harm", [spoil, open_to_all, Path.unlink])
+def test_given_a_file_that_went_wrong_when_looked_at_then_the_former_is_in_force_and_the_log_says_so_once(
+    file: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], None]
+) -> None:
+    clock = ManualClock(NOW_MS)
+    tokens = Tokens(file, clock)
+    for _ in range(2):
+        harm(file)
+        caplog.clear()
+        for _ in range(3):
+            clock.advance(1000)
+            assert not tokens.refresh()
+            assert tokens.identify(BOB.encode()).principal == "bob"
+        assert caplog.text.count("Until then the former contents are in force") == 1
+        assert "hunter2" not in caplog.text
+        # What is put right and goes wrong again is said again.
+        file.touch()
+        file.chmod(0o600)
+        write(file, ("ada", ADA), ("bob", BOB))
+        clock.advance(1000)
+        assert not tokens.refresh()
+    write(file, ("bob", ADA))
+    clock.advance(1000)
+    assert tokens.refresh()
+    assert tokens.identify(ADA.encode()).principal == "bob"
+
+
+# --- what is remembered ----------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """Knows everybody by his token, and counts how often it is asked."""
+
+    def __init__(self, expires_ms: int | None = None) -> None:
+        self.asked: list[bytes] = []
+        self.expires_ms = expires_ms
+        self.changed = False
+
+    def refresh(self) -> bool:
+        return self.changed
+
+    def identify(self, token: bytes) -> Identity:
+        self.asked.append(token)
+        if token == b"wrong":
+            raise Unauthorized("It is wrong.")
+        return Identity(token.decode(), self.expires_ms)
+
+
+def counting(expires_ms: int | None = None) -> tuple[Counting, ManualClock, Gate]:
+    known, clock = Counting(expires_ms), ManualClock(NOW_MS)
+    return known, clock, Gate(known, Rules([]), clock)
+
+
+def test_given_a_good_token_when_it_comes_again_then_it_is_not_verified_again() -> None:
+    known, _, gate = counting()
+    assert {gate.principal(bearer("ada")) for _ in range(5)} == {"ada"}
+    assert known.asked == [b"ada"]
+
+
+def test_given_a_wrong_token_when_it_comes_again_then_nothing_was_remembered() -> None:
+    known, _, gate = counting()
+    for _ in range(3):
+        with pytest.raises(Unauthorized):
+            gate.principal(bearer("wrong"))
+    assert known.asked == [b"wrong"] * 3
+
+
+def test_given_a_token_that_expires_when_its_time_has_come_then_it_is_verified_again() -> None:
+    known, clock, gate = counting(expires_ms=NOW_MS + 1000)
+    gate.principal(bearer("ada"))
+    clock.advance(999)
+    gate.principal(bearer("ada"))
+    assert len(known.asked) == 1
+    clock.advance(1)
+    gate.principal(bearer("ada"))
+    assert len(known.asked) == 2
+
+
+def test_given_a_change_when_a_token_comes_again_then_it_is_verified_again() -> None:
+    known, _, gate = counting()
+    gate.principal(bearer("ada"))
+    known.changed = True
+    gate.principal(bearer("ada"))
+    assert len(known.asked) == 2
+
+
+def test_given_more_tokens_than_are_remembered_when_they_come_then_the_oldest_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(auth, "_REMEMBERED", 2)
+    known, _, gate = counting()
+    for token in ("a", "b", "c", "c", "b", "a"):
+        gate.principal(bearer(token))
+    assert known.asked == [b"a", b"b", b"c", b"a"]
+
+
+def test_what_is_remembered_is_no_secret() -> None:
+    _, _, gate = counting()
+    gate.principal(bearer("tms_secret"))
+    assert set(gate._known) == {sha256(b"tms_secret").digest()}
+
+
+# --- headers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"Bearer",
+        b"Bearer ",
+        b"ada",
+        b"Basic YWRhOmFkYQ==",
+        b"Bearer a b",
+        b"Bearer a,b",
+        b"Bearer \xff",
+        b"Bearer " + b"a" * 8193,
+    ],
+)
+def test_given_a_header_that_is_no_bearer_token_when_read_then_nobody_is_let_in(value: bytes) -> None:
+    known, _, gate = counting()
+    with pytest.raises(Unauthorized, match="Authorization: Bearer TOKEN"):
+        gate.principal([(b"authorization", value)])
+    assert known.asked == []
+
+
+@pytest.mark.parametrize("value", [b"Bearer ada", b"bearer ada", b"BEARER   ada  "])
+def test_given_a_bearer_token_when_read_then_case_and_spaces_do_not_matter(value: bytes) -> None:
+    _, _, gate = counting()
+    assert gate.principal([(b"host", b"x"), (b"authorization", value)]) == "ada"
+
+
+def test_given_two_tokens_when_read_then_nobody_is_let_in() -> None:
+    _, _, gate = counting()
+    with pytest.raises(Unauthorized, match="no bearer token"):
+        gate.principal([*bearer("ada"), *bearer("ada")])
+
+
+def test_given_no_token_when_read_then_it_says_what_to_send() -> None:
+    _, _, gate = counting()
+    with pytest.raises(Unauthorized, match=r"without a token\. Send it as Authorization: Bearer TOKEN"):
+        gate.principal([])
+
+
+# --- rules -----------------------------------------------------------------------------------------------------------
+
+
+def rule(principal: str, topics: list[str], *can: str) -> AuthRule:
+    return AuthRule.model_validate({"principal": principal, "topics": topics, "can": can})
+
+
+def test_given_rules_when_asked_then_all_that_match_count_and_nothing_else() -> None:
+    rules = Rules(
+        [
+            rule("ada", ["shop:orders-*", "shop:audit"], "publish"),
+            rule("ada", ["shop:orders-1"], "consume"),
+            rule("*", ["public:*"], "consume"),
+            rule("a*", ["other:*"], "admin"),
+        ]
+    )
+    assert rules.rights("ada", TopicId("shop", "orders-1")) == {"publish", "consume"}
+    assert rules.rights("ada", TopicId("shop", "audit")) == {"publish"}
+    assert rules.rights("ada", TopicId("shop", "audit-2")) == set()
+    assert rules.rights("Ada", TopicId("shop", "audit")) == set()
+    assert rules.rights("ada", TopicId("SHOP", "audit")) == set()
+    assert rules.rights("bob", TopicId("public", "x")) == {"consume"}
+    # A principal is no pattern, but for the one that means everybody.
+    assert rules.rights("ada", TopicId("other", "x")) == set()
+
+
+@pytest.mark.parametrize(
+    ("can", "let_in"),
+    [
+        ("admin", {Need.ADMIN, Need.ANY}),
+        ("publish", {Need.PUBLISH, Need.ANY}),
+        ("consume", {Need.CONSUME, Need.ANY}),
+    ],
+)
+def test_given_one_right_when_asked_then_it_is_not_another(can: str, let_in: set[Need]) -> None:
+    rules, topic = Rules([rule("ada", ["*"], can)]), TopicId("a", "b")
+    needs = {Need.ADMIN, Need.PUBLISH, Need.CONSUME, Need.ANY}
+    for _ in range(2):
+        assert {need for need in needs if rules.allow("ada", topic, need)} == let_in
+    assert not {need for need in needs if rules.allow("bob", topic, need)}
+
+
+def test_given_no_rule_when_required_then_the_refusal_names_principal_right_and_topic() -> None:
+    _, _, gate = counting()
+    with pytest.raises(Forbidden, match="ada may not consume on a:b"):
+        gate.require("ada", TopicId("a", "b"), Need.CONSUME)

@@ -1,0 +1,60 @@
+"""From a path to its route: as Starlette has it, the first time and every time after."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from tms_core.server.paths import Paths
+
+
+class Noting:
+    """An application that notes what it was asked with."""
+
+    def __init__(self) -> None:
+        self.seen: list[Scope] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.seen.append(scope)
+
+
+def ask(paths: Paths, method: str, path: str) -> list[Message]:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b""}
+
+    scope = {"type": "http", "method": method, "path": path, "headers": []}
+    asyncio.run(paths(scope, receive, send))
+    return sent
+
+
+@pytest.mark.parametrize("name", ["short", "x" * 1000])
+def test_given_a_path_when_asked_for_again_and_again_then_its_route_has_it_each_time(name: str) -> None:
+    first, second, nobody = Noting(), Noting(), Noting()
+    routes = [Route("/{topic}/a", first, methods=["POST"], name="a"), Route("/{topic}", second, name="b")]
+    paths = Paths(routes, nobody)
+    for _ in range(3):
+        ask(paths, "POST", f"/{name}/a")
+        ask(paths, "GET", f"/{name}")
+        ask(paths, "GET", f"/{name}/b")
+    for app, route in ((first, "a"), (second, "b")):
+        assert [(scope["route"].name, scope["path_params"]) for scope in app.seen] == [(route, {"topic": name})] * 3
+    assert len(nobody.seen) == 3
+    assert all("route" not in scope for scope in nobody.seen)
+
+
+def test_given_a_path_that_has_no_such_method_when_asked_then_those_it_has_are_named() -> None:
+    app = Noting()
+    paths = Paths([Route("/{topic}", app, methods=["PUT"]), Route("/{other}", app, methods=["POST"])], app)
+    for _ in range(2):
+        start, *_ = ask(paths, "DELETE", "/t")
+        assert (start["status"], dict(start["headers"])[b"allow"]) == (405, b"PUT")
+    ask(paths, "POST", "/t")
+    assert [scope["path_params"] for scope in app.seen] == [{"other": "t"}]

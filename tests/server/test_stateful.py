@@ -1,0 +1,326 @@
+"""The whole server against a model, through its client, with the janitor at work in between.
+
+``tms serve`` as it is, on LevelDB: HTTP, the transaction service, the janitor inside. Only its clock is the test's, and
+the janitor's jobs are done when a history says so. After each step every topic is read by somebody outside
+transactions and by somebody in one, and every consumer's lag is looked at. ``TMS_TEST_HISTORIES`` is how many histories
+there are.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import cast
+from unittest.mock import patch
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+
+from janitor.embedded import Embedded
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS
+from tests.server.told import Reader, Topic, Tx
+from tests.support import size
+from tms_core.cli.serve import serving
+from tms_core.client import Client, ConsumerNotFound, TopicExists, TopicNotFound, TransactionClient, TransactionError
+from tms_core.clock import ManualClock
+
+NAMES = ("default:a", "default:a-b")
+TIMEOUT_SECONDS = 300
+#: A ttl, and how far time goes at once.
+TTLS = (2 * MINUTE, HOUR, 2 * DAY)
+STEPS = (1, MINUTE, 20 * MINUTE, 3 * HOUR, DAY)
+
+
+class Jobs:
+    """In the place of the janitor's schedule: nothing runs unless the test does it."""
+
+    def __init__(self, *_: object) -> None:
+        self.chores: list[Callable[[], object]] = []
+        self._ended = threading.Event()
+
+    def add(self, _: str, __: object, function: Callable[[], object], *, at_once: bool) -> None:
+        assert at_once
+        self.chores.append(function)
+
+    def next_run_ms(self, _: str) -> None:
+        """Nobody knows."""
+
+    def start(self) -> None:
+        """There is no thread."""
+
+    def run_now(self, _: str) -> None:
+        """The daemon wakes its own loop with this, to end it."""
+        self._ended.set()
+
+    def watch(self, wait_seconds: float) -> None:
+        self._ended.wait(wait_seconds)
+
+    def shutdown(self, *, wait: bool) -> None:
+        assert wait
+
+
+class Server:
+    """``tms serve`` on a folder."""
+
+    def __init__(self, folder: Path, clock: ManualClock) -> None:
+        self._stack = ExitStack()
+        environ = {
+            "TMS_STORAGE__LEVELDB__PATH": str(folder / "messaging"),
+            "TMS_TRANSACTIONS__DIRECTORY": str(folder / "tx"),
+            "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0",
+            "TMS_TRANSACTIONS__GRACE_SECONDS": "3600",
+            "TMS_SERVER__PORT": "0",
+            "TMS_JANITOR__STATE": str(folder / "state"),
+            "TMS_JANITOR__HTTP__PORT": "0",
+            "TMS_JANITOR__HOLD_SECONDS": "600",
+        }
+        made: list[Jobs] = []
+
+        def schedule(*_: object) -> Jobs:
+            made.append(Jobs())
+            return made[-1]
+
+        with patch("janitor.cli.serve.Schedule", schedule):
+            started = self._stack.enter_context(serving(None, environ, {}, clock=clock))
+        assert started.transactions is not None
+        [self._jobs] = made
+        self._janitor = cast(Embedded, started.companions["janitor"]).daemon
+        self.client = self._stack.enter_context(Client(started.url, transactions=started.transactions))
+        self.transactions = self._stack.enter_context(TransactionClient(started.transactions))
+
+    def clean(self) -> None:
+        """Have the janitor do all its jobs once."""
+        for chore in self._jobs.chores:
+            chore()
+        assert self._janitor.picture().failing == {}
+
+    def stop(self) -> None:
+        self._stack.close()
+
+
+class History(RuleBasedStateMachine):
+    """Something that could have happened."""
+
+    txs = Bundle("txs")
+    readers = Bundle("readers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="tms-history-"))
+        self.clock = ManualClock(NOW_MS, running_ms=DAY)
+        self.server = Server(self.folder, self.clock)
+        self.topics: dict[str, Topic] = {}
+        self.begun: list[Tx] = []
+        self.numbers = count()
+
+    def teardown(self) -> None:
+        self.server.stop()
+        shutil.rmtree(self.folder)
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock.now_ms()
+
+    def payloads(self, number: int) -> list[bytes]:
+        return [b"%d" % next(self.numbers) for _ in range(number)]
+
+    # --- topics ------------------------------------------------------------------------------------------------------
+
+    @rule(name=st.sampled_from(NAMES), ttl_ms=st.sampled_from(TTLS))
+    def create(self, name: str, ttl_ms: int) -> None:
+        if name in self.topics:
+            with pytest.raises(TopicExists):
+                self.server.client.create_topic(name)
+            return
+        self.server.client.create_topic(name, ttl=ttl_ms // 1000)
+        self.topics[name] = Topic(name, ttl_ms)
+
+    @rule(name=st.sampled_from(NAMES), ttl_ms=st.sampled_from(TTLS))
+    def change(self, name: str, ttl_ms: int) -> None:
+        if name not in self.topics:
+            with pytest.raises(TopicNotFound):
+                self.server.client.update_topic(name, ttl=1)
+            return
+        self.server.client.update_topic(name, ttl=ttl_ms // 1000)
+        self.topics[name].ttl_ms = ttl_ms
+        self.topics[name].tell_time(self.now_ms)
+
+    @rule(name=st.sampled_from(NAMES))
+    def delete(self, name: str) -> None:
+        if self.topics.pop(name, None) is None:
+            with pytest.raises(TopicNotFound):
+                self.server.client.delete_topic(name)
+            return
+        self.server.client.delete_topic(name)
+
+    # --- publishing --------------------------------------------------------------------------------------------------
+
+    @rule(name=st.sampled_from(NAMES), number=st.integers(1, 4), ttl_seconds=st.sampled_from((None, None, 30, 3000)))
+    def publish(self, name: str, number: int, ttl_seconds: int | None) -> None:
+        payloads = self.payloads(number)
+        if name not in self.topics:
+            with pytest.raises(TopicNotFound):
+                self.server.client.publish(name, payloads)
+            return
+        self.server.client.publish(name, payloads, ttl=ttl_seconds)
+        self.topics[name].add(payloads, self.now_ms, ttl_ms=None if ttl_seconds is None else ttl_seconds * 1000)
+
+    @rule(target=txs)
+    def begin(self) -> Tx:
+        transaction = self.server.transactions.start_short(TIMEOUT_SECONDS)
+        tx = Tx(transaction, self.now_ms + TIMEOUT_SECONDS * 1000)
+        self.begun.append(tx)
+        return tx
+
+    @rule(tx=txs, name=st.sampled_from(NAMES), number=st.integers(1, 3), stored=st.booleans())
+    def publish_in(self, tx: Tx, name: str, number: int, *, stored: bool) -> None:
+        # Also after it has become invalid: its client does not know, and it is not too old for the server.
+        if name not in self.topics or tx.fate in ("committed", "aborted") or self.is_ancient(tx):
+            return
+        topic, payloads = self.topics[name], self.payloads(number)
+        if stored:
+            self.server.client.store(name, payloads, transaction=tx.transaction)
+            tx.stored.setdefault(topic, []).extend(payloads)
+            return
+        written = self.server.client.publish(name, payloads, transaction=tx.transaction)
+        topic.add(payloads, self.now_ms, tx=tx)
+        tx.published.append((topic, written))
+
+    def is_ancient(self, tx: Tx) -> bool:
+        return self.now_ms - (tx.expires_ms - TIMEOUT_SECONDS * 1000) > DAY
+
+    @rule(tx=consumes(txs))
+    def commit(self, tx: Tx) -> None:
+        for topic, payloads in tx.stored.items():
+            if self.topics.get(topic.name) is topic and not self.is_ancient(tx):
+                written = self.server.client.publish(topic.name, [], transaction=tx.transaction)
+                topic.add_stored(payloads, self.now_ms, tx)
+                tx.published.append((topic, written))
+        if tx.fate != "open":
+            with pytest.raises(TransactionError):
+                self.server.transactions.commit(tx.transaction.transaction_id)
+            return
+        self.server.transactions.commit(tx.transaction.transaction_id)
+        tx.fate = "committed"
+
+    @rule(tx=consumes(txs))
+    def roll_back(self, tx: Tx) -> None:
+        if tx.fate != "open":
+            return
+        for topic, written in tx.published:
+            if self.topics.get(topic.name) is topic:
+                self.server.client.rollback(topic.name, written)
+                for sent in topic.sent:
+                    sent.taken_back |= sent.tx is tx
+        self.server.transactions.abort(tx.transaction)
+        tx.fate = "aborted"
+
+    @rule(tx=txs)
+    def invalidate(self, tx: Tx) -> None:
+        assert self.server.transactions.invalidate(tx.transaction.transaction_id) == (tx.fate == "open")
+        tx.fate = "invalid" if tx.fate == "open" else tx.fate
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    @rule(target=readers)
+    def begin_to_read(self) -> Reader:
+        return self.reader()
+
+    def reader(self) -> Reader:
+        transaction = self.server.transactions.start_short(TIMEOUT_SECONDS)
+        self.server.transactions.abort(transaction)
+        undecided = frozenset(tx for tx in self.begun if tx.fate == "open")
+        return Reader(transaction, undecided, frozenset(tx for tx in self.begun if tx.fate == "invalid"))
+
+    @rule(reader=readers)
+    def read_in(self, reader: Reader) -> None:
+        for name, topic in self.topics.items():
+            topic.check(list(self.server.client.poll(name, transaction=reader.transaction)), reader, self.now_ms)
+
+    @rule(name=st.sampled_from(NAMES), data=st.data())
+    def read_on(self, name: str, data: st.DataObject) -> None:
+        """From each message on, and behind it, comes what a whole reading has there."""
+        if name not in self.topics:
+            return
+        whole = list(self.server.client.poll(name))
+        if whole:
+            at = data.draw(st.integers(0, len(whole) - 1))
+            assert list(self.server.client.poll(name, start=whole[at].id)) == whole[at:]
+            assert list(self.server.client.poll(name, start=whole[at].id, inclusive=False)) == whole[at + 1 :]
+            assert list(self.server.client.poll(name, start=whole[0].id, limit=at + 1)) == whole[: at + 1]
+            assert list(self.server.client.poll(name, start=whole[at].time)) == [
+                message for message in whole if message.id.publish_ms >= whole[at].id.publish_ms
+            ]
+
+    @rule(name=st.sampled_from(NAMES), consumer=st.sampled_from(("one", "two")), data=st.data())
+    def say_position(self, name: str, consumer: str, data: st.DataObject) -> None:
+        read = list(self.server.client.poll(name)) if name in self.topics else []
+        if read:
+            position = data.draw(st.sampled_from(read)).id
+            self.server.client.set_position(name, consumer, position)
+            self.topics[name].positions[consumer] = position
+
+    @rule(name=st.sampled_from(NAMES), consumer=st.sampled_from(("one", "two")))
+    def forget_position(self, name: str, consumer: str) -> None:
+        if name in self.topics and self.topics[name].positions.pop(consumer, None) is not None:
+            self.server.client.delete_position(name, consumer)
+        else:
+            with pytest.raises(ConsumerNotFound):
+                self.server.client.delete_position(name, consumer)
+
+    # --- what happens by itself --------------------------------------------------------------------------------------
+
+    @rule(step_ms=st.sampled_from(STEPS))
+    def let_time_pass(self, step_ms: int) -> None:
+        self.clock.advance(step_ms)
+        for topic in self.topics.values():
+            topic.tell_time(self.now_ms)
+        for tx in self.begun:
+            if tx.fate == "open" and tx.expires_ms <= self.now_ms:
+                # The service gives it up some time now.
+                self.server.transactions.invalidate(tx.transaction.transaction_id)
+                tx.fate = "invalid"
+
+    @rule()
+    def clean(self) -> None:
+        self.server.clean()
+
+    @precondition(lambda self: bool(self.topics))
+    @rule()
+    def restart(self) -> None:
+        self.server.stop()
+        self.server = Server(self.folder, self.clock)
+
+    # --- what is always true -----------------------------------------------------------------------------------------
+
+    @invariant()
+    def readers_get_what_they_have_to_get(self) -> None:
+        reader = self.reader()
+        for name, topic in self.topics.items():
+            topic.check(list(self.server.client.poll(name)), None, self.now_ms)
+            topic.check(list(self.server.client.poll(name, transaction=reader.transaction)), reader, self.now_ms)
+
+    @invariant()
+    def consumers_are_as_far_as_they_said(self) -> None:
+        for name, topic in self.topics.items():
+            found = {one.name: one for one in self.server.client.positions(name)}
+            assert {consumer: one.position for consumer, one in found.items()} == topic.positions
+            for one in found.values():
+                least, most = topic.unread(one.position, self.now_ms)
+                assert least <= one.lag_messages <= most
+
+
+TestHistories = History.TestCase
+TestHistories.settings = settings(
+    max_examples=size("TMS_TEST_HISTORIES", 25),
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)

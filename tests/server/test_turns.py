@@ -1,0 +1,189 @@
+"""Who writes what an event loop accepts: the loop itself, or threads at the end of its turn."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from tests.builders import Call, watch
+from tests.server.client import AVRO, PATIENCE_SECONDS, Client, TopicClient
+from tests.server.conftest import serving
+from tests.server.test_messages import EVERYTHING, avro
+from tms_core.clock import SystemClock
+from tms_core.messaging.service import MessagingService
+from tms_core.server import turns
+from tms_core.server.site import outcome
+from tms_core.server.turns import SMALL_BYTES, Turns
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
+
+T, OTHER = TopicId("default", "t"), TopicId("default", "other")
+
+
+class Bench:
+    """A service whose batches come from an event loop, and who wrote them: ``loop`` or ``thread``."""
+
+    def __init__(self, threads: int = 2) -> None:
+        self.turns, self.store = Turns(threads), MemoryStore()
+        self.turns.alone = lambda: True
+        self.service = MessagingService(self.store, SystemClock(), work=self.turns)
+        for topic in (T, OTHER):
+            self.service.create_topic(topic)
+        self.writers: list[str] = []
+        self.batches: list[int] = []
+        watch(self.store, before=self._note)
+
+    def _note(self, call: Call) -> None:
+        if call.name == "message.put":
+            self.writers.append("loop" if threading.current_thread() is threading.main_thread() else "thread")
+            self.batches.append(len(call.arguments[0]))
+
+    def publish(self, *requests: Sequence[bytes], topics: Sequence[TopicId] = (T,)) -> None:
+        """All of these in one turn of a loop."""
+
+        async def turn() -> None:
+            submit = self.service.submit_publish
+            answers = [submit(topic, request, pointer=None) for topic in topics for request in requests]
+            for answer in answers:
+                await outcome(answer)
+
+        asyncio.run(turn())
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    found = Bench()
+    with found.service:
+        yield found
+
+
+def test_given_a_request_that_is_alone_when_published_then_the_loop_has_written_it_at_once(bench: Bench) -> None:
+    async def publish() -> bool:
+        return bench.service.submit_publish(T, [b"a"], pointer=None).done()
+
+    assert asyncio.run(publish())
+    assert bench.writers == ["loop"]
+
+
+def test_given_nobody_to_tell_whether_it_is_alone_when_published_then_a_thread_writes(bench: Bench) -> None:
+    bench.turns.alone = None
+    bench.publish([b"a"])
+    assert bench.writers == ["thread"]
+
+
+def test_given_other_requests_in_the_server_when_published_then_a_thread_writes_what_the_turn_brought_at_once(
+    bench: Bench,
+) -> None:
+    bench.turns.alone = lambda: False
+    bench.publish([b"a"], [b"b", b"c"], [b"d"])
+    bench.publish([b"e"], [b"f"], topics=[T, OTHER])
+    assert bench.writers == ["thread"] * 3
+    assert bench.batches == [4, 2, 2]
+
+
+@pytest.mark.parametrize(("size", "writer"), [(SMALL_BYTES, "loop"), (SMALL_BYTES + 1, "thread")])
+def test_given_a_large_request_when_published_then_a_thread_writes_it(bench: Bench, size: int, writer: str) -> None:
+    bench.publish([bytes(size - 1), b"x"])
+    assert bench.writers == [writer]
+
+
+def test_given_requests_of_other_threads_when_published_then_a_thread_writes_all(bench: Bench) -> None:
+    with held(bench.store) as writing:
+        theirs = threading.Thread(target=bench.service.publish, args=(OTHER, [b"theirs"]))
+        theirs.start()
+        assert writing.wait(PATIENCE_SECONDS)
+        bench.publish([b"a"])
+    theirs.join()
+    assert bench.writers == ["thread", "thread"]
+
+
+def test_given_a_disk_that_has_become_slow_when_published_then_threads_write_until_it_is_quick_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # One thread, so that it is done with one batch when it begins the next.
+    bench = Bench(threads=1)
+    took = iter([0.0, 2.0, 2.0, 0.0005, 0.0])
+    moments = (moment for seconds in took for moment in (100.0, 100.0 + seconds))
+    monkeypatch.setattr(turns, "perf_counter", lambda: next(moments))
+    for message in (b"1", b"2", b"3", b"4"):
+        bench.publish([message])
+    # The thread looks at its watch when it has answered.
+    while not bench.turns.quick:
+        time.sleep(0.001)
+    bench.publish([b"5"])
+    bench.service.close()
+    assert bench.writers == ["loop", "loop", "thread", "thread", "loop"]
+
+
+def test_given_a_store_that_fails_when_the_loop_writes_then_who_asked_gets_the_error(bench: Bench) -> None:
+    def fail(call: Call) -> None:
+        if call.name == "message.put":
+            raise ZeroDivisionError
+
+    watch(bench.store, before=fail)
+    with pytest.raises(ZeroDivisionError):
+        bench.publish([b"a"])
+    assert bench.service.queue_size == 0
+
+
+@contextmanager
+def held(store: MemoryStore, name: str = "message.put") -> Iterator[threading.Event]:
+    """The first call of that name does not return before the block ends; the event tells that it has come."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def wait(call: Call) -> None:
+        if call.name == name and not entered.is_set():
+            entered.set()
+            assert go_on.wait(PATIENCE_SECONDS)
+
+    watch(store, before=wait)
+    try:
+        yield entered
+    finally:
+        go_on.set()
+
+
+# --- in a server -----------------------------------------------------------------------------------------------------
+
+
+def noting(writers: list[str]) -> Callable[[Call], None]:
+    def note(call: Call) -> None:
+        if call.name == "message.put":
+            writers.append(threading.current_thread().name.partition("_")[0])
+
+    return note
+
+
+def test_given_a_server_when_a_request_is_alone_then_its_loop_writes_it() -> None:
+    store, writers = MemoryStore(), list[str]()
+    with serving(store=store, loop_writes=True) as server, Client(server.port) as client, Client(server.port) as other:
+        topic = TopicClient(client, "t").create()
+        watch(store, before=noting(writers))
+        for connection in (client, other):
+            TopicClient(connection, "t").publish("a")
+        assert topic.poll() == ["a", "a"]
+    assert "http" in writers
+
+
+def test_given_a_server_when_somebody_else_waits_for_his_answer_then_threads_write() -> None:
+    store, writers = MemoryStore(), list[str]()
+    with (
+        serving(store=store, loop_writes=True, cache_bytes=0) as server,
+        Client(server.port) as client,
+        Client(server.port) as other,
+    ):
+        topic = TopicClient(client, "t").create()
+        topic.publish("a")
+        with held(store, "message.rows") as reading:
+            other.send("POST", f"{topic.path}/poll", EVERYTHING, content_type=AVRO)
+            assert reading.wait(PATIENCE_SECONDS)
+            watch(store, before=noting(writers))
+            for _ in range(5):
+                assert topic.post("publish", avro(b"b"), content_type=AVRO).status == 200
+        assert other.answer().status == 200
+    assert writers == ["publish"] * 5

@@ -1,0 +1,143 @@
+"""What the server was told, and what readers have to get: the model that the stateful test holds it against.
+
+It knows payloads, times and transactions, and no row. Two things it leaves open, because both answers are right. A
+message that was expired under a ttl that has since been raised is there or not (:attr:`Verdict.MAYBE`). A reader who
+began before a transaction became invalid stops at its messages, or goes on behind them once the janitor has inverted
+them (:attr:`Verdict.STOP_OR_SKIP`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from itertools import pairwise
+
+from tms_core.client import Message, MessageId, RollbackRange, Transaction
+
+
+class Verdict(Enum):
+    """What a message is to a reader."""
+
+    SHOWN = auto()
+    HIDDEN = auto()
+    MAYBE = auto()
+    STOP = auto()
+    STOP_OR_SKIP = auto()
+
+
+@dataclass(eq=False)
+class Tx:
+    """A transaction, and what became of it: ``open``, ``committed``, ``aborted`` or ``invalid``."""
+
+    transaction: Transaction
+    expires_ms: int
+    fate: str = "open"
+    published: list[tuple[Topic, RollbackRange]] = field(default_factory=list)
+    stored: dict[Topic, list[bytes]] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class Reader:
+    """Who reads in a transaction: which others had not ended when it began, and which were invalid."""
+
+    transaction: Transaction
+    undecided: frozenset[Tx]
+    invalid: frozenset[Tx]
+
+    def verdict(self, sent: Sent) -> Verdict:
+        tx = sent.tx
+        if tx is None:
+            return Verdict.SHOWN
+        if sent.taken_back or tx in self.invalid:
+            return Verdict.HIDDEN
+        if tx in self.undecided or tx.transaction.transaction_id > self.transaction.transaction_id:
+            return Verdict.STOP_OR_SKIP if tx.fate == "invalid" else Verdict.STOP
+        return Verdict.SHOWN
+
+
+@dataclass(eq=False)
+class Sent:
+    """A message. Payloads that were stored stand on the row that published them."""
+
+    payload: bytes
+    row: int
+    published_ms: int
+    ttl_ms: int | None = None
+    tx: Tx | None = None
+    was_expired: bool = False
+    taken_back: bool = False
+    id: MessageId | None = None
+
+
+@dataclass(eq=False)
+class Topic:
+    """One life of a topic."""
+
+    name: str
+    ttl_ms: int
+    sent: list[Sent] = field(default_factory=list)
+    positions: dict[str, MessageId] = field(default_factory=dict)
+    rows: int = 0
+
+    def add(self, payloads: Sequence[bytes], now_ms: int, *, ttl_ms: int | None = None, tx: Tx | None = None) -> None:
+        """Messages with a row each."""
+        for payload in payloads:
+            self.rows += 1
+            self.sent.append(Sent(payload, self.rows, now_ms, ttl_ms, tx))
+
+    def add_stored(self, payloads: Sequence[bytes], now_ms: int, tx: Tx) -> None:
+        """Messages of one row."""
+        self.rows += 1
+        self.sent += [Sent(payload, self.rows, now_ms, None, tx) for payload in payloads]
+
+    def tell_time(self, now_ms: int) -> None:
+        """Note what has expired."""
+        for sent in self.sent:
+            sent.was_expired |= self._expired(sent, now_ms)
+
+    def _expired(self, sent: Sent, now_ms: int) -> bool:
+        age_ms = now_ms - sent.published_ms
+        return age_ms > self.ttl_ms or (sent.ttl_ms is not None and age_ms > sent.ttl_ms)
+
+    def expected(self, reader: Reader | None, now_ms: int) -> Iterator[tuple[Sent, Verdict]]:
+        """What each message is to a reader; None: one outside transactions."""
+        for sent in self.sent:
+            if self._expired(sent, now_ms):
+                continue
+            verdict = Verdict.SHOWN if reader is None else reader.verdict(sent)
+            if sent.was_expired and verdict is Verdict.SHOWN:
+                verdict = Verdict.MAYBE
+            elif sent.was_expired and verdict is Verdict.STOP:
+                # It may be gone, and then nobody stops at it.
+                verdict = Verdict.STOP_OR_SKIP
+            yield sent, verdict
+
+    def check(self, read: Sequence[Message], reader: Reader | None, now_ms: int) -> None:
+        """See that a reader got what it has to get."""
+        left = list(read)
+        for sent, verdict in self.expected(reader, now_ms):
+            here = bool(left) and left[0].payload == sent.payload
+            if verdict is Verdict.SHOWN:
+                assert here, f"{sent.payload!r} is missing, or others stand before it"
+            if verdict is Verdict.STOP or (verdict is Verdict.STOP_OR_SKIP and not left):
+                break
+            if here:
+                assert verdict in (Verdict.SHOWN, Verdict.MAYBE), f"{sent.payload!r} is shown"
+                message = left.pop(0)
+                assert sent.id in (None, message.id), "a message has changed its id"
+                sent.id = message.id
+        assert left == [], "there is more than there should be"
+        ids = [message.id for message in read]
+        assert all(one < other for one, other in pairwise(ids)), "ids do not increase"
+
+    def unread(self, position: MessageId, now_ms: int) -> tuple[int, int]:
+        """How many rows a consumer has not read: at least, and at most."""
+        behind = [(sent, verdict) for sent, verdict in self.expected(None, now_ms) if _behind(sent, position)]
+        certain = {sent.row for sent, verdict in behind if verdict is Verdict.SHOWN}
+        return len(certain), len({sent.row for sent, _ in behind})
+
+
+def _behind(sent: Sent, position: MessageId) -> bool:
+    # One that nobody has read yet was sent after everything that somebody has.
+    return sent.id is None or sent.id > position

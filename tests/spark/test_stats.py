@@ -1,0 +1,119 @@
+"""Statistics of a store: each figure against a store in which it can be counted on one's fingers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+
+from janitor.count import Census
+from janitor.spark import stats
+from janitor.spark.source import register
+from janitor.state.sqlite import SqliteState
+from janitor.txstate import TransactionView
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic, unknown_topic, visibility
+from tms_core.clock import ManualClock, SystemClock
+from tms_core.errors import StoreNotFound
+from tms_core.tables.base import Store
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.topic import TopicId
+from tms_core.transaction.model import Snapshot
+from tms_core.transaction.snapshot import write_snapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ORDERS, BIG = TopicId("default", "orders"), TopicId("default", "big")
+LONE, KEPT, GONE, DEAD = (pointer(NOW_MS - 2 * DAY, number) for number in range(4))
+OPEN = pointer(NOW_MS - HOUR)
+
+
+def fill(store: Store) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=86_400, generation=2)
+    orders.at(1).plain(NOW_MS, NOW_MS)
+    orders.plain(NOW_MS, NOW_MS - 2 * HOUR, NOW_MS - 2 * DAY, NOW_MS - 8 * DAY, NOW_MS - 40 * DAY)
+    orders.tx(DEAD, NOW_MS - MINUTE).tx(OPEN, NOW_MS - MINUTE)
+    big = topic(store, "default:big", ttl_seconds=86_400)
+    big.stored(LONE, NOW_MS - 2 * DAY, NOW_MS)
+    big.stored(KEPT, NOW_MS - 2 * DAY, NOW_MS - 2 * DAY).ref(KEPT, NOW_MS - MINUTE)
+    big.ref(-GONE, NOW_MS - MINUTE)
+    unknown_topic(store, "default:stranger").plain(NOW_MS - 50 * DAY)
+
+
+@pytest.fixture
+def view() -> TransactionView:
+    """A transaction in progress and one that failed."""
+    return TransactionView(visibility(NOW_MS, [DEAD], [OPEN]), NOW_MS, HOUR)
+
+
+@pytest.fixture
+def snapshots(tmp_path: Path) -> Path:
+    """The same as the source reads it, which wants a fresh one whatever moment it judges by."""
+    taken_ms = SystemClock().now_ms()
+    folder = tmp_path / "tx"
+    folder.mkdir()
+    with (folder / f"snapshot.{taken_ms}").open("wb") as file:
+        write_snapshot(file, Snapshot(visibility(taken_ms, [DEAD], [OPEN])))
+    return folder
+
+
+def test_given_a_store_when_counted_then_each_figure_is_right(
+    spark: SparkSession, place: Path, view: TransactionView, snapshots: Path, tmp_path: Path
+) -> None:
+    with LevelDBStore(place, create=True) as store:
+        fill(store)
+        living = stats.living(store)
+        state, clock = SqliteState.in_memory(), ManualClock(NOW_MS)
+        Census(store, state, clock, rows_per_second=10_000).step()
+    register(spark)
+    options = {"leveldb": str(place), "snapshots": str(snapshots)}
+    found = {(one.topic, one.generation): one for one in stats.count(spark, options, NOW_MS, view)}
+    assert list(found) == [(BIG, 1), (ORDERS, 1), (ORDERS, 2), (TopicId("default", "stranger"), 1)]
+
+    big, old, orders, stranger = found.values()
+    assert (orders.rows, orders.payload_rows, orders.oldest_ms, orders.newest_ms) == (7, 0, NOW_MS - 40 * DAY, NOW_MS)
+    assert dict(orders.ages) == {"under_1h": 3, "under_1d": 1, "under_7d": 1, "under_30d": 1, "older": 1}
+    assert orders.invalid == 1
+    assert (dict(orders.overdue), orders.blocking) == ({"expired": 3, "old_generation": 0}, OPEN)
+    assert dict(old.overdue) == {"expired": 0, "old_generation": 2}
+    assert (big.rows, big.payload_rows, big.orphans, big.missing) == (2, 4, 2, 1)
+    assert dict(big.overdue) == {"expired": 1, "old_generation": 0}, "of two that are due one is referred to by nobody"
+    assert dict(stranger.overdue) == {"expired": 0, "old_generation": 0}
+    shown = orders.to_json()
+    assert (shown["overdue_share"]["expired"], shown["blocking_transaction"]) == (3 / 7, str(OPEN))
+    assert shown["blocking_since_ms"] == NOW_MS - HOUR
+
+    # The background count comes to the same.
+    counted = {name: replace(count, counted_ms=NOW_MS) for name, count in state.counts().items()}
+    stats.save(state, list(found.values()), {**living, TopicId("a", "empty"): 3}, NOW_MS)
+    assert {name: state.counts()[name] for name in counted} == counted
+    assert state.counts()[TopicId("a", "empty")].messages == 0
+
+    path = stats.write(spark, list(found.values()), str(tmp_path / "out"), "2023-11-14")
+    stats.write(spark, list(found.values()), str(tmp_path / "out"), "2023-11-14")
+    assert path == f"{tmp_path}/out/day=2023-11-14"
+    table = pq.read_table(path)
+    assert table.column("topic").to_pylist() == ["big", "orders", "orders", "stranger"]
+    assert dict(table.column("ages").to_pylist()[2])["older"] == 1
+
+
+def test_given_another_policy_when_counted_then_it_says_what_that_would_take(
+    spark: SparkSession, place: Path, view: TransactionView
+) -> None:
+    with LevelDBStore(place, create=True) as store:
+        fill(store)
+    register(spark)
+    options = {"leveldb": str(place), "what_if": "ttl=1h,topic=default:orders", "topics": "default:o*"}
+    _, orders = stats.count(spark, options, NOW_MS, view)
+    assert orders.overdue["expired"] == 4
+
+
+def test_given_no_store_when_counted_then_the_error_is_ours(
+    spark: SparkSession, place: Path, view: TransactionView
+) -> None:
+    register(spark)
+    with pytest.raises(StoreNotFound):
+        stats.count(spark, {"leveldb": str(place)}, NOW_MS, view)

@@ -1,0 +1,34 @@
+"""Policies that are not in force, as they are typed."""
+
+from __future__ import annotations
+
+import pytest
+
+from janitor.spark.whatif import WhatIf, changed
+from tms_core.errors import ConfigurationError
+from tms_core.topic import TopicId, TopicMetadata
+
+ORDERS = TopicMetadata(TopicId("default", "orders"), 1, 60)
+
+
+@pytest.mark.parametrize(
+    ("text", "ttl_seconds"),
+    [
+        ("ttl=3d,topic=default:*", 259_200),
+        ("topic=default:orders, ttl=1d12h", 129_600),
+        ("ttl=90m", 5_400),
+        ("ttl=1d,topic=other:*", 60),
+        ("ttl=1d;ttl=2s,topic=default:orders", 2),
+        ("", 60),
+    ],
+)
+def test_given_a_policy_when_read_then_topics_it_names_have_its_ttl(text: str, ttl_seconds: int) -> None:
+    assert changed(ORDERS, WhatIf.parse(text)).ttl_seconds == ttl_seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["ttl=3", "ttl=d", "topic=default:*", "ttl=1d,ttl=2d", "ttl=1d,topics=a:b", "ttl=1d,topic=orders", "ttl=0s"]
+)
+def test_given_no_policy_when_read_then_it_says_how_one_is_written(text: str) -> None:
+    with pytest.raises(ConfigurationError):
+        WhatIf.parse(text)

@@ -1,0 +1,349 @@
+"""How far consumers have read: positions on every kind of side table, what they hold, and how far they are behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Topic, topic, watch
+from tests.hbase.conftest import hbase, hbase_tables
+from tests.salted import SaltedStore
+from tests.test_side import side
+from tms_core import lag
+from tms_core.consumers import Floor, Position, Positions, cutoff_at, unread_from
+from tms_core.errors import FormatError
+from tms_core.lag import PAGE_ROWS, Lag
+from tms_core.rowkey import Cutoff, MessageId, MessageKey, PayloadKey, time_prefix
+from tms_core.side import Expiries, MemorySide, SideTable
+from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId, TopicMetadata
+
+__all__ = ["hbase", "hbase_tables", "side"]
+
+ORDERS = TopicMetadata(TopicId("default", "orders"), 1, 3600)
+READ_NONE = MessageId(0, 0)
+#: Orders of before are due.
+DUE = Cutoff(NOW_MS - HOUR)
+
+
+def at(message: MessageId, name: str = "billing", since_ms: int = 0) -> Position:
+    return Position(name, message, NOW_MS, since_ms)
+
+
+def of(name: str, generation: int = 1) -> TopicMetadata:
+    return TopicMetadata(TopicId.parse(name), generation, 3600)
+
+
+@pytest.fixture(params=[MemoryStore, SaltedStore], ids=["whole", "salted"])
+def store(request: pytest.FixtureRequest) -> Store:
+    made: Store = request.param()
+    return made
+
+
+@pytest.fixture
+def orders(store: Store) -> Topic:
+    return topic(store, "default:orders", ttl_seconds=3600)
+
+
+# --- positions -------------------------------------------------------------------------------------------------------
+
+
+def test_given_positions_when_written_again_or_forgotten_then_the_last_word_counts(side: SideTable) -> None:
+    positions = Positions(side)
+    first, later = at(READ_NONE), Position("billing", MessageId(NOW_MS, 65_535, 5, 6), NOW_MS + 1, NOW_MS - 1)
+    for position in (first, later, first):
+        positions.put(ORDERS, position)
+        assert positions.get(ORDERS, "billing") == position
+    assert positions.get(ORDERS, "billin") is None
+    positions.delete(ORDERS, "billing")
+    positions.delete(ORDERS, "billing")
+    assert positions.get(ORDERS, "billing") is None
+    assert positions.all() == {}
+
+
+def test_given_consumers_of_several_topics_and_generations_when_listed_then_each_is_where_it_belongs(
+    side: SideTable,
+) -> None:
+    positions = Positions(side)
+    # A colon is a byte of a generation, too, and topics begin like each other.
+    lives = [of("default:orders"), of("default:orders", 0x3A3A), of("default:orders", 2), of("default:orders-b")]
+    for number, life in enumerate(lives):
+        for name in ("b", "a-b", "a"):
+            positions.put(life, at(MessageId(number, 0), name))
+    for number, life in enumerate(lives):
+        assert positions.of(life) == [at(MessageId(number, 0), name) for name in ("a", "a-b", "b")]
+    assert positions.all() == {(life.topic, life.generation): positions.of(life) for life in lives}
+    positions.forget_former(lives[1])
+    assert {key for _, key in positions.all()} == {0x3A3A, 1}
+    assert (lives[0].topic, 1) not in positions.all()
+
+
+def test_given_more_consumers_than_a_page_when_listed_then_none_is_missing() -> None:
+    positions = Positions(MemorySide())
+    names = [f"c{number:05}" for number in range(2500)]
+    for name in names:
+        positions.put(ORDERS, at(READ_NONE, name))
+    assert [position.name for position in positions.of(ORDERS)] == names
+    assert [position.name for position in positions.all()[ORDERS.topic, 1]] == names
+
+
+def test_given_expiries_in_the_same_table_when_either_is_read_then_the_other_is_not_in_the_way(side: SideTable) -> None:
+    positions, expiries = Positions(side), Expiries(side)
+    key = MessageKey(ORDERS.topic, 1, NOW_MS, 0).pack()
+    expiries.put([(key, NOW_MS + 1)])
+    positions.put(ORDERS, at(READ_NONE))
+    assert list(positions.all()) == [(ORDERS.topic, 1)]
+    assert [expiry.key for expiry in expiries.due(NOW_MS + DAY, 10)] == [key]
+    assert expiries.between(b"", None, 10).items == [(key, NOW_MS + 1)]
+
+
+def test_given_a_row_that_is_no_position_when_read_then_that_is_said() -> None:
+    table = MemorySide()
+    Positions(table).put(ORDERS, at(READ_NONE))
+    [(key, value)] = table.rows(b"", None, 1).items
+    table.put([(key, value + b"x")])
+    with pytest.raises(FormatError, match="consumer billing has 37 bytes"):
+        Positions(table).get(ORDERS, "billing")
+    table.put([(key, value), (b"cno topic", value)])
+    assert list(Positions(table).all()) == [(ORDERS.topic, 1)]
+
+
+# --- what is held ----------------------------------------------------------------------------------------------------
+
+
+def cutoff_ms(store: Store, *positions: Position, max_hold_seconds: int = 86400, due: Cutoff = DUE) -> int:
+    kept = Positions(MemorySide())
+    for position in positions:
+        kept.put(ORDERS, position)
+    found = Floor(kept, store, max_hold_seconds).cutoff(ORDERS, due)
+    assert found <= due
+    return found.ms - DUE.ms
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "read_ms", "expected_ms"),
+    [
+        ([-3, -2, -1], -3, -2),
+        ([-3, -2, -1], -4, -3),
+        ([-3, -2, -1], -2, -1),
+        ([-3, -2, -1], -1, 0),
+        ([-3, -2, 0], -2, 0),
+        ([-3, 1], 1, 0),
+        ([], -5, 0),
+        ([-3], 10, 0),
+    ],
+)
+def test_given_a_consumer_that_is_behind_then_the_cutoff_is_at_the_oldest_message_it_has_not_read(
+    store: Store, orders: Topic, times_ms: list[int], read_ms: int, expected_ms: int
+) -> None:
+    for time_ms in times_ms:
+        orders.store.message.put([(MessageKey(orders.id, 1, DUE.ms + time_ms, 0).pack(), MessageValue(None, b"x"))])
+    assert cutoff_ms(store, at(MessageId(DUE.ms + read_ms, 0))) == expected_ms
+
+
+def test_given_several_consumers_then_the_one_that_is_furthest_behind_counts(store: Store, orders: Topic) -> None:
+    orders.plain(*(DUE.ms - back for back in (9, 8, 7, 6)))
+    positions = [at(MessageId(DUE.ms - back, 65_535), f"c{back}") for back in (7, 9, 8)]
+    assert cutoff_ms(store, *positions) == -8
+    assert cutoff_ms(store, positions[0]) == -6
+    assert cutoff_ms(store) == 0
+
+
+def test_given_messages_of_one_millisecond_when_half_of_them_are_read_then_the_others_live(
+    store: Store, orders: Topic
+) -> None:
+    orders.plain(*[DUE.ms - 5] * 4)
+    assert cutoff_ms(store, at(MessageId(DUE.ms - 5, 1))) == -5
+    assert cutoff_ms(store, at(MessageId(DUE.ms - 5, 3))) == 0
+
+
+@pytest.mark.parametrize(("max_hold_seconds", "expected_ms"), [(9, -9_000), (10, -10_000), (11, -10_000)])
+def test_given_the_longest_hold_then_nothing_is_held_past_it(
+    store: Store, orders: Topic, max_hold_seconds: int, expected_ms: int
+) -> None:
+    orders.plain(*(DUE.ms - back for back in (12_000, 10_000, 9_000, 1_000)))
+    assert cutoff_ms(store, at(MessageId(DUE.ms - 12_000, 0)), max_hold_seconds=max_hold_seconds) == expected_ms
+
+
+def test_given_a_topic_younger_than_the_longest_hold_then_the_cutoff_is_not_below_0(
+    store: Store, orders: Topic
+) -> None:
+    orders.plain(5)
+    assert Floor(Positions(MemorySide()), store, 60).lowered(ORDERS, Cutoff(9), [at(READ_NONE)]) == Cutoff(5)
+
+
+def test_given_a_position_that_came_too_late_then_what_was_gone_by_then_is_not_held(
+    store: Store, orders: Topic
+) -> None:
+    orders.plain(*(DUE.ms - back for back in (9, 8, 7, 6)))
+    for since_back, expected in ((10, -9), (9, -9), (8, -8), (7, -7), (6, -6), (5, 0), (0, 0)):
+        assert cutoff_ms(store, at(READ_NONE, since_ms=DUE.ms - since_back)) == expected
+
+
+def test_given_keys_that_are_none_of_ours_or_of_other_generations_then_they_are_not_unread(
+    store: Store, orders: Topic
+) -> None:
+    prefix = time_prefix(ORDERS.topic.prefix, 1, DUE.ms - 9)
+    store.message.put([(prefix + tail, MessageValue(None, b"x")) for tail in (b"", b"\0", b"\0\0\0")])
+    orders.at(2).plain(DUE.ms - 8)
+    orders.plain(DUE.ms - 3)
+    assert cutoff_ms(store, at(READ_NONE)) == -3
+
+
+def test_given_a_position_inside_stored_payloads_then_their_row_is_unread_as_long_as_there_are_more(
+    store: Store, orders: Topic
+) -> None:
+    stored_ms = DUE.ms - 90
+    for number in range(3):
+        key = (orders.id, 1, 7, stored_ms, number)
+        store.payload.put([(_payload_key(*key), b"x")])
+    orders.ref(-7, DUE.ms - 50).plain(DUE.ms - 40)
+    for sequence, expected in ((0, -50), (1, -50), (2, -40)):
+        assert cutoff_ms(store, at(MessageId(DUE.ms - 50, 0, stored_ms, sequence))) == expected
+    # An id that names a payload, of a row that has its own, and of one that is gone.
+    assert cutoff_ms(store, at(MessageId(DUE.ms - 40, 1, stored_ms, 0))) == 0
+    assert cutoff_ms(store, at(MessageId(DUE.ms - 45, 0, stored_ms, 0))) == -40
+
+
+def test_given_a_consumer_that_has_read_all_that_is_due_then_the_tables_are_not_touched(
+    store: Store, orders: Topic
+) -> None:
+    orders.plain(DUE.ms - 5, DUE.ms + 5)
+    asked: list[str] = []
+    watch(store, before=lambda call: asked.append(call.name))
+    assert cutoff_ms(store, at(MessageId(DUE.ms, 0))) == 0
+    floor = Floor(Positions(MemorySide()), store, 60)
+    for from_ms in (DUE.ms, NOW_MS):
+        assert cutoff_at(ORDERS, NOW_MS, floor, from_ms) == DUE
+    assert asked == []
+
+
+def test_given_no_floor_then_the_cutoff_is_the_ttls() -> None:
+    assert cutoff_at(ORDERS, NOW_MS, None) == DUE
+
+
+# --- how far behind --------------------------------------------------------------------------------------------------
+
+
+def counted(
+    store: Store,
+    *positions: Position,
+    floor: Floor | None = None,
+    expiries: Expiries | None = None,
+    most: int | None = None,
+) -> list[Lag]:
+    return lag.finish(lag.count(store, expiries, ORDERS, positions, floor, NOW_MS, most))
+
+
+def short(lags: list[Lag]) -> dict[str, tuple[int, int | None]]:
+    return {found.position.name: (found.messages, found.oldest_ms) for found in lags}
+
+
+def test_given_consumers_when_counted_then_each_has_what_lies_behind_its_position(store: Store, orders: Topic) -> None:
+    times = [NOW_MS + number for number in range(10)]
+    orders.plain(*times)
+    orders.at(2).plain(*times)
+    topic(store, "default:orders-b", ttl_seconds=60).plain(*times)
+    positions = [at(MessageId(NOW_MS + read, read), f"c{read}") for read in (4, 9, 0, 8)]
+    found = counted(store, *positions, at(READ_NONE, "none"), at(MessageId(NOW_MS + 4, 4), "same"))
+    assert short(found) == {
+        "c0": (9, times[1]),
+        "c4": (5, times[5]),
+        "c8": (1, times[9]),
+        "c9": (0, None),
+        "none": (10, times[0]),
+        "same": (5, times[5]),
+    }
+    assert not any(one.at_least for one in found)
+    assert [one.seconds(NOW_MS + 10_000) for one in found] == [9.999, 9.995, 9.991, 0.0, 10.0, 9.995]
+    assert found[0].seconds(NOW_MS) == 0.0
+
+
+def test_given_messages_of_all_kinds_when_counted_then_those_that_a_plain_reader_sees_are(
+    store: Store, orders: Topic
+) -> None:
+    orders.plain(DUE.ms - 1, DUE.ms, NOW_MS).tx(7, NOW_MS).tx(-7, NOW_MS).ref(8, NOW_MS)
+    orders.stored(8, NOW_MS, NOW_MS)
+    store.message.put(
+        [(time_prefix(orders.id.prefix, 1, NOW_MS) + tail, MessageValue(None, b"")) for tail in (b"", b"\0")]
+    )
+    assert short(counted(store, at(READ_NONE))) == {"billing": (5, DUE.ms)}
+    floor = Floor(Positions(MemorySide()), store, 60)
+    assert short(counted(store, at(READ_NONE), floor=floor)) == {"billing": (6, DUE.ms - 1)}
+
+
+def test_given_messages_with_a_ttl_of_their_own_when_counted_then_those_that_are_gone_are_not(
+    store: Store, orders: Topic
+) -> None:
+    orders.plain(*(NOW_MS - 10 + number for number in range(5)))
+    keys = [key.pack() for key, _ in orders.messages()]
+    expiries = Expiries(MemorySide())
+    expiries.put([(keys[0], NOW_MS - 1), (keys[1], NOW_MS), (keys[3], NOW_MS + 1)])
+    assert short(counted(store, at(READ_NONE), expiries=expiries)) == {"billing": (3, NOW_MS - 8)}
+    assert short(counted(store, at(READ_NONE))) == {"billing": (5, NOW_MS - 10)}
+
+
+def test_given_a_position_inside_stored_payloads_when_counted_then_their_row_is_one_unread_message(
+    store: Store, orders: Topic
+) -> None:
+    store.payload.put([(_payload_key(orders.id, 1, 7, NOW_MS, number), b"x") for number in range(2)])
+    orders.ref(7, NOW_MS)
+    assert short(counted(store, at(MessageId(NOW_MS, 0, NOW_MS, 0)))) == {"billing": (1, NOW_MS)}
+    assert short(counted(store, at(MessageId(NOW_MS, 0, NOW_MS, 1)))) == {"billing": (0, None)}
+
+
+@pytest.mark.parametrize("rows", [PAGE_ROWS - 1, PAGE_ROWS, PAGE_ROWS + 1, 2 * PAGE_ROWS + 1])
+def test_given_some_pages_when_counted_then_no_row_is_missed_or_counted_twice(rows: int) -> None:
+    store = MemoryStore()
+    topic(store, "default:orders", ttl_seconds=3600).plain(*range(NOW_MS, NOW_MS + rows))
+    steps = lag.count(store, None, ORDERS, [at(READ_NONE), at(MessageId(NOW_MS + 9, 9), "far")], None, NOW_MS)
+    read = []
+    while True:
+        try:
+            read.append(next(steps))
+        except StopIteration as end:
+            found: list[Lag] = end.value
+            break
+    assert sum(read) == rows
+    assert short(found) == {"billing": (rows, NOW_MS), "far": (rows - 10, NOW_MS + 10)}
+
+
+@pytest.mark.parametrize("most", [1, 3, 4, 5, 9, 10, 11])
+def test_given_a_limit_when_counted_then_it_is_kept_and_said_and_the_oldest_message_is_known_all_the_same(
+    store: Store, orders: Topic, most: int
+) -> None:
+    orders.plain(*(NOW_MS + number for number in range(10)))
+    far, near = counted(store, at(READ_NONE, "far"), at(MessageId(NOW_MS + 5, 5), "near"), most=most)
+    assert (near.messages, near.at_least, near.oldest_ms) == (min(most, 4), most < 4, NOW_MS + 6)
+    # Of what may not be counted any more one row is looked at.
+    assert (far.messages, far.at_least, far.oldest_ms) == (max(min(most, 10), near.messages + 1), most < 10, NOW_MS)
+
+
+def test_given_positions_and_cutoffs_then_it_is_said_when_messages_may_have_gone_unread(
+    store: Store, orders: Topic
+) -> None:
+    orders.plain(NOW_MS)
+    for position, expired in (
+        (at(MessageId(DUE.ms - 1, 0)), True),
+        (at(MessageId(DUE.ms, 0)), False),
+        (at(READ_NONE, since_ms=DUE.ms), False),
+        (at(READ_NONE, since_ms=DUE.ms - 1), True),
+    ):
+        assert [one.expired for one in counted(store, position)] == [expired]
+    # What is held has not gone.
+    floor = Floor(Positions(MemorySide()), store, 60)
+    for read_ms, expired in ((DUE.ms - 1, False), (DUE.ms - 60_000, False), (DUE.ms - 60_001, True)):
+        found = counted(store, at(MessageId(read_ms, 0), "a"), at(MessageId(NOW_MS, 0), "b"), floor=floor)
+        assert [one.expired for one in found] == [expired, False]
+
+
+def test_given_a_position_then_what_is_behind_it_begins_with_the_next_key(store: Store) -> None:
+    key = MessageKey(ORDERS.topic, 1, NOW_MS, 3).pack()
+    assert unread_from(store, ORDERS, at(MessageId(NOW_MS, 3)), Cutoff(0)) == key + b"\0"
+    late = time_prefix(ORDERS.topic.prefix, 1, NOW_MS + SECOND)
+    assert unread_from(store, ORDERS, at(MessageId(NOW_MS, 3)), Cutoff(NOW_MS + SECOND)) == late
+    assert unread_from(store, ORDERS, at(MessageId(NOW_MS, 3), since_ms=NOW_MS + SECOND), Cutoff(MINUTE)) == late
+
+
+def _payload_key(topic_id: TopicId, generation: int, pointer: int, write_ms: int, sequence: int) -> bytes:
+    return PayloadKey(topic_id, generation, pointer, write_ms, sequence).pack()

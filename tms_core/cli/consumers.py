@@ -1,0 +1,140 @@
+"""``tms consumer``: how far the named consumers of a running server are, and how far behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+import click
+
+from tms_core.cli.messages import IdType
+from tms_core.cli.remote import Remote, remote, topic_argument
+from tms_core.cli.text import columns, duration, moment
+from tms_core.cli.times import Moment, SinceType
+from tms_core.client import Client, ConsumerPosition
+from tms_core.clock import SystemClock
+from tms_core.rowkey import MessageId
+from tms_core.topic import TopicId
+
+#: The highest sequence number that a millisecond has room for.
+LAST_SEQUENCE = 0xFFFF
+
+
+@click.group("consumer")
+def consumer() -> None:
+    """See how far behind consumers are; set where they go on."""
+
+
+@consumer.command("list")
+@click.argument("pattern", metavar="[NS:PATTERN]", default="default:*")
+@remote
+def list_consumers(options: Remote, pattern: str) -> None:
+    """List consumers: how far they have read, and how much they have not.
+
+    The lag is exact, unless it is followed by a plus, when no more were counted. It counts what
+    a reader outside a transaction sees. Looking at it moves nobody.
+
+    \b
+    Examples:
+      tms consumer list
+      tms consumer list default:orders
+      tms consumer list 'shop:*' --format json
+    """
+    with options.client() as client:
+        found = [(topic, one) for topic in _topics(client, pattern) for one in client.positions(topic)]
+
+    def lines() -> Iterator[str]:
+        if not found:
+            yield f"no topic of {pattern} has a consumer"
+            return
+        rows = [_row(topic, one) for topic, one in found]
+        yield from columns([["topic", "consumer", "lag", "oldest unread", "last said", ""], *rows])
+
+    options.print([_value(topic, one) for topic, one in found], lines)
+
+
+@consumer.command("show")
+@topic_argument
+@click.argument("name")
+@remote
+def show(options: Remote, topic: TopicId, name: str) -> None:
+    """Show the last message a consumer has read, for tms poll --after.
+
+    \b
+    Example:
+      tms consumer show default:orders billing
+    """
+    with options.client() as client:
+        position = client.position(topic, name)
+    value = {"topic": str(topic), "name": name, "position": str(position), "time_ms": position.publish_ms}
+    options.print(value, lambda: [f"{position}  published {moment(position.publish_ms)}"])
+
+
+@consumer.command("set")
+@topic_argument
+@click.argument("name")
+@click.option("--to", "position", type=IdType(), metavar="ID", help="It has read up to this message, and this one.")
+@click.option("--since", type=SinceType(), help="It goes on with what was published then and later: 1h (ago), now, …")
+@remote
+def set_position(options: Remote, topic: TopicId, name: str, position: MessageId | None, since: Moment | None) -> None:
+    """Say where a consumer goes on; a name that is not there yet is registered.
+
+    \b
+    Examples:
+      tms consumer set default:orders billing --since now
+      tms consumer set default:orders billing --since 2026-11-14T00:00:00Z
+    """
+    if since is not None and position is None:
+        position = MessageId(max(0, since.at(SystemClock().now_ms()) - 1), LAST_SEQUENCE)
+    elif since is not None or position is None:
+        raise click.UsageError("Give --to ID or --since TIME.")
+    with options.client() as client:
+        client.set_position(topic, name, position)
+    options.print(
+        {"topic": str(topic), "name": name, "position": str(position)},
+        lambda: [f"{name} goes on in {topic} behind {position}"],
+    )
+
+
+@consumer.command("delete")
+@topic_argument
+@click.argument("name")
+@remote
+def delete(options: Remote, topic: TopicId, name: str) -> None:
+    """Forget a consumer, and no longer keep for it what it has not read.
+
+    \b
+    Example:
+      tms consumer delete default:orders billing
+    """
+    with options.client() as client:
+        client.delete_position(topic, name)
+    options.print({"deleted": name}, lambda: [f"{name} is no consumer of {topic} any more"])
+
+
+def _topics(client: Client, pattern: str) -> list[TopicId]:
+    namespace, colon, name = pattern.partition(":")
+    if not (namespace and colon and name) or not namespace.replace("_", "").isalnum():
+        raise click.UsageError(f"{pattern!r} is no pattern: write NAMESPACE:TOPIC, as in 'default:*'.")
+    return [topic for topic in client.topics(namespace) if fnmatchcase(topic.topic, name)]
+
+
+def _value(topic: TopicId, one: ConsumerPosition) -> dict[str, Any]:
+    return {
+        "topic": str(topic),
+        "name": one.name,
+        "position": str(one.position),
+        "lag_messages": one.lag_messages,
+        "lag_is_at_least": one.lag_is_at_least,
+        "lag_seconds": one.lag_seconds,
+        "updated": one.updated.isoformat(),
+        "expired": one.expired,
+    }
+
+
+def _row(topic: TopicId, one: ConsumerPosition) -> list[str]:
+    behind = f"{one.lag_messages:,}{'+' if one.lag_is_at_least else ''}"
+    oldest = f"{duration(round(one.lag_seconds * 1000))} ago" if one.lag_messages else ""
+    said = f"{one.updated:%Y-%m-%d %H:%M:%S} UTC"
+    return [str(topic), one.name, behind, oldest, said, "missed some that expired" if one.expired else ""]

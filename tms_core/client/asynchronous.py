@@ -1,0 +1,225 @@
+"""The client for programs with an event loop: the same methods as :class:`~tms_core.client.Client`, to be awaited."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+from typing import Self, overload
+
+import httpx2
+
+from tms_core.client import calls
+from tms_core.client.background import BackgroundTask
+from tms_core.client.calls import ConsumerPosition, Topic
+from tms_core.client.consuming import FAILED, IDLE, Consuming
+from tms_core.client.contexts import AsyncTransactionContext
+from tms_core.client.core import Core
+from tms_core.client.http import AsyncPause, LoopWire, Site, pause_in_loop
+from tms_core.client.iterators import AsyncConsumption, AsyncMessages
+from tms_core.client.messages import Start
+from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
+from tms_core.client.token import Token
+from tms_core.client.values import Buffer, Limits, Retry, Timeouts
+from tms_core.client.waiting import PublishFigures
+from tms_core.messaging.model import RollbackRange
+from tms_core.rowkey import MessageId
+from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.client import TransactionClient
+from tms_core.transaction.model import Transaction
+
+
+class AsyncClient:
+    """A messaging server, and the transaction service beside it, for one event loop, whose tasks may share it.
+
+    The transaction service is called from a few threads of the client's own, which begin with the first transaction and
+    end with the client.
+
+    Args:
+        url, token, token_file, transactions, timeouts, limits, retry, buffer, tls, transport, random: as of ``Client``.
+        pause: how to wait: gets an event that ends the pause early, and seconds.
+
+    Raises:
+        ConfigurationError: the URL is none, or a token and a file are given.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        token: str | Callable[[], str] | None = None,
+        token_file: Path | str | None = None,
+        transactions: str | TransactionClient = DEFAULT_TRANSACTIONS,
+        timeouts: Timeouts | None = None,
+        limits: Limits | None = None,
+        retry: Retry | None = None,
+        buffer: Buffer | None = None,
+        tls: ssl.SSLContext | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
+        random: Random | None = None,
+        pause: AsyncPause = pause_in_loop,
+    ) -> None:
+        timeouts = timeouts or Timeouts()
+        site = Site(url, Token(token, token_file), timeouts, limits or Limits(), tls)
+        self._wire = LoopWire(site, transport, pause)
+        self._core = Core(self._wire, retry or Retry(), random or Random())  # noqa: S311 it spreads pauses
+        if isinstance(transactions, str):
+            transactions = TransactionClient(transactions, timeouts.transaction_seconds)
+        self._transactions = transactions
+        self._limits = site.limits
+        self._background = BackgroundTask(self._core, buffer or Buffer(), site.limits)
+
+    def __repr__(self) -> str:
+        return f"<AsyncClient {self._wire.site.url}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """As :meth:`Client.close`."""
+        try:
+            await self._background.close()
+        finally:
+            await self._wire.close()
+            self._transactions.close()
+
+    # --- topics ------------------------------------------------------------------------------------------------------
+
+    async def create_topic(
+        self, topic: Topic, *, ttl: timedelta | int | None = None, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """As :meth:`Client.create_topic`."""
+        await self._core.ask(calls.create_topic(topic, ttl, properties))
+
+    async def update_topic(
+        self, topic: Topic, *, ttl: timedelta | int | None = None, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """As :meth:`Client.update_topic`."""
+        await self._core.ask(calls.update_topic(topic, ttl, properties))
+
+    async def topic(self, topic: Topic) -> TopicMetadata:
+        """As :meth:`Client.topic`."""
+        return await self._core.ask(calls.show_topic(topic))
+
+    async def topics(self, namespace: str = "default") -> list[TopicId]:
+        """As :meth:`Client.topics`."""
+        return await self._core.ask(calls.list_topics(namespace))
+
+    async def delete_topic(self, topic: Topic) -> None:
+        """As :meth:`Client.delete_topic`."""
+        await self._core.ask(calls.delete_topic(topic))
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    @overload
+    async def publish(
+        self, topic: Topic, messages: Sequence[bytes], *, transaction: None = None, ttl: timedelta | int | None = None
+    ) -> None: ...
+
+    @overload
+    async def publish(
+        self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction, ttl: timedelta | int | None = None
+    ) -> RollbackRange: ...
+
+    async def publish(
+        self,
+        topic: Topic,
+        messages: Sequence[bytes],
+        *,
+        transaction: Transaction | None = None,
+        ttl: timedelta | int | None = None,
+    ) -> RollbackRange | None:
+        """As :meth:`Client.publish`."""
+        if transaction is None:
+            return await self._core.ask(calls.publish(topic, messages, ttl))
+        return await self._core.ask(calls.publish_in(topic, messages, transaction.write_pointer, ttl))
+
+    async def store(self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction) -> None:
+        """As :meth:`Client.store`."""
+        await self._core.ask(calls.store(topic, messages, transaction.write_pointer))
+
+    async def rollback(self, topic: Topic, published: RollbackRange) -> None:
+        """As :meth:`Client.rollback`."""
+        await self._core.ask(calls.rollback(topic, published))
+
+    def poll(
+        self,
+        topic: Topic,
+        *,
+        start: Start = None,
+        inclusive: bool = True,
+        limit: int | None = None,
+        transaction: Transaction | None = None,
+    ) -> AsyncMessages:
+        """As :meth:`Client.poll`; not awaited: ``async for message in client.poll(…)``."""
+        return AsyncMessages(self._core, calls.poll(topic, start, limit, transaction, inclusive=inclusive))
+
+    def consume(
+        self,
+        topic: Topic,
+        *,
+        start: Start = None,
+        inclusive: bool = True,
+        consumer: str | None = None,
+        committed: bool = False,
+        idle: Retry = IDLE,
+        failed: Retry = FAILED,
+    ) -> AsyncConsumption:
+        """As :meth:`Client.consume`; not awaited: ``async for message in client.consume(…)``."""
+        service = self._transactions if committed else None
+        return AsyncConsumption(
+            Consuming(
+                self._core,
+                topic,
+                start,
+                inclusive=inclusive,
+                consumer=consumer,
+                service=service,
+                idle=idle,
+                failed=failed,
+            )
+        )
+
+    # --- some time ---------------------------------------------------------------------------------------------------
+
+    async def publish_async(self, topic: Topic, messages: Sequence[bytes]) -> None:
+        """As :meth:`Client.publish_async`; waits for nothing but room. The loop has to run until all is published."""
+        await self._background.publish(topic, messages)
+
+    async def flush(self, timeout_seconds: float | None = None) -> None:
+        """As :meth:`Client.flush`."""
+        await self._background.flush(timeout_seconds)
+
+    @property
+    def publish_figures(self) -> PublishFigures:
+        """As :attr:`Client.publish_figures`."""
+        return self._background.figures
+
+    # --- transactions ------------------------------------------------------------------------------------------------
+
+    def transaction(self, *, timeout_seconds: int | None = None, long: bool = False) -> AsyncTransactionContext:
+        """As :meth:`Client.transaction`: ``async with client.transaction() as tx:``."""
+        return AsyncTransactionContext(self._core, self._transactions, self._limits, timeout_seconds, long=long)
+
+    # --- positions ---------------------------------------------------------------------------------------------------
+
+    async def position(self, topic: Topic, consumer: str) -> MessageId:
+        """As :meth:`Client.position`."""
+        return await self._core.ask(calls.position(topic, consumer))
+
+    async def set_position(self, topic: Topic, consumer: str, position: MessageId) -> None:
+        """As :meth:`Client.set_position`."""
+        await self._core.ask(calls.set_position(topic, consumer, position))
+
+    async def delete_position(self, topic: Topic, consumer: str) -> None:
+        """As :meth:`Client.delete_position`."""
+        await self._core.ask(calls.delete_position(topic, consumer))
+
+    async def positions(self, topic: Topic) -> list[ConsumerPosition]:
+        """As :meth:`Client.positions`."""
+        return await self._core.ask(calls.positions(topic))

@@ -1,0 +1,287 @@
+"""A whole server inside a test: messages and transactions in memory, and no socket.
+
+    with in_process() as site, site.client() as client:
+        client.create_topic("default:orders")
+
+It is the real server's code behind a transport that hands requests over instead of sending them; transactions go
+through the encoding of the real service too. The server has an event loop in a thread of its own, as it would have a
+process, so that a plain client, an asynchronous one and any number of threads can use it at once. All threads end with
+the block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx2
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp, Message, Scope
+
+from tms_core.client.asynchronous import AsyncClient
+from tms_core.client.sync import Client
+from tms_core.clock import Clock, SystemClock
+from tms_core.messaging.service import MessagingService
+from tms_core.server.app import make_app
+from tms_core.server.metrics import ServerMetrics
+from tms_core.server.site import Site
+from tms_core.side import MemorySide
+from tms_core.tables.base import Store
+from tms_core.tables.memory import MemoryStore
+from tms_core.transaction import wire
+from tms_core.transaction.calls import answer
+from tms_core.transaction.client import TransactionClient
+from tms_core.transaction.line import result_of
+from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.storage import MemoryStorage
+from tms_core.transaction.wire import Fields, MessageKind
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+#: How many polls read the store at once.
+_THREADS = 4
+_MAX_REQUEST_BYTES = 10 << 20
+_JSON_POLL_LIMIT = 1000
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """A server in this process.
+
+    Attributes:
+        transport: what clients send their requests through (``Client(transport=…, transactions=…)``).
+        service, store: its messages; tests may look into them.
+        manager: its transactions. Nobody gives up those that are late unless a test calls ``manager.expire()``.
+        clock: whose time all of it goes by.
+    """
+
+    transport: InProcessTransport
+    service: MessagingService
+    store: Store
+    manager: TransactionManager
+    clock: Clock
+
+    def transactions(self) -> TransactionClient:
+        """A client of its transaction service."""
+        return TransactionClient("in this process", opens=lambda _, __: _Handover(self.manager))
+
+    def client(self, **options: Any) -> Client:
+        """A client of it; takes what ``Client`` takes besides."""
+        return Client(**{"transport": self.transport, "transactions": self.transactions(), **options})
+
+    def async_client(self, **options: Any) -> AsyncClient:
+        """An asynchronous client of it; takes what ``AsyncClient`` takes besides."""
+        return AsyncClient(**{"transport": self.transport, "transactions": self.transactions(), **options})
+
+
+@contextmanager
+def in_process(*, clock: Clock | None = None, store: Store | None = None) -> Iterator[InProcess]:
+    """A server, while the block runs.
+
+    Args:
+        clock: whose time it goes by; a ``ManualClock`` stands still until it is told.
+        store: where messages are kept; it stays the caller's. None: in memory.
+    """
+    clock, store = clock or SystemClock(), store or MemoryStore()
+    with (
+        TransactionManager(MemoryStorage(), clock) as manager,
+        MessagingService(store, clock, side=MemorySide()) as service,
+        ThreadPoolExecutor(_THREADS, thread_name_prefix="in-process") as threads,
+    ):
+        metrics = ServerMetrics(CollectorRegistry(), service)
+        app = make_app(Site(service, threads, metrics, _MAX_REQUEST_BYTES, _JSON_POLL_LIMIT))
+        with _Loop() as loop:
+            yield InProcess(InProcessTransport(app, loop), service, store, manager, clock)
+
+
+class _Loop:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="in-process")
+
+    def __enter__(self) -> _Loop:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.begin(self._finish()).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def begin(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Have a coroutine run there."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    async def _finish(self) -> None:
+        """Wait for requests whose clients have left."""
+        own = asyncio.current_task()
+        await asyncio.gather(*(task for task in asyncio.all_tasks() if task is not own), return_exceptions=True)
+
+
+class InProcessTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
+    """Hands requests to an application, from any thread and any event loop.
+
+    Args:
+        app: the application.
+        loop: where it runs.
+    """
+
+    def __init__(self, app: ASGIApp, loop: _Loop) -> None:
+        self._app = app
+        self._loop = loop
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Have it answered, in the caller's thread."""
+        exchange = _Exchange(self._app, _scope(request), request.read())
+        status, headers = self._loop.begin(exchange.start()).result()
+        return httpx2.Response(status, headers=headers, stream=_Body(exchange, self._loop))
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Have it answered, in the caller's loop."""
+        exchange = _Exchange(self._app, _scope(request), await request.aread())
+        try:
+            status, headers = await asyncio.wrap_future(self._loop.begin(exchange.start()))
+        except asyncio.CancelledError:
+            self._loop.begin(exchange.close())
+            raise
+        return httpx2.Response(status, headers=headers, stream=_Body(exchange, self._loop))
+
+
+class _Exchange:
+    """A request and its answer, which live in the server's loop."""
+
+    def __init__(self, app: ASGIApp, scope: Scope, body: bytes) -> None:
+        self._app = app
+        self._scope = scope
+        self._body: bytes | None = body
+        self._head: tuple[int, list[tuple[bytes, bytes]]] | None = None
+        self._pieces: asyncio.Queue[bytes] = asyncio.Queue(1)
+        self._begun = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._complete = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> tuple[int, list[tuple[bytes, bytes]]]:
+        """Have the application begin its answer: its status and headers."""
+        self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(_log)
+        await self._begun.wait()
+        if self._head is None:
+            raise httpx2.RemoteProtocolError("Server disconnected without sending a response.")
+        return self._head
+
+    async def piece(self) -> bytes:
+        """The next piece of the answer, empty at its end."""
+        piece = await self._pieces.get()
+        if not piece and not self._complete:
+            raise httpx2.RemoteProtocolError("peer closed connection without sending complete message body")
+        return piece
+
+    async def close(self) -> None:
+        """Nobody reads any further."""
+        self._gone.set()
+        while not self._pieces.empty():
+            self._pieces.get_nowait()
+
+    async def _run(self) -> None:
+        try:
+            await self._app(self._scope, self._receive, self._send)
+        finally:
+            self._begun.set()
+            await self._put(b"")
+
+    async def _receive(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._head = message["status"], message["headers"]
+            self._begun.set()
+            return
+        if piece := message.get("body", b""):
+            await self._put(piece)
+        self._complete = not message.get("more_body", False)
+
+    async def _put(self, piece: bytes) -> None:
+        if not self._gone.is_set():
+            await self._pieces.put(piece)
+
+
+class _Body(httpx2.SyncByteStream, httpx2.AsyncByteStream):
+    """An answer's body on this side."""
+
+    def __init__(self, exchange: _Exchange, loop: _Loop) -> None:
+        self._exchange = exchange
+        self._loop = loop
+
+    def __iter__(self) -> Iterator[bytes]:
+        while piece := self._loop.begin(self._exchange.piece()).result():
+            yield piece
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while piece := await asyncio.wrap_future(self._loop.begin(self._exchange.piece())):
+            yield piece
+
+    def close(self) -> None:
+        self._loop.begin(self._exchange.close()).result()
+
+    async def aclose(self) -> None:
+        await asyncio.wrap_future(self._loop.begin(self._exchange.close()))
+
+
+class _Handover:
+    """A connection to a transaction manager that is here (:class:`tms_core.transaction.line.Connection`)."""
+
+    def __init__(self, manager: TransactionManager) -> None:
+        self._manager = manager
+        self._number = 0
+
+    def ask(self, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
+        self._number += 1
+        call = wire.message(MessageKind.CALL, name, self._number, *fields)
+        return result_of(name, self._number, answer(self._manager, call))
+
+    def is_quiet(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def _log(ended: asyncio.Task[None]) -> None:
+    """An error of the server's is its own; the client only sees that no answer came."""
+    if error := ended.exception():
+        logger.error("the server failed at a request", exc_info=error)
+
+
+def _scope(request: httpx2.Request) -> Scope:
+    path = request.url.path
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": request.method,
+        "scheme": request.url.scheme,
+        "path": path,
+        "raw_path": request.url.raw_path.partition(b"?")[0],
+        "root_path": "",
+        "query_string": request.url.query,
+        "headers": [(name.lower(), value) for name, value in request.headers.raw],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", request.url.port or 80),
+    }

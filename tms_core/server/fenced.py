@@ -1,0 +1,181 @@
+"""The store as the server that leads may use it: every call says first whether it still leads.
+
+Writes are acknowledged only after the lease was read again behind them, and rows that came late are not shown
+(:mod:`tms_core.server.leadership` says why that is enough). The messaging service above knows nothing of all this: a
+server that does not lead gets errors from its store.
+
+Topics are not fenced: each change of theirs compares what is there with what was read, so it is right whoever makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from tms_core.errors import StoreError, Unavailable
+from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, topic_prefix
+from tms_core.server.gaps import FRAME_ROWS, Seals
+from tms_core.server.leadership import Leadership, Term, not_leading, undecided
+from tms_core.tables.base import KeyTable, MessageTable, MessageValue, Page, PayloadTable, Store, TableName, TxCell
+
+K = TypeVar("K", bound=KeyTable)
+R = TypeVar("R")
+
+
+class FencedStore(Store):
+    """A store whose messages only the leader reads and writes.
+
+    Args:
+        store: the tables; stays the caller's.
+        leadership: knows who leads.
+        seals: know which rows are not shown.
+    """
+
+    def __init__(self, store: Store, leadership: Leadership, seals: Seals) -> None:
+        self.calls = store.calls
+        self.metadata = store.metadata
+        self.message = FencedMessageTable(store.message, leadership, seals)
+        self.payload = FencedPayloadTable(store.payload, leadership)
+        self._store = store
+
+    def identity(self) -> str:
+        """That of the store itself."""
+        return self._store.identity()
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class _Fenced(Generic[K]):
+    """What the message and the payload table let a leader do."""
+
+    def __init__(self, table: K, leadership: Leadership) -> None:
+        self._table = table
+        self._leadership = leadership
+        self.keys_per_call = table.keys_per_call
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        with self._changing():
+            self._table.delete(keys)
+
+    def sync(self) -> None:
+        self._table.sync()
+
+    def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
+        return self._table.estimate_bytes(start, stop)
+
+    def compact(self, start: bytes, stop: bytes) -> None:
+        self._table.compact(start, stop)
+
+    def _put(self, rows: Sequence[R], put: Callable[[Sequence[R]], None]) -> None:
+        """Write rows, piece by piece, and make sure behind the last one that all of them count."""
+        term = self._leadership.term()
+        try:
+            for first in range(0, len(rows), FRAME_ROWS):
+                if first and not self._leadership.is_still(term):
+                    raise undecided()
+                put(rows[first : first + FRAME_ROWS])
+        except StoreError:
+            self._leadership.doubt()
+            raise
+        self._leadership.confirm(term)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """A change of rows that are there, be it to take back what was put."""
+        try:
+            term = self._leadership.term()
+        except Unavailable as error:
+            raise undecided() from error
+        try:
+            yield
+        except StoreError:
+            self._leadership.doubt()
+            raise
+        self._leadership.confirm(term)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Term]:
+        """What was read counts only if this server led until it had it."""
+        term = self._leadership.term()
+        yield term
+        if not self._leadership.is_still(term):
+            raise not_leading()
+
+
+class FencedMessageTable(_Fenced[MessageTable], MessageTable):
+    """The message table, as a leader sees it."""
+
+    name: TableName = "message"
+
+    def __init__(self, table: MessageTable, leadership: Leadership, seals: Seals) -> None:
+        super().__init__(table, leadership)
+        self._seals = seals
+
+    def reserved(self, prefix: bytes) -> int:
+        with self._reading() as term:
+            return self._seals.gaps(term, prefix).end
+
+    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+        with self._reading() as term:
+            page = self._table.keys(start, stop, limit)
+            hidden = self._hidden(term, start, page.items)
+        return Page([key for key in page.items if key not in hidden], page.resume) if hidden else page
+
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, MessageValue]]:
+        with self._reading() as term:
+            page = self._table.rows(start, stop, limit)
+            hidden = self._hidden(term, start, [key for key, _ in page.items])
+        return Page([row for row in page.items if row[0] not in hidden], page.resume) if hidden else page
+
+    def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
+        with self._reading():
+            return self._table.cells(start, stop, limit)
+
+    def invert(self, cells: Sequence[TxCell]) -> list[bool]:
+        with self._changing():
+            return self._table.invert(cells)
+
+    def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
+        self._put(rows, self._table.put)
+
+    def _hidden(self, term: Term, start: bytes, keys: Sequence[bytes]) -> frozenset[bytes]:
+        """Those of some keys, of one generation, that nobody is shown."""
+        prefix = _generation(start)
+        if prefix is None:
+            return frozenset()
+        size = len(prefix) + MESSAGE_TAIL_BYTES
+        gaps = self._seals.gaps(term, prefix)
+        return (
+            frozenset(
+                key for key in keys if len(key) == size and gaps.hides(int.from_bytes(key[-MESSAGE_TAIL_BYTES:], "big"))
+            )
+            if gaps.spans
+            else frozenset()
+        )
+
+
+class FencedPayloadTable(_Fenced[PayloadTable], PayloadTable):
+    """The payload table, as a leader sees it. A late payload needs no gap: its transaction cannot be committed."""
+
+    name: TableName = "payload"
+
+    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+        with self._reading():
+            return self._table.keys(start, stop, limit)
+
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+        with self._reading():
+            return self._table.rows(start, stop, limit)
+
+    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        self._put(rows, self._table.put)
+
+
+def _generation(key: bytes) -> bytes | None:
+    """The start of the rows of a key's generation; None where it has none."""
+    prefix = topic_prefix(key)
+    if prefix is None or len(key) < len(prefix) + GENERATION_BYTES:
+        return None
+    return key[: len(prefix) + GENERATION_BYTES]

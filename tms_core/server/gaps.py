@@ -1,0 +1,176 @@
+"""Ids that stay empty for ever: where the late rows of a deposed leader come to lie, unseen.
+
+A write cannot be stopped once it was sent, and a process that was stopped in the middle of sending sends the rest when
+it is woken. HBase takes such rows like any other. Their publishers were never told that they are there; but a reader
+who has passed their place would not see them, and one who has not would, so the two would not agree.
+
+So before a new leader uses a topic it *seals* it: it looks which of the ids that its predecessor may have given last
+have rows, and writes down that all others up to its own first one have none. From then on no reader is shown a row
+there, whoever leads. One write under way has at most :data:`FRAME_ROWS` rows, next to each other, and HBase may have
+done a part of them; therefore the rows at the end are looked at one by one.
+
+A gap is written before the topic is read or written in the new term, and a row is acknowledged only if the new term had
+not begun. So no acknowledged row is ever in a gap.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import NamedTuple
+
+from tms_core.clock import Clock
+from tms_core.lease import LeaseRecord
+from tms_core.messaging.ids import POSITIONS, first_free, id_parts, position, tail
+from tms_core.rowkey import MESSAGE_TAIL_BYTES
+from tms_core.server.leadership import REACH_MS, Term
+from tms_core.side import SideTable
+from tms_core.tables.base import MessageTable
+
+#: Rows in one write under way, at most.
+FRAME_ROWS = 2000
+#: How far ids may be ahead of their leader's clock, in milliseconds: a batch and more.
+_SLACK_MS = 1_000
+#: How far the former leader's clock is believed to be ahead of ours, in milliseconds, as of all clocks (rule S7).
+_CLOCKS_MS = 300_000
+#: How long a gap is kept in which there is no row, in milliseconds: nothing is under way for a month.
+_KEPT_MS = 30 * 86_400_000
+#: What keys begin with in the side table.
+_GAPS = b"g"
+_SPAN = struct.Struct(">QHQH")
+
+
+class Span(NamedTuple):
+    """Positions from ``first`` to before ``stop``."""
+
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """The gaps of one generation of a topic.
+
+    Attributes:
+        spans: in order, none touches another.
+    """
+
+    spans: tuple[Span, ...] = ()
+
+    @classmethod
+    def of(cls, spans: Iterable[Span]) -> Gaps:
+        """All positions of some spans that may overlap."""
+        joined: list[Span] = []
+        for first, stop in sorted(spans):
+            if joined and first <= joined[-1].stop:
+                joined[-1] = Span(joined[-1].first, max(stop, joined[-1].stop))
+            else:
+                joined.append(Span(first, stop))
+        return cls(tuple(joined))
+
+    @classmethod
+    def parse(cls, value: bytes | None) -> Gaps:
+        """Read what :meth:`pack` wrote; nothing is no gap."""
+        found = _SPAN.iter_unpack(value or b"")
+        return cls(tuple(Span(position(*parts[:2]), position(*parts[2:])) for parts in found))
+
+    def pack(self) -> bytes:
+        return b"".join(_SPAN.pack(*id_parts(span.first), *id_parts(span.stop)) for span in self.spans)
+
+    @property
+    def end(self) -> int:
+        """The first position behind all of them; 0 without any."""
+        return self.spans[-1].stop if self.spans else 0
+
+    def hides(self, at: int) -> bool:
+        """Whether a row at a position is not to be seen."""
+        index = bisect_right(self.spans, at, key=lambda span: span.first)
+        return index > 0 and at < self.spans[index - 1].stop
+
+
+@dataclass(slots=True)
+class _Sealed:
+    lock: Lock = field(default_factory=Lock)
+    fence: int = 0
+    gaps: Gaps = Gaps()
+
+
+class Seals:
+    """The gaps of a store's topics; threads may share it.
+
+    Args:
+        table: the message table.
+        side: where gaps are written down.
+        clock: where the last rows are likely to be.
+    """
+
+    def __init__(self, table: MessageTable, side: SideTable, clock: Clock) -> None:
+        self._table = table
+        self._side = side
+        self._clock = clock
+        self._sealed: dict[bytes, _Sealed] = {}
+        self._lock = Lock()
+
+    def gaps(self, term: Term, prefix: bytes) -> Gaps:
+        """The gaps of a generation, which is sealed if this is the first time in a term.
+
+        Args:
+            term: which has not ended when this returns, or what is returned means nothing.
+            prefix: the start of the generation's row keys.
+
+        Raises:
+            StoreError: it could not be sealed.
+        """
+        with self._lock:
+            sealed = self._sealed.setdefault(prefix, _Sealed())
+        if sealed.fence != term.fence:
+            with sealed.lock:
+                if sealed.fence != term.fence:
+                    sealed.gaps = self._look(term, prefix)
+                    sealed.fence = term.fence
+        return sealed.gaps
+
+    def _look(self, term: Term, prefix: bytes) -> Gaps:
+        gaps = Gaps.parse(self._side.get(_GAPS + prefix))
+        if term.former is None:
+            return gaps
+        kept = [span for span in gaps.spans if self._is_needed(prefix, span)]
+        new = self._empty(prefix, term.former)
+        found = Gaps.of([*kept, *new])
+        if found != gaps:
+            self._side.put([(_GAPS + prefix, found.pack())])
+        return found
+
+    def _empty(self, prefix: bytes, former: LeaseRecord) -> list[Span]:
+        """Where the former leader may have given ids, and there is no row."""
+        now_ms = self._clock.now_ms()
+        free = first_free(self._table.keys, prefix, now_ms)
+        last_ms = min(former.renewed_ms + former.seconds * 1000, now_ms + _CLOCKS_MS)
+        stop = min(POSITIONS, max(free, position(last_ms)) + position(_SLACK_MS))
+        first = max(0, free - FRAME_ROWS, position(max(0, former.renewed_ms - REACH_MS)))
+        present = self._positions(prefix, first, free)
+        ends = [*present, stop]
+        return [Span(a, b) for a, b in zip([first, *(at + 1 for at in present)], ends, strict=True) if a < b]
+
+    def _positions(self, prefix: bytes, first: int, stop: int) -> list[int]:
+        found: list[int] = []
+        start: bytes | None = prefix + tail(first)
+        while start is not None and first < stop:
+            page = self._table.keys(start, prefix + tail(stop), FRAME_ROWS)
+            found += positions(prefix, page.items)
+            start = page.resume
+        return found
+
+    def _is_needed(self, prefix: bytes, span: Span) -> bool:
+        if span.stop >= position(max(0, self._clock.now_ms() - _KEPT_MS)):
+            return True
+        return self._table.first(prefix + tail(span.first), prefix + tail(span.stop)) is not None
+
+
+def positions(prefix: bytes, keys: Sequence[bytes]) -> list[int]:
+    """The positions of those keys that are rows of ours."""
+    size = len(prefix) + MESSAGE_TAIL_BYTES
+    return [int.from_bytes(key[-MESSAGE_TAIL_BYTES:], "big") for key in keys if len(key) == size]

@@ -1,0 +1,254 @@
+"""Who leads: of several servers on one HBase one publishes and reads, and the others pass on to it what they are asked.
+
+A lease says who (:mod:`tms_core.lease`), in a cell of HBase that can be compared and set. Whoever gets it waits for the
+*fencing delay* before it begins its **term**, as CDAP's servers do (``LeaderElectionMessagingService``). What is right
+does not rest on that wait, nor on clocks:
+
+* **No acknowledged message is lost.** Before a write is acknowledged the lease's cell is read once more. If it is still
+  this term's, the next leader came after the rows, and finds them.
+* **No late row is seen.** A leader that is stopped between looking and sending, or in the middle of sending, goes on
+  when it is woken, be it an hour later. Those rows come to lie in a gap that the next leader has sealed
+  (:mod:`tms_core.server.gaps`).
+* **Nothing is read from a deposed leader** that a new one may have decided otherwise: before and after each read of the
+  store the lease must have time left, by this machine's running time, sleep included.
+
+The delay lets calls end that HBase's Thrift servers had whole when the lease ran out, so that few publishers are left
+without knowing what became of their messages. A leader that ends in good order has none, says so by giving the lease
+back, and the next one begins at once.
+
+The trade: one read of HBase for each batch that is written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from threading import Event, Thread
+from typing import NamedTuple
+
+from tms_core.clock import Clock
+from tms_core.errors import LeaseHeld, LeaseLost, StoreError, StoreUnavailable, Unavailable
+from tms_core.lease import Lease, LeaseRecord
+
+#: How often it is looked who leads, in seconds.
+LOOK_SECONDS = 1.0
+#: After how long nothing of a former leader's can still be under way, in milliseconds: HBase's Thrift servers close a
+#: connection that is silent for a minute (hbase.thrift.server.socket.read.timeout), so this is far on the safe side.
+REACH_MS = 3_600_000
+
+logger = logging.getLogger(__name__)
+
+
+class Term(NamedTuple):
+    """One time of leading.
+
+    Attributes:
+        fence: its number; later ones have higher numbers.
+        former: whoever led before and may still have writes under way; None: nobody does.
+    """
+
+    fence: int
+    former: LeaseRecord | None
+
+
+class Leadership:
+    """What one server knows of who leads. One thread calls :meth:`step`; any thread may ask.
+
+    Args:
+        lease: this server's side of the lease, without wall clocks.
+        clock: whose running time counts.
+        fencing_delay_seconds: how long it waits between getting the lease and leading, unless it was given back.
+    """
+
+    def __init__(self, lease: Lease, clock: Clock, *, fencing_delay_seconds: int) -> None:
+        self._lease = lease
+        self._clock = clock
+        self._delay_ms = fencing_delay_seconds * 1000
+        self._term: Term | None = None
+        self._began_ms = 0
+        self._doubtful_until_ms = 0
+        self._failure = ""
+
+    # -- asked by requests --------------------------------------------------------------------------------------------
+
+    @property
+    def leads(self) -> bool:
+        """Whether this server leads now; cheap."""
+        term = self._term
+        return term is not None and term.fence == self._lease.fence and self._lease.left_ms > 0
+
+    @property
+    def leader(self) -> LeaseRecord | None:
+        """Another server that leads, when last looked; None: there is none, or it is this one."""
+        seen = self._lease.seen
+        return None if self._lease.held or seen is None or not seen.holder else seen
+
+    @property
+    def fence(self) -> int:
+        """The number of the term that runs, when last looked; 0: none ever did."""
+        seen = self._lease.seen
+        return self._lease.fence or (seen.fence if seen else 0)
+
+    def term(self) -> Term:
+        """The term that runs.
+
+        Raises:
+            Unavailable: this server does not lead.
+        """
+        term = self._term
+        if term is None or not self.leads:
+            raise not_leading()
+        return term
+
+    def is_still(self, term: Term) -> bool:
+        """Whether a term has not ended."""
+        return self._term is term and self.leads
+
+    def confirm(self, term: Term) -> None:
+        """Return if the term ran until now, whatever clocks say: what was written in it may be acknowledged.
+
+        Raises:
+            StoreUnavailable: it has ended, or that cannot be found out; whether what was written counts is not known.
+        """
+        try:
+            self._lease.confirm()
+        except LeaseLost as error:
+            raise undecided() from error
+        except StoreError:
+            self.doubt()
+            raise
+        if self._term is not term:
+            raise undecided()
+
+    def doubt(self) -> None:
+        """A write failed, so it may still be under way."""
+        self._doubtful_until_ms = self._clock.running_ms() + self._delay_ms
+
+    # -- in its own thread --------------------------------------------------------------------------------------------
+
+    def step(self, prepare: Callable[[], bool]) -> None:
+        """Look who leads: renew the lease or try to get it, and begin or end a term.
+
+        Args:
+            prepare: called before a term begins; False: not yet.
+        """
+        try:
+            if self._lease.held:
+                self._lease.renew_if_due()
+            else:
+                self._end()
+                self._challenge()
+            self._failure = ""
+        except LeaseLost as error:
+            self._end()
+            logger.warning("this server does not lead any more: %s", error)
+        except StoreError as error:
+            self._complain(error)
+        if self._term is None and self._may_begin():
+            self._begin(prepare)
+
+    def win(self, prepare: Callable[[], bool]) -> None:
+        """Lead, or find out that somebody else does: for a server to which nobody can pass anything on.
+
+        Raises:
+            LeaseHeld: another server is alive and leads.
+        """
+        first: LeaseRecord | None = None
+        while True:
+            self.step(prepare)
+            if self.leads:
+                return
+            first, other = first or self.leader, self.leader
+            if other is not None and other != first:
+                raise LeaseHeld(
+                    f"{other.holder} serves this store.",
+                    "Stop it, or give both of them an address: server.leader.advertise.",
+                )
+            self._clock.sleep(LOOK_SECONDS)
+
+    def resign(self) -> None:
+        """Give the lease back if nothing is under way any more; else it expires by itself.
+
+        Raises:
+            StoreError: the store failed; it expires.
+        """
+        term, now_ms = self._term, self._clock.running_ms()
+        self._end()
+        settled = term is not None and (term.former is None or now_ms - self._began_ms >= REACH_MS)
+        if settled and now_ms >= self._doubtful_until_ms:
+            self._lease.release()
+
+    def _challenge(self) -> None:
+        try:
+            self._lease.acquire()
+        except LeaseHeld:
+            return
+        former = self._lease.seen
+        is_free = former is None or not former.holder
+        self._began_ms = self._clock.running_ms() + (0 if is_free else self._delay_ms)
+        logger.info(
+            "this server has the lease, number %d, and leads %s", self._lease.fence, _when(is_free, self._delay_ms)
+        )
+
+    def _may_begin(self) -> bool:
+        return self._lease.held and self._lease.left_ms > 0 and self._clock.running_ms() >= self._began_ms
+
+    def _begin(self, prepare: Callable[[], bool]) -> None:
+        former = self._lease.seen
+        if prepare():
+            self._term = Term(self._lease.fence, former if former is not None and former.holder else None)
+
+    def _end(self) -> None:
+        self._term = None
+
+    def _complain(self, error: StoreError) -> None:
+        if self._failure != error.message:
+            logger.warning("who leads cannot be found out: %s", error)
+        self._failure = error.message
+
+
+class Watch:
+    """Has it looked who leads, again and again, in a thread of its own.
+
+    Args:
+        leadership: what is looked after.
+        prepare: see :meth:`Leadership.step`.
+    """
+
+    def __init__(self, leadership: Leadership, prepare: Callable[[], bool]) -> None:
+        self._leadership = leadership
+        self._prepare = prepare
+        self._stop = Event()
+        self._thread = Thread(target=self._run, name="leadership")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it, and give the lease back."""
+        self._stop.set()
+        self._thread.join()
+        try:
+            self._leadership.resign()
+        except StoreError as error:
+            logger.warning("the lease could not be given back, so the next server waits until it is over: %s", error)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._leadership.step(self._prepare)
+            self._stop.wait(LOOK_SECONDS)
+
+
+def not_leading() -> Unavailable:
+    """What whoever asks is told by a server that does not lead."""
+    return Unavailable("This server does not lead now.", "Try again in some seconds.")
+
+
+def undecided() -> StoreUnavailable:
+    """What a publisher is told whose messages were written when this server may not have led any more."""
+    return StoreUnavailable(
+        "This server lost the lead while it wrote; whether that counts is not known.",
+        "Look whether it is there before you send it again.",
+    )
+
+
+def _when(is_free: bool, delay_ms: int) -> str:
+    return "now" if is_free else f"in {delay_ms // 1000} s"

@@ -1,0 +1,90 @@
+"""Everything a server on HBase has because it may not be the only one there.
+
+With an address (``server.leader.advertise``) it is one of several: it listens at once, and leads or passes on. Without
+one nobody could pass anything on to it, so it stands alone: it leads before it starts, or does not start.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from urllib.parse import urlsplit
+
+from tms_core.clock import Clock
+from tms_core.lease import Lease, LeaseCell
+from tms_core.messaging.service import MessagingService
+from tms_core.server.fenced import FencedStore
+from tms_core.server.forward import Forwarder
+from tms_core.server.gaps import Seals
+from tms_core.server.leadership import Leadership, Watch
+from tms_core.settings import LeaderSettings
+from tms_core.side import SideTable
+from tms_core.tables.base import Store
+
+#: The row of the side table in which the lease is.
+LEASE_ROW = b"l"
+
+
+class Standing:
+    """A server among others, be there any or not.
+
+    Args:
+        store: the tables; stays the caller's.
+        side: where gaps are written down; stays the caller's.
+        cell: where the lease is.
+        wanted: the settings.
+        clock: the clocks of this machine.
+
+    Attributes:
+        leadership: knows who leads.
+        store: the tables as a leader may use them.
+        forwarder: passes on what this server has not to answer.
+    """
+
+    def __init__(self, store: Store, side: SideTable, cell: LeaseCell, wanted: LeaderSettings, clock: Clock) -> None:
+        holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._lease = Lease(cell, holder, wanted.seconds, clock, wall_clocks=False)
+        self._advertise = wanted.advertise
+        self.leadership = Leadership(self._lease, clock, fencing_delay_seconds=wanted.fencing_delay_seconds)
+        self.store = FencedStore(store, self.leadership, Seals(store.message, side, clock))
+        self.forwarder = Forwarder(self.leadership)
+        self._watch: Watch | None = None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it leads before anything else is begun."""
+        return self._advertise is None
+
+    def begin(self, service: MessagingService, port: int = 0) -> None:
+        """Lead, or wait for one's turn. If it stands alone, it leads when this returns.
+
+        Args:
+            service: what speaks for the store; forgets what it knew before each term.
+            port: where this server listens.
+
+        Raises:
+            LeaseHeld: it stands alone, and another server leads.
+        """
+
+        def prepare() -> bool:
+            service.forget()
+            # What was accepted in another term has ids of that one; it fails soon.
+            return service.queue_size == 0
+
+        if self._advertise is None:
+            self.leadership.win(prepare)
+        else:
+            self._lease.address = _with_port(self._advertise, port)
+        self._watch = Watch(self.leadership, prepare)
+
+    def stop(self) -> None:
+        """Give the lead back; all that was accepted is answered by then."""
+        if self._watch is not None:
+            self._watch.stop()
+
+
+def _with_port(url: str, port: int) -> str:
+    """A URL that names this port if it says 0."""
+    scheme, host, said = urlsplit(url).scheme, urlsplit(url).netloc.rpartition(":")[0], urlsplit(url).port
+    return f"{scheme}://{host}:{said or port}"
