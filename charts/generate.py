@@ -10,10 +10,10 @@ from pathlib import Path
 
 import yaml
 
-from janitor.monitoring import ALERTS, THRESHOLDS, dashboard, rules
+from charts.schema import CHART, page, schema
+from janitor.monitoring import ALERTS, THRESHOLDS, dashboard, rules, thresholds
 
 ROOT = Path(__file__).parents[1]
-CHART = ROOT / "charts/tms-janitor"
 GUIDE = ROOT / "docs/operations.md"
 
 _HEAD = "# Made by `python -m charts.generate` from janitor/monitoring; change that, not this file.\n"
@@ -27,6 +27,10 @@ def files() -> dict[Path, str]:
         CHART / "files/rules.yaml": _HEAD + _rules(open_ended=True),
         ROOT / "conf/grafana/tms-janitor.json": board,
         CHART / "files/dashboard.json": board,
+        CHART / "files/thresholds.yaml": _HEAD
+        + yaml.safe_dump({"daemon": thresholds("daemon"), "cronjob": thresholds("cronjob")}, sort_keys=False),
+        CHART / "values.schema.json": json.dumps(schema(), indent=2) + "\n",
+        CHART / "README.md": page(),
         GUIDE: _between(GUIDE.read_text(encoding="utf-8"), "alerts", _alerts()),
     }
 

@@ -3,7 +3,8 @@
 It is the daemon that ``janitor run`` starts, with the server's store, transaction manager, clock and metrics in the
 place of its own, and without its signals: the server starts it and ends it. Commands of other processes reach it
 through its control socket as ever. A store that the server has just made is adopted at birth; any other one is met for
-the first time like everywhere, and left alone until somebody adopts it.
+the first time like everywhere, and left alone until somebody adopts it. So it is with topics: one that this server has
+made, with nothing in it and no life before, is not held as one is that was found (rule S8).
 
 What it deletes goes through the same LevelDB as what is published meanwhile, and a publish waits for the batch before
 it. So its batches are small, and without a rate of the settings' it keeps to one that leaves publishers most of the
@@ -118,7 +119,11 @@ class Lodger(Session):
             "rows_per_second": wanted.rate_rows_per_second or GENTLE_ROWS_PER_SECOND,
             "batch_rows": min(wanted.batch_rows, GENTLE_BATCH_ROWS),
         }
-        return super().engine(store, state, source=source, **{**gentle, **options})
+        # Rows that come back stand before what the server remembers of the topic.
+        return super().engine(store, state, source=source, restored=self._host.service.forget, **{**gentle, **options})
+
+    def beside(self, store: Store, side: SideTable | None) -> dict[str, Any]:
+        return {**super().beside(store, side), "newborn": self._host.service.is_newborn}
 
     def side(self) -> AbstractContextManager[SideTable | None]:
         return nullcontext(self._host.service.side)

@@ -8,7 +8,7 @@ writes are durable. A run that dies in between has forgotten nothing but its rep
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -77,6 +77,7 @@ class Engine(Inquiry):
         archive: where rows go before they are deleted; None for nowhere.
         archive_days: how long they are kept there.
         feedback: who is told of transactions that are proven clean; None for nobody.
+        restored: told of a topic that archived rows were written to; None: nobody else knows what is in it.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Engine(Inquiry):
         archive: Archive | None = None,
         archive_days: int = 7,
         feedback: Feedback | None = None,
+        restored: Callable[[TopicId], None] | None = None,
         **options: Unpack[Options],
     ) -> None:
         super().__init__(store, state, source, clock, terms, **options)
@@ -100,6 +102,7 @@ class Engine(Inquiry):
         self._archive = archive
         self._archive_days = archive_days
         self._feedback = feedback
+        self._restored = restored
         self._turn = RLock()
 
     # -- decisions of an operator --------------------------------------------------------------------------------
@@ -152,7 +155,11 @@ class Engine(Inquiry):
             Refused, ArchiveError, StoreError: as that says; what was written until then stays.
         """
         with self._turn:
-            return self._restore(folder, request)
+            try:
+                return self._restore(folder, request)
+            finally:
+                if self._restored is not None:
+                    self._restored(request.target or request.source)
 
     # -- runs ----------------------------------------------------------------------------------------------------
 

@@ -33,14 +33,14 @@ from janitor.strangers import Strangers
 from janitor.txstate import TransactionView, TxState
 from janitor.walk import Act, Preview
 from janitor.why import Why, why
-from janitor.world import Limits, Terms, World
+from janitor.world import Limits, Terms, World, nobody_knows
 from tms_core.clock import Clock
 from tms_core.consumers import Floor
 from tms_core.errors import Halted, Interrupted, NoSnapshot
 from tms_core.rowkey import MessageId
 from tms_core.side import Expiries
 from tms_core.tables.base import Store
-from tms_core.topic import TopicId
+from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.source import SnapshotSource
 
 NOT_ADOPTED = GuardNote(
@@ -67,6 +67,7 @@ class Options(TypedDict, total=False):
     strangers: Strangers | None
     expiries: Expiries | None
     floor: Floor | None
+    newborn: Callable[[TopicMetadata], bool]
 
 
 class Inquiry:
@@ -87,6 +88,7 @@ class Inquiry:
         strangers: what was named in the log already; the questions and runs of one process share it.
         expiries: messages with a ttl of their own (L6); None: there are none.
         floor: holds what registered consumers have not read; None: nothing is held for them.
+        newborn: whether a topic is known to have been made with nothing in it, so that it need not be held.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Inquiry:
         strangers: Strangers | None = None,
         expiries: Expiries | None = None,
         floor: Floor | None = None,
+        newborn: Callable[[TopicMetadata], bool] = nobody_knows,
     ) -> None:
         self.store = store
         self.state = state
@@ -121,6 +124,7 @@ class Inquiry:
         self._halted = halted
         self._expiries = expiries
         self._floor = floor
+        self._newborn = newborn
 
     def plan(self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "") -> Planned:
         """What a run would do, without doing it.
@@ -283,6 +287,7 @@ class Inquiry:
             quarantined=self._quarantined(ready),
             patient=patient,
             consumers=ConsumerHolds(self._floor) if self._floor is not None else None,
+            newborn=self._newborn,
         )
 
     def _restore(self, folder: Path, request: Request) -> Restored:

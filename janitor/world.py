@@ -6,7 +6,7 @@ S2). A plan and a run are given the same world and so come to the same verdicts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -82,6 +82,11 @@ class Limits:
         return self.by_topic.get((table, topic), ())
 
 
+def nobody_knows(_: TopicMetadata) -> bool:
+    """No topic is known to be new."""
+    return False
+
+
 @dataclass(slots=True)
 class World:
     """Everything a pass judges by.
@@ -104,6 +109,7 @@ class World:
         quarantined: topics that are passed by, because they failed too often (rule S9).
         patient: leave topics alone in which little has come due (``docs/design.md``, "Patience").
         consumers: hold what they have not read; None: nothing is held for consumers.
+        newborn: whether a topic is known to have been made with nothing in it, and is still what it was made as.
     """
 
     now: ClockAnchor
@@ -121,6 +127,7 @@ class World:
     quarantined: Collection[TopicId] = ()
     patient: bool = False
     consumers: ConsumerHolds | None = None
+    newborn: Callable[[TopicMetadata], bool] = nobody_knows
     topics: dict[bytes, TopicWork] = field(default_factory=dict)
     unparsed: dict[bytes, str] = field(default_factory=dict)
     reread_topics: set[bytes] = field(default_factory=set)
@@ -181,7 +188,7 @@ class World:
             return Frontier.closed(self.now_ms, topic, Hold.QUARANTINED), stand_still(record, self.now)
         if self.terms.protects(topic.topic):
             return Frontier.closed(self.now_ms, topic, Hold.PROTECTED), stand_still(record, self.now)
-        if self.label is Hold.FIRST_CONTACT or is_own(topic):
+        if self.label is Hold.FIRST_CONTACT or is_own(topic) or (record is None and self.newborn(topic)):
             return Frontier.open(self.now_ms, topic), admit(topic, self.now)
         terms = self.terms
         return advance(

@@ -19,8 +19,9 @@ from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService
+from tms_core.rowkey import MessageKey
 from tms_core.server.companions import Host
-from tms_core.tables.base import Store
+from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.leveldb import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
@@ -187,3 +188,56 @@ def test_given_much_that_is_due_when_swept_inside_the_server_then_no_publish_wai
     server.start()
     until(lambda: server.rows() == 0)
     assert max(batches) == GENTLE_BATCH_ROWS
+
+
+# --- topics that the server makes ------------------------------------------------------------------------------------
+
+
+def test_given_a_topic_made_while_the_janitor_runs_when_its_rows_are_due_then_they_are_not_held(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    server = Server(tmp_path, stack)
+    server.start()
+    until(lambda: server.metric('tms_janitor_sweeps_total{result="done"} 1.0'))
+    server.service.create_topic(ORDERS, {"ttl": "1"})
+    server.service.publish(ORDERS, [b"a"], pointer=None)
+    until(lambda: server.rows() == 0)
+    assert server.metric('tms_janitor_held_topics{reason="frontier"} 0.0')
+
+
+def test_given_a_topic_that_was_there_before_when_found_then_it_is_held(tmp_path: Path, stack: ExitStack) -> None:
+    server = Server(tmp_path, stack)
+    server.start()
+    until(lambda: server.metric('tms_janitor_sweeps_total{result="done"} 1.0'))
+    long_ago_ms = time.time_ns() // 1_000_000 - HOUR
+    # Rows are there before their topic is, as where a metadata table was lost.
+    server.store.message.put([(MessageKey(ORDERS, 1, long_ago_ms, 0).pack(), MessageValue(None, b"a"))])
+    server.service.create_topic(ORDERS, {"ttl": "1"})
+    again = TopicId.parse("default:again")
+    for _ in range(2):
+        server.service.create_topic(again, {"ttl": "86400"})
+        server.service.publish(again, [b"a"], pointer=None)
+        server.service.delete_topic(again)
+    until(lambda: server.metric('tms_janitor_held_topics{reason="frontier"} 2.0'))
+    assert server.rows() == 3
+
+
+def test_given_rows_that_come_back_from_the_archive_when_fetched_then_the_server_shows_them(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    server = Server(tmp_path, stack)
+    archive = "janitor: {archive: {enabled: true, path: archive}, "
+    server.config.write_text(server.config.read_text().replace("janitor: {", archive))
+    server.start()
+    server.service.create_topic(ORDERS, {"ttl": "1"})
+    server.service.publish(ORDERS, [b"a", b"b"], pointer=None)
+    until(lambda: server.rows() == 0)
+    found = TopicId.parse("default:found")
+    server.service.create_topic(found, {"ttl": "86400"})
+    # From here on the server knows all of it by heart: nothing.
+    assert list(server.service.fetch(found, FetchRequest())) == []
+    command = ["archive", "restore", "default:orders", "--to", "default:found", "--config", str(server.config)]
+    done = CliRunner().invoke(cli, command)
+    assert done.exit_code == 0, done.output
+    [page] = server.service.fetch(found, FetchRequest())
+    assert [message.payload for message in page] == [b"a", b"b"]

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,11 +37,12 @@ class Serve:
         config: the settings file.
         options: more words for the command line.
         janitor: whether the janitor runs inside it.
+        tms: what runs it, if not the command itself.
     """
 
-    def __init__(self, config: Path, *options: str, janitor: bool = False) -> None:
+    def __init__(self, config: Path, *options: str, janitor: bool = False, tms: Sequence[str] = (str(TMS),)) -> None:
         self._log = config.with_suffix(".log").open("a+")
-        command = [str(TMS), "serve", "--config", str(config), *options, *([] if janitor else ["--no-janitor"])]
+        command = [*tms, "serve", "--config", str(config), *options, *([] if janitor else ["--no-janitor"])]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True)
         assert self.process.stdout is not None
         said = {}

@@ -175,7 +175,7 @@ def test_the_document_names_every_route_with_its_methods(client: Client) -> None
     paths = client.ask("GET", "/openapi.json").json["paths"]
     for path, item in paths.items():
         known = {method.upper() for method in item if method != "parameters"}
-        asked = path.format(namespace="default", topic="unknown")
+        asked = path.format(namespace="default", topic="unknown", name="billing")
         assert client.ask("OPTIONS", asked).status == 405, path
         for method in ("GET", "PUT", "POST", "DELETE"):
             answer = client.ask(method, asked)

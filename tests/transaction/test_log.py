@@ -10,8 +10,9 @@ import pytest
 from tests.transaction.test_edits import EDITS
 from tests.transaction.vectors import TEPHRA
 from tms_core.errors import FormatError
-from tms_core.transaction.edits import EditState, encode_edit
+from tms_core.transaction.edits import Edit, EditState, encode_edit
 from tms_core.transaction.log import read_log
+from tms_core.transaction.model import TransactionType
 
 LOCAL = TEPHRA / "txlog/local.txlog.1600000000000"
 SEQUENCE_FILE = TEPHRA / "txlog/sequencefile.txlog.1600000000000"
@@ -116,6 +117,45 @@ def test_given_a_sequence_file_cut_off_anywhere_when_read_then_a_torn_batch_is_l
 
 def test_given_an_empty_file_when_read_then_there_are_no_edits(tmp_path: Path) -> None:
     assert list(read_log(log(tmp_path, b""))) == []
+
+
+@pytest.mark.parametrize("zeros", [1, 9, 100, 4096, 100_000])
+@pytest.mark.parametrize("records", [0, 1, 5])
+def test_given_zeros_behind_a_local_log_when_read_then_the_whole_records_are_there(
+    tmp_path: Path, zeros: int, records: int
+) -> None:
+    data = b"".join(numbered(number) for number in range(records))
+    assert list(read_log(log(tmp_path, data + bytes(zeros)))) == EDITS[:records]
+
+
+@pytest.mark.parametrize(("behind", "sure"), [(1, False), (50, False), (0, True), (-1, True)])
+def test_given_zeros_that_may_have_begun_inside_the_last_record_when_read_then_it_is_refused(
+    tmp_path: Path, behind: int, sure: bool
+) -> None:
+    # So many bytes of the last record, all of them zeros, lie behind the end of a block of the disk.
+    last = Edit(1, EditState.ABORTED, type=TransactionType.SHORT, checkpoints=())
+    ended = bytes(8) + encode_edit(last)
+    assert ended.endswith(bytes(50))
+    filling = Edit(1, EditState.COMMITTING, changes=frozenset([b"x" * (1024 + behind - 2 * len(ended) - 4)]))
+    data = bytes(8) + encode_edit(filling) + ended
+    assert len(data) == 1024 + behind
+    path = log(tmp_path, data + bytes(3000))
+    if sure:
+        assert list(read_log(path)) == [filling, last]
+    else:
+        with pytest.raises(FormatError, match="version 0"):
+            list(read_log(path))
+
+
+def test_given_zeros_with_something_behind_them_when_read_then_it_is_refused(tmp_path: Path) -> None:
+    for gap in (9, 4096):
+        with pytest.raises(FormatError, match="version 0"):
+            list(read_log(log(tmp_path, numbered(0) + bytes(gap) + numbered(1))))
+
+
+def numbered(number: int) -> bytes:
+    """A record of a log on one machine."""
+    return struct.pack(">q", number) + encode_edit(EDITS[number])
 
 
 # --- other kinds -----------------------------------------------------------------------------------------------------

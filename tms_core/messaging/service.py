@@ -26,10 +26,10 @@ from tms_core.messaging.queue import Request, Site
 from tms_core.messaging.topics import Topics
 from tms_core.messaging.work import Work
 from tms_core.messaging.writer import MessageWriter, PayloadWriter, roll_back
-from tms_core.rowkey import LONG_MAX, generation_prefix
+from tms_core.rowkey import LONG_MAX, generation_prefix, stop_key
 from tms_core.side import Expiries, SideTable
 from tms_core.tables.base import Store
-from tms_core.topic import INT_MAX, TopicId
+from tms_core.topic import INT_MAX, TopicId, TopicMetadata
 
 #: The highest sequence id.
 _MAX_SEQUENCE = 2**16 - 1
@@ -86,6 +86,7 @@ class MessagingService:
         # A writer lives as long as it has something to write, so that names nobody uses any more cost nothing.
         self._messages: WeakValueDictionary[TopicId, MessageWriter] = WeakValueDictionary()
         self._payloads: WeakValueDictionary[TopicId, PayloadWriter] = WeakValueDictionary()
+        self._newborn: dict[TopicId, TopicMetadata] = {}
         self._lock = Lock()
 
     # -- topics -------------------------------------------------------------------------------------------------------
@@ -102,7 +103,9 @@ class MessagingService:
             TopicExists: there is one.
             MetadataError, StoreError, Unavailable: its row is damaged; the store failed; others keep changing it.
         """
-        self._topics.create(topic, properties or {})
+        made = self._topics.create(topic, properties or {})
+        if made.generation == 1 and not self._has_rows(topic):
+            self._newborn[topic] = made
 
     def update_topic(self, topic: TopicId, properties: Mapping[str, str]) -> None:
         """Replace a topic's properties: what is left out is the default again.
@@ -147,6 +150,18 @@ class MessagingService:
         """
         self._topics.delete(topic)
         self._lines.drop(topic)
+        self._newborn.pop(topic, None)
+
+    def is_newborn(self, topic: TopicMetadata) -> bool:
+        """Whether this process made the topic as it is, in its first life, and there was not a row of it.
+
+        So by time alone something of it will come due, and by no mistake of anybody's (rule S8).
+        """
+        return self._newborn.get(topic.topic) == topic
+
+    def _has_rows(self, topic: TopicId) -> bool:
+        stop = stop_key(topic.prefix)
+        return any(table.first(topic.prefix, stop) is not None for table in (self._store.message, self._store.payload))
 
     # -- publishing ---------------------------------------------------------------------------------------------------
 

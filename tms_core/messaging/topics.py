@@ -61,8 +61,8 @@ class Topics:
             raise TopicNotFound(f"There is no topic {topic}.", "Create it first.")
         return found
 
-    def create(self, topic: TopicId, properties: Mapping[str, str]) -> None:
-        """Make a topic, again if it was deleted (``HBaseMetadataTable.createTopic``).
+    def create(self, topic: TopicId, properties: Mapping[str, str]) -> TopicMetadata:
+        """Make a topic, again if it was deleted (``HBaseMetadataTable.createTopic``); returns it.
 
         Raises:
             BadRequest: the name, a ttl or a generation that is none.
@@ -80,8 +80,8 @@ class Topics:
             generation = 1 - row.topic.generation if row.topic else 1
             if generation > INT_MAX:
                 raise BadRequest(f"Topic {topic} was created too often.", "Choose another name.")
-            if self._write(topic, row, wanted, generation):
-                return
+            if made := self._write(topic, row, wanted, generation):
+                return made
         raise _contended(topic)
 
     def update(self, topic: TopicId, properties: Mapping[str, str]) -> None:
@@ -155,9 +155,10 @@ class Topics:
             raise BadRequest(f"{wanted[_GENERATION]!r} is no generation.", "Leave it out: the store counts them.")
         return wanted
 
-    def _write(self, topic: TopicId, row: _Row, properties: Mapping[str, str], generation: int) -> bool:
+    def _write(self, topic: TopicId, row: _Row, properties: Mapping[str, str], generation: int) -> TopicMetadata | None:
+        """The topic as it is now; None: somebody else came first."""
         value = encode_properties({**properties, _GENERATION: str(generation)})
-        return self._table.compare_and_set(topic.prefix, row.raw, value)
+        return self._parse(topic, value) if self._table.compare_and_set(topic.prefix, row.raw, value) else None
 
 
 @lru_cache(maxsize=4096)

@@ -2,22 +2,26 @@
 
 A manager on one machine writes records back to back, one on HDFS writes a Hadoop SequenceFile with a marker before each
 batch that it flushed. Either may end in the middle of a record, because that is what a crash does: what is torn was
-never acknowledged and is left out without an error, on HDFS together with its whole batch. Anything else that does not
-fit is an error, because to skip an edit is to lose a commit.
+never acknowledged and is left out without an error, on HDFS together with its whole batch. A power cut can also leave
+zeros at the end of a file on one machine, where its length was on the disk before what was written: they are left out
+where it is sure that nothing was synced there. Anything else that does not fit is an error, because to skip an edit is
+to lose a commit.
 
 ``docs/formats/tephra.md``, "Transaction log", has both layouts.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 from tms_core.errors import FormatError
 from tms_core.transaction.edits import Edit, decode_edit, read_edit, read_exactly
-from tms_core.transaction.varint import Readable
+from tms_core.transaction.varint import CHUNK_BYTES, Readable
 
 _MAGIC = b"SEQ"
 _SEQUENCE_FILE_VERSION = 6
@@ -35,6 +39,10 @@ _SHORT_TEXT_BYTES = 127
 
 _INT = struct.Struct(">i")
 _SEQUENCE_NUMBER_BYTES = 8
+#: What disks write at once, at least; so zeros that a power cut left may begin at any multiple of it.
+_BLOCK_BYTES = 512
+
+logger = logging.getLogger(__name__)
 
 
 def read_log(path: Path) -> Iterator[Edit]:
@@ -51,19 +59,37 @@ def read_log(path: Path) -> Iterator[Edit]:
         is_sequence_file = stream.read(len(_MAGIC)) == _MAGIC
         stream.seek(0)
         try:
-            yield from _sequence_file(stream) if is_sequence_file else _local_file(stream)
+            yield from _sequence_file(stream) if is_sequence_file else _local_file(stream, path)
         except FormatError as error:
             hint = "Restore the file from a copy, or move it away to recover without what it holds."
             raise FormatError(f"transaction log {path}: {error.message}.", hint) from error
 
 
-def _local_file(stream: Readable) -> Iterator[Edit]:
+def _local_file(stream: BinaryIO, path: Path) -> Iterator[Edit]:
+    before = start = 0
     try:
         while True:
             read_exactly(stream, _SEQUENCE_NUMBER_BYTES)
             yield read_edit(stream)
+            before, start = start, stream.tell()
     except EOFError:
         return
+    except FormatError:
+        if not _never_synced(stream, before, start):
+            raise
+        logger.warning("%s ends in zeros, as a power cut leaves them; it is used up to byte %d", path, start)
+
+
+def _never_synced(stream: BinaryIO, before: int, start: int) -> bool:
+    """Whether it is sure that no record from ``start`` on was ever on the disk, though the file goes on.
+
+    It goes on in zeros, and a record is never all zeros, since its version is not. The record before it, which begins
+    at ``before``, must not end in a block of zeros, or nobody could tell whether it was itself there in full.
+    """
+    stream.seek(max(before, (start - 1) // _BLOCK_BYTES * _BLOCK_BYTES))
+    if start and not any(stream.read(start - stream.tell())):
+        return False
+    return not any(any(piece) for piece in iter(lambda: stream.read(CHUNK_BYTES), b""))
 
 
 def _sequence_file(stream: Readable) -> Iterator[Edit]:

@@ -1,0 +1,346 @@
+"""The chart's ``values.schema.json`` and the page with its values, from the settings' models.
+
+What the chart writes into the settings file has to be what the program reads. So the sections ``storage``,
+``transactions``, ``server`` and ``janitor`` of the schema are the program's own models, and only what is Kubernetes'
+affair is described here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from janitor.monitoring import THRESHOLDS
+from janitor.settings import Settings
+from tms_core.layered import extra, fields, text
+
+CHART = Path(__file__).with_name("tms-janitor")
+
+Schema = dict[str, Any]
+
+_SECTIONS = ("storage", "transactions", "server", "janitor")
+_NOTHING_ELSE = {"additionalProperties": False}
+_TEXT: Schema = {"type": "string"}
+_SWITCH: Schema = {"type": "boolean"}
+_OBJECT: Schema = {"type": "object"}
+_OBJECTS: Schema = {"type": "array", "items": _OBJECT}
+_TEXTS: Schema = {"type": "object", "additionalProperties": _TEXT}
+_QUANTITY = {"anyOf": [{"type": "string", "pattern": r"^[0-9.]+(m|[EPTGMk]i?)?$"}, {"type": "number", "minimum": 0}]}
+_PEERS: Schema = {"type": "array", "items": _OBJECT}
+
+
+def _whole(least: int = 0) -> Schema:
+    return {"type": "integer", "minimum": least}
+
+
+def _one_of(*choices: str) -> Schema:
+    return {"enum": list(choices)}
+
+
+def _object(**properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, **_NOTHING_ELSE}
+
+
+_RESOURCES = _object(
+    requests={"type": "object", "additionalProperties": _QUANTITY},
+    limits={"type": "object", "additionalProperties": _QUANTITY},
+    claims=_OBJECTS,
+)
+_CRON: Schema = {"type": "string", "pattern": r"^(@\w+|\S+ \S+ \S+ \S+ \S+)$"}
+
+#: What is Kubernetes' affair, by its name in the values.
+_OWN: dict[str, Schema] = {
+    "mode": _one_of("deployment", "cronjob"),
+    "image": _object(
+        registry=_TEXT,
+        repository={"type": "string", "minLength": 1},
+        tag=_TEXT,
+        digest={"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
+        pullPolicy=_one_of("Always", "IfNotPresent", "Never"),
+    ),
+    "imagePullSecrets": _OBJECTS,
+    "nameOverride": _TEXT,
+    "fullnameOverride": _TEXT,
+    "commonLabels": _TEXTS,
+    "decisions": _object(
+        adopt=_TEXT,
+        approve={
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"topic": _TEXT, "id": {"type": "string", "minLength": 1}},
+                "required": ["id"],
+                **_NOTHING_ELSE,
+            },
+        },
+    ),
+    "cronjob": _object(
+        schedule=_CRON,
+        timeZone=_TEXT,
+        startingDeadlineSeconds=_whole(10),
+        activeDeadlineSeconds={"anyOf": [_whole(1), {"type": "null"}]},
+        backoffLimit=_whole(),
+        successfulJobsHistoryLimit=_whole(),
+        failedJobsHistoryLimit=_whole(),
+        suspend=_SWITCH,
+    ),
+    "spark": _object(
+        enabled=_SWITCH,
+        command={"type": "array", "items": _TEXT, "minItems": 1},
+        schedule=_CRON,
+        master={"type": "string", "pattern": r"^(local(\[[^\]]+\])?|spark://.+|k8s://.+|sc://.+)$"},
+        conf=_OBJECT,
+        image=_TEXT,
+        resources=_RESOURCES,
+    ),
+    "persistence": _object(
+        enabled=_SWITCH,
+        existingClaim=_TEXT,
+        storageClass=_TEXT,
+        accessModes={
+            "type": "array",
+            "items": _one_of("ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"),
+            "minItems": 1,
+        },
+        size=_QUANTITY,
+        annotations=_TEXTS,
+    ),
+    "serviceAccount": _object(create=_SWITCH, name=_TEXT, annotations=_TEXTS),
+    "service": _object(type=_one_of("ClusterIP", "NodePort", "LoadBalancer"), annotations=_TEXTS),
+    "serviceMonitor": _object(
+        enabled=_SWITCH,
+        namespace=_TEXT,
+        labels=_TEXTS,
+        interval=_TEXT,
+        scrapeTimeout=_TEXT,
+        relabelings=_OBJECTS,
+        metricRelabelings=_OBJECTS,
+    ),
+    "prometheusRule": _object(
+        enabled=_SWITCH,
+        namespace=_TEXT,
+        labels=_TEXTS,
+        ruleLabels=_TEXTS,
+        runbookUrl={"type": "string", "pattern": "^https?://"},
+        thresholds=_object(**{each.name: {**_whole(), "description": each.meaning} for each in THRESHOLDS}),
+    ),
+    "dashboard": _object(enabled=_SWITCH, namespace=_TEXT, labels=_TEXTS, annotations=_TEXTS),
+    "networkPolicy": _object(
+        enabled=_SWITCH,
+        metricsFrom=_PEERS,
+        clientsFrom=_PEERS,
+        storeTo=_PEERS,
+        apiServerPorts={"type": "array", "items": _whole(1)},
+        extraEgress=_OBJECTS,
+    ),
+    "podDisruptionBudget": _object(enabled=_SWITCH, maxUnavailable=_whole()),
+    "resources": _RESOURCES,
+    "podSecurityContext": _OBJECT,
+    "securityContext": _OBJECT,
+    "terminationGracePeriodSeconds": _whole(1),
+    "probePeriodSeconds": _whole(1),
+    "startupSeconds": _whole(5),
+    "extraEnv": _OBJECTS,
+    "extraVolumes": _OBJECTS,
+    "extraVolumeMounts": _OBJECTS,
+    "existingSecret": _TEXT,
+    "podAnnotations": _TEXTS,
+    "podLabels": _TEXTS,
+    "nodeSelector": _TEXTS,
+    "tolerations": _OBJECTS,
+    "affinity": _OBJECT,
+    "topologySpreadConstraints": _OBJECTS,
+    "priorityClassName": _TEXT,
+    "global": _OBJECT,
+}
+
+
+def _is(path: str, *values: object) -> Schema:
+    """That a value is there and one of these."""
+    found: Schema = {"enum": list(values)}
+    for name in reversed(path.split(".")):
+        found = {"properties": {name: found}, "required": [name]}
+    return found
+
+
+#: What goes together: what is said when it does not, if, then.
+_COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
+    (
+        "A LevelDB store is one process's: server and janitor in one pod, with a volume that outlives it.",
+        _is("storage.kind", "leveldb"),
+        {"allOf": [_is("mode", "deployment"), _is("server.enabled", True), _is("persistence.enabled", True)]},
+    ),
+    (
+        "A store in memory is gone with its pod.",
+        {},
+        _is("storage.kind", "leveldb", "hbase"),
+    ),
+    (
+        "A LevelDB store's transactions are managed by its server; Spark cannot read it.",
+        _is("storage.kind", "leveldb"),
+        {"allOf": [_is("transactions.source", "manager", "none"), {"not": _is("spark.enabled", True)}]},
+    ),
+    (
+        "Only the server manages transactions.",
+        {"allOf": [_is("transactions.source", "manager")]},
+        _is("server.enabled", True),
+    ),
+    (
+        "The manager's log needs a volume that outlives the pod.",
+        {"allOf": [_is("transactions.source", "manager"), _is("server.enabled", True)]},
+        _is("persistence.enabled", True),
+    ),
+    (
+        "The server answers to other pods, so it has to know who asks.",
+        _is("server.enabled", True),
+        _is("server.auth.kind", "tokens", "jwt"),
+    ),
+    (
+        "An archive needs a volume that outlives the pod.",
+        _is("janitor.archive.enabled", True),
+        _is("persistence.enabled", True),
+    ),
+)
+
+
+def schema() -> Schema:
+    """The schema of the chart's values."""
+    made = Settings.model_json_schema()
+    kinds = {name: _plain(kind) for name, kind in made["$defs"].items()}
+    kinds["ServerSettings"]["properties"]["enabled"] = {**_SWITCH, "description": "whether the chart runs it"}
+    own = _described(_OWN)
+    sections = {name: {"$ref": made["properties"][name]["$ref"]} for name in _SECTIONS}
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Values of tms-janitor",
+        "type": "object",
+        "properties": {**sections, **own},
+        **_NOTHING_ELSE,
+        "allOf": [{"description": why, "if": when, "then": then} for why, when, then in _COMBINATIONS],
+        "$defs": kinds,
+    }
+
+
+def _plain(node: Any) -> Any:
+    """A model's schema without what only the settings' own page needs."""
+    if isinstance(node, list):
+        return [_plain(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    dropped = {"place", "reason", "title", "unit"} if "properties" not in node or "type" in node else set()
+    found = {key: _plain(value) for key, value in node.items() if key not in dropped or isinstance(value, dict)}
+    if isinstance(found.get("unit"), str):
+        del found["unit"]
+    return found
+
+
+def _described(own: dict[str, Schema]) -> dict[str, Schema]:
+    """What the comments of the values say, in the schema too; so an editor shows it."""
+    said = comments()
+    found = json.loads(json.dumps(own))
+    for path, meaning in said.items():
+        node, *rest = path.split(".")
+        place = found.get(node)
+        for name in rest:
+            place = place and place.get("properties", {}).get(name)
+        if place is not None:
+            place["description"] = meaning
+    return dict(found)
+
+
+def comments() -> dict[str, str]:
+    """What ``values.yaml`` says of each value, by its path: the comment ``# -- …`` above it."""
+    found, said, path = {}, "", list[str]()
+    for line in (CHART / "values.yaml").read_text(encoding="utf-8").splitlines():
+        if match := re.match(r" *# -- (.+)", line):
+            said = match[1]
+        elif match := re.match(r"( *)([\w.-]+):", line):
+            path = [*path[: len(match[1]) // 2], match[2]]
+            if said:
+                found[".".join(path)] = said
+            said = ""
+    return found
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+_HEAD = """\
+# tms-janitor
+
+Made by `python -m charts.generate`; change `values.yaml`, the settings' models or `charts/schema.py`, not this page.
+
+Cleans CDAP's Transactional Messaging System in HBase from outside, or serves and cleans a store of its own in a volume.
+How to install it, look at the plan, switch on, upgrade and roll back: `docs/kubernetes.md`. What to do when an alert
+fires: `docs/operations.md`.
+
+    helm install janitor charts/tms-janitor --set 'storage.hbase.thrift={thrift-1:9090,thrift-2:9090}'
+
+installs a daemon that plans and deletes nothing. `helm test janitor` asks it whether it is well. Files under `ci/` are
+examples of values; each is installed by a test.
+
+## Values
+
+| value | default | meaning |
+|---|---|---|
+"""
+
+_COMBINED = """
+## What goes together
+
+The schema refuses anything else.
+
+"""
+
+_SETTINGS = """
+## Settings
+
+Under `storage`, `transactions`, `server` and `janitor` stand the settings of the program as they are in its file; the
+defaults are those of the program, or of the table above where there are others. `docs/configuration.md` has the
+reasons.
+
+| value | default | meaning |
+|---|---|---|
+"""
+
+_FIGURES = """
+## Figures of the alerts
+
+`prometheusRule.thresholds` has other defaults with `mode: cronjob`, where runs are started from outside, once a day at
+least.
+
+| value | deployment | cronjob | meaning |
+|---|---|---|---|
+"""
+
+
+def page() -> str:
+    """The chart's README."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    own = [_row(path, _at(values, path), meaning) for path, meaning in comments().items()]
+    told = [f"- {why}" for why, _, _ in _COMBINATIONS]
+    settings = [
+        _row(path, "must be given" if field.is_required() else field.default, _with_unit(field))
+        for path, field in fields(Settings)
+    ]
+    figures = [f"| `{each.name}` | {each.daemon} | {each.cronjob} | {each.meaning} |" for each in THRESHOLDS]
+    parts = [_HEAD, *own, _COMBINED, *told, _SETTINGS, *settings, _FIGURES, *figures]
+    return "".join(part if part.startswith(("#", "\n#")) else f"{part}\n" for part in parts)
+
+
+def _with_unit(field: Any) -> str:
+    unit = extra(field, "unit")
+    return f"{field.description} ({unit})" if unit else str(field.description)
+
+
+def _row(path: str, default: object, meaning: str) -> str:
+    return f"| `{path}` | `{text(default)}` | {meaning} |"
+
+
+def _at(values: Any, path: str) -> Any:
+    for name in path.split("."):
+        values = values[name]
+    return values

@@ -1,0 +1,254 @@
+{{/* The name of everything: release and chart, or what the values say. */}}
+{{- define "tms.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "tms.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 45 | trimSuffix "-" }}
+{{- else if contains (include "tms.name" .) .Release.Name }}
+{{- .Release.Name | trunc 45 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "tms.name" .) | trunc 45 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "tms.selector" -}}
+app.kubernetes.io/name: {{ include "tms.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "tms.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{ include "tms.selector" . }}
+app.kubernetes.io/version: {{ .Values.image.tag | default .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "tms.image" -}}
+{{- $name := .Values.image.repository }}
+{{- with .Values.image.registry }}{{ $name = printf "%s/%s" . $name }}{{ end }}
+{{- if .Values.image.digest }}
+{{- printf "%s@%s" $name .Values.image.digest }}
+{{- else }}
+{{- printf "%s:%s" $name (.Values.image.tag | default .Chart.AppVersion) }}
+{{- end }}
+{{- end }}
+
+{{- define "tms.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "tms.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- default "default" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{/* Which pods there are. "embedded": server, store and janitor are one. Not empty means yes. */}}
+{{- define "tms.embedded" -}}
+{{- if eq .Values.storage.kind "leveldb" }}yes{{ end }}
+{{- end }}
+
+{{- define "tms.usesLease" -}}
+{{- if eq (dig "lease" "kind" "store" .Values.janitor) "kubernetes" }}yes{{ end }}
+{{- end }}
+
+{{- define "tms.hasManager" -}}
+{{- if and .Values.server.enabled (eq .Values.transactions.source "manager") (not (include "tms.embedded" .)) }}yes{{ end }}
+{{- end }}
+
+{{/* The name of what serves the metrics: the daemon, or the exporter beside CronJobs. */}}
+{{- define "tms.component" -}}
+{{- if eq .Values.mode "cronjob" }}exporter{{ else }}janitor{{ end }}
+{{- end }}
+
+{{/* The settings file. JSON is YAML, and its numbers stay whole. */}}
+{{- define "tms.config" -}}
+{{- $settings := dict "storage" .Values.storage "transactions" .Values.transactions "janitor" .Values.janitor }}
+{{- if .Values.server.enabled }}
+{{- $_ := set $settings "server" (omit .Values.server "enabled") }}
+{{- end }}
+{{- if include "tms.usesLease" . }}
+{{- $lease := merge (dict) .Values.janitor.lease (dict "name" (include "tms.fullname" .) "namespace" .Release.Namespace) }}
+{{- $_ := set $settings "janitor" (merge (dict "lease" $lease) .Values.janitor) }}
+{{- end }}
+{{- toPrettyJson $settings }}
+{{- end }}
+
+{{/* HOST:PORT of the transaction service that this chart runs. */}}
+{{- define "tms.transactionsAddress" -}}
+{{- printf "%s-server:15165" (include "tms.fullname" .) }}
+{{- end }}
+
+{{- define "tms.metadata" -}}
+name: {{ include "tms.fullname" .root }}{{ with .suffix }}-{{ . }}{{ end }}
+namespace: {{ .namespace | default .root.Release.Namespace }}
+labels:
+  {{- include "tms.labels" .root | nindent 2 }}
+  {{- with .component }}
+  app.kubernetes.io/component: {{ . }}
+  {{- end }}
+  {{- with .labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+
+{{/*
+A pod. Takes a dict: root; component; args; and where they apply: command, image, ports, probes, env, resources,
+restartPolicy, data (mount the volume for data), token (mount the service account's token), serviceAccountName, near.
+*/}}
+{{- define "tms.pod" -}}
+{{- $root := .root }}
+{{- with $root.Values }}
+metadata:
+  labels:
+    {{- include "tms.labels" $root | nindent 4 }}
+    app.kubernetes.io/component: {{ $.component }}
+    {{- with .podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  annotations:
+    checksum/config: {{ include "tms.config" $root | sha256sum }}
+    {{- with .podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  serviceAccountName: {{ $.serviceAccountName | default (include "tms.serviceAccountName" $root) }}
+  automountServiceAccountToken: {{ $.token | default false }}
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ .terminationGracePeriodSeconds }}
+  {{- with $.restartPolicy }}
+  restartPolicy: {{ . }}
+  {{- end }}
+  securityContext:
+    {{- toYaml .podSecurityContext | nindent 4 }}
+  {{- with .imagePullSecrets }}
+  imagePullSecrets:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with .nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- if $.near }}
+  affinity:
+    podAffinity:
+      requiredDuringSchedulingIgnoredDuringExecution:
+        - topologyKey: kubernetes.io/hostname
+          labelSelector:
+            matchLabels:
+              {{- include "tms.selector" $root | nindent 14 }}
+              app.kubernetes.io/component: {{ $.near }}
+  {{- else }}
+  {{- with .affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- end }}
+  {{- with .topologySpreadConstraints }}
+  topologySpreadConstraints:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  containers:
+    - name: {{ $.component }}
+      image: {{ $.image | default (include "tms.image" $root) | quote }}
+      imagePullPolicy: {{ .image.pullPolicy }}
+      {{- with $.command }}
+      command: {{ toJson . }}
+      {{- end }}
+      args: {{ toJson $.args }}
+      securityContext:
+        {{- toYaml .securityContext | nindent 8 }}
+      resources:
+        {{- toYaml ($.resources | default .resources) | nindent 8 }}
+      {{- with concat ($.env | default list) .extraEnv }}
+      env:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $.ports }}
+      ports:
+        {{- range $name, $port := . }}
+        - name: {{ $name }}
+          containerPort: {{ int $port }}
+        {{- end }}
+      {{- end }}
+      {{- with $.probes }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
+      volumeMounts:
+        - name: config
+          mountPath: /etc/tms
+          readOnly: true
+        - name: data
+          mountPath: /var/lib/tms
+        - name: tmp
+          mountPath: /tmp
+        {{- if .existingSecret }}
+        - name: secrets
+          mountPath: /etc/tms-secrets
+          readOnly: true
+        {{- end }}
+        {{- with .extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+  volumes:
+    - name: config
+      configMap:
+        name: {{ include "tms.fullname" $root }}
+    - name: data
+      {{- if and .persistence.enabled $.data }}
+      persistentVolumeClaim:
+        claimName: {{ .persistence.existingClaim | default (include "tms.fullname" $root) }}
+      {{- else }}
+      emptyDir: {}
+      {{- end }}
+    - name: tmp
+      emptyDir: {}
+    {{- if .existingSecret }}
+    - name: secrets
+      secret:
+        secretName: {{ .existingSecret }}
+        defaultMode: 0440
+    {{- end }}
+    {{- with .extraVolumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Probes: started, alive, ready. Takes a dict: root, ready (path), port (its name), tls. */}}
+{{- define "tms.probes" -}}
+{{- $seconds := int .root.Values.probePeriodSeconds }}
+startupProbe:
+  httpGet: {path: /healthz, port: metrics}
+  periodSeconds: 5
+  failureThreshold: {{ max 1 (div (int .root.Values.startupSeconds) 5) }}
+livenessProbe:
+  httpGet: {path: /healthz, port: metrics}
+  periodSeconds: {{ $seconds }}
+  timeoutSeconds: 5
+  failureThreshold: 3
+readinessProbe:
+  httpGet: {path: {{ .ready | default "/readyz" }}, port: {{ .port | default "metrics" }}{{ if .tls }}, scheme: HTTPS{{ end }}}
+  periodSeconds: {{ $seconds }}
+  timeoutSeconds: 5
+{{- end }}
+
+{{/* Where the janitor asks for transactions, when this chart runs the manager. */}}
+{{- define "tms.janitorEnv" -}}
+{{- if include "tms.hasManager" . }}
+- {name: TMS_TRANSACTIONS__SOURCE, value: thrift}
+- {name: TMS_TRANSACTIONS__THRIFT, value: {{ include "tms.transactionsAddress" . | quote }}}
+{{- else }}
+[]
+{{- end }}
+{{- end }}

@@ -1,0 +1,435 @@
+"""What one task of a sweep does: one step of a pass, in one part of the store, under the law of the driver's run.
+
+A task gets what the pass knows (:class:`~janitor.world.World`) and walks its part exactly as a thread of a crew would;
+what it counted goes back as an answer. Before each batch it reads again what a driver's thread would (rules S2, S12):
+the topic's metadata, the pauses, the lease and whether the run still goes on. So a task may run twice at once, or go on
+after its run has ended: deletes are the same whoever repeats them, and a *zombie* ends at its next batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from janitor import permission
+from janitor.archive import ParquetArchive
+from janitor.archive_folder import local_folder
+from janitor.compaction import DeletedRanges
+from janitor.control import values
+from janitor.crew import StepName
+from janitor.inversions import Inversions
+from janitor.ledger import Ledger
+from janitor.messages import Messages
+from janitor.observe import tell_nobody
+from janitor.pacing import Pacer
+from janitor.payloads import Payloads
+from janitor.permission import Permission, Withheld
+from janitor.policy import Reason
+from janitor.ranges import Range
+from janitor.report import DataTable, Entry, EntryKey, ForeignKey, Tally
+from janitor.spark.access import Access
+from janitor.spark.ranged import NOTHING, RangedStore
+from janitor.state.base import LedgerEntry, State
+from janitor.state.hbase import HBaseState
+from janitor.sweep import Keeper, Sweep
+from janitor.txstate import TransactionView
+from janitor.walk import Act, Batch, Moved, Preview, Visit, Walk
+from janitor.world import TopicWork, World
+from tms_core import errors
+from tms_core.clock import Clock, SystemClock
+from tms_core.errors import Interrupted, LeaseLost, StoreError
+from tms_core.lease import Lease, LeaseRecord
+from tms_core.tables.base import KeyTable, MetadataTable, Store
+from tms_core.tables.hbase import HBasePart
+from tms_core.tables.read_only import read_only
+from tms_core.topic import TopicId
+
+#: Archive files that one attempt of one task may write; each has numbers of its own.
+FILES_PER_ATTEMPT = 100_000
+#: Attempts of one task; Spark makes four by default.
+ATTEMPTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of a store that a task works on.
+
+    Attributes:
+        number: which of all.
+        salt: under which its rows lie; None where there are no salts.
+        messages, payloads: which keys; an empty stop is the table's end.
+        since_ms, everything: what the search for invalid pointers looks at (:class:`~janitor.inversions.Inversions`).
+        failed, withheld: topics that former steps have left undone here.
+    """
+
+    number: int
+    salt: int | None
+    messages: Range
+    payloads: Range
+    since_ms: int | None = None
+    everything: bool = True
+    failed: dict[bytes, str] = field(default_factory=dict)
+    withheld: frozenset[bytes] = frozenset()
+
+    def __str__(self) -> str:
+        return f"part {self.number}" + ("" if self.salt is None else f" (salt {self.salt})")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a task that deletes has to know of its run.
+
+    Attributes:
+        id: the run's.
+        holder, fence: under whose lease it goes; an empty holder: under none.
+        rows_per_second: the task's share of the rate; None for no limit.
+    """
+
+    id: str
+    holder: str
+    fence: int
+    rows_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """One step, for all tasks.
+
+    Attributes:
+        world: what the pass knows, without what is open.
+        run: None for a plan, which changes nothing.
+    """
+
+    step: StepName
+    world: World
+    run: Run | None
+    page_rows: int
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a task has counted (:class:`~janitor.report.Tally`) and done.
+
+    Attributes:
+        failed, withheld, moved: metadata keys of topics that were left undone, why that is, and of those whose
+            metadata has changed, which have to be planned anew.
+        ledger: what was taken.
+        calls: store operations by name.
+        interrupted: name and message of what ended the task early; None: nothing did.
+        archive_error: why nothing more could be archived, and so deleted.
+        again: whether an attempt went before this one, whose deletes are in no count.
+    """
+
+    entries: list[tuple[EntryKey, Entry]] = field(default_factory=list)
+    kept: list[tuple[Reason, int]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    foreign: list[ForeignKey] = field(default_factory=list)
+    unknown: list[TopicId] = field(default_factory=list)
+    pointers: list[tuple[TopicId, list[int]]] = field(default_factory=list)
+    untouchable: int | None = None
+    scanned: list[tuple[str, int]] = field(default_factory=list)
+    failures: list[tuple[str, str, int]] = field(default_factory=list)
+    seeks_spared: int = 0
+    failed: list[tuple[bytes, str]] = field(default_factory=list)
+    withheld: list[bytes] = field(default_factory=list)
+    moved: list[bytes] = field(default_factory=list)
+    ledger: list[LedgerEntry] = field(default_factory=list)
+    calls: list[tuple[str, int]] = field(default_factory=list)
+    interrupted: tuple[str, str] | None = None
+    archive_error: str | None = None
+    write_failed: bool = False
+    again: bool = False
+
+    @classmethod
+    def of(cls, tally: Tally) -> Answer:
+        return cls(
+            entries=list(tally.entries.items()),
+            kept=list(tally.kept.items()),
+            errors=tally.errors,
+            foreign=tally.foreign,
+            unknown=sorted(tally.unknown),
+            pointers=[(topic, sorted(found)) for topic, found in tally.pointers.items()],
+            untouchable=tally.untouchable,
+            scanned=list(tally.scanned.items()),
+            failures=[(table, reason, number) for (table, reason), number in tally.failures.items()],
+            seeks_spared=tally.seeks_spared,
+        )
+
+    @property
+    def tally(self) -> Tally:
+        return Tally(
+            entries=dict(self.entries),
+            kept=Counter(dict(self.kept)),
+            errors=self.errors,
+            foreign=self.foreign,
+            unknown=set(self.unknown),
+            pointers={topic: set(found) for topic, found in self.pointers},
+            untouchable=self.untouchable,
+            scanned=Counter(dict(self.scanned)),
+            failures=Counter({(table, reason): number for table, reason, number in self.failures}),
+            seeks_spared=self.seeks_spared,
+        )
+
+    @property
+    def interruption(self) -> Interrupted | None:
+        """What ended the task early."""
+        if self.interrupted is None:
+            return None
+        name, message = self.interrupted
+        found: Interrupted = getattr(errors, name)(message)
+        return found
+
+    def pack(self) -> str:
+        return json.dumps(values.pack(self))
+
+    @classmethod
+    def unpack(cls, text: str) -> Answer:
+        found: Answer = values.unpack(cls, json.loads(text))
+        return found
+
+
+class Ground(Protocol):
+    """What a task stands on."""
+
+    @contextmanager
+    def reading(self, share: Share) -> Iterator[tuple[Store, Store]]:
+        """A part and the whole of the store, with nothing that could write."""
+        ...
+
+    @contextmanager
+    def writing(self, share: Share) -> Iterator[tuple[Store, Store, State]]:
+        """A part and the whole of the store, to be written, and the memory of the run."""
+        ...
+
+    def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:
+        """Where rows go before they are deleted; None for nowhere."""
+        ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoreGround:
+    """The store that settings name."""
+
+    access: Access
+
+    @contextmanager
+    def reading(self, share: Share) -> Iterator[tuple[Store, Store]]:
+        if self.access.is_leveldb:
+            with self.access.reading() as store:
+                yield RangedStore(store, share.messages, share.payloads), store
+        else:
+            with self.access.hbase() as store:
+                yield read_only(_part(store, share)), read_only(store)
+
+    @contextmanager
+    def writing(self, share: Share) -> Iterator[tuple[Store, Store, State]]:
+        wanted = self.access.settings.storage.hbase
+        with (
+            self.access.hbase() as store,
+            HBaseState(
+                wanted.thrift,
+                namespace=wanted.namespace,
+                thrift2=wanted.thrift2 or (),
+                timeout_seconds=wanted.timeout_seconds,
+            ) as state,
+        ):
+            yield _part(store, share), store, state
+
+    def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:
+        wanted = self.access.settings.janitor.archive
+        if not wanted.enabled:
+            return None
+        return ParquetArchive(local_folder(wanted.path), self.clock).begin(run_id, transactions, first)
+
+    @property
+    def clock(self) -> Clock:
+        return SystemClock()
+
+
+def _part(store: Store, share: Share) -> Store:
+    """The rows under a share's salt; none if it has no rows any more."""
+    parts = [part for part in store.parts() if isinstance(part, HBasePart) and part.salt == share.salt]
+    return parts[0] if parts else RangedStore(store, NOTHING, NOTHING)
+
+
+class FollowedLease(Lease):
+    """The lease of a run as its tasks see it: they look whether it is still held, and never renew it.
+
+    Args:
+        state: where the lease and the run are.
+        run: whose task this is.
+    """
+
+    def __init__(self, state: State, run: Run, clock: Clock) -> None:
+        super().__init__(state, run.holder, 1, clock)
+        self._state = state
+        self._run = run
+
+    def renew_if_due(self) -> None:
+        """The driver does."""
+
+    def check(self) -> None:
+        """Look whether the run still goes on, under the same lease.
+
+        Raises:
+            LeaseLost: it does not.
+        """
+        record = LeaseRecord.parse(self._state.lease()) if self._run.holder else None
+        if self._run.holder and (
+            record is None or (record.holder, record.fence) != (self._run.holder, self._run.fence)
+        ):
+            raise LeaseLost("the lease of this task's run was lost; another run goes on from there.")
+        present = self._state.run(self._run.id)
+        if present is None or present.finished_ms is not None:
+            raise LeaseLost("the run of this task has ended; the next one goes on from there.")
+
+
+class TaskSweep(Sweep):
+    """The act of a task; a topic that has moved is left to the driver, who plans it anew.
+
+    Attributes:
+        moved: metadata keys of such topics.
+    """
+
+    def __init__(
+        self, store: Store, permission: Permission, pacer: Pacer, ledger: Ledger, keeper: Keeper | None
+    ) -> None:
+        super().__init__(store, permission, pacer, ledger, keeper)
+        self.moved: set[bytes] = set()
+
+    def delete(self, work: TopicWork, table: KeyTable, batch: Batch) -> list[bytes]:
+        try:
+            return super().delete(work, table, batch)
+        except Moved:
+            self.moved.add(work.topic.topic.prefix)
+            raise Withheld from None
+
+
+class TaskWalk(Walk):
+    """A walk that counts nothing as staying in a topic that is planned anew."""
+
+    def _visit(self, name: DataTable, table: KeyTable, prefix: bytes, key: bytes, visit: Visit) -> bytes:
+        kept = self.tally.kept.copy()
+        behind = super()._visit(name, table, prefix, key, visit)
+        topic = TopicId.from_prefix(prefix)
+        if isinstance(self.act, TaskSweep) and prefix in self.act.moved and topic is not None:
+            self.tally.forget_kept(kept, topic, name)
+        return behind
+
+
+class NoMetadata(MetadataTable):
+    """Stands for the metadata table on the way to a task, which has its own."""
+
+    def rows(self) -> list[tuple[bytes, bytes]]:
+        raise _not_open()
+
+    def get(self, key: bytes) -> bytes | None:
+        raise _not_open()
+
+    def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
+        raise _not_open()
+
+
+def portable(world: World) -> World:
+    """What a pass knows, without what is open, or what only whoever plans topics needs."""
+    return replace(world, metadata=NoMetadata(), records={}, consumers=None)
+
+
+def perform(ground: Ground, errand: Errand, share: Share, attempt: int) -> Answer:
+    """Do one task.
+
+    Args:
+        attempt: how many went before this one.
+
+    Raises:
+        StoreError: the store could not be read between topics either; names the part.
+    """
+    try:
+        answer = (
+            _planned(ground, errand, share)
+            if errand.run is None
+            else _swept(ground, errand, errand.run, share, attempt)
+        )
+    except StoreError as error:
+        message = f"the task for {share} lost its store in the step {errand.step}: {error.message}"
+        raise type(error)(message, error.hint) from error
+    answer.again = attempt > 0
+    return answer
+
+
+def _planned(ground: Ground, errand: Errand, share: Share) -> Answer:
+    with ground.reading(share) as (part, whole):
+        return _walked(errand, share, part, whole, Preview())
+
+
+def _swept(ground: Ground, errand: Errand, run: Run, share: Share, attempt: int) -> Answer:
+    with ground.writing(share) as (part, whole, state):
+        lease = FollowedLease(state, run, ground.clock)
+        allowed = Permission(state, lease, ground.clock, run.id, permission.never)
+        snapshot = errand.world.transactions.snapshot
+        ledger = Ledger(state, ground.clock, run.id, None if snapshot is None else snapshot.timestamp_ms)
+        first = (share.number * ATTEMPTS + attempt % ATTEMPTS) * FILES_PER_ATTEMPT + 1
+        keeper = ground.archive(run.id, errand.world.transactions, first)
+        pacer = Pacer(run.rows_per_second, ground.clock, allowed.alive)
+        sweep = TaskSweep(whole, allowed, pacer, ledger, keeper)
+        answer = _walked(errand, share, part, whole, sweep)
+        if answer.interrupted is None:
+            _finish(sweep, sweep.deleted, allowed, answer)
+        answer.ledger = ledger.entries()
+        answer.moved = sorted(sweep.moved)
+        answer.withheld = [prefix for prefix in answer.withheld if prefix not in sweep.moved]
+        answer.archive_error = None if sweep.archive_error is None else str(sweep.archive_error)
+        answer.write_failed = sweep.write_failed
+        return answer
+
+
+def _finish(sweep: Sweep, deleted: DeletedRanges, allowed: Permission, answer: Answer) -> None:
+    """Make durable what was done, and have its space given back: only here it is known where rows were."""
+    sweep.sync()
+    try:
+        deleted.compact(allowed.alive)
+    except Interrupted as error:
+        answer.interrupted = (type(error).__name__, error.message)
+    except StoreError as error:
+        answer.errors.append(f"space was not given back: {error}")
+
+
+def _walked(errand: Errand, share: Share, part: Store, whole: Store, act: Act) -> Answer:
+    world = replace(errand.world, metadata=whole.metadata)
+    # What dataclasses replace they share, and a task changes its own.
+    world.reread_topics = set(errand.world.reread_topics)
+    before = Counter(whole.calls)
+    walk = TaskWalk(part, world, act, Tally(), page_rows=errand.page_rows, observer=tell_nobody, whole=whole)
+    walk.failed.update(share.failed)
+    walk.withheld |= share.withheld
+    interrupted = None
+    try:
+        _step(errand.step, walk, share)
+    except Interrupted as error:
+        interrupted = (type(error).__name__, error.message)
+    answer = Answer.of(walk.tally)
+    answer.interrupted = interrupted
+    answer.failed = sorted((prefix, why) for prefix, why in walk.failed.items() if prefix not in share.failed)
+    answer.withheld = sorted(walk.withheld - share.withheld)
+    answer.calls = sorted((whole.calls - before).items())
+    return answer
+
+
+def _step(step: StepName, walk: Walk, share: Share) -> None:
+    if step == "message":
+        Messages(walk).delete()
+    elif step == "invert":
+        Inversions(walk, share.since_ms, everything=share.everything).invert()
+    else:
+        Payloads(walk).delete()
+
+
+def _not_open() -> StoreError:
+    return StoreError("The metadata table is not open here.")

@@ -1,0 +1,89 @@
+"""What the API server says its objects look like, as JSON schemas for kubeconform; recorded, so that no server is needed.
+
+``tests/cluster/test_plane.py`` compares the record with a real API server, and says how to make it anew.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).with_name("schemas")
+#: What the chart makes: group, version and kind.
+KINDS = (
+    ("", "v1", "ConfigMap"),
+    ("", "v1", "PersistentVolumeClaim"),
+    ("", "v1", "Pod"),
+    ("", "v1", "Service"),
+    ("", "v1", "ServiceAccount"),
+    ("apps", "v1", "Deployment"),
+    ("batch", "v1", "CronJob"),
+    ("batch", "v1", "Job"),
+    ("coordination.k8s.io", "v1", "Lease"),
+    ("networking.k8s.io", "v1", "NetworkPolicy"),
+    ("policy", "v1", "PodDisruptionBudget"),
+    ("rbac.authorization.k8s.io", "v1", "Role"),
+    ("rbac.authorization.k8s.io", "v1", "RoleBinding"),
+)
+
+_NAMES = "_definitions.json"
+_REF = "#/definitions/"
+
+
+def record(openapi: dict[str, Any]) -> dict[str, str]:
+    """The schemas as files, by name.
+
+    Args:
+        openapi: what the API server answers at ``/openapi/v2``.
+    """
+    definitions = openapi["definitions"]
+    by_kind = {
+        (each["group"], each["version"], each["kind"]): name
+        for name, definition in definitions.items()
+        for each in definition.get("x-kubernetes-group-version-kind", ())
+    }
+    wanted = {kind: by_kind[kind] for kind in KINDS}
+    reached = dict(_reached(definitions, wanted.values()))
+    shrunk = {name: _strict(definition) for name, definition in sorted(reached.items())}
+    files = {_NAMES: json.dumps({"definitions": shrunk}, separators=(",", ":"), sort_keys=True) + "\n"}
+    for (group, version, kind), name in wanted.items():
+        suffix = "-".join(filter(None, [kind.lower(), group.partition(".")[0], version]))
+        files[f"{suffix}.json"] = json.dumps({"$ref": f"{_NAMES}{_REF}{name}"}) + "\n"
+    return files
+
+
+def _reached(definitions: dict[str, Any], names: Any) -> Iterator[tuple[str, Any]]:
+    """The definitions that these lead to, each once."""
+    todo, seen = list(names), set()
+    while todo:
+        name = todo.pop()
+        if name not in seen:
+            seen.add(name)
+            yield name, definitions[name]
+            todo += re.findall(rf'"{_REF}([^"]+)"', json.dumps(definitions[name]))
+
+
+def _strict(node: Any) -> Any:
+    """A definition without its prose, where a name it does not know is an error."""
+    if isinstance(node, list):
+        return [_strict(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if node.get("format") in ("int-or-string", "quantity"):
+        return {"type": ["string", "integer", "number"]}
+    found = {}
+    for key, value in node.items():
+        if key == "properties":
+            found[key] = {name: _strict(inner) for name, inner in value.items()}
+        elif key == "$ref":
+            found[key] = _NAMES + value if value.startswith("#") else value
+        elif key in ("description", "format") or key.startswith("x-"):
+            continue
+        else:
+            found[key] = _strict(value)
+    if "properties" in found:
+        found["additionalProperties"] = False
+    return found

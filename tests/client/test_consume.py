@@ -1,0 +1,322 @@
+"""Reading for ever: in order, nothing twice and nothing left out, whatever goes wrong; and it ends when it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+
+import httpx2
+import pytest
+
+from tests.client.faults import SOON, Faults, When, faulty_async_client, faulty_client
+from tests.client.test_outcomes import ORDERS
+from tms_core.client import (
+    AsyncClient,
+    AsyncConsumption,
+    Client,
+    ConsumerNotFound,
+    Consumption,
+    Message,
+    Retry,
+    TopicNotFound,
+)
+from tms_core.client.testing import InProcess, InProcessTransport
+
+#: How long a test waits for what has to happen, in seconds.
+PATIENCE_SECONDS = 120
+
+
+class Happenings:
+    """What happens while a consumer waits, one thing in each pause.
+
+    Attributes:
+        pauses: how long each was to be, in seconds.
+    """
+
+    def __init__(self, *happenings: Callable[[], object]) -> None:
+        self.pauses: list[float] = []
+        self._happenings = list(happenings)
+
+    def __call__(self, event: threading.Event, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self._happenings.pop(0)()
+
+    async def wait(self, event: asyncio.Event, seconds: float) -> None:
+        self(threading.Event(), seconds)
+
+
+def take(consumption: Iterator[Message], count: int) -> list[bytes]:
+    return [next(consumption).payload for _ in range(count)]
+
+
+def nothing() -> None:
+    """Nothing happens."""
+
+
+def test_given_messages_that_come_while_it_waits_when_consumed_then_all_are_given_in_order(
+    site: InProcess, client: Client
+) -> None:
+    client.publish(ORDERS, [b"1", b"2"])
+    happenings = Happenings(nothing, lambda: client.publish(ORDERS, [b"3"]), lambda: client.publish(ORDERS, [b"4"]))
+    with site.client(pause=happenings) as reader, reader.consume(ORDERS) as messages:
+        assert take(messages, 4) == [b"1", b"2", b"3", b"4"]
+
+
+def test_given_a_place_to_begin_when_consumed_then_it_begins_there(client: Client) -> None:
+    client.publish(ORDERS, [b"1", b"2", b"3"])
+    first, second, _ = client.poll(ORDERS)
+    assert take(client.consume(ORDERS, start=second.id), 2) == [b"2", b"3"]
+    assert take(client.consume(ORDERS, start=first.id, inclusive=False), 2) == [b"2", b"3"]
+    assert take(client.consume(ORDERS, start=first.time), 3) == [b"1", b"2", b"3"]
+
+
+def test_given_nothing_when_it_waits_then_pauses_grow_and_begin_anew_after_a_message(
+    site: InProcess, client: Client
+) -> None:
+    idle = Retry(first_seconds=1, factor=4, longest_seconds=10)
+    publish = lambda: client.publish(ORDERS, [b"x"])  # noqa: E731 it is one of several happenings
+    happenings = Happenings(nothing, nothing, nothing, publish, publish)
+    with site.client(pause=happenings) as reader, reader.consume(ORDERS, idle=idle) as messages:
+        take(messages, 2)
+    lowest = [0.5, 2, 5, 5, 0.5]
+    assert [low <= pause <= 2 * low for low, pause in zip(lowest, happenings.pauses, strict=True)] == [True] * 5
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_given_a_server_that_does_not_answer_when_it_is_back_then_it_goes_on_where_it_was(
+    site: InProcess, client: Client, faults: Faults, when: When
+) -> None:
+    client.publish(ORDERS, [b"1"])
+    happenings = Happenings(nothing, nothing, faults.heal, lambda: client.publish(ORDERS, [b"2"]))
+    with faulty_client(site, faults, pause=happenings) as reader, reader.consume(ORDERS) as messages:
+        assert take(messages, 1) == [b"1"]
+        faults.at("poll", when)
+        assert take(messages, 1) == [b"2"]
+    assert len(happenings.pauses) == 4
+
+
+class Cut(httpx2.BaseTransport):
+    """Cuts each answer to a poll short, a little later each time."""
+
+    def __init__(self, transport: InProcessTransport) -> None:
+        self._transport = transport
+        self.polls = 0
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        answer = self._transport.handle_request(request)
+        if not request.url.path.endswith("/poll"):
+            return answer
+        self.polls += 1
+        body = answer.read()
+        return httpx2.Response(200, stream=_CutBody(body[: self.polls * 30]))
+
+
+class _CutBody(httpx2.SyncByteStream):
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._body
+        raise httpx2.ReadError("cut")
+
+
+def test_given_answers_that_are_cut_short_when_consumed_then_nothing_is_missing_and_nothing_twice(
+    site: InProcess, client: Client
+) -> None:
+    sent = [b"message %d" % number for number in range(100)]
+    client.publish(ORDERS, sent)
+    cut = Cut(site.transport)
+    with site.client(transport=cut, pause=lambda *_: None) as reader:
+        assert take(reader.consume(ORDERS), 100) == sent
+    assert cut.polls > 2
+
+
+def test_given_no_such_topic_when_consumed_then_it_does_not_wait_for_one(client: Client) -> None:
+    with pytest.raises(TopicNotFound):
+        next(client.consume("default:missing"))
+    with pytest.raises(TopicNotFound):
+        next(client.consume("default:missing", consumer="billing"))
+
+
+# --- its end ---------------------------------------------------------------------------------------------------------
+
+FOR_EVER = Retry(first_seconds=1e6, longest_seconds=1e6)
+
+
+@pytest.mark.parametrize("by_closing", [False, True])
+def test_given_a_consumer_that_waits_when_it_is_stopped_by_another_thread_then_it_ends(
+    site: InProcess, by_closing: bool
+) -> None:
+    client = site.client()
+    consumption = client.consume(ORDERS, idle=FOR_EVER)
+    found: list[Message] = []
+    thread = threading.Thread(target=lambda: found.extend(consumption))
+    thread.start()
+    if by_closing:
+        client.close()
+    else:
+        consumption.stop()
+    thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive()
+    assert found == []
+    client.close()
+
+
+def test_given_a_stop_in_the_loop_when_the_next_is_asked_for_then_it_ends(client: Client) -> None:
+    client.publish(ORDERS, [b"1", b"2", b"3"])
+    found = []
+    with client.consume(ORDERS) as messages:
+        for message in messages:
+            found.append(message.payload)
+            if len(found) == 2:
+                messages.stop()
+    assert found == [b"1", b"2"]
+
+
+# --- positions -------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_consumer_by_name_when_started_again_then_it_goes_on_behind_what_it_is_done_with(
+    client: Client,
+) -> None:
+    client.publish(ORDERS, [b"1", b"2", b"3"])
+    with client.consume(ORDERS, consumer="billing") as messages:
+        assert take(messages, 2) == [b"1", b"2"]
+    # It asked for 2 when it was done with 1; nobody knows whether it was done with 2.
+    first, second, third = client.poll(ORDERS)
+    assert client.position(ORDERS, "billing") == first.id
+    with client.consume(ORDERS, consumer="billing", start=third.id) as messages:
+        assert take(messages, 1) == [b"2"]
+        messages.commit()
+        assert client.position(ORDERS, "billing") == second.id
+        assert take(messages, 1) == [b"3"]
+        messages.stop()
+        assert list(messages) == []
+    assert client.position(ORDERS, "billing") == third.id
+
+
+def test_given_a_consumer_without_a_position_when_started_then_it_begins_where_it_is_told(client: Client) -> None:
+    client.publish(ORDERS, [b"1", b"2"])
+    first, second = client.poll(ORDERS)
+    with client.consume(ORDERS, consumer="billing", start=second.id) as messages:
+        assert take(messages, 1) == [b"2"]
+    with pytest.raises(ConsumerNotFound):
+        client.position(ORDERS, "billing")
+
+
+def test_given_a_batch_when_it_is_done_with_then_the_position_is_stored_before_the_next(
+    site: InProcess, client: Client
+) -> None:
+    client.publish(ORDERS, [b"1", b"2"])
+    stored: list[bool] = []
+
+    def look() -> None:
+        stored.append(client.position(ORDERS, "billing") == list(client.poll(ORDERS))[-1].id)
+        client.publish(ORDERS, [b"3"])
+
+    with site.client(pause=Happenings(look)) as reader, reader.consume(ORDERS, consumer="billing") as messages:
+        assert take(messages, 3) == [b"1", b"2", b"3"]
+    assert stored == [True]
+
+
+def test_given_a_position_that_cannot_be_stored_when_it_goes_on_then_a_later_one_is(
+    site: InProcess, client: Client, faults: Faults
+) -> None:
+    client.publish(ORDERS, [b"1"])
+    faults.at("PUT billing", "before", times=SOON.attempts)
+    happenings = Happenings(nothing, nothing, lambda: client.publish(ORDERS, [b"2"]))
+    with faulty_client(site, faults, pause=happenings) as reader:
+        with reader.consume(ORDERS, consumer="billing") as messages:
+            assert take(messages, 2) == [b"1", b"2"]
+            messages.stop()
+            assert list(messages) == []
+    assert client.position(ORDERS, "billing") == list(client.poll(ORDERS))[-1].id
+
+
+# --- only what is committed ------------------------------------------------------------------------------------------
+
+
+def test_given_transactions_when_consumed_committed_then_only_what_is_committed_is_given_and_in_its_order(
+    site: InProcess, client: Client
+) -> None:
+    aborted, open_one = client.transaction(), client.transaction()
+    with aborted:
+        aborted.roll_back()
+        client.publish(ORDERS, [b"aborted"], transaction=aborted.transaction)
+        # Its rows are taken back as a client would that knows of them.
+        client.rollback(ORDERS, client.publish(ORDERS, [b"aborted"], transaction=aborted.transaction))
+    site.manager.invalidate(aborted.transaction.transaction_id)
+    open_one.__enter__()
+    client.publish(ORDERS, [b"open"], transaction=open_one.transaction)
+    client.publish(ORDERS, [b"plain"])
+    happenings = Happenings(nothing, lambda: open_one.__exit__(None, None, None))
+    with site.client(pause=happenings) as reader, reader.consume(ORDERS, committed=True) as messages:
+        assert take(messages, 2)[-2:] == [b"open", b"plain"]
+
+
+def test_given_a_transaction_service_that_is_away_when_it_is_back_then_it_goes_on(
+    site: InProcess, client: Client, faults: Faults
+) -> None:
+    client.publish(ORDERS, [b"1"])
+    faults.at("start", "before")
+    happenings = Happenings(nothing, faults.heal)
+    with faulty_client(site, faults, pause=happenings) as reader, reader.consume(ORDERS, committed=True) as messages:
+        assert take(messages, 1) == [b"1"]
+    assert len(site.manager.visibility().in_progress) == 0
+
+
+# --- the same in a loop ----------------------------------------------------------------------------------------------
+
+
+async def take_async(consumption: AsyncConsumption, count: int) -> list[bytes]:
+    return [(await anext(consumption)).payload for _ in range(count)]
+
+
+def test_given_an_event_loop_when_consumed_then_it_waits_goes_on_after_errors_and_keeps_its_position(
+    site: InProcess, client: Client, faults: Faults
+) -> None:
+    client.publish(ORDERS, [b"1"])
+    publish = lambda: client.publish(ORDERS, [b"2"])  # noqa: E731 it is one of several happenings
+    happenings = Happenings(nothing, publish, faults.heal)
+
+    async def main() -> None:
+        async with faulty_async_client(site, faults, pause=happenings.wait) as reader:
+            async with reader.consume(ORDERS, consumer="billing", committed=True) as messages:
+                assert await take_async(messages, 1) == [b"1"]
+                faults.at("poll", "before")
+                happenings.pauses.clear()
+                assert await take_async(messages, 1) == [b"2"]
+                await messages.commit()
+            assert await reader.position(ORDERS, "billing") == (await last(reader)).id
+            assert isinstance(messages, AsyncConsumption)
+            assert [message async for message in messages] == []
+
+    async def last(reader: AsyncClient) -> Message:
+        return [message async for message in reader.poll(ORDERS)][-1]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("by_closing", [False, True])
+def test_given_a_task_that_waits_when_it_is_stopped_by_another_then_it_ends(site: InProcess, by_closing: bool) -> None:
+    async def main() -> None:
+        async with site.async_client() as client:
+            consumption = client.consume(ORDERS, idle=FOR_EVER)
+
+            async def read() -> list[Message]:
+                return [message async for message in consumption]
+
+            task = asyncio.create_task(read())
+            await asyncio.sleep(0)
+            if by_closing:
+                await client.close()
+            else:
+                consumption.stop()
+            assert await asyncio.wait_for(task, PATIENCE_SECONDS) == []
+
+    asyncio.run(main())
+
+
+def test_a_consumption_is_what_both_clients_give(client: Client) -> None:
+    assert isinstance(client.consume(ORDERS), Consumption)

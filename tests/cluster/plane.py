@@ -1,0 +1,173 @@
+"""A real control plane on this machine: etcd, API server and controller manager, on loopback, without root.
+
+Objects are accepted or refused as on any cluster, controllers make their objects, and leases are held. Nothing runs
+what a pod says: there is no node, so pods stay pending.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import httpx2
+import yaml
+
+ROOT = Path(__file__).parents[2]
+KUBEBOX = ROOT / ".tools/bin/kubebox"
+#: How long a condition is waited for, in seconds; long, since the machine may be busy.
+PATIENCE_SECONDS = 180
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait until it holds; ``what`` is said when it never does."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {PATIENCE_SECONDS} s: {what}"
+        time.sleep(0.2)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+class ControlPlane:
+    """It runs as long as the block.
+
+    Args:
+        folder: its own.
+
+    Attributes:
+        kubeconfig: lets a program in as an administrator.
+        url: the API server's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._token = secrets.token_hex(16)
+        client, peer, secure = free_ports(3)
+        self.url = f"https://127.0.0.1:{secure}"
+        self.kubeconfig = folder / "kubeconfig"
+        self._etcd_url, self._peer_url = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
+        self._secure = secure
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._http: httpx2.Client | None = None
+
+    @property
+    def authority(self) -> Path:
+        """The certificate that proves the API server."""
+        return self._folder / "certs/apiserver.crt"
+
+    def _start(self, *words: str) -> None:
+        with (self._folder / f"{words[0]}.log").open("w") as log:
+            process = subprocess.Popen([str(KUBEBOX), *words], cwd=self._folder, stdout=log, stderr=log)
+        self._processes.append(process)
+
+    def __enter__(self) -> Self:
+        key = self._folder / "sa.key"
+        subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
+        tokens = self._folder / "tokens.csv"
+        tokens.write_text(f"{self._token},admin,1,system:masters\n")
+        try:
+            self._start("etcd", str(self._folder / "etcd"), self._etcd_url, self._peer_url)
+            self._start(
+                "kube-apiserver",
+                f"--etcd-servers={self._etcd_url}",
+                f"--secure-port={self._secure}",
+                "--bind-address=127.0.0.1",
+                "--endpoint-reconciler-type=none",
+                "--cert-dir=certs",
+                f"--service-account-key-file={key}",
+                f"--service-account-signing-key-file={key}",
+                "--service-account-issuer=https://kubernetes.default.svc",
+                "--service-cluster-ip-range=10.96.0.0/24",
+                "--authorization-mode=RBAC",
+                f"--token-auth-file={tokens}",
+            )
+            until(self.authority.exists, "the API server has made its certificate")
+            self.kubeconfig.write_text(yaml.safe_dump(self._config()))
+            self._http = httpx2.Client(
+                base_url=self.url,
+                verify=str(self.authority),
+                headers={"authorization": f"Bearer {self._token}"},
+                timeout=PATIENCE_SECONDS,
+                trust_env=False,
+            )
+            until(self._is_ready, "the API server is ready")
+            self._start(
+                "kube-controller-manager",
+                f"--kubeconfig={self.kubeconfig}",
+                f"--service-account-private-key-file={key}",
+                f"--root-ca-file={self.authority}",
+                "--leader-elect=false",
+                "--controllers=*",
+                "--cert-dir=certs",
+                "--secure-port=0",
+            )
+            return self
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        if self._http is not None:
+            self._http.close()
+        # The API server before its etcd, or it hangs.
+        for process in reversed(self._processes):
+            process.terminate()
+            try:
+                process.wait(timeout=PATIENCE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _config(self) -> dict[str, Any]:
+        cluster = {"server": self.url, "certificate-authority": str(self.authority)}
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": cluster}],
+            "users": [{"name": "u", "user": {"token": self._token}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+
+    def _is_ready(self) -> bool:
+        for process in self._processes:
+            assert process.poll() is None, self.said()
+        assert self._http is not None
+        try:
+            return self._http.get("/readyz").status_code == 200
+        except httpx2.TransportError:
+            return False
+
+    def said(self) -> str:
+        """The ends of the logs."""
+        return "\n".join(path.read_text()[-2000:] for path in self._folder.glob("*.log"))
+
+    def request(self, method: str, path: str, body: object = None, token: str | None = None) -> httpx2.Response:
+        """Ask the API server, as an administrator or as the owner of another token."""
+        assert self._http is not None
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        return self._http.request(method, path, json=body, headers=headers)
+
+    def get(self, path: str) -> Any:
+        """An object, or a list of them."""
+        answer = self.request("GET", path)
+        assert answer.status_code == 200, answer.text
+        return json.loads(answer.content)
+
+    def named(self, path: str) -> list[str]:
+        """The names of the objects there are of a kind."""
+        return [item["metadata"]["name"] for item in self.get(path)["items"]]

@@ -1,0 +1,306 @@
+"""Two ``tms serve`` on one HBase: one leads, the other passes on; leaders are killed, and stopped in a write.
+
+Time is the machine's, so nothing here waits for anything but conditions.
+
+As a module this is the ``tms`` command, but that it stops itself in the middle of sending a certain message to HBase.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event, Thread, get_ident
+from typing import Any
+
+import yaml
+
+from tests.hbase.tables import Tables
+from tests.server.client import PATIENCE_SECONDS, Answer, Client, TopicClient
+from tests.server.process import TMS, Serve
+from tms_core.cli.main import execute
+from tms_core.tables import hbase_wire
+
+TOPIC = "events"
+#: What is acknowledged before the next blow, by each server's producers.
+SOME = 25
+#: The message in the middle of which the process stops.
+FATAL = b"stopped in the middle of this"
+ROOT = Path(__file__).parent.parent.parent
+STOPS_ITSELF = (sys.executable, "-m", "tests.hbase.test_two_servers")
+
+
+class Pair:
+    """Two servers on the same tables.
+
+    Args:
+        tables: where.
+        folder: for their settings.
+    """
+
+    def __init__(self, tables: Tables, folder: Path, **leader: object) -> None:
+        self.namespace = tables.make()
+        self._hbase = {"thrift": [tables.server.thrift], "namespace": self.namespace, "buckets": 4}
+        self._folder = folder
+        self._leader = {"advertise": "http://127.0.0.1:0", "seconds": 3, "fencing_delay_seconds": 1, **leader}
+
+    def server(self, name: str, *tms: str) -> Serve:
+        """One of them."""
+        path = self._folder / f"{name}.yaml"
+        path.write_text(
+            yaml.safe_dump(
+                {
+                    "storage": {"kind": "hbase", "hbase": self._hbase},
+                    "transactions": {"source": "none"},
+                    "server": {"port": 0, "leader": self._leader},
+                }
+            )
+        )
+        return Serve(path, tms=tms or (str(TMS),))
+
+
+def leads(server: Serve) -> bool:
+    with Client(server.port) as client:
+        return "tms_server_is_leader 1.0" in client.ask("GET", "/metrics").text
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Return when the condition holds."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def leader_of(one: Serve, other: Serve) -> tuple[Serve, Serve]:
+    """The server that leads, and the one that does not."""
+    until(lambda: leads(one) or leads(other))
+    return (one, other) if leads(one) else (other, one)
+
+
+class Worker:
+    """Asks one server the same kind of thing until it is told to stop, over new connections where one broke."""
+
+    def __init__(self, server: Serve) -> None:
+        self._port = server.port
+        self._stop = Event()
+        self._thread = Thread(target=self._run)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def join(self) -> None:
+        self._thread.join(PATIENCE_SECONDS)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with Client(self._port) as client:
+                    while not self._stop.is_set():
+                        self._ask(TopicClient(client, TOPIC))
+            except (OSError, EOFError):
+                self._broken()
+                time.sleep(0.1)
+
+    def _ask(self, topic: TopicClient) -> None:
+        raise NotImplementedError
+
+    def _broken(self) -> None:
+        """A connection broke, before or after the answer."""
+
+
+class Publisher(Worker):
+    """Publishes numbered messages, one at a time. Sends one again only if the answer says that nothing was done."""
+
+    def __init__(self, server: Serve, name: str) -> None:
+        self.name = name
+        self.acknowledged: list[str] = []
+        self.number = 0
+        super().__init__(server)
+
+    def _ask(self, topic: TopicClient) -> None:
+        message = f"{self.name} {self.number}"
+        answer = topic.post("publish", {"messages": [message]})
+        if answer.status == 503:
+            time.sleep(0.05)
+            return
+        self.number += 1
+        assert answer.status in (200, 500, 502), answer.text
+        if answer.status == 200:
+            self.acknowledged.append(message)
+
+    def _broken(self) -> None:
+        self.number += 1
+
+
+class Follower(Worker):
+    """Reads on and on from where it is."""
+
+    def __init__(self, server: Serve) -> None:
+        self.seen: list[tuple[str, str]] = []
+        super().__init__(server)
+
+    def _ask(self, topic: TopicClient) -> None:
+        start = {"startFrom": {"id": self.seen[-1][0]}, "inclusive": False} if self.seen else {}
+        answer = topic.post("poll", start)
+        if answer.status == 200:
+            self.seen += messages(answer)
+        if not (answer.status == 200 and answer.json):
+            time.sleep(0.02)
+
+
+def messages(answer: Answer) -> list[tuple[str, str]]:
+    return [(message["id"], message["payload"]) for message in answer.json]
+
+
+def everything(server: Serve) -> list[tuple[str, str]]:
+    """All messages of the topic, as somebody reads them who begins now."""
+
+    def read() -> Answer:
+        with Client(server.port) as client:
+            return TopicClient(client, TOPIC).post("poll", {"limit": 1_000_000})
+
+    answer = read()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while answer.status != 200:
+        assert time.monotonic() < deadline, answer.text
+        time.sleep(0.05)
+        answer = read()
+    return messages(answer)
+
+
+def create(server: Serve) -> None:
+    with Client(server.port) as client:
+        until(lambda: client.ask("PUT", f"/v1/namespaces/default/topics/{TOPIC}", b"{}").status == 200)
+
+
+def more(publisher: Publisher) -> None:
+    """Return when some more of its messages are acknowledged."""
+    wanted = len(publisher.acknowledged) + SOME
+    until(lambda: len(publisher.acknowledged) >= wanted)
+
+
+def test_given_producers_and_consumers_at_work_when_leaders_are_stopped_and_killed_then_all_is_there_once_in_one_order(
+    hbase_tables: Tables, tmp_path: Path
+) -> None:
+    pair = Pair(hbase_tables, tmp_path)
+    with pair.server("a") as one, pair.server("b") as other:
+        first, second = leader_of(one, other)
+        create(second)
+        publishers = {server: [Publisher(server, f"{server.port}-{at}") for at in range(2)] for server in (one, other)}
+        consumers = [Follower(server) for server in (one, other)]
+        everybody = [*publishers[one], *publishers[other]]
+        with ExitStack() as stack:
+            for worker in (*everybody, *consumers):
+                stack.callback(worker.join)
+            for worker in (*everybody, *consumers):
+                stack.callback(worker.stop)
+            for publisher in everybody:
+                more(publisher)
+            first.process.send_signal(signal.SIGSTOP)
+            more(publishers[second][0])
+            first.process.send_signal(signal.SIGCONT)
+            more(publishers[first][0])
+            second.kill()
+            more(publishers[first][0])
+        found = everything(first)
+        check(found, everybody, consumers)
+        first.end()
+    with pair.server("c") as last:
+        assert everything(last) == found
+
+
+def check(found: list[tuple[str, str]], publishers: list[Publisher], consumers: list[Follower]) -> None:
+    """Nothing that was acknowledged is lost, nothing is there twice, and all saw the same in the same order."""
+    payloads = [payload for _, payload in found]
+    assert len(set(payloads)) == len(payloads)
+    for publisher in publishers:
+        own = [payload for payload in payloads if payload.startswith(f"{publisher.name} ")]
+        assert set(publisher.acknowledged) <= set(own)
+        assert own == sorted(own, key=lambda payload: int(payload.split()[1]))
+    for consumer in consumers:
+        assert consumer.seen
+        assert consumer.seen == found[: len(consumer.seen)]
+
+
+def test_given_a_leader_stopped_in_the_middle_of_a_write_when_it_is_woken_then_nobody_ever_sees_what_came_late(
+    hbase_tables: Tables, tmp_path: Path
+) -> None:
+    pair = Pair(hbase_tables, tmp_path)
+    with pair.server("a", *STOPS_ITSELF) as one:
+        until(lambda: leads(one))
+        create(one)
+        with Client(one.port) as client, pair.server("b") as other, hbase_tables.open(pair.namespace) as store:
+            TopicClient(client, TOPIC).publish("before")
+            TopicClient(client, TOPIC).client.send(
+                "POST",
+                f"/v1/namespaces/default/topics/{TOPIC}/publish",
+                b'{"messages": ["%s"]}' % FATAL,
+                content_type="application/json",
+            )
+            assert os.WIFSTOPPED(os.waitpid(one.process.pid, os.WUNTRACED)[1])
+            until(lambda: leads(other))
+            with Client(other.port) as at_other:
+                TopicClient(at_other, TOPIC).publish("after")
+            seen = everything(other)
+            assert [payload for _, payload in seen] == ["before", "after"]
+            assert len(store.message.keys(b"", None, 10).items) == 2
+            one.process.send_signal(signal.SIGCONT)
+            assert client.answer().status == 500
+            rows = [row.payload for _, row in store.message.rows(b"", None, 10).items]
+            assert rows == [b"before", FATAL, b"after"]
+            assert everything(other) == seen == everything(one)
+            other.kill()
+            until(lambda: leads(one))
+            assert everything(one) == seen
+            one.end()
+    with pair.server("c") as last:
+        assert everything(last) == seen
+
+
+def test_given_a_server_that_stands_alone_when_another_is_started_then_that_is_refused_until_it_has_ended(
+    hbase_tables: Tables, tmp_path: Path
+) -> None:
+    pair = Pair(hbase_tables, tmp_path, advertise=None)
+    with pair.server("a") as one:
+        config = tmp_path / "a.yaml"
+        refused = subprocess.run([TMS, "serve", "--config", config], capture_output=True, text=True, check=False)
+        assert (refused.returncode, "server.leader.advertise" in refused.stderr) == (4, True), refused.stderr
+        create(one)
+        one.kill()
+    with pair.server("b") as other:
+        assert everything(other) == []
+        other.end()
+
+
+# --- the process -----------------------------------------------------------------------------------------------------
+
+
+def main(arguments: list[str]) -> int:
+    """The command, which stops in the middle of sending the fatal message."""
+    write, fatal = vars(hbase_wire._Socket)["write"], [FATAL]
+
+    def halfway(connection: Any, data: bytes) -> None:
+        if fatal and fatal[0] in data:
+            fatal.clear()
+            write(connection, data[: len(data) // 2])
+            # This very thread, or it would go on for a moment.
+            signal.pthread_kill(get_ident(), signal.SIGSTOP)
+            # As if the call had just begun.
+            connection.allow(PATIENCE_SECONDS)
+            data = data[len(data) // 2 :]
+        write(connection, data)
+
+    hbase_wire._Socket.write = halfway  # type: ignore[method-assign, assignment]
+    return execute(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

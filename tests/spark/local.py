@@ -1,0 +1,99 @@
+"""Tasks without Spark: done one after the other in this process, from what would go over the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark import cloudpickle
+
+from janitor.ranges import Range
+from janitor.spark.sweep import SparkEngine
+from janitor.spark.tasks import Answer, Errand, Ground, Share, perform
+from janitor.state.base import State
+from janitor.state.sqlite import SqliteState
+from janitor.sweep import Keeper
+from janitor.txstate import TransactionView
+from tests.builders import DAY, NOW_MS, Snapshots
+from tests.salted import SaltedStore
+from tms_core.clock import Clock, ManualClock
+from tms_core.tables.base import Store
+
+ALL = Range(b"", b"")
+
+
+@dataclass
+class MemoryGround:
+    """A store and a memory of this process."""
+
+    store: Store
+    state: State
+    clock: Clock
+    keeper: Callable[[str, TransactionView, int], Keeper | None] = lambda run_id, transactions, first: None
+
+    @contextmanager
+    def reading(self, share: Share) -> Iterator[tuple[Store, Store]]:
+        yield self.store.parts()[share.number], self.store
+
+    @contextmanager
+    def writing(self, share: Share) -> Iterator[tuple[Store, Store, State]]:
+        yield self.store.parts()[share.number], self.store, self.state
+
+    def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:
+        return self.keeper(run_id, transactions, first)
+
+
+@dataclass
+class LocalSender:
+    """Does tasks at once.
+
+    Attributes:
+        before: told of each task; may change things, or raise.
+        times: how often each is done; only the last answer counts.
+        sent: everything that was asked for.
+    """
+
+    ground: Ground
+    before: Callable[[Errand, Share], None] = lambda errand, share: None
+    times: int = 1
+    sent: list[tuple[Errand, Share]] = field(default_factory=list)
+
+    def send(self, errand: Errand, shares: Sequence[Share], alive: Callable[[], None]) -> list[Answer]:
+        alive()
+        return [self._do(errand, share) for share in shares]
+
+    def _do(self, errand: Errand, share: Share) -> Answer:
+        travelled: Errand = cloudpickle.loads(cloudpickle.dumps(errand))
+        self.sent.append((travelled, share))
+        self.before(travelled, share)
+        answers = [perform(self.ground, travelled, share, attempt) for attempt in range(self.times)]
+        return Answer.unpack(answers[-1].pack())
+
+
+def salted(store: Store) -> list[tuple[Share, Store]]:
+    """One share for each part."""
+    return [(Share(number, number, ALL, ALL), part) for number, part in enumerate(store.parts())]
+
+
+@dataclass
+class LocalRig:
+    """A janitor on a store in memory whose passes are walked by tasks."""
+
+    engine: SparkEngine
+    store: Store
+    state: State
+    clock: ManualClock
+    sender: LocalSender
+
+
+def local_rig(store: Store | None = None, *, terms: Any, snapshots: Any = None, **options: Any) -> LocalRig:
+    """A rig; ``options`` are the engine's own."""
+    store = store or SaltedStore()
+    clock = options.pop("clock", None) or ManualClock(NOW_MS, running_ms=DAY)
+    state = options.pop("state", None) or SqliteState.in_memory()
+    sender = LocalSender(MemoryGround(store, state, clock))
+    given = {"token_hex": lambda n: "0" * n, "sender": sender, "cut": salted, **options}
+    engine = SparkEngine(store, state, snapshots or Snapshots(clock), clock, terms, **given)
+    return LocalRig(engine, store, state, clock, sender)
