@@ -3,11 +3,17 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo hbase test lint bench lock system-deps test-cluster clean
+.PHONY: help setup tools kubebox run demo hbase test lint bench generate image lock system-deps test-cluster clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+#: Where programs lie that tests run, built from the versions and checksums in the go.sum beside each go.mod.
+BIN := .tools/bin
+HELM_VERSION = $(shell awk '$$1 == "helm.sh/helm/v3" {print $$2; exit}' tests/chart/tools/go.mod)
+KUBERNETES_VERSION = $(shell awk '$$1 == "k8s.io/kubernetes" {print $$2; exit}' tests/cluster/kubebox/go.mod)
+GO_BUILD = CGO_ENABLED=0 GOMODCACHE="$(CURDIR)/.tools/go/mod" GOCACHE="$(CURDIR)/.tools/go/build" \
+  go build -p 2 -modcacherw -mod=readonly -trimpath -buildvcs=false
 #: The modules that decide what is deleted: not one branch of theirs may go untested.
 LAW := tms_core/rowkey.py,janitor/policy.py,janitor/ranges.py,janitor/references.py,janitor/boundary.py
 WORKERS ?= 2
@@ -53,6 +59,29 @@ system-deps: ## install the Debian packages that some tests use when present (ne
 	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium prometheus || { \
 	  echo "system-deps failed at: apt-get install chromium prometheus" >&2; exit 1; }
 
+tools: $(BIN)/.tools ## build helm, helm-unittest and kubeconform inside the tree (`make test` does it by itself)
+
+# Go's caches are ten times what is built, and are not needed again.
+$(BIN)/.tools: tests/chart/tools/go.mod tests/chart/tools/go.sum
+	@mkdir -p $(BIN)
+	@if command -v go >/dev/null; then \
+	  echo "building helm, helm-unittest and kubeconform; it takes some minutes, once"; \
+	  (cd tests/chart/tools && $(GO_BUILD) -ldflags "-s -w -X helm.sh/helm/v3/internal/version.version=$(HELM_VERSION)" -o "$(CURDIR)/$(BIN)/" tool); \
+	  rm -rf .tools/go; touch $@; \
+	else echo "go is missing, so the chart's tests cannot run; install Go 1.26 (https://go.dev/dl)" >&2; fi
+
+kubebox: $(BIN)/kubebox ## build a Kubernetes node, in one program, for `make test-cluster`
+
+K8S := k8s.io/component-base/version
+$(BIN)/kubebox: tests/cluster/kubebox/go.mod tests/cluster/kubebox/go.sum tests/cluster/kubebox/main.go
+	@mkdir -p $(BIN)
+	@command -v go >/dev/null || { echo "go is missing; install Go 1.26 (https://go.dev/dl)" >&2; exit 1; }
+	@echo "building Kubernetes; it takes some ten minutes and 3 GB of memory, once"
+	@cd tests/cluster/kubebox && GOGC=50 $(GO_BUILD) -o "$(CURDIR)/$@" -ldflags "-s -w -X $(K8S).gitVersion=$(KUBERNETES_VERSION) \
+	  -X $(K8S).gitMajor=1 -X $(K8S).gitMinor=$$(echo $(KUBERNETES_VERSION) | cut -d. -f2) -X $(K8S).gitTreeState=clean \
+	  -X $(K8S).gitCommit=local -X $(K8S).buildDate=2026-01-01T00:00:00Z" .
+	@rm -rf .tools/go
+
 # --- using it --------------------------------------------------------------------------------------------------------
 
 run: $(STAMP) ## set up and serve a sample store with the janitor inside, and its status page, until Ctrl-C
@@ -67,6 +96,10 @@ hbase: $(STAMP) ## start a real HBase from Maven's jars (needs Java 17 and Maven
 bench: $(STAMP) ## measure every figure, or those named: make bench BENCH="p1 p8"
 	@$(PY) -m benchmarks.run $(BENCH)
 
+generate: $(STAMP) ## write what is made from code: rules, the dashboard, the chart's schema and pages
+	@$(PY) -m docs.configuration
+	@$(PY) -m charts.generate
+
 # --- proving it ------------------------------------------------------------------------------------------------------
 
 lint: $(STAMP) ## ruff, mypy --strict, the layers
@@ -76,7 +109,7 @@ lint: $(STAMP) ## ruff, mypy --strict, the layers
 	$(VENV)/bin/lint-imports
 
 # Coverage is judged on whole runs only: not when PYTEST_ARGS picks some of the tests.
-test: lint ## lint, then every test, then coverage: make test PYTEST_ARGS="-k ranges"
+test: lint tools ## lint, then every test, then coverage: make test PYTEST_ARGS="-k ranges"
 	@for tool in java mvn; do command -v $$tool >/dev/null || \
 	  echo "$$tool is missing, so the tests with CDAP's own classes cannot run; install it: apt-get install openjdk-17-jdk-headless maven" >&2; done
 ifeq ($(strip $(PYTEST_ARGS)),)

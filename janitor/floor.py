@@ -19,9 +19,6 @@ from tms_core.errors import StoreError
 from tms_core.rowkey import Cutoff
 from tms_core.topic import TopicId, TopicMetadata
 
-#: Holds that leave a topic's cut-off where it moves with time.
-_MOVING = frozenset({None, Hold.FRONTIER})
-
 
 class ConsumerHolds:
     """The consumers as one pass knows them.
@@ -45,7 +42,7 @@ class ConsumerHolds:
         """A topic's frontier, lowered to the oldest message that one of its consumers has not read."""
         self.waiting.pop(topic.topic, None)
         positions = self._positions.get((topic.topic, topic.generation))
-        if positions is None or topic.deleted or frontier.hold not in _MOVING:
+        if positions is None:
             return frontier
         cutoff = self._cutoff(topic, frontier, positions)
         if cutoff >= frontier.cutoff:

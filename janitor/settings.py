@@ -49,6 +49,12 @@ class LeaseSettings(Section):
     seconds: Count = setting(
         60, "how long a lease lasts that is not renewed", unit="seconds", reason="longer than any one batch takes"
     )
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253)] = setting(
+        "tms-janitor", "for kind kubernetes: the name of the Lease", reason="the Helm chart sets its own"
+    )
+    namespace: str | None = setting(
+        None, "for kind kubernetes: its namespace; null: that of the pod", reason="a pod may not write elsewhere"
+    )
 
 
 class BoundarySettings(Section):

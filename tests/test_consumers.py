@@ -197,7 +197,7 @@ def test_given_a_position_inside_stored_payloads_then_their_row_is_unread_as_lon
     for number in range(3):
         key = (orders.id, 1, 7, stored_ms, number)
         store.payload.put([(_payload_key(*key), b"x")])
-    orders.ref(-7, DUE.ms - 50).plain(DUE.ms - 40)
+    orders.ref(-7, DUE.ms - 50).tx(7, DUE.ms - 40)
     for sequence, expected in ((0, -50), (1, -50), (2, -40)):
         assert cutoff_ms(store, at(MessageId(DUE.ms - 50, 0, stored_ms, sequence))) == expected
     # An id that names a payload, of a row that has its own, and of one that is gone.
@@ -212,10 +212,13 @@ def test_given_a_consumer_that_has_read_all_that_is_due_then_the_tables_are_not_
     asked: list[str] = []
     watch(store, before=lambda call: asked.append(call.name))
     assert cutoff_ms(store, at(MessageId(DUE.ms, 0))) == 0
-    floor = Floor(Positions(MemorySide()), store, 60)
+    positions = Positions(MemorySide())
+    positions.put(ORDERS, at(READ_NONE))
+    floor = Floor(positions, store, 60)
     for from_ms in (DUE.ms, NOW_MS):
         assert cutoff_at(ORDERS, NOW_MS, floor, from_ms) == DUE
     assert asked == []
+    assert cutoff_at(ORDERS, NOW_MS, floor, DUE.ms - 1) == Cutoff(DUE.ms - 5)
 
 
 def test_given_no_floor_then_the_cutoff_is_the_ttls() -> None:
@@ -268,6 +271,8 @@ def test_given_messages_of_all_kinds_when_counted_then_those_that_a_plain_reader
         [(time_prefix(orders.id.prefix, 1, NOW_MS) + tail, MessageValue(None, b"")) for tail in (b"", b"\0")]
     )
     assert short(counted(store, at(READ_NONE))) == {"billing": (5, DUE.ms)}
+    negative = MessageKey(orders.id, 1, -1, 0).pack()
+    store.message.put([(negative, MessageValue(None, b""))])
     floor = Floor(Positions(MemorySide()), store, 60)
     assert short(counted(store, at(READ_NONE), floor=floor)) == {"billing": (6, DUE.ms - 1)}
 

@@ -291,6 +291,87 @@ def test_given_a_lease_never_taken_when_used_then_it_is_refused(cell: Cell, cloc
     assert cell.value is None
 
 
+# --- relying on it without looking -----------------------------------------------------------------------------------
+
+
+def test_given_a_holder_when_asked_how_long_nobody_else_can_have_it_then_its_running_time_says(
+    cell: Cell, clock: ManualClock
+) -> None:
+    mine = lease(cell, clock)
+    assert mine.left_ms == 0
+    mine.acquire()
+    clock.advance(20_000)
+    clock.step(10 * MINUTE)
+    assert mine.left_ms == 40_000
+    mine.renew_if_due()
+    assert mine.left_ms == 60_000
+    clock.advance(60_001)
+    assert mine.left_ms == -1
+    mine.release()
+    assert mine.left_ms == 0
+
+
+def test_given_candidates_that_rely_on_it_when_a_wall_clock_is_far_ahead_then_it_is_watched_all_the_same(
+    cell: Cell, clock: ManualClock
+) -> None:
+    mine = holding(cell, clock)
+    far = ManualClock(NOW_MS + 24 * 60 * MINUTE)
+    challenger = Lease(cell, "b", SECONDS, far, wall_clocks=False)
+    for _ in range(2):
+        with pytest.raises(LeaseHeld):
+            challenger.acquire()
+        far.advance(SECONDS * SECOND)
+    far.advance(1)
+    clock.advance(2 * SECONDS * SECOND + 1)
+    challenger.acquire()
+    assert mine.left_ms < 0
+
+
+def test_given_a_holder_when_confirmed_then_it_is_read_once_and_its_loss_is_found_out(
+    cell: Cell, clock: ManualClock
+) -> None:
+    mine, other = holding(cell, clock), lease(cell, clock, "b")
+    reads = cell.reads
+    mine.confirm()
+    assert cell.reads == reads + 1
+    other.acquire(sole=True)
+    for _ in range(2):
+        with pytest.raises(LeaseLost, match="b has it now"):
+            mine.confirm()
+    assert (mine.held, mine.fence, mine.left_ms) == (False, 0, 0)
+    other.confirm()
+
+
+def test_given_a_record_in_its_own_name_when_acquired_then_its_writing_was_not_answered_and_it_is_taken(
+    cell: Cell, clock: ManualClock
+) -> None:
+    mine = lease(cell, clock)
+    cell.fails_after_writing = True
+    with pytest.raises(StoreError):
+        mine.acquire()
+    assert not mine.held
+    cell.fails_after_writing = False
+    mine.acquire()
+    assert (mine.held, mine.fence) == (True, 2)
+
+
+def test_given_an_address_when_held_then_others_see_who_has_it_and_where(cell: Cell, clock: ManualClock) -> None:
+    mine, other = lease(cell, clock), lease(cell, clock, "b")
+    mine.address = "http://a:1"
+    mine.acquire()
+    assert mine.seen is None
+    with pytest.raises(LeaseHeld):
+        other.acquire()
+    mine.renew()
+    assert other.seen == LeaseRecord("a", 1, 0, NOW_MS, SECONDS, "http://a:1")
+    assert cell.record.address == "http://a:1"
+    mine.release()
+    other.acquire()
+    assert other.seen is not None
+    assert other.seen.holder == ""
+    assert b"address" not in (cell.value or b"")
+
+
 # --- in the janitor's memory -----------------------------------------------------------------------------------------
 
 

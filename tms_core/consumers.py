@@ -154,7 +154,7 @@ class Floor:
             if key is None:
                 return due
             message = MessageKey.parse(key)
-            if message is not None and message.topic == topic.topic:
+            if message is not None:
                 return Cutoff(message.publish_ms)
             start = key + b"\0"
         return due

@@ -354,6 +354,13 @@ class ServerSettings(Section):
     max_request_mb: Count = setting(
         10, "the largest request body", unit="MB", reason="a request is held in memory whole"
     )
+    max_connections: Count = setting(
+        500,
+        "connections over HTTP at once, and never more than half of the files that the process may open (ulimit -n); "
+        "one too many is answered 503 and closed",
+        unit="connections",
+        reason="fits the usual limit of 1024 files, of which the store needs some",
+    )
     json_poll_limit: Count = setting(
         1000,
         "messages in a JSON answer to a poll without a limit",

@@ -6,12 +6,14 @@ import click
 
 from janitor.cli import render
 from janitor.cli.context import session
+from janitor.cli.once import is_done, once_for_option, remember
 from janitor.cli.options import common_options
 
 
 @click.command("adopt")
+@once_for_option
 @common_options
-def command() -> None:
+def command(once_for: str | None) -> None:
     """Accept this store as it is now.
 
     And with it its transaction system and this machine's clock. From then on runs delete what is
@@ -24,8 +26,11 @@ def command() -> None:
       janitor adopt --leveldb data/messaging --snapshots data/tx.snapshot
     """
     current = session()
+    if is_done(current, "adopt", once_for):
+        return
     with current.reading() as engine:
         topics = engine.adopt()
+    remember(current, "adopt", once_for)
     if current.as_json:
         render.print_json({"adopted": [str(topic) for topic in topics]})
     else:

@@ -6,13 +6,15 @@ import click
 
 from janitor.cli import render
 from janitor.cli.context import session
+from janitor.cli.once import is_done, once_for_option, remember
 from janitor.cli.options import PatternType, common_options
 
 
 @click.command("approve")
 @click.argument("topic", type=PatternType(), required=False)
+@once_for_option
 @common_options
-def command(topic: str | None) -> None:
+def command(topic: str | None, once_for: str | None) -> None:
     """Let go what is held.
 
     Of one topic (or pattern), or all of it and the clock with it. A frontier is held when a ttl
@@ -25,8 +27,12 @@ def command(topic: str | None) -> None:
       janitor approve --config janitor.yaml
     """
     current = session()
+    verb = f"approve {topic or ''}".strip()
+    if is_done(current, verb, once_for):
+        return
     with current.reading() as engine:
         topics = engine.approve((topic,) if topic else ())
+    remember(current, verb, once_for)
     if current.as_json:
         render.print_json({"approved": [str(name) for name in topics]})
     elif topics:

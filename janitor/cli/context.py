@@ -9,8 +9,9 @@ import shlex
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
 from typing import Any, cast
@@ -31,13 +32,13 @@ from janitor.inquiry import Inquiry
 from janitor.look import Site
 from janitor.observe import Observer, tell_nobody
 from janitor.references import Lifetime
-from janitor.settings import Loaded, Settings, config_digest, load
+from janitor.settings import LeaseSettings, Loaded, Settings, config_digest, load
 from janitor.state.base import State
 from janitor.world import Terms
 from tms_core.clock import Clock, SystemClock
 from tms_core.consumers import Floor, Positions
 from tms_core.errors import ConfigurationError, StoreBusy, StoreError
-from tms_core.lease import Lease
+from tms_core.lease import Lease, LeaseCell
 from tms_core.side import Expiries, SideTable
 from tms_core.tables.base import Store
 from tms_core.tables.read_only import read_only
@@ -291,24 +292,20 @@ class Session:
             LeaseHeld: somebody else has it: the state folder is another store's, and a janitor is at work there.
         """
         wanted = self.settings.janitor.lease
-        if wanted.kind == "kubernetes":
-            raise ConfigurationError(
-                "janitor.lease.kind is kubernetes, and this version keeps its lease in the store only.",
-                "Set janitor.lease.kind: store.",
-            )
         if wanted.kind == "none":
             yield None
             return
         holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        lease = Lease(state, holder, wanted.seconds, self.clock)
-        # Where an open store is nobody else's, whoever is still named as the holder of its lease is dead.
-        record = state.store()
-        ours = record is None or record.identity == store.identity()
-        lease.acquire(sole=self.place.exclusive and ours)
-        try:
-            yield lease
-        finally:
-            lease.release()
+        with _kubernetes_cell(wanted, state) if wanted.kind == "kubernetes" else nullcontext(state) as cell:
+            lease = Lease(cell, holder, wanted.seconds, self.clock)
+            # Where an open store is nobody else's, whoever is still named as the holder of its lease is dead.
+            record = state.store()
+            ours = record is None or record.identity == store.identity()
+            lease.acquire(sole=self.place.exclusive and ours)
+            try:
+                yield lease
+            finally:
+                lease.release()
 
     def archive(self) -> Archive | None:
         """Where rows go before they are deleted; None where the settings want none.
@@ -367,6 +364,25 @@ class Session:
         options |= self.beside(store, side)
         with progress(sys.stderr) as observer:
             yield self.engine(store, state, observer=observer, lease=lease, archive=self.archive(), **options)
+
+
+@contextmanager
+def _kubernetes_cell(wanted: LeaseSettings, state: State) -> Iterator[LeaseCell]:
+    """Where a Kubernetes Lease is, and the memory told of it.
+
+    Raises:
+        ConfigurationError: the library is not installed, or there is no cluster.
+    """
+    if find_spec("kubernetes") is None:
+        raise ConfigurationError(
+            "janitor.lease.kind is kubernetes, which needs the kubernetes package, and that is not installed.",
+            "Install tms-janitor[kubernetes], or set janitor.lease.kind: store.",
+        )
+    # Loading it takes longer than all the rest.
+    from janitor.kubernetes_lease import KubernetesCell, Mirrored  # noqa: PLC0415
+
+    with closing(KubernetesCell(wanted.name, wanted.namespace)) as cell:
+        yield Mirrored(cell, state)
 
 
 def session() -> Session:

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from janitor import plan
 from janitor.cli import render
 from janitor.cli.context import Session, session
-from janitor.cli.options import Command, common_options, topic_patterns
+from janitor.cli.options import Command, Common, common_options, topic_patterns
+from janitor.cli.outcome import finish
+from janitor.engine import Engine
 from janitor.policy import Rule
-from tms_core.errors import ConfigurationError
+from janitor.report import Report
+from janitor.run_log import RunLog
+from janitor.settings import config_digest
+from janitor.state.base import State
+from tms_core.clock import Clock
+from tms_core.errors import ConfigurationError, StoreBusy
+from tms_core.tables.base import Store
+from tms_core.transaction.source import SnapshotSource
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from janitor.spark.stats import GenerationStats
 
 _ON_SPARK = (
@@ -102,6 +115,109 @@ def stats(
         _show(found, changed, now_ms)
         if written:
             render.console().print(f"written to {written}")
+
+
+@command.command("sweep")
+@on_spark
+@click.option("--dry-run", is_flag=True, help="Only plan; nothing is written to the store.")
+@click.option("--adopt", is_flag=True, help="Accept a store met for the first time, with all that is due in it.")
+@click.option("--skip-if-locked", is_flag=True, help="Exit 0 when another process holds the store.")
+@topic_patterns
+@common_options
+def sweep(
+    master: str | None,
+    partitions: int | None,
+    dry_run: bool,
+    adopt: bool,
+    skip_if_locked: bool,
+    patterns: tuple[str, ...],
+) -> int:
+    """Delete what is due, with tasks on Spark.
+
+    One pass, as janitor run --once makes it: the same law, guards, lease, report and exit codes.
+    In HBase tasks delete, each under one salt, and the rate is shared out among them. In LevelDB
+    tasks plan, on clones, and this process carries the plan out as janitor apply does.
+
+    \b
+    Examples:
+      janitor spark sweep --dry-run --config janitor.yaml
+      janitor spark sweep --master 'local[4]' --config janitor.yaml
+      janitor spark sweep --master spark://head:7077 --hbase thrift1:9090,thrift2:9090
+    """
+    from janitor.spark import session as on  # noqa: PLC0415
+
+    on.require_pyspark()
+    current = session()
+    current.place.require()
+    if not dry_run and not current.settings.janitor.apply:
+        click.echo("janitor.apply is false, so this is only a plan; set it to true to delete", err=True)
+        dry_run = True
+    with on.session(master) as spark:
+        desk = _SparkDesk(current.common, current.clock, spark, partitions)
+        if dry_run:
+            with desk.looking() as engine:
+                report = engine.plan(patterns=patterns).report
+            return _print_plan(current, report)
+        try:
+            report = desk.sweep(adopt=adopt, patterns=patterns)
+        except StoreBusy as error:
+            if not skip_if_locked:
+                raise
+            click.echo(f"skipped: {error}", err=True)
+            return 0
+    RunLog().write(report)
+    return finish(current, report)
+
+
+class _SparkDesk(Session):
+    """A session whose engines have their passes walked on Spark."""
+
+    def __init__(self, common: Common, clock: Clock, spark: SparkSession, partitions: int | None) -> None:
+        super().__init__(common, clock)
+        self._spark = spark
+        self._partitions = partitions
+
+    def engine(self, store: Store, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:
+        from janitor.spark.access import Access  # noqa: PLC0415
+        from janitor.spark.sweep import SparkEngine, SparkSender, cutter  # noqa: PLC0415
+        from janitor.spark.tasks import StoreGround  # noqa: PLC0415
+
+        access, janitor = Access(self.settings), self.settings.janitor
+        return SparkEngine(
+            store,
+            state,
+            source or self.source(),
+            self.clock,
+            self.terms(),
+            sender=SparkSender(self._spark, StoreGround(access)),
+            cut=cutter(access, self._partitions),
+            rows_per_second=janitor.rate_rows_per_second,
+            archive_days=janitor.archive.keep_days,
+            **self._options(),
+            **options,
+        )
+
+    def looking(self) -> AbstractContextManager[Engine]:
+        """An engine that cannot write."""
+        return self._cloned()
+
+    def sweep(self, *, adopt: bool, patterns: tuple[str, ...]) -> Report:
+        """One pass that deletes."""
+        if not self.place.exclusive:
+            with self.feedback() as feedback, self.writing(feedback) as engine:
+                return engine.run_once(adopt=adopt, patterns=patterns)
+        with self.looking() as engine:
+            document = engine.plan(patterns=patterns, digest=config_digest(self.settings)).document
+        with Session(self.common, self.clock).writing() as engine:
+            return engine.apply(plan.parse(document, "the plan"), adopt=adopt)
+
+
+def _print_plan(current: Session, report: Report) -> int:
+    if current.as_json:
+        render.print_json(report.to_json())
+    else:
+        render.print_report(report)
+    return 0
 
 
 def source_options(current: Session, patterns: tuple[str, ...], partitions: int | None) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import uvicorn
 from starlette.types import ASGIApp
 
+from tms_core.server.protocol import bounded
 from tms_core.server.thread import ThreadedServer
 
 #: How long answers under way may take when the server stops, in seconds; they are drawn from memory.
@@ -15,6 +16,9 @@ STOP_SECONDS = 2
 
 #: How many connections may wait to be accepted.
 BACKLOG = 128
+
+#: How many connections there may be: a few who look, Prometheus, probes.
+MAX_CONNECTIONS = 100
 
 
 class HttpServer(ThreadedServer):
@@ -29,7 +33,7 @@ class HttpServer(ThreadedServer):
         config = uvicorn.Config(
             app,
             loop="asyncio",
-            http="h11",
+            http=bounded(MAX_CONNECTIONS),
             ws="none",
             lifespan="off",
             log_config=None,

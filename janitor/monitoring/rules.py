@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from string import Template
 from typing import Any, Literal
 
+#: The janitors that alerts are about, where nobody says otherwise: those that are scraped under this name.
+SCOPE = 'job="tms-janitor"'
 #: Where the guide with a section for each alert is read; forks and sites name their own.
 RUNBOOK = "https://github.com/tms-janitor/tms-janitor/blob/main/docs/operations.md"
 
@@ -40,13 +42,14 @@ class Threshold:
 
 THRESHOLDS = (
     Threshold("downSeconds", 600, 93_600, "seconds without a sign of life before a janitor counts as down"),
+    Threshold("newSeconds", 0, 93_600, "seconds that may pass after an installation before the first run"),
     Threshold("successSeconds", 3_600, 93_600, "seconds without a successful run, or by which the canary is late"),
     Threshold("windowSeconds", 3_600, 93_600, "seconds over which guards, errors and unusable snapshots are counted"),
     Threshold("overdueSeconds", 21_600, 43_200, "seconds out of the last day in which rows that are due may stay"),
     Threshold("snapshotSeconds", 600, 93_600, "seconds a transaction snapshot may be old"),
     Threshold("invalidGrowth", 1_000, 1_000, "transactions by which the invalid list may grow in a day"),
     Threshold("boundarySeconds", 345_600, 345_600, "seconds the prune boundary may be behind"),
-    Threshold("deleteErrors", 3, 1, "topics left undone, repeated ones among them, that are no reason to look"),
+    Threshold("repeats", 3, 0, "errors of one kind within windowSeconds that are no reason to look"),
     Threshold("skewSeconds", 60, 60, "seconds two clocks may differ"),
     Threshold("pausedSeconds", 86_400, 86_400, "seconds anything may be paused"),
     Threshold("planOnlySeconds", 604_800, 604_800, "seconds a janitor may only plan"),
@@ -89,7 +92,10 @@ ALERTS = (
         "JanitorDown",
         "critical",
         "absent(tms_janitor_heartbeat_timestamp_seconds{${scope}})"
-        " or time() - tms_janitor_heartbeat_timestamp_seconds{${scope}} > ${downSeconds}",
+        " unless on () max(tms_janitor_plan_only{${scope}}) == 1"
+        " unless on () time() - max(process_start_time_seconds{${scope}}) < ${newSeconds}"
+        " or time() - tms_janitor_heartbeat_timestamp_seconds{${scope}} > ${downSeconds}"
+        " unless on (job, instance) tms_janitor_plan_only{${scope}} == 1",
         "forSeconds",
         "No janitor shows that it is alive; nothing is deleted",
         "Nobody is scraped, a daemon hangs, or no run began any more. Nothing wrong is deleted; the disk fills.",
@@ -122,7 +128,7 @@ ALERTS = (
         "warning",
         "time() - tms_janitor_snapshot_timestamp_seconds{${scope}} > ${snapshotSeconds}"
         ' or sum by (job, instance) (increase(tms_janitor_snapshot_errors_total{reason!="not_configured",${scope}}'
-        "[${windowSeconds}s])) > 3",
+        "[${windowSeconds}s])) > ${repeats}",
         "forSeconds",
         "There is no usable transaction snapshot: nothing is inverted, and no boundary is claimed",
         "The transaction service writes no snapshots, or not where they are read. Expiry goes on.",
@@ -180,7 +186,7 @@ ALERTS = (
         "DeleteErrors",
         "warning",
         "sum by (job, instance, table, reason) (increase(tms_janitor_delete_errors_total{${scope}}[${windowSeconds}s]))"
-        " > ${deleteErrors}",
+        " > ${repeats}",
         "forSeconds",
         "Topics are left undone again and again ({{ $labels.table }}, {{ $labels.reason }})",
         "The store fails, or a topic's metadata keeps changing.",
@@ -219,12 +225,12 @@ def thresholds(mode: Literal["daemon", "cronjob"] = "daemon") -> dict[str, int]:
     return {threshold.name: getattr(threshold, mode) for threshold in THRESHOLDS}
 
 
-def rules(values: Mapping[str, int | str] | None = None, scope: str = "", runbook: str = RUNBOOK) -> dict[str, Any]:
+def rules(values: Mapping[str, int | str] | None = None, scope: str = SCOPE, runbook: str = RUNBOOK) -> dict[str, Any]:
     """The rules as Prometheus reads them.
 
     Args:
         values: what stands for each threshold; the figures of a daemon by default.
-        scope: which janitors, as in ``job="tms-janitor"``; all by default.
+        scope: which janitors, as a selector has it.
         runbook: where the operations guide is read.
     """
     figures = {**(thresholds() if values is None else values), "scope": scope}
@@ -232,10 +238,9 @@ def rules(values: Mapping[str, int | str] | None = None, scope: str = "", runboo
 
 
 def _rule(alert: Alert, figures: Mapping[str, int | str], runbook: str) -> dict[str, Any]:
-    expression = Template(alert.expression).substitute(figures)
     return {
         "alert": alert.name,
-        "expr": expression.replace(",}", "}").replace("{}", ""),
+        "expr": Template(alert.expression).substitute(figures),
         **({} if alert.wait == "now" else {"for": f"{figures[alert.wait]}s"}),
         "labels": {"severity": alert.severity},
         "annotations": {

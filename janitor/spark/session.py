@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ JAVA = (17, 21)
 _JAVA_SECONDS = 60
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 #: How the last line of a traceback names an error of ours.
-_OURS = re.compile(r"^tms_core\.errors\.(\w+): (.+)$", re.MULTILINE)
+_OURS = re.compile(r"^((?:tms_core|janitor)(?:\.\w+)+)\.(\w+): (.+)$", re.MULTILINE)
 _INSTALL = "Install tms-janitor[spark]."
 _JDK = "Install a JDK 17 (apt-get install openjdk-17-jdk-headless) and let JAVA_HOME or PATH name it."
 
@@ -125,9 +126,16 @@ def translated() -> Iterator[None]:
 
 def error_of(text: str) -> TmsError:
     """What Spark said, as an error of ours."""
-    found = _OURS.findall(text)
-    kind = getattr(errors, found[-1][0], None) if found else None
-    if isinstance(kind, type) and issubclass(kind, TmsError) and kind is not errors.Conflict:
-        return kind(found[-1][1].strip())
+    if found := _OURS.findall(text):
+        module, name, message = found[-1]
+        kind = getattr(import_module(module), name, TmsError)
+        return plain_kind(kind)(message.strip())
     first = next((line.strip() for line in text.splitlines() if line.strip()), "it did not say why")
     return TmsError(f"Spark failed: {first}", "Spark's own log, on standard error, says more.")
+
+
+def plain_kind(kind: type) -> type[TmsError]:
+    """The nearest kind of error in the tree of :mod:`tms_core.errors` that is made of a message and a hint."""
+    tree = (found for found in kind.__mro__ if found.__module__ == errors.__name__ and found is not errors.Conflict)
+    found = next(tree, TmsError)
+    return found if issubclass(found, TmsError) else TmsError

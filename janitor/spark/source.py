@@ -24,6 +24,7 @@ from janitor.spark.batches import METADATA_COLUMNS, arrow_batch, columns_of, row
 from janitor.spark.columns import DataTable, split
 from janitor.spark.options import NAME, Options
 from janitor.spark.parts import Piece, pieces
+from janitor.spark.session import plain_kind
 from janitor.spark.wanted import Wanted
 from tms_core.clock import SystemClock
 from tms_core.errors import MetadataError, StoreError
@@ -114,7 +115,7 @@ class RowReader(DataSourceReader):
                         yield from self._batches(part, piece)
         except StoreError as error:
             where = f"a task lost its store while it read {self.wanted.table} rows of {piece}"
-            raise type(error)(f"{where}: {error.message}", error.hint) from error
+            raise plain_kind(type(error))(f"{where}: {error.message}", error.hint) from error
 
     def _batches(self, part: Store, piece: Piece) -> Iterator[Any]:
         table = part.message if self.wanted.table == "message" else part.payload

@@ -12,6 +12,7 @@ because each attempt announces where it will delete before it does.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -106,7 +107,11 @@ class SparkSender:
 
         with translated():
             self._spark.addTag(tag)
-            asked = self._spark.range(0, len(numbered), 1, len(numbered)).mapInArrow(work, "at long, answer string")
+            numbers = self._spark.range(0, len(numbered), 1, len(numbered))
+            with warnings.catch_warnings():
+                # Of pandas, which is loaded and not used.
+                warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+                asked = numbers.mapInArrow(work, "at long, answer string")
             found = {row.at: row.answer for row in asked.collect()}
         return [Answer.unpack(found[at]) for at in range(len(numbered))]
 
@@ -164,7 +169,7 @@ class SparkCrew(Crew):
             due = [share for share in due if share.number in moved]
         for share in due:
             for prefix in moved[share.number]:
-                message = f"topic {prefix[:-1].decode()} keeps changing; left for the next run"
+                message = "its metadata keeps changing; left for the next run"
                 self._walks[share.number].fail(
                     "message" if name == "message" else "payload", prefix, StoreError(message)
                 )

@@ -33,6 +33,7 @@ from janitor.ranges import Range
 from janitor.report import DataTable, Entry, EntryKey, ForeignKey, Tally
 from janitor.spark.access import Access
 from janitor.spark.ranged import NOTHING, RangedStore
+from janitor.spark.session import plain_kind
 from janitor.state.base import LedgerEntry, State
 from janitor.state.hbase import HBaseState
 from janitor.sweep import Keeper, Sweep
@@ -359,7 +360,7 @@ def perform(ground: Ground, errand: Errand, share: Share, attempt: int) -> Answe
         )
     except StoreError as error:
         message = f"the task for {share} lost its store in the step {errand.step}: {error.message}"
-        raise type(error)(message, error.hint) from error
+        raise plain_kind(type(error))(message, error.hint) from error
     answer.again = attempt > 0
     return answer
 

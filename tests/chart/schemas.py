@@ -1,4 +1,4 @@
-"""What the API server says its objects look like, as JSON schemas for kubeconform; recorded, so that no server is needed.
+"""What the API server says its objects look like, as JSON schemas for kubeconform; recorded, so none is needed.
 
 ``tests/cluster/test_plane.py`` compares the record with a real API server, and says how to make it anew.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).with_name("schemas")
+FOLDER = Path(__file__).with_name("recorded")
 #: What the chart makes: group, version and kind.
 KINDS = (
     ("", "v1", "ConfigMap"),
@@ -31,6 +31,8 @@ KINDS = (
 
 _NAMES = "_definitions.json"
 _REF = "#/definitions/"
+#: The server takes numbers for it, too, and does not say so.
+_QUANTITY = "io.k8s.apimachinery.pkg.api.resource.Quantity"
 
 
 def record(openapi: dict[str, Any]) -> dict[str, str]:
@@ -48,6 +50,7 @@ def record(openapi: dict[str, Any]) -> dict[str, str]:
     wanted = {kind: by_kind[kind] for kind in KINDS}
     reached = dict(_reached(definitions, wanted.values()))
     shrunk = {name: _strict(definition) for name, definition in sorted(reached.items())}
+    shrunk[_QUANTITY] = {"type": ["string", "number"]}
     files = {_NAMES: json.dumps({"definitions": shrunk}, separators=(",", ":"), sort_keys=True) + "\n"}
     for (group, version, kind), name in wanted.items():
         suffix = "-".join(filter(None, [kind.lower(), group.partition(".")[0], version]))
@@ -72,9 +75,9 @@ def _strict(node: Any) -> Any:
         return [_strict(item) for item in node]
     if not isinstance(node, dict):
         return node
-    if node.get("format") in ("int-or-string", "quantity"):
-        return {"type": ["string", "integer", "number"]}
-    found = {}
+    if node.get("format") == "int-or-string":
+        return {"type": ["string", "integer"]}
+    found: dict[str, Any] = {}
     for key, value in node.items():
         if key == "properties":
             found[key] = {name: _strict(inner) for name, inner in value.items()}

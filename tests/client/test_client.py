@@ -302,6 +302,8 @@ def test_given_a_closed_client_when_used_then_that_is_an_error(site: InProcess) 
     with pytest.raises(ClientClosed):
         list(client.poll(TOPIC))
     with pytest.raises(ClientClosed):
+        client.consume(TOPIC)
+    with pytest.raises(ClientClosed):
         client.publish_async(TOPIC, [b"x"])
 
 

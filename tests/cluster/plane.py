@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Callable
@@ -96,10 +97,10 @@ class ControlPlane:
                 f"--token-auth-file={tokens}",
             )
             until(self.authority.exists, "the API server has made its certificate")
-            self.kubeconfig.write_text(yaml.safe_dump(self._config()))
+            self.kubeconfig.write_text(yaml.safe_dump(self.config(self._token)))
             self._http = httpx2.Client(
                 base_url=self.url,
-                verify=str(self.authority),
+                verify=ssl.create_default_context(cafile=str(self.authority)),
                 headers={"authorization": f"Bearer {self._token}"},
                 timeout=PATIENCE_SECONDS,
                 trust_env=False,
@@ -132,13 +133,14 @@ class ControlPlane:
                 process.kill()
                 process.wait()
 
-    def _config(self) -> dict[str, Any]:
+    def config(self, token: str) -> dict[str, Any]:
+        """A kubeconfig for the owner of a token."""
         cluster = {"server": self.url, "certificate-authority": str(self.authority)}
         return {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "c", "cluster": cluster}],
-            "users": [{"name": "u", "user": {"token": self._token}}],
+            "users": [{"name": "u", "user": {"token": token}}],
             "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
             "current-context": "x",
         }
@@ -166,6 +168,12 @@ class ControlPlane:
         """An object, or a list of them."""
         answer = self.request("GET", path)
         assert answer.status_code == 200, answer.text
+        return json.loads(answer.content)
+
+    def create(self, path: str, body: object) -> Any:
+        """Make an object."""
+        answer = self.request("POST", path, body)
+        assert answer.status_code == 201, answer.text
         return json.loads(answer.content)
 
     def named(self, path: str) -> list[str]:

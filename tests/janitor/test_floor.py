@@ -322,6 +322,33 @@ def test_given_a_daemon_when_rows_are_held_for_long_then_they_are_counted_now_an
     assert rig.state.note("overdue") == []
 
 
+def test_given_a_hold_that_begins_between_two_counts_then_it_is_shown_at_once(
+    store: Store, orders: Topic, positions: Positions
+) -> None:
+    rig = rig_of(store, positions)
+    step_ms = HOLD_SECONDS * SECOND // 100
+    rig.clock.advance(step_ms - DUE_MS % step_ms)
+    orders.plain(rig.clock.now_ms() - HOUR + 5 * SECOND)
+    read(positions, orders, READ_NONE)
+    assert held(rig.engine.run_once(adopt=True)) == {}
+    rig.clock.advance(6 * SECOND)
+    assert held(rig.engine.run_once(patient=True)) == {"consumer": 1}
+
+
+def test_given_held_payloads_when_a_daemon_does_not_count_then_what_was_counted_stands_for_both_tables(
+    store: Store, orders: Topic, positions: Positions
+) -> None:
+    begin_ms = NOW_MS - 90 * MINUTE
+    orders.ref(pointer(begin_ms), begin_ms + 5).stored(pointer(begin_ms), begin_ms + 6)
+    read(positions, orders, READ_NONE)
+    rig = rig_of(store, positions)
+    rig.engine.run_once(adopt=True)
+    overdue = rig.state.note("overdue")
+    assert [(item["table"], item["held"]) for item in overdue] == [("message", "consumer"), ("payload", "consumer")]
+    rig.engine.run_once(patient=True)
+    assert rig.state.note("overdue") == overdue
+
+
 def test_given_very_many_topics_that_wait_when_reported_then_not_all_are_named(positions: Positions) -> None:
     store = MemoryStore()
     for number in range(25):
@@ -330,6 +357,17 @@ def test_given_very_many_topics_that_wait_when_reported_then_not_all_are_named(p
     assert len(notes) == 21
     assert notes[0].startswith("default:t00 keeps")
     assert notes[20] == "and 5 topics more wait for consumers"
+
+
+def test_given_several_consumers_when_reported_then_the_one_furthest_behind_is_named(
+    store: Store, orders: Topic, positions: Positions
+) -> None:
+    orders.plain(DUE_MS - 2, DUE_MS - 1)
+    read(positions, orders, MessageId(NOW_MS, 0), "a")
+    read(positions, orders, MessageId(DUE_MS - 3, 0), "b")
+    read(positions, orders, MessageId(DUE_MS - 2, 0), "c")
+    [note] = [note.message for note in rig_of(store, positions).engine.preview().guards if note.guard == "consumer"]
+    assert "what consumer b has not read" in note
 
 
 def test_given_a_plan_when_applied_then_what_consumers_have_not_read_stays(

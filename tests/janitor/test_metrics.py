@@ -364,6 +364,7 @@ def test_the_other_consumers_are_as_far_behind_as_the_furthest_of_them() -> None
         "tms_consumer_stats_timestamp_seconds _other _other _other": 8,
     }
     assert lags(seen(empty(consumers=others[3:]), "all")) == {"_other _other _other": 4}
+    assert lags(seen(empty(consumers=others), "top", 1)) == {"a a y": 2, "_other _other _other": 5}
 
 
 # --- topics ----------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def test_promtool_finds_nothing_wrong_with_the_rules(mode: Any, tmp_path: Path) 
 
 
 def test_each_alert_fires_and_keeps_quiet_as_its_cases_say(tmp_path: Path) -> None:
-    assert try_cases(tmp_path, rules()) == (0, ANY)
+    assert try_cases(tmp_path, rules(scope='job="j"')) == (0, ANY)
 
 
 def test_each_alert_has_a_case_that_fires_it_and_one_that_keeps_it_quiet() -> None:

@@ -317,9 +317,9 @@ class History(RuleBasedStateMachine):
                 assert least <= one.lag_messages <= most
 
 
-TestHistories = History.TestCase
+TestHistories = pytest.mark.timeout(7200)(History.TestCase)
 TestHistories.settings = settings(
-    max_examples=size("TMS_TEST_HISTORIES", 25),
+    max_examples=size("TMS_TEST_HISTORIES", 20),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),

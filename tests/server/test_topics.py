@@ -145,6 +145,9 @@ def test_given_work_when_metrics_are_asked_for_then_they_tell_of_it(topic: Topic
     assert grown["tms_messages_fetched_total"] == 2
     assert grown["tms_cache_hits_total"] == 1
     assert grown["tms_cache_misses_total"] == 0
+    assert grown["tms_publish_visible_seconds_count"] == 1
+    assert grown['tms_publish_visible_seconds_bucket{le="+Inf"}'] == 1
+    assert after["tms_publish_visible_seconds_sum"] >= 0
     assert grown['tms_requests_total{code="200",route="publish"}'] == 1
     assert grown['tms_request_duration_seconds_count{route="poll"}'] == 1
     assert after["tms_publish_queue_size"] == 0
@@ -182,5 +185,5 @@ def test_the_document_names_every_route_with_its_methods(client: Client) -> None
             assert (answer.status != 405) == (method in known), (method, path)
             if method in known:
                 assert str(answer.status) in item[method.lower()]["responses"], (method, path)
-    assert len(paths) == 10
+    assert len(paths) == 12
     assert json.dumps(paths)

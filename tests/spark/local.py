@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,18 +11,25 @@ from typing import Any
 from pyspark import cloudpickle
 
 from janitor.ranges import Range
+from janitor.spark.ranged import RangedStore
 from janitor.spark.sweep import SparkEngine
-from janitor.spark.tasks import Answer, Errand, Ground, Share, perform
+from janitor.spark.tasks import Answer, Errand, Share, perform
 from janitor.state.base import State
 from janitor.state.sqlite import SqliteState
 from janitor.sweep import Keeper
 from janitor.txstate import TransactionView
-from tests.builders import DAY, NOW_MS, Snapshots
-from tests.salted import SaltedStore
+from janitor.world import Terms
+from tests.builders import DAY, NOW_MS
 from tms_core.clock import Clock, ManualClock
 from tms_core.tables.base import Store
 
 ALL = Range(b"", b"")
+#: How Spark sends what a task needs.
+_DUMPS: Callable[[object], bytes] = cloudpickle.dumps
+
+
+def _nothing(*_: object) -> None:
+    """Nothing happens before a task, and rows are kept nowhere."""
 
 
 @dataclass
@@ -31,7 +39,7 @@ class MemoryGround:
     store: Store
     state: State
     clock: Clock
-    keeper: Callable[[str, TransactionView, int], Keeper | None] = lambda run_id, transactions, first: None
+    keeper: Callable[[str, TransactionView, int], Keeper | None] = _nothing
 
     @contextmanager
     def reading(self, share: Share) -> Iterator[tuple[Store, Store]]:
@@ -46,6 +54,15 @@ class MemoryGround:
 
 
 @dataclass
+class PiecesGround(MemoryGround):
+    """The same of a store that is cut by keys, to be read."""
+
+    @contextmanager
+    def reading(self, share: Share) -> Iterator[tuple[Store, Store]]:
+        yield RangedStore(self.store, share.messages, share.payloads), self.store
+
+
+@dataclass
 class LocalSender:
     """Does tasks at once.
 
@@ -55,8 +72,8 @@ class LocalSender:
         sent: everything that was asked for.
     """
 
-    ground: Ground
-    before: Callable[[Errand, Share], None] = lambda errand, share: None
+    ground: MemoryGround
+    before: Callable[[Errand, Share], None] = _nothing
     times: int = 1
     sent: list[tuple[Errand, Share]] = field(default_factory=list)
 
@@ -65,7 +82,7 @@ class LocalSender:
         return [self._do(errand, share) for share in shares]
 
     def _do(self, errand: Errand, share: Share) -> Answer:
-        travelled: Errand = cloudpickle.loads(cloudpickle.dumps(errand))
+        travelled: Errand = cloudpickle.loads(_DUMPS(errand))
         self.sent.append((travelled, share))
         self.before(travelled, share)
         answers = [perform(self.ground, travelled, share, attempt) for attempt in range(self.times)]
@@ -88,12 +105,16 @@ class LocalRig:
     sender: LocalSender
 
 
-def local_rig(store: Store | None = None, *, terms: Any, snapshots: Any = None, **options: Any) -> LocalRig:
-    """A rig; ``options`` are the engine's own."""
-    store = store or SaltedStore()
+def local_rig(store: Store, source: Any, *, terms: Terms, **options: Any) -> LocalRig:
+    """A rig.
+
+    Args:
+        source: of snapshots; None for none.
+        options: ``clock``, ``state``, ``ground``, and the engine's own.
+    """
     clock = options.pop("clock", None) or ManualClock(NOW_MS, running_ms=DAY)
     state = options.pop("state", None) or SqliteState.in_memory()
-    sender = LocalSender(MemoryGround(store, state, clock))
-    given = {"token_hex": lambda n: "0" * n, "sender": sender, "cut": salted, **options}
-    engine = SparkEngine(store, state, snapshots or Snapshots(clock), clock, terms, **given)
+    sender = LocalSender(options.pop("ground", None) or MemoryGround(store, state, clock))
+    given = {"token_hex": secrets.token_hex, "sender": sender, "cut": salted, **options}
+    engine = SparkEngine(store, state, source, clock, terms, **given)
     return LocalRig(engine, store, state, clock, sender)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry
 
 from tms_core.cli.signals import ending
 from tms_core.clock import Clock, SystemClock
-from tms_core.errors import ConfigurationError, StoreError, TopicExists
+from tms_core.errors import ConfigurationError, StoreError, TopicExists, Unavailable
 from tms_core.messaging.service import MessagingService
 from tms_core.messaging.work import THREADS, Work
 from tms_core.server import companions, standby
@@ -148,6 +148,7 @@ def serving(
             registry.register(LeadershipMetrics(standing.leadership))
             if standing.is_alone:
                 standing.begin(service)
+        _make_topics(settings.server.system_topics, service)
         started: dict[str, companions.Companion] = {}
         if janitor:
             host = companions.Host(config, environ, flags, store, opened.created, service, manager, registry, clock)
@@ -237,10 +238,14 @@ def _messaging(
         work=work,
     )
     stack.callback(service.close)
-    for topic in chain.from_iterable(map(expanded, server.system_topics)):
-        with suppress(TopicExists):
-            service.create_topic(topic, {})
     return service
+
+
+def _make_topics(names: Sequence[str], service: MessagingService) -> None:
+    for topic in chain.from_iterable(map(expanded, names)):
+        # A server that does not lead makes it as well, but cannot look whether it is quite new.
+        with suppress(TopicExists, Unavailable):
+            service.create_topic(topic, {})
 
 
 def _side(storage: StorageSettings, clock: Clock, stack: ExitStack) -> SideTable:
@@ -286,7 +291,14 @@ def _listen(
     metrics = ServerMetrics(registry, service)
     site = Site(service, threads, metrics, wanted.max_request_mb << 20, wanted.json_poll_limit, gate)
     app = make_app(site, loopback=is_loopback(wanted.host), access_log=wanted.access_log, forwarder=forwarder)
-    listener = Listener(app, wanted.host, wanted.port, wanted.tls, lives=forwarder is not None)
+    listener = Listener(
+        app,
+        wanted.host,
+        wanted.port,
+        wanted.tls,
+        max_connections=wanted.max_connections,
+        lives=forwarder is not None,
+    )
     listener.start()
     stack.callback(listener.stop)
     return listener

@@ -14,7 +14,7 @@ from tms_core.client.calls import Topic, topic_id
 from tms_core.client.core import NOT_DONE, UNKNOWN, Core, Reading
 from tms_core.client.messages import Message, Start
 from tms_core.client.values import Retry
-from tms_core.errors import ConsumerNotFound, TmsError
+from tms_core.errors import ClientClosed, ConsumerNotFound, TmsError
 from tms_core.rowkey import MessageId
 from tms_core.transaction.client import TransactionClient
 from tms_core.transaction.model import Transaction
@@ -39,6 +39,9 @@ class Consuming:
         consumer: under which name its position is stored; None: it is not. A stored one goes before ``start``.
         service: who says what is committed; None: everything is read, also what was rolled back or may still be.
         idle, failed: the pauses.
+
+    Raises:
+        ClientClosed: the client is closed already.
     """
 
     def __init__(
@@ -67,6 +70,8 @@ class Consuming:
         self._paused: Retry | None = None
         self._stored: MessageId | None = None
         self.stop = core.wire.stop()
+        if self.stop.is_set():
+            raise ClientClosed("The client is closed.", "Make another one.")
 
     async def more(self, done: MessageId | None) -> list[Message]:
         """The next messages; waits until there are some.
@@ -75,7 +80,7 @@ class Consuming:
             done: the last message that the program is done with.
 
         Returns:
-            None at all once it was stopped.
+            None at all once it was stopped, or its client closed.
 
         Raises:
             MessagingError: what does not pass by waiting: no such topic, no right to it.
@@ -88,6 +93,8 @@ class Consuming:
                 await self._drop()
                 await self._wait(self._failed, error)
                 continue
+            except ClientClosed:
+                break
             if found:
                 self._paused = None
                 self._start, self._inclusive = found[-1].id, False

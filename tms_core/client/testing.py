@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +45,9 @@ from tms_core.transaction.wire import Fields, MessageKind
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
+
+#: An answer's status and headers.
+Head = tuple[int, list[tuple[bytes, bytes]]]
 
 #: How many polls read the store at once.
 _THREADS = 4
@@ -99,7 +102,11 @@ def in_process(*, clock: Clock | None = None, store: Store | None = None) -> Ite
         metrics = ServerMetrics(CollectorRegistry(), service)
         app = make_app(Site(service, threads, metrics, _MAX_REQUEST_BYTES, _JSON_POLL_LIMIT))
         with _Loop() as loop:
-            yield InProcess(InProcessTransport(app, loop), service, store, manager, clock)
+            transport = InProcessTransport(app, loop)
+            try:
+                yield InProcess(transport, service, store, manager, clock)
+            finally:
+                transport.finish()
 
 
 class _Loop:
@@ -114,7 +121,6 @@ class _Loop:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.begin(self._finish()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -122,11 +128,6 @@ class _Loop:
     def begin(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Have a coroutine run there."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    async def _finish(self) -> None:
-        """Wait for requests whose clients have left."""
-        own = asyncio.current_task()
-        await asyncio.gather(*(task for task in asyncio.all_tasks() if task is not own), return_exceptions=True)
 
 
 class InProcessTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
@@ -140,42 +141,60 @@ class InProcessTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     def __init__(self, app: ASGIApp, loop: _Loop) -> None:
         self._app = app
         self._loop = loop
+        self._open: set[_Exchange] = set()
+
+    def finish(self) -> None:
+        """Wait for all that was asked; whoever has not read his answer by now does not want it."""
+        self._loop.begin(self._finish()).result()
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Have it answered, in the caller's thread."""
-        exchange = _Exchange(self._app, _scope(request), request.read())
-        status, headers = self._loop.begin(exchange.start()).result()
+        exchange = _Exchange(_scope(request), request.read())
+        status, headers = self._loop.begin(self._start(exchange)).result()
         return httpx2.Response(status, headers=headers, stream=_Body(exchange, self._loop))
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Have it answered, in the caller's loop."""
-        exchange = _Exchange(self._app, _scope(request), await request.aread())
+        exchange = _Exchange(_scope(request), await request.aread())
         try:
-            status, headers = await asyncio.wrap_future(self._loop.begin(exchange.start()))
+            status, headers = await asyncio.wrap_future(self._loop.begin(self._start(exchange)))
         except asyncio.CancelledError:
             self._loop.begin(exchange.close())
             raise
         return httpx2.Response(status, headers=headers, stream=_Body(exchange, self._loop))
 
+    async def _start(self, exchange: _Exchange) -> Head:
+        self._open.add(exchange)
+        return await exchange.start(self._app, self._open.discard)
+
+    async def _finish(self) -> None:
+        for exchange in list(self._open):
+            await exchange.finish()
+
 
 class _Exchange:
     """A request and its answer, which live in the server's loop."""
 
-    def __init__(self, app: ASGIApp, scope: Scope, body: bytes) -> None:
-        self._app = app
+    def __init__(self, scope: Scope, body: bytes) -> None:
         self._scope = scope
         self._body: bytes | None = body
-        self._head: tuple[int, list[tuple[bytes, bytes]]] | None = None
+        self._head: Head | None = None
         self._pieces: asyncio.Queue[bytes] = asyncio.Queue(1)
         self._begun = asyncio.Event()
         self._gone = asyncio.Event()
         self._complete = False
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Have the application begin its answer: its status and headers."""
-        self._task = asyncio.create_task(self._run())
+    async def start(self, app: ASGIApp, ended: Callable[[_Exchange], object]) -> Head:
+        """Have the application begin its answer.
+
+        Args:
+            app: the application.
+            ended: is called when it is done with the request.
+        """
+        self._task = asyncio.create_task(self._run(app))
         self._task.add_done_callback(_log)
+        self._task.add_done_callback(lambda _: ended(self))
         await self._begun.wait()
         if self._head is None:
             raise httpx2.RemoteProtocolError("Server disconnected without sending a response.")
@@ -194,9 +213,15 @@ class _Exchange:
         while not self._pieces.empty():
             self._pieces.get_nowait()
 
-    async def _run(self) -> None:
+    async def finish(self) -> None:
+        """Close it, and wait for the application to be done."""
+        await self.close()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _run(self, app: ASGIApp) -> None:
         try:
-            await self._app(self._scope, self._receive, self._send)
+            await app(self._scope, self._receive, self._send)
         finally:
             self._begun.set()
             await self._put(b"")

@@ -23,6 +23,7 @@ from tms_core.messaging.cache import MessageCache, Run
 from tms_core.messaging.ids import SEQUENCE_BITS, HonestClock, expires_ms, position, tail
 from tms_core.messaging.lines import Lines
 from tms_core.messaging.model import FetchRequest, Message
+from tms_core.messaging.visible import FirstReads
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, Cutoff, java_abs, pointer_prefix, stop_key
 from tms_core.side import Expiries
 from tms_core.tables.base import MessageValue, Store
@@ -54,6 +55,7 @@ class Shelf(NamedTuple):
         expiries: messages with a ttl of their own; None where there can be none.
         clock: what time it is.
         cached_ms: how old rows may be that a reader in a transaction takes from the cache.
+        first_reads: notes when messages are first read.
         floor: what makes messages live on after their topic's ttl; None: nothing does.
     """
 
@@ -63,6 +65,7 @@ class Shelf(NamedTuple):
     expiries: Expiries | None
     clock: HonestClock
     cached_ms: int
+    first_reads: FirstReads
     floor: Floor | None = None
 
 
@@ -100,11 +103,15 @@ class Fetch:
             page += messages
             size += length
             if size >= self._page_bytes:
-                yield page
+                yield self._read(page)
                 page, size = [], 0
                 self._page_bytes = min(self._page_bytes * 2, MAX_PAGE_BYTES)
         if page:
-            yield page
+            yield self._read(page)
+
+    def _read(self, page: list[Message]) -> list[Message]:
+        self._shelf.first_reads.note(self._line, page, self._shelf.clock.now_ms())
+        return page
 
     def _pieces(self) -> Iterator[tuple[list[Message], int]]:
         """The messages in lists of at most about a page, each with its bytes."""

@@ -31,12 +31,14 @@ class Line:
         ids: what is taken of them.
         mortal: whether some may have a ttl of their own.
         row_bytes: about how large their payloads are, by the last page that was read.
+        unread: the first position behind all that was there when it was opened, or was read since.
     """
 
     prefix: bytes
     ids: Ids
     mortal: bool = False
     row_bytes: int = 512
+    unread: int = 0
 
 
 @dataclass(slots=True)
@@ -144,5 +146,6 @@ class Lines:
         reserved = self._store.message.reserved(prefix)
         line.ids.skip(max(announced, reserved, first_free(self._store.message.keys, prefix, now_ms)))
         line.mortal = line.mortal or announced > 0
+        line.unread = line.unread or line.ids.free
         self._cache.open(prefix, line.ids)
         return line

@@ -7,6 +7,7 @@ that. Whoever becomes the one calls :meth:`MessagingService.forget` first.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from threading import Lock
@@ -24,6 +25,7 @@ from tms_core.messaging.lines import Lines
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
 from tms_core.messaging.queue import Request, Site
 from tms_core.messaging.topics import Topics
+from tms_core.messaging.visible import Delays, FirstReads
 from tms_core.messaging.work import Work
 from tms_core.messaging.writer import MessageWriter, PayloadWriter, roll_back
 from tms_core.rowkey import LONG_MAX, generation_prefix, stop_key
@@ -33,6 +35,8 @@ from tms_core.topic import INT_MAX, TopicId, TopicMetadata
 
 #: The highest sequence id.
 _MAX_SEQUENCE = 2**16 - 1
+#: Writers that are kept though they have nothing to write.
+_RECENT_WRITERS = 64
 
 
 class MessagingService:
@@ -82,8 +86,13 @@ class MessagingService:
         lifetime_ms = max_lifetime_seconds * 1000
         self._site = Site(self._topics, self._lines, honest, lifetime_ms, self._work)
         cached_ms = min(max_lifetime_seconds, grace_seconds) * 1000 // 2
-        self._shelf = Shelf(store, self._lines, self._cache, self._expiries, honest, cached_ms, floor)
-        # A writer lives as long as it has something to write, so that names nobody uses any more cost nothing.
+        self._first_reads = FirstReads()
+        self._shelf = Shelf(
+            store, self._lines, self._cache, self._expiries, honest, cached_ms, self._first_reads, floor
+        )
+        # A writer lives as long as it has something to write, or is one of the last few that were made, so that names
+        # nobody uses any more cost nothing.
+        self._recent: deque[MessageWriter] = deque(maxlen=_RECENT_WRITERS)
         self._messages: WeakValueDictionary[TopicId, MessageWriter] = WeakValueDictionary()
         self._payloads: WeakValueDictionary[TopicId, PayloadWriter] = WeakValueDictionary()
         self._newborn: dict[TopicId, TopicMetadata] = {}
@@ -298,6 +307,11 @@ class MessagingService:
         return self._cache.figures
 
     @property
+    def delays(self) -> Delays:
+        """How long after they were published messages were first read."""
+        return self._first_reads.delays
+
+    @property
     def expiries(self) -> Expiries | None:
         """Messages with a ttl of their own, for the janitor to delete; None where there can be none."""
         return self._expiries
@@ -318,6 +332,7 @@ class MessagingService:
     def close(self) -> None:
         """Accept no more, and return when all that was accepted is answered; closing twice is no error."""
         self._work.close()
+        self._recent.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -331,6 +346,7 @@ class MessagingService:
             if writer is None:
                 writer = MessageWriter(topic, self._site, self._store.message, self._cache, self._expiries)
                 self._messages[topic] = writer
+                self._recent.append(writer)
             return writer
 
     def _payload_writer(self, topic: TopicId) -> PayloadWriter:

@@ -139,9 +139,10 @@ class Leadership:
                 self._end()
                 self._challenge()
             self._failure = ""
-        except LeaseLost as error:
+        except LeaseLost:
             self._end()
-            logger.warning("this server does not lead any more: %s", error)
+            seen = self._lease.seen
+            logger.warning("this server does not lead any more, %s does", seen.holder if seen else "nobody")
         except StoreError as error:
             self._complain(error)
         if self._term is None and self._may_begin():
@@ -158,7 +159,10 @@ class Leadership:
             self.step(prepare)
             if self.leads:
                 return
-            first, other = first or self.leader, self.leader
+            other = self.leader
+            if other is not None and first is None:
+                logger.info("%s had the lead; this server waits whether it is still there", other.holder)
+                first = other
             if other is not None and other != first:
                 raise LeaseHeld(
                     f"{other.holder} serves this store.",

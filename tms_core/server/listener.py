@@ -8,11 +8,14 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tms_core.errors import ConfigurationError
+from tms_core.server.protocol import bounded
 from tms_core.server.thread import ThreadedServer
 from tms_core.settings import TlsSettings
 
 #: How many connections may wait to be accepted.
 _BACKLOG = 1024
+#: How many connections there may be, unless told otherwise.
+_CONNECTIONS = 500
 #: How long a connection may be idle, in seconds: longer than clients keep theirs, because a publish that meets a
 #: connection just being closed is sent again by Java's, and so published twice.
 _IDLE_SECONDS = 75
@@ -28,6 +31,7 @@ class Listener(ThreadedServer):
         host, port: as of :class:`~tms_core.server.thread.ThreadedServer`.
         tls: certificate and key; None: plain HTTP.
         stop_seconds: how long answers under way may take when it stops.
+        max_connections: how many there may be at once.
         lives: whether the application wants to be told when its event loop begins and ends.
     """
 
@@ -39,13 +43,14 @@ class Listener(ThreadedServer):
         tls: TlsSettings | None = None,
         stop_seconds: int = _STOP_SECONDS,
         *,
+        max_connections: int = _CONNECTIONS,
         lives: bool = False,
     ) -> None:
         config = uvicorn.Config(
             app,
             interface="asgi3",
             loop="uvloop",
-            http="httptools",
+            http=bounded(max_connections),
             ws="none",
             lifespan="on" if lives else "off",
             log_config=None,

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from tms_core.messaging.service import MessagingService
+from tms_core.messaging.visible import BOUNDS_MS
 from tms_core.server.leadership import Leadership
 
 #: From a publish that waits for nobody to one that waits for a slow disk, in seconds.
@@ -74,6 +75,14 @@ class _Service(Collector):
         yield CounterMetricFamily("tms_cache_hits", "Reads that the message cache answered.", cache.hits)
         yield CounterMetricFamily("tms_cache_misses", "Reads that went to the store.", cache.misses)
         yield GaugeMetricFamily("tms_cache_bytes", "Memory that the message cache takes.", cache.weight)
+        delays = self._service.delays
+        bounds = [*(str(bound_ms / 1000) for bound_ms in BOUNDS_MS), "+Inf"]
+        yield HistogramMetricFamily(
+            "tms_publish_visible_seconds",
+            "From a message's publish time to the first poll that read it; one message of each page.",
+            buckets=list(zip(bounds, map(float, delays.counts), strict=True)),
+            sum_value=delays.sum_ms / 1000,
+        )
 
 
 class LeadershipMetrics(Collector):

@@ -89,3 +89,11 @@ def test_given_a_store_without_consumers_when_run_then_nothing_is_held(site: Sit
     site.set(f"{SETTINGS}server: {{consumers: {{floor: true}}}}\n")
     assert site.janitor("run --once --adopt --format json").json["totals"]["expired"] == 2
     assert not beside(site.store).exists()
+
+
+def test_given_a_consumer_when_everything_is_looked_at_then_its_position_is_what_it_was(consumer: Site) -> None:
+    consumer.janitor("run --once --adopt")
+    for line in ("inspect message", "inspect meta", "plan", "status", f"why default:orders {UNREAD}", "audit"):
+        assert consumer.janitor(line).code == 0
+    with LevelDBSide(beside(consumer.store)) as side:
+        assert Positions(side).all() == {(ORDERS.topic, 1): [Position("billing", READ, NOW_MS, 0)]}

@@ -1,0 +1,218 @@
+"""The chart, as Helm, the Kubernetes schemas and the program itself see it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from charts.schema import comments, schema
+from janitor.settings import Settings, load
+from tests.chart.programs import CHART, KUBERNETES, run, template
+from tms_core.layered import fields
+
+SCHEMAS = Path(__file__).with_name("recorded")
+EXAMPLES = sorted((CHART / "ci").glob("*.yaml"))
+
+
+def objects(*words: object) -> list[dict[str, Any]]:
+    """The chart's objects, parsed."""
+    made = template(*words)
+    assert made.returncode == 0, made.stderr
+    return [document for document in yaml.safe_load_all(made.stdout) if document]
+
+
+def settings_of(documents: list[dict[str, Any]], folder: Path, environ: dict[str, str] | None = None) -> Settings:
+    """The settings that the program reads out of the chart's ConfigMap."""
+    [config] = [d for d in documents if d["kind"] == "ConfigMap" and "tms.yaml" in d["data"]]
+    file = folder / "tms.yaml"
+    file.write_text(config["data"]["tms.yaml"], encoding="utf-8")
+    return load(file, environ or {}, {}).settings
+
+
+@pytest.fixture(params=EXAMPLES, ids=lambda path: path.stem)
+def example(request: pytest.FixtureRequest) -> Path:
+    """Each example of values in turn."""
+    path: Path = request.param
+    return path
+
+
+def pods(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The pods that the objects lead to."""
+    found = []
+    for document in documents:
+        spec = document.get("spec", {})
+        spec = spec.get("jobTemplate", {}).get("spec", spec)
+        if document["kind"] == "Pod":
+            found.append(document)
+        elif "template" in spec:
+            found.append(spec["template"])
+    return found
+
+
+# --- Helm, the schemas, helm-unittest --------------------------------------------------------------------------------
+
+
+def test_helm_finds_nothing_wrong_with_the_chart(example: Path) -> None:
+    for values in ([], ["--values", example]):
+        linted = run("helm", "lint", "--strict", "--quiet", "--kube-version", KUBERNETES, CHART, *values)
+        assert linted.returncode == 0, linted.stdout + linted.stderr
+
+
+def conforms(text: str) -> tuple[int, str]:
+    """What kubeconform says of objects: its exit code and its complaints."""
+    place = f"{SCHEMAS}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
+    checked = run(
+        "kubeconform", "-strict", "-kubernetes-version", KUBERNETES, "-schema-location", place, "-summary", given=text
+    )
+    return checked.returncode, checked.stdout + checked.stderr
+
+
+def test_what_it_makes_is_what_kubernetes_knows(example: Path) -> None:
+    made = template("--values", example)
+    assert made.returncode == 0, made.stderr
+    code, said = conforms(made.stdout)
+    assert code == 0, said
+    assert "Skipped: 0" in said
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("concurrencyPolicy", "concurencyPolicy"),
+        ("replicas: 1", "replicas: one"),
+        ("severity:", "1:"),
+        ("expr:", "exp:"),
+    ],
+)
+def test_given_an_object_that_kubernetes_does_not_know_then_that_is_found(right: str, wrong: str) -> None:
+    made = template("--values", CHART / "ci/cronjob-values.yaml").stdout
+    assert right in made
+    assert conforms(made)[0] == 0
+    broken = (
+        made.replace(f"labels:\n        {right}", f"lables:\n        {right}")
+        if wrong == "1:"
+        else made.replace(right, wrong)
+    )
+    assert conforms(broken)[0] == 1
+
+
+def test_its_suites_pass() -> None:
+    tested = run("helm-unittest", "--strict", CHART)
+    assert tested.returncode == 0, tested.stdout
+    assert re.search(r"Tests: +2\d passed", tested.stdout)
+
+
+# --- chart and program -----------------------------------------------------------------------------------------------
+
+
+def test_the_program_reads_what_the_chart_writes(example: Path, tmp_path: Path) -> None:
+    given = yaml.safe_load(example.read_text(encoding="utf-8"))
+    settings = settings_of(objects("--values", example), tmp_path)
+    assert settings.janitor.apply == given.get("janitor", {}).get("apply", False)
+    assert settings.storage.kind == given["storage"].get("kind", "hbase")
+    assert settings.janitor.http.host == "0.0.0.0"  # noqa: S104
+
+
+def test_every_setting_of_the_program_is_a_value_of_the_chart() -> None:
+    made = schema()
+    for path, _ in fields(Settings):
+        node: Any = made
+        for name in path.split("."):
+            reference = node.get("$ref") or next(
+                (each["$ref"] for each in node.get("anyOf", []) if "$ref" in each), None
+            )
+            node = made["$defs"][reference.rpartition("/")[2]] if reference else node
+            node = node["properties"][name]
+        assert node, path
+
+
+def test_every_value_is_explained_and_in_the_schema() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    said, made = comments(), schema()
+    sections = ("storage", "transactions", "janitor", "server")
+    for name, value in values.items():
+        if name in said:
+            continue
+        assert isinstance(value, dict), name
+        assert [f"{name}.{inner}" for inner in value if f"{name}.{inner}" not in said] == []
+    assert set(values) | {"global"} == set(made["properties"])
+    own = [path for path in said if path.partition(".")[0] not in sections]
+    assert len(own) > 60
+
+
+@pytest.mark.parametrize(
+    ("options", "about"),
+    [
+        ("janitor.aply=true", "aply"),
+        ("janitor.every_seconds=often", "every_seconds"),
+        ("storage.kind=memory", "kind"),
+        ("storage.kind=leveldb", "leveldb|server|persistence"),
+        ("storage.kind=leveldb,server.enabled=true,server.auth.kind=jwt,persistence.enabled=true,mode=cronjob", "mode"),
+        ("storage.kind=leveldb,server.enabled=true,server.auth.kind=jwt", "persistence"),
+        ("server.enabled=true", "auth"),
+        ("transactions.source=manager", "server"),
+        ("janitor.archive.enabled=true", "persistence"),
+        ("mode=daemonset", "mode"),
+        ("replicaCount=2", "replicaCount"),
+        ("prometheusRule.thresholds.pausedSecs=1", "pausedSecs"),
+        ("image.digest=abc", "digest"),
+    ],
+)
+def test_given_values_that_do_not_go_together_then_they_are_refused(options: str, about: str) -> None:
+    made = template("--set", options)
+    assert made.returncode == 1
+    assert re.search(about, made.stderr)
+
+
+def test_given_a_large_number_then_it_stays_whole(tmp_path: Path) -> None:
+    documents = objects("--set", "janitor.rate_rows_per_second=123456789,storage.hbase.timeout_seconds=1000000")
+    assert settings_of(documents, tmp_path).janitor.rate_rows_per_second == 123_456_789
+
+
+def test_a_changed_setting_begins_a_new_pod_and_another_label_does_not() -> None:
+    def checksum(*words: str) -> str:
+        [pod] = pods([d for d in objects(*words) if d["kind"] == "Deployment"])
+        return str(pod["metadata"]["annotations"]["checksum/config"])
+
+    assert checksum() != checksum("--set", "janitor.every_seconds=61")
+    assert checksum() == checksum("--set", "podLabels.a=b")
+
+
+def test_every_pod_of_every_example_may_do_as_little_as_the_first(example: Path) -> None:
+    documents = objects("--values", example)
+    assert pods(documents)
+    for pod in pods(documents):
+        spec = pod["spec"]
+        assert spec["enableServiceLinks"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert container["resources"]["limits"]["memory"]
+            assert {"/tmp", "/etc/tms", "/var/lib/tms"} <= {mount["mountPath"] for mount in container["volumeMounts"]}  # noqa: S108
+
+
+def test_an_upgrade_without_values_only_plans(tmp_path: Path) -> None:
+    assert settings_of(objects("--is-upgrade"), tmp_path).janitor.apply is False
+
+
+def test_names_that_are_too_long_are_cut_so_that_every_object_keeps_one(example: Path) -> None:
+    for document in objects("--values", example, "--set", f"fullnameOverride={'n' * 80}"):
+        limit = 52 if document["kind"] == "CronJob" else 63
+        assert len(document["metadata"]["name"]) <= limit
+        assert not document["metadata"]["name"].endswith("-")
+
+
+def test_it_depends_on_nothing_from_elsewhere() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert "dependencies" not in chart
+    images = {c["image"] for pod in pods(objects()) for c in pod["spec"]["containers"]}
+    assert images == {f"tms-janitor:{chart['appVersion']}"}

@@ -1,0 +1,340 @@
+"""Messages that are published some time: bounded, in order, counted, and never lost without a word."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from tests.client.faults import Faults, faulty_async_client, faulty_client
+from tests.client.test_outcomes import BILLS, ORDERS
+from tms_core.client import Buffer, BufferFull, Client, ClientClosed, Limits, NotPublished, Retry, WhenFull
+from tms_core.client.testing import InProcess
+from tms_core.client.waiting import Batch, PublishFigures, Waiting
+from tms_core.errors import TmsError
+from tms_core.topic import TopicId
+
+#: How long a test waits for what has to happen, in seconds.
+PATIENCE_SECONDS = 120
+A, B = TopicId.parse("x:a"), TopicId.parse("x:b")
+SOON = Retry(attempts=3, first_seconds=0.001, longest_seconds=0.001)
+
+
+def payloads(client: Client, topic: str) -> list[bytes]:
+    return [message.payload for message in client.poll(topic)]
+
+
+# --- the buffer ------------------------------------------------------------------------------------------------------
+
+
+def filled(buffer: Buffer, *given: tuple[TopicId, bytes]) -> Waiting:
+    waiting = Waiting(buffer, request_bytes=100)
+    for topic, payload in given:
+        assert waiting.offer(topic, payload)
+    return waiting
+
+
+def test_batches_are_of_one_topic_and_the_one_that_waits_longest_goes_first() -> None:
+    waiting = filled(Buffer(batch_messages=2), (A, b"1"), (B, b"2"), (A, b"3"), (A, b"4"))
+    found = []
+    while batch := waiting.take():
+        found.append(batch)
+        waiting.settle(None)
+    assert found == [Batch(A, 0, [b"1", b"3"]), Batch(B, 1, [b"2"]), Batch(A, 3, [b"4"])]
+    assert waiting.figures == PublishFigures(published=4)
+
+
+def test_a_batch_is_no_larger_than_a_request_but_for_one_message() -> None:
+    waiting = filled(Buffer(), (A, bytes(60)), (A, bytes(40)), (A, bytes(1)), (A, bytes(200)), (A, bytes(1)))
+    sizes = []
+    while batch := waiting.take():
+        sizes.append([len(payload) for payload in batch.payloads])
+    assert sizes == [[60, 40], [1], [200], [1]]
+
+
+@pytest.mark.parametrize(
+    "buffer", [Buffer(messages=2, when_full=WhenFull.BLOCK), Buffer(size_bytes=2, when_full=WhenFull.BLOCK)]
+)
+def test_given_no_room_when_another_comes_then_it_waits_until_there_is(buffer: Buffer) -> None:
+    waiting = filled(buffer, (A, b"1"), (A, b"2"))
+    assert not waiting.offer(A, b"3")
+    waiting.take()
+    assert waiting.offer(A, b"3")
+    assert waiting.figures == PublishFigures(waiting=3)
+
+
+def test_given_no_room_when_the_newest_are_dropped_then_they_are_counted() -> None:
+    waiting = filled(Buffer(messages=2, when_full=WhenFull.DROP_NEWEST), (A, b"1"), (A, b"2"), (A, b"3"), (B, b"4"))
+    assert waiting.take() == Batch(A, 0, [b"1", b"2"])
+    assert waiting.figures == PublishFigures(waiting=2, dropped=2)
+
+
+def test_given_no_room_when_the_oldest_are_dropped_then_they_are_counted() -> None:
+    buffer = Buffer(messages=3, when_full=WhenFull.DROP_OLDEST)
+    waiting = filled(buffer, (A, b"1"), (B, b"2"), (A, b"3"), (A, b"4"), (B, b"5"))
+    assert waiting.take() == Batch(A, 2, [b"3", b"4"])
+    assert waiting.take() == Batch(B, 4, [b"5"])
+    assert waiting.figures.dropped == 2
+
+
+def test_given_no_room_when_that_is_an_error_then_the_message_is_not_taken() -> None:
+    waiting = filled(Buffer(messages=1, when_full=WhenFull.RAISE), (A, b"1"))
+    with pytest.raises(BufferFull, match="1 messages wait"):
+        waiting.offer(A, b"2")
+    assert waiting.figures == PublishFigures(waiting=1)
+
+
+def test_given_a_message_larger_than_the_buffer_when_nothing_else_waits_then_it_is_taken() -> None:
+    waiting = filled(Buffer(size_bytes=10), (A, bytes(50)))
+    assert not waiting.offer(A, b"1")
+
+
+def test_what_was_given_before_a_mark_is_settled_when_it_is_sent_and_answered() -> None:
+    waiting = filled(Buffer(batch_messages=1), (A, b"1"), (A, b"2"))
+    mark = waiting.mark()
+    waiting.offer(A, b"3")
+    found = []
+    while waiting.take():
+        found.append(waiting.settled(mark))
+        waiting.settle(None)
+        found.append(waiting.settled(mark))
+    assert found == [False, False, False, True, True, True]
+
+
+def test_what_has_failed_is_told_once() -> None:
+    waiting = filled(Buffer(), (A, b"1"), (B, b"2"), (B, b"3"))
+    waiting.take()
+    waiting.settle(TmsError("The disk is full."))
+    with pytest.raises(NotPublished, match="1 messages are not published: The disk is full") as caught:
+        waiting.tell()
+    assert caught.value.messages == 1
+    waiting.tell()
+    waiting.abandon(TmsError("Nobody publishes."))
+    with pytest.raises(NotPublished, match="2 messages are not published: Nobody publishes"):
+        waiting.tell()
+    assert waiting.figures == PublishFigures(failed=3)
+
+
+# --- the thread ------------------------------------------------------------------------------------------------------
+
+
+def test_given_messages_when_flushed_then_they_are_there_in_order_and_the_thread_ends(
+    site: InProcess, client: Client
+) -> None:
+    sent = [b"%d" % number for number in range(3000)]
+    with site.client(buffer=Buffer(batch_messages=100)) as producer:
+        for message in sent:
+            producer.publish_async(ORDERS, [message])
+        producer.publish_async(BILLS, [b"x"])
+        producer.flush()
+        assert producer.publish_figures == PublishFigures(published=3001)
+        assert payloads(client, ORDERS) == sent
+        assert payloads(client, BILLS) == [b"x"]
+        for thread in threading.enumerate():
+            if thread.name == "tms-publish":
+                thread.join(PATIENCE_SECONDS)
+        assert "tms-publish" not in {thread.name for thread in threading.enumerate()}
+        producer.publish_async(BILLS, [b"y"])
+    assert payloads(client, BILLS) == [b"x", b"y"]
+
+
+def test_given_a_server_that_fails_for_a_while_when_flushed_then_all_is_there(
+    site: InProcess, client: Client, faults: Faults
+) -> None:
+    faults.at("publish", "before", times=2)
+    with faulty_client(site, faults, buffer=Buffer(retry=SOON)) as producer:
+        producer.publish_async(ORDERS, [b"1", b"2"])
+        producer.flush()
+        assert producer.publish_figures == PublishFigures(published=2, retries=2)
+    assert payloads(client, ORDERS) == [b"1", b"2"]
+
+
+def test_given_an_answer_that_is_lost_when_sent_again_then_it_is_there_twice_and_not_missing(
+    site: InProcess, client: Client, faults: Faults
+) -> None:
+    faults.at("publish", "after", times=1)
+    with faulty_client(site, faults, buffer=Buffer(retry=SOON)) as producer:
+        producer.publish_async(ORDERS, [b"1"])
+    assert payloads(client, ORDERS) == [b"1", b"1"]
+
+
+def test_given_a_server_that_never_answers_when_flushed_and_closed_then_each_loss_is_told_and_counted(
+    site: InProcess, faults: Faults, caplog: pytest.LogCaptureFixture
+) -> None:
+    faults.at("publish", "before")
+    with faulty_client(site, faults, buffer=Buffer(retry=SOON)) as producer:
+        producer.publish_async(ORDERS, [b"1", b"2"])
+        with pytest.raises(NotPublished, match="2 messages are not published"):
+            producer.flush()
+        assert producer.publish_figures == PublishFigures(failed=2, retries=2)
+        producer.publish_async(ORDERS, [b"3"])
+        with pytest.raises(NotPublished, match="1 messages are not published"):
+            producer.close()
+    assert "2 messages for default:orders are not published" in caplog.text
+
+
+def test_given_no_such_topic_when_flushed_then_it_is_told_at_once(client: Client) -> None:
+    client.publish_async("default:missing", [b"1"])
+    with pytest.raises(NotPublished, match="no topic default:missing"):
+        client.flush()
+    assert client.publish_figures == PublishFigures(failed=1)
+
+
+def test_given_no_room_when_it_blocks_then_it_goes_on_with_the_server(
+    site: InProcess, client: Client, faults: Faults
+) -> None:
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold(_: str) -> None:
+        held.set()
+        assert go_on.wait(PATIENCE_SECONDS)
+
+    faults.meanwhile = hold
+    with faulty_client(site, faults, buffer=Buffer(messages=2, batch_messages=1)) as producer:
+        producer.publish_async(ORDERS, [b"1"])
+        assert held.wait(PATIENCE_SECONDS)
+        # One is being sent, two wait.
+        producer.publish_async(ORDERS, [b"2", b"3"])
+        blocked = threading.Thread(target=producer.publish_async, args=(ORDERS, [b"4", b"5"]))
+        blocked.start()
+        with pytest.raises(NotPublished, match="3 messages still wait"):
+            producer.flush(timeout_seconds=0.01)
+        assert blocked.is_alive()
+        go_on.set()
+        blocked.join(PATIENCE_SECONDS)
+        producer.flush()
+    assert payloads(client, ORDERS) == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_given_one_that_waits_for_room_when_closed_then_it_is_told_and_what_was_taken_is_published(
+    site: InProcess, client: Client, faults: Faults
+) -> None:
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold(_: str) -> None:
+        held.set()
+        assert go_on.wait(PATIENCE_SECONDS)
+
+    faults.meanwhile = hold
+    told: list[str] = []
+
+    def publish() -> None:
+        try:
+            producer.publish_async(ORDERS, [b"3"])
+        except ClientClosed as error:
+            told.append(error.message)
+
+    with faulty_client(site, faults, buffer=Buffer(messages=1, batch_messages=1)) as producer:
+        producer.publish_async(ORDERS, [b"1"])
+        assert held.wait(PATIENCE_SECONDS)
+        producer.publish_async(ORDERS, [b"2"])
+        blocked = threading.Thread(target=publish)
+        closing = threading.Thread(target=producer.close)
+        blocked.start()
+        closing.start()
+        blocked.join(PATIENCE_SECONDS)
+        go_on.set()
+        closing.join(PATIENCE_SECONDS)
+    assert told == ["The client is closed."]
+    assert payloads(client, ORDERS) == [b"1", b"2"]
+
+
+def test_given_threads_when_they_publish_at_once_then_all_is_there_and_each_ones_in_order(
+    site: InProcess, client: Client
+) -> None:
+    with site.client(buffer=Buffer(messages=50, batch_messages=20)) as producer:
+
+        def work(name: bytes) -> None:
+            for number in range(200):
+                producer.publish_async(ORDERS, [name + b"%03d" % number])
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in (b"a", b"b", b"c")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_SECONDS)
+    found = payloads(client, ORDERS)
+    for name in (b"a", b"b", b"c"):
+        assert [message for message in found if message[:1] == name] == [name + b"%03d" % at for at in range(200)]
+
+
+def interrupted(_: str) -> None:
+    raise RuntimeError("this is a mistake in the program")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_given_a_thread_that_fails_when_closed_then_what_it_did_not_publish_is_told(
+    site: InProcess, faults: Faults
+) -> None:
+    faults.meanwhile = interrupted
+    with faulty_client(site, faults, buffer=Buffer(batch_messages=1)) as producer:
+        producer.publish_async(ORDERS, [b"1", b"2"])
+        with pytest.raises(NotPublished):
+            producer.close()
+        assert producer.publish_figures.failed == 2
+
+
+# --- the task --------------------------------------------------------------------------------------------------------
+
+
+def in_loop(site: InProcess, faults: Faults, **options: object) -> Callable[[], None]:
+    """A program with an event loop that publishes some messages and closes its client."""
+
+    async def main() -> None:
+        async with faulty_async_client(site, faults, **options) as producer:
+            for number in range(20):
+                await producer.publish_async(ORDERS, [b"%d" % number])
+            await producer.flush()
+            await producer.publish_async(ORDERS, [b"last"])
+
+    return lambda: asyncio.run(main())
+
+
+def test_given_an_event_loop_when_closed_then_all_is_there_in_order(
+    site: InProcess, client: Client, faults: Faults
+) -> None:
+    faults.at("publish", "before", times=1)
+    in_loop(site, faults, buffer=Buffer(messages=3, batch_messages=2, retry=SOON), limits=Limits(request_bytes=3))()
+    assert payloads(client, ORDERS) == [*(b"%d" % number for number in range(20)), b"last"]
+
+
+def test_given_an_event_loop_and_a_server_that_never_answers_when_flushed_then_the_loss_is_told(
+    site: InProcess, faults: Faults
+) -> None:
+    faults.at("publish", "before")
+    with pytest.raises(NotPublished, match="20 messages"):
+        in_loop(site, faults, buffer=Buffer(retry=SOON))()
+
+
+def test_given_an_event_loop_when_a_flush_takes_too_long_then_that_is_told(site: InProcess, faults: Faults) -> None:
+    faults.at("publish", "before", times=1)
+
+    async def main() -> None:
+        stuck = asyncio.Event()
+
+        async def pause(_: asyncio.Event, __: float) -> None:
+            await stuck.wait()
+
+        async with faulty_async_client(site, faults, pause=pause, buffer=Buffer(retry=SOON)) as producer:
+            await producer.publish_async(ORDERS, [b"1"])
+            with pytest.raises(NotPublished, match="1 messages still wait"):
+                await producer.flush(timeout_seconds=0.01)
+            assert producer.publish_figures.waiting == 1
+            stuck.set()
+
+    asyncio.run(main())
+
+
+def test_given_a_task_that_is_cancelled_when_closed_then_what_it_did_not_publish_is_told(site: InProcess) -> None:
+    async def main() -> None:
+        producer = site.async_client()
+        await producer.publish_async(ORDERS, [b"1", b"2"])
+        [task] = [task for task in asyncio.all_tasks() if task.get_name() == "tms-publish"]
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(NotPublished, match="2 messages are not published"):
+            await producer.close()
+
+    asyncio.run(main())

@@ -1,0 +1,143 @@
+"""The server inside a test is the whole server, with no socket, and nothing of it is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+
+import pytest
+
+from tests.builders import NOW_MS
+from tests.client.test_outcomes import ORDERS, visible
+from tms_core.client import Client, TopicNotFound, Unanswered
+from tms_core.client.testing import InProcess, in_process
+from tms_core.clock import ManualClock
+from tms_core.errors import StoreError
+from tms_core.tables.memory import MemoryStore
+
+
+def test_given_a_server_when_the_block_ends_then_no_thread_and_no_socket_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = set(threading.enumerate())
+
+    def refuse(*_: object) -> None:
+        pytest.fail("a connection was opened")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    with in_process() as site, site.client() as client:
+        client.create_topic(ORDERS)
+        with client.transaction() as tx:
+            tx.publish(ORDERS, [b"a"])
+        assert visible(site) == [b"a"]
+
+        async def main() -> None:
+            async with site.async_client() as other, other.transaction() as tx:
+                await tx.publish(ORDERS, [b"b"])
+
+        asyncio.run(main())
+    assert set(threading.enumerate()) == before
+
+
+def visible(site: InProcess) -> list[bytes]:  # noqa: F811
+    with site.client() as client, client.transaction() as tx:
+        return [message.payload for message in tx.poll(ORDERS)]
+
+
+def test_given_a_clock_of_the_tests_when_it_moves_then_messages_expire_and_transactions_time_out() -> None:
+    clock = ManualClock(NOW_MS)
+    with in_process(clock=clock) as site, site.client() as client:
+        client.create_topic(ORDERS, ttl=60)
+        client.publish(ORDERS, [b"a"])
+        tx = site.manager.start_short(10)
+        clock.advance(61_000)
+        assert list(client.poll(ORDERS)) == []
+        assert site.manager.expire() == 1
+        assert site.manager.latest().state.is_invalid(tx.transaction_id)
+
+
+def test_given_a_store_of_the_tests_when_the_block_ends_then_it_is_still_open() -> None:
+    store = MemoryStore()
+    with in_process(store=store) as site, site.client() as client:
+        client.create_topic(ORDERS)
+    assert len(store.metadata.rows()) == 1
+
+
+def test_given_a_reader_that_leaves_early_when_the_block_ends_then_it_does_not_wait_for_him() -> None:
+    with in_process() as site:
+        client = site.client()
+        client.create_topic(ORDERS)
+        client.publish(ORDERS, [bytes(1_000_000)] * 3)
+        left = client.poll(ORDERS)
+        assert len(next(left).payload) == 1_000_000
+        client.close()
+
+
+def test_given_a_reader_that_closes_early_when_he_asks_for_something_else_then_he_is_answered(client: Client) -> None:
+    client.publish(ORDERS, [bytes(1_000_000)] * 3)
+    with client.poll(ORDERS) as messages:
+        next(messages)
+    assert len(list(client.poll(ORDERS))) == 3
+
+
+def test_given_a_store_that_fails_when_asked_then_the_client_is_told_and_the_log_has_the_reason(
+    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise StoreError("The disk is gone.")
+
+    monkeypatch.setattr(site.service, "topics", fail)
+    with pytest.raises(Unanswered, match="The disk is gone"):
+        client.topics()
+    assert "The disk is gone" in caplog.text
+
+
+def test_given_a_server_that_crashes_at_a_request_when_asked_then_no_answer_comes_and_the_log_has_the_reason(
+    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def crash(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(site.service, "topics", crash)
+    with pytest.raises(Unanswered, match="without sending a response"):
+        client.topics()
+    assert any(record.exc_info and record.exc_info[0] is ZeroDivisionError for record in caplog.records)
+
+
+def test_given_a_server_that_crashes_in_the_middle_when_read_then_the_answer_is_cut_short(
+    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    client.publish(ORDERS, [bytes(1000)] * 2000)
+    fetch = site.service.fetch
+
+    def crash(*given: object) -> object:
+        pages = fetch(*given)  # type: ignore[arg-type]  # as it came
+        for _ in range(3):
+            yield next(pages)
+        raise StoreError("The disk is gone.")
+
+    monkeypatch.setattr(site.service, "fetch", crash)
+    found = client.poll(ORDERS)
+    with pytest.raises(Unanswered):
+        list(found)
+
+
+def test_given_a_task_that_is_cancelled_when_it_waits_for_an_answer_then_the_server_goes_on(site: InProcess) -> None:
+    async def main() -> None:
+        async with site.async_client() as client:
+            task = asyncio.create_task(client.topics())
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert len(await client.topics()) == 2
+            with pytest.raises(TopicNotFound):
+                await client.topic("default:missing")
+
+    asyncio.run(main())

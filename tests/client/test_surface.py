@@ -1,0 +1,108 @@
+"""What an application can import: everything that it needs, and nothing by accident."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tms_core import client, errors
+from tms_core.client import values, waiting
+
+HERE = Path(client.__file__).parent
+#: Classes whose methods an application calls.
+CLASSES = [
+    client.Client,
+    client.AsyncClient,
+    client.Messages,
+    client.AsyncMessages,
+    client.Consumption,
+    client.AsyncConsumption,
+    client.TransactionContext,
+    client.AsyncTransactionContext,
+    client.Participant,
+]
+#: Written in annotations for short, or of the library that carries requests.
+ALIASES = {"Topic", "Start", "Pause", "AsyncPause"}
+
+
+def methods(kind: type) -> Iterator[tuple[str, typing.Any]]:
+    for name, member in inspect.getmembers(kind):
+        if name == "__init__" or not name.startswith("_"):
+            yield name, member.fget if isinstance(member, property) else member
+
+
+def mentioned(annotation: object) -> Iterator[type]:
+    """The classes of ours in an annotation."""
+    if isinstance(annotation, type) and annotation.__module__.startswith("tms_core."):
+        yield annotation
+    for inner in typing.get_args(annotation):
+        yield from mentioned(inner)
+    if isinstance(annotation, types.UnionType):
+        for inner in annotation.__args__:
+            yield from mentioned(inner)
+
+
+def test_what_is_imported_is_what_is_exported() -> None:
+    tree = ast.parse((HERE / "__init__.py").read_text(encoding="utf-8"))
+    imported = {
+        alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module != "__future__"
+        for alias in node.names
+    }
+    assert sorted(imported) == client.__all__
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_class_that_a_method_takes_or_gives_is_exported(kind: type) -> None:
+    found = set()
+    for _, method in methods(kind):
+        hints = typing.get_type_hints(method)
+        found |= {cls.__name__ for hint in hints.values() for cls in mentioned(hint)}
+    assert {name for name in found if not name.startswith("_")} - set(client.__all__) - {
+        "Core",
+        "Call",
+        "Consuming",
+    } == set()
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_error_that_a_method_names_is_exported(kind: type) -> None:
+    known = {name for name, error in vars(errors).items() if inspect.isclass(error)} | {"OutcomeUnknown"}
+    for name, method in methods(kind):
+        raises = (inspect.getdoc(method) or "").partition("Raises:")[2]
+        named = {word for word in re.findall(r"\b[A-Z]\w+", raises) if word in known}
+        assert named <= set(client.__all__), name
+
+
+def test_every_error_about_messages_and_transactions_is_exported_but_those_of_the_server() -> None:
+    families = (errors.MessagingError, errors.TransactionError)
+    found = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, families)}
+    servers_own = {"TransactionExpired", "ClockJumped", "ChangesTooLarge", "TruncateTimeError", "CannotSnapshot"}
+    assert found - servers_own <= set(client.__all__)
+
+
+def test_every_value_is_exported() -> None:
+    found = {
+        name
+        for module in (values, waiting)
+        for name, kind in vars(module).items()
+        if inspect.isclass(kind) and kind.__module__ == module.__name__ and not name.startswith("_")
+    }
+    assert found - {"Batch", "Waiting"} <= set(client.__all__)
+
+
+def test_every_exported_name_says_what_it_is() -> None:
+    assert [name for name in client.__all__ if not inspect.getdoc(getattr(client, name))] == []
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_method_says_what_it_does(kind: type) -> None:
+    assert [name for name, method in methods(kind) if name != "__init__" and not inspect.getdoc(method)] == []

@@ -1,0 +1,41 @@
+"""Tests that need a cluster or a container engine: ``make test-cluster`` runs them, ``make test`` does not see them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.chart.programs import program
+from tests.cluster.plane import ControlPlane
+from tests.support import require_tool
+
+collect_ignore_glob = [] if os.environ.get("TMS_TEST_CLUSTER") else ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane, for all tests together."""
+    program("kubebox", "kubebox")
+    require_tool("openssl", "apt-get install openssl")
+    with ControlPlane(tmp_path_factory.mktemp("plane")) as running:
+        for name in ("apps", "monitoring"):
+            running.create("/api/v1/namespaces", {"metadata": {"name": name}})
+        for plural, kind in (("prometheusrules", "PrometheusRule"), ("servicemonitors", "ServiceMonitor")):
+            running.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", _definition(plural, kind))
+        yield running
+
+
+def _definition(plural: str, kind: str) -> dict[str, object]:
+    """A kind of Prometheus' operator, of which the server is only to know that it is there."""
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": anything}}
+    group = "monitoring.coreos.com"
+    names = {"plural": plural, "singular": kind.lower(), "kind": kind}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {"group": group, "scope": "Namespaced", "names": names, "versions": [version]},
+    }

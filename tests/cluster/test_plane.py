@@ -1,0 +1,215 @@
+"""The chart and the lease on a real API server: objects are accepted, controllers act on them, one janitor leads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from janitor.kubernetes_lease import KubernetesCell
+from tests.builders import DAY, NOW_MS, SECOND
+from tests.chart.programs import CHART, run, template
+from tests.chart.schemas import FOLDER, record
+from tests.cluster.plane import ControlPlane, until
+from tms_core.clock import ManualClock
+from tms_core.errors import LeaseHeld, LeaseLost, StoreError
+from tms_core.lease import Lease
+
+EXAMPLES = sorted((CHART / "ci").glob("*.yaml"))
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/apps/leases"
+
+#: Where the objects of a kind are made.
+PLACES = {
+    "ConfigMap": "/api/v1",
+    "CronJob": "/apis/batch/v1",
+    "Deployment": "/apis/apps/v1",
+    "Job": "/apis/batch/v1",
+    "Lease": "/apis/coordination.k8s.io/v1",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1",
+    "PersistentVolumeClaim": "/api/v1",
+    "Pod": "/api/v1",
+    "PodDisruptionBudget": "/apis/policy/v1",
+    "PrometheusRule": "/apis/monitoring.coreos.com/v1",
+    "Role": "/apis/rbac.authorization.k8s.io/v1",
+    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1",
+    "Service": "/api/v1",
+    "ServiceAccount": "/api/v1",
+    "ServiceMonitor": "/apis/monitoring.coreos.com/v1",
+}
+
+
+def place(kind: str, namespace: str) -> str:
+    plural = "networkpolicies" if kind == "NetworkPolicy" else f"{kind.lower()}s"
+    return f"{PLACES[kind]}/namespaces/{namespace}/{plural}"
+
+
+def helm(plane: ControlPlane, *words: object) -> str:
+    """A helm command that has to succeed; what it said."""
+    done = run("helm", *words, "--namespace", "apps", environ={"KUBECONFIG": str(plane.kubeconfig)})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def settings(plane: ControlPlane, name: str) -> dict[str, Any]:
+    """The settings file in a release's ConfigMap."""
+    config = plane.get(f"/api/v1/namespaces/apps/configmaps/{name}")
+    found: dict[str, Any] = json.loads(config["data"]["tms.yaml"])
+    return found
+
+
+def test_the_recorded_schemas_are_those_of_the_server(plane: ControlPlane) -> None:
+    made = record(plane.get("/openapi/v2"))
+    recorded = {path.name: path.read_text() for path in FOLDER.iterdir() if "monitoring" not in path.name}
+    if made != recorded:
+        for name, text in made.items():
+            (FOLDER / name).write_text(text)
+    assert made == recorded, "they have been written anew; look at them, and keep them"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_every_object_of_every_example_is_accepted_to_the_letter(plane: ControlPlane, example: Path) -> None:
+    made = template("--values", example)
+    for document in filter(None, yaml.safe_load_all(made.stdout)):
+        where = place(document["kind"], document["metadata"]["namespace"])
+        answer = plane.request("POST", f"{where}?dryRun=All&fieldValidation=Strict", document)
+        if document["kind"] != "Pod":  # its service account is not there yet
+            assert answer.status_code == 201, (document["kind"], answer.text)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_a_release_is_installed_upgraded_rolled_back_and_gone(plane: ControlPlane, example: Path) -> None:
+    name = f"t-{example.stem.removesuffix('-values')}"
+    options = ("--values", example, "--no-hooks", "--set", f"fullnameOverride={name}")
+    helm(plane, "install", name, CHART, *options)
+    before = settings(plane, name)
+    until(lambda: any(pod.startswith(name) for pod in plane.named("/api/v1/namespaces/apps/pods")), "pods are made")
+
+    helm(plane, "upgrade", name, CHART, "--reuse-values", "--no-hooks", "--set", "janitor.apply=true")
+    assert settings(plane, name)["janitor"]["apply"] is True
+    helm(plane, "upgrade", name, CHART, *options, "--set", "janitor.history_days=7")
+    assert settings(plane, name)["janitor"] == {**before["janitor"], "history_days": 7}
+    helm(plane, "rollback", name, "1", "--no-hooks")
+    assert settings(plane, name) == before
+
+    helm(plane, "uninstall", name, "--no-hooks")
+    for kind in PLACES:
+        left = [each for each in plane.named(place(kind, "apps")) if each.startswith(name)]
+        if kind == "PersistentVolumeClaim":
+            assert left == ([name] if name in ("t-embedded", "t-everything") else [])
+        elif kind not in ("Pod", "Job"):  # these are collected after their owners
+            assert left == [], kind
+
+
+def test_a_cronjob_makes_its_job_and_no_second_one_beside_it(plane: ControlPlane) -> None:
+    options = ("--values", CHART / "ci/cronjob-values.yaml", "--no-hooks", "--set", "fullnameOverride=every")
+    helm(plane, "install", "every", CHART, *options, "--set-string", "cronjob.schedule=* * * * *")
+
+    def jobs() -> list[dict[str, Any]]:
+        items = plane.get("/apis/batch/v1/namespaces/apps/jobs")["items"]
+        return [item for item in items if item["metadata"]["name"].startswith("every-")]
+
+    until(lambda: bool(jobs()), "the CronJob makes a Job")
+    [job] = jobs()
+    assert job["spec"]["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == [2, 3, 4]
+    assert job["spec"]["backoffLimit"] == 2
+    until(
+        lambda: bool(
+            plane.get("/api/v1/namespaces/apps/pods?labelSelector=job-name%3D" + job["metadata"]["name"])["items"]
+        ),
+        "a pod is made",
+    )
+    helm(plane, "uninstall", "every", "--no-hooks")
+
+
+# --- the lease -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def release(plane: ControlPlane) -> Iterator[str]:
+    """A release with a Kubernetes lease."""
+    name = "led"
+    helm(plane, "install", name, CHART, "--set", "janitor.lease.kind=kubernetes", "--set", f"fullnameOverride={name}")
+    yield name
+    helm(plane, "uninstall", name)
+
+
+@pytest.fixture
+def as_the_pod(plane: ControlPlane, release: str, tmp_path: Path) -> Path:
+    """A kubeconfig with no more rights than the chart gives to the pod."""
+    path = f"/api/v1/namespaces/apps/serviceaccounts/{release}/token"
+    token = plane.create(path, {"spec": {"expirationSeconds": 3600}})["status"]["token"]
+    file = tmp_path / "kubeconfig"
+    file.write_text(yaml.safe_dump(plane.config(token)))
+    return file
+
+
+def cell(kubeconfig: Path, name: str) -> closing[KubernetesCell]:
+    return closing(KubernetesCell(name, "apps", environ={"KUBECONFIG": str(kubeconfig)}))
+
+
+def test_the_lease_is_acquired_renewed_lost_and_fenced_with_the_pods_own_rights(
+    plane: ControlPlane, release: str, as_the_pod: Path
+) -> None:
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    with cell(as_the_pod, release) as place_:
+        one, two = (Lease(place_, holder, 60, clock) for holder in ("one", "two"))
+        one.acquire()
+        assert plane.get(f"{LEASES}/{release}")["spec"]["holderIdentity"] == "one"
+        with pytest.raises(LeaseHeld, match="one has the lease"):
+            two.acquire()
+        clock.advance(30 * SECOND)
+        one.check()
+        renewed = plane.get(f"{LEASES}/{release}")["spec"]
+        assert renewed["acquireTime"] < renewed["renewTime"]
+        with pytest.raises(LeaseHeld):
+            two.acquire()
+        clock.advance(61 * SECOND)
+        two.acquire()
+        assert (one.fence, two.fence) == (1, 2)
+        with pytest.raises(LeaseLost, match="two has it now"):
+            one.check()
+        two.release()
+        assert "holderIdentity" not in plane.get(f"{LEASES}/{release}")["spec"]
+
+
+def test_of_many_that_want_it_at_once_one_gets_it(plane: ControlPlane) -> None:
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+
+    def attempt(number: int) -> bool:
+        with cell(plane.kubeconfig, "wanted") as place_:
+            try:
+                Lease(place_, f"candidate-{number}", 60, clock).acquire()
+            except LeaseHeld:
+                return False
+            return True
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(attempt, range(8))) == 1
+
+
+def test_the_pod_may_do_nothing_else(plane: ControlPlane, release: str, as_the_pod: Path) -> None:
+    token = yaml.safe_load(as_the_pod.read_text())["users"][0]["user"]["token"]
+    for method, path in (
+        ("GET", "/api/v1/namespaces/apps/secrets"),
+        ("GET", LEASES),
+        ("DELETE", f"{LEASES}/{release}"),
+        ("POST", "/api/v1/namespaces/apps/pods"),
+    ):
+        assert plane.request(method, path, {}, token=token).status_code == 403, path
+    with cell(as_the_pod, "another") as place_, pytest.raises(StoreError, match="refused the lease apps/another"):
+        place_.lease()
+
+
+def test_kubectl_shows_who_has_it(plane: ControlPlane, release: str, as_the_pod: Path) -> None:
+    with cell(as_the_pod, release) as place_:
+        Lease(place_, "host:1:abc", 60, ManualClock(NOW_MS, running_ms=DAY)).acquire()
+    kubectl = [str(Path(".tools/bin/kubebox").resolve()), "kubectl", "--kubeconfig", str(plane.kubeconfig)]
+    shown = subprocess.run([*kubectl, "-n", "apps", "get", "leases"], capture_output=True, text=True, check=True)
+    assert "host:1:abc" in shown.stdout

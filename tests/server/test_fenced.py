@@ -1,0 +1,322 @@
+"""The store as a leader may use it: two servers on one store, one of which is stopped at the worst moments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from tests.builders import NOW_MS, SECOND, pointer
+from tests.server.test_leadership import DELAY_SECONDS, SECONDS, Node
+from tests.test_lease import Cell
+from tms_core.clock import ManualClock
+from tms_core.errors import StoreError, StoreUnavailable, Unavailable
+from tms_core.messaging.ids import position
+from tms_core.messaging.model import FetchRequest, RollbackRange
+from tms_core.messaging.service import MessagingService
+from tms_core.rowkey import generation_prefix
+from tms_core.server.fenced import FencedStore
+from tms_core.server.gaps import FRAME_ROWS, Seals
+from tms_core.side import MemorySide
+from tms_core.tables.base import MessageValue
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
+
+TOPIC = TopicId.parse("default:t")
+PREFIX = generation_prefix(TOPIC.prefix, 1)
+Rows = Sequence[tuple[bytes, MessageValue]]
+
+
+class Watched:
+    """A table, of which one call is done in another way."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+
+
+class Server(Node):
+    """One of two servers on the same tables."""
+
+    def __init__(self, site: Site, name: str) -> None:
+        super().__init__(site.cell, name, site.clock)
+        store = site.store
+        self.fenced = FencedStore(store, self.leadership, Seals(store.message, site.side, site.clock))
+        self.message = vars(self.fenced.message)["_table"] = Watched(store.message)
+        self.payload = vars(self.fenced.payload)["_table"] = Watched(store.payload)
+        self.service = MessagingService(self.fenced, site.clock, side=site.side)
+
+    def prepare(self) -> bool:
+        self.service.forget()
+        return self.service.queue_size == 0
+
+    def leads(self) -> None:
+        """Take over from whoever leads, who is never heard of meanwhile."""
+        for _ in range(2 * (SECONDS + DELAY_SECONDS)):
+            if self.step():
+                return
+            self.clock.advance(SECOND)
+        raise AssertionError("it does not get to lead")
+
+    def payloads(self) -> list[bytes]:
+        pages = self.service.fetch(TOPIC, FetchRequest())
+        return [message.payload for page in pages for message in page]
+
+    def interrupted(self, done: Callable[[Rows], Rows], meanwhile: Callable[[], object]) -> None:
+        """The next write does some of its rows, then something happens, and then it does the others."""
+        put = self.message.put
+
+        def halfway(rows: Rows) -> None:
+            self.message.put = put
+            first = done(rows)
+            put(first)
+            meanwhile()
+            put([row for row in rows if row not in first])
+
+        self.message.put = halfway
+
+
+class Site:
+    """What two servers share."""
+
+    def __init__(self) -> None:
+        self.store, self.side, self.cell = MemoryStore(), MemorySide(), Cell()
+        self.clock = ManualClock(NOW_MS, running_ms=60_000)
+        self.one, self.other = Server(self, "a"), Server(self, "b")
+        self.one.leads()
+        self.one.service.create_topic(TOPIC)
+
+    def rows(self) -> list[bytes | None]:
+        """What is in the store, in order."""
+        return [row.payload for _, row in self.store.message.rows(PREFIX, None, 100_000).items]
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    made = Site()
+    yield made
+    for server in (made.one, made.other):
+        server.service.close()
+
+
+# --- who may ---------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_server_that_does_not_lead_when_asked_then_it_says_so_and_nothing_is_done(site: Site) -> None:
+    site.one.service.publish(TOPIC, [b"a"])
+    service = site.other.service
+    refused: list[Callable[[], object]] = [
+        lambda: service.publish(TOPIC, [b"b"]),
+        lambda: service.store(TOPIC, [b"b"], pointer=pointer(NOW_MS)),
+        site.other.payloads,
+        lambda: service.rollback(TOPIC, RollbackRange(pointer(NOW_MS), 0, 0, NOW_MS, 0)),
+    ]
+    for ask in refused:
+        with pytest.raises(Unavailable, match="does not lead"):
+            ask()
+    assert site.rows() == [b"a"]
+    assert site.one.payloads() == [b"a"]
+
+
+def test_given_a_server_that_does_not_lead_when_a_topic_is_made_then_it_is_there_all_the_same(site: Site) -> None:
+    other = TopicId.parse("default:other")
+    with pytest.raises(Unavailable):
+        site.other.service.create_topic(other)
+    site.one.service.publish(other, [b"a"])
+
+
+def test_given_a_leader_that_ends_in_good_order_when_the_next_one_leads_then_all_goes_on_without_gaps(
+    site: Site,
+) -> None:
+    site.one.service.publish(TOPIC, [b"a"])
+    site.one.leadership.resign()
+    assert site.other.step()
+    site.other.service.publish(TOPIC, [b"b"])
+    assert site.other.payloads() == [b"a", b"b"]
+    assert site.side.get(b"g" + PREFIX) is None
+
+
+# --- writes that come late -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("messages", "done", "seen"),
+    [
+        (3, slice(0, 0), [b"first", b"after"]),
+        (3, slice(1, 2), [b"first", b"1", b"after"]),
+        (3, slice(2, 3), [b"first", b"2", b"after"]),
+        (3, slice(0, 3), [b"first", b"0", b"1", b"2", b"after"]),
+        (FRAME_ROWS, slice(0, 0), [b"first", b"after"]),
+        (FRAME_ROWS, slice(FRAME_ROWS - 1, FRAME_ROWS), [b"first", b"%d" % (FRAME_ROWS - 1), b"after"]),
+    ],
+)
+def test_given_a_leader_stopped_in_a_write_when_it_is_woken_after_another_began_then_late_rows_are_never_seen(
+    site: Site, messages: int, done: slice, seen: list[bytes]
+) -> None:
+    site.one.service.publish(TOPIC, [b"first"])
+    read: list[list[bytes]] = []
+
+    def meanwhile() -> None:
+        site.other.leads()
+        site.other.service.publish(TOPIC, [b"after"])
+        read.append(site.other.payloads())
+
+    site.one.interrupted(lambda rows: rows[done], meanwhile)
+    batch = [b"%d" % number for number in range(messages)]
+    with pytest.raises(StoreUnavailable, match="lost the lead"):
+        site.one.service.publish(TOPIC, batch)
+    assert len(site.rows()) == messages + 2, "the late rows are there"
+    assert read == [seen]
+    for server in (site.other, site.one, site.other, site.one):
+        server.leads()
+        assert server.payloads() == seen
+        assert server.fenced.message.keys(PREFIX, None, 100_000).items == [
+            key for key, row in server.fenced.message.rows(PREFIX, None, 100_000).items
+        ]
+
+
+def test_given_a_leader_stopped_between_two_pieces_of_a_batch_when_it_is_woken_then_the_second_is_not_sent(
+    site: Site,
+) -> None:
+    site.one.interrupted(lambda rows: rows, site.other.leads)
+    with pytest.raises(StoreUnavailable, match="not known"):
+        site.one.service.publish(TOPIC, [b"m"] * (FRAME_ROWS + 1))
+    assert len(site.rows()) == FRAME_ROWS
+    assert site.other.payloads() == [b"m"] * FRAME_ROWS
+
+
+def test_given_a_late_write_in_a_transaction_when_the_leader_is_woken_then_it_does_not_touch_the_rows_any_more(
+    site: Site,
+) -> None:
+    site.one.interrupted(lambda rows: rows[:1], site.other.leads)
+    with pytest.raises(StoreUnavailable):
+        site.one.service.publish(TOPIC, [b"a", b"b"], pointer=pointer(NOW_MS))
+    pointers = [cell.pointer for cell in site.store.message.cells(PREFIX, None, 10).items]
+    assert pointers == [pointer(NOW_MS)] * 2
+
+
+def test_given_late_payloads_when_the_leader_is_woken_then_they_are_not_acknowledged(site: Site) -> None:
+    put = site.one.payload.put
+
+    def late(rows: object) -> None:
+        site.other.leads()
+        put(rows)
+
+    site.one.payload.put = late
+    with pytest.raises(StoreUnavailable, match="lost the lead"):
+        site.one.service.store(TOPIC, [b"a"], pointer=pointer(NOW_MS))
+
+
+def test_given_gaps_when_the_next_leader_publishes_at_once_then_its_ids_are_behind_them(site: Site) -> None:
+    site.one.service.publish(TOPIC, [b"a"])
+    site.other.leads()
+    # Its clock is far behind the former leader's.
+    site.clock.step(-10 * 60 * SECOND)
+    site.other.service.publish(TOPIC, [b"b"])
+    assert site.other.payloads() == [b"a", b"b"]
+    ends = site.other.fenced.message.reserved(PREFIX)
+    [_, key] = site.store.message.keys(PREFIX, None, 10).items
+    assert int.from_bytes(key[-10:], "big") == ends > position(NOW_MS)
+
+
+def test_given_a_batch_of_a_former_term_when_it_gets_the_lease_again_then_it_does_not_begin_before_that_has_failed(
+    site: Site,
+) -> None:
+    def meanwhile() -> None:
+        site.other.leads()
+        site.one.step()
+        site.clock.advance(60 * SECOND)
+        site.one.step()
+        site.clock.advance(60 * SECOND)
+        site.one.step()
+        assert site.one.lease.held
+        assert not site.one.leadership.leads
+
+    site.one.interrupted(lambda rows: rows[:0], meanwhile)
+    with pytest.raises(StoreUnavailable):
+        site.one.service.publish(TOPIC, [b"late"])
+    site.one.leads()
+    assert site.one.payloads() == [b"late"], "it came before anybody could look"
+
+
+# --- reads and changes -----------------------------------------------------------------------------------------------
+
+
+def test_given_a_leader_stopped_while_it_reads_when_it_is_woken_then_nobody_gets_what_it_read(site: Site) -> None:
+    site.one.service.publish(TOPIC, [b"a"])
+    site.one.service.forget()
+    rows = site.one.message.rows
+
+    def slowly(*arguments: object) -> object:
+        page = rows(*arguments)
+        site.other.leads()
+        return page
+
+    site.one.message.rows = slowly
+    with pytest.raises(Unavailable, match="does not lead"):
+        site.one.payloads()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_given_a_leader_stopped_in_a_rollback_when_it_is_woken_then_it_says_that_it_does_not_know(
+    site: Site, moment: str
+) -> None:
+    published = site.one.service.publish(TOPIC, [b"a"], pointer=pointer(NOW_MS))
+    assert published is not None
+    name = {"before": "cells", "after": "invert"}[moment]
+    call = getattr(site.one.message, name)
+
+    def slowly(*arguments: object) -> object:
+        answer = call(*arguments)
+        site.other.leads()
+        return answer
+
+    setattr(site.one.message, name, slowly)
+    with pytest.raises((StoreUnavailable, Unavailable)) as caught:
+        site.one.service.rollback(TOPIC, published)
+    assert isinstance(caught.value, Unavailable if moment == "before" else StoreUnavailable)
+
+
+def test_given_a_server_that_does_not_lead_when_rows_are_to_be_taken_back_then_it_does_not_know(site: Site) -> None:
+    with pytest.raises(StoreUnavailable, match="lost the lead"):
+        site.other.fenced.payload.delete([b"k"])
+
+
+def test_given_a_store_that_fails_when_written_then_the_lease_is_not_given_back_soon(site: Site) -> None:
+    def fail(*_: object) -> None:
+        raise StoreError("HBase is away.")
+
+    changes: list[tuple[Watched, str, Callable[[], object]]] = [
+        (site.one.message, "put", lambda: site.one.service.publish(TOPIC, [b"a"])),
+        (site.one.payload, "put", lambda: site.one.service.store(TOPIC, [b"a"], pointer=pointer(NOW_MS))),
+        (site.one.message, "delete", lambda: site.one.fenced.message.delete([b"k"])),
+    ]
+    for table, name, change in changes:
+        site.clock.advance(60 * SECOND)
+        site.one.step()
+        setattr(table, name, fail)
+        with pytest.raises(StoreError, match="HBase is away"):
+            change()
+    site.one.leadership.resign()
+    assert site.cell.record.holder == "a"
+
+
+def test_what_is_neither_read_nor_written_goes_to_the_store_itself(site: Site) -> None:
+    fenced = site.other.fenced
+    assert fenced.identity() == site.store.identity()
+    assert fenced.message.estimate_bytes(b"", None) == site.store.message.estimate_bytes(b"", None)
+    fenced.payload.sync()
+    fenced.message.compact(b"a", b"b")
+    fenced.close()
+    site.one.service.publish(TOPIC, [b"a"])
+
+
+def test_given_keys_that_are_of_no_topic_when_read_then_nothing_is_hidden(site: Site) -> None:
+    assert site.one.fenced.message.keys(b"", None, 10).items == []
+    assert site.one.fenced.message.rows(b"default:t:", None, 10).items == []

@@ -1,0 +1,397 @@
+"""What reaches a server that does not lead: passed on as it is, both ways, and said plainly when it cannot be."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from threading import Event, Thread
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.builders import NOW_MS
+from tests.server.client import PATIENCE_SECONDS, Client, TopicClient
+from tests.server.conftest import JSON_POLL_LIMIT, MAX_REQUEST_BYTES, Serving, serving
+from tests.server.test_leadership import Node
+from tests.test_lease import Cell
+from tms_core.clock import ManualClock
+from tms_core.messaging.service import MessagingService
+from tms_core.server.app import make_app
+from tms_core.server.forward import Forwarder
+from tms_core.server.listener import Listener
+from tms_core.server.metrics import ServerMetrics
+from tms_core.server.site import Site
+from tms_core.tables.memory import MemoryStore
+
+PATH = "/v1/namespaces/default/topics/t"
+#: More than all buffers between two processes together.
+LARGE = 64 << 20
+
+
+class Following:
+    """A server that does not lead, and whom it takes for the leader."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.cell, clock = Cell(), ManualClock(NOW_MS)
+        self.former, self.own = Node(self.cell, "leader", clock), Node(self.cell, "follower", clock)
+        self.service = stack.enter_context(MessagingService(MemoryStore(), clock))
+        self.metrics = ServerMetrics(CollectorRegistry(), self.service)
+        threads = stack.enter_context(ThreadPoolExecutor(2))
+        site = Site(self.service, threads, self.metrics, MAX_REQUEST_BYTES, JSON_POLL_LIMIT)
+        app = make_app(site, forwarder=Forwarder(self.own.leadership))
+        self.listener = Listener(app, "127.0.0.1", 0, stop_seconds=1, lives=True)
+        self.listener.start()
+        stack.callback(self.listener.stop)
+        self.port = self.listener.port
+
+    def follow(self, port: int) -> None:
+        """From now on whoever listens there leads."""
+        self.former.lease.release()
+        self.former.lease.address = f"http://127.0.0.1:{port}"
+        self.former.lease.acquire()
+        self.own.step()
+
+    def lead(self) -> None:
+        """From now on this one leads."""
+        self.former.lease.release()
+        assert self.own.step()
+
+
+@pytest.fixture
+def following() -> Iterator[Following]:
+    with ExitStack() as stack:
+        yield Following(stack)
+
+
+@pytest.fixture
+def leader(following: Following) -> Iterator[Serving]:
+    with serving() as server:
+        following.follow(server.port)
+        yield server
+
+
+@pytest.fixture
+def client(following: Following) -> Iterator[Client]:
+    with Client(following.port) as connection:
+        yield connection
+
+
+@contextmanager
+def scripted(following: Following, behave: Callable[[socket.socket], object]) -> Iterator[None]:
+    """A leader that does to each connection what a test wants."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        following.follow(listening.getsockname()[1])
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                with connection:
+                    behave(connection)
+
+        thread = Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def head_of(connection: socket.socket) -> bytes:
+    """A request's head, whatever of its body came with it."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += connection.recv(65536)
+    return received
+
+
+def sent_until_held_back(connection: socket.socket) -> memoryview:
+    """Send a large body until nobody takes any more of it; returns what is left of it."""
+    left = memoryview(bytes(LARGE))
+    connection.settimeout(1)
+    with suppress(TimeoutError):
+        while left:
+            left = left[connection.send(left[: 1 << 20]) :]
+    connection.settimeout(PATIENCE_SECONDS)
+    return left
+
+
+# --- as it is --------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_leader_when_another_server_is_asked_then_it_is_as_if_the_leader_had_been(
+    leader: Serving, client: Client
+) -> None:
+    topic = TopicClient(client, "t").create(ttl="60")
+    topic.publish("a", "b")
+    assert topic.poll() == ["a", "b"]
+    with Client(leader.port) as direct:
+        assert TopicClient(direct, "t").poll() == ["a", "b"]
+        for method, path in (("GET", PATH), ("GET", "/v1/namespaces/default/topics"), ("GET", f"{PATH}/nothing")):
+            passed, own = client.ask(method, path), direct.ask(method, path)
+            assert (passed.status, passed.body) == (own.status, own.body)
+            assert {**passed.headers, "date": ""} == {**own.headers, "date": ""}
+    assert client.ask("DELETE", PATH).status == 200
+    assert topic.post("poll").status == 404
+
+
+@pytest.mark.usefixtures("leader")
+def test_given_a_body_in_chunks_and_one_in_gzip_when_passed_on_then_they_arrive_whole(client: Client) -> None:
+    topic = TopicClient(client, "t").create()
+    body = json.dumps({"messages": ["in gzip"]}).encode()
+    assert topic.post("publish", gzip.compress(body), content_encoding="gzip").status == 200
+    head = f"POST {PATH}/publish HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    client.socket.sendall(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+    for piece in (b'{"messages"', b': ["in chunks"]}', b""):
+        client.socket.sendall(b"%x\r\n%s\r\n" % (len(piece), piece))
+    assert client.answer().status == 200
+    assert topic.poll() == ["in gzip", "in chunks"]
+
+
+@pytest.mark.usefixtures("leader")
+def test_given_a_client_that_reads_gzip_when_passed_on_then_the_answer_stays_packed(client: Client) -> None:
+    topic = TopicClient(client, "t").create()
+    topic.publish("a" * 10_000)
+    answer = topic.post("poll", accept_encoding="gzip")
+    assert json.loads(answer.unzipped)[0]["payload"] == "a" * 10_000
+    assert len(answer.body) < 1000
+
+
+@pytest.mark.usefixtures("leader")
+def test_given_a_request_that_the_leader_refuses_before_it_was_sent_when_passed_on_then_its_answer_comes(
+    client: Client,
+) -> None:
+    TopicClient(client, "t").create()
+    answer = TopicClient(client, "t").post("publish", b"x" * (MAX_REQUEST_BYTES + 1))
+    assert answer.status == 413
+
+
+@pytest.mark.usefixtures("leader")
+def test_what_a_server_says_of_itself_is_not_passed_on(client: Client) -> None:
+    TopicClient(client, "t").create()
+    assert client.ask("GET", "/ping").text == "OK."
+    metrics = client.ask("GET", "/metrics").text
+    assert 'tms_requests_total{code="200",route="forwarded"} 1.0' in metrics
+    assert 'route="ping"' in metrics
+
+
+@pytest.mark.usefixtures("leader")
+def test_given_a_stranger_s_name_when_asked_then_it_is_not_passed_on(client: Client) -> None:
+    assert client.ask("GET", PATH, host="evil.example").status == 400
+
+
+def test_given_a_server_that_comes_to_lead_when_asked_then_it_answers_itself(
+    following: Following, client: Client
+) -> None:
+    following.lead()
+    TopicClient(client, "t").create()
+    assert following.service.topics("default") == ["t"]
+
+
+# --- headers ---------------------------------------------------------------------------------------------------------
+
+
+def test_given_headers_of_one_connection_when_passed_on_then_they_stay_behind_and_a_token_does_not(
+    following: Following, client: Client
+) -> None:
+    heads = []
+
+    def behave(connection: socket.socket) -> None:
+        heads.append(head_of(connection))
+        connection.sendall(
+            b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close, x-mine\r\nx-mine: 1\r\nx-kept: 2\r\n"
+            b"date: never\r\n\r\nok"
+        )
+
+    with scripted(following, behave):
+        answer = client.ask(
+            "POST",
+            f"{PATH}/publish?a=%2F",
+            b"body",
+            authorization="Bearer t",
+            connection="keep-alive, x-gone",
+            x_gone="1",
+        )
+    assert (answer.body, answer.headers["x-kept"]) == (b"ok", "2")
+    assert {"x-mine", "connection"}.isdisjoint(answer.headers)
+    assert answer.headers["date"] != "never"
+    line, *headers = heads[0].lower().partition(b"\r\n\r\n")[0].split(b"\r\n")
+    assert line == f"POST {PATH}/publish?a=%2F HTTP/1.1".lower().encode()
+    names = [header.partition(b":")[0] for header in headers]
+    assert {b"authorization: bearer t", b"content-length: 4", b"x-tms-forwarded: 1"} <= set(headers)
+    assert {b"x-gone", b"transfer-encoding", b"accept-encoding"}.isdisjoint(names)
+    assert names.count(b"host") == 1
+    assert names.count(b"connection") <= 1
+
+
+# --- large ones ------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_large_request_when_the_leader_does_not_read_then_the_client_is_held_back_and_not_the_memory_filled(
+    following: Following, client: Client
+) -> None:
+    reads, read = Event(), [0]
+
+    def behave(connection: socket.socket) -> None:
+        read[0] = len(head_of(connection).partition(b"\r\n\r\n")[2])
+        assert reads.wait(PATIENCE_SECONDS)
+        while read[0] < LARGE:
+            read[0] += len(connection.recv(1 << 20))
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+    with scripted(following, behave):
+        head = f"POST {PATH}/publish HTTP/1.1\r\nhost: localhost\r\ncontent-length: {LARGE}\r\n\r\n"
+        client.socket.sendall(head.encode())
+        left = sent_until_held_back(client.socket)
+        assert len(left) > LARGE // 2
+        reads.set()
+        client.socket.sendall(left)
+        assert client.answer().status == 200
+    assert read[0] == LARGE
+
+
+def test_given_a_large_answer_when_the_client_does_not_read_then_the_leader_is_held_back(
+    following: Following, client: Client
+) -> None:
+    held, sent = Event(), [0]
+
+    def behave(connection: socket.socket) -> None:
+        head_of(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % LARGE)
+        left = sent_until_held_back(connection)
+        sent[0] = LARGE - len(left)
+        held.set()
+        connection.sendall(left)
+
+    with scripted(following, behave):
+        client.send("POST", f"{PATH}/poll")
+        assert held.wait(PATIENCE_SECONDS)
+        assert 0 < sent[0] < LARGE // 2
+        answer = client.answer()
+    assert (answer.status, len(answer.body)) == (200, LARGE)
+
+
+# --- when it cannot be -----------------------------------------------------------------------------------------------
+
+
+def test_given_no_leader_when_asked_then_that_is_said_and_when_to_come_again(client: Client) -> None:
+    answer = client.ask("GET", PATH)
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    assert "No server leads" in answer.text
+
+
+def test_given_a_leader_without_an_address_when_asked_then_there_is_nobody_to_ask(
+    following: Following, client: Client
+) -> None:
+    following.follow(1)
+    following.former.lease.release()
+    following.former.lease.address = ""
+    following.former.lease.acquire()
+    following.own.step()
+    assert client.ask("GET", PATH).status == 503
+
+
+def test_given_a_leader_that_is_dead_when_asked_then_nothing_was_done(following: Following, client: Client) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    following.follow(port)
+    answer = client.ask("POST", f"{PATH}/publish", b"x")
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    assert "cannot be reached" in answer.text
+
+
+@pytest.mark.usefixtures("leader")
+def test_given_a_request_that_was_passed_on_already_when_asked_then_it_does_not_go_round(client: Client) -> None:
+    assert client.ask("GET", PATH, x_tms_forwarded="1").status == 503
+
+
+def test_given_two_servers_that_take_each_other_for_the_leader_when_asked_then_it_ends(following: Following) -> None:
+    with ExitStack() as stack:
+        other = Following(stack)
+        other.follow(following.port)
+        following.follow(other.port)
+        with Client(following.port) as client:
+            assert client.ask("GET", PATH).status == 503
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\ncontent-le", b"nonsense\r\n\r\n"])
+def test_given_a_leader_that_dies_before_it_answers_when_asked_then_the_outcome_is_not_known(
+    following: Following, client: Client, said: bytes
+) -> None:
+    def behave(connection: socket.socket) -> None:
+        head_of(connection)
+        connection.sendall(said)
+
+    with scripted(following, behave):
+        answer = client.ask("POST", f"{PATH}/publish", b"body")
+    assert answer.status == 502
+    assert "not known" in answer.text
+
+
+@pytest.mark.parametrize("length", [b"content-length: 20", b"transfer-encoding: chunked"])
+def test_given_a_leader_that_dies_in_its_answer_when_asked_then_the_client_sees_that_it_is_cut_short(
+    following: Following, client: Client, length: bytes
+) -> None:
+    def behave(connection: socket.socket) -> None:
+        head_of(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n%s\r\n\r\n5\r\nhello\r\n" % length)
+
+    with scripted(following, behave):
+        client.send("POST", f"{PATH}/poll")
+        with pytest.raises(EOFError):
+            client.answer()
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhello"])
+def test_given_a_leader_that_is_stopped_when_another_one_leads_then_the_request_is_given_up(
+    following: Following, client: Client, said: bytes
+) -> None:
+    asked, over = Event(), Event()
+
+    def behave(connection: socket.socket) -> None:
+        head_of(connection)
+        connection.sendall(said)
+        asked.set()
+        assert over.wait(PATIENCE_SECONDS)
+
+    with scripted(following, behave):
+        client.send("POST", f"{PATH}/publish", b"body")
+        assert asked.wait(PATIENCE_SECONDS)
+        following.lead()
+        if said:
+            with pytest.raises(EOFError):
+                client.answer()
+        else:
+            answer = client.answer()
+            assert (answer.status, "not known" in answer.text) == (502, True)
+        over.set()
+
+
+@pytest.mark.parametrize("body", [b"", b"abc"], ids=["in the answer", "in the request"])
+def test_given_a_client_that_leaves_when_it_was_passed_on_then_the_leader_is_left_too(
+    following: Following, body: bytes
+) -> None:
+    left, asked = Event(), Event()
+
+    def behave(connection: socket.socket) -> None:
+        head_of(connection)
+        asked.set()
+        connection.settimeout(PATIENCE_SECONDS)
+        while connection.recv(65536):
+            pass
+        left.set()
+
+    with scripted(following, behave):
+        with Client(following.port) as client:
+            length = len(body) + 10 if body else 0
+            head = f"POST {PATH}/publish HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n"
+            client.socket.sendall(head.encode() + body)
+            assert asked.wait(PATIENCE_SECONDS)
+        assert left.wait(PATIENCE_SECONDS)

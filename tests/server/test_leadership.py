@@ -1,0 +1,406 @@
+"""Who leads: the lease, the fencing delay, terms that begin and end, and what may be acknowledged in them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from threading import Event
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tests.builders import MINUTE, NOW_MS, SECOND
+from tests.test_lease import Cell
+from tms_core.clock import ManualClock
+from tms_core.errors import LeaseHeld, StoreError, StoreUnavailable, Unavailable
+from tms_core.lease import Lease
+from tms_core.server.leadership import REACH_MS, Leadership, Term, Watch
+from tms_core.server.metrics import LeadershipMetrics
+
+SECONDS, DELAY_SECONDS = 15, 5
+
+
+class Node:
+    """One server's side."""
+
+    def __init__(self, cell: Cell, name: str, clock: ManualClock) -> None:
+        self.clock = clock
+        self.ready = True
+        self.lease = Lease(cell, name, SECONDS, clock, wall_clocks=False)
+        self.lease.address = f"http://{name}:1"
+        self.leadership = Leadership(self.lease, clock, fencing_delay_seconds=DELAY_SECONDS)
+
+    def step(self) -> bool:
+        """Look who leads; returns whether this one does."""
+        self.leadership.step(self.prepare)
+        return self.leadership.leads
+
+    def prepare(self) -> bool:
+        return self.ready
+
+    @property
+    def leader(self) -> str:
+        found = self.leadership.leader
+        return found.address if found is not None else ""
+
+
+@pytest.fixture
+def cell() -> Cell:
+    return Cell()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS, running_ms=MINUTE)
+
+
+@pytest.fixture
+def node(cell: Cell, clock: ManualClock) -> Callable[[str], Node]:
+    return lambda name: Node(cell, name, clock)
+
+
+def takes_over(node: Node) -> None:
+    """The former leader is never heard of again."""
+    assert not node.step()
+    node.clock.advance(SECONDS * SECOND + 1)
+    assert not node.step()
+    node.clock.advance(DELAY_SECONDS * SECOND)
+    assert node.step()
+
+
+# --- beginning -------------------------------------------------------------------------------------------------------
+
+
+def test_given_nobody_when_it_looks_then_it_leads_at_once_and_nothing_is_under_way(
+    node: Callable[[str], Node],
+) -> None:
+    first = node("a")
+    assert (first.leadership.leads, first.leadership.fence) == (False, 0)
+    with pytest.raises(Unavailable, match="does not lead"):
+        first.leadership.term()
+    assert first.step()
+    assert first.leadership.term() == Term(1, None)
+    assert first.leader == ""
+
+
+def test_given_a_leader_that_lives_when_another_looks_for_an_hour_then_it_follows_and_knows_where_to(
+    node: Callable[[str], Node], clock: ManualClock
+) -> None:
+    first, second = node("a"), node("b")
+    for _ in range(3600):
+        assert first.step()
+        assert not second.step()
+        assert (second.leader, second.leadership.fence) == ("http://a:1", 1)
+        clock.advance(SECOND)
+
+
+@pytest.mark.parametrize(
+    ("watched_ms", "waited_ms", "leads"),
+    [
+        (SECONDS * SECOND, 60 * SECOND, False),
+        (SECONDS * SECOND + 1, DELAY_SECONDS * SECOND - 1, False),
+        (SECONDS * SECOND + 1, DELAY_SECONDS * SECOND, True),
+    ],
+)
+def test_given_a_leader_that_died_when_its_time_and_the_delay_are_over_then_another_leads_and_not_before(
+    node: Callable[[str], Node], clock: ManualClock, watched_ms: int, waited_ms: int, leads: bool
+) -> None:
+    first, second = node("a"), node("b")
+    first.step()
+    second.step()
+    clock.advance(watched_ms)
+    assert not second.step()
+    if not second.lease.held:
+        assert second.leader == "http://a:1"
+        return
+    clock.advance(waited_ms // 2)
+    assert not second.step()
+    clock.advance(waited_ms - waited_ms // 2)
+    assert second.step() is leads
+    if leads:
+        former = second.leadership.term().former
+        assert former is not None
+        assert (former.holder, second.leadership.fence, second.leader) == ("a", 2, "")
+
+
+def test_given_clocks_of_the_wall_that_jump_when_it_looks_then_only_running_time_counts(
+    cell: Cell, clock: ManualClock
+) -> None:
+    first, second = Node(cell, "a", clock), Node(cell, "b", ManualClock(NOW_MS + 60 * MINUTE))
+    assert first.step()
+    assert not second.step()
+    second.clock.step(1000 * MINUTE)
+    assert not second.step()
+    assert not second.lease.held
+
+
+def test_given_work_of_a_former_term_when_it_has_the_lease_then_it_does_not_begin_before_that_is_done(
+    node: Callable[[str], Node],
+) -> None:
+    first = node("a")
+    first.ready = False
+    assert not first.step()
+    assert first.lease.held
+    first.ready = True
+    assert first.step()
+
+
+# --- ending ----------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_leader_that_slept_when_it_wakes_then_it_does_not_lead_until_it_has_renewed_its_lease(
+    node: Callable[[str], Node], clock: ManualClock
+) -> None:
+    first = node("a")
+    first.step()
+    term = first.leadership.term()
+    clock.advance(SECONDS * SECOND - 1)
+    assert first.leadership.is_still(term)
+    clock.advance(1)
+    assert not first.leadership.is_still(term)
+    with pytest.raises(Unavailable):
+        first.leadership.term()
+    assert first.step()
+    assert first.leadership.term() is term
+
+
+def test_given_a_leader_that_slept_and_another_came_when_it_wakes_then_its_term_is_over_and_it_follows(
+    node: Callable[[str], Node],
+) -> None:
+    first, second = node("a"), node("b")
+    first.step()
+    term = first.leadership.term()
+    takes_over(second)
+    assert not first.step()
+    assert not first.leadership.is_still(term)
+    assert first.leader == "http://b:1"
+    assert second.step()
+    assert not first.step()
+
+
+def test_given_a_store_that_fails_when_it_looks_then_it_leads_as_long_as_its_lease_lasts(
+    monkeypatch: pytest.MonkeyPatch,
+    node: Callable[[str], Node],
+    cell: Cell,
+    clock: ManualClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first = node("a")
+    first.step()
+
+    def fail(*_: object) -> bool:
+        raise StoreError("HBase is away.")
+
+    monkeypatch.setattr(cell, "swap_lease", fail)
+    led = []
+    for _ in range(SECONDS + 2):
+        led.append(first.step())
+        clock.advance(SECOND)
+    assert led == [True] * SECONDS + [False] * 2
+    assert [record.getMessage() for record in caplog.records if "HBase is away" in record.getMessage()] == [
+        "who leads cannot be found out: HBase is away."
+    ]
+    monkeypatch.undo()
+    assert first.step()
+
+
+def test_given_a_renewal_whose_answer_got_lost_when_it_looks_again_then_it_leads_in_another_term_after_the_delay(
+    node: Callable[[str], Node], cell: Cell, clock: ManualClock
+) -> None:
+    first = node("a")
+    first.step()
+    clock.advance(SECONDS * SECOND // 3)
+    cell.fails_after_writing = True
+    first.step()
+    cell.fails_after_writing = False
+    clock.advance(SECOND)
+    assert not first.step()
+    assert not first.step()
+    clock.advance(DELAY_SECONDS * SECOND)
+    assert first.step()
+    term = first.leadership.term()
+    assert term.former is not None
+    assert (term.fence, term.former.holder) == (2, "a")
+
+
+# --- giving it back --------------------------------------------------------------------------------------------------
+
+
+def test_given_a_leader_that_ends_in_good_order_when_another_looks_then_it_leads_at_once(
+    node: Callable[[str], Node],
+) -> None:
+    first, second = node("a"), node("b")
+    first.step()
+    first.leadership.resign()
+    assert not first.leadership.leads
+    assert second.step()
+    assert second.leadership.term() == Term(2, None)
+
+
+def test_given_a_server_that_never_led_when_it_resigns_then_the_leader_keeps_its_lease(
+    node: Callable[[str], Node],
+) -> None:
+    first, second = node("a"), node("b")
+    first.step()
+    second.step()
+    second.leadership.resign()
+    assert first.step()
+
+
+@pytest.mark.parametrize(("since_ms", "given_back"), [(DELAY_SECONDS * SECOND - 1, False), (5 * SECOND, True)])
+def test_given_a_write_that_failed_when_the_leader_ends_then_it_gives_back_only_when_that_cannot_come_any_more(
+    node: Callable[[str], Node], cell: Cell, clock: ManualClock, since_ms: int, given_back: bool
+) -> None:
+    first = node("a")
+    first.step()
+    first.leadership.doubt()
+    clock.advance(since_ms)
+    first.leadership.resign()
+    assert (cell.record.holder == "") is given_back
+
+
+@pytest.mark.parametrize(("led_ms", "given_back"), [(REACH_MS - 1, False), (REACH_MS, True)])
+def test_given_a_former_leader_that_may_wake_when_the_next_one_ends_then_it_does_not_say_that_nothing_is_under_way(
+    node: Callable[[str], Node], cell: Cell, clock: ManualClock, led_ms: int, given_back: bool
+) -> None:
+    first, second = node("a"), node("b")
+    first.step()
+    takes_over(second)
+    clock.advance(led_ms)
+    second.step()
+    second.leadership.resign()
+    assert (cell.record.holder == "") is given_back
+
+
+# --- acknowledging ---------------------------------------------------------------------------------------------------
+
+
+def test_given_a_term_that_lasts_when_a_write_is_confirmed_then_it_may_be_acknowledged(
+    node: Callable[[str], Node],
+) -> None:
+    first = node("a")
+    first.step()
+    first.leadership.confirm(first.leadership.term())
+
+
+def test_given_a_machine_whose_clocks_stood_while_another_took_over_when_a_write_is_confirmed_then_it_is_not(
+    cell: Cell, clock: ManualClock
+) -> None:
+    first, second = Node(cell, "a", ManualClock(NOW_MS)), Node(cell, "b", clock)
+    first.step()
+    term = first.leadership.term()
+    takes_over(second)
+    assert first.leadership.leads, "by its own clock"
+    with pytest.raises(StoreUnavailable, match="lost the lead"):
+        first.leadership.confirm(term)
+    assert (first.leadership.leads, first.leader) == (False, "http://b:1")
+    assert not first.step()
+
+
+def test_given_a_write_of_a_former_term_when_it_is_confirmed_in_a_later_one_then_it_is_not(
+    node: Callable[[str], Node],
+) -> None:
+    first, second = node("a"), node("b")
+    first.step()
+    term = first.leadership.term()
+    takes_over(second)
+    first.step()
+    takes_over(first)
+    with pytest.raises(StoreUnavailable, match="not known"):
+        first.leadership.confirm(term)
+    first.leadership.confirm(first.leadership.term())
+
+
+def test_given_a_store_that_does_not_say_who_leads_when_a_write_is_confirmed_then_it_is_in_doubt(
+    monkeypatch: pytest.MonkeyPatch, node: Callable[[str], Node], cell: Cell
+) -> None:
+    first = node("a")
+    first.step()
+
+    def fail() -> bytes:
+        raise StoreError("HBase is away.")
+
+    monkeypatch.setattr(cell, "lease", fail)
+    with pytest.raises(StoreError, match="HBase is away"):
+        first.leadership.confirm(first.leadership.term())
+    monkeypatch.undo()
+    first.leadership.resign()
+    assert cell.record.holder == "a"
+
+
+# --- standing alone --------------------------------------------------------------------------------------------------
+
+
+class Busy(ManualClock):
+    """While one sleeps, something happens."""
+
+    happens: Callable[[], object] = staticmethod(lambda: None)
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self.happens()
+
+
+def test_given_a_dead_leader_when_a_server_stands_alone_then_it_waits_and_leads(cell: Cell) -> None:
+    clock = Busy(NOW_MS)
+    Node(cell, "a", clock).step()
+    second = Node(cell, "b", clock)
+    second.leadership.win(second.prepare)
+    assert second.leadership.leads
+    assert clock.now_ms() - NOW_MS > (SECONDS + DELAY_SECONDS) * SECOND
+
+
+def test_given_a_living_leader_when_a_server_stands_alone_then_it_is_refused(cell: Cell) -> None:
+    clock = Busy(NOW_MS)
+    first, second = Node(cell, "a", clock), Node(cell, "b", clock)
+    first.step()
+    clock.happens = first.step
+    with pytest.raises(LeaseHeld, match=r"a serves this store.*server\.leader\.advertise"):
+        second.leadership.win(second.prepare)
+    assert first.leadership.leads
+
+
+# --- in its thread, and its metrics ----------------------------------------------------------------------------------
+
+
+def test_given_a_watch_when_it_runs_then_it_leads_and_when_it_stops_the_lease_is_given_back(
+    node: Callable[[str], Node], cell: Cell
+) -> None:
+    first, prepared = node("a"), Event()
+
+    def prepare() -> bool:
+        prepared.set()
+        return True
+
+    watch = Watch(first.leadership, prepare)
+    assert prepared.wait(60)
+    watch.stop()
+    assert cell.record.holder == ""
+
+
+def test_given_a_store_that_fails_when_a_watch_stops_then_it_says_that_others_have_to_wait(
+    monkeypatch: pytest.MonkeyPatch, node: Callable[[str], Node], cell: Cell, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = node("a")
+    first.step()
+    watch = Watch(first.leadership, first.prepare)
+
+    def fail(*_: object) -> bool:
+        raise StoreError("HBase is away.")
+
+    monkeypatch.setattr(cell, "swap_lease", fail)
+    with caplog.at_level(logging.WARNING):
+        watch.stop()
+    assert "could not be given back" in caplog.text
+
+
+def test_given_two_servers_when_scraped_then_one_leads_and_both_know_the_term(node: Callable[[str], Node]) -> None:
+    first, second = node("a"), node("b")
+    first.step()
+    second.step()
+    for one, leads in ((first, 1.0), (second, 0.0)):
+        registry = CollectorRegistry()
+        registry.register(LeadershipMetrics(one.leadership))
+        lines = generate_latest(registry).decode().splitlines()
+        assert f"tms_server_is_leader {leads}" in lines
+        assert "tms_server_term 1.0" in lines

@@ -1,0 +1,145 @@
+"""A server among others: its settings, its address, and a janitor that waits until another server's is gone."""
+
+from __future__ import annotations
+
+import logging
+from threading import Event
+
+import pytest
+
+from tests.builders import NOW_MS
+from tests.test_lease import Cell
+from tms_core.clock import ManualClock, SystemClock
+from tms_core.errors import ConfigurationError, LeaseHeld, StoreError
+from tms_core.messaging.service import MessagingService
+from tms_core.server.companions import Companion
+from tms_core.server.standby import Standby, started
+from tms_core.server.standing import Standing
+from tms_core.settings import LeaderSettings, load
+from tms_core.side import MemorySide
+from tms_core.tables.memory import MemoryStore
+
+PATIENCE_SECONDS = 120
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+SEVERAL = {
+    "TMS_STORAGE__KIND": "hbase",
+    "TMS_TRANSACTIONS__SOURCE": "thrift",
+    "TMS_SERVER__LEADER__ADVERTISE": "http://10.0.0.1:11015",
+}
+
+
+def test_given_several_servers_on_hbase_with_a_transaction_service_when_loaded_then_that_is_fine() -> None:
+    assert load(None, SEVERAL, {}).settings.server.leader.advertise == "http://10.0.0.1:11015"
+
+
+@pytest.mark.parametrize(
+    ("changed", "setting"),
+    [
+        ({"TMS_STORAGE__KIND": "leveldb"}, r"server\.leader\.advertise"),
+        ({"TMS_TRANSACTIONS__SOURCE": "manager"}, r"transactions\.source.*thrift"),
+        ({"TMS_SERVER__LEADER__ADVERTISE": "10.0.0.1:11015"}, r"server\.leader\.advertise.*http://HOST:PORT"),
+        ({"TMS_SERVER__LEADER__ADVERTISE": "http://10.0.0.1"}, r"server\.leader\.advertise.*HOST:PORT"),
+        ({"TMS_SERVER__LEADER__SECONDS": "1"}, r"server\.leader\.seconds"),
+    ],
+)
+def test_given_several_servers_that_cannot_be_when_loaded_then_the_setting_is_named(
+    changed: dict[str, str], setting: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=setting):
+        load(None, SEVERAL | changed, {})
+
+
+@pytest.mark.parametrize(
+    ("advertise", "address"),
+    [
+        ("http://127.0.0.1:0", "http://127.0.0.1:4711"),
+        ("https://[::1]:0", "https://[::1]:4711"),
+        ("http://tms-1.example:11015", "http://tms-1.example:11015"),
+    ],
+)
+def test_given_an_address_when_it_begins_then_the_others_find_it_there(advertise: str, address: str) -> None:
+    cell, led = Cell(), Event()
+
+    class Service(MessagingService):
+        def forget(self, *_: object) -> None:
+            led.set()
+
+    store = MemoryStore()
+    standing = Standing(store, MemorySide(), cell, LeaderSettings(advertise=advertise), SystemClock())
+    with Service(standing.store, ManualClock(NOW_MS)) as service:
+        standing.begin(service, 4711)
+        assert led.wait(PATIENCE_SECONDS)
+        standing.stop()
+    assert (cell.record.address, cell.record.holder) == (address, "")
+
+
+def test_given_a_server_that_never_began_when_stopped_then_nothing_happens() -> None:
+    cell = Cell()
+    Standing(MemoryStore(), MemorySide(), cell, LeaderSettings(), SystemClock()).stop()
+    assert cell.value is None
+
+
+# --- a janitor that waits --------------------------------------------------------------------------------------------
+
+
+class Janitor:
+    """Starts when another one is gone."""
+
+    def __init__(self, *refusals: Exception) -> None:
+        self.refusals = list(refusals)
+        self.asked, self.runs = 0, Event()
+
+    def __call__(self) -> Companion:
+        self.asked += 1
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.runs.set()
+        return self
+
+    def stop(self) -> None:
+        self.runs.clear()
+
+
+HELD = LeaseHeld("another one has the lease.", "Wait.")
+
+
+def test_given_a_janitor_that_can_start_when_started_then_it_is_what_is_stopped() -> None:
+    janitor = Janitor()
+    assert started("janitor", janitor) is janitor
+
+
+def test_given_a_janitor_that_is_set_up_wrongly_when_started_then_that_is_said_at_once() -> None:
+    with pytest.raises(ConfigurationError):
+        started("janitor", Janitor(ConfigurationError("wrong.")))
+
+
+def test_given_another_server_s_janitor_when_started_then_it_waits_and_can_be_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    janitor = Janitor(HELD)
+    with caplog.at_level(logging.INFO):
+        waiting = started("janitor", janitor)
+    waiting.stop()
+    assert janitor.asked == 1
+    assert "the janitor of this server waits: another one has the lease." in caplog.text
+
+
+def test_given_another_server_s_janitor_when_it_is_gone_then_this_one_s_starts_and_is_ended_with_the_server() -> None:
+    janitor = Janitor(HELD, HELD)
+    waiting = Standby("janitor", janitor, retry_seconds=0.01)
+    assert janitor.runs.wait(PATIENCE_SECONDS)
+    waiting.stop()
+    assert (janitor.asked, janitor.runs.is_set()) == (3, False)
+
+
+def test_given_a_janitor_that_fails_when_its_turn_comes_then_the_log_says_so_and_the_server_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    janitor = Janitor(HELD, StoreError("HBase is away."))
+    waiting = Standby("janitor", janitor, retry_seconds=0.01)
+    waiting._thread.join(PATIENCE_SECONDS)
+    waiting.stop()
+    assert "does not start: HBase is away." in caplog.text

@@ -1,0 +1,68 @@
+"""What somebody does with a store over Spark Connect: read it, count it, plan a sweep. Prints what came of it as JSON.
+
+A program of its own, because a process that has a classic session can have none of Connect.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from janitor.report import Report
+from janitor.settings import load
+from janitor.spark import stats
+from janitor.spark.access import Access
+from janitor.spark.session import session
+from janitor.spark.source import register
+from janitor.spark.sweep import SparkEngine, SparkSender, cutter
+from janitor.spark.tasks import StoreGround
+from janitor.state.sqlite import SqliteState
+from janitor.world import Terms
+from tests.builders import DAY, LIFETIME, NOW_MS
+from tms_core.clock import ManualClock
+from tms_core.tables.leveldb_clone import clone
+
+
+def main(master: str, store: Path, scratch: Path) -> None:
+    with session(master) as spark:
+        ask(spark, store, scratch)
+
+
+def ask(spark: SparkSession, store: Path, scratch: Path) -> None:
+    register(spark)
+    options = {"leveldb": str(store), "partitions": "4"}
+    rows = spark.read.format("tms").options(**options, now=str(NOW_MS)).load()
+    counted = {row.rule: row["count"] for row in rows.where("topic = 'orders'").groupBy("rule").count().collect()}
+    access = Access(load(None, {}, {"leveldb": str(store)}).settings)
+    view = access.transactions(NOW_MS)
+    found = stats.count(spark, options, NOW_MS, view)
+    report = plan(spark, access, store, scratch)
+    print(  # noqa: T201
+        json.dumps(
+            {
+                "connect": type(spark).__module__,
+                "partitions": rows.selectExpr("spark_partition_id() AS at").distinct().count(),
+                "counted": counted,
+                "stats": [one.to_json() for one in found],
+                "plan": report.to_json()["totals"],
+            }
+        )
+    )
+
+
+def plan(spark: SparkSession, access: Access, store: Path, scratch: Path) -> Report:
+    with clone(store, scratch) as cloned, SqliteState.in_memory() as state:
+        engine = SparkEngine(
+            *(cloned, state, None, ManualClock(NOW_MS, running_ms=DAY), Terms(0, (), LIFETIME, True, 60)),
+            sender=SparkSender(spark, StoreGround(access)),
+            cut=cutter(access, 4),
+            token_hex=lambda n: "0" * n,
+        )
+        return engine.plan().report
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

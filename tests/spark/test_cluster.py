@@ -1,0 +1,126 @@
+"""A cluster of one master and two workers, and a client that knows it by Spark Connect only."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.builders import HOUR, NOW_MS, topic
+from tests.support import require_or_skip
+from tms_core.rowkey import MessageKey
+from tms_core.tables.base import MessageValue
+from tms_core.tables.leveldb import LevelDBStore
+
+ROOT = Path(__file__).parents[2]
+#: How long Spark may take to start, or to do something small, on a busy machine.
+PATIENCE_SECONDS = 240
+
+
+def spark_home() -> Path:
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None or shutil.which("java") is None:
+        require_or_skip("java is missing; install it: apt-get install openjdk-17-jdk-headless")
+    return Path(spec.origin).parent
+
+
+@contextmanager
+def daemon(folder: Path, name: str, *arguments: str) -> Iterator[Path]:
+    """One of Spark's own processes; its log."""
+    log = folder / f"{name}.log"
+    environment = {**os.environ, "SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment |= {"SPARK_WORKER_DIR": str(folder / name), "PYSPARK_PYTHON": sys.executable}
+    command = [str(spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{arguments[0]}", *arguments[1:]]
+    with log.open("wb") as stream:
+        process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=folder, env=environment)
+    try:
+        yield log
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_SECONDS)
+
+
+def wait_for(log: Path, pattern: str, times: int = 1) -> str:
+    """Return what a log says, once it has said it so often."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while len(found := re.findall(pattern, log.read_text("utf-8", "replace"))) < times:
+        if time.monotonic() > deadline:
+            pytest.fail(f"{log.name} never said {pattern!r}:\n{log.read_text('utf-8', 'replace')[-4000:]}")
+        time.sleep(0.2)
+    return str(found[0])
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[str]:
+    """The address of a master that has two workers."""
+    own = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    with ExitStack() as stack:
+        log = stack.enter_context(daemon(tmp_path, "master", "master.Master", *own))
+        address = wait_for(log, r"Starting Spark master at (spark://\S+)")
+        for number in (1, 2):
+            stack.enter_context(
+                daemon(tmp_path, f"worker{number}", "worker.Worker", *own, "--cores", "1", "--memory", "600m", address)
+            )
+        wait_for(log, r"Registering worker", 2)
+        yield address
+
+
+@pytest.fixture
+def connect(master: str, tmp_path: Path) -> Iterator[str]:
+    """The address of a Connect server whose tasks run on the two workers."""
+    conf = {
+        "spark.master": master,
+        "spark.ui.enabled": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.memory": "512m",
+        "spark.executor.memory": "512m",
+        "spark.executor.cores": "1",
+        "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+    }
+    given = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
+    server = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    with daemon(tmp_path, "connect", "SparkSubmit", "--class", server, *given, "spark-internal") as log:
+        port = wait_for(log, r"Spark Connect server started at:? \S*:(\d+)")
+        yield f"sc://127.0.0.1:{port}"
+
+
+def test_given_a_cluster_when_asked_over_connect_then_it_reads_counts_and_plans(
+    connect: str, place: Path, tmp_path: Path
+) -> None:
+    with LevelDBStore(place, create=True) as store:
+        made = topic(store, "default:orders", ttl_seconds=3600)
+        bodies = random.Random(7)
+        times = [*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 9000), *range(NOW_MS, NOW_MS + 1000)]
+        keys = [MessageKey(made.id, 1, ms, 0).pack() for ms in times]
+        store.message.put([(key, MessageValue(None, bodies.randbytes(40))) for key in keys])
+    asked = subprocess.run(
+        [sys.executable, "-m", "tests.spark.program", connect, str(place), str(tmp_path / "scratch")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert asked.returncode == 0, asked.stderr[-4000:]
+    found = json.loads(asked.stdout.splitlines()[-1])
+    assert "connect" in found["connect"]
+    assert found["partitions"] > 1
+    assert found["counted"] == {"expired": 9000, "live": 1000}
+    assert found["plan"]["expired"] == 9000
+    [orders] = found["stats"]
+    assert (orders["rows"], orders["overdue"]["expired"]) == (10_000, 9000)

@@ -1,0 +1,168 @@
+"""Sweeps on Spark over a real HBase, beside the sweep of one process; and over a store in LevelDB."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from janitor.settings import load
+from janitor.spark.access import Access
+from janitor.spark.session import translated
+from janitor.spark.source import FilteringSource
+from janitor.spark.sweep import SparkEngine, SparkSender, cutter
+from janitor.spark.tasks import Share, StoreGround
+from janitor.state.base import State
+from janitor.state.hbase import HBaseState
+from janitor.world import Terms
+from tests.builders import DAY, LIFETIME, NOW_MS, Desk, Snapshots, every
+from tests.hbase.fixture import running
+from tests.hbase.scene import DOOMED, Scene
+from tests.hbase.tables import Tables
+from tests.spark.test_sweep import told
+from tms_core.clock import ManualClock
+from tms_core.errors import StoreUnavailable
+from tms_core.tables.base import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+USUAL = Terms(0, (), LIFETIME, True, 60)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tables]:
+    """The HBase of the test run."""
+    own = tmp_path_factory.getbasetemp()
+    with running(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) as server, Tables(server) as found:
+        yield found
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Tables of one test, and how tasks reach them."""
+
+    tables: Tables
+    namespace: str
+
+    @property
+    def access(self) -> Access:
+        settings = load(None, {"TMS_STORAGE__HBASE__NAMESPACE": self.namespace}, {"hbase": self.tables.server.thrift})
+        return Access(settings.settings)
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[Store, State]]:
+        with (
+            self.tables.open(self.namespace) as store,
+            HBaseState([self.tables.server.thrift], namespace=self.namespace) as state,
+        ):
+            yield store, state
+
+
+def cluster(tables: Tables) -> Cluster:
+    return Cluster(tables, tables.make())
+
+
+@dataclass(frozen=True)
+class FirstAttemptsFail(StoreGround):
+    """Ground that gives way under the first attempt of each task, in the middle of its work."""
+
+    folder: str = field(default="")
+
+    @contextmanager
+    def writing(self, share: Share) -> Iterator[tuple[Store, Store, State]]:
+        with super().writing(share) as (part, whole, state):
+            mark = Path(self.folder) / f"share-{share.number}"
+            if not mark.exists():
+                mark.touch()
+                delete = part.message.delete
+
+                def once(keys: Any) -> None:
+                    delete(keys)
+                    raise SystemError("this task is no more")
+
+                part.message.delete = once  # type: ignore[method-assign]
+            yield part, whole, state
+
+
+def test_given_a_store_in_hbase_when_swept_on_spark_then_rows_and_report_are_those_of_one_process(
+    spark: SparkSession, tables: Tables
+) -> None:
+    outcomes = []
+    for on_spark in (True, False):
+        made, clock = cluster(tables), ManualClock(NOW_MS, running_ms=DAY)
+        with made.opened() as (store, state):
+            scene = Scene.on(store)
+            arguments = (store, state, Snapshots(clock, [DOOMED]), clock, USUAL)
+            options: dict[str, Any] = {"token_hex": lambda n: "0" * n, "batch_rows": 50}
+            if on_spark:
+                sender, cut = SparkSender(spark, StoreGround(made.access)), cutter(made.access, None)
+                engine: Any = SparkEngine(*arguments, sender=sender, cut=cut, **options)
+            else:
+                engine = Desk(*arguments, **options)
+            planned, report = engine.plan().report, engine.run_once(adopt=True)
+            assert report.errors == []
+            scene.check_nothing_is_lost()
+            assert scene.due_is_gone
+            [run] = state.runs(10)
+            entries = {(str(e.topic), e.table, e.rule): (e.start, e.stop, e.rows) for e in state.ledger(100)}
+            rows = every(store.message.rows), every(store.payload.rows)
+            outcomes.append((rows, told(planned), told(report), run.result, entries, len(state.evidence())))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_given_tasks_that_die_while_they_delete_when_spark_tries_again_then_all_is_done_and_written_down(
+    spark: SparkSession, tables: Tables, tmp_path: Path
+) -> None:
+    made, clock = cluster(tables), ManualClock(NOW_MS, running_ms=DAY)
+    with made.opened() as (store, state):
+        scene = Scene.on(store)
+        ground = FirstAttemptsFail(made.access, str(tmp_path))
+        engine = SparkEngine(
+            *(store, state, Snapshots(clock, [DOOMED]), clock, USUAL),
+            sender=SparkSender(spark, ground),
+            cut=cutter(made.access, None),
+            token_hex=lambda n: "0" * n,
+            batch_rows=20,
+        )
+        report = engine.run_once(adopt=True)
+        assert report.errors == []
+        assert scene.due_is_gone
+        scene.check_nothing_is_lost()
+        assert len(list(tmp_path.iterdir())) == 4
+        assert None in {entry.rows for entry in state.ledger(100)}, "what died had said where it would delete"
+        assert [run.result for run in state.runs(10)] == ["done"]
+
+
+def test_given_tables_in_hbase_when_read_then_every_row_comes_from_under_its_salt(
+    spark: SparkSession, tables: Tables, tmp_path: Path
+) -> None:
+    made = cluster(tables)
+    with made.opened() as (store, _):
+        Scene.on(store)
+        stored = [key for key, _ in every(store.message.rows)]
+        payloads = len(every(store.payload.rows))
+    spark.dataSource.register(FilteringSource)
+    config = tmp_path / "hbase.yaml"
+    text = {"storage": {"kind": "hbase", "hbase": {"thrift": [tables.server.thrift], "namespace": made.namespace}}}
+    config.write_text(json.dumps(text), encoding="utf-8")
+    source = spark.read.format("tms").options(config=str(config), now=str(NOW_MS))
+    rows = source.load().collect()
+    assert sorted(bytes(row.key) for row in rows) == stored
+    assert {row.salt for row in rows} == {0, 1, 2, 3}
+    assert source.option("sizes", "true").load().where("salt = 2 and payload_bytes = 4").count() == sum(
+        row.salt == 2 for row in rows
+    )
+    assert source.option("table", "payload").load().count() == payloads
+
+
+def test_given_an_hbase_that_does_not_answer_when_read_then_the_error_is_ours(spark: SparkSession) -> None:
+    spark.dataSource.register(FilteringSource)
+    with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1"), translated():
+        spark.read.format("tms").options(hbase="127.0.0.1:1").load().count()

@@ -1,0 +1,67 @@
+"""How long after they were published messages are first read: what a consumer who keeps up feels.
+
+Only messages count that were published since their topic's line was opened here, since of older ones nobody knows who
+has read them. Of each page of a fetch that goes farther than any before it, one message is looked at: the oldest that
+nobody has read yet. That costs a few microseconds a page, and nothing at all for those that read again what is old.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate
+from operator import itemgetter
+from threading import Lock
+from typing import NamedTuple
+
+from tms_core.messaging.ids import milliseconds, tail
+from tms_core.messaging.lines import Line
+from tms_core.messaging.model import Message
+from tms_core.rowkey import MESSAGE_TAIL_BYTES
+
+#: Upper ends of what is counted together, in milliseconds: from a poll right behind the publish to one an hour later.
+BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000, 600_000, 3_600_000)
+
+_id = itemgetter(0)
+
+
+class Delays(NamedTuple):
+    """Delays that were noted.
+
+    Attributes:
+        counts: how many were at most as long as each of the bounds, and how many there were.
+        sum_ms: all together.
+    """
+
+    counts: tuple[int, ...]
+    sum_ms: int
+
+
+class FirstReads:
+    """Notes when messages are first read; threads may share it."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS_MS) + 1)
+        self._sum_ms = 0
+        self._lock = Lock()
+
+    @property
+    def delays(self) -> Delays:
+        with self._lock:
+            return Delays(tuple(accumulate(self._counts)), self._sum_ms)
+
+    def note(self, line: Line, page: list[Message], now_ms: int) -> None:
+        """These messages of a line, in the order of their ids, are read now."""
+        last, unread = _position(page[-1]), line.unread
+        if last < unread:
+            return
+        first = page[bisect_left(page, tail(unread), key=_id)]
+        delay_ms = max(0, now_ms - milliseconds(_position(first)))
+        # Another thread may do the same for the same messages; then they count twice.
+        line.unread = last + 1
+        with self._lock:
+            self._counts[bisect_left(BOUNDS_MS, delay_ms)] += 1
+            self._sum_ms += delay_ms
+
+
+def _position(message: Message) -> int:
+    return int.from_bytes(message.id[:MESSAGE_TAIL_BYTES], "big")
