@@ -3,6 +3,7 @@
 The page shows names and errors that others wrote, so the browser is told to run nothing but the one script and use
 nothing but the one style sheet in it, known by their hashes. And a page on the loopback address must not be read by a
 web site that points its own name at 127.0.0.1 (DNS rebinding): there the ``Host`` header has to be a loopback name.
+Nor does anything there answer to a page of another web site that a browser has open.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tms_core.server.host import names_loopback
+from tms_core.server.host import is_of_foreign_page, names_loopback
 
 
 def content_security_policy(page: str) -> str:
@@ -34,7 +35,7 @@ def _hashes(page: str, tag: str) -> str:
 
 
 class Shield:
-    """ASGI middleware: adds the headers to every answer, and refuses a foreign ``Host``.
+    """ASGI middleware: adds the headers to every answer, and refuses a foreign ``Host`` or page.
 
     Args:
         app: what it stands before.
@@ -64,5 +65,8 @@ class Shield:
                 "this address answers to localhost only; ask http://localhost with the port, or set janitor.http.host"
             )
             await JSONResponse({"error": refusal}, status_code=400)(scope, receive, send_shielded)
+        elif self._loopback and is_of_foreign_page(scope):
+            refusal = "a page of another web site may ask for nothing here"
+            await JSONResponse({"error": refusal}, status_code=403)(scope, receive, send_shielded)
         else:
             await self._app(scope, receive, send_shielded)

@@ -10,8 +10,9 @@ import threading
 import pytest
 
 from tests.builders import NOW_MS
-from tests.client.test_outcomes import ORDERS, visible
-from tms_core.client import Client, TopicNotFound, Unanswered
+from tests.client.faults import SOON
+from tests.client.test_outcomes import BILLS, ORDERS, visible
+from tms_core.client import Client, TopicNotFound, Unanswered, Unavailable
 from tms_core.client.testing import InProcess, in_process
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
@@ -31,6 +32,7 @@ def test_given_a_server_when_the_block_ends_then_no_thread_and_no_socket_is_left
     monkeypatch.setattr(socket.socket, "connect", refuse)
     with in_process() as site, site.client() as client:
         client.create_topic(ORDERS)
+        client.create_topic(BILLS)
         with client.transaction() as tx:
             tx.publish(ORDERS, [b"a"])
         assert visible(site) == [b"a"]
@@ -43,11 +45,6 @@ def test_given_a_server_when_the_block_ends_then_no_thread_and_no_socket_is_left
     assert set(threading.enumerate()) == before
 
 
-def visible(site: InProcess) -> list[bytes]:  # noqa: F811
-    with site.client() as client, client.transaction() as tx:
-        return [message.payload for message in tx.poll(ORDERS)]
-
-
 def test_given_a_clock_of_the_tests_when_it_moves_then_messages_expire_and_transactions_time_out() -> None:
     clock = ManualClock(NOW_MS)
     with in_process(clock=clock) as site, site.client() as client:
@@ -57,7 +54,7 @@ def test_given_a_clock_of_the_tests_when_it_moves_then_messages_expire_and_trans
         clock.advance(61_000)
         assert list(client.poll(ORDERS)) == []
         assert site.manager.expire() == 1
-        assert site.manager.latest().state.is_invalid(tx.transaction_id)
+        assert site.manager.visibility().is_invalid(tx.transaction_id)
 
 
 def test_given_a_store_of_the_tests_when_the_block_ends_then_it_is_still_open() -> None:
@@ -75,6 +72,8 @@ def test_given_a_reader_that_leaves_early_when_the_block_ends_then_it_does_not_w
         left = client.poll(ORDERS)
         assert len(next(left).payload) == 1_000_000
         client.close()
+    with pytest.raises(Unavailable, match="has ended"):
+        site.client(retry=SOON).topics()
 
 
 def test_given_a_reader_that_closes_early_when_he_asks_for_something_else_then_he_is_answered(client: Client) -> None:

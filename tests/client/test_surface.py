@@ -28,8 +28,8 @@ CLASSES = [
     client.AsyncTransactionContext,
     client.Participant,
 ]
-#: Written in annotations for short, or of the library that carries requests.
-ALIASES = {"Topic", "Start", "Pause", "AsyncPause"}
+#: What only the client itself makes the others of.
+INNER = {"Core", "Call", "Consuming"}
 
 
 def methods(kind: type) -> Iterator[tuple[str, typing.Any]]:

@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import httpx2
 from prometheus_client import CollectorRegistry
@@ -127,6 +128,9 @@ class _Loop:
 
     def begin(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Have a coroutine run there."""
+        if self._loop.is_closed():
+            coroutine.close()
+            raise httpx2.ConnectError("the server in this process has ended")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
 
@@ -141,7 +145,7 @@ class InProcessTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     def __init__(self, app: ASGIApp, loop: _Loop) -> None:
         self._app = app
         self._loop = loop
-        self._open: set[_Exchange] = set()
+        self._open: WeakSet[_Exchange] = WeakSet()
 
     def finish(self) -> None:
         """Wait for all that was asked; whoever has not read his answer by now does not want it."""
@@ -165,7 +169,7 @@ class InProcessTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
 
     async def _start(self, exchange: _Exchange) -> Head:
         self._open.add(exchange)
-        return await exchange.start(self._app, self._open.discard)
+        return await exchange.start(self._app)
 
     async def _finish(self) -> None:
         for exchange in list(self._open):
@@ -173,9 +177,14 @@ class InProcessTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
 
 
 class _Exchange:
-    """A request and its answer, which live in the server's loop."""
+    """A request and its answer, which live in the server's loop.
+
+    Attributes:
+        ended: whether the application is done with it.
+    """
 
     def __init__(self, scope: Scope, body: bytes) -> None:
+        self.ended = False
         self._scope = scope
         self._body: bytes | None = body
         self._head: Head | None = None
@@ -185,16 +194,10 @@ class _Exchange:
         self._complete = False
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self, app: ASGIApp, ended: Callable[[_Exchange], object]) -> Head:
-        """Have the application begin its answer.
-
-        Args:
-            app: the application.
-            ended: is called when it is done with the request.
-        """
+    async def start(self, app: ASGIApp) -> Head:
+        """Have the application begin its answer."""
         self._task = asyncio.create_task(self._run(app))
-        self._task.add_done_callback(_log)
-        self._task.add_done_callback(lambda _: ended(self))
+        self._task.add_done_callback(self._done)
         await self._begun.wait()
         if self._head is None:
             raise httpx2.RemoteProtocolError("Server disconnected without sending a response.")
@@ -218,6 +221,12 @@ class _Exchange:
         await self.close()
         if self._task is not None:
             await asyncio.wait([self._task])
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """An error of the server's is its own; the client only sees that no answer came."""
+        self.ended = True
+        if error := task.exception():
+            logger.error("the server failed at a request", exc_info=error)
 
     async def _run(self, app: ASGIApp) -> None:
         try:
@@ -263,10 +272,12 @@ class _Body(httpx2.SyncByteStream, httpx2.AsyncByteStream):
             yield piece
 
     def close(self) -> None:
-        self._loop.begin(self._exchange.close()).result()
+        if not self._exchange.ended:
+            self._loop.begin(self._exchange.close()).result()
 
     async def aclose(self) -> None:
-        await asyncio.wrap_future(self._loop.begin(self._exchange.close()))
+        if not self._exchange.ended:
+            await asyncio.wrap_future(self._loop.begin(self._exchange.close()))
 
 
 class _Handover:
@@ -286,12 +297,6 @@ class _Handover:
 
     def close(self) -> None:
         """There is nothing to close."""
-
-
-def _log(ended: asyncio.Task[None]) -> None:
-    """An error of the server's is its own; the client only sees that no answer came."""
-    if error := ended.exception():
-        logger.error("the server failed at a request", exc_info=error)
 
 
 def _scope(request: httpx2.Request) -> Scope:

@@ -33,7 +33,7 @@ from tms_core.server.auth_rules import Need
 from tms_core.server.body import Disconnected
 from tms_core.server.consumers import Consumers
 from tms_core.server.forward import Forwarder
-from tms_core.server.host import names_loopback
+from tms_core.server.host import is_of_foreign_page, names_loopback
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.openapi import openapi
 from tms_core.server.paths import Paths
@@ -137,6 +137,8 @@ class Door:
         try:
             if self._loopback and not names_loopback(scope):
                 raise HTTPException(400, "This address answers to localhost only. Ask for http://localhost.")
+            if self._loopback and is_of_foreign_page(scope):
+                raise HTTPException(403, "A page of another web site may ask for nothing here.")
             await self._app(scope, receive, sent)
         except Disconnected:
             pass

@@ -1,8 +1,9 @@
-"""Which names a server on the loopback address answers to.
+"""Whom a server on the loopback address answers.
 
-Without authentication everybody on this machine may publish, a browser included. A web site that points its own name at
-127.0.0.1 (DNS rebinding) would be taken for this server's own pages; so there the ``Host`` header has to be a loopback
-name.
+Without authentication everybody on this machine may publish, a browser included, and a browser does what web sites tell
+it. One that points its own name at 127.0.0.1 (DNS rebinding) would be taken for this server's own pages; so there the
+``Host`` header has to be a loopback name. And any page may have a form sent to any server; a browser says then which
+page it was, and nothing else sends ``Origin``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,22 @@ def is_loopback(host: str) -> bool:
 def names_loopback(scope: Scope) -> bool:
     """Whether a request's ``Host`` header is a loopback name."""
     return _is_loopback_header(next((value for name, value in scope["headers"] if name == b"host"), b""))
+
+
+def is_of_foreign_page(scope: Scope) -> bool:
+    """Whether a browser asks on behalf of a page that is not this server's own (RFC 6454, Fetch Metadata).
+
+    A page of another port of this machine is foreign, too; what a user types, or follows a link to, is not.
+    """
+    origin = host = None
+    for name, value in scope["headers"]:
+        if name == b"sec-fetch-site" and value in (b"same-origin", b"none"):
+            return False
+        if name == b"origin":
+            origin = value
+        elif name == b"host":
+            host = value
+    return origin is not None and origin != scope["scheme"].encode() + b"://" + (host or b"")
 
 
 @lru_cache(maxsize=64)

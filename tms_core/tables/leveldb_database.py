@@ -2,6 +2,9 @@
 
 Reading and writing are two classes, because a plan must hold nothing that can write (rule S5): it gets the first.
 
+Several threads write at once, and it is we who put their writes together and not LevelDB: behind a write that failed it
+would let the next one through, into a log that is torn (:mod:`tms_core.tables.leveldb_handle`).
+
 The hot path of a sweep is ``keys`` and ``delete``: one library call per page and batch, and the loops run in C.
 """
 
@@ -11,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -20,12 +23,8 @@ import plyvel
 
 from tms_core.tables.base import Page
 from tms_core.tables.leveldb_folder import sync, translated
+from tms_core.tables.leveldb_handle import Handle
 
-#: LevelDB's own default, in bytes. CDAP writes blocks of 1024; any reader takes any size, and a quarter of the index
-#: entries makes opening a table four times cheaper, which is most of what a pass costs when nothing is due.
-_BLOCK_BYTES = 4096
-#: Bytes of blocks kept in memory per folder; only reads for consumers fill it. CDAP takes 100 MB.
-_CACHE_BYTES = 8 << 20
 #: An explicit end for a range without one; only a foreign key could lie beyond.
 _LAST_KEY = b"\xff" * 64
 
@@ -65,19 +64,18 @@ class Database:
     def __init__(self, folder: Path, *, create: bool = False) -> None:
         self.folder = folder
         with translated(folder):
-            self._db = _open(folder, create)
+            self._handle = Handle(folder, create=create)
 
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
         """At most ``limit`` keys, past the block cache, which is the consumers'."""
         with (
             translated(self.folder),
-            self._db.iterator(
-                start=start, stop=stop, include_value=False, fill_cache=False, verify_checksums=True
-            ) as found,
+            self._handle as db,
+            db.iterator(start=start, stop=stop, include_value=False, fill_cache=False, verify_checksums=True) as found,
         ):
             items = list(islice(found, limit))
             if len(items) < limit:
-                self._check_end(items[-1] + b"\x00" if items else start)
+                _check_end(db, items[-1] + b"\x00" if items else start)
                 return Page(items, None)
         return Page(items, items[-1] + b"\x00")
 
@@ -85,7 +83,8 @@ class Database:
         """At most ``limit`` rows; fewer also where they are large."""
         with (
             translated(self.folder),
-            self._db.iterator(start=start, stop=stop, fill_cache=False, verify_checksums=True) as found,
+            self._handle as db,
+            db.iterator(start=start, stop=stop, fill_cache=False, verify_checksums=True) as found,
         ):
             items: list[tuple[bytes, bytes]] = []
             size = 0
@@ -95,7 +94,7 @@ class Database:
                 if size >= PAGE_BYTES:
                     break
             if len(items) < limit and size < PAGE_BYTES:
-                self._check_end(items[-1][0] + b"\x00" if items else start)
+                _check_end(db, items[-1][0] + b"\x00" if items else start)
                 return Page(items, None)
         return Page(items, items[-1][0] + b"\x00")
 
@@ -106,7 +105,8 @@ class Database:
         size = 0
         with (
             translated(self.folder),
-            self._db.iterator(start=start, stop=stop, fill_cache=False, verify_checksums=True) as found,
+            self._handle as db,
+            db.iterator(start=start, stop=stop, fill_cache=False, verify_checksums=True) as found,
         ):
             while len(keys) < limit and size < PAGE_BYTES:
                 before = len(keys)
@@ -114,7 +114,7 @@ class Database:
                     keys.append(key)
                     values.append(value)
                 if len(keys) == before:
-                    self._check_end(keys[-1] + b"\x00" if keys else start)
+                    _check_end(db, keys[-1] + b"\x00" if keys else start)
                     return Columns(keys, values, None)
                 size += sum(map(len, values[before:]))
         return Columns(keys, values, keys[-1] + b"\x00")
@@ -129,55 +129,64 @@ class Database:
             start = page.resume
         return items
 
-    def _check_end(self, at: bytes) -> None:
-        """Raise unless reading really came to an end at this key (rule S3).
-
-        plyvel takes an iterator that LevelDB stopped on an error for one that came to its end, and rows of a damaged
-        table would silently be none. Its raw iterator does look at the error.
-        """
-        with self._db.raw_iterator(fill_cache=False, verify_checksums=True) as behind:
-            behind.seek(at)
-
     def get(self, key: bytes) -> bytes | None:
         """One row's value."""
-        with translated(self.folder):
-            return self._db.get(key, verify_checksums=True)
+        with translated(self.folder), self._handle as db:
+            return db.get(key, verify_checksums=True)
 
     def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
         """About how many bytes the range takes in tables; rows still in the log are not counted."""
-        with translated(self.folder):
-            return self._db.approximate_size(start, _LAST_KEY if stop is None else stop)
+        with translated(self.folder), self._handle as db:
+            return db.approximate_size(start, _LAST_KEY if stop is None else stop)
 
     def close(self) -> None:
         """Let go of the folder; closing twice is no error."""
         with translated(self.folder):
-            self._db.close()
+            self._handle.close()
+
+
+class _Write:
+    """What one thread wants to have written; ``done`` when it was tried, with the error that it met."""
+
+    __slots__ = ("deletes", "done", "error", "puts", "synced")
+
+    def __init__(
+        self, puts: Sequence[tuple[bytes, bytes]] = (), deletes: Sequence[bytes] = (), *, synced: bool = True
+    ) -> None:
+        self.puts = puts
+        self.deletes = deletes
+        self.synced = synced
+        self.done = False
+        self.error: BaseException | None = None
 
 
 class WritableDatabase(Database):
-    """A folder opened for reading and writing."""
+    """A folder opened for reading and writing.
+
+    After a write that failed the next one opens the folder anew, and as long as that cannot be done all of them fail.
+    A write that failed is not done, unless the process ends before the folder could be opened anew.
+    """
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:
         super().__init__(folder, create=create)
         # LevelDB cannot compare and set. Between the reading and the writing of a row no other thread may delete it,
         # or the write would bring it back (rule S6).
         self._rewriting = Lock()
+        self._gathering = Lock()
+        self._waiting: list[_Write] = []
+        self._disk = Lock()
+        #: What a failed write touched, until the folder is opened anew; None: all is well.
+        self._failed: list[bytes] | None = None
 
     def delete(self, keys: Sequence[bytes]) -> None:
         """Delete rows in one batch, not synced."""
-        with translated(self.folder):
-            batch = self._db.write_batch()
-            deque(map(batch.delete, keys), maxlen=0)
-            with self._rewriting:
-                batch.write()
+        with translated(self.folder), self._rewriting:
+            self._write(_Write(deletes=keys, synced=False))
 
     def put(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Write rows in one synced batch."""
         with translated(self.folder):
-            batch = self._db.write_batch(sync=True)
-            for key, value in rows:
-                batch.put(key, value)
-            batch.write()
+            self._write(_Write(list(rows)))
 
     def rewrite(self, changes: Iterable[tuple[bytes, Change]]) -> list[bool]:
         """Read each row and write what its change makes of it, all in one synced batch.
@@ -185,38 +194,89 @@ class WritableDatabase(Database):
         Returns:
             For each row whether it was written.
         """
-        written = []
+        written, puts = [], []
         with translated(self.folder), self._rewriting:
-            batch = self._db.write_batch(sync=True)
-            for key, change in changes:
-                value = change(self._db.get(key, fill_cache=False, verify_checksums=True))
-                if value is not None:
-                    batch.put(key, value)
-                written.append(value is not None)
-            if any(written):
-                batch.write()
+            with self._handle as db:
+                for key, change in changes:
+                    value = change(db.get(key, fill_cache=False, verify_checksums=True))
+                    if value is not None:
+                        puts.append((key, value))
+                    written.append(value is not None)
+            if puts:
+                self._write(_Write(puts))
         return written
 
     def sync(self) -> None:
         """Sync every log there is.
 
         A synced write would do for the log in use alone: rows in an older one, which is still being made into a table,
-        would not survive. A log that disappears meanwhile has become a table, and LevelDB syncs those.
+        would not survive. A log that disappears meanwhile has become a table, and LevelDB syncs those. A sync that
+        failed may succeed when it is repeated, although nothing came to the disk; so it counts as a failed write.
         """
         with translated(self.folder):
-            for log in self.folder.glob("*.log"):
-                with suppress(FileNotFoundError):
-                    sync(log)
-            sync(self.folder)
+            with self._disk:
+                self._mend()
+            try:
+                for log in self.folder.glob("*.log"):
+                    with suppress(FileNotFoundError):
+                        sync(log)
+                sync(self.folder)
+            except OSError:
+                with self._disk:
+                    self._failed = self._failed or []
+                raise
 
     def compact(self, start: bytes, stop: bytes) -> None:
         """Rewrite the range's tables without its deleted rows."""
-        with translated(self.folder):
-            self._db.compact_range(start=start, stop=stop)
+        with translated(self.folder), self._handle as db:
+            db.compact_range(start=start, stop=stop)
+
+    def _write(self, write: _Write) -> None:
+        """Have it written, together with what other threads have gathered meanwhile: one of them writes for all."""
+        with self._gathering:
+            self._waiting.append(write)
+        with self._disk:
+            if not write.done:
+                with self._gathering:
+                    writes, self._waiting = self._waiting, []
+                self._write_all(writes)
+        if write.error is not None:
+            raise write.error
+
+    def _write_all(self, writes: Sequence[_Write]) -> None:
+        try:
+            self._mend()
+            with self._handle as db:
+                batch = db.write_batch(sync=any(write.synced for write in writes))
+                for write in writes:
+                    for key, value in write.puts:
+                        batch.put(key, value)
+                    deque(map(batch.delete, write.deletes), maxlen=0)
+                try:
+                    batch.write()
+                except plyvel.Error:
+                    self._failed = [key for write in writes for key in chain(dict(write.puts), write.deletes)]
+                    raise
+        except BaseException as error:
+            # Whatever it is, nobody may take it for a success.
+            for write in writes:
+                write.error = error
+        finally:
+            for write in writes:
+                write.done = True
+
+    def _mend(self) -> None:
+        """Open the folder anew if a write has failed; the caller has the disk."""
+        if self._failed is not None:
+            self._handle.reopen(self._failed)
+            self._failed = None
 
 
-def _open(folder: Path, create: bool) -> plyvel.DB:
-    # Twice: a last write that a crash cut short ends the log, as LevelDB has it by default. With the log emptied so,
-    # "paranoid" only means that the indexes of tables are verified too: a damaged one hides rows without an error.
-    plyvel.DB(str(folder), create_if_missing=create, block_size=_BLOCK_BYTES).close()
-    return plyvel.DB(str(folder), paranoid_checks=True, block_size=_BLOCK_BYTES, lru_cache_size=_CACHE_BYTES)
+def _check_end(db: plyvel.DB, at: bytes) -> None:
+    """Raise unless reading really came to an end at this key (rule S3).
+
+    plyvel takes an iterator that LevelDB stopped on an error for one that came to its end, and rows of a damaged
+    table would silently be none. Its raw iterator does look at the error.
+    """
+    with db.raw_iterator(fill_cache=False, verify_checksums=True) as behind:
+        behind.seek(at)

@@ -32,6 +32,8 @@ _CACHE_BYTES = 8 << 20
 #: What opening a folder needs beside a table as large as its logs: a new MANIFEST and a little more, in bytes.
 _ROOM_BYTES = 256 << 10
 _CHUNK_BYTES = 64 << 10
+#: How long everybody waits at most for those who use a folder that is to be opened anew; a compaction may take longer.
+_PATIENCE_SECONDS = 10
 #: LevelDB's name for a file that may be removed; nothing it makes has number 0.
 _PROBE = "000000.dbtmp"
 
@@ -94,7 +96,7 @@ class Handle:
     def close(self) -> None:
         """Let go of the folder when nobody uses it; closing twice is no error."""
         with self._changed:
-            self._wait_until_unused()
+            self._wait_until_unused(None)
             self._db.close()
             self._lost = False
 
@@ -102,15 +104,19 @@ class Handle:
         # What failed is in the log at most, so this is what was there before.
         self._undo |= {key: self._db.get(key, verify_checksums=True) for key in failed}
         _require_room(self._folder)
-        self._wait_until_unused()
+        if not self._wait_until_unused(_PATIENCE_SECONDS):
+            raise OSError("it is in use for long, and cannot be opened anew after a failed write before that ends")
         self._db.close()
         self._lost = True
 
-    def _wait_until_unused(self) -> None:
+    def _wait_until_unused(self, seconds: float | None) -> bool:
+        """Let nobody begin to use it until nobody does; whether that came in time."""
         self._closing = True
-        self._changed.wait_for(lambda: not self._users)
-        self._closing = False
-        self._changed.notify_all()
+        try:
+            return self._changed.wait_for(lambda: not self._users, seconds)
+        finally:
+            self._closing = False
+            self._changed.notify_all()
 
     def _open_again(self) -> None:
         database = _open(self._folder, create=False)
