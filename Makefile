@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup tools kubebox run demo hbase test lint bench generate image lock system-deps test-cluster clean
+.PHONY: help setup tools kubebox engine run demo hbase test lint bench generate image lock system-deps test-cluster clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -49,6 +49,11 @@ $(STAMP): requirements.lock pyproject.toml
 lock: $(STAMP) ## resolve the dependencies of pyproject.toml anew into requirements.lock
 	$(VENV)/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade \
 	  --generate-hashes --no-annotate --custom-compile-command 'make lock' --quiet --output-file requirements.lock
+	$(VENV)/bin/uv pip compile pyproject.toml --extra archive --extra jwt --extra hdfs --extra kubernetes --universal \
+	  --python-version 3.11 --generate-hashes --no-annotate --constraint requirements.lock \
+	  --custom-compile-command 'make lock' --quiet --output-file image/runtime.lock
+	$(VENV)/bin/uv pip compile image/build.in --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --constraint requirements.lock --custom-compile-command 'make lock' --quiet --output-file image/build.lock
 
 # RUNLEVEL=1 keeps the packages from starting their services.
 system-deps: ## install the Debian packages that some tests use when present (needs root)
@@ -81,6 +86,29 @@ $(BIN)/kubebox: tests/cluster/kubebox/go.mod tests/cluster/kubebox/go.sum tests/
 	  -X $(K8S).gitMajor=1 -X $(K8S).gitMinor=$$(echo $(KUBERNETES_VERSION) | cut -d. -f2) -X $(K8S).gitTreeState=clean \
 	  -X $(K8S).gitCommit=local -X $(K8S).buildDate=2026-01-01T00:00:00Z" .
 	@rm -rf .tools/go
+
+#: Debian's packages for a container engine of the tests' own, and for making a base image.
+ENGINE := docker.io containerd runc debootstrap libdevmapper1.02.1 containernetworking-plugins iptables conntrack
+
+IMAGE ?= tms-janitor:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+BASE_IMAGE ?=
+
+image: ## build the container image: make image IMAGE=NAME:TAG BASE_IMAGE=python:3.12-slim-bookworm
+	DOCKER_BUILDKIT=1 docker build --tag $(IMAGE) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
+	  $(if $(PIP_CERT),--secret id=ca$(comma)src=$(PIP_CERT)) .
+	@mkdir -p build && docker run --rm --entrypoint cat $(IMAGE) /opt/tms/sbom.cdx.json > build/sbom.cdx.json
+	@echo "what is in it: build/sbom.cdx.json"
+
+comma := ,
+
+engine: .tools/engine/.unpacked ## unpack Debian's container engine inside the tree, for `make test-cluster`
+
+.tools/engine/.unpacked:
+	@command -v apt-get >/dev/null || { echo "the engine comes from Debian's packages; elsewhere set DOCKER_HOST" >&2; exit 1; }
+	@rm -rf .tools/engine; mkdir -p .tools/engine/packages; chmod 777 .tools/engine/packages
+	@cd .tools/engine/packages && { apt-get download -qq $(ENGINE) || { apt-get update -qq && apt-get download -qq $(ENGINE); }; }
+	@for package in .tools/engine/packages/*.deb; do dpkg-deb -x "$$package" .tools/engine; done
+	@rm -rf .tools/engine/packages; touch $@
 
 # --- using it --------------------------------------------------------------------------------------------------------
 
@@ -123,8 +151,11 @@ else
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 endif
 
-test-cluster: ## what needs a cluster or a container engine, apart from `make test`
-	@echo "test-cluster: skipped, nothing here needs a cluster or a container engine"
+# A part that cannot be had here is skipped, and named at the end.
+test-cluster: $(STAMP) tools ## a real API server and a container engine, apart from `make test`; whole as root on Debian
+	@$(MAKE) --no-print-directory kubebox || echo "test-cluster: no API server, so what needs one is skipped" >&2
+	@[ -n "$${DOCKER_HOST:-}" ] || $(MAKE) --no-print-directory engine || echo "test-cluster: no engine, so what needs one is skipped" >&2
+	TMS_TEST_CLUSTER=1 $(PY) -m pytest -rs --timeout 1800 tests/cluster $(PYTEST_ARGS)
 
 clean: ## remove what building and testing left; never a store, never .venv
 	rm -rf build dist htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache tests/interop/target tests/hbase/target

@@ -182,8 +182,9 @@ def singles(scratch: Path) -> None:
         details = {"messages_per_second": round(ours), "bare_messages_per_second": round(other)}
         name = f"one by one, {PRODUCERS} producers, ÷ bare single synced writes"
         report(Figure("P4", name, round(ratio, 3), at_least=1.5, details=details))
-        for producers, messages, requests in AGAINST_CDAP if cdap_port is not None else ():
-            against_cdap(port, cdap_port, producers, messages, requests)
+        if cdap_port is not None:
+            for producers, messages, requests in AGAINST_CDAP:
+                against_cdap(port, cdap_port, producers, messages, requests)
 
 
 def against_cdap(port: int, cdap_port: int, producers: int, messages: int, requests: int) -> None:

@@ -72,7 +72,13 @@ class KubernetesCell:
         settings.retries = False
         self._name = name
         self._namespace = namespace or _namespace(namespace_file)
-        self._api = client.CoordinationV1Api(client.ApiClient(settings))
+        # Objects as they are: the library's own models of a Lease drop microseconds, without which it is refused.
+        self._api = client.CustomObjectsApi(client.ApiClient(settings))
+
+    @property
+    def _leases(self) -> tuple[str, str, str, str]:
+        """Where leases are: group, version, namespace, plural."""
+        return "coordination.k8s.io", "v1", self._namespace, "leases"
 
     def lease(self) -> bytes | None:
         """The record; None where there is no Lease, or none of ours in it."""
@@ -87,10 +93,10 @@ class KubernetesCell:
         try:
             with self._asked():
                 if found is None:
-                    self._api.create_namespaced_lease(self._namespace, lease, _request_timeout=TIMEOUT_SECONDS)
+                    self._api.create_namespaced_custom_object(*self._leases, lease, _request_timeout=TIMEOUT_SECONDS)
                 else:
-                    self._api.replace_namespaced_lease(
-                        self._name, self._namespace, lease, _request_timeout=TIMEOUT_SECONDS
+                    self._api.replace_namespaced_custom_object(
+                        *self._leases, self._name, lease, _request_timeout=TIMEOUT_SECONDS
                     )
         except _Conflict:
             return False
@@ -104,24 +110,28 @@ class KubernetesCell:
         """The Lease; None without one."""
         try:
             with self._asked():
-                return self._api.read_namespaced_lease(self._name, self._namespace, _request_timeout=TIMEOUT_SECONDS)
+                return self._api.get_namespaced_custom_object(
+                    *self._leases, self._name, _request_timeout=TIMEOUT_SECONDS
+                )
         except _Absent:
             return None
 
     def _written(self, found: Any, value: bytes) -> Any:
         """The Lease with a record in it; where it was read, at the version that was read."""
         record = LeaseRecord.parse(value)
-        lease: Any = found or client.V1Lease(metadata=client.V1ObjectMeta(name=self._name))
-        lease.metadata.annotations = {**(lease.metadata.annotations or {}), RECORD: value.decode()}
+        lease = found or {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": self._name}}
+        metadata = lease["metadata"]
+        metadata["annotations"] = {**metadata.get("annotations", {}), RECORD: value.decode()}
         if record is not None:
-            renewed = datetime.fromtimestamp(record.renewed_ms / 1000, UTC)
-            lease.spec = client.V1LeaseSpec(
-                holder_identity=record.holder or None,
-                lease_duration_seconds=record.seconds,
-                lease_transitions=record.fence,
-                renew_time=renewed,
-                acquire_time=lease.spec.acquire_time if lease.spec and record.beat else renewed,
-            )
+            # Microseconds are written even where they are 0: without them a time is refused.
+            renewed = datetime.fromtimestamp(record.renewed_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            lease["spec"] = {
+                "holderIdentity": record.holder or None,
+                "leaseDurationSeconds": record.seconds,
+                "leaseTransitions": record.fence,
+                "renewTime": renewed,
+                "acquireTime": lease.get("spec", {}).get("acquireTime", renewed) if record.beat else renewed,
+            }
         return lease
 
     @contextmanager
@@ -186,8 +196,8 @@ class _Conflict(Exception):
 
 
 def _record(lease: Any) -> bytes | None:
-    annotations = (lease.metadata.annotations or {}) if lease is not None else {}
-    return annotations[RECORD].encode() if RECORD in annotations else None
+    record = (lease or {}).get("metadata", {}).get("annotations", {}).get(RECORD)
+    return None if record is None else str(record).encode()
 
 
 def _said(error: ApiException) -> str:

@@ -49,9 +49,11 @@ class _Part:
 
 
 class _Messages(_Part, MemoryMessageTable):
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, MessageValue]]:
+    def rows(
+        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
+    ) -> Page[tuple[bytes, MessageValue]]:
         with self._lock:
-            page: Page[tuple[bytes, MessageValue]] = self._whole.rows(start, stop, limit)
+            page: Page[tuple[bytes, MessageValue]] = self._whole.rows(start, stop, limit, most_bytes)
         return Page([(key, value) for key, value in page.items if self._is_mine(key)], page.resume)
 
     def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
@@ -67,9 +69,11 @@ class _Messages(_Part, MemoryMessageTable):
 
 
 class _Payloads(_Part, MemoryPayloadTable):
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+    def rows(
+        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
+    ) -> Page[tuple[bytes, bytes]]:
         with self._lock:
-            page: Page[tuple[bytes, bytes]] = self._whole.rows(start, stop, limit)
+            page: Page[tuple[bytes, bytes]] = self._whole.rows(start, stop, limit, most_bytes)
         return Page([(key, value) for key, value in page.items if self._is_mine(key)], page.resume)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -102,7 +102,7 @@ def stats(
         register(spark)
         found = counting.count(spark, options, now_ms, transactions)
         changed = counting.count(spark, {**options, "what_if": what_if}, now_ms, transactions) if what_if else None
-        written = counting.write(spark, found, out, day) if out else None
+        written = counting.write(spark, found, _absolute(out), day) if out else None
     if remember:
         with access.reading() as store, current.place.memory() as state:
             counting.save(state, found, counting.living(store), now_ms)
@@ -228,7 +228,7 @@ def source_options(current: Session, patterns: tuple[str, ...], partitions: int 
     for name in ("leveldb", "snapshots"):
         given = getattr(common, name)
         if given is not None:
-            found[name] = given if "://" in given else os.path.abspath(given)  # noqa: PTH100 - of names not there yet
+            found[name] = _absolute(given)
     if common.hbase is not None:
         found["hbase"] = common.hbase
     if patterns:
@@ -236,6 +236,11 @@ def source_options(current: Session, patterns: tuple[str, ...], partitions: int 
     if partitions is not None:
         found["partitions"] = str(partitions)
     return found
+
+
+def _absolute(place: str) -> str:
+    """A path or a URL, for processes that work in other folders."""
+    return place if "://" in place else str(Path(place).absolute())
 
 
 def _show(found: list[GenerationStats], changed: list[GenerationStats] | None, now_ms: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,8 @@ METADATA_COLUMNS = (
     StructField("key", BinaryType()),
     StructField("problem", StringType()),
 )
+#: Columns of one word that are kept: a few words, in pages of the full length and of a few others.
+_KEPT = 64
 _ARROW: Mapping[type, Any] = {
     StringType: pa.string(),
     IntegerType: pa.int32(),
@@ -85,7 +88,7 @@ def row_batch(table: DataTable, page: Rows, rows: Columns, verdicts: Verdicts, k
         "write_ms": _numbers(times, nothing if message else ours),
         "payload_sequence": _numbers(sequences, nothing if message else ours),
         "payload_bytes": _numbers(times, nothing) if page.sizes is None else _numbers(*map(some, page.sizes)),
-        "key": page.keys if at is None else [page.keys[int(index)] for index in at],
+        "key": rows.packed if at is None else rows.packed.take(pa.array(at)),
         "salt": pa.nulls(number, pa.int32()) if salt is None else pa.repeat(pa.scalar(salt, pa.int32()), number),
         "action": _names(ACTIONS, some(verdicts.action)),
         "rule": _names(RULES, some(verdicts.rule)),
@@ -98,16 +101,27 @@ def row_batch(table: DataTable, page: Rows, rows: Columns, verdicts: Verdicts, k
 def _numbers(values: Longs, present: Flags) -> Any:
     if present.all():
         return pa.array(values)
-    return pa.array(values, mask=~present) if present.any() else pa.nulls(len(values), pa.int64())
+    return pa.array(values, mask=~present) if present.any() else _nulls(len(values))
 
 
 def _names(names: Sequence[str], codes: NDArray[Any]) -> Any:
     """Words by their codes; none for a negative one."""
     if codes.min() == codes.max():
         word = names[int(codes[0])] if codes[0] >= 0 else None
-        return pa.repeat(pa.scalar(word, pa.string()), len(codes))
+        return _repeated(word, len(codes))
     indices = pa.array(codes.astype(np.int32), mask=codes < 0)
     return pa.DictionaryArray.from_arrays(indices, pa.array(names, pa.string()))
+
+
+@lru_cache(_KEPT)
+def _repeated(word: str | None, number: int) -> Any:
+    """A column that says the same in every row, as most do in most pages; never changed, so it is made once."""
+    return pa.repeat(pa.scalar(word, pa.string()), number)
+
+
+@lru_cache(_KEPT)
+def _nulls(number: int) -> Any:
+    return pa.nulls(number, pa.int64())
 
 
 def arrow_batch(columns: tuple[StructField, ...], found: Mapping[str, Any]) -> Any:

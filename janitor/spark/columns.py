@@ -14,9 +14,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from janitor.policy import Frontier, Reason, Rule
@@ -55,6 +56,7 @@ class Columns(NamedTuple):
         pointer: the write pointer in a payload key; 0 in message keys, which have none.
         time_ms: publish time of a message, write time of a payload.
         sequence: sequence id, or payload sequence id.
+        packed: the keys as they are, an Arrow array.
     """
 
     topics: list[TopicId]
@@ -63,6 +65,7 @@ class Columns(NamedTuple):
     pointer: Longs
     time_ms: Longs
     sequence: Longs
+    packed: Any
 
 
 def split(table: DataTable, keys: Sequence[bytes]) -> Columns:
@@ -71,11 +74,15 @@ def split(table: DataTable, keys: Sequence[bytes]) -> Columns:
     Args:
         keys: in key order, without salt.
     """
+    packed: Any = pa.array(keys, pa.binary())
+    _, offsets_buffer, data_buffer = packed.buffers()
+    offsets = np.frombuffer(offsets_buffer, dtype=np.int32)[: len(keys) + 1]
+    data = np.frombuffer(data_buffer if data_buffer is not None else b"", dtype=np.uint8)
+    lengths = np.diff(offsets)
     tail = _TAIL[table]
     parts = np.zeros((5, len(keys)), dtype=np.int64)
     parts[0] = -1
     topics: list[TopicId] = []
-    lengths = np.fromiter(map(len, keys), dtype=np.int64, count=len(keys))
     at = 0
     while at < len(keys):
         prefix = keys[at][:-tail]
@@ -88,20 +95,21 @@ def split(table: DataTable, keys: Sequence[bytes]) -> Columns:
         ours = lengths[at:end] == size
         if ours.all():
             parts[0, at:end] = len(topics)
-            _numbers(table, keys[at:end], size, parts[1:, at:end])
+            _numbers(table, data[offsets[at] : offsets[end]].reshape(-1, size), parts[1:, at:end])
         else:
             # Keys cut short or too long lie among them.
-            some = np.zeros((4, int(ours.sum())), dtype=np.int64)
-            _numbers(table, [key for key in keys[at:end] if len(key) == size], size, some)
+            rows = data[offsets[at:end][ours][:, None] + np.arange(size)]
+            some = np.zeros((4, len(rows)), dtype=np.int64)
+            _numbers(table, rows, some)
             parts[0, at:end][ours], parts[1:, at:end][:, ours] = len(topics), some
         topics.append(topic)
         at = end
-    return Columns(topics, *parts)
+    return Columns(topics, parts[0], parts[1], parts[2], parts[3], parts[4], packed)
 
 
-def _numbers(table: DataTable, keys: Sequence[bytes], size: int, into: Longs) -> None:
+def _numbers(table: DataTable, keys: NDArray[np.uint8], into: Longs) -> None:
     """Generation, pointer, time and sequence of keys of one topic, all of our length."""
-    tails = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(len(keys), size)[:, -_TAIL[table] :]
+    tails = keys[:, -_TAIL[table] :]
     into[0] = np.ascontiguousarray(tails[:, :4]).view(">i4")[:, 0]
     if table == "payload":
         into[1] = np.ascontiguousarray(tails[:, 4:12]).view(">i8")[:, 0]
@@ -184,7 +192,10 @@ class Policy:
         """What each row's topic is judged by, row by row; zeros where it is not known."""
         found = [_terms_of(*self.topics.get(topic, (None, None))) for topic in rows.topics]
         by_topic = np.array([*found, _terms_of(None, None)], dtype=np.int64)
-        return dict(zip(_TERMS, by_topic[rows.topic].T, strict=True))
+        # Most pages are of one topic, whose terms need not be there once for each row.
+        alone = len(rows.topic) > 0 and rows.topic.min() == rows.topic.max()
+        by_row = by_topic[rows.topic[:1]] if alone else by_topic[rows.topic]
+        return dict(zip(_TERMS, by_row.T, strict=True))
 
     def _invalid(self, pointers: Longs) -> Flags:
         """Which stored pointers are positive and listed as invalid."""

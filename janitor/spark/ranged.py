@@ -80,9 +80,11 @@ class RangedMessages(_Ranged[MessageTable], MessageTable):
         first, last = self._within(start, stop)
         return self._table.cells(first, last, limit) if _holds(first, last) else Page([], None)
 
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, MessageValue]]:
+    def rows(
+        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
+    ) -> Page[tuple[bytes, MessageValue]]:
         first, last = self._within(start, stop)
-        return self._table.rows(first, last, limit) if _holds(first, last) else Page([], None)
+        return self._table.rows(first, last, limit, most_bytes) if _holds(first, last) else Page([], None)
 
     def invert(self, cells: Sequence[TxCell]) -> list[bool]:
         return self._table.invert(cells)
@@ -96,9 +98,11 @@ class RangedPayloads(_Ranged[PayloadTable], PayloadTable):
 
     name = "payload"
 
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+    def rows(
+        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
+    ) -> Page[tuple[bytes, bytes]]:
         first, last = self._within(start, stop)
-        return self._table.rows(first, last, limit) if _holds(first, last) else Page([], None)
+        return self._table.rows(first, last, limit, most_bytes) if _holds(first, last) else Page([], None)
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         self._table.put(rows)

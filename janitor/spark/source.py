@@ -112,12 +112,13 @@ class RowReader(DataSourceReader):
             with self._asked.access.salted() as parts:
                 for salt, part in parts:
                     if salt == piece.salt:
-                        yield from self._batches(part, piece)
+                        yield from self.batches(part, piece)
         except StoreError as error:
-            where = f"a task lost its store while it read {self.wanted.table} rows of {piece}"
-            raise plain_kind(type(error))(f"{where}: {error.message}", error.hint) from error
+            message = f"a task lost its store while it read {self.wanted.table} rows of {piece}: {error.message}"
+            raise plain_kind(type(error))(message, error.hint) from error
 
-    def _batches(self, part: Store, piece: Piece) -> Iterator[Any]:
+    def batches(self, part: Store, piece: Piece) -> Iterator[Any]:
+        """The rows of a piece, as Arrow batches."""
         table = part.message if self.wanted.table == "message" else part.payload
         for page in pages.walk(table, piece, self.wanted, self._asked.ask):
             rows = split(self.wanted.table, page.keys)

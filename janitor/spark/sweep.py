@@ -169,10 +169,8 @@ class SparkCrew(Crew):
             due = [share for share in due if share.number in moved]
         for share in due:
             for prefix in moved[share.number]:
-                message = "its metadata keeps changing; left for the next run"
-                self._walks[share.number].fail(
-                    "message" if name == "message" else "payload", prefix, StoreError(message)
-                )
+                restless = StoreError("its metadata keeps changing; left for the next run")
+                self._walks[share.number].fail("message" if name == "message" else "payload", prefix, restless)
         for walk in self._walks:
             then(walk)
 
@@ -264,6 +262,8 @@ class SparkEngine(Engine):
 
     def _run(self, current: Pass, tasks: int) -> Run:
         record = LeaseRecord.parse(self.state.lease()) if self._lease is not None else None
+        if record is not None and self._lease is not None and record.fence != self._lease.fence:
+            record = None  # It is kept elsewhere, where the driver alone looks after it.
         rate = self._rows_per_second
         # Not all tasks need be at work at once; a rate is a limit, and not a promise.
         share = None if not rate else rate / max(1, tasks)

@@ -326,16 +326,16 @@ class TaskWalk(Walk):
 
 
 class NoMetadata(MetadataTable):
-    """Stands for the metadata table on the way to a task, which has its own."""
+    """Stands for the metadata table on the way to a task, which has its own; nobody asks it anything."""
 
     def rows(self) -> list[tuple[bytes, bytes]]:
-        raise _not_open()
+        raise NotImplementedError
 
     def get(self, key: bytes) -> bytes | None:
-        raise _not_open()
+        raise NotImplementedError
 
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
-        raise _not_open()
+        raise NotImplementedError
 
 
 def portable(world: World) -> World:
@@ -430,7 +430,3 @@ def _step(step: StepName, walk: Walk, share: Share) -> None:
         Inversions(walk, share.since_ms, everything=share.everything).invert()
     else:
         Payloads(walk).delete()
-
-
-def _not_open() -> StoreError:
-    return StoreError("The metadata table is not open here.")

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import httpx2
 
 from tms_core.client import AsyncClient, Client, Retry, TransactionClient
-from tms_core.client.testing import InProcess, InProcessTransport
+from tms_core.client.handover import InProcessTransport
+from tms_core.client.testing import InProcess
 from tms_core.transaction.line import Connection
 from tms_core.transaction.wire import Fields
 

@@ -331,7 +331,7 @@ def test_given_threads_when_they_share_a_client_then_each_gets_its_own_answers(s
 
 def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
     def surface(kind: type) -> dict[str, list[str]]:
-        members = {name: member for name, member in vars(kind).items() if not name.startswith("_")}
+        members = {name: member for name, member in inspect.getmembers(kind) if not name.startswith("_")}
         return {
             name: [f"{given}" for given in inspect.signature(member).parameters.values()] if callable(member) else []
             for name, member in members.items()

@@ -21,7 +21,8 @@ from tms_core.client import (
     Retry,
     TopicNotFound,
 )
-from tms_core.client.testing import InProcess, InProcessTransport
+from tms_core.client.handover import InProcessTransport
+from tms_core.client.testing import InProcess
 
 #: How long a test waits for what has to happen, in seconds.
 PATIENCE_SECONDS = 120

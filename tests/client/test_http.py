@@ -193,6 +193,16 @@ def test_given_a_url_that_is_none_when_made_then_the_error_shows_one(wrong: str)
         Client(wrong)
 
 
+@pytest.mark.parametrize("wrong", ["", "host", "host:", "host:x", "::1:15165", ":15165"])
+def test_given_an_address_that_is_none_when_made_then_the_error_shows_one(wrong: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"127\.0\.0\.1:15165"):
+        Client(transactions=wrong)
+
+
+def test_given_an_address_of_version_6_when_made_then_it_is_taken() -> None:
+    Client(transactions="[::1]:15165").close()
+
+
 def test_given_a_password_in_the_url_when_made_then_it_is_refused_and_not_shown() -> None:
     with pytest.raises(ConfigurationError) as caught:
         Client(f"http://me:{SECRET}@host")

@@ -98,6 +98,27 @@ def test_given_rows_when_read_in_pages_of_any_size_then_each_comes_once_and_in_o
     assert read_all(filled.payload.rows, limit) == [(key(number), b"%d" % number) for number in range(10)]
 
 
+@pytest.mark.parametrize(
+    ("most_bytes", "pages"), [(1, [1, 1, 1, 1]), (1000, [1, 1, 1, 1]), (1500, [2, 2]), (2900, [3, 1]), (99_999, [4])]
+)
+def test_given_rows_of_any_size_when_pages_are_bounded_by_bytes_then_each_ends_with_the_row_that_fills_it(
+    store: Store, most_bytes: int, pages: list[int]
+) -> None:
+    payloads = [b"a" * 1000, b"b" * 1000, b"c" * 1000, b"d" * 3000]
+    store.message.put([(key(number), MessageValue(7, payload)) for number, payload in enumerate(payloads)])
+    store.payload.put([(key(number), payload) for number, payload in enumerate(payloads)])
+    for table in (store.message, store.payload):
+        sizes: list[int] = []
+        keys: list[bytes] = []
+        resume: bytes | None = b""
+        while resume is not None:
+            page = table.rows(resume, None, 9, most_bytes)
+            keys += [found for found, _ in page.items]
+            sizes += [len(page.items)] if page.items else []  # the last page may be empty
+            resume = page.resume
+        assert (keys, sizes) == ([key(number) for number in range(4)], pages)
+
+
 def test_given_an_empty_table_when_read_then_there_is_nothing_and_no_next_page(store: Store) -> None:
     assert store.message.keys(b"", None, 5) == Page([], None)
     assert store.message.rows(b"", None, 5) == Page([], None)

@@ -6,6 +6,7 @@ The same against a real one: ``tests/cluster/test_plane.py``.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -81,6 +82,9 @@ class Api:
             before, self.before_write = self.before_write, lambda: None
             before()
         present = self.leases.get(name)
+        times = [value for name, value in (body or {}).get("spec", {}).items() if name.endswith("Time")]
+        if any(not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}(Z|[+-]\d\d:\d\d)", value) for value in times):
+            return 400, {"message": "a time without microseconds"}
         if method == "POST":
             name = body["metadata"]["name"]
             return (409, {}) if name in self.leases else (201, self.keep(name, body))

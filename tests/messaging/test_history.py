@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Rig, janitor
+from tests.builders import HOUR, MINUTE, SECOND, Rig, janitor
 from tests.messaging.desk import MAKERS, named, reader
 from tests.messaging.reference import Book, Row, Spot
 from tms_core.errors import ClockJumped, TransactionExpired
@@ -49,8 +49,7 @@ class History(RuleBasedStateMachine):
         self.desk.create("orders", ttl="3600")
         self.book = Book(3600)
         self.generation = 1
-        self.anchor_ms = NOW_MS - DAY
-        self.latest_ms = 0
+        self._begin_time()
         self.rig = self._janitor()
         self.open: list[Tx] = []
         self.invalid: list[int] = []
@@ -70,16 +69,29 @@ class History(RuleBasedStateMachine):
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
-    @property
-    def ahead_ms(self) -> int:
-        """How far the wall clock is ahead of what the service takes for honest."""
-        return self.desk.clock.now_ms() - self.desk.clock.running_ms() - self.anchor_ms
+    def _begin_time(self) -> None:
+        self.forgiven_until_ms = self.desk.clock.running_ms()
+        self.lead_ms = self.desk.clock.now_ms() - self.forgiven_until_ms
+        self.ahead_ms = 0
+        self.now_ms = self.desk.clock.now_ms()
 
-    @property
-    def now_ms(self) -> int:
-        """What time it is for consumers: it never goes back."""
-        self.latest_ms = max(self.latest_ms, self.desk.clock.now_ms() - max(0, self.ahead_ms - ALLOWANCE_MS))
-        return self.latest_ms
+    def _look(self) -> None:
+        """What time it is for the service, which looks after each step: it never goes back.
+
+        ``ahead_ms`` says how far the wall clock is ahead; that is forgiven a millisecond for each second.
+        """
+        running_ms = self.desk.clock.running_ms()
+        seconds = (running_ms - self.forgiven_until_ms) // SECOND
+        ahead_ms = self.desk.clock.now_ms() - running_ms - self.lead_ms
+        self.ahead_ms = min(ahead_ms, max(0, ahead_ms - seconds))
+        if self.ahead_ms > ALLOWANCE_MS:
+            self.ahead_ms = ahead_ms
+            self.forgiven_until_ms = running_ms
+        else:
+            self.ahead_ms = max(0, self.ahead_ms)
+            self.lead_ms += ahead_ms - self.ahead_ms
+            self.forgiven_until_ms = self.forgiven_until_ms + seconds * SECOND if self.ahead_ms else running_ms
+        self.now_ms = max(self.now_ms, self.desk.clock.now_ms() - max(0, self.ahead_ms - ALLOWANCE_MS))
 
     @rule(step_ms=st.sampled_from(STEPS_MS))
     def wait(self, step_ms: int) -> None:
@@ -94,8 +106,7 @@ class History(RuleBasedStateMachine):
         self.desk.restart()
         # What the janitor took at the end of the topic is not known any more, unless it had a ttl of its own.
         self.last = max([self.announced, *(row.spot for row in self.book.rows)])
-        self.latest_ms = 0
-        self.anchor_ms = self.desk.clock.now_ms() - self.desk.clock.running_ms()
+        self._begin_time()
 
     # -- producers ----------------------------------------------------------------------------------------------------
 
@@ -148,7 +159,7 @@ class History(RuleBasedStateMachine):
         mine = [Spot(key.write_ms, key.sequence) for key in before if key.write_pointer == tx.pointer]
         assert spots == [spots[0].plus(number) for number in range(len(spots))]
         assert spots[0] > max(mine, default=Spot(-1, 0))
-        assert spots[0].ms >= self.desk.clock.now_ms()
+        assert spots[0].ms >= self.now_ms
         self.book.stored.setdefault(tx.pointer, []).extend(zip(spots, bodies, strict=True))
 
     def _payloads(self) -> dict[PayloadKey, bytes]:
@@ -158,7 +169,7 @@ class History(RuleBasedStateMachine):
 
     def _next(self) -> Spot:
         """The id that the next message gets."""
-        return max(self.last.plus(1), Spot(self.desk.clock.now_ms(), 0))
+        return max(self.last.plus(1), Spot(self.now_ms, 0))
 
     def _written(self, pointer: int | None, payloads: Sequence[bytes | None], ttl: int | None) -> Spot:
         first = self._next()
@@ -261,6 +272,7 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def everybody_sees_what_they_should(self) -> None:
+        self._look()
         for who in (None, self._reader()):
             assert self.desk.fetch("orders", transaction=who) == self.book.fetch(self.now_ms, None, True, 2**31, who)
 

@@ -82,21 +82,89 @@ def test_given_a_clock_when_it_steps_then_only_a_jump_forward_is_refused() -> No
     assert honest.now_ms() == NOW_MS + 1000
     clock.advance(500)
     assert honest.now_ms() == NOW_MS + 1500
-    clock.step(-HOUR)
-    assert honest.publish_ms() == clock.now_ms()
-    assert honest.now_ms() == NOW_MS + 1500
-    clock.advance(HOUR)
-    assert honest.now_ms() == clock.now_ms()
+    clock.step(-1)
+    assert honest.publish_ms() == honest.now_ms() == NOW_MS + 1500
 
 
-def test_given_many_small_steps_forward_then_together_they_are_a_jump() -> None:
+def test_given_a_clock_that_steps_back_when_published_then_it_is_no_earlier_than_what_readers_go_by() -> None:
     clock = ManualClock(NOW_MS, running_ms=DAY)
     honest = HonestClock(clock, 1000)
-    for _ in range(3):
-        clock.advance(HOUR)
-        clock.step(400)
+    clock.advance(5)
+    assert honest.now_ms() == NOW_MS + 5
+    clock.step(-HOUR)
+    assert honest.publish_ms() == honest.now_ms() == NOW_MS + 5
+    clock.advance(HOUR)
+    assert honest.publish_ms() == honest.now_ms() == NOW_MS + 5
+    clock.advance(1)
+    assert honest.publish_ms() == honest.now_ms() == NOW_MS + 6
+
+
+def test_given_a_clock_that_was_set_back_when_it_jumps_forward_then_that_is_refused() -> None:
+    clock = ManualClock(NOW_MS + DAY, running_ms=DAY)
+    honest = HonestClock(clock, 1000)
+    clock.step(-DAY)
+    honest.now_ms()
+    clock.step(20 * HOUR)
+    with pytest.raises(ClockJumped, match="72000 s ahead"):
+        honest.publish_ms()
+
+
+@pytest.mark.parametrize("looks_a_day", [1, 24, 864])
+def test_given_a_drifting_clock_that_is_put_right_every_day_then_that_never_adds_up(looks_a_day: int) -> None:
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    honest = HonestClock(clock, 1000)
+    for _ in range(30):
+        for _ in range(looks_a_day):
+            clock.advance(DAY // looks_a_day)
+            assert honest.publish_ms() == clock.now_ms()
+        clock.step(900)
+        assert honest.publish_ms() == clock.now_ms()
+
+
+def test_given_many_small_steps_forward_when_they_come_fast_then_together_they_are_a_jump() -> None:
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    honest = HonestClock(clock, 1000)
+    for _ in range(2):
+        clock.step(500)
+        honest.publish_ms()
+        clock.advance(1_999)
+        honest.publish_ms()
+    clock.step(4)
     with pytest.raises(ClockJumped):
         honest.publish_ms()
+    clock.step(-1)
+    # The two steps are forgiven a millisecond for each second.
+    assert honest.publish_ms() == clock.now_ms()
+
+
+def test_given_a_clock_that_jumped_when_time_passes_then_it_is_refused_as_before_until_set_right() -> None:
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    honest = HonestClock(clock, 1000)
+    clock.step(HOUR)
+    for _ in range(100):
+        clock.advance(DAY)
+        with pytest.raises(ClockJumped, match="3600 s ahead"):
+            honest.publish_ms()
+        assert honest.now_ms() == clock.now_ms() - HOUR + 1000
+    clock.step(-HOUR)
+    assert honest.publish_ms() == honest.now_ms() >= clock.now_ms()
+
+
+def test_given_a_process_that_is_stopped_between_its_two_looks_then_the_clock_is_right_again_with_the_next() -> None:
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    honest = HonestClock(clock, 1000)
+    read = clock.running_ms
+
+    def stopped() -> int:
+        running_ms = read()
+        clock.advance(HOUR)
+        return running_ms
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "running_ms", stopped)
+        with pytest.raises(ClockJumped):
+            honest.publish_ms()
+    assert honest.publish_ms() == clock.now_ms()
 
 
 # --- the last row ----------------------------------------------------------------------------------------------------

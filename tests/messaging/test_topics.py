@@ -7,10 +7,12 @@ from itertools import count
 
 import pytest
 
-from tests.builders import Call, watch
-from tests.messaging.desk import Desk, named
+from tests.builders import NOW_MS, Call, watch
+from tests.messaging.desk import Desk, P, named
 from tms_core.errors import BadRequest, MetadataError, TopicExists, TopicNotFound, Unavailable
-from tms_core.topic import INT_MAX, TopicId
+from tms_core.rowkey import MessageKey, PayloadKey
+from tms_core.tables.base import MessageValue
+from tms_core.topic import INT_MAX, TopicId, TopicMetadata
 
 WEEK = str(7 * 24 * 3600)
 
@@ -181,3 +183,44 @@ def test_given_changes_without_end_in_between_when_changed_then_it_is_given_up(d
     for use in uses:
         with pytest.raises(Unavailable):
             use()
+
+
+# --- new topics ------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_topic_made_with_nothing_in_it_then_it_is_new_until_it_is_changed_or_deleted(desk: Desk) -> None:
+    def is_newborn() -> bool:
+        value = desk.store.metadata.get(name.prefix)
+        assert value is not None
+        return desk.service.is_newborn(TopicMetadata.parse(name.prefix, value))
+
+    name = desk.create("new", ttl="60")
+    assert is_newborn()
+    desk.publish("new", b"a")
+    assert is_newborn()
+    desk.service.update_topic(name, {"ttl": "1"})
+    assert not is_newborn()
+    desk.service.update_topic(name, {"ttl": "60"})
+    desk.service.delete_topic(name)
+    assert not is_newborn()
+    desk.create("new", ttl="60")
+    assert not is_newborn()
+
+
+@pytest.mark.parametrize("table", ["message", "payload"])
+def test_given_a_topic_made_where_rows_of_that_name_are_then_it_is_not_new(desk: Desk, table: str) -> None:
+    name = named("found")
+    if table == "message":
+        desk.store.message.put([(MessageKey(name, 2, NOW_MS, 0).pack(), MessageValue(None, b"a"))])
+    else:
+        desk.store.payload.put([(PayloadKey(name, 1, P, NOW_MS, 0).pack(), b"a")])
+    desk.create("found", ttl="60")
+    assert not desk.service.is_newborn(TopicMetadata(name, 1, 60))
+    desk.create("found-too", ttl="60")
+    assert desk.service.is_newborn(TopicMetadata(named("found-too"), 1, 60))
+
+
+def test_given_a_topic_made_before_the_start_then_it_is_not_new(desk: Desk) -> None:
+    name = desk.create("old", ttl="60")
+    desk.restart()
+    assert not desk.service.is_newborn(TopicMetadata(name, 1, 60))

@@ -142,6 +142,14 @@ def test_given_a_leader_that_ends_in_good_order_when_the_next_one_leads_then_all
     assert site.side.get(b"g" + PREFIX) is None
 
 
+def test_given_payloads_that_are_stored_when_they_are_published_then_the_leader_reads_them(site: Site) -> None:
+    site.one.service.store(TOPIC, [b"a"], pointer=pointer(NOW_MS))
+    site.one.service.store(TOPIC, [b"b"], pointer=pointer(NOW_MS))
+    site.one.service.publish(TOPIC, [], pointer=pointer(NOW_MS))
+    assert site.one.payloads() == [b"a", b"b"]
+    assert len(site.one.fenced.payload.keys(TOPIC.prefix, None, 10).items) == 2
+
+
 # --- writes that come late -------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import socket
+import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -30,6 +31,8 @@ from tms_core.tables.memory import MemoryStore
 PATH = "/v1/namespaces/default/topics/t"
 #: More than all buffers between two processes together.
 LARGE = 64 << 20
+#: Closing takes both halves of a connection away, as when a client dies.
+AT_ONCE = struct.pack("ii", 1, 0)
 
 
 class Following:
@@ -374,6 +377,30 @@ def test_given_a_leader_that_is_stopped_when_another_one_leads_then_the_request_
         over.set()
 
 
+def test_given_a_request_without_a_body_when_its_client_leaves_then_the_leader_is_left_too(
+    following: Following,
+) -> None:
+    heads, left = [], Event()
+
+    def behave(connection: socket.socket) -> None:
+        heads.append(head_of(connection).lower())
+        asked.set()
+        connection.settimeout(PATIENCE_SECONDS)
+        while connection.recv(65536):
+            pass
+        left.set()
+
+    asked = Event()
+    with scripted(following, behave):
+        with Client(following.port) as client:
+            client.socket.sendall(f"GET {PATH} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+            assert asked.wait(PATIENCE_SECONDS)
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+        assert left.wait(PATIENCE_SECONDS)
+    assert b"content-length" not in heads[0]
+    assert b"transfer-encoding" not in heads[0]
+
+
 @pytest.mark.parametrize("body", [b"", b"abc"], ids=["in the answer", "in the request"])
 def test_given_a_client_that_leaves_when_it_was_passed_on_then_the_leader_is_left_too(
     following: Following, body: bytes
@@ -394,4 +421,5 @@ def test_given_a_client_that_leaves_when_it_was_passed_on_then_the_leader_is_lef
             head = f"POST {PATH}/publish HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n"
             client.socket.sendall(head.encode() + body)
             assert asked.wait(PATIENCE_SECONDS)
+            client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
         assert left.wait(PATIENCE_SECONDS)

@@ -14,6 +14,7 @@ from tests.server.client import AVRO, Client, TopicClient
 from tests.server.conftest import JSON_POLL_LIMIT, MAX_REQUEST_BYTES, Serving
 from tests.server.test_avro import block, decoded, long
 from tms_core.clock import SystemClock
+from tms_core.server.codec import MESSAGE_BYTES
 from tms_core.transaction.model import TX_PER_MS, Transaction
 from tms_core.transaction.thrift import encode_transaction
 
@@ -172,6 +173,27 @@ def test_given_a_body_above_the_limit_that_does_not_say_its_length_then_413(topi
     for _ in range(MAX_REQUEST_BYTES // len(part) + 1):
         topic.client.socket.sendall(b"%x\r\n" % len(part) + part + b"\r\n")
     assert topic.client.answer().status == 413
+
+
+MOST_MESSAGES = MAX_REQUEST_BYTES // MESSAGE_BYTES
+
+
+def test_given_as_many_messages_as_a_request_may_have_when_published_then_they_are_taken(topic: TopicClient) -> None:
+    assert topic.post("publish", avro(*[b""] * MOST_MESSAGES), content_type=AVRO).status == 200
+    assert payloads(topic) == [b""] * MOST_MESSAGES
+
+
+@pytest.mark.parametrize("verb", ["publish", "store"])
+@pytest.mark.parametrize("parts", [[MOST_MESSAGES + 1], [MOST_MESSAGES, 1], [2_000_000]])
+def test_given_more_messages_than_a_request_may_have_when_published_then_413(
+    topic: TopicClient, verb: str, parts: list[int]
+) -> None:
+    blocks = b"".join(block([b""] * count) for count in parts)
+    body = gzip.compress(b"\0" + long(NOW_POINTER) + blocks + b"\0")
+    answer = topic.post(verb, body, content_type=AVRO, content_encoding="gzip")
+    assert (answer.status, f"{MOST_MESSAGES} messages at most" in answer.text) == (413, True)
+    assert topic.post(verb, {"messages": [""] * sum(parts), "transactionWritePointer": NOW_POINTER}).status == 413
+    assert payloads(topic) == []
 
 
 def test_given_a_body_just_within_the_limit_when_published_then_it_is_taken(topic: TopicClient) -> None:

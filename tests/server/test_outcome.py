@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future
 
 import pytest
 
+from tms_core.messaging.answer import Answer
 from tms_core.server.site import outcome
 
 
-async def give_up(future: Future[str]) -> None:
+async def give_up(wanted: Answer[str]) -> None:
     """Wait for it, and be cancelled while waiting."""
-    waiting = asyncio.ensure_future(outcome(future))
+    waiting = asyncio.ensure_future(outcome(wanted))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -20,37 +20,37 @@ async def give_up(future: Future[str]) -> None:
 
 
 def test_given_a_result_that_is_there_when_waited_for_then_it_comes_at_once() -> None:
-    future: Future[str] = Future()
-    future.set_result("written")
-    assert asyncio.run(outcome(future)) == "written"
+    wanted: Answer[str] = Answer()
+    wanted.set_result("written")
+    assert asyncio.run(outcome(wanted)) == "written"
 
 
 def test_given_a_result_that_comes_from_a_thread_when_waited_for_then_it_comes() -> None:
     async def wait() -> str:
-        future: Future[str] = Future()
-        asyncio.get_running_loop().run_in_executor(None, future.set_result, "written")
-        return await outcome(future)
+        wanted: Answer[str] = Answer()
+        asyncio.get_running_loop().run_in_executor(None, wanted.set_result, "written")
+        return await outcome(wanted)
 
     assert asyncio.run(wait()) == "written"
 
 
 def test_given_somebody_who_stops_waiting_when_it_is_done_later_then_it_was_not_cancelled() -> None:
-    future: Future[str] = Future()
+    wanted: Answer[str] = Answer()
 
     async def wait() -> None:
-        await give_up(future)
-        future.set_result("written")
+        await give_up(wanted)
+        wanted.set_result("written")
         # the loop hears of it, and nobody is there
         await asyncio.sleep(0)
 
     asyncio.run(wait())
-    assert future.result() == "written"
+    assert wanted.result() == "written"
 
 
 def test_given_a_loop_that_has_ended_when_it_is_done_later_then_nobody_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    future: Future[str] = Future()
-    asyncio.run(give_up(future))
-    future.set_result("written")
+    wanted: Answer[str] = Answer()
+    asyncio.run(give_up(wanted))
+    wanted.set_result("written")
     assert not caplog.records

@@ -152,6 +152,31 @@ def test_given_a_store_in_memory_when_served_then_it_works_and_leaves_nothing(tm
     assert list(tmp_path.iterdir()) == [config]
 
 
+def test_given_only_a_folder_when_served_then_transactions_are_beside_the_store(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    environ = {"TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
+    with serving(None, environ, {"leveldb": "store"}, janitor=False):
+        assert (tmp_path / "store.tx").is_dir()
+    assert not (tmp_path / "data").exists()
+
+
+def test_given_system_topics_when_served_again_and_again_then_each_is_made_once(tmp_path: Path) -> None:
+    config = configure(tmp_path, system_topics=["audit", "status:3", "default:events:1"])
+    started_before = False
+    for generation in (1, 1, 2):
+        with serving(config, {}, {}, janitor=False) as started, Client(port_of(started.url)) as client:
+            names = client.ask("GET", "/v1/namespaces/system/topics").json
+            assert names == ["audit", "status0", "status1", "status2"]
+            assert client.ask("GET", "/v1/namespaces/default/topics").json == ["events0"]
+            made = client.ask("GET", "/v1/namespaces/system/topics/status1").json
+            assert made == {"generation": str(generation), "ttl": "604800"}
+            if started_before:
+                client.ask("DELETE", "/v1/namespaces/system/topics/status1")
+            started_before = True
+
+
 class FakeHBase(MemoryStore):
     """Stands for an HBase that is there."""
 

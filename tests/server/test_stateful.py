@@ -21,7 +21,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from janitor.embedded import Embedded
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS
@@ -133,7 +133,11 @@ class History(RuleBasedStateMachine):
 
     # --- topics ------------------------------------------------------------------------------------------------------
 
-    @rule(name=st.sampled_from(NAMES), ttl_ms=st.sampled_from(TTLS))
+    @initialize(ttl_ms=st.sampled_from(TTLS))
+    def begin_with_topics(self, ttl_ms: int) -> None:
+        for name in NAMES:
+            self.create(name, ttl_ms)
+
     def create(self, name: str, ttl_ms: int) -> None:
         if name in self.topics:
             with pytest.raises(TopicExists):
@@ -142,7 +146,6 @@ class History(RuleBasedStateMachine):
         self.server.client.create_topic(name, ttl=ttl_ms // 1000)
         self.topics[name] = Topic(name, ttl_ms)
 
-    @rule(name=st.sampled_from(NAMES), ttl_ms=st.sampled_from(TTLS))
     def change(self, name: str, ttl_ms: int) -> None:
         if name not in self.topics:
             with pytest.raises(TopicNotFound):
@@ -152,13 +155,23 @@ class History(RuleBasedStateMachine):
         self.topics[name].ttl_ms = ttl_ms
         self.topics[name].tell_time(self.now_ms)
 
-    @rule(name=st.sampled_from(NAMES))
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, _: int) -> None:
         if self.topics.pop(name, None) is None:
             with pytest.raises(TopicNotFound):
                 self.server.client.delete_topic(name)
             return
         self.server.client.delete_topic(name)
+
+    @rule(
+        act=st.sampled_from((change, change, create, delete)),
+        name=st.sampled_from(NAMES),
+        ttl_ms=st.sampled_from(TTLS),
+        again=st.booleans(),
+    )
+    def administer(self, act: Callable[[History, str, int], None], name: str, ttl_ms: int, *, again: bool) -> None:
+        act(self, name, ttl_ms)
+        if again and name not in self.topics:
+            self.create(name, ttl_ms)
 
     # --- publishing --------------------------------------------------------------------------------------------------
 
@@ -196,7 +209,6 @@ class History(RuleBasedStateMachine):
     def is_ancient(self, tx: Tx) -> bool:
         return self.now_ms - (tx.expires_ms - TIMEOUT_SECONDS * 1000) > DAY
 
-    @rule(tx=consumes(txs))
     def commit(self, tx: Tx) -> None:
         for topic, payloads in tx.stored.items():
             if self.topics.get(topic.name) is topic and not self.is_ancient(tx):
@@ -210,7 +222,6 @@ class History(RuleBasedStateMachine):
         self.server.transactions.commit(tx.transaction.transaction_id)
         tx.fate = "committed"
 
-    @rule(tx=consumes(txs))
     def roll_back(self, tx: Tx) -> None:
         if tx.fate != "open":
             return
@@ -221,6 +232,10 @@ class History(RuleBasedStateMachine):
                     sent.taken_back |= sent.tx is tx
         self.server.transactions.abort(tx.transaction)
         tx.fate = "aborted"
+
+    @rule(tx=consumes(txs), end=st.sampled_from((commit, commit, roll_back)))
+    def finish(self, tx: Tx, end: Callable[[History, Tx], None]) -> None:
+        end(self, tx)
 
     @rule(tx=txs)
     def invalidate(self, tx: Tx) -> None:
@@ -261,19 +276,19 @@ class History(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), consumer=st.sampled_from(("one", "two")), data=st.data())
     def say_position(self, name: str, consumer: str, data: st.DataObject) -> None:
-        read = list(self.server.client.poll(name)) if name in self.topics else []
-        if read:
-            position = data.draw(st.sampled_from(read)).id
-            self.server.client.set_position(name, consumer, position)
-            self.topics[name].positions[consumer] = position
-
-    @rule(name=st.sampled_from(NAMES), consumer=st.sampled_from(("one", "two")))
-    def forget_position(self, name: str, consumer: str) -> None:
-        if name in self.topics and self.topics[name].positions.pop(consumer, None) is not None:
-            self.server.client.delete_position(name, consumer)
+        """Say how far a consumer has read; nowhere: forget it."""
+        if name not in self.topics:
+            return
+        client, positions = self.server.client, self.topics[name].positions
+        read = data.draw(st.sampled_from([None, *client.poll(name)]))
+        if read is not None:
+            client.set_position(name, consumer, read.id)
+            positions[consumer] = read.id
+        elif positions.pop(consumer, None) is not None:
+            client.delete_position(name, consumer)
         else:
             with pytest.raises(ConsumerNotFound):
-                self.server.client.delete_position(name, consumer)
+                client.delete_position(name, consumer)
 
     # --- what happens by itself --------------------------------------------------------------------------------------
 
@@ -292,7 +307,6 @@ class History(RuleBasedStateMachine):
     def clean(self) -> None:
         self.server.clean()
 
-    @precondition(lambda self: bool(self.topics))
     @rule()
     def restart(self) -> None:
         self.server.stop()
@@ -319,8 +333,8 @@ class History(RuleBasedStateMachine):
 
 TestHistories = pytest.mark.timeout(7200)(History.TestCase)
 TestHistories.settings = settings(
-    max_examples=size("TMS_TEST_HISTORIES", 20),
-    stateful_step_count=30,
+    max_examples=size("TMS_TEST_HISTORIES", 12),
+    stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

@@ -1,4 +1,4 @@
-"""What somebody does with a store over Spark Connect: read it, count it, plan a sweep. Prints what came of it as JSON.
+"""What somebody does with a store over Spark Connect: read it, count its rows, plan a sweep. Prints it as JSON.
 
 A program of its own, because a process that has a classic session can have none of Connect.
 """
@@ -13,7 +13,6 @@ from pyspark.sql import SparkSession
 
 from janitor.report import Report
 from janitor.settings import load
-from janitor.spark import stats
 from janitor.spark.access import Access
 from janitor.spark.session import session
 from janitor.spark.source import register
@@ -37,8 +36,6 @@ def ask(spark: SparkSession, store: Path, scratch: Path) -> None:
     rows = spark.read.format("tms").options(**options, now=str(NOW_MS)).load()
     counted = {row.rule: row["count"] for row in rows.where("topic = 'orders'").groupBy("rule").count().collect()}
     access = Access(load(None, {}, {"leveldb": str(store)}).settings)
-    view = access.transactions(NOW_MS)
-    found = stats.count(spark, options, NOW_MS, view)
     report = plan(spark, access, store, scratch)
     print(  # noqa: T201
         json.dumps(
@@ -46,7 +43,6 @@ def ask(spark: SparkSession, store: Path, scratch: Path) -> None:
                 "connect": type(spark).__module__,
                 "partitions": rows.selectExpr("spark_partition_id() AS at").distinct().count(),
                 "counted": counted,
-                "stats": [one.to_json() for one in found],
                 "plan": report.to_json()["totals"],
             }
         )

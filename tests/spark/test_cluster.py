@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,30 +36,39 @@ def spark_home() -> Path:
     return Path(spec.origin).parent
 
 
+@dataclass(frozen=True)
+class Daemon:
+    """A process and its log."""
+
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    def wait_for(self, pattern: str, times: int = 1) -> str:
+        """Return what it says, once it has said it so often."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            text = self.log.read_text("utf-8", "replace")
+            if len(found := re.findall(pattern, text)) >= times:
+                return str(found[0])
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"{self.log.name} never said {pattern!r}:\n{text[-4000:]}")
+            time.sleep(0.2)
+
+
 @contextmanager
-def daemon(folder: Path, name: str, *arguments: str) -> Iterator[Path]:
-    """One of Spark's own processes; its log."""
+def daemon(folder: Path, name: str, *arguments: str) -> Iterator[Daemon]:
+    """One of Spark's own processes."""
     log = folder / f"{name}.log"
-    environment = {**os.environ, "SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = {**os.environ, "SPARK_DAEMON_MEMORY": "512m", "SPARK_LOCAL_IP": "127.0.0.1"}
     environment |= {"SPARK_WORKER_DIR": str(folder / name), "PYSPARK_PYTHON": sys.executable}
     command = [str(spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{arguments[0]}", *arguments[1:]]
     with log.open("wb") as stream:
         process = subprocess.Popen(command, stdout=stream, stderr=stream, cwd=folder, env=environment)
     try:
-        yield log
+        yield Daemon(log, process)
     finally:
         process.terminate()
         process.wait(PATIENCE_SECONDS)
-
-
-def wait_for(log: Path, pattern: str, times: int = 1) -> str:
-    """Return what a log says, once it has said it so often."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while len(found := re.findall(pattern, log.read_text("utf-8", "replace"))) < times:
-        if time.monotonic() > deadline:
-            pytest.fail(f"{log.name} never said {pattern!r}:\n{log.read_text('utf-8', 'replace')[-4000:]}")
-        time.sleep(0.2)
-    return str(found[0])
 
 
 @pytest.fixture
@@ -66,13 +76,13 @@ def master(tmp_path: Path) -> Iterator[str]:
     """The address of a master that has two workers."""
     own = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     with ExitStack() as stack:
-        log = stack.enter_context(daemon(tmp_path, "master", "master.Master", *own))
-        address = wait_for(log, r"Starting Spark master at (spark://\S+)")
+        head = stack.enter_context(daemon(tmp_path, "master", "master.Master", *own))
+        address = head.wait_for(r"Starting Spark master at (spark://\S+)")
         for number in (1, 2):
             stack.enter_context(
                 daemon(tmp_path, f"worker{number}", "worker.Worker", *own, "--cores", "1", "--memory", "600m", address)
             )
-        wait_for(log, r"Registering worker", 2)
+        head.wait_for(r"Registering worker", 2)
         yield address
 
 
@@ -93,13 +103,13 @@ def connect(master: str, tmp_path: Path) -> Iterator[str]:
         "spark.connect.grpc.binding.port": "0",
     }
     given = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
-    server = "org.apache.spark.sql.connect.service.SparkConnectServer"
-    with daemon(tmp_path, "connect", "SparkSubmit", "--class", server, *given, "spark-internal") as log:
-        port = wait_for(log, r"Spark Connect server started at:? \S*:(\d+)")
+    main = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    with daemon(tmp_path, "connect", "SparkSubmit", "--class", main, *given, "spark-internal") as server:
+        port = server.wait_for(r"Spark Connect server started at:? \S*:(\d+)")
         yield f"sc://127.0.0.1:{port}"
 
 
-def test_given_a_cluster_when_asked_over_connect_then_it_reads_counts_and_plans(
+def test_given_a_cluster_when_asked_over_connect_then_it_reads_and_plans(
     connect: str, place: Path, tmp_path: Path
 ) -> None:
     with LevelDBStore(place, create=True) as store:
@@ -122,5 +132,3 @@ def test_given_a_cluster_when_asked_over_connect_then_it_reads_counts_and_plans(
     assert found["partitions"] > 1
     assert found["counted"] == {"expired": 9000, "live": 1000}
     assert found["plan"]["expired"] == 9000
-    [orders] = found["stats"]
-    assert (orders["rows"], orders["overdue"]["expired"]) == (10_000, 9000)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,6 +13,7 @@ from tms_core.errors import (
     CannotSnapshot,
     ChangesTooLarge,
     Conflict,
+    FormatError,
     NoSnapshot,
     NotInProgress,
     StoreError,
@@ -22,7 +23,7 @@ from tms_core.transaction.conflicts import ChangeLimits
 from tms_core.transaction.journal import LogFailed
 from tms_core.transaction.manager import BadArgument, ManagerStopped, TransactionManager
 from tms_core.transaction.model import NO_TX_IN_PROGRESS, InProgressType, Transaction, TransactionType
-from tms_core.transaction.storage import MemoryStorage
+from tms_core.transaction.storage import MemoryStorage, Recovered
 
 SECOND = 1_000
 DAY = 86_400 * SECOND
@@ -118,6 +119,11 @@ def test_given_a_timeout_that_none_can_have_when_started_then_it_is_refused(cloc
         manager.start_short(seconds)
     with TransactionManager(MemoryStorage(), clock, max_timeout_seconds=100) as manager:
         manager.start_short(100)
+
+
+def test_given_a_client_with_a_long_name_then_only_its_beginning_is_kept(manager: TransactionManager) -> None:
+    one = manager.start_short(client="x" * 1_000_000)
+    assert manager.clients() == {one.transaction_id: "x" * 255}
 
 
 def test_given_clients_when_their_transactions_are_in_progress_then_it_is_known_who_holds_what(
@@ -534,14 +540,77 @@ def test_given_a_snapshot_when_it_is_taken_then_the_old_log_was_synced_and_the_n
     assert storage.happened == ["sync 1", "log", "save", "append", "sync 1"]
 
 
-def test_given_a_log_that_cannot_be_written_then_the_manager_says_nothing_more(clock: ManualClock) -> None:
+def test_given_a_log_that_cannot_be_written_then_the_manager_says_nothing_more_until_it_could_begin_anew(
+    clock: ManualClock,
+) -> None:
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
-    one = manager.start_short()
+    manager.start_short()
     storage.failure = LogFailed("the disk is full.")
     with pytest.raises(LogFailed):
         manager.start_short()
+    storage.failure, storage.save_failure = None, StoreError("the disk is full.")
+    calls: list[Callable[[], object]] = [
+        manager.start_short,
+        manager.visibility,
+        manager.take_snapshot,
+        manager.reset,
+        manager.expire,
+    ]
+    for call in calls:
+        with pytest.raises(StoreError, match="disk is full"):
+            call()
+    with pytest.raises(CannotSnapshot, match="disk is full"):
+        manager.encoded_snapshot()
+    with pytest.raises(NoSnapshot, match="disk is full"):
+        manager.latest()
+    assert not manager.running
+    storage.save_failure = None
+    storage.happened.clear()
+    manager.start_short()
+    assert storage.happened == ["save", "log", "append", "sync 1"]
+    assert manager.running
+
+
+def test_given_a_log_that_is_damaged_when_the_manager_would_begin_anew_then_it_says_so(clock: ManualClock) -> None:
+    class Damaged(SpyStorage):
+        def recover(self) -> Recovered:
+            if self.failure is not None:
+                raise FormatError("transaction log txlog.1: an edit of version 0")
+            return super().recover()
+
+    storage = Damaged()
+    manager = TransactionManager(storage, clock)
+    storage.failure = LogFailed("the disk is full.")
+    with pytest.raises(LogFailed):
+        manager.start_short()
+    with pytest.raises(StoreError, match="an edit of version 0"):
+        manager.start_short()
+
+
+def test_given_a_log_that_was_replaced_when_somebody_still_waits_for_it_then_the_new_one_goes_on(
+    clock: ManualClock,
+) -> None:
+    storage = SpyStorage()
+    manager = TransactionManager(storage, clock)
+    storage.failure = LogFailed("the disk is full.")
+    keeper = manager._keeper
+    replaced = keeper._log
+    with pytest.raises(LogFailed):
+        manager.start_short()
     storage.failure = None
+    manager.visibility()
+    storage.failure = LogFailed("the disk is full.")
+    with pytest.raises(LogFailed):
+        keeper._sync(replaced, 1)
+    storage.failure = None
+    assert manager.running
+
+
+def test_given_a_manager_that_was_closed_when_called_then_it_says_so(clock: ManualClock) -> None:
+    storage = SpyStorage()
+    manager = TransactionManager(storage, clock)
+    manager.close()
     assert not manager.running
     for call in (manager.start_short, manager.visibility, manager.take_snapshot, manager.reset, manager.expire):
         with pytest.raises(ManagerStopped):
@@ -550,9 +619,18 @@ def test_given_a_log_that_cannot_be_written_then_the_manager_says_nothing_more(c
         manager.encoded_snapshot()
     with pytest.raises(NoSnapshot, match="has stopped"):
         manager.latest()
-    manager.close()
     assert storage.happened[-1] == "close"
-    assert one.transaction_id == BASE + 1
+
+
+def test_given_a_manager_whose_log_failed_when_closed_then_what_is_on_the_disk_stays(clock: ManualClock) -> None:
+    storage = SpyStorage()
+    manager = TransactionManager(storage, clock)
+    storage.failure = LogFailed("the disk is full.")
+    with pytest.raises(LogFailed):
+        manager.start_short()
+    storage.happened.clear()
+    manager.close()
+    assert storage.happened == ["close"]
 
 
 def test_given_a_snapshot_that_cannot_be_written_then_the_manager_goes_on(clock: ManualClock) -> None:
@@ -565,7 +643,7 @@ def test_given_a_snapshot_that_cannot_be_written_then_the_manager_goes_on(clock:
     assert manager.running
 
 
-def test_given_a_reset_that_cannot_be_written_then_the_manager_is_over(clock: ManualClock) -> None:
+def test_given_a_reset_that_cannot_be_written_then_the_manager_begins_anew(clock: ManualClock) -> None:
     class FailsSecond(SpyStorage):
         def save(self, snapshot: object) -> None:
             self.happened.append("save")
@@ -576,6 +654,8 @@ def test_given_a_reset_that_cannot_be_written_then_the_manager_is_over(clock: Ma
     with pytest.raises(StoreError):
         manager.reset()
     assert not manager.running
+    manager.visibility()
+    assert manager.running
 
 
 def test_given_a_manager_when_asked_for_a_snapshot_then_it_says_where_that_is_from(manager: TransactionManager) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import logging
+import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -344,6 +346,69 @@ def test_given_too_many_connections_then_another_one_is_refused_and_the_others_g
     with connected(service) as connection:
         assert is_closed(connection)
     assert client.status() == "OK"
+
+
+STATUS = len(wire.message(MessageKind.CALL, "status", 1)).to_bytes(4) + wire.message(MessageKind.CALL, "status", 1)
+
+
+def asked(connection: socket.socket, data: bytes = STATUS) -> wire.Message:
+    """The answer to a call."""
+    connection.sendall(data)
+    return wire.read_message(received(connection, int.from_bytes(received(connection, 4))))
+
+
+def test_given_connections_without_a_whole_call_for_long_then_they_are_closed_and_those_that_only_wait_are_not(
+    service: TransactionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connected(service) as waiting, connected(service) as slow, ExitStack() as stack:
+        for connection in (waiting, slow):
+            assert asked(connection).fields == {0: b"OK"}
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "REQUEST_SECONDS", 0.01)
+            for _ in range(3):
+                assert is_closed(stack.enter_context(connected(service)))
+            slow.sendall(b"\0\0\1\0abc")
+            assert is_closed(slow)
+        assert asked(waiting).fields == {0: b"OK"}
+
+
+def test_given_large_calls_that_do_not_come_whole_then_others_that_are_large_wait_and_small_ones_do_not(
+    service: TransactionService,
+) -> None:
+    changes = [b"%d" % number for number in range(20_000)]
+    call = wire.message(MessageKind.CALL, "canCommitOrThrow", 1, wire.i64(1, 7), wire.strings(2, changes, Kind.SET))
+    large = len(call).to_bytes(4) + call
+    assert len(call) > module.LARGE_BYTES
+    with ExitStack() as stack:
+        begun = [stack.enter_context(connected(service)) for _ in range(module.LARGE_REQUESTS)]
+        for connection in begun:
+            connection.sendall(large[:100])
+        wait_for(service._large.locked)
+        late, small = stack.enter_context(connected(service)), stack.enter_context(connected(service))
+        late.sendall(large)
+        assert asked(small).fields == {0: b"OK"}
+        assert select.select([late], [], [], 0) == ([], [], [])
+        begun[0].close()
+        assert wire.read_message(received(late, int.from_bytes(received(late, 4)))).name == "canCommitOrThrow"
+        assert asked(begun[1], large[100:]).name == "canCommitOrThrow"
+
+
+def test_given_somebody_who_does_not_read_when_too_much_waits_then_he_is_cut_off_and_others_get_their_answers(
+    service: TransactionService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    size = 16 << 20  # more than any socket holds
+    monkeypatch.setattr(module, "answer", lambda *_: bytes(size))
+    monkeypatch.setattr(module, "MAX_UNREAD_BYTES", size)
+    with connected(service) as first, connected(service) as second:
+        first.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        first.sendall(STATUS)
+        wait_for(lambda: len(service._unread) == 1)
+        # Alone he may have as much as he likes.
+        second.sendall(STATUS)
+        assert received(second, 4 + size) == size.to_bytes(4) + bytes(size)
+        with pytest.raises((AssertionError, ConnectionResetError)):
+            received(first, 4 + size)
+    assert "does not read its answer" in caplog.text
 
 
 def test_given_many_clients_at_once_then_each_gets_its_own_answers(service: TransactionService) -> None:

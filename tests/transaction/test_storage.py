@@ -19,7 +19,7 @@ import pytest
 from tests.transaction.managers import BASE, NOW_MS, recovered, state
 from tests.transaction.vectors import TEPHRA
 from tms_core.clock import ManualClock
-from tms_core.errors import FormatError, StoreBusy
+from tms_core.errors import FormatError, NotInProgress, StoreBusy
 from tms_core.transaction.edits import Edit, EditState
 from tms_core.transaction.journal import LogFailed, LogFile
 from tms_core.transaction.log import read_log
@@ -284,6 +284,55 @@ def test_given_a_full_disk_when_the_manager_stops_then_what_it_answered_is_recov
             manager.start_short()
     manager.close()
     assert recovered(tmp_path) == left
+
+
+WRITE = os.write
+
+
+def torn(file: int, data: bytes) -> int:
+    WRITE(file, data[:40])
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("name", "failure", "first", "is_there"),
+    [("write", torn, False, False), ("fdatasync", fails, False, True), ("open", lambda *_: fails(0), True, False)],
+)
+def test_given_a_log_that_failed_when_the_disk_is_well_again_then_the_manager_goes_on_from_what_is_there(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    failure: Callable[..., object],
+    first: bool,
+    is_there: bool,
+) -> None:
+    manager = opened(tmp_path / "tx")
+    kept, other = manager.start_short(), manager.start_short(client="me")
+    manager.invalidate(manager.start_short().transaction_id)
+    if first:  # the next record begins a file
+        manager.take_snapshot()
+    left = state(manager)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, name, failure)
+        with pytest.raises(LogFailed):
+            manager.commit(kept.transaction_id)
+        patched.setattr(Path, "open", lambda *_: fails(0))
+        for _ in range(3):
+            with pytest.raises(DirectoryFailed):
+                manager.commit(kept.transaction_id)
+    assert not manager.running
+    if is_there:  # the record was whole; nobody was told that it was not
+        with pytest.raises(NotInProgress):
+            manager.commit(kept.transaction_id)
+    else:
+        assert state(manager) == left
+        assert manager.clients() == {other.transaction_id: "me"}
+        manager.commit(kept.transaction_id)
+    manager.invalidate(manager.start_short().transaction_id)
+    shutil.copytree(tmp_path / "tx", tmp_path / "crashed")
+    assert recovered(tmp_path / "crashed") == state(manager)
+    assert not list((tmp_path / "crashed").glob(".in-progress*"))
+    manager.close()
 
 
 def test_given_many_threads_and_snapshots_among_them_when_recovered_then_it_is_the_state_they_left(

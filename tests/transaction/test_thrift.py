@@ -168,7 +168,7 @@ def test_given_fields_of_a_later_version_then_they_are_stepped_over() -> None:
         (bytes([Kind.LIST, 0, 3, Kind.I64]) + b"\x7f\xff\xff\xff", "a length of 17179869176 where 0 bytes are left"),
         (bytes([Kind.LIST, 0, 3, Kind.I64]) + b"\xff\xff\xff\xff", "a list of -1"),
         (bytes([Kind.STRING, 0, 3]) + b"\xff\xff\xff\xff", "a length of -1"),
-        (bytes([Kind.LIST, 0, 3, Kind.BOOL]) + b"\x7f\xff\xff\xff\1", "a length of 1 where 0 bytes are left"),
+        (bytes([Kind.LIST, 0, 3, Kind.BOOL]) + b"\x7f\xff\xff\xff\1", "a length of 2147483647 where 1 bytes are left"),
         (bytes([1, 0, 3]), "kind 1, which does not exist"),
         (bytes([Kind.LIST, 0, 3, 0, 0, 0, 0, 1]), "kind 0, which does not exist"),
         (bytes([Kind.STRUCT, 0, 1]) * 40, "more than 16 deep"),
@@ -179,6 +179,29 @@ def test_given_fields_of_a_later_version_then_they_are_stepped_over() -> None:
 def test_given_bytes_that_are_no_transaction_then_that_is_said(data: bytes, said: str) -> None:
     with pytest.raises(FormatError, match=said):
         decode_transaction(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0".join([b"", *[bytes([Kind.BOOL, 0, 9])] * 100_001]) + b"\0\0",
+        bytes([Kind.LIST, 0, 9, Kind.STRUCT]) + (100_001).to_bytes(4) + bytes(100_002),
+        bytes([Kind.LIST, 0, 9, Kind.LIST]) + (100_001).to_bytes(4) + bytes([Kind.BOOL, 0, 0, 0, 0]) * 100_001 + b"\0",
+        bytes([Kind.MAP, 0, 9, Kind.BOOL, Kind.BOOL]) + (50_001).to_bytes(4) + bytes(100_003),
+    ],
+    ids=["fields", "structs", "lists", "maps"],
+)
+def test_given_more_values_than_anybody_needs_then_they_are_not_gone_through(data: bytes) -> None:
+    with pytest.raises(FormatError, match="more than 100000 values"):
+        read_struct(data.removeprefix(b"\0"))
+
+
+@pytest.mark.parametrize(("kind", "size"), [(Kind.BOOL, 1), (Kind.DOUBLE, 8)])
+def test_given_a_long_list_of_what_nobody_reads_then_it_is_one_value(kind: Kind, size: int) -> None:
+    data = bytes([Kind.LIST, 0, 9, kind]) + (1_000_000).to_bytes(4) + bytes(1_000_000 * size)
+    assert read_struct(data + bytes([Kind.I32, 0, 1, 0, 0, 0, 5, 0])) == {1: 5}
+    with pytest.raises(FormatError, match="a length of"):
+        read_struct(data[:-1])
 
 
 @given(st.binary(max_size=300))

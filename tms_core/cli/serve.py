@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -97,6 +98,7 @@ def serve(
     """
     flags = {"leveldb": leveldb, "hbase": hbase, "snapshots": snapshots}
     _log_to_standard_error()
+    _open_many_files()
     stop = Event()
     with ending(stop.set), serving(config, os.environ, flags, janitor=not no_janitor) as started:
         if started.transactions is not None:
@@ -302,6 +304,12 @@ def _listen(
     listener.start()
     stack.callback(listener.stop)
     return listener
+
+
+def _open_many_files() -> None:
+    """Allow as many open files as this process may have: each connection is one, and the soft limit is often 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _log_to_standard_error() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -13,25 +13,25 @@ import httpx2
 
 from tms_core.client import calls
 from tms_core.client.background import BackgroundTask
-from tms_core.client.calls import ConsumerPosition, Topic
+from tms_core.client.calls import Topic
 from tms_core.client.consuming import FAILED, IDLE, Consuming
 from tms_core.client.contexts import AsyncTransactionContext
 from tms_core.client.core import Core
-from tms_core.client.http import AsyncPause, LoopWire, Site, pause_in_loop
+from tms_core.client.http import AsyncPause, LoopWire, pause_in_loop
 from tms_core.client.iterators import AsyncConsumption, AsyncMessages
 from tms_core.client.messages import Start
+from tms_core.client.site import Site, service_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
 from tms_core.client.token import Token
+from tms_core.client.topics import AsyncTopics
 from tms_core.client.values import Buffer, Limits, Retry, Timeouts
 from tms_core.client.waiting import PublishFigures
 from tms_core.messaging.model import RollbackRange
-from tms_core.rowkey import MessageId
-from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.client import TransactionClient
 from tms_core.transaction.model import Transaction
 
 
-class AsyncClient:
+class AsyncClient(AsyncTopics):
     """A messaging server, and the transaction service beside it, for one event loop, whose tasks may share it.
 
     The transaction service is called from a few threads of the client's own, which begin with the first transaction and
@@ -42,7 +42,7 @@ class AsyncClient:
         pause: how to wait: gets an event that ends the pause early, and seconds.
 
     Raises:
-        ConfigurationError: the URL is none, or a token and a file are given.
+        ConfigurationError: the URL or the address is none, or a token and a file are given.
     """
 
     def __init__(
@@ -65,9 +65,7 @@ class AsyncClient:
         site = Site(url, Token(token, token_file), timeouts, limits or Limits(), tls)
         self._wire = LoopWire(site, transport, pause)
         self._core = Core(self._wire, retry or Retry(), random or Random())  # noqa: S311 it spreads pauses
-        if isinstance(transactions, str):
-            transactions = TransactionClient(transactions, timeouts.transaction_seconds)
-        self._transactions = transactions
+        self._transactions = service_at(transactions, timeouts)
         self._limits = site.limits
         self._background = BackgroundTask(self._core, buffer or Buffer(), site.limits)
 
@@ -87,32 +85,6 @@ class AsyncClient:
         finally:
             await self._wire.close()
             self._transactions.close()
-
-    # --- topics ------------------------------------------------------------------------------------------------------
-
-    async def create_topic(
-        self, topic: Topic, *, ttl: timedelta | int | None = None, properties: Mapping[str, str] | None = None
-    ) -> None:
-        """As :meth:`Client.create_topic`."""
-        await self._core.ask(calls.create_topic(topic, ttl, properties))
-
-    async def update_topic(
-        self, topic: Topic, *, ttl: timedelta | int | None = None, properties: Mapping[str, str] | None = None
-    ) -> None:
-        """As :meth:`Client.update_topic`."""
-        await self._core.ask(calls.update_topic(topic, ttl, properties))
-
-    async def topic(self, topic: Topic) -> TopicMetadata:
-        """As :meth:`Client.topic`."""
-        return await self._core.ask(calls.show_topic(topic))
-
-    async def topics(self, namespace: str = "default") -> list[TopicId]:
-        """As :meth:`Client.topics`."""
-        return await self._core.ask(calls.list_topics(namespace))
-
-    async def delete_topic(self, topic: Topic) -> None:
-        """As :meth:`Client.delete_topic`."""
-        await self._core.ask(calls.delete_topic(topic))
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -205,21 +177,3 @@ class AsyncClient:
     def transaction(self, *, timeout_seconds: int | None = None, long: bool = False) -> AsyncTransactionContext:
         """As :meth:`Client.transaction`: ``async with client.transaction() as tx:``."""
         return AsyncTransactionContext(self._core, self._transactions, self._limits, timeout_seconds, long=long)
-
-    # --- positions ---------------------------------------------------------------------------------------------------
-
-    async def position(self, topic: Topic, consumer: str) -> MessageId:
-        """As :meth:`Client.position`."""
-        return await self._core.ask(calls.position(topic, consumer))
-
-    async def set_position(self, topic: Topic, consumer: str, position: MessageId) -> None:
-        """As :meth:`Client.set_position`."""
-        await self._core.ask(calls.set_position(topic, consumer, position))
-
-    async def delete_position(self, topic: Topic, consumer: str) -> None:
-        """As :meth:`Client.delete_position`."""
-        await self._core.ask(calls.delete_position(topic, consumer))
-
-    async def positions(self, topic: Topic) -> list[ConsumerPosition]:
-        """As :meth:`Client.positions`."""
-        return await self._core.ask(calls.positions(topic))

@@ -16,6 +16,9 @@ from tms_core.client.values import Limits
 from tms_core.messaging.model import RollbackRange
 from tms_core.topic import TopicId
 
+#: What a message counts towards a request at least, in bytes: a server takes only so many with one, however small.
+_LEAST_BYTES = 100
+
 
 class Outbox:
     """What one transaction publishes.
@@ -80,10 +83,11 @@ class Outbox:
         batch: list[bytes] = []
         size = 0
         for message in messages:
-            if batch and size + len(message) > self._limits.request_bytes:
+            weight = max(len(message), _LEAST_BYTES)
+            if batch and size + weight > self._limits.request_bytes:
                 yield batch
                 batch, size = [], 0
             batch.append(message)
-            size += len(message)
+            size += weight
         if batch:
             yield batch

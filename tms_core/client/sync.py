@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -15,20 +15,20 @@ import httpx2
 
 from tms_core.client import calls
 from tms_core.client.background import BackgroundThread
-from tms_core.client.calls import ConsumerPosition, Topic
+from tms_core.client.calls import Topic
 from tms_core.client.consuming import FAILED, IDLE, Consuming
 from tms_core.client.contexts import TransactionContext
 from tms_core.client.core import Core
-from tms_core.client.http import BlockingWire, Pause, Site
+from tms_core.client.http import BlockingWire, Pause
 from tms_core.client.iterators import Consumption, Messages
 from tms_core.client.messages import Start
+from tms_core.client.site import Site, service_at
 from tms_core.client.token import Token
+from tms_core.client.topics import Topics
 from tms_core.client.values import Buffer, Limits, Retry, Timeouts
 from tms_core.client.waiting import PublishFigures
 from tms_core.client.wire import run
 from tms_core.messaging.model import RollbackRange
-from tms_core.rowkey import MessageId
-from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.client import TransactionClient
 from tms_core.transaction.model import Transaction
 
@@ -37,7 +37,7 @@ DEFAULT_URL = "http://127.0.0.1:11015"
 DEFAULT_TRANSACTIONS = "127.0.0.1:15165"
 
 
-class Client:
+class Client(Topics):
     """A messaging server, and the transaction service beside it.
 
     Threads may share a client: it has one pool of connections, and nothing of one call is seen by another. What it
@@ -56,7 +56,7 @@ class Client:
         pause: how to wait: gets an event that ends the pause early, and seconds.
 
     Raises:
-        ConfigurationError: the URL is none, or a token and a file are given.
+        ConfigurationError: the URL or the address is none, or a token and a file are given.
     """
 
     def __init__(
@@ -79,9 +79,7 @@ class Client:
         site = Site(url, Token(token, token_file), timeouts, limits or Limits(), tls)
         self._wire = BlockingWire(site, transport, pause)
         self._core = Core(self._wire, retry or Retry(), random or Random())  # noqa: S311 it spreads pauses
-        if isinstance(transactions, str):
-            transactions = TransactionClient(transactions, timeouts.transaction_seconds)
-        self._transactions = transactions
+        self._transactions = service_at(transactions, timeouts)
         self._limits = site.limits
         self._background = BackgroundThread(self._core, buffer or Buffer(), site.limits)
 
@@ -107,55 +105,6 @@ class Client:
         finally:
             run(self._wire.close())
             self._transactions.close()
-
-    # --- topics ------------------------------------------------------------------------------------------------------
-
-    def create_topic(
-        self, topic: Topic, *, ttl: timedelta | int | None = None, properties: Mapping[str, str] | None = None
-    ) -> None:
-        """Make a topic.
-
-        Args:
-            topic: ``namespace:topic``.
-            ttl: how long its messages live, in whole seconds; None: as long as the server says.
-            properties: any others.
-
-        Raises:
-            TopicExists: there is one.
-            BadRequest: a name or a ttl is none.
-        """
-        run(self._core.ask(calls.create_topic(topic, ttl, properties)))
-
-    def update_topic(
-        self, topic: Topic, *, ttl: timedelta | int | None = None, properties: Mapping[str, str] | None = None
-    ) -> None:
-        """Replace all properties of a topic: what is left out is the default again.
-
-        Raises:
-            TopicNotFound: there is none.
-            BadRequest: a ttl is none.
-        """
-        run(self._core.ask(calls.update_topic(topic, ttl, properties)))
-
-    def topic(self, topic: Topic) -> TopicMetadata:
-        """What there is to know about a topic: its ttl, its generation, all its properties.
-
-        Raises:
-            TopicNotFound: there is none.
-        """
-        return run(self._core.ask(calls.show_topic(topic)))
-
-    def topics(self, namespace: str = "default") -> list[TopicId]:
-        """The topics of a namespace."""
-        return run(self._core.ask(calls.list_topics(namespace)))
-
-    def delete_topic(self, topic: Topic) -> None:
-        """Delete a topic and all its messages.
-
-        Raises:
-            TopicNotFound: there is none.
-        """
-        run(self._core.ask(calls.delete_topic(topic)))
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -346,34 +295,3 @@ class Client:
             MessagingError: something could not be published, and it is rolled back.
         """
         return TransactionContext(self._core, self._transactions, self._limits, timeout_seconds, long=long)
-
-    # --- positions ---------------------------------------------------------------------------------------------------
-
-    def position(self, topic: Topic, consumer: str) -> MessageId:
-        """The last message that a consumer has said to have read.
-
-        Raises:
-            ConsumerNotFound: there is no such consumer, or no such topic.
-        """
-        return run(self._core.ask(calls.position(topic, consumer)))
-
-    def set_position(self, topic: Topic, consumer: str, position: MessageId) -> None:
-        """Say up to where a consumer has read; the first time it is registered.
-
-        Raises:
-            TopicNotFound: there is no such topic.
-            BadRequest: that is no name.
-        """
-        run(self._core.ask(calls.set_position(topic, consumer, position)))
-
-    def delete_position(self, topic: Topic, consumer: str) -> None:
-        """Forget a consumer.
-
-        Raises:
-            ConsumerNotFound: there is no such consumer, or no such topic.
-        """
-        run(self._core.ask(calls.delete_position(topic, consumer)))
-
-    def positions(self, topic: Topic) -> list[ConsumerPosition]:
-        """The consumers of a topic by their names, and how far each is behind. Looking consumes nothing."""
-        return run(self._core.ask(calls.positions(topic)))

@@ -169,8 +169,8 @@ class Work:
             raise
         except BaseException:
             # Interrupted while it waited. Invalidating does nothing to what is committed.
-            self._ended = True
-            await self._invalidate()
+            self._ended = self._doubtful = True
+            await self._end()
             raise
 
     async def _find_out(self, unanswered: TmsError) -> None:

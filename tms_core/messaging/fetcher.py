@@ -170,7 +170,8 @@ class Fetch:
 
     def _from_store(self) -> Iterator[list[Message]]:
         prefix = self._line.prefix
-        page = self._shelf.store.message.rows(prefix + tail(self._at), prefix + tail(self._end), self._rows())
+        first, stop = prefix + tail(self._at), prefix + tail(self._end)
+        page = self._shelf.store.message.rows(first, stop, self._rows(), self._page_bytes)
         rows = self._shown(page.items)
         payloads = [payload for _, (_, payload) in rows]
         if None in payloads:
@@ -216,7 +217,7 @@ class Fetch:
             start = prefix + self._inside[1]
         size, head, stop = len(prefix) + MESSAGE_TAIL_BYTES, tail(at), stop_key(prefix)
         while start is not None and self._left:
-            page = self._shelf.store.payload.rows(start, stop, self._rows())
+            page = self._shelf.store.payload.rows(start, stop, self._rows(), self._page_bytes)
             self._learn(sum(map(len, map(_payload, page.items))), len(page.items))
             yield self._limited(
                 [Message(head + key[-MESSAGE_TAIL_BYTES:], payload) for key, payload in page.items if len(key) == size]

@@ -10,11 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
 from threading import Lock
 from typing import Generic, NamedTuple, TypeVar
 
 from tms_core.errors import TransactionExpired
+from tms_core.messaging.answer import Answer
 from tms_core.messaging.ids import HonestClock, milliseconds
 from tms_core.messaging.lines import Lines
 from tms_core.messaging.topics import Topics
@@ -48,7 +48,7 @@ class Request(Generic[R]):
         self.pointer = pointer
         self.ttl_ms = ttl_ms
         self.size = sum(map(len, messages))
-        self.answer: Future[R] = Future()
+        self.answer: Answer[R] = Answer()
 
 
 class Site(NamedTuple):
@@ -84,7 +84,7 @@ class Queue(ABC, Generic[R]):
         self._busy = False
         self._lock = Lock()
 
-    def submit(self, request: Request[R]) -> Future[R]:
+    def submit(self, request: Request[R]) -> Answer[R]:
         """Queue a request; its answer comes when a batch has it.
 
         Raises:
@@ -115,17 +115,14 @@ class Queue(ABC, Generic[R]):
             self._site.work.run(self._run)
 
     def _take(self) -> list[Request[R]]:
-        """What is queued, up to a number of bytes; without what nobody waits for any more."""
+        """What is queued, up to a number of bytes."""
         batch: list[Request[R]] = []
         size = 0
         with self._lock:
             while self._queue and size < BATCH_BYTES:
                 request = self._queue.popleft()
-                if request.answer.set_running_or_notify_cancel():
-                    batch.append(request)
-                    size += request.size + _ROW_BYTES * len(request.messages)
-                else:
-                    self._site.work.done(1, request.size)
+                batch.append(request)
+                size += request.size + _ROW_BYTES * len(request.messages)
         return batch
 
     def _in_time(self, request: Request[R], at: int) -> bool:
@@ -162,7 +159,8 @@ class _Owed(Generic[R]):
         """Nothing is answered yet."""
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        for request in self._batch if error is not None else ():
-            if not request.answer.done():
-                request.answer.set_exception(error)
+        if error is not None:
+            for request in self._batch:
+                if not request.answer.done():
+                    request.answer.set_exception(error)
         return True

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from threading import Lock
 from typing import Self
 from weakref import WeakValueDictionary
@@ -17,6 +16,7 @@ from weakref import WeakValueDictionary
 from tms_core.clock import Clock
 from tms_core.consumers import Floor, Positions
 from tms_core.errors import BadRequest
+from tms_core.messaging.answer import Answer
 from tms_core.messaging.cache import Figures, MessageCache
 from tms_core.messaging.consumers import Consumers
 from tms_core.messaging.fetcher import Fetch, Shelf
@@ -93,6 +93,7 @@ class MessagingService:
         # A writer lives as long as it has something to write, or is one of the last few that were made, so that names
         # nobody uses any more cost nothing.
         self._recent: deque[MessageWriter] = deque(maxlen=_RECENT_WRITERS)
+        self._latest: MessageWriter | None = None
         self._messages: WeakValueDictionary[TopicId, MessageWriter] = WeakValueDictionary()
         self._payloads: WeakValueDictionary[TopicId, PayloadWriter] = WeakValueDictionary()
         self._newborn: dict[TopicId, TopicMetadata] = {}
@@ -182,7 +183,7 @@ class MessagingService:
 
     def submit_publish(
         self, topic: TopicId, messages: Sequence[bytes], *, pointer: int | None = None, ttl_seconds: int | None = None
-    ) -> Future[RollbackRange | None]:
+    ) -> Answer[RollbackRange | None]:
         """Publish without waiting.
 
         Args:
@@ -215,7 +216,7 @@ class MessagingService:
         """Store payloads, and return when they are durable: see :meth:`submit_store`."""
         self.submit_store(topic, messages, pointer=pointer).result()
 
-    def submit_store(self, topic: TopicId, messages: Sequence[bytes], *, pointer: int) -> Future[None]:
+    def submit_store(self, topic: TopicId, messages: Sequence[bytes], *, pointer: int) -> Answer[None]:
         """Put payloads into the payload table, without waiting; an empty publish in the transaction publishes them.
 
         Args:
@@ -333,6 +334,7 @@ class MessagingService:
         """Accept no more, and return when all that was accepted is answered; closing twice is no error."""
         self._work.close()
         self._recent.clear()
+        self._latest = None
 
     def __enter__(self) -> Self:
         return self
@@ -341,12 +343,16 @@ class MessagingService:
         self.close()
 
     def _message_writer(self, topic: TopicId) -> MessageWriter:
+        latest = self._latest
+        if latest is not None and latest.topic is topic:
+            return latest
         with self._lock:
             writer = self._messages.get(topic)
             if writer is None:
                 writer = MessageWriter(topic, self._site, self._store.message, self._cache, self._expiries)
                 self._messages[topic] = writer
                 self._recent.append(writer)
+            self._latest = writer
             return writer
 
     def _payload_writer(self, topic: TopicId) -> PayloadWriter:

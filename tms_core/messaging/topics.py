@@ -56,7 +56,11 @@ class Topics:
             TopicNotFound: there is none, or it was deleted.
             MetadataError: its row is damaged.
         """
-        found = self._row(topic).topic
+        raw, known = self._table.get(_prefix(topic)), self._parsed.get(topic)
+        if known is not None and known[0] == raw:
+            found: TopicMetadata | None = known[1]
+        else:
+            found = None if raw is None else self._parse(topic, raw)
         if found is None or found.deleted:
             raise TopicNotFound(f"There is no topic {topic}.", "Create it first.")
         return found

@@ -58,7 +58,7 @@ class MessageWriter(Queue[RollbackRange | None]):
             if self._in_time(request, stop):
                 written.append(request)
                 runs.append(Run(stop, request.pointer, request.messages or None, request.size, request.ttl_ms))
-                stop = runs[-1].stop
+                stop += len(request.messages) or 1
         if not runs:
             return
         line.ids.take(first, stop)

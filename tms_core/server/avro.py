@@ -8,6 +8,7 @@ and union branches that are not there are refused. ``docs/rest.md`` has the enco
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, repeat
@@ -17,7 +18,7 @@ from tms_core.avro import MORE, decode_long, encode_long, zigzag
 from tms_core.errors import BadRequest
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
 from tms_core.rowkey import MessageId
-from tms_core.server.codec import CHUNK_BYTES, PublishRequest, message_id, transaction
+from tms_core.server.codec import CHUNK_BYTES, PublishRequest, message_id, too_many, transaction
 from tms_core.topic import INT_MAX, INT_MIN
 
 _END = b"\0"
@@ -28,15 +29,22 @@ _ID_LENGTH = b"\x28"
 
 
 class AvroCodec:
-    """CDAP's own language (:class:`tms_core.server.codec.Codec`)."""
+    """CDAP's own language (:class:`tms_core.server.codec.Codec`).
+
+    Args:
+        most_messages: how many messages may be published with one request.
+    """
 
     content_type = b"avro/binary"
+
+    def __init__(self, most_messages: int = sys.maxsize) -> None:
+        self._most_messages = most_messages
 
     def read_publish(self, body: bytes) -> PublishRequest:
         reader = _Reader(body, "PublishRequest")
         try:
             pointer = None if reader.take_branch(2) else reader.take_long()
-            messages = reader.take_array()
+            messages = reader.take_array(self._most_messages)
         except IndexError as error:
             raise reader.cut_short() from error
         reader.end()
@@ -150,7 +158,7 @@ class _Reader:
             return message_id(self.take_bytes())
         return self.take_long() if branch == 1 else None
 
-    def take_array(self) -> list[bytes]:
+    def take_array(self, most: int) -> list[bytes]:
         """An array of byte strings; lengths of one or two bytes are read in place, since nearly all are."""
         found: list[bytes] = []
         add, data, total = found.append, self._data, len(self._data)
@@ -158,6 +166,8 @@ class _Reader:
             if count < 0:
                 self.take_long()
                 count = -count
+            if len(found) + count > most:
+                raise too_many(most)
             at = self._at
             for _ in range(count):
                 length = data[at]

@@ -49,6 +49,11 @@ async def read_body(headers: Headers, receive: Receive, limit_bytes: int) -> byt
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def is_packed(headers: Headers) -> bool:
+    """Whether the body is compressed."""
+    return headers.get(b"content-encoding", b"identity").lower() != b"identity"
+
+
 def unpacked(headers: Headers, body: bytes, limit_bytes: int) -> bytes:
     """The body as it was before it was compressed.
 
@@ -56,7 +61,7 @@ def unpacked(headers: Headers, body: bytes, limit_bytes: int) -> bytes:
         HTTPException: it is larger than ``limit_bytes``.
         BadRequest: it is no gzip, though it should be, or cut short.
     """
-    if headers.get(b"content-encoding", b"identity").lower() == b"identity":
+    if not is_packed(headers):
         return body
     member = zlib.decompressobj(GZIP)
     try:

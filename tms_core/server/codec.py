@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
+from starlette.exceptions import HTTPException
+
 from tms_core.errors import BadRequest, FormatError
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
 from tms_core.rowkey import MessageId
@@ -18,6 +20,9 @@ from tms_core.transaction.thrift import decode_transaction
 
 #: About how many bytes of messages make one piece of an answer (CDAP's messaging.http.server.consume.chunk.size).
 CHUNK_BYTES = 60_000
+#: What a message counts towards the limit of a request at least, in bytes: an empty one takes memory, too, several
+#: times as much as this while it is being written.
+MESSAGE_BYTES = 64
 
 
 class PublishRequest(NamedTuple):
@@ -44,7 +49,11 @@ class Codec(Protocol):
     content_type: bytes
 
     def read_publish(self, body: bytes) -> PublishRequest:
-        """The body of ``publish`` and ``store``."""
+        """The body of ``publish`` and ``store``.
+
+        Raises:
+            HTTPException: it has more messages than a request may have.
+        """
         ...
 
     def read_rollback(self, body: bytes) -> RollbackRange:
@@ -62,6 +71,13 @@ class Codec(Protocol):
     def write_messages(self, pages: Iterable[list[Message]]) -> Iterator[bytes]:
         """The answer of ``poll``, in pieces of about :data:`CHUNK_BYTES`, at least one."""
         ...
+
+
+def too_many(most_messages: int) -> HTTPException:
+    """What a request is answered that has more messages than that."""
+    return HTTPException(
+        413, f"A request may have {most_messages} messages at most (server.max_request_mb, {MESSAGE_BYTES} bytes each)."
+    )
 
 
 def message_id(data: bytes) -> MessageId:

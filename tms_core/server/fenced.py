@@ -123,9 +123,11 @@ class FencedMessageTable(_Fenced[MessageTable], MessageTable):
             hidden = self._hidden(term, start, page.items)
         return Page([key for key in page.items if key not in hidden], page.resume) if hidden else page
 
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, MessageValue]]:
+    def rows(
+        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
+    ) -> Page[tuple[bytes, MessageValue]]:
         with self._reading() as term:
-            page = self._table.rows(start, stop, limit)
+            page = self._table.rows(start, stop, limit, most_bytes)
             hidden = self._hidden(term, start, [key for key, _ in page.items])
         return Page([row for row in page.items if row[0] not in hidden], page.resume) if hidden else page
 
@@ -165,9 +167,11 @@ class FencedPayloadTable(_Fenced[PayloadTable], PayloadTable):
         with self._reading():
             return self._table.keys(start, stop, limit)
 
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+    def rows(
+        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
+    ) -> Page[tuple[bytes, bytes]]:
         with self._reading():
-            return self._table.rows(start, stop, limit)
+            return self._table.rows(start, stop, limit, most_bytes)
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         self._put(rows, self._table.put)

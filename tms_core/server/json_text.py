@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from tms_core.errors import BadRequest, FormatError
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
 from tms_core.rowkey import MessageId
-from tms_core.server.codec import CHUNK_BYTES, PublishRequest, transaction
+from tms_core.server.codec import CHUNK_BYTES, PublishRequest, too_many, transaction
 from tms_core.topic import INT_MAX, INT_MIN
 
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
@@ -32,9 +33,11 @@ class JsonCodec:
 
     Attributes:
         poll_limit: the limit of a poll that names none.
+        most_messages: how many messages may be published with one request.
     """
 
     poll_limit: int
+    most_messages: int = sys.maxsize
     content_type = b"application/json"
 
     def read_publish(self, body: bytes) -> PublishRequest:
@@ -42,6 +45,8 @@ class JsonCodec:
         messages = given.get("messages") or []
         if not isinstance(messages, list):
             raise BadRequest("messages: this is no array.")
+        if len(messages) > self.most_messages:
+            raise too_many(self.most_messages)
         pointer, ttl_seconds = given.get("transactionWritePointer"), given.get("ttlSeconds")
         return PublishRequest(
             None if pointer is None else _number("transactionWritePointer", pointer),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -14,11 +14,12 @@ from typing import Any, ParamSpec, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest
+from tms_core.messaging.answer import Answer
 from tms_core.messaging.service import MessagingService
 from tms_core.server.auth import Gate
 from tms_core.server.avro import AvroCodec
-from tms_core.server.body import Headers, read_body, unpacked
-from tms_core.server.codec import Codec
+from tms_core.server.body import Headers, is_packed, read_body, unpacked
+from tms_core.server.codec import MESSAGE_BYTES, Codec
 from tms_core.server.json_text import JsonCodec
 from tms_core.server.metrics import ServerMetrics
 from tms_core.topic import TopicId
@@ -26,8 +27,9 @@ from tms_core.topic import TopicId
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: From this size on a body is taken apart in a thread, so that the other requests need not wait for it.
-_LARGE_BYTES = 1_000_000
+#: From this size on a body is taken apart in a thread, so that the other requests need not wait for it. As many
+#: messages without a payload take a few milliseconds.
+_LARGE_BYTES = 250_000
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Site:
     _codecs: dict[bytes, Codec] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        codecs: list[Codec] = [AvroCodec(), JsonCodec(self.json_poll_limit)]
+        most = self.max_request_bytes // MESSAGE_BYTES
+        codecs: list[Codec] = [AvroCodec(most), JsonCodec(self.json_poll_limit, most)]
         object.__setattr__(self, "_codecs", {codec.content_type: codec for codec in codecs})
 
     def codec(self, headers: Headers) -> Codec:
@@ -77,7 +80,8 @@ class Site:
         """
         limit = self.max_request_bytes
         body = await read_body(headers, receive, limit)
-        if len(body) >= _LARGE_BYTES:
+        # How large a packed one is, nobody knows before.
+        if len(body) >= _LARGE_BYTES or is_packed(headers):
             return await self.in_thread(lambda: decode(unpacked(headers, body, limit)))
         return decode(unpacked(headers, body, limit))
 
@@ -115,26 +119,25 @@ def named_topic(namespace: str, topic: str) -> TopicId:
         raise BadRequest(f"{error}.") from error
 
 
-async def outcome(future: Future[T]) -> T:
-    """Wait for what another thread does.
+async def outcome(wanted: Answer[T]) -> T:
+    """Wait for what another thread does; nobody who stops waiting stops it.
 
-    Unlike ``asyncio.wrap_future`` this never cancels it: a message that was handed over is written, whoever waits.
+    A message that was handed over is written, whoever waits.
     """
-    if not future.done():
-        loop = asyncio.get_running_loop()
+    if not wanted.done():
+        loop, thread = asyncio.get_running_loop(), current_thread()
         done = loop.create_future()
 
-        def wake(_: Future[T]) -> None:
+        def wake() -> None:
             if current_thread() is thread:
                 _settle(done)
                 return
             with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
                 loop.call_soon_threadsafe(_settle, done)
 
-        thread = current_thread()
-        future.add_done_callback(wake)
+        wanted.when_done(wake)
         await done
-    return future.result()
+    return wanted.result()
 
 
 def _settle(waiting: asyncio.Future[None]) -> None:

@@ -122,8 +122,17 @@ class MessageTable(KeyTable):
         """Transactional rows only. ``limit`` bounds the rows read, not the rows returned."""
 
     @abstractmethod
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, MessageValue]]:
-        """Whole rows."""
+    def rows(
+        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
+    ) -> Page[tuple[bytes, MessageValue]]:
+        """Whole rows.
+
+        Args:
+            start, stop: the range.
+            limit: how many at most.
+            most_bytes: after about so many bytes of values a page ends early; it has one row at least. None: where the
+                store itself ends it.
+        """
 
     @abstractmethod
     def invert(self, cells: Sequence[TxCell]) -> list[bool]:
@@ -145,8 +154,10 @@ class PayloadTable(KeyTable):
     """The payload table."""
 
     @abstractmethod
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
-        """Whole rows."""
+    def rows(
+        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
+    ) -> Page[tuple[bytes, bytes]]:
+        """Whole rows; the arguments are those of :meth:`MessageTable.rows`."""
 
     @abstractmethod
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:

@@ -37,8 +37,8 @@ CHANGES_AT_ONCE = 32
 CLOCKS_MS = 300_000
 #: Bytes of values after which a page ends early.
 PAGE_BYTES = 8 << 20
-#: Rows asked for first where their size is not known yet.
-_FIRST_ROWS = 64
+#: Rows asked for first where their size is not known yet: in a page of the usual size, and in a small one.
+_FIRST_ROWS, _FEW_ROWS = 64, 4
 #: How often rows that are still there are deleted again.
 _ATTEMPTS = 3
 
@@ -52,10 +52,12 @@ class Query(NamedTuple):
     Attributes:
         filter: in HBase's filter language; None: everything.
         whole: whether payloads come with it, so that a page must be bounded by bytes too.
+        page_bytes: after how many bytes of values a page of whole rows ends early.
     """
 
     filter: bytes | None
     whole: bool
+    page_bytes: int = PAGE_BYTES
 
 
 #: Keys: cells without their values. All cells, because a delete must know the newest of them, and a message's pointer
@@ -222,21 +224,24 @@ class HBaseRows:
         return found
 
     def _fetch(self, connection: Connection, start: bytes, stop: bytes | None, limit: int, query: Query) -> Fetched:
-        asked = min(limit, _FIRST_ROWS) if query.whole else limit
+        first = _FIRST_ROWS if query.page_bytes >= PAGE_BYTES else _FEW_ROWS
+        asked = min(limit, first) if query.whole else limit
         scan = interface().Scan(
             startRow=start, stopRow=stop, caching=asked, filterString=query.filter, cacheBlocks=False
         )
         scanner = connection.call("scannerOpenWithScan", self.name, scan, {})
         rows: list[Row] = []
         ended, size = False, 0
-        while not ended and len(rows) < limit and size < PAGE_BYTES:
+        while not ended and len(rows) < limit and size < query.page_bytes:
             asked = min(asked, limit - len(rows))
             came = connection.call("scannerGetList", scanner, asked)
             rows += came
             ended = len(came) < asked
             if query.whole and came:
                 size += (came_bytes := sum(len(cell.value) for row in came for cell in row.columns.values()))
-                asked = max(1, (PAGE_BYTES >> 3) // (came_bytes // len(came) + 1))
+                share = min(PAGE_BYTES >> 3, query.page_bytes - size)
+                # Not many more at once, either: larger ones may follow.
+                asked = max(1, min(asked << 3, share // (came_bytes // len(came) + 1)))
         connection.call("scannerClose", scanner)
         return Fetched(rows, ended)
 

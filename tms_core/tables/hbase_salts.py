@@ -170,15 +170,16 @@ class AllSalts(Salts):
         if not salts:
             return SaltedPage([], [], None, 0, {})
         chunk = min(limit, limit // len(salts) * 2 + _AHEAD_ROWS)
+        share = query._replace(page_bytes=query.page_bytes // len(salts) * 2 + 1)
         parts = [OneSalt(self.rows, byte, self._buckets) for byte in salts]
-        heads = self._threads.map(lambda part: part.page(start, stop, chunk, query), parts)
-        streams = [_stream(part, head, stop, chunk, query) for part, head in zip(parts, heads, strict=True)]
+        heads = self._threads.map(lambda part: part.page(start, stop, chunk, share), parts)
+        streams = [_stream(part, head, stop, chunk, share) for part, head in zip(parts, heads, strict=True)]
         keys: list[bytes] = []
         firsts: list[Row] = []
         places: dict[bytes, list[int]] = {}
-        resume, newest_ms = None, 0
+        resume, newest_ms, size = None, 0, 0
         for key, same in groupby(merge(*streams, key=itemgetter(0)), key=itemgetter(0)):
-            if len(keys) == limit:
+            if len(keys) == limit or size >= query.page_bytes:
                 resume = keys[-1] + b"\x00"
                 break
             rows = [row for _, row in same]
@@ -186,6 +187,7 @@ class AllSalts(Salts):
             firsts.append(rows[0])
             places[key] = [row.row[0] for row in rows]
             newest_ms = max(newest_ms, newest(rows))
+            size += sum(len(cell.value) for cell in rows[0].columns.values()) if query.whole else 0
         return SaltedPage(keys, firsts, resume, newest_ms, places)
 
     def ranges(self, start: bytes, stop: bytes | None) -> list[tuple[bytes, bytes | None]]:

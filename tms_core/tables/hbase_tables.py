@@ -121,9 +121,11 @@ class HBaseMessageTable(HBaseTable, MessageTable):
         # Whether there is a payload too was not asked for.
         return Page([TxCell(key, pointer, True) for key, pointer in cells if pointer is not None], page.resume)
 
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, MessageValue]]:
+    def rows(
+        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
+    ) -> Page[tuple[bytes, MessageValue]]:
         self._calls.count("rows")
-        page = self._page(start, stop, limit, ROWS)
+        page = self._page(start, stop, limit, _rows(most_bytes))
         rows = [(key, value) for key, row in zip(page.keys, page.rows, strict=True) if (value := _message(row))]
         self._calls.count(UNREADABLE, len(page.keys) - len(rows))
         return Page(rows, page.resume)
@@ -153,9 +155,11 @@ class HBasePayloadTable(HBaseTable, PayloadTable):
 
     name: TableName = "payload"
 
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+    def rows(
+        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
+    ) -> Page[tuple[bytes, bytes]]:
         self._calls.count("rows")
-        page = self._page(start, stop, limit, ROWS)
+        page = self._page(start, stop, limit, _rows(most_bytes))
         found = [(key, row.columns.get(PAYLOAD_TABLE_COLUMN)) for key, row in zip(page.keys, page.rows, strict=True)]
         rows = [(key, cell.value) for key, cell in found if cell is not None]
         self._calls.count(UNREADABLE, len(found) - len(rows))
@@ -197,6 +201,10 @@ class HBaseMetadataTable(MetadataTable):
                 return False
         with self._rows.pool.connection() as connection:
             return self._rows.check_and_put(connection, key, METADATA_COLUMN, expected or b"", value)
+
+
+def _rows(most_bytes: int | None) -> Query:
+    return ROWS if most_bytes is None else ROWS._replace(page_bytes=min(most_bytes, ROWS.page_bytes))
 
 
 def _metadata(row: Row) -> bytes | None:

@@ -30,7 +30,7 @@ from tms_core.tables.base import (
     TableName,
     TxCell,
 )
-from tms_core.tables.leveldb_database import Columns, Database, WritableDatabase
+from tms_core.tables.leveldb_database import PAGE_BYTES, Columns, Database, WritableDatabase
 from tms_core.tables.leveldb_folder import sync, translated
 from tms_core.tables.leveldb_layout import find_tables, holds_database, identity
 from tms_core.tables.leveldb_manifest import prepare, rename_tables
@@ -159,9 +159,11 @@ class LevelDBMessageReads(LevelDBKeys):
             page.resume,
         )
 
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, MessageValue]]:
+    def rows(
+        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
+    ) -> Page[tuple[bytes, MessageValue]]:
         self._calls["rows"] += 1
-        page = self._database.rows(start, stop, limit)
+        page = self._database.rows(start, stop, limit, most_bytes or PAGE_BYTES)
         # Nearly all rows of most tables are plain, and this is where a fetch spends its time.
         rows = [
             (key, value)
@@ -176,9 +178,11 @@ class LevelDBMessageReads(LevelDBKeys):
 class LevelDBPayloadReads(LevelDBKeys):
     """Reading the payload table, whose values are the payloads as they are."""
 
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+    def rows(
+        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
+    ) -> Page[tuple[bytes, bytes]]:
         self._calls["rows"] += 1
-        return self._database.rows(start, stop, limit)
+        return self._database.rows(start, stop, limit, most_bytes or PAGE_BYTES)
 
 
 class LevelDBMetadataReads:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -79,8 +79,10 @@ class Database:
                 return Page(items, None)
         return Page(items, items[-1] + b"\x00")
 
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
-        """At most ``limit`` rows; fewer also where they are large."""
+    def rows(
+        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int = PAGE_BYTES
+    ) -> Page[tuple[bytes, bytes]]:
+        """At most ``limit`` rows; fewer also where they are large: at ``most_bytes`` of values, and the last row's."""
         with (
             translated(self.folder),
             self._handle as db,
@@ -91,9 +93,9 @@ class Database:
             for item in islice(found, limit):
                 items.append(item)
                 size += len(item[1])
-                if size >= PAGE_BYTES:
+                if size >= most_bytes:
                     break
-            if len(items) < limit and size < PAGE_BYTES:
+            if len(items) < limit and size < most_bytes:
                 _check_end(db, items[-1][0] + b"\x00" if items else start)
                 return Page(items, None)
         return Page(items, items[-1][0] + b"\x00")
@@ -158,6 +160,10 @@ class _Write:
         self.synced = synced
         self.done = False
         self.error: BaseException | None = None
+
+    def touched(self) -> Iterator[bytes]:
+        """The keys of its rows."""
+        return chain((key for key, _ in self.puts), self.deletes)
 
 
 class WritableDatabase(Database):
@@ -255,12 +261,13 @@ class WritableDatabase(Database):
                 try:
                     batch.write()
                 except plyvel.Error:
-                    self._failed = [key for write in writes for key in chain(dict(write.puts), write.deletes)]
+                    self._failed = [key for write in writes for key in write.touched()]
                     raise
         except BaseException as error:
             # Whatever it is, nobody may take it for a success.
             for write in writes:
                 write.error = error
+            raise
         finally:
             for write in writes:
                 write.done = True

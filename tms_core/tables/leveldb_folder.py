@@ -25,8 +25,8 @@ from tms_core.errors import StoreBusy, StoreError
 #: What the library and the operating system say, and what the operator can do about it.
 _HINTS = (
     (
-        ("No space left", "quota exceeded"),
-        "Free some space on that disk, then start again: rows are deleted by writing a little first.",
+        ("No space left", "quota exceeded", "File too large"),
+        "Free some space on that disk, and it goes on by itself: rows are deleted by writing a little first.",
     ),
     (
         ("Permission denied", "not permitted", "Read-only file system"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from abc import abstractmethod
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 from threading import RLock
 from typing import Generic, TypeVar
 
@@ -36,9 +39,18 @@ class _Rows(Generic[V]):
         page = self._page(start, stop, limit)
         return Page([key for key, _ in page.items], page.resume)
 
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, V]]:
+    def rows(
+        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
+    ) -> Page[tuple[bytes, V]]:
         self._calls["rows"] += 1
-        return self._page(start, stop, limit)
+        page = self._page(start, stop, limit)
+        sizes = accumulate(len(self._payload(value) or b"") for _, value in page.items)
+        full = next((number for number, size in enumerate(sizes, 1) if size >= (most_bytes or sys.maxsize)), limit)
+        return Page(page.items[:full], page.items[full - 1][0] + b"\x00") if full < len(page.items) else page
+
+    @abstractmethod
+    def _payload(self, value: V) -> bytes | None:
+        """What a row holds."""
 
     def delete(self, keys: Sequence[bytes]) -> None:
         self._calls["delete"] += 1
@@ -78,6 +90,9 @@ class MemoryMessageTable(_Rows[MessageValue], MessageTable):
 
     name: TableName = "message"
 
+    def _payload(self, value: MessageValue) -> bytes | None:
+        return value.payload
+
     def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
         self._calls["cells"] += 1
         page = self._page(start, stop, limit)
@@ -101,6 +116,9 @@ class MemoryPayloadTable(_Rows[bytes], PayloadTable):
     """Payload rows in memory."""
 
     name: TableName = "payload"
+
+    def _payload(self, value: bytes) -> bytes:
+        return value
 
 
 class MemoryMetadataTable(MetadataTable):

@@ -103,10 +103,12 @@ class ReadOnlyMessageTable(_Face[MessageTable], MessageTable):
         self._calls["cells"] += 1
         return self._table.cells(start, stop, limit)
 
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, MessageValue]]:
+    def rows(
+        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
+    ) -> Page[tuple[bytes, MessageValue]]:
         self._calls["rows"] += 1
         before = self._behind[UNREADABLE]
-        page = self._table.rows(start, stop, limit)
+        page = self._table.rows(start, stop, limit, most_bytes)
         if unreadable := self._behind[UNREADABLE] - before:
             self._calls[UNREADABLE] += unreadable
         return page
@@ -123,9 +125,11 @@ class ReadOnlyPayloadTable(_Face[PayloadTable], PayloadTable):
 
     name: TableName = "payload"
 
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+    def rows(
+        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
+    ) -> Page[tuple[bytes, bytes]]:
         self._calls["rows"] += 1
-        return self._table.rows(start, stop, limit)
+        return self._table.rows(start, stop, limit, most_bytes)
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         raise _refused()

@@ -5,8 +5,9 @@ appended while the manager's state is locked, so that the order of the file is t
 whoever has to answer for it then waits for the disk without the lock. One of those who wait writes and syncs for all: a
 sync takes the same time for one record as for hundreds (group commit).
 
-A log that could not be written is over: what stands in the file behind a failure is not known, so nothing more is put
-there, and everybody who waits is told.
+A log that could not be written is over: what stands in the file behind a failure is not known, and a sync that failed
+may succeed when it is repeated, although nothing came to the disk. So nothing more is put there, and everybody who
+waits is told; the manager goes on with another log (:mod:`tms_core.transaction.keeper`).
 """
 
 from __future__ import annotations
@@ -110,5 +111,5 @@ def sync_folder(folder: Path) -> None:
 def _failed(path: Path, error: OSError) -> LogFailed:
     return LogFailed(
         f"transaction log {path} could not be written: {error.strerror or error}.",
-        "Nothing more is accepted. See to the disk and start again: what was acknowledged is there.",
+        "See to the disk, and it goes on by itself: what was acknowledged is there.",
     )

@@ -4,8 +4,10 @@ Decisions are made under one lock, in memory; waiting for the disk happens witho
 An answer waits for all that was decided before it too, also a refusal or a mere question: those show what others
 decided, and nobody is ever told anything that a crash could take back.
 
-When the log cannot be written the keeper is over: its memory is ahead of the disk, so it says nothing more, and another
-one has to start from what is there. A snapshot that cannot be written does no harm: the logs reach further back.
+When the log could not be written, memory is ahead of the disk, and what stands at the end of that log is not known. So
+the keeper says nothing more, and whoever asks next has it begin anew as after a crash: from what is on the disk, with a
+snapshot of that and a new log. As long as that cannot be done either, nothing is decided. A snapshot that cannot be
+written does no harm otherwise: the logs reach further back.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from contextlib import contextmanager
 from threading import RLock
 
 from tms_core.clock import Clock
-from tms_core.errors import StoreError, TransactionError
+from tms_core.errors import FormatError, StoreError, TransactionError
 from tms_core.transaction.edits import Edit
 from tms_core.transaction.journal import LogFailed
 from tms_core.transaction.model import TX_PER_MS, Snapshot, VisibilityState
@@ -29,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class ManagerStopped(TransactionError):
-    """The manager was closed, or could not write its log; nothing was done."""
+    """The manager was closed, or its log has just failed; nothing was done."""
 
 
 class Keeper:
@@ -41,9 +43,6 @@ class Keeper:
         storage: where it is kept; closed with the keeper.
         clock: whose wall time snapshots and first ids are named by.
         long_timeout_ms: how long a long transaction may take.
-
-    Attributes:
-        running: whether it still takes anything.
 
     Raises:
         StoreError: the storage cannot be read or written.
@@ -57,7 +56,9 @@ class Keeper:
         self._lock = RLock()
         self._saving = RLock()
         self._position = 0
-        self.running = True
+        self._closed = False
+        #: Whether the log has failed, and whether memory is ahead of the disk since then.
+        self._failed = self._ahead = False
         try:
             self._state, self._newest_ms = self._recovered()
             self._log: Log = storage.log(self._timestamp())
@@ -66,15 +67,22 @@ class Keeper:
             storage.close()
             raise
 
+    @property
+    def running(self) -> bool:
+        """Whether it was neither closed, nor has its log failed since it began anew."""
+        return not (self._closed or self._failed)
+
     @contextmanager
     def deciding(self) -> Iterator[State]:
         """The state, for one thread at a time; after the block all that was decided until then is on disk.
 
         Raises:
             ManagerStopped: it has stopped.
-            LogFailed: it stops now, because what was decided could not be written.
+            LogFailed: what was decided could not be written; it counts only if it is on the disk all the same.
+            StoreError: the log has failed before, and it cannot begin anew yet.
         """
         refusal: TransactionError | None = None
+        self._mend()
         with self._lock:
             self._require_running()
             try:
@@ -100,10 +108,11 @@ class Keeper:
 
         Raises:
             ManagerStopped: it has stopped.
-            LogFailed: it stops now, because what was decided could not be written.
+            LogFailed: what was decided before could not be written.
             StoreError: the snapshot could not be written; the next one may be.
         """
         with self._saving:
+            self._mend()
             with self._lock:
                 self._require_running()
                 timestamp_ms = self._timestamp()
@@ -123,7 +132,7 @@ class Keeper:
                 self.take_snapshot()
             except StoreError:
                 # The log goes on from a state that is not there.
-                self.running = False
+                self._failed = self._ahead = True
                 raise
 
     def close(self) -> None:
@@ -134,7 +143,7 @@ class Keeper:
                     self.take_snapshot()
             finally:
                 with self._lock:
-                    self.running = False
+                    self._closed = True
                     self._log.close()
                     self._storage.close()
 
@@ -148,6 +157,32 @@ class Keeper:
         logger.info("%d pointers in progress, %d transactions invalid", len(state.in_progress), len(state.invalid))
         return state, found.newest_ms
 
+    def _mend(self) -> None:
+        """Begin anew if the log has failed: with what is on the disk, as after a crash."""
+        if not self._failed:
+            return
+        with self._saving, self._lock:
+            if self._closed or not self._failed:
+                return
+            if self._ahead:
+                clients = self._state.clients
+                try:
+                    self._state, newest_ms = self._recovered()
+                except FormatError as error:
+                    raise StoreError(error.message, error.hint) from error
+                self._newest_ms = max(self._newest_ms, newest_ms)
+                self._state.clients = {
+                    pointer: client for pointer, client in clients.items() if pointer in self._state.in_progress
+                }
+                self._ahead = False
+            timestamp_ms = self._timestamp()
+            # Before anything is put into the new log: behind what the old one ends with nothing could be relied on.
+            self._storage.save(self._state.snapshot(timestamp_ms))
+            self._log.close()
+            self._log, self._position = self._storage.log(timestamp_ms), 0
+            self._failed = False
+            logger.warning("the transaction manager has begun anew from what is on the disk, with another log")
+
     def _begin_log(self, timestamp_ms: int) -> None:
         """The new one's edits must not be on disk before the old one's."""
         self._sync(self._log, self._position)
@@ -159,7 +194,10 @@ class Keeper:
         try:
             log.sync(position)
         except LogFailed:
-            self.running = False
+            with self._lock:
+                # Somebody may have waited for a log that was replaced meanwhile.
+                if log is self._log:
+                    self._failed = self._ahead = True
             raise
 
     def _timestamp(self) -> int:
@@ -170,5 +208,5 @@ class Keeper:
     def _require_running(self) -> None:
         if not self.running:
             raise ManagerStopped(
-                "The transaction manager has stopped.", "Its log has the reason; start it again when that is mended."
+                "The transaction manager has stopped.", "If it was not told to, its log has the reason: try again."
             )

@@ -36,6 +36,8 @@ __all__ = [
 
 #: The longest a short transaction may ask for, in seconds (``data.tx.max.timeout``).
 MAX_TIMEOUT_SECONDS = 2**31 - 1
+#: How much is kept of what a client calls itself, in characters.
+MAX_CLIENT_CHARACTERS = 255
 #: Who holds a transaction that was begun by nobody in particular.
 UNKNOWN_CLIENT = "unknown"
 
@@ -50,8 +52,8 @@ class TransactionManager:
     """Tephra's ``TransactionManager`` on a storage; threads may share it.
 
     Somebody has to call :meth:`expire` and :meth:`take_snapshot` from time to time (``TransactionService`` does).
-    Every method raises ``ManagerStopped`` when it has stopped, and ``StoreError`` when it stops because the log could
-    not be written.
+    Every method raises ``ManagerStopped`` when it has stopped, and ``StoreError`` when the log could not be written,
+    or could not before and still cannot: what it answered until then counts.
 
     Args:
         storage: where its state is kept; closed with the manager.
@@ -91,7 +93,7 @@ class TransactionManager:
 
     @property
     def running(self) -> bool:
-        """Whether it still answers."""
+        """Whether it answers; not after its log has failed, until it has begun anew."""
         return self._keeper.running
 
     def close(self) -> None:
@@ -105,7 +107,7 @@ class TransactionManager:
 
         Args:
             timeout_seconds: after how long it is given up; None: the default.
-            client: who holds it, for people.
+            client: who holds it, for people; cut off after ``MAX_CLIENT_CHARACTERS``.
 
         Raises:
             BadArgument: the timeout is not above 0, or above the highest that is allowed.
@@ -272,7 +274,7 @@ class TransactionManager:
         try:
             with self._keeper.deciding() as state:
                 snapshot = state.snapshot(self._clock.now_ms())
-        except ManagerStopped as error:
+        except (ManagerStopped, StoreError) as error:
             raise CannotSnapshot(error.message, error.hint) from error
         stream = io.BytesIO()
         write_snapshot(stream, snapshot)
@@ -322,7 +324,7 @@ class TransactionManager:
                     type=kind,
                 )
             )
-            state.clients[transaction.transaction_id] = client
+            state.clients[transaction.transaction_id] = client[:MAX_CLIENT_CHARACTERS]
             return transaction
 
 

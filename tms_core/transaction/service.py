@@ -2,7 +2,8 @@
 
 A connection costs nothing while it is silent, so a Java client may keep its pool of fifty open; requests are done by a
 few workers, which wait for the disk together. On each connection one request is done after the other, as Tephra's own
-server does. Whoever sends what is no call, or a frame above the limit, is cut off.
+server does. Whoever sends what is no call, or a frame above the limit, is cut off; so is who says nothing at all, who
+does not finish what he began, and, where memory is short, who does not read his answer for longest.
 
 There is no authentication in Tephra's protocol: who can reach the port can end any transaction.
 """
@@ -14,8 +15,9 @@ import logging
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import TypeVar, cast
 
 from tms_core.errors import ConfigurationError, FormatError, TmsError
@@ -24,8 +26,14 @@ from tms_core.transaction.manager import TransactionManager
 
 #: The largest request, in bytes (``data.tx.thrift.max.read.buffer``).
 MAX_FRAME_BYTES = 16 * 1024 * 1024
-#: How many connections there may be; each of them may hold one frame.
+#: How many connections there may be.
 MAX_CONNECTIONS = 1_000
+#: How many requests above a size, in bytes, are taken in at a time; the others wait.
+LARGE_REQUESTS, LARGE_BYTES = 4, 64 * 1024
+#: How long a new connection may take until its first request begins, and each request until it is whole, in seconds.
+REQUEST_SECONDS = 60
+#: How many bytes of answers may wait to be read, of all connections together, unless one answer alone has more.
+MAX_UNREAD_BYTES = 256 * 1024 * 1024
 #: How many requests are done at a time (``data.tx.server.threads``).
 WORKERS = 20
 #: How long requests under way may take when the service stops, in seconds.
@@ -70,6 +78,8 @@ class TransactionService:
         self._thread: threading.Thread | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._silent: set[asyncio.Task[None]] = set()
+        self._large = asyncio.Semaphore(LARGE_REQUESTS)
+        self._unread: dict[asyncio.StreamWriter, int] = {}
 
     @property
     def address(self) -> str:
@@ -136,31 +146,56 @@ class TransactionService:
         connection.add_done_callback(self._connections.discard)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the calls of one connection until either side has enough."""
+        """Answer the requests of one connection until either side has enough."""
+        patience: float | None = REQUEST_SECONDS
         try:
             while not self._stopping.is_set():
-                frame = await self._next(reader)
-                data = await self._work(answer, self._manager, frame)
-                writer.write(_LENGTH.pack(len(data)) + data)
-                await writer.drain()
+                size = await self._size(reader, patience)
+                async with self._large if size > LARGE_BYTES else nullcontext():
+                    frame = await self._silently(reader.readexactly(size), REQUEST_SECONDS)
+                    data = await self._work(answer, self._manager, frame)
+                    del frame
+                await self._send(writer, data)
+                patience = None
         except FormatError as error:
             logger.warning("%s is cut off: %s", writer.get_extra_info("peername"), error)
+        except TimeoutError:
+            logger.info("%s is cut off: no whole request has come for long", writer.get_extra_info("peername"))
         except (OSError, EOFError) as error:
             logger.debug("%s is gone: %s", writer.get_extra_info("peername"), error)
         finally:
             writer.close()
 
-    async def _next(self, reader: asyncio.StreamReader) -> bytes:
-        """The next frame; while it has not come whole, the connection may be closed."""
+    async def _size(self, reader: asyncio.StreamReader, seconds: float | None) -> int:
+        """The size of the next frame."""
+        (size,) = _LENGTH.unpack(await self._silently(reader.readexactly(_LENGTH.size), seconds))
+        if not 0 <= size <= MAX_FRAME_BYTES:
+            raise FormatError(f"a frame of {size} bytes, where {MAX_FRAME_BYTES} are the most")
+        return int(size)
+
+    async def _silently(self, reading: Coroutine[None, None, bytes], seconds: float | None) -> bytes:
+        """What is read; until it has come whole, the connection may be closed."""
         connection = cast("asyncio.Task[None]", asyncio.current_task())
         self._silent.add(connection)
         try:
-            (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-            if not 0 <= size <= MAX_FRAME_BYTES:
-                raise FormatError(f"a frame of {size} bytes, where {MAX_FRAME_BYTES} are the most")
-            return await reader.readexactly(size)
+            async with asyncio.timeout(seconds):
+                return await reading
         finally:
             self._silent.discard(connection)
+
+    async def _send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        """Send an answer, at the cost of those who have not read theirs for longest."""
+        self._unread[writer] = len(data)
+        writer.write(_LENGTH.pack(len(data)) + data)
+        while len(self._unread) > 1 and sum(self._unread.values()) > MAX_UNREAD_BYTES:
+            slowest = next(iter(self._unread))
+            del self._unread[slowest]
+            logger.warning("%s is cut off: it does not read its answer", slowest.get_extra_info("peername"))
+            slowest.transport.abort()
+        try:
+            await writer.drain()
+        finally:
+            self._unread.pop(writer, None)
 
     async def _repeat(self, seconds: float, work: Callable[[], object]) -> None:
         while True:

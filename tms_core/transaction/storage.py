@@ -17,6 +17,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -163,6 +164,9 @@ class DirectoryStorage:
             unfinished.rename(self._path / f"snapshot.{timestamp_ms}")
             sync_folder(self._path)
         except OSError as error:
+            # Or what is tried again and again would itself fill the disk.
+            with suppress(OSError):
+                unfinished.unlink()
             raise _failed(self._path, error) from error
         try:
             self._tidy()

@@ -24,6 +24,8 @@ Fields = dict[int, Any]
 
 #: How deep structs and lists may lie in each other; the interface needs three.
 _DEEPEST = 16
+#: How many fields, and values that nobody here uses, a message may have; each takes time of its own.
+_MOST_VALUES = 100_000
 #: The first bytes of a message that says its version; older writers begin with the name's length.
 _VERSION_1 = 0x80010000
 _VERSION_MASK = 0xFFFF0000
@@ -183,6 +185,7 @@ class _Reader:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
+        self._values_left = _MOST_VALUES
 
     def number(self, layout: struct.Struct) -> int:
         """One number."""
@@ -211,14 +214,25 @@ class _Reader:
             raise FormatError("a name that is no text") from error
 
     def _take(self, size: int) -> bytes:
-        end = self._at + size
-        if size < 0 or end > len(self._data):
+        start = self._at
+        self._pass(size)
+        return self._data[start : self._at]
+
+    def _pass(self, size: int) -> None:
+        """Go on by so many bytes."""
+        if size < 0 or size > len(self._data) - self._at:
             raise FormatError(f"a length of {size} where {len(self._data) - self._at} bytes are left")
-        start, self._at = self._at, end
-        return self._data[start:end]
+        self._at += size
+
+    def _count(self) -> None:
+        """One more value."""
+        if not self._values_left:
+            raise FormatError(f"more than {_MOST_VALUES} values")
+        self._values_left -= 1
 
     def _value(self, kind: int, depth: int) -> Any:
         """One value; None for what is only stepped over."""
+        self._count()
         match kind:
             case Kind.I64:
                 return self.number(_LONG)
@@ -242,24 +256,31 @@ class _Reader:
             return _native(self._take(count * _LONG.size))
         if kind == Kind.STRING:
             return [self._take(self.number(_INT)) for _ in range(count)]
+        self._skip_all(kind, count, depth)
+        return None
+
+    def _skip_all(self, kind: int, count: int, depth: int) -> None:
+        """Step over the values of a list."""
+        if kind in _FIXED_BYTES:
+            self._pass(count * _FIXED_BYTES[kind])
+            return
         for _ in range(count):
             self._skip(kind, depth)
-        return None
 
     def _skip(self, kind: int, depth: int) -> None:
         """Step over one value."""
+        self._count()
         if kind in _FIXED_BYTES:
-            self._take(_FIXED_BYTES[kind])
+            self._pass(_FIXED_BYTES[kind])
         elif kind == Kind.STRING:
-            self._take(self.number(_INT))
+            self._pass(self.number(_INT))
         elif kind == Kind.STRUCT:
             while inner := self.number(_BYTE):
                 self.number(_SHORT)
                 self._skip(inner, self._deeper(depth + 1))
         elif kind in (Kind.LIST, Kind.SET):
-            inner = self.number(_BYTE)
-            for _ in range(self.number(_INT)):
-                self._skip(inner, self._deeper(depth + 1))
+            inner, count = self.number(_BYTE), self.number(_INT)
+            self._skip_all(inner, count, self._deeper(depth + 1))
         elif kind == Kind.MAP:
             of, to = self.number(_BYTE), self.number(_BYTE)
             for _ in range(self.number(_INT)):

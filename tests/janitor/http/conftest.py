@@ -48,6 +48,7 @@ class Direct:
         scope: Scope = {
             "type": "http",
             "http_version": "1.1",
+            "scheme": "http",
             "method": method,
             "path": path,
             "root_path": "",

@@ -285,3 +285,18 @@ def test_given_an_address_others_may_reach_when_asked_by_any_name_then_it_answer
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.2", "::1"])
 def test_given_any_loopback_address_then_foreign_names_are_refused(views: StillViews, host: str) -> None:
     assert Direct(views, host).ask("/healthz", host="evil.example").status == 400
+
+
+def test_given_a_loopback_address_when_a_page_of_another_site_asks_then_it_refuses(
+    app: Direct, views: StillViews
+) -> None:
+    for origin in ("http://evil.example", "null", "http://localhost:3000"):
+        answer = app.ask("/api/status", origin=origin)
+        assert answer.status == 403
+        assert json.loads(answer.body) == {"error": "a page of another web site may ask for nothing here"}
+    assert views.asked == []
+    assert app.ask("/api/status", origin="http://localhost").status == 200
+
+
+def test_given_an_address_others_may_reach_when_a_page_of_another_site_asks_then_it_answers(views: StillViews) -> None:
+    assert Direct(views, "0.0.0.0").ask("/api/status", origin="http://grafana.example").status == 200  # noqa: S104

@@ -1,0 +1,76 @@
+"""``docs/client.md``: each of its examples runs, against a server over sockets, and so does the guide's."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server.conftest import serving
+from tms_core import client as package
+from tms_core.client import AsyncClient, Client, MessagingError, calls
+from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
+from tms_core.clock import SystemClock
+from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.service import TransactionService
+from tms_core.transaction.storage import MemoryStorage
+
+#: How long a test waits for what has to happen, in seconds.
+PATIENCE_SECONDS = 120
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "client.md").read_text(encoding="utf-8")
+EXAMPLES = [
+    pytest.param(code, id=f"{name}-{number}")
+    for name in ("client.md", "guide.md")
+    for number, code in enumerate(
+        re.findall(r"^```python\n(.*?)^```", (DOCS / name).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    )
+]
+
+
+@pytest.fixture
+def addresses() -> Iterator[dict[str, str]]:
+    """A server and a transaction service on free ports, by what the page calls them."""
+    with serving() as server, TransactionManager(MemoryStorage(), SystemClock()) as manager:
+        service = TransactionService(manager, port=0)
+        service.start()
+        url = f"http://127.0.0.1:{server.port}"
+        with Client(url) as client:
+            client.create_topic("default:orders")
+            client.create_topic("default:bills")
+        yield {DEFAULT_URL: url, DEFAULT_TRANSACTIONS: service.address}
+        service.stop()
+
+
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_an_example_runs(code: str, addresses: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for stated, real in addresses.items():
+        code = code.replace(stated, real)
+    for kind in (Client, AsyncClient):
+        defaults = {**(kind.__init__.__kwdefaults__ or {}), "transactions": addresses[DEFAULT_TRANSACTIONS]}
+        monkeypatch.setattr(kind.__init__, "__kwdefaults__", defaults)
+    file = tmp_path / "example.py"
+    file.write_text(code, encoding="utf-8")
+    runpy.run_path(str(file), run_name="__main__")
+    clients = [thread for thread in threading.enumerate() if thread.name.startswith(("tms-", "in-process"))]
+    for thread in clients:
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("code", [400, 401, 403, 404, 409, 413, 500, 503])
+def test_what_a_code_means_is_what_the_page_says(code: int) -> None:
+    rows = [line.split(" | ") for line in PAGE.splitlines() if line.startswith("| `")]
+    [named] = [re.findall(r"`(\w+)`", cells[0]) for cells in rows if str(code) in cells[1]]
+    with pytest.raises(MessagingError) as caught:
+        calls.check(calls.delete_topic("default:orders"), code, b"")
+    assert type(caught.value).__name__ in named
+
+
+def test_every_error_and_value_that_the_page_names_is_exported() -> None:
+    named = set(re.findall(r"`([A-Z][a-z]+\w*)(?:\(.*?\))?`", PAGE)) - {"HOST"}
+    assert named - set(package.__all__) == set()

@@ -1,0 +1,145 @@
+"""A container engine of the tests' own, from Debian's packages laid out inside the tree, and images made with it.
+
+Nothing is installed on the machine: the packages are unpacked into ``.tools/engine``, and the daemon has its sockets
+and images in a folder of the test run's. It touches no network settings, so containers share the machine's. Where an
+engine answers already (``DOCKER_HOST``), that one is used.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from tests.cluster.plane import PATIENCE_SECONDS, ROOT, until
+from tests.support import require_or_skip, require_tool
+
+PACKAGES = ROOT / ".tools/engine"
+#: What an image may take to be made, in seconds.
+BUILD_SECONDS = 1800
+#: Left out of the base image: what apt can fetch again, and what nobody reads in a container.
+LEFT_OUT = (
+    "proc",
+    "sys",
+    "dev",
+    "var/cache/apt",
+    "var/lib/apt/lists",
+    "usr/share/doc",
+    "usr/share/man",
+    "usr/share/locale",
+)
+
+
+class Engine:
+    """A container engine; it runs as long as the block.
+
+    Args:
+        folder: its own.
+
+    Attributes:
+        host: as ``DOCKER_HOST`` has it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self.host = os.environ.get("DOCKER_HOST", "")
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment in which the engine's programs are found."""
+        own = f"{PACKAGES}/usr/sbin:{PACKAGES}/usr/bin"
+        libraries = f"{PACKAGES}/usr/lib/x86_64-linux-gnu:{PACKAGES}/lib/x86_64-linux-gnu"
+        return {
+            **os.environ,
+            "PATH": f"{own}:{os.environ['PATH']}",
+            "LD_LIBRARY_PATH": libraries,
+            "DEBOOTSTRAP_DIR": f"{PACKAGES}/usr/share/debootstrap",
+            "DOCKER_HOST": self.host,
+            "DOCKER_BUILDKIT": "1",
+        }
+
+    def __enter__(self) -> Self:
+        if not self.host:
+            if not (PACKAGES / "usr/sbin/dockerd").exists() or os.geteuid() != 0:
+                require_or_skip("there is no container engine; as root on Debian: make engine, or set DOCKER_HOST")
+            self.host = f"unix://{self._folder}/docker.sock"
+            command = [
+                "dockerd",
+                *("--host", self.host, "--data-root", str(self._folder / "data")),
+                *("--exec-root", str(self._folder / "exec"), "--pidfile", str(self._folder / "dockerd.pid")),
+                *("--iptables=false", "--ip6tables=false", "--ip-forward=false", "--bridge=none"),
+            ]
+            with (self._folder / "log").open("w") as log:
+                self._process = subprocess.Popen(command, env=self.environ, stdout=log, stderr=log)
+        until(self._answers, "the container engine answers")
+        return self
+
+    def _answers(self) -> bool:
+        if self._process is not None:
+            assert self._process.poll() is None, (self._folder / "log").read_text()[-3000:]
+        return self._docker("version").returncode == 0
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(timeout=PATIENCE_SECONDS)
+            # Its images are mounted and large; pytest keeps what is in its folders.
+            shutil.rmtree(self._folder / "data", ignore_errors=True)
+
+    def _docker(self, *words: object, timeout: float = PATIENCE_SECONDS) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["docker", *map(str, words)],
+            env=self.environ,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def docker(self, *words: object, timeout: float = PATIENCE_SECONDS) -> str:
+        """A command of the engine's that has to succeed; what it said."""
+        done = self._docker(*words, timeout=timeout)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    def run(self, image: str, *command: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+        """Run a container to its end, with no more rights than a pod of the chart's has."""
+        least = ("--rm", "--network=host", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges")
+        return self._docker("run", *least, "--tmpfs=/tmp", *options, image, *command)
+
+    def base(self) -> str:
+        """An image with Python and nothing else, made of Debian's packages once and kept in the tree."""
+        packed = ROOT / ".tools/base-image.tar"
+        if not packed.exists():
+            require_tool("tar", "apt-get install tar")
+            root = self._folder / "root"
+            wanted = "--include=python3,python3-venv,ca-certificates"
+            made = subprocess.run(
+                ["debootstrap", "--variant=minbase", wanted, "bookworm", str(root)],
+                env=self.environ,
+                capture_output=True,
+                text=True,
+                timeout=BUILD_SECONDS,
+                check=False,
+            )
+            assert made.returncode == 0, made.stdout[-3000:]
+            excluded = [f"--exclude=./{path}/*" for path in LEFT_OUT]
+            half = packed.with_suffix(".half")
+            subprocess.run(["tar", "-C", root, "--numeric-owner", *excluded, "-cf", half, "."], check=True)
+            half.rename(packed)
+            shutil.rmtree(root, ignore_errors=True)
+        self.docker("import", "--change", "ENV LANG=C.UTF-8", packed, "python-base:local")
+        return "python-base:local"
+
+    def build(self, tag: str) -> str:
+        """The project's image."""
+        authority = os.environ.get("PIP_CERT", "")
+        secret = ("--secret", f"id=ca,src={authority}") if authority else ()
+        arguments = ("--build-arg", f"BASE_IMAGE={self.base()}", "--network=host", "--tag", tag)
+        self.docker("build", *arguments, *secret, ".", timeout=BUILD_SECONDS)
+        return tag

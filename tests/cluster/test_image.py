@@ -1,0 +1,146 @@
+"""The image, in a real container engine: what is in it, what is not, and that it does its work without any rights."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testcontainers.core.container import DockerContainer
+
+from tests.builders import DAY, HOUR, topic
+from tests.cluster.engine import Engine
+from tests.cluster.plane import PATIENCE_SECONDS, free_ports, until
+from tests.hbase.conftest import hbase, hbase_tables
+from tests.hbase.server import HBaseServer
+from tests.hbase.tables import Tables
+from tests.server.client import Client
+from tms_core.clock import SystemClock
+from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.leveldb import LevelDBStore
+
+__all__ = ["hbase", "hbase_tables"]  # fixtures
+
+USER = 65532
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with Engine(tmp_path_factory.mktemp("engine")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def image(engine: Engine) -> str:
+    """The project's image, made from this tree."""
+    return engine.build("tms-janitor:test")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder that the container's user owns: a store with two rows that are due and one that is not."""
+    folder = tmp_path / "data"
+    now_ms = SystemClock().now_ms()
+    with LevelDBStore(folder / "messaging", create=True) as store:
+        topic(store, "default:orders", ttl_seconds=86_400).plain(now_ms - 3 * DAY, now_ms - 2 * DAY, now_ms - HOUR)
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, USER, USER)
+    for parent in list(folder.parents)[:3]:
+        parent.chmod(parent.stat().st_mode | stat.S_IXOTH)
+    return folder
+
+
+def test_it_is_the_janitor_and_its_user_is_nobody(engine: Engine, image: str) -> None:
+    [about] = json.loads(engine.docker("image", "inspect", image))
+    assert about["Config"]["Entrypoint"] == ["janitor"]
+    assert about["Config"]["User"] == f"{USER}:{USER}"
+    assert re.fullmatch(r"janitor, version \d.*\n", engine.run(image, "--version").stdout)
+    assert "serve" in engine.run(image, "--help", options=("--entrypoint=tms",)).stdout
+
+
+def test_no_tools_are_left_with_which_something_could_be_built_or_installed(engine: Engine, image: str) -> None:
+    look = (
+        "import shutil, importlib.util as i; print([n for n in ('gcc', 'cc', 'make', 'pip', 'pip3') if shutil.which(n)]"
+    )
+    look += " + [n for n in ('pip', 'hatchling', 'setuptools') if i.find_spec(n)])"
+    found = engine.run(image, "-c", look, options=("--entrypoint=/opt/tms/bin/python",))
+    assert found.stdout == "[]\n", found.stderr
+
+
+def test_it_says_what_is_in_it(engine: Engine, image: str) -> None:
+    found: dict[str, Any] = json.loads(
+        engine.run(image, "/opt/tms/sbom.cdx.json", options=("--entrypoint=cat",)).stdout
+    )
+    assert (found["bomFormat"], found["metadata"]["component"]["name"]) == ("CycloneDX", "tms-janitor")
+    names = {component["name"] for component in found["components"]}
+    assert {"plyvel", "starlette", "kubernetes", "libc6"} <= names
+    assert "pytest" not in names
+
+
+def test_every_extra_of_the_image_can_be_loaded(engine: Engine, image: str) -> None:
+    load = "import janitor.parquet, janitor.kubernetes_lease, jwt, requests, tms_core.tables.hbase"
+    loaded = engine.run(image, "-c", load, options=("--entrypoint=/opt/tms/bin/python",))
+    assert loaded.returncode == 0, loaded.stderr
+
+
+def test_given_a_store_in_a_volume_then_it_is_cleaned_by_nobody_without_any_rights(
+    engine: Engine, image: str, data: Path
+) -> None:
+    mounted = ("--volume", f"{data}:/var/lib/tms")
+    options = ("--leveldb", "/var/lib/tms/messaging", "--format", "json")
+    planned = engine.run(image, "plan", *options, options=mounted)
+    assert json.loads(planned.stdout)["totals"]["expired"] == 2, planned.stderr
+    assert engine.run(image, "run", "--once", *options, options=mounted).returncode == 3
+    done = engine.run(image, "run", "--once", "--adopt", *options, options=mounted)
+    assert json.loads(done.stdout)["totals"]["expired"] == 2, done.stderr
+
+
+def test_given_a_daemon_when_it_is_told_to_end_then_it_ends_well(engine: Engine, image: str, data: Path) -> None:
+    [port] = free_ports(1)
+    least = ("--network=host", "--read-only", "--cap-drop=ALL", "--tmpfs=/tmp", "--volume", f"{data}:/var/lib/tms")
+    settings = ("--env", f"TMS_JANITOR__HTTP__PORT={port}")
+    name = engine.docker(
+        "run", "--detach", *least, *settings, image, "run", "--leveldb", "/var/lib/tms/messaging"
+    ).strip()
+    try:
+
+        def is_alive() -> bool:
+            try:
+                with Client(port) as client:
+                    return client.ask("GET", "/readyz").text == "ok"
+            except OSError:
+                return False
+
+        until(is_alive, "the daemon is ready")
+        engine.docker("stop", "--time", PATIENCE_SECONDS, name)
+        [about] = json.loads(engine.docker("inspect", name))
+        assert about["State"]["ExitCode"] == 0
+    finally:
+        engine.docker("rm", "--force", name)
+
+
+def test_given_the_hbase_of_the_tests_then_a_container_cleans_it(
+    engine: Engine, image: str, hbase: HBaseServer, hbase_tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", engine.host)
+    monkeypatch.setattr("testcontainers.core.config.testcontainers_config.ryuk_disabled", True)
+    namespace = hbase_tables.make()
+    now_ms = SystemClock().now_ms()
+    with HBaseStore([hbase.thrift], namespace=namespace, buckets=4) as store:
+        orders = topic(store, "default:orders", ttl_seconds=3600)
+        orders.plain(*range(now_ms - 2 * HOUR, now_ms - 2 * HOUR + 40))
+        command = f"run --once --adopt --hbase {hbase.thrift} --format json"
+        container = DockerContainer(image, network_mode="host", read_only=True, cap_drop=["ALL"])
+        container.with_tmpfs_mount("/tmp")  # noqa: S108
+        container.with_command(command).with_env("TMS_STORAGE__HBASE__NAMESPACE", namespace)
+        with container.with_env("TMS_TRANSACTIONS__SOURCE", "none") as running:
+            ended = running.get_wrapped_container().wait(timeout=PATIENCE_SECONDS)
+            out, err = running.get_logs()
+        assert ended["StatusCode"] == 0, err.decode()
+        assert json.loads(out)["totals"]["expired"] == 40
+        assert orders.times() == []

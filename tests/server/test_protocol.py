@@ -1,0 +1,367 @@
+"""What a connection bears: proposals of other protocols, silence, floods, ends without end. Over bare sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from tests.server.client import PATIENCE_SECONDS, Client
+from tests.support import require_tool
+from tms_core.server import listener as listener_module
+from tms_core.server.listener import Listener
+from tms_core.server.protocol import bounded
+from tms_core.server.site import answer
+from tms_core.settings import TlsSettings
+
+UPGRADE = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+#: What is inside a body, and must never be carried out.
+SMUGGLED = b"DELETE /smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+class Echo:
+    """Answers with the body of each request, and remembers what it was asked.
+
+    Attributes:
+        asked: method, path and body of each request.
+        headers: those of the last.
+        begun: a request was begun.
+        may_read, may_answer: bodies and answers wait for it.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, bytes]] = []
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.begun, self.may_read, self.may_answer = Event(), Event(), Event()
+        self.may_read.set()
+        self.may_answer.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wait = partial(asyncio.get_running_loop().run_in_executor, None)
+        self.begun.set()
+        await wait(self.may_read.wait)
+        body = b""
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message["body"]
+            if not message["more_body"]:
+                break
+        self.asked.append((scope["method"], scope["path"], body))
+        self.headers = scope["headers"]
+        await wait(self.may_answer.wait)
+        await answer(send, 200, body)
+
+
+@contextmanager
+def listening(app: Echo, tls: TlsSettings | None = None, max_connections: int = 500) -> Iterator[int]:
+    listener = Listener(app, "127.0.0.1", 0, tls, max_connections=max_connections)
+    listener.start()
+    try:
+        yield listener.port
+    finally:
+        app.may_read.set()
+        app.may_answer.set()
+        listener.stop()
+
+
+@pytest.fixture
+def echo() -> Echo:
+    return Echo()
+
+
+@pytest.fixture
+def port(echo: Echo) -> Iterator[int]:
+    with listening(echo) as number:
+        yield number
+
+
+def request(method: str, path: str, body: bytes = b"", more: str = "", version: str = "1.1") -> bytes:
+    head = f"{method} {path} HTTP/{version}\r\nHost: localhost\r\n{more}Content-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def rest(client: Client) -> bytes:
+    """All that comes until the server closes."""
+    found = b""
+    while came := client.socket.recv(65536):
+        found += came
+    return found
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+# --- other protocols -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("upgrade", [UPGRADE, "Connection: upgrade\r\nUpgrade: websocket\r\n"])
+def test_given_a_proposal_with_a_body_in_the_same_segment_then_the_body_is_read(
+    echo: Echo, port: int, upgrade: str
+) -> None:
+    with Client(port) as client:
+        client.socket.sendall(request("POST", "/a", SMUGGLED, upgrade) + request("GET", "/b"))
+        assert client.answer().body == SMUGGLED
+        assert client.answer().status == 200
+    assert echo.asked == [("POST", "/a", SMUGGLED), ("GET", "/b", b"")]
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 7, 1000])
+def test_given_a_proposal_cut_anywhere_then_the_body_is_read(echo: Echo, port: int, pieces: int) -> None:
+    said = request("POST", "/a", SMUGGLED, UPGRADE)
+    with Client(port) as client:
+        for first in range(0, len(said), size := -(-len(said) // pieces)):
+            client.socket.sendall(said[first : first + size])
+        assert client.answer().body == SMUGGLED
+        # And a segment of its own for a body after its head.
+        head, _, body = said.partition(b"\r\n\r\n")
+        client.socket.sendall(head + b"\r\n\r\n")
+        time.sleep(0.01)
+        client.socket.sendall(body)
+        assert client.answer().body == SMUGGLED
+    assert echo.asked == [("POST", "/a", SMUGGLED)] * 2
+
+
+def test_given_a_proposal_with_a_body_in_chunks_then_the_body_is_read(echo: Echo, port: int) -> None:
+    head = f"POST /a HTTP/1.1\r\nHost: localhost\r\n{UPGRADE}Transfer-Encoding: chunked\r\n\r\n".encode()
+    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED)
+    with Client(port) as client:
+        client.socket.sendall(head + chunks + request("GET", "/b"))
+        assert client.answer().body == SMUGGLED
+        assert client.answer().status == 200
+    assert echo.asked == [("POST", "/a", SMUGGLED), ("GET", "/b", b"")]
+
+
+def test_given_one_proposal_after_the_other_then_each_is_answered_in_its_turn(echo: Echo, port: int) -> None:
+    with Client(port) as client:
+        client.socket.sendall(b"".join(request("POST", f"/{n}", b"%d" % n, UPGRADE) for n in range(20)))
+        assert [client.answer().body for _ in range(20)] == [b"%d" % n for n in range(20)]
+    assert [path for _, path, _ in echo.asked] == [f"/{n}" for n in range(20)]
+
+
+def test_given_a_proposal_then_the_application_sees_all_headers_but_that(echo: Echo, port: int) -> None:
+    with Client(port) as client:
+        client.socket.sendall(request("GET", "/a?b=c", more=UPGRADE + "X-Own: one\r\nX-Own: two\r\n", version="1.0"))
+        assert client.answer().headers["connection"] == "close"
+    names = [name for name, _ in echo.headers]
+    assert names == [b"host", b"connection", b"http2-settings", b"x-own", b"x-own", b"content-length"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"CONNECT /a HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"POST /a HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nnone\r\n",
+        b"nonsense\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_given_what_is_no_request_then_it_is_refused_and_nothing_after_it_is_read(
+    echo: Echo, port: int, said: bytes
+) -> None:
+    with Client(port) as client:
+        client.socket.sendall(said + SMUGGLED)
+        refusal = client.answer()
+        assert (refusal.status, refusal.headers["connection"]) == (400, "close")
+        assert rest(client) == b""
+    assert echo.asked == []
+
+
+def test_given_nonsense_behind_a_request_then_the_request_gets_its_own_answer_and_no_other(
+    echo: Echo, port: int
+) -> None:
+    echo.may_answer.clear()
+    with Client(port) as client:
+        client.socket.sendall(request("POST", "/a", b"one"))
+        until(lambda: echo.asked)
+        client.socket.sendall(b"nonsense\r\n\r\n" + SMUGGLED)
+        echo.may_answer.set()
+        found = client.answer()
+        assert (found.status, found.body, found.headers["connection"]) == (200, b"one", "close")
+        assert rest(client) == b""
+    assert echo.asked == [("POST", "/a", b"one")]
+
+
+def test_given_nonsense_behind_two_requests_then_no_answer_is_made_up(port: int) -> None:
+    with Client(port) as client:
+        client.socket.sendall(request("GET", "/a") + request("GET", "/b") + b"nonsense\r\n\r\n")
+        assert b" 400 " not in rest(client)
+
+
+def test_given_trailers_then_they_are_no_headers(echo: Echo, port: int) -> None:
+    head = b"POST /a HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with Client(port) as client:
+        client.socket.sendall(head + b"1\r\na\r\n0\r\nContent-Encoding: gzip\r\n\r\n")
+        assert client.answer().body == b"a"
+    assert [name for name, _ in echo.headers] == [b"host", b"transfer-encoding"]
+
+
+def test_given_curl_that_would_rather_speak_http_2_then_it_is_answered(
+    echo: Echo, port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    curl = require_tool("curl", "apt-get install curl")
+    url = f"http://127.0.0.1:{port}/a"
+    command = [curl, "--silent", "--show-error", "--http2", "--max-time", str(PATIENCE_SECONDS)]
+    done = subprocess.run([*command, "--data-binary", "hello", url, url], capture_output=True, check=True)
+    assert done.stdout == b"hellohello"
+    assert echo.asked == [("POST", "/a", b"hello")] * 2
+    assert caplog.text == ""
+
+
+# --- too much, too long, too many ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Long: ",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX-Long: ",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1;long=",
+    ],
+    ids=["a head", "a trailer", "a chunk's extension"],
+)
+def test_given_a_head_without_end_then_it_is_refused(echo: Echo, port: int, before: bytes) -> None:
+    with Client(port) as client:
+        client.socket.sendall(before)
+        with pytest.raises(OSError, match=r"reset|pipe|abort"):
+            _send_without_end(client)
+    assert echo.asked == []
+
+
+def _send_without_end(client: Client) -> None:
+    while True:
+        client.socket.sendall(b"a" * 10_000)
+
+
+def test_given_a_body_larger_than_any_head_then_it_is_read(port: int) -> None:
+    body = bytes(range(256)) * 4000
+    with Client(port) as client:
+        assert client.ask("POST", "/a", body).body == body
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"POST / HT", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab", request("GET", "/")],
+    ids=["nothing", "half a head", "half a body", "a request, and nothing after"],
+)
+def test_given_silence_then_the_connection_ends(monkeypatch: pytest.MonkeyPatch, echo: Echo, said: bytes) -> None:
+    monkeypatch.setattr(listener_module, "_IDLE_SECONDS", 0.2)
+    with listening(echo) as port, Client(port) as client, suppress(ConnectionError):
+        client.socket.sendall(said)
+        rest(client)
+
+
+@pytest.mark.parametrize(("wait", "size"), [("may_answer", 1), ("may_read", 4_000_000)])
+def test_given_a_wait_that_is_not_the_clients_then_the_connection_stays(
+    monkeypatch: pytest.MonkeyPatch, echo: Echo, wait: str, size: int
+) -> None:
+    monkeypatch.setattr(listener_module, "_IDLE_SECONDS", 0.1)
+    event: Event = getattr(echo, wait)
+    event.clear()
+    body = bytes(size)
+    with listening(echo) as port, ExitStack() as stack:
+        while not echo.begun.is_set():
+            # Again where this machine was so slow that it was silent for too long.
+            client = stack.enter_context(Client(port))
+            sender = Thread(target=client.send, args=("POST", "/a", body))
+            sender.start()
+            echo.begun.wait(1)
+        time.sleep(0.4)
+        event.set()
+        sender.join()
+        assert client.answer().body == body
+
+
+def test_given_too_many_connections_then_one_more_is_refused_until_another_goes(
+    echo: Echo, caplog: pytest.LogCaptureFixture
+) -> None:
+    with listening(echo, max_connections=3) as port, ExitStack() as stack:
+        _, _, first = [stack.enter_context(Client(port)) for _ in range(3)]
+        assert first.ask("GET", "/").status == 200
+        for _ in range(2):
+            with Client(port) as client:
+                refusal = client.answer()
+                assert (refusal.status, refusal.headers["connection"]) == (503, "close")
+                assert "server.max_connections" in refusal.text
+        assert first.ask("GET", "/").status == 200
+        stack.close()
+        until(partial(_gets_in, port))
+    assert caplog.text.count("3 connections are open") == 1
+
+
+def _gets_in(port: int) -> bool:
+    with Client(port) as client:
+        try:
+            return client.ask("GET", "/").status == 200
+        except OSError:  # closed before it had asked
+            return False
+
+
+def test_given_few_files_then_connections_take_half_of_them_and_a_warning_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (128, 128))
+    assert bounded(64).most == 64
+    assert caplog.text == ""
+    assert bounded(500).most == 64
+    assert "ulimit -n" in caplog.text
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert bounded(5000).most == 5000
+
+
+# --- ends ------------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_client_that_has_said_all_and_closes_its_half_then_it_is_answered(echo: Echo, port: int) -> None:
+    echo.may_answer.clear()
+    with Client(port) as client:
+        client.send("POST", "/a", b"a")
+        client.socket.shutdown(socket.SHUT_WR)
+        until(lambda: echo.asked)
+        echo.may_answer.set()
+        found = client.answer()
+        assert (found.body, found.headers["connection"]) == (b"a", "close")
+        assert rest(client) == b""
+
+
+def test_given_a_client_that_closes_its_half_in_the_middle_then_nothing_is_done(echo: Echo, port: int) -> None:
+    with Client(port) as client:
+        client.socket.sendall(request("POST", "/a", b"abc")[:-1])
+        client.socket.shutdown(socket.SHUT_WR)
+        assert rest(client) == b""
+    assert echo.asked == []
+
+
+def test_given_tls_when_a_client_closes_in_the_middle_then_the_server_goes_on(
+    echo: Echo, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    openssl = require_tool("openssl", "apt-get install openssl")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    made = "req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -keyout"
+    subprocess.run([openssl, *made.split(), key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.create_default_context(cafile=str(certificate))
+    with listening(echo, TlsSettings(certificate=certificate, key=key)) as port:
+        for _ in range(2):
+            bare = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
+            with context.wrap_socket(bare, server_hostname="localhost") as wrapped:
+                wrapped.sendall(request("POST", "/a", b"a", UPGRADE))
+                assert wrapped.recv(65536).startswith(b"HTTP/1.1 200")
+    assert caplog.text == ""

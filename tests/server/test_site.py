@@ -1,0 +1,43 @@
+"""Where bodies are taken apart: small ones at once, others where nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
+
+import pytest
+from starlette.types import Message
+
+from tms_core.messaging.service import MessagingService
+from tms_core.server.metrics import ServerMetrics
+from tms_core.server.site import Site
+
+ZIPPED = {b"content-encoding": b"gzip"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "elsewhere"),
+    [
+        ({}, b"a", False),
+        ({}, bytes(250_000), True),
+        (ZIPPED, gzip.compress(b"a"), True),
+        (ZIPPED, gzip.compress(bytes(900_000)), True),  # a kilobyte, as it is sent
+    ],
+    ids=["small", "large", "packed", "packed and large"],
+)
+def test_given_a_body_that_may_be_large_then_the_loop_does_not_take_it_apart(
+    headers: dict[bytes, bytes], body: bytes, elsewhere: bool
+) -> None:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    def decode(_: bytes) -> threading.Thread:
+        return threading.current_thread()
+
+    with ThreadPoolExecutor(1) as threads:
+        site = Site(cast("MessagingService", None), threads, cast("ServerMetrics", None), 1_000_000, 1)
+        thread = asyncio.run(site.read(headers, receive, decode))
+    assert (thread is not threading.current_thread()) == elsewhere

@@ -1,0 +1,363 @@
+"""A write that failed: nothing is acknowledged behind it before the folder was opened anew, and then it is undone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import plyvel
+import pytest
+
+from tests.tables.conftest import Child
+from tms_core.errors import StoreError
+from tms_core.side import LevelDBSide
+from tms_core.tables import leveldb_handle
+from tms_core.tables.base import MessageValue, TxCell
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb_database import WritableDatabase
+
+PATIENCE_SECONDS = 60.0
+
+#: Writes to a store whose files may not grow for a while; says what was acknowledged and what failed, and waits.
+FULL_DISK = """
+import os, resource, sys
+from pathlib import Path
+from tms_core.errors import StoreError
+from tms_core.side import LevelDBSide
+from tms_core.tables.base import MessageValue, TxCell
+from tms_core.tables.leveldb import LevelDBStore
+
+store, side = LevelDBStore(sys.argv[1] + "/store", create=True), LevelDBSide(Path(sys.argv[1]) / "side")
+writes = {
+    "message": lambda key, value: store.message.put([(key, MessageValue(7, value))]),
+    "payload": lambda key, value: store.payload.put([(key, value)]),
+    "metadata": lambda key, value: store.metadata.compare_and_set(key, None, value),
+    "side": lambda key, value: side.put([(key, value)]),
+}
+write = writes[sys.argv[2]]
+done, failed = [], []
+
+def attempt(number):
+    key = b"%04d" % number
+    try:
+        write(key, os.urandom(1000 + 37 * number % 900))
+    except StoreError:
+        failed.append(key)
+    else:
+        done.append(key)
+
+for number in range(50):
+    attempt(number)
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+for number in range(50, 100):
+    attempt(number)
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+for number in range(100, 150):
+    attempt(number)
+print(b" ".join(done).decode(), b" ".join(failed).decode(), sep="|", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("table", ["message", "payload", "metadata", "side"])
+def test_given_a_disk_that_was_full_when_the_process_is_killed_then_all_acknowledged_rows_are_there_and_no_other(
+    child: Callable[..., Child], tmp_path: Path, table: str
+) -> None:
+    writer = child(FULL_DISK, tmp_path, table)
+    done, failed = (words.encode().split() for words in writer.said.split("|"))
+    writer.kill()
+    assert len(failed) > 10
+    assert done[-50:] == [b"%04d" % number for number in range(100, 150)], "it goes on by itself"
+    if table == "side":
+        with LevelDBSide(tmp_path / "side") as side:
+            found = [key for key, _ in side.rows(b"", None, 1000).items]
+    else:
+        with LevelDBStore(tmp_path / "store") as store:
+            tables = {
+                "message": lambda: store.message.keys(b"", None, 1000).items,
+                "payload": lambda: store.payload.keys(b"", None, 1000).items,
+                "metadata": lambda: [key for key, _ in store.metadata.rows()],
+            }
+            found = tables[table]()
+    assert found == done
+
+
+class Disk:
+    """Stands between the store and LevelDB.
+
+    A write that fails here is whole in the log, though not synced: it is seen when the log is read next. That is the
+    worst that can happen.
+
+    Attributes:
+        failing: whether writes fail.
+        closed_for: what opening raises, if anything.
+        opened: how often a folder was opened.
+        batches: how many were written.
+        before: called before each write.
+    """
+
+    def __init__(self) -> None:
+        self.failing = False
+        self.closed_for: Exception | None = None
+        self.opened = self.batches = 0
+        self.before: Callable[[], object] = lambda: None
+        self.open = leveldb_handle._open
+
+    def __call__(self, folder: Path, create: bool) -> Any:
+        if self.closed_for is not None:
+            raise self.closed_for
+        self.opened += 1
+        return Opened(self, self.open(folder, create))
+
+
+class Opened:
+    def __init__(self, disk: Disk, db: plyvel.DB) -> None:
+        self._disk = disk
+        self._db = db
+        self._late: list[plyvel.WriteBatch] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def write_batch(self, *, sync: bool) -> Any:
+        return Batch(self._disk, self._db.write_batch(sync=sync), self._late)
+
+    def close(self) -> None:
+        for batch in self._late:
+            batch.write()
+        self._late.clear()
+        self._db.close()
+
+
+class Batch:
+    def __init__(self, disk: Disk, batch: plyvel.WriteBatch, late: list[plyvel.WriteBatch]) -> None:
+        self._disk = disk
+        self._batch = batch
+        self._late = late
+        self.put, self.delete = batch.put, batch.delete
+
+    def write(self) -> None:
+        self._disk.before()
+        self._disk.batches += 1
+        if self._disk.failing:
+            self._late.append(self._batch)
+            raise plyvel.IOError(b"IO error: 000005.log: Input/output error")
+        self._batch.write()
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    disk = Disk()
+    monkeypatch.setattr(leveldb_handle, "_open", disk)
+    return disk
+
+
+WRITES: dict[str, Callable[[LevelDBStore], object]] = {
+    "put": lambda store: store.message.put([(b"new", MessageValue(7, b"")), (b"old", MessageValue(9, b"other"))]),
+    "delete": lambda store: store.message.delete([b"old", b"never"]),
+    "invert": lambda store: store.message.invert([TxCell(b"old", 7, False)]),
+}
+OLD = [(b"old", MessageValue(7, b""))]
+
+
+def rows(store: LevelDBStore) -> list[tuple[bytes, MessageValue]]:
+    return list(store.message.rows(b"", None, 100).items)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_given_a_write_that_failed_when_the_next_one_comes_then_the_folder_is_opened_anew_and_nobody_sees_the_first(
+    tmp_path: Path, disk: Disk, write: str
+) -> None:
+    with LevelDBStore(tmp_path, create=True) as store:
+        store.message.put(OLD)
+        opened, disk.failing = disk.opened, True
+        with pytest.raises(StoreError, match="Input/output error"):
+            WRITES[write](store)
+        with pytest.raises(StoreError, match="Input/output error"):
+            store.message.put([(b"too early", MessageValue(None, b""))])
+        disk.failing = False
+        assert rows(store) == OLD
+        store.message.put([(b"z", MessageValue(None, b""))])
+        assert disk.opened > opened
+        assert rows(store) == [*OLD, (b"z", MessageValue(None, b""))]
+        opened = disk.opened
+        WRITES[write](store)
+        assert disk.opened == opened
+        after = rows(store)
+    with LevelDBStore(tmp_path) as store:
+        assert rows(store) == after
+
+
+def test_given_a_topics_row_that_could_not_be_changed_when_opened_anew_then_it_is_as_it_was(
+    tmp_path: Path, disk: Disk
+) -> None:
+    with LevelDBStore(tmp_path, create=True) as store:
+        store.metadata.compare_and_set(b"k", None, b"1")
+        disk.failing = True
+        with pytest.raises(StoreError):
+            store.metadata.compare_and_set(b"k", b"1", b"2")
+        disk.failing = False
+        assert not store.metadata.compare_and_set(b"k", b"2", b"3")
+        assert store.metadata.compare_and_set(b"k", b"1", b"4")
+        assert store.metadata.get(b"k") == b"4"
+
+
+def test_given_writes_that_wait_when_one_goes_on_then_they_are_written_together_and_fail_together(
+    tmp_path: Path, disk: Disk
+) -> None:
+    database = WritableDatabase(tmp_path, create=True)
+    entered, go_on = Event(), Event()
+
+    def held() -> None:
+        entered.set()
+        assert go_on.wait(PATIENCE_SECONDS)
+
+    for failing in (False, True):
+        entered.clear()
+        go_on.clear()
+        disk.before, before = held, disk.batches
+        with ThreadPoolExecutor(4) as threads:
+            first = threads.submit(database.put, [(b"a", b"1")])
+            assert entered.wait(PATIENCE_SECONDS)
+            disk.before = lambda: None
+            others = [threads.submit(database.put, [(key, b"1")]) for key in (b"b", b"c")]
+            others.append(threads.submit(database.delete, [b"d"]))
+            wait_for(lambda: len(database._waiting) == 3)
+            # The first is in its write; what it does is known by now.
+            disk.failing = failing
+            go_on.set()
+            outcomes = [future.exception(PATIENCE_SECONDS) for future in (first, *others)]
+        disk.failing = False
+        assert [type(error) for error in outcomes] == [StoreError if failing else type(None)] * 4
+        # Where it failed, the second is what would have taken it back.
+        assert disk.batches - before == 2
+    assert database.rows(b"", None, 9).items == [(b"a", b"1"), (b"b", b"1"), (b"c", b"1")]
+    database.close()
+
+
+def test_given_somebody_who_reads_when_the_folder_is_to_be_opened_anew_then_that_waits_for_him(
+    tmp_path: Path, disk: Disk
+) -> None:
+    database = broken(tmp_path, disk)
+    with ThreadPoolExecutor(2) as threads:
+        with database._handle as db, db.iterator() as found:
+            writing = threads.submit(database.put, [(b"b", b"2")])
+            wait_for(lambda: database._handle._closing)
+            reading = threads.submit(database.get, b"b")
+            assert list(found) == [(b"a", b"1")]
+        writing.result(PATIENCE_SECONDS)
+        assert reading.result(PATIENCE_SECONDS) in (None, b"2")
+    assert database.get(b"b") == b"2"
+    database.close()
+
+
+def test_given_somebody_who_does_not_end_when_the_folder_is_to_be_opened_anew_then_the_write_fails_and_reads_go_on(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = broken(tmp_path, disk)
+    monkeypatch.setattr(leveldb_handle, "_PATIENCE_SECONDS", 0.01)
+    with database._handle:
+        with ThreadPoolExecutor(1) as threads:
+            error = threads.submit(database.put, [(b"b", b"2")]).exception(PATIENCE_SECONDS)
+        assert isinstance(error, StoreError)
+        assert "in use for long" in error.message
+        assert database.get(b"a") == b"1"
+    monkeypatch.undo()
+    database.put([(b"b", b"2")])
+    assert database.rows(b"", None, 9).items == [(b"a", b"1"), (b"b", b"2")]
+    database.close()
+
+
+def test_given_a_folder_that_cannot_be_opened_anew_when_used_then_all_fail_until_it_can(
+    tmp_path: Path, disk: Disk
+) -> None:
+    database = broken(tmp_path, disk)
+    disk.closed_for = plyvel.IOError(b"IO error: lock LOCK: already held by process")
+    uses: list[Callable[[], object]] = [lambda: database.put([(b"b", b"2")]), lambda: database.get(b"a"), database.sync]
+    for use in uses:
+        with pytest.raises(StoreError, match="held by"):
+            use()
+    disk.closed_for = None
+    disk.failing = True  # what failed cannot be taken back
+    with pytest.raises(StoreError):
+        database.get(b"a")
+    disk.failing = False
+    assert database.rows(b"", None, 9).items == [(b"a", b"1")]
+    database.put([(b"b", b"2")])
+    assert database.get(b"b") == b"2"
+    database.close()
+
+
+def test_given_no_room_to_open_it_anew_when_written_then_it_stays_open_for_reading_and_nothing_lies_about(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = broken(tmp_path, disk)
+
+    def full(_: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(leveldb_handle, "_require_room", full)
+    disk.closed_for = AssertionError("it was closed")
+    with pytest.raises(StoreError, match="No space left") as caught:
+        database.put([(b"b", b"2")])
+    assert "by itself" in caught.value.hint
+    assert database.get(b"a") == b"1"
+    monkeypatch.undo()
+    database.put([(b"b", b"2")])
+    database.close()
+    assert not list(tmp_path.glob("*.dbtmp"))
+
+
+def test_given_a_sync_that_failed_when_synced_again_then_the_folder_is_opened_anew_first(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = WritableDatabase(tmp_path, create=True)
+    database.put([(b"a", b"1"), (b"b", b"2")])
+    database.delete([b"a"])
+
+    def fail(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", fail)
+        with pytest.raises(StoreError):
+            database.sync()
+    opened = disk.opened
+    database.sync()
+    assert disk.opened == opened + 1
+    assert database.rows(b"", None, 9).items == [(b"b", b"2")]
+    database.close()
+
+
+def test_given_something_that_is_no_row_when_put_then_whoever_waited_with_it_is_not_told_it_was_written(
+    tmp_path: Path,
+) -> None:
+    database = WritableDatabase(tmp_path, create=True)
+    with pytest.raises(TypeError):
+        database.put([(b"a", None)])  # type: ignore[list-item]
+    database.put([(b"a", b"1")])
+    assert database.get(b"a") == b"1"
+    database.close()
+
+
+def broken(folder: Path, disk: Disk) -> WritableDatabase:
+    """A folder with one row, whose last write has failed."""
+    database = WritableDatabase(folder, create=True)
+    database.put([(b"a", b"1")])
+    disk.failing = True
+    with pytest.raises(StoreError):
+        database.put([(b"a", b"0"), (b"c", b"3")])
+    disk.failing = False
+    return database
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    ends = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.01)

@@ -1,0 +1,141 @@
+"""What clients ask about topics and consumers: requests that are answered at once. Each comes plain and awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+from tms_core.client import calls
+from tms_core.client.calls import ConsumerPosition, Topic
+from tms_core.client.core import Core
+from tms_core.client.wire import run
+from tms_core.rowkey import MessageId
+from tms_core.topic import TopicId, TopicMetadata
+
+
+class Topics:
+    """Topics, and the consumers that have a name."""
+
+    _core: Core
+
+    def create_topic(
+        self, topic: Topic, *, ttl: timedelta | int | None = None, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """Make a topic.
+
+        Args:
+            topic: ``namespace:topic``.
+            ttl: how long its messages live, in whole seconds; None: as long as the server says.
+            properties: any others.
+
+        Raises:
+            TopicExists: there is one.
+            BadRequest: a name or a ttl is none.
+        """
+        run(self._core.ask(calls.create_topic(topic, ttl, properties)))
+
+    def update_topic(
+        self, topic: Topic, *, ttl: timedelta | int | None = None, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """Replace all properties of a topic: what is left out is the default again.
+
+        Raises:
+            TopicNotFound: there is none.
+            BadRequest: a ttl is none.
+        """
+        run(self._core.ask(calls.update_topic(topic, ttl, properties)))
+
+    def topic(self, topic: Topic) -> TopicMetadata:
+        """What there is to know about a topic: its ttl, its generation, all its properties.
+
+        Raises:
+            TopicNotFound: there is none.
+        """
+        return run(self._core.ask(calls.show_topic(topic)))
+
+    def topics(self, namespace: str = "default") -> list[TopicId]:
+        """The topics of a namespace."""
+        return run(self._core.ask(calls.list_topics(namespace)))
+
+    def delete_topic(self, topic: Topic) -> None:
+        """Delete a topic and all its messages.
+
+        Raises:
+            TopicNotFound: there is none.
+        """
+        run(self._core.ask(calls.delete_topic(topic)))
+
+    def position(self, topic: Topic, consumer: str) -> MessageId:
+        """The last message that a consumer has said to have read.
+
+        Raises:
+            ConsumerNotFound: there is no such consumer, or no such topic.
+        """
+        return run(self._core.ask(calls.position(topic, consumer)))
+
+    def set_position(self, topic: Topic, consumer: str, position: MessageId) -> None:
+        """Say up to where a consumer has read; the first time it is registered.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            BadRequest: that is no name.
+        """
+        run(self._core.ask(calls.set_position(topic, consumer, position)))
+
+    def delete_position(self, topic: Topic, consumer: str) -> None:
+        """Forget a consumer.
+
+        Raises:
+            ConsumerNotFound: there is no such consumer, or no such topic.
+        """
+        run(self._core.ask(calls.delete_position(topic, consumer)))
+
+    def positions(self, topic: Topic) -> list[ConsumerPosition]:
+        """The consumers of a topic by their names, and how far each is behind. Looking consumes nothing."""
+        return run(self._core.ask(calls.positions(topic)))
+
+
+class AsyncTopics:
+    """The same, to be awaited."""
+
+    _core: Core
+
+    async def create_topic(
+        self, topic: Topic, *, ttl: timedelta | int | None = None, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """As :meth:`Topics.create_topic`."""
+        await self._core.ask(calls.create_topic(topic, ttl, properties))
+
+    async def update_topic(
+        self, topic: Topic, *, ttl: timedelta | int | None = None, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """As :meth:`Topics.update_topic`."""
+        await self._core.ask(calls.update_topic(topic, ttl, properties))
+
+    async def topic(self, topic: Topic) -> TopicMetadata:
+        """As :meth:`Topics.topic`."""
+        return await self._core.ask(calls.show_topic(topic))
+
+    async def topics(self, namespace: str = "default") -> list[TopicId]:
+        """As :meth:`Topics.topics`."""
+        return await self._core.ask(calls.list_topics(namespace))
+
+    async def delete_topic(self, topic: Topic) -> None:
+        """As :meth:`Topics.delete_topic`."""
+        await self._core.ask(calls.delete_topic(topic))
+
+    async def position(self, topic: Topic, consumer: str) -> MessageId:
+        """As :meth:`Topics.position`."""
+        return await self._core.ask(calls.position(topic, consumer))
+
+    async def set_position(self, topic: Topic, consumer: str, position: MessageId) -> None:
+        """As :meth:`Topics.set_position`."""
+        await self._core.ask(calls.set_position(topic, consumer, position))
+
+    async def delete_position(self, topic: Topic, consumer: str) -> None:
+        """As :meth:`Topics.delete_position`."""
+        await self._core.ask(calls.delete_position(topic, consumer))
+
+    async def positions(self, topic: Topic) -> list[ConsumerPosition]:
+        """As :meth:`Topics.positions`."""
+        return await self._core.ask(calls.positions(topic))
