@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup tools kubebox engine run demo hbase test lint bench generate image lock system-deps test-cluster clean
+.PHONY: help setup tools kubebox engine run demo hbase test lint bench generate image release-notes lock system-deps test-cluster clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -87,8 +87,9 @@ $(BIN)/kubebox: tests/cluster/kubebox/go.mod tests/cluster/kubebox/go.sum tests/
 	  -X $(K8S).gitCommit=local -X $(K8S).buildDate=2026-01-01T00:00:00Z" .
 	@rm -rf .tools/go
 
-#: Debian's packages for a container engine of the tests' own, and for making a base image.
-ENGINE := docker.io containerd runc debootstrap libdevmapper1.02.1 containernetworking-plugins iptables conntrack
+#: Debian's packages for a container engine and a node of the tests' own, and for making a base image.
+ENGINE := docker.io containerd runc debootstrap libdevmapper1.02.1 containernetworking-plugins iptables conntrack \
+  libxtables12 libnftnl11 libmnl0 libip4tc2 libip6tc2 libnfnetlink0 libnetfilter-conntrack3
 
 IMAGE ?= tms-janitor:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 BASE_IMAGE ?=
@@ -100,6 +101,11 @@ image: ## build the container image: make image IMAGE=NAME:TAG BASE_IMAGE=python
 	@echo "what is in it: build/sbom.cdx.json"
 
 comma := ,
+
+release-notes: ## write what the changelog says of a version: make release-notes VERSION=0.1.0
+	@mkdir -p build
+	@awk -v head="## [$(VERSION)]" 'index($$0, "## ") == 1 {on = index($$0, head) == 1; next} on' CHANGELOG.md > build/release-notes.md
+	@[ -s build/release-notes.md ] || { echo "CHANGELOG.md says nothing of version $(VERSION)" >&2; exit 1; }
 
 engine: .tools/engine/.unpacked ## unpack Debian's container engine inside the tree, for `make test-cluster`
 

@@ -78,6 +78,7 @@ _OWN: dict[str, Schema] = {
             },
         },
     ),
+    "serverReplicas": _whole(1),
     "cronjob": _object(
         schedule=_CRON,
         timeZone=_TEXT,
@@ -198,6 +199,11 @@ _COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
         "The server answers to other pods, so it has to know who asks.",
         _is("server.enabled", True),
         _is("server.auth.kind", "tokens", "jwt"),
+    ),
+    (
+        "Several servers share neither a store in a volume nor a manager's log.",
+        {"properties": {"serverReplicas": {"minimum": 2}}, "required": ["serverReplicas"]},
+        {"allOf": [_is("storage.kind", "hbase"), _is("transactions.source", "thrift", "none")]},
     ),
     (
         "An archive needs a volume that outlives the pod.",

@@ -373,7 +373,7 @@ class ServerSettings(Section):
     cache_mb: CountOrZero = setting(30, "memory for recent messages; 0: none", unit="MB", reason="CDAP's default")
     clock_allowance_seconds: CountOrZero = setting(
         300,
-        "how far the clock may get ahead of this machine's running time since the start; further, and nothing is "
+        "how far the clock may get ahead of this machine's running time at once; further, and nothing is "
         "published until it is right again",
         unit="seconds",
         reason="far beyond any NTP correction, and not enough to matter to a ttl",

@@ -2,7 +2,8 @@
 
 Two kinds of thing cannot be said in CDAP's bytes: that a message shall live shorter than its topic's ttl (rule L6), and
 how far a named consumer has read. They go into one small sorted table: a LevelDB folder of its own, a table
-``tms.side`` in HBase, or memory. The first byte of a key says what it is about.
+``tms.side`` in HBase, or memory. The first byte of a key says what it is about. In HBase it also has who leads, and
+which rows came late (:mod:`tms_core.server.standing`, :mod:`tms_core.server.gaps`).
 
 An expiry is there twice. ``e`` + moment + message key is in the order in which messages come due, for the janitor;
 ``m`` + message key holds the moment, for fetches. Both are written and synced before the message itself, so no message

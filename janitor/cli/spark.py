@@ -112,7 +112,7 @@ def stats(
             shown["what_if"] = {"policy": what_if, "topics": [one.to_json() for one in changed]}
         render.print_json(shown)
     else:
-        _show(found, changed, now_ms)
+        show(found, changed, now_ms)
         if written:
             render.console().print(f"written to {written}")
 
@@ -243,7 +243,12 @@ def _absolute(place: str) -> str:
     return place if "://" in place else str(Path(place).absolute())
 
 
-def _show(found: list[GenerationStats], changed: list[GenerationStats] | None, now_ms: int) -> None:
+def show(found: list[GenerationStats], changed: list[GenerationStats] | None, now_ms: int) -> None:
+    """Statistics as a person reads them.
+
+    Args:
+        changed: the same by another policy; None without one.
+    """
     out = render.console()
     if not found:
         out.print("nothing lies in this store")

@@ -32,7 +32,7 @@ from janitor.spark.tasks import Answer, Errand, Ground, Run, Share, perform, por
 from janitor.state.base import LedgerEntry, State
 from janitor.sweep import Sweep
 from janitor.walk import REPLANS, Act, Walk
-from tms_core.errors import ArchiveError, Interrupted, StoreError
+from tms_core.errors import ArchiveError, Interrupted, StoreUnavailable
 from tms_core.lease import LeaseRecord
 from tms_core.tables.base import Store
 from tms_core.tables.hbase import HBasePart
@@ -169,7 +169,7 @@ class SparkCrew(Crew):
             due = [share for share in due if share.number in moved]
         for share in due:
             for prefix in moved[share.number]:
-                restless = StoreError("its metadata keeps changing; left for the next run")
+                restless = StoreUnavailable("its metadata keeps changing; left for the next run")
                 self._walks[share.number].fail("message" if name == "message" else "payload", prefix, restless)
         for walk in self._walks:
             then(walk)

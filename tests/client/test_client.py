@@ -178,6 +178,15 @@ def test_given_a_loop_that_ends_early_when_closed_then_nothing_more_comes(client
     assert list(unused) == []
 
 
+def test_given_an_answer_that_ends_too_early_when_read_then_that_is_told(site: InProcess) -> None:
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=b"\x04\x28" + bytes(20) + b"\x04hi"))
+    with site.client(transport=transport) as client:
+        messages = client.poll(TOPIC)
+        assert next(messages).payload == b"hi"
+        with pytest.raises(Unanswered, match="cut short"):
+            next(messages)
+
+
 # --- positions -------------------------------------------------------------------------------------------------------
 
 
@@ -371,6 +380,8 @@ def test_given_an_event_loop_when_everything_is_asked_then_it_is_answered(site: 
                 await anext(client.poll("shop:carts"))
         with pytest.raises(ClientClosed):
             await client.topics()
+        with pytest.raises(ClientClosed):
+            client.consume("shop:carts")
 
     asyncio.run(main())
 

@@ -133,6 +133,16 @@ def test_given_answers_that_are_cut_short_when_consumed_then_nothing_is_missing_
     assert cut.polls > 2
 
 
+def test_given_messages_that_came_meanwhile_when_it_asks_again_then_it_does_not_wait(
+    site: InProcess, client: Client
+) -> None:
+    client.publish(ORDERS, [b"1"])
+    with site.client(pause=Happenings()) as reader, reader.consume(ORDERS) as messages:
+        for payload in (b"1", b"2", b"3"):
+            assert take(messages, 1) == [payload]
+            client.publish(ORDERS, [b"%d" % (int(payload) + 1)])
+
+
 def test_given_no_such_topic_when_consumed_then_it_does_not_wait_for_one(client: Client) -> None:
     with pytest.raises(TopicNotFound):
         next(client.consume("default:missing"))
@@ -142,18 +152,23 @@ def test_given_no_such_topic_when_consumed_then_it_does_not_wait_for_one(client:
 
 # --- its end ---------------------------------------------------------------------------------------------------------
 
-FOR_EVER = Retry(first_seconds=1e6, longest_seconds=1e6)
-
 
 @pytest.mark.parametrize("by_closing", [False, True])
 def test_given_a_consumer_that_waits_when_it_is_stopped_by_another_thread_then_it_ends(
     site: InProcess, by_closing: bool
 ) -> None:
-    client = site.client()
-    consumption = client.consume(ORDERS, idle=FOR_EVER)
+    waiting = threading.Event()
+
+    def pause(event: threading.Event, _: float) -> None:
+        waiting.set()
+        assert event.wait(PATIENCE_SECONDS)
+
+    client = site.client(pause=pause)
+    consumption = client.consume(ORDERS)
     found: list[Message] = []
     thread = threading.Thread(target=lambda: found.extend(consumption))
     thread.start()
+    assert waiting.wait(PATIENCE_SECONDS)
     if by_closing:
         client.close()
     else:
@@ -235,6 +250,17 @@ def test_given_a_position_that_cannot_be_stored_when_it_goes_on_then_a_later_one
     assert client.position(ORDERS, "billing") == list(client.poll(ORDERS))[-1].id
 
 
+def test_given_a_position_that_is_stored_when_nothing_new_is_done_then_it_is_not_stored_again(
+    site: InProcess, client: Client, faults: Faults
+) -> None:
+    client.publish(ORDERS, [b"1"])
+    with faulty_client(site, faults) as reader, reader.consume(ORDERS, consumer="billing") as messages:
+        take(messages, 1)
+        messages.commit()
+        messages.commit()
+    assert faults.seen["PUT billing"] == 1
+
+
 # --- only what is committed ------------------------------------------------------------------------------------------
 
 
@@ -298,14 +324,20 @@ def test_given_an_event_loop_when_consumed_then_it_waits_goes_on_after_errors_an
 @pytest.mark.parametrize("by_closing", [False, True])
 def test_given_a_task_that_waits_when_it_is_stopped_by_another_then_it_ends(site: InProcess, by_closing: bool) -> None:
     async def main() -> None:
-        async with site.async_client() as client:
-            consumption = client.consume(ORDERS, idle=FOR_EVER)
+        waiting = asyncio.Event()
+
+        async def pause(event: asyncio.Event, _: float) -> None:
+            waiting.set()
+            await event.wait()
+
+        async with site.async_client(pause=pause) as client:
+            consumption = client.consume(ORDERS)
 
             async def read() -> list[Message]:
                 return [message async for message in consumption]
 
             task = asyncio.create_task(read())
-            await asyncio.sleep(0)
+            await waiting.wait()
             if by_closing:
                 await client.close()
             else:

@@ -8,11 +8,13 @@ import socket
 import threading
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from tests.builders import NOW_MS
 from tests.client.faults import SOON
 from tests.client.test_outcomes import BILLS, ORDERS, visible
 from tms_core.client import Client, TopicNotFound, Unanswered, Unavailable
+from tms_core.client.handover import InProcessTransport, LoopThread
 from tms_core.client.testing import InProcess, in_process
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
@@ -124,6 +126,22 @@ def test_given_a_server_that_crashes_in_the_middle_when_read_then_the_answer_is_
     found = client.poll(ORDERS)
     with pytest.raises(Unanswered):
         list(found)
+
+
+def test_given_a_reader_whom_the_server_cuts_off_when_he_reads_on_then_his_answer_is_cut_short(
+    site: InProcess,
+) -> None:
+    async def endless(scope: Scope, _: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"\x02\x28" + bytes(20) + b"\x04hi", "more_body": True})
+        scope["state"]["abort"]()
+        await send({"type": "http.response.body", "body": b"\0"})
+
+    with LoopThread() as loop:
+        transport = InProcessTransport(endless, loop)
+        with site.client(transport=transport, retry=SOON) as reader, pytest.raises(Unanswered):
+            list(reader.poll(ORDERS))
+        transport.finish()
 
 
 def test_given_a_task_that_is_cancelled_when_it_waits_for_an_answer_then_the_server_goes_on(site: InProcess) -> None:

@@ -7,6 +7,7 @@ what a pod says: there is no node, so pods stay pending.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import socket
 import ssl
@@ -47,18 +48,20 @@ class ControlPlane:
 
     Args:
         folder: its own.
+        address: where the API server listens.
 
     Attributes:
         kubeconfig: lets a program in as an administrator.
         url: the API server's.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, address: str = "127.0.0.1") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._token = secrets.token_hex(16)
         client, peer, secure = free_ports(3)
-        self.url = f"https://127.0.0.1:{secure}"
+        self._address = address
+        self.url = f"https://{address}:{secure}"
         self.kubeconfig = folder / "kubeconfig"
         self._etcd_url, self._peer_url = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
         self._secure = secure
@@ -70,9 +73,18 @@ class ControlPlane:
         """The certificate that proves the API server."""
         return self._folder / "certs/apiserver.crt"
 
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment of its programs."""
+        return dict(os.environ)
+
     def _start(self, *words: str) -> None:
-        with (self._folder / f"{words[0]}.log").open("w") as log:
-            process = subprocess.Popen([str(KUBEBOX), *words], cwd=self._folder, stdout=log, stderr=log)
+        """Start a part of Kubernetes."""
+        self._spawn(words[0], str(KUBEBOX), *words)
+
+    def _spawn(self, name: str, *command: str) -> None:
+        with (self._folder / f"{name}.log").open("w") as log:
+            process = subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log, env=self.environ)
         self._processes.append(process)
 
     def __enter__(self) -> Self:
@@ -86,8 +98,11 @@ class ControlPlane:
                 "kube-apiserver",
                 f"--etcd-servers={self._etcd_url}",
                 f"--secure-port={self._secure}",
-                "--bind-address=127.0.0.1",
-                "--endpoint-reconciler-type=none",
+                f"--bind-address={self._address}",
+                f"--advertise-address={self._address}",
+                f"--endpoint-reconciler-type={'none' if self._address == '127.0.0.1' else 'lease'}",
+                "--kubelet-preferred-address-types=InternalIP",
+                "--allow-privileged=true",
                 "--cert-dir=certs",
                 f"--service-account-key-file={key}",
                 f"--service-account-signing-key-file={key}",

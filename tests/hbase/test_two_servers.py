@@ -8,6 +8,7 @@ As a module this is the ``tms`` command, but that it stops itself in the middle 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from typing import Any
 import yaml
 
 from tests.hbase.tables import Tables
-from tests.server.client import PATIENCE_SECONDS, Answer, Client, TopicClient
+from tests.server.client import JSON, PATIENCE_SECONDS, Answer, Client, TopicClient
 from tests.server.process import TMS, Serve
 from tms_core.cli.main import execute
 from tms_core.tables import hbase_wire
@@ -31,6 +32,7 @@ TOPIC = "events"
 SOME = 25
 #: The message in the middle of which the process stops.
 FATAL = b"stopped in the middle of this"
+BODY = b'{"messages": ["%s"]}' % FATAL
 ROOT = Path(__file__).parent.parent.parent
 STOPS_ITSELF = (sys.executable, "-m", "tests.hbase.test_two_servers")
 
@@ -234,43 +236,55 @@ def test_given_a_leader_stopped_in_the_middle_of_a_write_when_it_is_woken_then_n
     hbase_tables: Tables, tmp_path: Path
 ) -> None:
     pair = Pair(hbase_tables, tmp_path)
-    with pair.server("a", *STOPS_ITSELF) as one:
-        until(lambda: leads(one))
+    with pair.server("a", *STOPS_ITSELF) as one, Client(one.port) as client:
         create(one)
-        with Client(one.port) as client, pair.server("b") as other, hbase_tables.open(pair.namespace) as store:
-            TopicClient(client, TOPIC).publish("before")
-            TopicClient(client, TOPIC).client.send(
-                "POST",
-                f"/v1/namespaces/default/topics/{TOPIC}/publish",
-                b'{"messages": ["%s"]}' % FATAL,
-                content_type="application/json",
-            )
-            assert os.WIFSTOPPED(os.waitpid(one.process.pid, os.WUNTRACED)[1])
+        publish(one, "before")
+        stop_in_write(one, client)
+        with pair.server("b") as other, hbase_tables.open(pair.namespace) as store:
             until(lambda: leads(other))
-            with Client(other.port) as at_other:
-                TopicClient(at_other, TOPIC).publish("after")
+            publish(other, "after")
             seen = everything(other)
             assert [payload for _, payload in seen] == ["before", "after"]
             assert len(store.message.keys(b"", None, 10).items) == 2
             one.process.send_signal(signal.SIGCONT)
             assert client.answer().status == 500
             rows = [row.payload for _, row in store.message.rows(b"", None, 10).items]
-            assert rows == [b"before", FATAL, b"after"]
+            assert rows == [b"before", FATAL, b"after"], "it has come"
             assert everything(other) == seen == everything(one)
             other.kill()
             until(lambda: leads(one))
             assert everything(one) == seen
 
 
+def publish(server: Serve, message: str) -> None:
+    """Publish a message, as soon as somebody leads."""
+    with Client(server.port) as client:
+        topic = TopicClient(client, TOPIC)
+        until(lambda: topic.post("publish", {"messages": [message]}).status == 200)
+
+
+def stop_in_write(server: Serve, client: Client) -> None:
+    """Have a server stop itself while it writes; it stands alone, so nothing else can happen but that it must wait."""
+    while True:
+        client.send("POST", f"/v1/namespaces/default/topics/{TOPIC}/publish", BODY, content_type=JSON)
+        while not select.select([client.socket], [], [], 0.05)[0]:
+            process, status = os.waitpid(server.process.pid, os.WUNTRACED | os.WNOHANG)
+            if process:
+                assert os.WIFSTOPPED(status)
+                return
+        assert client.answer().status == 503
+
+
 def test_given_a_server_that_stands_alone_when_another_is_started_then_that_is_refused(
     hbase_tables: Tables, tmp_path: Path
 ) -> None:
-    pair = Pair(hbase_tables, tmp_path, advertise=None)
+    # Long enough for the slowest of machines: the other one would serve.
+    pair = Pair(hbase_tables, tmp_path, advertise=None, seconds=20)
     with pair.server("a") as one:
         config = tmp_path / "a.yaml"
         refused = subprocess.run([TMS, "serve", "--config", config], capture_output=True, text=True, check=False)
         assert (refused.returncode, "server.leader.advertise" in refused.stderr) == (4, True), refused.stderr
-        assert leads(one)
+        until(lambda: leads(one))
 
 
 # --- the process -----------------------------------------------------------------------------------------------------

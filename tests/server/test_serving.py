@@ -26,7 +26,7 @@ from tms_core.cli.serve import serving
 from tms_core.cli.signals import ending
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, StoreNotFound, TmsError
-from tms_core.server import companions
+from tms_core.server import companions, standing
 from tms_core.server.auth_tokens import new_token, token_line
 from tms_core.server.companions import Host
 from tms_core.server.listener import Listener
@@ -211,7 +211,7 @@ def hbase(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A settings file for an HBase that is not one."""
     monkeypatch.setattr(command, "HBaseStore", FakeHBase)
     monkeypatch.setattr(command, "HBaseSide", lambda *_, **__: MemorySide())
-    monkeypatch.setattr(command, "HBaseCell", FakeCell)
+    monkeypatch.setattr(standing, "HBaseCell", FakeCell)
     config = memory(tmp_path)
     config.write_text(config.read_text().replace("kind: memory", "kind: hbase") + "\n")
     return config

@@ -79,7 +79,7 @@ class Server:
             "TMS_SERVER__PORT": "0",
             "TMS_JANITOR__STATE": str(folder / "state"),
             "TMS_JANITOR__HTTP__PORT": "0",
-            "TMS_JANITOR__HOLD_SECONDS": "600",
+            "TMS_JANITOR__HOLD_SECONDS": "0",
         }
         made: list[Jobs] = []
 

@@ -72,7 +72,7 @@ class LocalSender:
         sent: everything that was asked for.
     """
 
-    ground: MemoryGround
+    ground: Any
     before: Callable[[Errand, Share], None] = _nothing
     times: int = 1
     sent: list[tuple[Errand, Share]] = field(default_factory=list)

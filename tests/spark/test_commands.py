@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 import sys
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from janitor.cli import spark as commands
 from janitor.spark import session as on
+from janitor.spark.stats import GenerationStats
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, every, pointer, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
 from tms_core.clock import ManualClock
 from tms_core.tables.leveldb import LevelDBStore
+from tms_core.topic import TopicId
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,11 +106,17 @@ def test_given_a_store_when_counted_on_spark_then_it_is_shown_kept_and_written(d
     [orders] = counted["topics"]
     [then] = counted["what_if"]["topics"]
     assert (orders["overdue"]["expired"], then["overdue"]["expired"]) == (3, 4)
-    assert "difference" in desk.janitor("spark stats --what-if ttl=1h").out
 
 
-def test_given_an_empty_store_when_counted_then_it_says_so(desk: Site) -> None:
-    assert "nothing lies" in desk.janitor("spark stats --topic 'other:*'").out
+def test_given_two_policies_when_shown_then_the_difference_stands_beside_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    overdue = {"expired": 3, "old_generation": 0}
+    now = GenerationStats(TopicId("default", "orders"), 1, rows=9, overdue=overdue)
+    commands.show([now], [replace(now, overdue={**overdue, "expired": 7})], NOW_MS)
+    assert re.search(r"orders .* 3 .* 7 +\+4", capsys.readouterr().out)
+    commands.show([], None, NOW_MS)
+    assert "nothing lies in this store" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

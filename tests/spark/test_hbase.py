@@ -6,28 +6,33 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from janitor.settings import load
+from janitor.parquet import summarise
+from janitor.policy import Rule
+from janitor.settings import Settings, load
 from janitor.spark.access import Access
+from janitor.spark.options import Options
 from janitor.spark.session import translated
-from janitor.spark.source import FilteringSource
+from janitor.spark.source import FilteringSource, RowReader
 from janitor.spark.sweep import SparkEngine, SparkSender, cutter
-from janitor.spark.tasks import Share, StoreGround
+from janitor.spark.tasks import Share, StoreGround, perform
 from janitor.state.base import State
 from janitor.state.hbase import HBaseState
 from janitor.world import Terms
 from tests.builders import DAY, LIFETIME, NOW_MS, Desk, Snapshots, every
 from tests.hbase.fixture import running
-from tests.hbase.scene import DOOMED, Scene
+from tests.hbase.scene import DOOMED, DUE, Scene
 from tests.hbase.tables import Tables
+from tests.spark.local import LocalSender
 from tests.spark.test_sweep import told
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreUnavailable
+from tms_core.lease import Lease
 from tms_core.tables.base import Store
 
 if TYPE_CHECKING:
@@ -67,6 +72,12 @@ class Cluster:
 
 def cluster(tables: Tables) -> Cluster:
     return Cluster(tables, tables.make())
+
+
+def archiving(settings: Settings, folder: Path) -> Settings:
+    """The same settings, with an archive."""
+    archive = settings.janitor.archive.model_copy(update={"enabled": True, "path": str(folder)})
+    return settings.model_copy(update={"janitor": settings.janitor.model_copy(update={"archive": archive})})
 
 
 @dataclass(frozen=True)
@@ -166,3 +177,49 @@ def test_given_an_hbase_that_does_not_answer_when_read_then_the_error_is_ours(sp
     spark.dataSource.register(FilteringSource)
     with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1"), translated():
         spark.read.format("tms").options(hbase="127.0.0.1:1").load().count()
+
+
+def test_given_tasks_on_hbase_when_done_in_this_process_then_they_delete_until_their_run_has_ended(
+    tables: Tables, tmp_path: Path
+) -> None:
+    made, clock = cluster(tables), ManualClock(NOW_MS, running_ms=DAY)
+    with made.opened() as (store, state):
+        scene = Scene.on(store)
+        ground = StoreGround(Access(archiving(made.access.settings, tmp_path)))
+        sender = LocalSender(ground)
+        lease = Lease(state, "driver", 60, clock)
+        lease.acquire()
+        engine = SparkEngine(
+            *(store, state, Snapshots(clock, [DOOMED]), clock, USUAL),
+            sender=sender,
+            cut=cutter(made.access, None),
+            token_hex=lambda n: "0" * n,
+            batch_rows=50,
+            lease=lease,
+        )
+        report = engine.run_once(adopt=True)
+        assert report.errors == []
+        assert scene.due_is_gone
+        archived = sum(summarise(path).rows for path in tmp_path.rglob("*.parquet"))
+        assert archived == report.total(Rule.EXPIRED) + report.total(Rule.OLD_GENERATION)
+        late = scene.orders.plain(DUE[0])
+        errand, share = sender.sent[0]
+        ended = [perform(ground, errand, share, 1) for errand, share in sender.sent if errand.step == "message"]
+        assert {answer.interrupted and answer.interrupted[0] for answer in ended} == {None, "LeaseLost"}
+        assert DUE[0] in late.times()
+        gone = replace(share, salt=200)
+        assert perform(ground, replace(errand, run=None), gone, 0).entries == []
+
+
+def test_given_tables_in_hbase_when_read_in_this_process_then_every_row_comes_once(tables: Tables) -> None:
+    made = cluster(tables)
+    with made.opened() as (store, _):
+        Scene.on(store)
+        stored = [key for key, _ in every(store.message.rows)]
+    found = RowReader(Options(made.access, "message", now_ms=NOW_MS))
+    rows = [row for part in found.partitions() for batch in found.read(part) for row in batch.to_pylist()]
+    assert sorted(row["key"] for row in rows) == stored
+    assert {row["rule"] for row in rows} == {"expired", "live", "old_generation", "unknown_topic"}
+    with made.access.reading() as face:
+        shares = cutter(made.access, None)(face)
+    assert [share.salt for share, _ in shares] == [0, 1, 2, 3]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from janitor.archive import ParquetArchive
 from janitor.parquet import read, summarise
 from janitor.policy import Rule
-from janitor.ranges import Range
+from janitor.ranges import Range, topic_stop
 from janitor.report import Report
 from janitor.spark.options import Options
 from janitor.spark.ranged import RangedStore
@@ -194,7 +194,8 @@ def test_given_another_topic_by_the_same_name_when_a_task_comes_to_it_then_it_is
             orders.describe(ttl_seconds=86_400)
 
     def there() -> list[int]:
-        return [len(part.message.keys(orders.id.prefix, None, 1000).items) for part in store.parts()]
+        stop = topic_stop(orders.id.prefix)
+        return [len(part.message.keys(orders.id.prefix, stop, 1000).items) for part in store.parts()]
 
     before = there()
     rig.sender.before = lengthen

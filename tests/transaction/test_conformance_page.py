@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from tms_core.transaction.calls import METHODS
-from tms_core.transaction.service import MAX_CONNECTIONS
+from tms_core.transaction.manager import MAX_CLIENT_CHARACTERS
+from tms_core.transaction.service import MAX_CONNECTIONS, MAX_UNREAD_BYTES, REQUEST_SECONDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/conformance/transactions.md").read_text(encoding="utf-8")
@@ -20,8 +21,12 @@ def test_the_page_lists_every_method_that_is_served() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", section("Methods"), flags=re.MULTILINE)) == METHODS
 
 
-def test_the_page_has_the_limit_of_connections() -> None:
-    assert f"{MAX_CONNECTIONS:,};" in section("Transport")
+def test_the_page_has_the_limits() -> None:
+    said = section("Transport")
+    assert f"{MAX_CONNECTIONS:,}, and no more than a quarter of the files" in said
+    assert f"within {REQUEST_SECONDS} s, or" in said
+    assert f"{MAX_UNREAD_BYTES >> 20} MiB" in said
+    assert f"their first {MAX_CLIENT_CHARACTERS} characters" in section("Different on purpose")
 
 
 def test_the_page_quotes_what_the_program_says() -> None:

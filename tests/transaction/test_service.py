@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import resource
 import select
 import socket
 import threading
@@ -348,6 +349,14 @@ def test_given_too_many_connections_then_another_one_is_refused_and_the_others_g
     assert client.status() == "OK"
 
 
+@pytest.mark.parametrize(("files", "most"), [(256, 64), (3, 1), (10**6, 1000), (resource.RLIM_INFINITY, 1000)])
+def test_given_a_limit_of_open_files_then_there_are_not_so_many_connections_that_files_run_out(
+    monkeypatch: pytest.MonkeyPatch, files: int, most: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    assert module._most_connections() == most
+
+
 STATUS = len(wire.message(MessageKind.CALL, "status", 1)).to_bytes(4) + wire.message(MessageKind.CALL, "status", 1)
 
 
@@ -396,11 +405,10 @@ def test_given_large_calls_that_do_not_come_whole_then_others_that_are_large_wai
 def test_given_somebody_who_does_not_read_when_too_much_waits_then_he_is_cut_off_and_others_get_their_answers(
     service: TransactionService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    size = 16 << 20  # more than any socket holds
+    size = 48 << 20  # more than sockets hold
     monkeypatch.setattr(module, "answer", lambda *_: bytes(size))
     monkeypatch.setattr(module, "MAX_UNREAD_BYTES", size)
     with connected(service) as first, connected(service) as second:
-        first.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         first.sendall(STATUS)
         wait_for(lambda: len(service._unread) == 1)
         # Alone he may have as much as he likes.

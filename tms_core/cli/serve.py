@@ -26,9 +26,9 @@ from prometheus_client import CollectorRegistry
 
 from tms_core.cli.signals import ending
 from tms_core.clock import Clock, SystemClock
-from tms_core.errors import ConfigurationError, StoreError, TopicExists, Unavailable
+from tms_core.errors import ConfigurationError, StoreError, TopicExists
 from tms_core.messaging.service import MessagingService
-from tms_core.messaging.work import THREADS, Work
+from tms_core.messaging.work import Work
 from tms_core.server import companions, standby
 from tms_core.server.app import make_app
 from tms_core.server.auth import Gate
@@ -39,13 +39,12 @@ from tms_core.server.host import is_loopback
 from tms_core.server.listener import Listener
 from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
 from tms_core.server.site import Site
-from tms_core.server.standing import LEASE_ROW, Standing
+from tms_core.server.standing import on_hbase
 from tms_core.server.turns import Turns
 from tms_core.settings import Settings, StorageSettings, expanded, load, split_address
-from tms_core.side import HBASE_TABLE, HBaseSide, LevelDBSide, MemorySide, SideTable, beside
+from tms_core.side import HBaseSide, LevelDBSide, MemorySide, SideTable, beside
 from tms_core.tables.base import Store
 from tms_core.tables.hbase import HBaseStore
-from tms_core.tables.hbase_cell import HBaseCell
 from tms_core.tables.hbase_pool import HBasePool
 from tms_core.tables.leveldb import LevelDBStore
 from tms_core.tables.leveldb_layout import FOLDERS, holds_database
@@ -141,7 +140,10 @@ def serving(
         opened = _open(settings, clock)
         store = stack.enter_context(opened.store)
         side = _side(settings.storage, clock, stack)
-        standing = _standing(settings, store, side, clock, stack)
+        standing = None
+        if settings.storage.kind == "hbase":
+            among = on_hbase(settings.storage.hbase, settings.server.leader, store, side, clock)
+            standing = stack.enter_context(among)
         manager, address = _transactions(settings, clock, stack)
         turns = Turns()
         service = _messaging(settings, standing.store if standing else store, side, clock, turns, stack)
@@ -245,8 +247,7 @@ def _messaging(
 
 def _make_topics(names: Sequence[str], service: MessagingService) -> None:
     for topic in chain.from_iterable(map(expanded, names)):
-        # A server that does not lead makes it as well, but cannot look whether it is quite new.
-        with suppress(TopicExists, Unavailable):
+        with suppress(TopicExists):
             service.create_topic(topic, {})
 
 
@@ -259,25 +260,6 @@ def _side(storage: StorageSettings, clock: Clock, stack: ExitStack) -> SideTable
     wanted = storage.hbase
     pool = HBasePool(wanted.thrift, connections=wanted.connections, timeout_seconds=wanted.timeout_seconds, clock=clock)
     return stack.enter_context(HBaseSide(pool, wanted.namespace, clock=clock))
-
-
-def _standing(settings: Settings, store: Store, side: SideTable, clock: Clock, stack: ExitStack) -> Standing | None:
-    """What a server has that may be one of several; None where the store itself lets only one have it."""
-    if settings.storage.kind != "hbase":
-        return None
-    wanted, leader = settings.storage.hbase, settings.server.leader
-    # Of its own, and soon given up: who leads must be found out also while all others wait.
-    pool = HBasePool(
-        wanted.thrift,
-        connections=THREADS + 1,
-        timeout_seconds=min(wanted.timeout_seconds, max(1, leader.seconds // 3)),
-        clock=clock,
-    )
-    cell = HBaseCell(pool, f"{wanted.namespace}:{HBASE_TABLE}".encode(), LEASE_ROW, clock)
-    stack.callback(cell.close)
-    standing = Standing(store, side, cell, leader, clock)
-    stack.callback(standing.stop)
-    return standing
 
 
 def _listen(

@@ -98,7 +98,6 @@ class Reading:
             if found := self._decoder.feed(piece):
                 return found
         self._decoder.end()
-        await self._pieces.close()
         return []
 
     async def close(self) -> None:

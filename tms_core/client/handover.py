@@ -101,7 +101,8 @@ class _Exchange:
 
     def __init__(self, scope: Scope, body: bytes) -> None:
         self.ended = False
-        self._scope = scope
+        # Under this name the server looks for what ends a connection at once.
+        self._scope = {**scope, "state": {"abort": self._abort}}
         self._body: bytes | None = body
         self._head: Head | None = None
         self._pieces: asyncio.Queue[bytes] = asyncio.Queue(1)
@@ -131,6 +132,13 @@ class _Exchange:
         self._gone.set()
         while not self._pieces.empty():
             self._pieces.get_nowait()
+
+    def _abort(self) -> None:
+        """End it, whatever is still to be read."""
+        self._gone.set()
+        while not self._pieces.empty():
+            self._pieces.get_nowait()
+        self._pieces.put_nowait(b"")
 
     async def finish(self) -> None:
         """Close it, and wait for the application to be done."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import Self
 from weakref import WeakValueDictionary
 
 from tms_core.clock import Clock
 from tms_core.consumers import Floor, Positions
-from tms_core.errors import BadRequest
+from tms_core.errors import BadRequest, Unavailable
 from tms_core.messaging.answer import Answer
 from tms_core.messaging.cache import Figures, MessageCache
 from tms_core.messaging.consumers import Consumers
@@ -114,8 +115,10 @@ class MessagingService:
             MetadataError, StoreError, Unavailable: its row is damaged; the store failed; others keep changing it.
         """
         made = self._topics.create(topic, properties or {})
-        if made.generation == 1 and not self._has_rows(topic):
-            self._newborn[topic] = made
+        # Made it is, though a server that does not lead cannot look.
+        with suppress(Unavailable):
+            if made.generation == 1 and not self._has_rows(topic):
+                self._newborn[topic] = made
 
     def update_topic(self, topic: TopicId, properties: Mapping[str, str]) -> None:
         """Replace a topic's properties: what is left out is the default again.

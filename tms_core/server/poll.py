@@ -12,25 +12,23 @@ import asyncio
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
 from tms_core.messaging.model import FetchRequest, Message
 from tms_core.server.body import GZIP, accepts_gzip
 from tms_core.server.codec import Codec
+from tms_core.server.protocol import abort_of
+from tms_core.server.room import Part, Room
 from tms_core.server.site import Site, headers_of, topic_of
 from tms_core.topic import TopicId
 
 #: How much a thread makes at a time, so that handing over costs next to nothing beside it.
 _STEP_BYTES = 480_000
-
-
-class _Made(NamedTuple):
-    """Pieces of an answer, and whether there may be more."""
-
-    pieces: list[bytes]
-    more: bool
+#: What is sent at once, as the whole answer; less than a piece of an answer that goes on.
+_SMALL_BYTES = 50_000
+#: How much memory is taken for each byte that a step made: that, the page it was made of, and what is being sent.
+_HELD = 3
 
 
 class Poll:
@@ -38,6 +36,7 @@ class Poll:
 
     def __init__(self, site: Site) -> None:
         self._site = site
+        self._room = Room()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         site, headers = self._site, headers_of(scope)
@@ -48,9 +47,14 @@ class Poll:
         if zipped:
             answer_headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
         pieces = self._pieces(topic, request, codec, zipped=zipped)
+        await self._room.free()
         first = await site.in_thread(_make, pieces)
         await send({"type": "http.response.start", "status": 200, "headers": answer_headers})
-        await self._stream(first, pieces, receive, send)
+        if sum(map(len, first)) < _SMALL_BYTES:
+            await send({"type": "http.response.body", "body": b"".join(first)})
+            return
+        with Part(self._room, abort_of(scope)) as part:
+            await self._stream(first, pieces, part, receive, send)
 
     def _pieces(self, topic: TopicId, request: FetchRequest, codec: Codec, *, zipped: bool) -> Iterator[bytes]:
         """The answer's body; nothing is read before the first of it is asked for."""
@@ -63,37 +67,38 @@ class Poll:
             self._site.metrics.fetched.inc(len(page))
             yield page
 
-    async def _stream(self, made: _Made, pieces: Iterator[bytes], receive: Receive, send: Send) -> None:
-        """Send what was made while more is being made, until there is no more or the client is gone."""
-        gone = asyncio.ensure_future(receive()) if made.more else None
+    async def _stream(
+        self, made: list[bytes], pieces: Iterator[bytes], part: Part, receive: Receive, send: Send
+    ) -> None:
+        """Send what was made, then make more, until there is no more or the client is gone."""
+        gone = asyncio.ensure_future(receive())
         try:
-            while gone is not None and made.more:
-                ahead = self._site.in_thread(_make, pieces)
-                for piece in made.pieces:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                made = await ahead
-                if gone.done():
-                    return
-            *pieces_before, last = made.pieces or [b""]
-            for piece in pieces_before:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": last})
+            while made and not gone.done():
+                part.keep(_HELD * sum(map(len, made)))
+                made.reverse()
+                while made:
+                    # Kept by nobody else, it is gone once it is sent.
+                    await send({"type": "http.response.body", "body": made.pop(), "more_body": True})
+                part.let_go()
+                await self._room.free()
+                made = await self._site.in_thread(_make, pieces)
+            await send({"type": "http.response.body"})
         finally:
-            if gone is not None:
-                gone.cancel()
-                with suppress(asyncio.CancelledError):
-                    await gone
+            gone.cancel()
+            with suppress(asyncio.CancelledError):
+                await gone
 
 
-def _make(pieces: Iterator[bytes]) -> _Made:
+def _make(pieces: Iterator[bytes]) -> list[bytes]:
+    """The next pieces; none at the end."""
     made: list[bytes] = []
     size = 0
     for piece in pieces:
         made.append(piece)
         size += len(piece)
         if size >= _STEP_BYTES:
-            return _Made(made, more=True)
-    return _Made(made, more=False)
+            break
+    return made
 
 
 def _gzip(pieces: Iterable[bytes]) -> Iterator[bytes]:

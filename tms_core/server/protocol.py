@@ -20,9 +20,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import httptools
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 logger = logging.getLogger(__name__)
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 _SENSELESS_BYTES = 64 << 10
 #: How long one warning of too many connections stands for all others, in seconds.
 _WARNING_SECONDS = 60
+#: Under this name a request's state has what ends its connection.
+_ABORT = "abort"
 _BUSY = b"There are too many connections (server.max_connections)."
 
 
@@ -46,6 +50,12 @@ def bounded(most_connections: int) -> type[Protocol]:
             most_connections,
         )
     return type("BoundedProtocol", (Protocol,), {"most": most})
+
+
+def abort_of(scope: Scope) -> Callable[[], None]:
+    """What ends the connection of a request at once, whatever is still to be sent."""
+    abort: Callable[[], None] = scope["state"][_ABORT]
+    return abort
 
 
 class Protocol(HttpToolsProtocol):
@@ -169,6 +179,7 @@ class Protocol(HttpToolsProtocol):
                 raise httptools.HttpParserError("this is no proxy")
             return
         self._senseless_bytes = 0
+        self.scope["state"][_ABORT] = self.transport.abort
         super().on_headers_complete()
         self.headers = []  # for trailers, which nobody reads
 

@@ -9,21 +9,26 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from urllib.parse import urlsplit
 
 from tms_core.clock import Clock
 from tms_core.lease import Lease, LeaseCell
 from tms_core.messaging.service import MessagingService
+from tms_core.messaging.work import THREADS
 from tms_core.server.fenced import FencedStore
 from tms_core.server.forward import Forwarder
 from tms_core.server.gaps import Seals
 from tms_core.server.leadership import Leadership, Watch
-from tms_core.settings import LeaderSettings
-from tms_core.side import SideTable
+from tms_core.settings import HBaseSettings, LeaderSettings
+from tms_core.side import HBASE_TABLE, SideTable
 from tms_core.tables.base import Store
+from tms_core.tables.hbase_cell import HBaseCell
+from tms_core.tables.hbase_pool import HBasePool
 
 #: The row of the side table in which the lease is.
-LEASE_ROW = b"l"
+_LEASE_ROW = b"l"
 
 
 class Standing:
@@ -82,6 +87,26 @@ class Standing:
         """Give the lead back; all that was accepted is answered by then."""
         if self._watch is not None:
             self._watch.stop()
+
+
+@contextmanager
+def on_hbase(
+    hbase: HBaseSettings, wanted: LeaderSettings, store: Store, side: SideTable, clock: Clock
+) -> Iterator[Standing]:
+    """What a server on HBase has, while the block runs; behind it the lead is given back."""
+    # Of its own, and soon given up: who leads must be found out also while all other connections wait.
+    pool = HBasePool(
+        hbase.thrift,
+        connections=THREADS + 1,
+        timeout_seconds=min(hbase.timeout_seconds, max(1, wanted.seconds // 3)),
+        clock=clock,
+    )
+    with closing(HBaseCell(pool, f"{hbase.namespace}:{HBASE_TABLE}".encode(), _LEASE_ROW, clock)) as cell:
+        standing = Standing(store, side, cell, wanted, clock)
+        try:
+            yield standing
+        finally:
+            standing.stop()
 
 
 def _with_port(url: str, port: int) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 import struct
 import threading
@@ -26,8 +27,8 @@ from tms_core.transaction.manager import TransactionManager
 
 #: The largest request, in bytes (``data.tx.thrift.max.read.buffer``).
 MAX_FRAME_BYTES = 16 * 1024 * 1024
-#: How many connections there may be.
-MAX_CONNECTIONS = 1_000
+#: How many connections there may be; and never more than one for so many files that the process may open.
+MAX_CONNECTIONS, FILES_EACH = 1_000, 4
 #: How many requests above a size, in bytes, are taken in at a time; the others wait.
 LARGE_REQUESTS, LARGE_BYTES = 4, 64 * 1024
 #: How long a new connection may take until its first request begins, and each request until it is whole, in seconds.
@@ -137,7 +138,7 @@ class TransactionService:
                 connection.cancel()
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= MAX_CONNECTIONS:
+        if len(self._connections) >= _most_connections():
             logger.warning("there are %d connections already, another one is refused", len(self._connections))
             writer.close()
             return
@@ -207,3 +208,8 @@ class TransactionService:
 
     async def _work(self, work: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
+
+
+def _most_connections() -> int:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, max(1, files // FILES_EACH))
