@@ -34,8 +34,8 @@ from tms_core.clock import ManualClock
 NAMES = ("default:a", "default:a-b")
 TIMEOUT_SECONDS = 300
 #: A ttl, and how far time goes at once.
-TTLS = (2 * MINUTE, HOUR, 2 * DAY)
-STEPS = (1, MINUTE, 20 * MINUTE, 3 * HOUR, DAY)
+TTLS = (5 * MINUTE, HOUR, 2 * DAY)
+STEPS = (1, MINUTE, 2 * MINUTE, 4 * MINUTE, HOUR, DAY)
 
 
 class Jobs:
@@ -292,8 +292,8 @@ class History(RuleBasedStateMachine):
 
     # --- what happens by itself --------------------------------------------------------------------------------------
 
-    @rule(step_ms=st.sampled_from(STEPS))
-    def let_time_pass(self, step_ms: int) -> None:
+    @rule(step_ms=st.sampled_from(STEPS), cleaned=st.booleans())
+    def let_time_pass(self, step_ms: int, *, cleaned: bool) -> None:
         self.clock.advance(step_ms)
         for topic in self.topics.values():
             topic.tell_time(self.now_ms)
@@ -302,10 +302,8 @@ class History(RuleBasedStateMachine):
                 # The service gives it up some time now.
                 self.server.transactions.invalidate(tx.transaction.transaction_id)
                 tx.fate = "invalid"
-
-    @rule()
-    def clean(self) -> None:
-        self.server.clean()
+        if cleaned:
+            self.server.clean()
 
     @rule()
     def restart(self) -> None:
