@@ -256,7 +256,7 @@ def test_given_a_rollback_that_is_none_when_read_then_the_reason_is_said(body: b
         (b"\x06\x01\x02\x02", "none of number 3"),
         (b"\x04\x02\x02\x02", "a boolean is 0 or 1, not 2"),
         (b"\x00\x26" + ID.pack()[1:] + b"\x01\x02\x02", "20 bytes, not 19"),
-        (b"\x00\x2a" + ID.pack() + b"\0" + b"\x01\x02\x02", "20 bytes, not 21"),
+        (b"\x00\x00" + b"\x01\x02\x02", "20 bytes, not 0"),
         (b"\x00\x01", "there are no -1 bytes"),
         (b"\x04\x01" + b"\x00" + long(0) + b"\x02", "limit of 0"),
         (b"\x02" + long(-1) + b"\x01\x02\x02", "-1 is no time"),
@@ -273,3 +273,9 @@ def test_given_any_bytes_when_read_then_they_are_understood_or_refused(body: byt
     for read in (AVRO.read_publish, AVRO.read_rollback, AVRO.read_poll):
         with suppress(BadRequest):
             read(body)
+
+
+@pytest.mark.parametrize("more", [b"\0", bytes(20)])
+def test_given_an_id_that_is_too_long_then_its_first_20_bytes_count_as_in_cdap(more: bytes) -> None:
+    data = ID.pack() + more
+    assert AVRO.read_poll(b"\x00" + long(len(data)) + data + b"\x01\x02\x02").start == ID

@@ -6,6 +6,7 @@ import gzip
 import logging
 import select
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,12 @@ import pytest
 from tests.builders import NOW_MS, Call, watch
 from tests.server.client import AVRO, Client, TopicClient
 from tests.server.conftest import serving
+from tests.server.test_avro import decoded
 from tests.server.test_messages import EVERYTHING, avro
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, StoreUnavailable
+from tms_core.server import poll
+from tms_core.server.room import Room
 from tms_core.tables.leveldb import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 
@@ -190,3 +194,46 @@ def test_given_the_access_log_when_asked_then_method_path_and_code_are_in_it(cap
 def test_given_an_address_that_others_reach_when_asked_by_any_name_then_it_answers() -> None:
     with serving(loopback=False) as server, Client(server.port) as client:
         assert client.ask("GET", "/ping", host="tms.example.com").status == 200
+
+
+def test_given_a_transaction_that_is_too_old_when_published_then_500_as_in_cdap_and_the_log_is_spared(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with serving() as server, Client(server.port) as client:
+        topic = TopicClient(client, "t").create()
+        for verb in ("publish", "store"):
+            answer = topic.post(verb, avro(b"a", pointer=5), content_type=AVRO)
+            assert (answer.status, "Start another one" in answer.text) == (500, True)
+        assert topic.client.ask("GET", topic.path).status == 200
+    assert caplog.text == ""
+
+
+# --- clients that do not read ----------------------------------------------------------------------------------------
+
+
+def test_given_a_client_that_does_not_read_when_others_need_the_room_then_it_is_cut_off_and_they_get_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(poll, "Room", partial(Room, 1, 0.2))
+    with serving() as server, Client(server.port) as stalled, Client(server.port) as other:
+        topic = TopicClient(other, "t").create()
+        for _ in range(20):
+            topic.post("publish", avro(bytes(1_000_000)), content_type=AVRO)
+        stalled.send("POST", f"{topic.path}/poll", EVERYTHING, content_type=AVRO)
+        assert stalled.socket.recv(1)
+        for _ in range(2):
+            answer = topic.post("poll", EVERYTHING, content_type=AVRO)
+            assert len(decoded(answer.body)) == 20
+        with pytest.raises((EOFError, ConnectionError)):
+            _read_all(stalled)
+
+
+def _read_all(client: Client) -> None:
+    """Read without end.
+
+    Raises:
+        EOFError: it ended.
+    """
+    while client.socket.recv(1 << 20):
+        pass
+    raise EOFError

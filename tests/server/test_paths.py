@@ -50,6 +50,19 @@ def test_given_a_path_when_asked_for_again_and_again_then_its_route_has_it_each_
     assert all("route" not in scope for scope in nobody.seen)
 
 
+def test_given_a_slash_at_the_end_when_asked_then_the_path_without_it_counts_as_in_cdap() -> None:
+    app, nobody = Noting(), Noting()
+    paths = Paths([Route("/{topic}", app, methods=["PUT"])], nobody)
+    for _ in range(2):
+        ask(paths, "PUT", "/t/")
+        [start, *_] = ask(paths, "GET", "/t/")
+        assert start["status"] == 405
+    assert [scope["path_params"] for scope in app.seen] == [{"topic": "t"}] * 2
+    for path in ("/t//", "//", "/"):
+        ask(paths, "PUT", path)
+    assert len(nobody.seen) == 3
+
+
 def test_given_a_path_that_has_no_such_method_when_asked_then_those_it_has_are_named() -> None:
     app = Noting()
     paths = Paths([Route("/{topic}", app, methods=["PUT"]), Route("/{other}", app, methods=["POST"])], app)

@@ -187,3 +187,11 @@ def test_the_document_names_every_route_with_its_methods(client: Client) -> None
                 assert str(answer.status) in item[method.lower()]["responses"], (method, path)
     assert len(paths) == 12
     assert json.dumps(paths)
+
+
+@pytest.mark.parametrize("path", ["/ping", "/metrics", "/v1/namespaces/default/topics"])
+def test_given_head_when_asked_then_405_as_in_cdap(client: Client, path: str) -> None:
+    client.send("HEAD", path)
+    answer = client.answer(head=True)
+    assert (answer.status, answer.headers["allow"]) == (405, "GET")
+    assert client.ask("GET", path).status == 200

@@ -25,6 +25,7 @@ from tms_core.errors import (
     TmsError,
     TopicExists,
     TopicNotFound,
+    TransactionExpired,
     Unauthorized,
     Unavailable,
 )
@@ -45,7 +46,7 @@ from tms_core.server.topics import Topics
 logger = logging.getLogger(__name__)
 access = logging.getLogger("tms_core.access")
 
-#: What errors of the service are in HTTP (CDAP's HttpExceptionHandler); any other is 500.
+#: What errors of the service are in HTTP (CDAP's HttpExceptionHandler); any other is 500, and goes to the log.
 _STATUS: dict[type[TmsError], int] = {
     BadRequest: 400,
     Unauthorized: 401,
@@ -53,6 +54,7 @@ _STATUS: dict[type[TmsError], int] = {
     TopicNotFound: 404,
     ConsumerNotFound: 404,
     TopicExists: 409,
+    TransactionExpired: 500,
     Unavailable: 503,
 }
 #: A client that went away before it was answered; never sent.
@@ -161,8 +163,9 @@ async def _refuse(send: Send, error: TmsError | HTTPException) -> None:
     if isinstance(error, HTTPException):
         await answer(send, error.status_code, error.detail.encode(), _TEXT)
         return
-    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
-    if status == 500:
+    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), None)
+    if status is None:
+        status = 500
         logger.error("a request failed: %s", error, exc_info=error)
     more = (_CHALLENGE,) if isinstance(error, Unauthorized) else ()
     await answer(send, status, str(error).encode("utf-8", "replace"), _TEXT, *more)

@@ -36,19 +36,24 @@ class Guarded:
 
     def behind(self, gate: Gate | None) -> Route:
         """The route itself; without a gate everybody may do everything."""
-        if gate is None:
-            return Route(self.path, self.endpoint, methods=list(self.needs), name=self.name)
-        return _GuardedRoute(self, gate)
+        return _Route(self) if gate is None else _GuardedRoute(self, gate)
 
 
-class _GuardedRoute(Route):
-    def __init__(self, guarded: Guarded, gate: Gate) -> None:
+class _Route(Route):
+    def __init__(self, guarded: Guarded) -> None:
         super().__init__(guarded.path, guarded.endpoint, methods=list(guarded.needs), name=guarded.name)
+        # Where GET is, Starlette serves HEAD too; CDAP does not.
+        self.methods = set(guarded.needs)
+
+
+class _GuardedRoute(_Route):
+    def __init__(self, guarded: Guarded, gate: Gate) -> None:
+        super().__init__(guarded)
         self._gate = gate
-        # Where GET is, Starlette serves HEAD too. What is not served needs a known principal to be told so.
-        self._needs = {"HEAD": guarded.needs.get("GET", Need.KNOWN), **guarded.needs}
+        self._needs = guarded.needs
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # What is not served needs a known principal to be told so.
         need = self._needs.get(scope["method"], Need.KNOWN)
         if need is not Need.NOTHING:
             scope["principal"] = principal = self._gate.principal(scope["headers"])

@@ -24,7 +24,7 @@ class Paths:
 
     Args:
         routes: the first that fits has a request; one that fits but for its method answers 405.
-        default: has the requests that no route fits.
+        default: has the requests that no route fits, not even without a slash at the end (as CDAP has it).
     """
 
     def __init__(self, routes: Sequence[Route], default: ASGIApp) -> None:
@@ -50,4 +50,6 @@ class Paths:
                 return route, more
             if match is Match.PARTIAL:
                 other_method = other_method or (route, more)
+        if other_method is None and path.endswith("/") and not path.endswith("//"):
+            return self._find(method, path[:-1])
         return other_method

@@ -1,0 +1,46 @@
+"""What becomes of a request: for those who wait, those who are called, and those who come later."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.messaging.desk import PATIENCE_SECONDS
+from tms_core.messaging.answer import Answer
+
+
+def test_given_many_who_wait_when_it_comes_then_all_have_it() -> None:
+    answer: Answer[str] = Answer()
+    with ThreadPoolExecutor(4) as threads:
+        waiting = [threads.submit(answer.result, PATIENCE_SECONDS) for _ in range(4)]
+        assert not answer.done()
+        answer.set_result("written")
+        assert [future.result(PATIENCE_SECONDS) for future in waiting] == ["written"] * 4
+    assert answer.done()
+    assert answer.result() == "written"
+
+
+def test_given_those_who_want_to_be_told_when_it_comes_then_each_is_called_once_and_who_comes_later_at_once() -> None:
+    answer: Answer[None] = Answer()
+    told: list[int] = []
+    answer.when_done(lambda: told.append(1))
+    answer.when_done(lambda: told.append(2))
+    assert told == []
+    answer.set_result(None)
+    assert told == [1, 2]
+    answer.when_done(lambda: told.append(3))
+    assert told == [1, 2, 3]
+
+
+def test_given_an_error_when_asked_then_each_gets_it() -> None:
+    answer: Answer[str] = Answer()
+    answer.set_exception(ZeroDivisionError("a bug"))
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            answer.result()
+
+
+def test_given_somebody_without_patience_when_it_does_not_come_then_he_goes() -> None:
+    with pytest.raises(TimeoutError):
+        Answer[str]().result(0)
