@@ -34,6 +34,7 @@
     │   ├── NotInProgress        the transaction has ended, or never began
     │   ├── Conflict             another transaction has changed the same thing
     │   ├── Invalidated          the transaction was given up; nothing of it is visible, now or later
+    │   ├── PostCommitFailed     the transaction is committed, and what was to follow failed
     │   ├── ChangesTooLarge      more change keys than a transaction may have
     │   ├── TruncateTimeError    a time after which a transaction in progress began
     │   └── CannotSnapshot       the state could not be copied
@@ -226,6 +227,10 @@ class Conflict(TransactionError):
 
 class Invalidated(TransactionError):
     """The transaction was given up for good; nothing of it is visible, now or later, so it may be done again."""
+
+
+class PostCommitFailed(TransactionError):
+    """The transaction is committed, but something that was to follow failed; doing it again would do it twice."""
 
 
 class ChangesTooLarge(TransactionError):

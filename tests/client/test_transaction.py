@@ -17,9 +17,9 @@ from tms_core.client import (
     Limits,
     NotInProgress,
     Participant,
+    PostCommitFailed,
     Transaction,
     Unanswered,
-    Unavailable,
 )
 from tms_core.client.testing import InProcess
 from tms_core.clock import ManualClock
@@ -243,16 +243,21 @@ def test_given_a_participant_that_cannot_roll_back_when_it_fails_then_the_others
     assert site.manager.invalid_size() == 1
 
 
-def test_given_a_participant_that_fails_after_the_commit_when_it_does_then_the_commit_stands(
+def test_given_a_participant_that_fails_after_the_commit_when_it_does_then_the_commit_stands_and_others_are_told(
     client: Client, site: InProcess
 ) -> None:
+    last = Recorder()
+
     def work() -> None:
         with client.transaction() as tx:
             tx.register(Recorder("post"))
+            tx.register(last)
             tx.publish(ORDERS, [b"a"])
 
-    with pytest.raises(LookupError, match="post"):
+    with pytest.raises(PostCommitFailed, match="is committed, but what was to follow failed: post") as caught:
         work()
+    assert isinstance(caught.value.__cause__, LookupError)
+    assert last.names[-1] == "post"
     assert visible(site) == [b"a"]
 
 
@@ -461,7 +466,7 @@ def test_given_an_end_between_the_commit_and_the_position_when_started_again_the
     """What the guide says: at least once."""
     client.publish(ORDERS, [b"1"])
     faults.at("PUT billing", "before")
-    with faulty_client(site, faults) as dying, pytest.raises((Unanswered, Unavailable)):
+    with faulty_client(site, faults) as dying, pytest.raises(PostCommitFailed, match="is committed"):
         bill(dying)
     assert bills(client) == [b"bill of 1"]
     bill(client)

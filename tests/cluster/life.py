@@ -73,7 +73,7 @@ class Life:
 
         [before] = self.janitors()
         self.node.kubectl("-n", "apps", "delete", "pod", before)
-        until(lambda: self.janitors(ready=True) not in ([], [before]), f"another pod is ready: {self.pods()}")
+        until(lambda: self.janitors(ready=True) not in ([], [before]), "another pod is ready", self.pods)
         self.saw["mode of the next"] = json.loads(self.inside(f"janitor status {CONFIG}").stdout)["mode"]
 
         self.helm("rollback", NAME, "1", *waiting)
@@ -102,7 +102,7 @@ class Life:
             status = self.node.get("/apis/batch/v1/namespaces/apps/jobs/falls").get("status", {})
             return next((str(each["reason"]) for each in status.get("conditions", ()) if each["type"] == "Failed"), "")
 
-        until(lambda: bool(failed()), f"the run fails: {self.pods()}")
+        until(lambda: bool(failed()), "the run fails", self.pods)
         self.saw["wrong settings"] = failed()
         runs = self.node.get("/api/v1/namespaces/apps/pods?labelSelector=job-name%3Dfalls")["items"]
         self.saw["runs with them"] = len(runs)
@@ -113,7 +113,7 @@ def main(folder: Path, images: Path) -> None:
     with machine_as_it_was(), Node(folder, images) as node:
         life = Life(node, folder)
         life.live()
-        print(json.dumps(life.saw))
+        sys.stdout.write(json.dumps(life.saw))
 
 
 if __name__ == "__main__":

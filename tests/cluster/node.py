@@ -6,6 +6,7 @@ vanish with it. What the kubelet sets for the whole machine is put back.
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
 import subprocess
@@ -87,7 +88,7 @@ class Node(ControlPlane):
             "--healthz-bind-address=127.0.0.1:10256",
             "--metrics-bind-address=127.0.0.1:10249",
         )
-        until(self._has_a_node, f"the node is ready: {self.said()}")
+        until(self._has_a_node, "the node is ready", self.said)
         return self
 
     def _has_a_node(self) -> bool:
@@ -111,14 +112,14 @@ class Node(ControlPlane):
         }
         bridge = {"type": "bridge", "bridge": "cni-tms", "isGateway": True, "hairpinMode": True, "ipam": ipam}
         network = {"cniVersion": "0.4.0", "name": "tms", "plugins": [bridge, {"type": "loopback"}]}
-        (cni / "10-tms.conflist").write_text(yaml.safe_dump(network, default_flow_style=True, width=10_000))
+        (cni / "10-tms.conflist").write_text(json.dumps(network))
         self._spawn("containerd", "containerd", "-c", str(config))
         ctr = ["ctr", "-a", str(self._folder / "containerd.sock"), "-n", "k8s.io"]
 
         def answers() -> bool:
             return subprocess.run([*ctr, "version"], env=self.environ, capture_output=True, check=False).returncode == 0
 
-        until(answers, f"containerd answers: {self.said()}")
+        until(answers, "containerd answers", self.said)
         subprocess.run([*ctr, "images", "import", str(self._images)], env=self.environ, check=True, capture_output=True)
 
     def _kubelet(self) -> None:

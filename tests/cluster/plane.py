@@ -26,11 +26,11 @@ KUBEBOX = ROOT / ".tools/bin/kubebox"
 PATIENCE_SECONDS = 180
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait until it holds; ``what`` is said when it never does."""
+def until(condition: Callable[[], bool], what: str, tell: Callable[[], str] = str) -> None:
+    """Wait until it holds; ``what``, and what ``tell`` tells, is said when it never does."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, f"not within {PATIENCE_SECONDS} s: {what}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE_SECONDS} s: {what}\n{tell()}"
         time.sleep(0.2)
 
 

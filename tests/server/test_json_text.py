@@ -185,7 +185,12 @@ def test_given_properties_when_read_then_values_are_the_text_they_were_written_i
     ("data", "reason"),
     [
         (b"[]", "no JSON object"),
+        (b'[["ttl","60"]]', "no JSON object"),
+        (b"null", "no JSON object"),
         (b"ttl=60", "no JSON"),
+        (b'\xef\xbb\xbf{"ttl":"60"}', "no JSON"),
+        (b"{'ttl':'60'}", "no JSON"),
+        (b"{ttl:60}", "no JSON"),
         (b'{"ttl":null}', "ttl: a property is text"),
         (b'{"ttl":{}}', "ttl: a property is text"),
         (b'{"a":"1","a":"2"}', "twice"),

@@ -120,7 +120,7 @@ def test_given_a_method_that_a_route_does_not_know_then_405_and_which_it_knows(
     assert answer.headers["allow"]
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", f"{TOPICS}/", f"{TOPICS}/t/nothing", "/v2/namespaces/default/topics"])
+@pytest.mark.parametrize("path", ["/", "/v1", f"{TOPICS}//", f"{TOPICS}/t/nothing", "/v2/namespaces/default/topics"])
 def test_given_a_path_that_is_none_then_404_and_where_they_are_listed(client: Client, path: str) -> None:
     answer = client.ask("GET", path)
     assert answer.status == 404

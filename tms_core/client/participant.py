@@ -17,7 +17,7 @@ class Participant:
     """Something whose writes belong to a transaction; override what it needs.
 
     With an ``AsyncClient`` each method may be a coroutine. Whatever a method raises fails the transaction, except in
-    :meth:`post_tx_commit`, when it is committed already.
+    :meth:`post_tx_commit`, when it is committed already and ``PostCommitFailed`` is raised.
     """
 
     def start_tx(self, transaction: Transaction) -> Awaitable[None] | None:

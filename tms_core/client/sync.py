@@ -292,6 +292,7 @@ class Client(Topics):
             NotInProgress: it took too long.
             Invalidated: it was given up, nothing of it is or will be visible.
             OutcomeUnknown: nobody answers who knows whether it is committed; it is as a whole, or never will be.
+            PostCommitFailed: it is committed, but what was to follow failed: a position that was to be stored, say.
             MessagingError: something could not be published, and it is rolled back.
         """
         return TransactionContext(self._core, self._transactions, self._limits, timeout_seconds, long=long)

@@ -25,7 +25,7 @@ from tms_core.client.core import UNKNOWN, Core
 from tms_core.client.outbox import Outbox
 from tms_core.client.participant import Participant, StoredPosition
 from tms_core.client.values import Limits
-from tms_core.errors import Invalidated, NotInProgress, TmsError, TransactionError
+from tms_core.errors import Invalidated, NotInProgress, PostCommitFailed, TmsError, TransactionError
 from tms_core.topic import TopicId
 from tms_core.transaction.client import TransactionClient
 from tms_core.transaction.line import OutcomeUnknown
@@ -128,6 +128,7 @@ class Work:
         Raises:
             TransactionError, MessagingError: nothing of it is visible, now or later, except:
             OutcomeUnknown: nobody can say; it is all visible, or never will be.
+            PostCommitFailed: all of it is.
         """
         self.require_open()
         try:
@@ -137,8 +138,7 @@ class Work:
             raise
         await self._commit()
         self._ended = True
-        for participant in self._participants:
-            await _done(participant.post_tx_commit())
+        await self._follow(0)
 
     async def roll_back(self) -> None:
         """Take back what was written, and end it; it is invalidated where not all of that is certain."""
@@ -172,6 +172,24 @@ class Work:
             self._ended = self._doubtful = True
             await self._end()
             raise
+
+    async def _follow(self, first: int) -> None:
+        """Tell participants that it is committed, all of them, whatever one raises.
+
+        Args:
+            first: the number of the first that has not been told.
+        """
+        if first == len(self._participants):
+            return
+        try:
+            await _done(self._participants[first].post_tx_commit())
+        except Exception as error:
+            pointer = self.transaction.transaction_id
+            raise PostCommitFailed(
+                f"Transaction {pointer} is committed, but what was to follow failed: {error}", "Do not do it again."
+            ) from error
+        finally:
+            await self._follow(first + 1)
 
     async def _find_out(self, unanswered: TmsError) -> None:
         """Return when it is committed after all.
