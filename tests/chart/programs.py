@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support import require_or_skip
@@ -27,12 +26,10 @@ def program(name: str, target: str = "tools") -> str:
     return str(path)
 
 
-def run(
-    name: str, *words: object, given: str = "", environ: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run one of the programs, with nothing of the user's own settings."""
-    home = ROOT / ".tools/home"
-    clean = {"PATH": os.environ["PATH"], "HOME": str(home), "HELM_NO_PLUGINS": "1", **(environ or {})}
+def run(name: str, *words: object, given: str = "", kubeconfig: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run one of the programs, with nothing of the user's own settings; what it keeps is kept beside the kubeconfig."""
+    home = ROOT / ".tools/home" if kubeconfig is None else kubeconfig.parent
+    clean = {"PATH": os.environ["PATH"], "HOME": str(home), "HELM_NO_PLUGINS": "1", "KUBECONFIG": str(kubeconfig or "")}
     return subprocess.run(
         [program(name), *map(str, words)],
         input=given,

@@ -122,6 +122,15 @@ def test_given_more_than_a_request_holds_when_published_then_several_are_sent(si
     assert len(visible(site)) == 4
 
 
+def test_given_many_small_messages_when_published_then_no_request_has_more_than_a_server_takes(
+    site: InProcess, faults: Faults
+) -> None:
+    with faulty_client(site, faults, limits=Limits(request_bytes=300)) as client, client.transaction() as tx:
+        tx.publish(ORDERS, [b""] * 8)
+    assert faults.seen["publish"] == 3
+    assert len(visible(site)) == 8
+
+
 def test_given_a_transaction_when_it_reads_then_it_sees_what_was_committed_when_it_began(
     client: Client, site: InProcess
 ) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chart.programs import CHART, run
-from tests.cluster.node import Node, machine_as_it_was
+from tests.cluster.node import Node
 from tests.cluster.plane import until
 from tms_core.server.auth_tokens import new_token, token_line
 
@@ -32,7 +32,7 @@ class Life:
         self.saw: dict[str, Any] = {}
 
     def helm(self, *words: object) -> str:
-        done = run("helm", *words, "--namespace", "apps", environ={"KUBECONFIG": str(self.node.kubeconfig)})
+        done = run("helm", *words, "--namespace", "apps", kubeconfig=self.node.kubeconfig)
         assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{self.pods()}"
         return done.stdout
 
@@ -110,7 +110,7 @@ class Life:
 
 def main(folder: Path, images: Path) -> None:
     """All of it."""
-    with machine_as_it_was(), Node(folder, images) as node:
+    with Node(folder, images) as node:
         life = Life(node, folder)
         life.live()
         sys.stdout.write(json.dumps(life.saw))

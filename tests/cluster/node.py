@@ -12,7 +12,7 @@ import struct
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -227,7 +227,7 @@ def _link_packet_filters() -> None:
 
 @contextmanager
 def machine_as_it_was() -> Iterator[None]:
-    """Put back what a kubelet sets for the whole machine."""
+    """Put back what a kubelet sets for the whole machine, once all its processes have ended."""
     files = [Path("/proc/sys") / name for name in SYSCTLS]
     before = [file.read_text() for file in files]
     try:
@@ -235,9 +235,13 @@ def machine_as_it_was() -> Iterator[None]:
     finally:
         for file, text in zip(files, before, strict=True):
             file.write_text(text)
-        folders = sorted(Path("/sys/fs/cgroup").glob("*/k8s.io/**/"), key=lambda path: -len(path.parts))
-        for folder in folders:
-            try:
-                folder.rmdir()
-            except OSError:
-                continue  # somebody else's
+        until(_groups_are_gone, "the pods' control groups are removed")
+
+
+def _groups_are_gone() -> bool:
+    """Remove the pods' control groups, the deepest first; one in which a process still ends stays for now."""
+    groups = sorted(Path("/sys/fs/cgroup").glob("*/k8s.io/**/"), key=lambda path: -len(path.parts))
+    for group in groups:
+        with suppress(OSError):
+            group.rmdir()
+    return not list(Path("/sys/fs/cgroup").glob("*/k8s.io"))

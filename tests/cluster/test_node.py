@@ -13,7 +13,7 @@ import pytest
 
 from tests.chart.programs import program
 from tests.cluster.engine import PACKAGES, Engine
-from tests.cluster.node import enter
+from tests.cluster.node import enter, machine_as_it_was
 from tests.cluster.plane import ROOT
 from tests.cluster.test_image import engine, image
 from tests.support import require_or_skip, require_tool
@@ -46,7 +46,8 @@ def saw(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any
         require_or_skip("a node needs root and Debian's containerd: make engine")
     folder = tmp_path_factory.mktemp("node")
     command = enter([sys.executable, "-m", "tests.cluster.life", str(folder), str(images)])
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIFE_SECONDS, check=False)
+    with machine_as_it_was():
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIFE_SECONDS, check=False)
     assert done.returncode == 0, done.stderr[-6000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -52,7 +52,7 @@ def place(kind: str, namespace: str) -> str:
 
 def helm(plane: ControlPlane, *words: object) -> str:
     """A helm command that has to succeed; what it said."""
-    done = run("helm", *words, "--namespace", "apps", environ={"KUBECONFIG": str(plane.kubeconfig)})
+    done = run("helm", *words, "--namespace", "apps", kubeconfig=plane.kubeconfig)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

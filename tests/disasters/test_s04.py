@@ -88,9 +88,10 @@ def test_given_rows_that_were_put_back_when_adopted_again_then_nothing_is_claime
     assert set(orders.pointers()) == {-OLD}
 
 
-def test_given_an_error_in_one_topic_when_run_then_nothing_is_claimed(store: Store) -> None:
+@pytest.mark.parametrize("call", ["message.delete", "message.invert"])
+def test_given_an_error_in_one_topic_when_run_then_nothing_is_claimed(store: Store, call: str) -> None:
     rig, _ = prepared(store)
-    watch(store, before=fail("message.delete"))
+    watch(store, before=fail(call))
     report = rig.engine.run_once()
     assert report.errors
     assert (report.boundary, rig.state.claim(), rig.state.evidence()) == (None, None, [])

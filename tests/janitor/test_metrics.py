@@ -634,4 +634,4 @@ def test_promtool_understands_the_alerts(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump({"groups": [{"name": "page", "rules": rules}]}), encoding="utf-8")
     checked = subprocess.run([promtool, "check", "rules", file], capture_output=True, timeout=60, check=False)
     assert checked.returncode == 0, checked.stderr
-    assert len(rules) > 10
+    assert len(rules) > 2

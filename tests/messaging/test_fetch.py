@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.builders import HOUR, NOW_MS, SECOND, Call, watch
@@ -10,7 +12,7 @@ from tms_core.errors import BadRequest, StoreError, TopicNotFound
 from tms_core.messaging.fetcher import MAX_PAGE_BYTES, PAGE_BYTES
 from tms_core.messaging.model import FetchRequest, RollbackRange
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey, generation_prefix
-from tms_core.tables.base import MessageValue
+from tms_core.tables.base import MessageValue, Page
 from tms_core.transaction.model import Transaction, VisibilityLevel
 
 TTL_MS = 7 * 24 * HOUR
@@ -490,3 +492,29 @@ def test_given_many_messages_with_a_ttl_of_their_own_when_fetched_then_all_are_h
     desk.clock.advance(2 * SECOND)
     assert desk.payloads() == [b"long"]
     assert desk.payloads(transaction=reader()) == [b"long"]
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_given_large_messages_behind_small_ones_when_fetched_then_no_read_of_the_store_takes_much_more_than_a_page(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, *, stored: bool
+) -> None:
+    large = bytes(MAX_PAGE_BYTES)
+    messages = [b"small"] * 50 + [large] * 10
+    if stored:
+        desk.service.store(named("orders"), messages, pointer=P)
+        desk.service.publish(named("orders"), [], pointer=P)
+    else:
+        desk.publish("orders", *messages)
+    desk.restart(cache_bytes=0)
+    table = desk.store.payload if stored else desk.store.message
+    reads: list[int] = []
+    rows = table.rows
+
+    def counted(*arguments: Any) -> Page[Any]:
+        page: Page[Any] = rows(*arguments)
+        reads.append(sum(len(value if stored else value.payload) for _, value in page.items))
+        return page
+
+    monkeypatch.setattr(table, "rows", counted)
+    assert desk.payloads("orders") == messages
+    assert len(large) <= max(reads) < len(large) + MAX_PAGE_BYTES

@@ -83,6 +83,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
             yield Site(server, prometheus, config)
 
 
+@pytest.mark.timeout(900)
 def test_alerts_come_and_go_and_every_panel_of_the_dashboard_has_data(site: Site) -> None:
     prometheus = site.prometheus
     assert lint(site.server.port) == (0, "")

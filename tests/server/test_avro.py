@@ -15,7 +15,7 @@ from tms_core.server.avro import AvroCodec
 from tms_core.server.codec import CHUNK_BYTES
 from tms_core.topic import INT_MAX
 from tms_core.transaction.model import Transaction
-from tms_core.transaction.thrift import encode_transaction
+from tms_core.transaction.thrift import decode_transaction, encode_transaction
 
 AVRO = AvroCodec()
 T, W = 1_500_000_000_000, 1_500_000_000_000_000_007
@@ -280,3 +280,8 @@ def test_given_any_bytes_when_read_then_they_are_understood_or_refused(body: byt
 def test_given_an_id_that_is_too_long_then_its_first_20_bytes_count_as_in_cdap(more: bytes) -> None:
     data = ID.pack() + more
     assert AVRO.read_poll(b"\x00" + long(len(data)) + data + b"\x01\x02\x02").start == ID
+
+
+def test_given_bytes_behind_the_struct_of_a_transaction_then_they_are_passed_over_as_in_cdap() -> None:
+    data = bytes.fromhex(TRANSACTION_HEX) + b"zz"
+    assert AVRO.read_poll(b"\x04\x01\x02\x00" + long(len(data)) + data).transaction == decode_transaction(data[:-2])

@@ -311,7 +311,7 @@ def _gets_in(port: int) -> bool:
     with Client(port) as client:
         try:
             return client.ask("GET", "/").status == 200
-        except OSError:  # closed before it had asked
+        except (OSError, EOFError):  # closed before it had asked
             return False
 
 

@@ -121,8 +121,14 @@ class History(RuleBasedStateMachine):
         self.numbers = count()
 
     def teardown(self) -> None:
-        self.server.stop()
-        shutil.rmtree(self.folder)
+        """However a history ends, the janitor comes once more, and again when most has expired."""
+        try:
+            for step_ms in (1, HOUR):
+                self.let_time_pass(step_ms, cleaned=True)
+                self.readers_get_what_they_have_to_get()
+        finally:
+            self.server.stop()
+            shutil.rmtree(self.folder)
 
     @property
     def now_ms(self) -> int:
@@ -133,10 +139,24 @@ class History(RuleBasedStateMachine):
 
     # --- topics ------------------------------------------------------------------------------------------------------
 
-    @initialize(ttl_ms=st.sampled_from(TTLS))
-    def begin_with_topics(self, ttl_ms: int) -> None:
+    @initialize(
+        ttl_ms=st.sampled_from(TTLS),
+        fates=st.lists(st.sampled_from(("open", "committed", "aborted", "invalid")), min_size=4, max_size=6),
+        stored=st.booleans(),
+    )
+    def begin_with_something(self, ttl_ms: int, fates: list[str], *, stored: bool) -> None:
+        """Transactions that have ended in all ways, so that what happens then happens to something."""
         for name in NAMES:
             self.create(name, ttl_ms)
+            for fate in fates:
+                tx = self.begin()
+                self.publish_in(tx, name, 2, stored=stored)
+                if fate == "committed":
+                    self.commit(tx)
+                elif fate == "aborted":
+                    self.roll_back(tx)
+                elif fate == "invalid":
+                    self.invalidate(tx)
 
     def create(self, name: str, ttl_ms: int) -> None:
         if name in self.topics:
@@ -186,6 +206,9 @@ class History(RuleBasedStateMachine):
         self.topics[name].add(payloads, self.now_ms, ttl_ms=None if ttl_seconds is None else ttl_seconds * 1000)
 
     @rule(target=txs)
+    def begin_to_write(self) -> Tx:
+        return self.begin()
+
     def begin(self) -> Tx:
         transaction = self.server.transactions.start_short(TIMEOUT_SECONDS)
         tx = Tx(transaction, self.now_ms + TIMEOUT_SECONDS * 1000)
@@ -193,6 +216,9 @@ class History(RuleBasedStateMachine):
         return tx
 
     @rule(tx=txs, name=st.sampled_from(NAMES), number=st.integers(1, 3), stored=st.booleans())
+    def write(self, tx: Tx, name: str, number: int, *, stored: bool) -> None:
+        self.publish_in(tx, name, number, stored=stored)
+
     def publish_in(self, tx: Tx, name: str, number: int, *, stored: bool) -> None:
         # Also after it has become invalid: its client does not know, and it is not too old for the server.
         if name not in self.topics or tx.fate in ("committed", "aborted") or self.is_ancient(tx):
@@ -238,6 +264,9 @@ class History(RuleBasedStateMachine):
         end(self, tx)
 
     @rule(tx=txs)
+    def give_up(self, tx: Tx) -> None:
+        self.invalidate(tx)
+
     def invalidate(self, tx: Tx) -> None:
         assert self.server.transactions.invalidate(tx.transaction.transaction_id) == (tx.fate == "open")
         tx.fate = "invalid" if tx.fate == "open" else tx.fate

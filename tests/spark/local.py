@@ -6,6 +6,8 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from time import sleep
 from typing import Any
 
 from pyspark import cloudpickle
@@ -22,6 +24,7 @@ from janitor.world import Terms
 from tests.builders import DAY, NOW_MS
 from tms_core.clock import Clock, ManualClock
 from tms_core.tables.base import Store
+from tms_core.tables.memory import MemoryStore
 
 ALL = Range(b"", b"")
 #: How Spark sends what a task needs.
@@ -118,3 +121,29 @@ def local_rig(store: Store, source: Any, *, terms: Terms, **options: Any) -> Loc
     given = {"token_hex": secrets.token_hex, "sender": sender, "cut": salted, **options}
     engine = SparkEngine(store, state, source, clock, terms, **given)
     return LocalRig(engine, store, state, clock, sender)
+
+
+@dataclass(frozen=True)
+class EndlessGround:
+    """Ground on which a task is at work until it is called back; what it writes shows that it has begun."""
+
+    mark: str
+
+    @contextmanager
+    def reading(self, share: Share) -> Iterator[tuple[Store, Store]]:
+        Path(self.mark).touch()
+        while True:
+            sleep(0.05)
+        yield MemoryStore(), MemoryStore()
+
+    @contextmanager
+    def writing(self, share: Share) -> Iterator[tuple[Store, Store, State]]:
+        raise NotImplementedError
+        yield
+
+    def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:
+        raise NotImplementedError
+
+    @property
+    def clock(self) -> Clock:
+        raise NotImplementedError

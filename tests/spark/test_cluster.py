@@ -24,6 +24,8 @@ from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue
 from tms_core.tables.leveldb import LevelDBStore
 
+#: Processes have to be started, and machines may be busy.
+pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
 #: How long Spark may take to start, or to do something small, on a busy machine.
 PATIENCE_SECONDS = 240

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from janitor.policy import Delete, Frontier, Invert, Keep, Row, Rule, decide
+from janitor.policy import Delete, Frontier, Hold, Invert, Keep, Row, Rule, decide
 from janitor.spark.columns import ACTIONS, RULES, DataTable, Pointers, Policy, Verdicts, split
 from janitor.txstate import TransactionView
+from tests.builders import visibility
 from tests.janitor.test_differential import LIFETIME, LONG_MAX, Scene, scenes
-from tms_core.rowkey import MessageKey, PayloadKey
+from tms_core.rowkey import Cutoff, MessageKey, PayloadKey
 from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.model import VisibilityState
 
 
 def policy(scene: Scene) -> Policy:
@@ -54,6 +59,7 @@ def pointers_of(values: Sequence[int | None]) -> Pointers:
     return Pointers(value, np.array([pointer is not None for pointer in values], dtype=np.bool_))
 
 
+@settings(max_examples=50)
 @given(scenes(), st.data())
 def test_given_random_messages_when_judged_as_columns_then_each_verdict_is_the_laws(
     scene: Scene, data: st.DataObject
@@ -71,6 +77,7 @@ def test_given_random_messages_when_judged_as_columns_then_each_verdict_is_the_l
     assert words(judged) == wanted
 
 
+@settings(max_examples=50)
 @given(scenes())
 def test_given_random_payloads_when_judged_as_columns_then_each_verdict_is_the_laws(scene: Scene) -> None:
     law, keys = policy(scene), sorted(scene.payloads)
@@ -78,6 +85,7 @@ def test_given_random_payloads_when_judged_as_columns_then_each_verdict_is_the_l
     assert words(judged) == [said(law, Row("payload", PayloadKey.parse(key))) for key in keys]
 
 
+@settings(max_examples=50)
 @given(scenes())
 def test_given_random_keys_when_taken_apart_then_every_number_is_that_of_the_key(scene: Scene) -> None:
     tables: list[tuple[DataTable, list[bytes]]] = [
@@ -100,3 +108,50 @@ def test_given_random_keys_when_taken_apart_then_every_number_is_that_of_the_key
 def test_given_no_keys_when_judged_then_there_are_no_verdicts() -> None:
     law = policy(Scene(0))
     assert words(law.judge("message", split("message", []))) == []
+
+
+NOW, TTL, CUTOFF, HELD_AT = 1_700_000_000_000, 3600, 1_700_000_000_000 - 3_600_000, 1_700_000_000_000 - 7_200_000
+TOPIC = TopicId("default", "events")
+DOOMED, OPEN, NEWEST = 5_000_000, 6_000_000, NOW * 10**6
+GENERATIONS = (-(2**31), -1, 0, 1, 2, 3, 4, 2**31 - 1)
+TIMES = (-(2**63), -1, 0, *(at + step for at in (HELD_AT, CUTOFF, NOW) for step in (-1, 0, 1)), LONG_MAX)
+POINTERS = (None, -(2**63), -DOOMED, 0, DOOMED, OPEN, (NOW - 90_300_000) * 10**6, NEWEST, NEWEST + 1, LONG_MAX)
+SNAPSHOT = visibility(NOW, [DOOMED], [OPEN], NEWEST)
+
+
+def frontiers(topic: TopicMetadata) -> list[Frontier]:
+    """As far as the law, as far as an earlier run came, in an earlier generation, and nowhere."""
+    law = Frontier.open(NOW, topic)
+    behind = replace(law, cutoff=Cutoff(HELD_AT), hold=Hold.FRONTIER)
+    return [law, behind, replace(behind, generation=2), Frontier.closed(NOW, topic, Hold.PAUSED)]
+
+
+@pytest.mark.parametrize("snapshot", [None, SNAPSHOT])
+@pytest.mark.parametrize("generation", [3, -3])
+def test_given_every_boundary_when_judged_as_columns_then_each_verdict_is_the_laws(
+    generation: int, snapshot: VisibilityState | None
+) -> None:
+    topic = TopicMetadata(TOPIC, generation, TTL)
+    view = TransactionView(snapshot, NOW, LIFETIME.undecided_ms)
+    for frontier in frontiers(topic):
+        law = Policy({TOPIC: (topic, frontier)}, view)
+        messages = sorted(
+            (MessageKey(TOPIC, *numbers, 0).pack(), pointer, expires_ms)
+            for numbers, pointer, expires_ms in product(
+                product(GENERATIONS, TIMES), (pointer or 0 for pointer in POINTERS), (NOW - 1, NOW, NOW + 1, LONG_MAX)
+            )
+        )
+        keys = [key for key, _, _ in messages]
+        pointers = pointers_of([pointer for _, pointer, _ in messages])
+        expires = np.array([expires_ms for _, _, expires_ms in messages], dtype=np.int64)
+        judged = words(law.judge("message", split("message", keys), pointers, expires))
+        assert judged == [
+            said(law, Row("message", MessageKey.parse(key), pointer), None if expires_ms == LONG_MAX else expires_ms)
+            for key, pointer, expires_ms in messages
+        ]
+        stored = sorted(
+            PayloadKey(TOPIC, row, pointer or 0, ms, 0).pack()
+            for row, pointer, ms in product(GENERATIONS, POINTERS, TIMES)
+        )
+        judged = words(law.judge("payload", split("payload", stored)))
+        assert judged == [said(law, Row("payload", PayloadKey.parse(key))) for key in stored]

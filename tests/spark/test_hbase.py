@@ -38,6 +38,8 @@ from tms_core.tables.base import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+#: Processes have to be started, and machines may be busy.
+pytestmark = pytest.mark.timeout(900)
 USUAL = Terms(0, (), LIFETIME, True, 60)
 
 

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ from janitor.ranges import Range, topic_stop
 from janitor.report import Report
 from janitor.spark.options import Options
 from janitor.spark.ranged import RangedStore
-from janitor.spark.sweep import cutter
+from janitor.spark.sweep import SparkSender, cutter
 from janitor.spark.tasks import Errand, FollowedLease, Run, Share, perform, portable
 from janitor.state.base import RunRecord, StoreRecord
 from janitor.state.sqlite import SqliteState
@@ -27,14 +27,17 @@ from janitor.world import Terms
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, Desk, Snapshots, every, pointer, topic, watch
 from tests.janitor.test_differential import TERMS, FixedSource, Scene, scenes
 from tests.salted import SaltedStore
-from tests.spark.local import ALL, LocalRig, PiecesGround, local_rig, salted
+from tests.spark.local import ALL, EndlessGround, LocalRig, PiecesGround, local_rig, salted
 from tms_core.clock import ManualClock
-from tms_core.errors import ArchiveError, LeaseLost, StoreUnavailable
+from tms_core.errors import ArchiveError, Halted, LeaseLost, MemoryFailed, StoreError, StoreUnavailable
 from tms_core.lease import Lease
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import KeyTable, MessageValue, Store
 from tms_core.tables.leveldb import LevelDBStore
 from tms_core.tables.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 DEAD = pointer(NOW_MS - 2 * DAY)
 USUAL = Terms(0, (), LIFETIME, True, 60)
@@ -230,6 +233,24 @@ def test_given_a_pause_while_tasks_are_at_work_then_nothing_more_goes() -> None:
     assert rows_of(rig.store) == before
 
 
+def test_given_a_task_that_cannot_ask_the_memory_when_it_searches_then_the_run_ends_and_nothing_is_proven() -> None:
+    rig = rig_on(filled())
+    closed = SqliteState.in_memory()
+    closed.close()
+
+    def forget(errand: Errand, share: Share) -> None:
+        broken = errand.step == "invert" and share.number == 2
+        rig.sender.ground.state = closed if broken else rig.state
+
+    rig.sender.before = forget
+    with pytest.raises((StoreError, MemoryFailed)):
+        rig.engine.run_once(adopt=True)
+    assert [errand.step for errand, _ in rig.sender.sent][-1] == "invert", "it ends with this step"
+    parts = {bytes([number]) for number in range(4)}
+    assert [proven for proven in rig.state.evidence() if proven.start in parts] == [], "gaps between parts alone"
+    assert [run.result for run in rig.state.runs(10)] == ["failed"]
+
+
 # --- leases and zombies ----------------------------------------------------------------------------------------------
 
 
@@ -289,6 +310,23 @@ def test_given_a_run_that_goes_on_under_its_lease_then_a_task_may_write_and_unde
     state.finish_run("run", NOW_MS, "done", "{}")
     with pytest.raises(LeaseLost, match="has ended"):
         followed.check()
+
+
+def test_given_tasks_at_work_on_spark_when_the_driver_must_end_then_they_are_called_back(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rig = rig_on(filled())
+    mark = tmp_path / "at-work"
+    world = portable(rig.engine._world(rig.engine._prepare(), thorough=True))
+
+    def alive() -> None:
+        if mark.exists():
+            raise Halted("the run was asked to stop.")
+
+    sender = SparkSender(spark, EndlessGround(str(mark)))
+    with pytest.raises(Halted):
+        sender.send(Errand("message", world, None, 10), [Share(0, 0, ALL, ALL)], alive)
+    assert spark.range(3).count() == 3
 
 
 # --- rate and archive ------------------------------------------------------------------------------------------------

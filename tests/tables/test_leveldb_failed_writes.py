@@ -12,8 +12,11 @@ from typing import Any
 import plyvel
 import pytest
 
+from tests.builders import NOW_MS
+from tests.messaging.desk import P, leveldb, named, reader
 from tests.tables.conftest import Child
 from tms_core.errors import StoreError
+from tms_core.messaging.model import RollbackRange
 from tms_core.side import LevelDBSide
 from tms_core.tables import leveldb_handle
 from tms_core.tables.base import MessageValue, TxCell
@@ -298,9 +301,6 @@ def test_given_no_room_to_open_it_anew_when_written_then_it_stays_open_for_readi
 ) -> None:
     database = broken(tmp_path, disk)
 
-    def full(_: Path) -> None:
-        raise OSError(28, "No space left on device")
-
     monkeypatch.setattr(leveldb_handle, "_require_room", full)
     disk.closed_for = AssertionError("it was closed")
     with pytest.raises(StoreError, match="No space left") as caught:
@@ -334,6 +334,19 @@ def test_given_a_sync_that_failed_when_synced_again_then_the_folder_is_opened_an
     database.close()
 
 
+def test_given_a_write_that_failed_when_closed_then_it_is_taken_back_if_that_can_be_done(
+    tmp_path: Path, disk: Disk
+) -> None:
+    broken(tmp_path / "well again", disk).close()
+    database = WritableDatabase(tmp_path / "well again")
+    assert database.rows(b"", None, 9).items == [(b"a", b"1")]
+    database.close()
+    database = broken(tmp_path / "not", disk)
+    disk.closed_for = plyvel.IOError(b"IO error: lock LOCK: already held by process")
+    database.close()
+    database.close()
+
+
 def test_given_something_that_is_no_row_when_put_then_whoever_waited_with_it_is_not_told_it_was_written(
     tmp_path: Path,
 ) -> None:
@@ -345,8 +358,49 @@ def test_given_something_that_is_no_row_when_put_then_whoever_waited_with_it_is_
     database.close()
 
 
+def test_given_a_disk_that_was_full_for_a_while_when_published_then_consumers_see_what_was_acknowledged_and_no_more(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = leveldb(tmp_path)
+    desk.create("orders")
+    desk.publish("orders", b"a", pointer=P)
+    desk.put("orders", P, b"b")
+    disk.failing = True
+    uses: list[Callable[[], object]] = [
+        lambda: desk.publish("orders", b"not", pointer=P),
+        lambda: desk.publish("orders", b"not"),
+        lambda: desk.publish("orders", b"not", ttl=5),
+        lambda: desk.put("orders", P, b"not"),
+        lambda: desk.service.rollback(named("orders"), RollbackRange(P, 0, 0, NOW_MS, 65_535)),
+        lambda: desk.create("other"),
+    ]
+    with monkeypatch.context() as patched:
+        patched.setattr(leveldb_handle, "_require_room", full)
+        for use in uses:
+            with pytest.raises(StoreError):
+                use()
+        assert desk.payloads() == [b"a"]
+    disk.failing = False
+    desk.publish("orders", b"c")
+    desk.publish("orders", b"d", ttl=5)
+    desk.publish("orders", pointer=P)
+    expected = [b"a", b"c", b"d", b"b"]
+    assert desk.payloads() == expected
+    assert desk.payloads(transaction=reader()) == expected
+    assert desk.service.all_topics() == [named("orders")]
+    desk.close()
+    again = leveldb(tmp_path)
+    assert again.payloads() == expected
+    again.close()
+
+
+def full(_: Path) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def broken(folder: Path, disk: Disk) -> WritableDatabase:
     """A folder with one row, whose last write has failed."""
+    folder.mkdir(exist_ok=True)
     database = WritableDatabase(folder, create=True)
     database.put([(b"a", b"1")])
     disk.failing = True

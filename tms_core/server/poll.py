@@ -1,9 +1,11 @@
 """Polling: what consumers call.
 
 Plain ASGI, because every message leaves this way. Threads read pages of the store and encode them, half a megabyte at a
-time; the event loop sends what one step made while the next is being made. So an answer of any length takes the memory
-of two steps, and a slow consumer holds back only himself. Once "200" is sent, an error can only cut the answer short:
-chunked encoding shows the client that its end is missing.
+time, or one message that is larger; the next step is made when the event loop has sent this one, but for what the
+connection buffers. So what an answer takes does not depend on its length. Measured, of clients that read nothing: 2.6
+MB each with messages of 100 bytes, 4.5 MB with messages of 1 MB, threads' leftovers included. A slow consumer holds
+back only himself as long as all of them together leave room (:mod:`tms_core.server.room`). Once "200" is sent, an error
+can only cut the answer short: chunked encoding shows the client that its end is missing.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _STEP_BYTES = 480_000
 #: What is sent at once, as the whole answer; less than a piece of an answer that goes on.
 _SMALL_BYTES = 50_000
 #: How much memory is taken for each byte that a step made: that, the page it was made of, and what is being sent.
-_HELD = 3
+_HELD = 4
 
 
 class Poll:

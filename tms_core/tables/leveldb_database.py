@@ -237,6 +237,14 @@ class WritableDatabase(Database):
         with translated(self.folder), self._handle as db:
             db.compact_range(start=start, stop=stop)
 
+    def close(self) -> None:
+        """Let go of the folder, after a failed write was taken back, if it can be; closing twice is no error."""
+        with self._disk:
+            with suppress(plyvel.Error, OSError):
+                self._mend()
+            self._failed = None
+        super().close()
+
     def _write(self, write: _Write) -> None:
         """Have it written, together with what other threads have gathered meanwhile: one of them writes for all."""
         with self._gathering:
