@@ -1,4 +1,4 @@
-"""What holds for every test: how hypothesis searches.
+"""What holds for every test: how hypothesis searches, and that no test's log goes on in the next.
 
 In CI the search is the same every time, so that a red build is about the change; at a desk it goes on looking for new
 counterexamples. Time limits per example are off: a slow machine is no counterexample.
@@ -6,6 +6,10 @@ counterexamples. Time limits per example are off: a slow machine is no counterex
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import in_ci, size
@@ -19,3 +23,11 @@ _COMMON = settings(
 settings.register_profile("desk", _COMMON)
 settings.register_profile("ci", _COMMON, derandomize=True, database=None)
 settings.load_profile("ci" if in_ci() else "desk")
+
+
+@pytest.fixture(autouse=True)
+def _own_log() -> Iterator[None]:
+    """Commands set up the log of their process; what they write to is gone when their test is."""
+    before = list(logging.root.handlers)
+    yield
+    logging.root.handlers[:] = before
