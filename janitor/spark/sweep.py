@@ -71,7 +71,7 @@ class SparkSender:
     """Has tasks done on Spark, one for each share.
 
     Args:
-        spark: where.
+        spark: where; a session of the sweep's own, whose jobs are all called back when the run has to end.
         ground: what tasks stand on; goes with them.
     """
 
@@ -80,18 +80,18 @@ class SparkSender:
         self._ground = ground
 
     def send(self, errand: Errand, shares: Sequence[Share], alive: Callable[[], None]) -> list[Answer]:
-        tag = f"tms-janitor-{errand.step}-{id(errand)}"
         with ThreadPoolExecutor(1, "spark") as thread:
-            future = thread.submit(self._collect, tag, errand, shares)
+            future = thread.submit(self._collect, errand, shares)
             try:
                 while not wait([future], LOOK_SECONDS).done:
                     alive()
             except Interrupted:
-                self._spark.interruptTag(tag)
+                # Tags would spare other jobs, but a classic session knows a tag only in the thread that set it.
+                self._spark.interruptAll()
                 raise
             return future.result()
 
-    def _collect(self, tag: str, errand: Errand, shares: Sequence[Share]) -> list[Answer]:
+    def _collect(self, errand: Errand, shares: Sequence[Share]) -> list[Answer]:
         ground, numbered = self._ground, list(shares)
 
         def work(batches: Iterator[Any]) -> Iterator[Any]:
@@ -106,7 +106,6 @@ class SparkSender:
                     yield pa.RecordBatch.from_pydict({"at": [at], "answer": [answer]})
 
         with translated():
-            self._spark.addTag(tag)
             numbers = self._spark.range(0, len(numbered), 1, len(numbered))
             with warnings.catch_warnings():
                 # Of pandas, which is loaded and not used.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -196,13 +196,11 @@ class Answer:
 class Ground(Protocol):
     """What a task stands on."""
 
-    @contextmanager
-    def reading(self, share: Share) -> Iterator[tuple[Store, Store]]:
+    def reading(self, share: Share) -> AbstractContextManager[tuple[Store, Store]]:
         """A part and the whole of the store, with nothing that could write."""
         ...
 
-    @contextmanager
-    def writing(self, share: Share) -> Iterator[tuple[Store, Store, State]]:
+    def writing(self, share: Share) -> AbstractContextManager[tuple[Store, Store, State]]:
         """A part and the whole of the store, to be written, and the memory of the run."""
         ...
 

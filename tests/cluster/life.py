@@ -19,7 +19,7 @@ from tms_core.server.auth_tokens import new_token, token_line
 
 USER = 65532
 NAME = "life"
-IMAGE = ("--set", "image.repository=docker.io/library/tms-janitor,image.tag=test", "--set", f"fullnameOverride={NAME}")
+IMAGE = ("--set", "image.registry=localhost,image.tag=test", "--set", f"fullnameOverride={NAME}")
 CONFIG = "--config /etc/tms/tms.yaml --format json"
 
 

@@ -34,7 +34,7 @@ state = "{folder}/containerd-state"
 [grpc]
 address = "{folder}/containerd.sock"
 [plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "docker.io/library/pause:local"
+sandbox_image = "localhost/pause:local"
 disable_apparmor = true
 restrict_oom_score_adj = true
 [plugins."io.containerd.grpc.v1.cri".cni]
@@ -53,7 +53,7 @@ class Node(ControlPlane):
 
     Args:
         folder: its own.
-        images: an archive of images, as ``docker save`` writes it; ``pause:local`` is among them.
+        images: an archive of images, as ``docker save`` writes it, ``localhost/pause:local`` among them.
     """
 
     def __init__(self, folder: Path, images: Path) -> None:

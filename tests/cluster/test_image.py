@@ -38,7 +38,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def image(engine: Engine) -> str:
     """The project's image, made from this tree."""
-    return engine.build("tms-janitor:test")
+    return engine.build("localhost/tms-janitor:test")
 
 
 @pytest.fixture

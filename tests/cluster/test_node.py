@@ -28,10 +28,14 @@ LIFE_SECONDS = 1500
 def images(engine: Engine, image: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The image, and one that does nothing, in an archive."""
     engine.docker(
-        "import", "--change", 'ENTRYPOINT ["/bin/sleep", "infinity"]', ROOT / ".tools/base-image.tar", "pause:local"
+        "import",
+        "--change",
+        'ENTRYPOINT ["/bin/sleep", "infinity"]',
+        ROOT / ".tools/base-image.tar",
+        "localhost/pause:local",
     )
     archive = tmp_path_factory.mktemp("images") / "images.tar"
-    engine.docker("save", "--output", archive, image, "pause:local")
+    engine.docker("save", "--output", archive, image, "localhost/pause:local")
     return archive
 
 
