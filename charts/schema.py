@@ -206,6 +206,11 @@ _COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
         {"allOf": [_is("storage.kind", "hbase"), _is("transactions.source", "thrift", "none")]},
     ),
     (
+        "Spark takes an image that has it.",
+        _is("spark.enabled", True),
+        {"properties": {"spark": {"properties": {"image": {"minLength": 1}}}}},
+    ),
+    (
         "An archive needs a volume that outlives the pod.",
         _is("janitor.archive.enabled", True),
         _is("persistence.enabled", True),

@@ -157,6 +157,7 @@ def test_every_value_is_explained_and_in_the_schema() -> None:
         ("transactions.source=manager", "server"),
         ("janitor.archive.enabled=true", "persistence"),
         ("serverReplicas=2,transactions.source=directory", "source"),
+        ("spark.enabled=true", "spark"),
         ("serverReplicas=0", "serverReplicas"),
         ("mode=daemonset", "mode"),
         ("replicaCount=2", "replicaCount"),
