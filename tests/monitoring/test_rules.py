@@ -119,6 +119,6 @@ def test_every_alert_leads_to_its_section_of_the_operations_guide() -> None:
     for rule in of(rules()):
         page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
         assert page.startswith("https://")
-        assert page.endswith("/docs/operations.md")
+        assert page.endswith("/operations.md")
         assert rule["alert"] in headings
         assert anchor == rule["alert"].lower()
