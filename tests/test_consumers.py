@@ -293,8 +293,22 @@ def test_given_a_position_inside_stored_payloads_when_counted_then_their_row_is_
 ) -> None:
     store.payload.put([(_payload_key(orders.id, 1, 7, NOW_MS, number), b"x") for number in range(2)])
     orders.ref(7, NOW_MS)
-    assert short(counted(store, at(MessageId(NOW_MS, 0, NOW_MS, 0)))) == {"billing": (1, NOW_MS)}
-    assert short(counted(store, at(MessageId(NOW_MS, 0, NOW_MS, 1)))) == {"billing": (0, None)}
+    for read, messages, oldest_ms, at_least in ((0, 1, NOW_MS, True), (1, 0, None, False)):
+        [found] = counted(store, at(MessageId(NOW_MS, 0, NOW_MS, read)))
+        assert (found.messages, found.oldest_ms, found.at_least) == (messages, oldest_ms, at_least)
+
+
+@pytest.mark.parametrize(
+    ("name", "generation", "at_least"),
+    [("default:orders", 1, True), ("default:orders", 2, False), ("default:orders-b", 1, False)],
+)
+def test_given_payloads_stored_in_a_topic_when_counted_then_there_may_be_more_messages_than_rows(
+    store: Store, orders: Topic, name: str, generation: int, at_least: bool
+) -> None:
+    orders.ref(7, NOW_MS)
+    store.payload.put([(_payload_key(of(name).topic, generation, 7, NOW_MS, number), b"x") for number in range(50)])
+    [found] = counted(store, at(READ_NONE))
+    assert (found.messages, found.at_least) == (1, at_least)
 
 
 @pytest.mark.parametrize("rows", [PAGE_ROWS - 1, PAGE_ROWS, PAGE_ROWS + 1, 2 * PAGE_ROWS + 1])
@@ -331,8 +345,13 @@ def test_given_positions_and_cutoffs_then_it_is_said_when_messages_may_have_gone
     for position, expired in (
         (at(MessageId(DUE.ms - 1, 0)), True),
         (at(MessageId(DUE.ms, 0)), False),
-        (at(READ_NONE, since_ms=DUE.ms), False),
-        (at(READ_NONE, since_ms=DUE.ms - 1), True),
+        (at(MessageId(1, 0), since_ms=DUE.ms), False),
+        (at(MessageId(1, 0), since_ms=DUE.ms - 1), True),
+        # Of who has read nothing it is said when what came since he said so is gone.
+        (at(READ_NONE, since_ms=DUE.ms - 1), False),
+        (Position("billing", READ_NONE, DUE.ms, DUE.ms - HOUR), False),
+        (Position("billing", READ_NONE, DUE.ms - 1, DUE.ms - HOUR), True),
+        (Position("billing", MessageId(0, 65_535), DUE.ms, DUE.ms - HOUR), False),
     ):
         assert [one.expired for one in counted(store, position)] == [expired]
     # What is held has not gone.

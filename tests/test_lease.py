@@ -262,15 +262,55 @@ def test_given_a_lease_taken_and_given_back_when_looked_at_then_it_is_lost_all_t
         mine.check()
 
 
-def test_given_a_renewal_whose_answer_was_lost_when_looked_at_then_it_ends_rather_than_guesses(
-    cell: Cell, clock: ManualClock
+@pytest.mark.parametrize("look", [Lease.check, Lease.renew])
+@pytest.mark.parametrize("times", [1, 2])
+def test_given_renewals_whose_answers_were_lost_when_looked_at_then_it_goes_on_from_what_is_there(
+    cell: Cell, clock: ManualClock, look: Callable[[Lease], None], times: int
 ) -> None:
     mine = holding(cell, clock)
-    cell.fails_after_writing = True
-    with pytest.raises(StoreError, match="answer was lost"):
-        mine.renew()
+    for _ in range(times):
+        cell.fails_after_writing = True
+        clock.advance(SECOND)
+        with pytest.raises(StoreError, match="answer was lost"):
+            mine.renew()
+    cell.fails_after_writing = False
+    assert mine.left_ms == SECONDS * SECOND - times * SECOND
+    look(mine)
+    assert (mine.held, mine.fence, cell.record.fence) == (True, 1, 1)
+    clock.advance(SECONDS * SECOND // 3)
+    mine.check()
+    assert mine.left_ms == SECONDS * SECOND
+
+
+@pytest.mark.parametrize("look", [Lease.check, Lease.renew, Lease.confirm])
+def test_given_another_process_of_the_same_name_when_it_has_taken_it_then_its_fence_tells_them_apart(
+    cell: Cell, clock: ManualClock, look: Callable[[Lease], None]
+) -> None:
+    mine, again = holding(cell, clock), holding(cell, clock)
     with pytest.raises(LeaseLost):
-        mine.check()
+        look(mine)
+    assert (mine.held, again.fence, cell.record.fence) == (False, 2, 2)
+    again.check()
+
+
+def test_given_a_renewal_not_answered_and_another_holder_meanwhile_when_renewed_then_it_is_lost(
+    cell: Cell, clock: ManualClock
+) -> None:
+    mine, other = holding(cell, clock), lease(cell, clock, "b")
+    cell.fails_after_writing = True
+    with pytest.raises(StoreError):
+        mine.renew()
+    cell.fails_after_writing = False
+
+    def taken() -> None:
+        # Between looking whose it is and comparing once more.
+        cell.before_swap = lambda: other.acquire(sole=True)
+
+    cell.before_swap = taken
+    with pytest.raises(LeaseLost, match="b has it now"):
+        mine.renew()
+    assert (mine.held, mine.fence, mine.seen) == (False, 0, cell.record)
+    other.check()
 
 
 def test_given_a_holder_that_slept_and_nobody_came_when_it_wakes_then_it_still_has_it(

@@ -17,6 +17,9 @@ from click.shell_completion import shell_complete
 from tms_core.cli.main import cli, execute
 from tms_core.cli.serve import Started, serving
 from tms_core.client import Client
+from tms_core.rowkey import MessageId
+from tms_core.server.auth_tokens import new_token, token_line
+from tms_core.topic import TopicId
 
 Type = Callable[..., tuple[int, str, str]]
 
@@ -116,6 +119,12 @@ def test_given_an_answer_of_no_when_asked_whether_to_delete_then_the_topic_stays
         (["publish", "default:x", "-m", "x", "--ttl", "1h", "--transaction"], 2, "cannot be combined"),
         (["poll", "default:x", "--from", "12"], 2, "40 hex digits"),
         (["poll", "default:x", "--since", "soon"], 2, "soon"),
+        (["poll", "default:x", "--since", "9999999999999999999"], 2, "before the year 10000"),
+        (["poll", "default:x", "--since", "253402300800000"], 2, "before the year 10000"),
+        (["poll", "default:x", "--since", "9999-12-31T23:59:59-10:00"], 2, "before the year 10000"),
+        (["poll", "default:x", "--since", "now+3000000d"], 2, "before the year 10000"),
+        (["poll", "default:x", "--since", "999999999999999999d"], 2, "before the year 10000"),
+        (["consumer", "set", "default:x", "billing", "--since", "9999999999999999999"], 2, "before the year 10000"),
         (["poll", "default:x", "--since", "10m", "--consumer", "billing"], 2, "one of"),
     ],
 )
@@ -330,6 +339,106 @@ def test_given_consumers_when_listed_then_each_stands_there_with_what_it_has_not
     assert found[topic, "billing"]["position"] == str(first.id)
     assert (found[topic, "billing"]["lag_messages"], found[topic, "billing"]["expired"]) == (2, False)
     assert found[topic, "audit"]["lag_seconds"] == 0
+
+
+@pytest.mark.parametrize("since", ["253402300799999", "9999-12-31T23:59:59.999Z", "now+2000000d"])
+def test_given_the_latest_times_that_a_calendar_has_when_used_then_nothing_is_read_from_there(
+    typed: Type, topic: str, client: Client, since: str
+) -> None:
+    client.publish(topic, [b"one"])
+    assert typed("poll", topic, "--since", since) == (0, "", "")
+    assert typed("consumer", "set", topic, "billing", "--since", since)[0] == 0
+    assert typed("poll", topic, "--consumer", "billing") == (0, "", "")
+
+
+@pytest.mark.parametrize("since", ["2500000d", "now-2500000d", "1960-01-01", "0001-01-01T00:00:00+10:00", "0"])
+def test_given_times_of_long_ago_when_used_then_all_is_read(
+    typed: Type, topic: str, client: Client, since: str
+) -> None:
+    client.publish(topic, [b"one"])
+    assert typed("poll", topic, "--raw", "--since", since)[:2] == (0, "one\n")
+    assert typed("consumer", "set", topic, "billing", "--since", since)[0] == 0
+    assert typed("poll", topic, "--raw", "--consumer", "billing")[1] == "one\n"
+
+
+def test_given_consumers_that_have_just_come_when_listed_then_none_is_said_to_have_missed_anything(
+    typed: Type, topic: str, client: Client
+) -> None:
+    client.set_position(topic, "billing", MessageId(0, 0))
+    client.publish(topic, [b"one"])
+    code, out, _ = typed("consumer", "list", topic)
+    assert (code, "missed" in out) == (0, False)
+
+
+def test_given_payloads_that_were_stored_when_listed_then_there_may_be_more(
+    typed: Type, topic: str, client: Client
+) -> None:
+    client.set_position(topic, "billing", MessageId(0, 0))
+    with client.transaction() as transaction:
+        client.store(topic, [b"one", b"two"], transaction=transaction.transaction)
+        client.publish(topic, [], transaction=transaction.transaction)
+    assert payloads(client, topic) == [b"one", b"two"]
+    assert typed("consumer", "list", topic)[1].splitlines()[1].split()[:3] == [topic, "billing", "1+"]
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    """A server of its own with three topics, of which whoever types may consume one and only publish to the others."""
+    tokens = {name: new_token() for name in ("root", "ada")}
+    file = tmp_path / "tokens"
+    file.write_text("".join(f"{token_line(name, token)}\n" for name, token in tokens.items()))
+    everything = ["admin", "publish", "consume"]
+    rules = [
+        {"principal": "root", "topics": ["*"], "can": everything},
+        {"principal": "ada", "topics": ["default:*"], "can": ["publish"]},
+        {"principal": "ada", "topics": ["default:orders"], "can": ["consume"]},
+    ]
+    auth = {"kind": "tokens", "tokens_file": str(file), "rules": rules}
+    config = tmp_path / "tms.yaml"
+    config.write_text(json.dumps({"storage": {"kind": "memory"}, "server": {"port": 0, "auth": auth}}))
+    for name, token in tokens.items():
+        (tmp_path / name).write_text(token)
+    environ = {"TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
+    with serving(config, environ, {}, janitor=False) as started:
+        monkeypatch.setenv("TMS_URL", started.url)
+        with Client(started.url, token_file=tmp_path / "root") as client:
+            for name in ("bills", "orders", "salaries"):
+                client.create_topic(f"default:{name}")
+                client.set_position(f"default:{name}", "billing", MessageId(0, 0))
+            yield client
+
+
+def test_given_rights_on_one_topic_when_a_pattern_is_listed_then_the_others_are_left_out_and_that_is_said(
+    guarded: Client, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def listed(pattern: str) -> tuple[int, list[str], str]:
+        code = execute(["consumer", "list", pattern, "--token-file", str(tmp_path / "ada")])
+        out, err = capsys.readouterr()
+        return code, [line.split()[0] for line in out.splitlines()[1:]], err
+
+    said = "left out: you may not consume there, or it is gone by now\n"
+    assert listed("default:*") == (0, ["default:orders"], f"2 topics were {said}")
+    assert listed("default:[os]*") == (0, ["default:orders"], f"1 topic was {said}")
+    assert listed("default:order?") == (0, ["default:orders"], "")
+    code, _, err = listed("default:bills")
+    assert (code, "may not consume" in err, "left out" in err) == (1, True, False)
+
+
+def test_given_a_topic_deleted_in_between_when_listed_then_it_is_left_out_where_a_pattern_was_given(
+    typed: Type, topic: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.set_position(topic, "billing", MessageId(0, 0))
+    names = Client.topics
+
+    def stale(self: Client, namespace: str) -> list[TopicId]:
+        return [*names(self, namespace), TopicId.parse(f"{topic}gone")]
+
+    monkeypatch.setattr(Client, "topics", stale)
+    code, out, err = typed("consumer", "list", f"{topic}*")
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert err.startswith("1 topic was left out")
+    code, out, err = typed("consumer", "list", f"{topic}gone")
+    assert (code, out, "gone" in err) == (1, "", True)
 
 
 def test_given_a_consumer_when_set_shown_and_deleted_then_it_goes_on_there_and_is_gone(

@@ -2,7 +2,8 @@
 
 What counts is what a poll outside transactions would still show them: rows of the message table behind the position,
 without those that a ttl has taken; what was rolled back or is not committed is among them. A row that stands for the
-stored payloads of a transaction counts as one message, as long as there is any of it left to read.
+stored payloads of a transaction counts as one message, as long as there is any of it left to read. Keys do not tell
+such a row, so where a topic has payloads stored, all its counts say that there may be more.
 
 Only keys are read, and what several consumers of a topic have not read is counted once: the one who is furthest first,
 then from each position to the one before. The work comes in steps, a page each, so that whoever counts in the
@@ -15,7 +16,15 @@ from collections.abc import Collection, Generator
 from typing import NamedTuple
 
 from tms_core.consumers import Floor, Position, unread_from
-from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, NEGATIVE, Cutoff, MessageKey, generation_prefix
+from tms_core.rowkey import (
+    GENERATION_BYTES,
+    MESSAGE_TAIL_BYTES,
+    NEGATIVE,
+    Cutoff,
+    MessageKey,
+    generation_prefix,
+    stop_key,
+)
 from tms_core.side import Expiries
 from tms_core.tables.base import Store
 from tms_core.topic import TopicMetadata
@@ -32,10 +41,11 @@ class Lag(NamedTuple):
 
     Attributes:
         messages: how many it has not read.
-        at_least: whether there may be more, because no more were to be counted.
+        at_least: whether there may be more: no more were to be counted, or the topic has stored payloads.
         oldest_ms: when the oldest of them was published; None when it has read all.
-        expired: whether messages may have gone unread: what is older than its position now would be gone, and was not
-            when it said so. In a topic that is quiet for so long nobody can tell any more that there were none.
+        expired: whether messages may have gone unread: what is as old as its position is gone now, and was not when it
+            said so. Of one that has read nothing yet it is said when what was published since it said so is gone. In
+            a topic that is quiet for so long nobody can tell any more that there were none.
     """
 
     position: Position
@@ -78,15 +88,26 @@ def count(
         gone, cutoff = floor.lowest(due), floor.lowered(topic, due, positions)
     starts = {position: unread_from(store, topic, position, cutoff) for position in positions}
     # A negative time, which is none of ours, lies behind all others.
-    stop = generation_prefix(topic.topic.prefix, topic.generation) + NEGATIVE
+    generation = generation_prefix(topic.topic.prefix, topic.generation)
+    stop = generation + NEGATIVE
+    has_stored = bool(positions) and store.payload.first(generation, stop_key(generation)) is not None
     found: list[Lag] = []
     tally = _Tally(store, expiries, topic, now_ms, most_rows)
     for position, start in sorted(starts.items(), key=lambda item: item[1], reverse=True):
         yield from tally.add(start, stop)
         stop = start
-        expired = gone.expires(max(position.id.publish_ms, position.since_ms))
-        found.append(Lag(position, tally.messages, tally.cut_short, tally.oldest_ms, expired))
+        at_least = tally.cut_short or (has_stored and tally.messages > 0)
+        found.append(Lag(position, tally.messages, at_least, tally.oldest_ms, gone.expires(_heard_ms(position))))
     return sorted(found, key=lambda lag: lag.position.name)
+
+
+def _heard_ms(position: Position) -> int:
+    """Until when a consumer has missed nothing, as far as anybody knows.
+
+    How old what was there is when one begins without a message it has read, nobody has looked.
+    """
+    began = position.id.publish_ms == 0
+    return position.updated_ms if began else max(position.id.publish_ms, position.since_ms)
 
 
 def finish(counting: Counting) -> list[Lag]:

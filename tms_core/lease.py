@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from threading import RLock
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from tms_core.clock import Clock
 from tms_core.errors import LeaseHeld, LeaseLost
@@ -159,14 +159,13 @@ class Lease:
             LeaseLost: somebody else has taken it.
         """
         with self._lock:
-            mine = LeaseRecord.parse(self._mine)
-            if mine is None:
-                raise _lost(None)
             started_ms = self._clock.running_ms()
-            renewed = replace(mine, beat=mine.beat + 1, renewed_ms=self._clock.now_ms()).pack()
-            if not self._cell.swap_lease(self._mine, renewed):
-                self._lose()
-            self._mine, self._renewed_at_ms = renewed, started_ms
+            if not self._beat():
+                # An earlier renewal may have been done and not answered.
+                self._adopt(self._cell.lease())
+                if not self._beat():
+                    self._lose(LeaseRecord.parse(self._cell.lease()))
+            self._renewed_at_ms = started_ms
 
     def renew_if_due(self) -> None:
         """Renew it when a third of its time is over; cheap otherwise.
@@ -187,8 +186,7 @@ class Lease:
         with self._lock:
             if self._mine is None:
                 raise _lost(None)
-            if self._cell.lease() != self._mine:
-                self._lose()
+            self._adopt(self._cell.lease())
             self.renew_if_due()
 
     def confirm(self) -> None:
@@ -199,7 +197,7 @@ class Lease:
         """
         fence = self.fence
         record = LeaseRecord.parse(self._cell.lease())
-        if record is None or not fence or (record.holder, record.fence) != (self._holder, fence):
+        if not self._is_own(record, fence):
             if fence == self.fence:
                 self._mine, self.fence, self.seen = None, 0, record
             raise _lost(record)
@@ -211,6 +209,29 @@ class Lease:
             if mine is not None:
                 self._cell.swap_lease(self._mine, replace(mine, holder="").pack())
             self._mine, self.fence = None, 0
+
+    def _beat(self) -> bool:
+        """Write the next record behind the one that was last seen; returns whether that was still there."""
+        present = self._mine
+        mine = LeaseRecord.parse(present)
+        if mine is None:
+            raise _lost(None)
+        renewed = replace(mine, beat=mine.beat + 1, renewed_ms=self._clock.now_ms()).pack()
+        if not self._cell.swap_lease(present, renewed):
+            return False
+        self._mine = renewed
+        return True
+
+    def _adopt(self, present: bytes | None) -> None:
+        """Go on from what is there, if it is this holder's own."""
+        record = LeaseRecord.parse(present)
+        if not self._is_own(record, self.fence):
+            self._lose(record)
+        self._mine = present
+
+    def _is_own(self, record: LeaseRecord | None, fence: int) -> bool:
+        """Whether only this holder can have written a record: another one, of the same name too, has another fence."""
+        return record is not None and fence > 0 and (record.holder, record.fence) == (self._holder, fence)
 
     def _is_over(self, present: bytes | None, record: LeaseRecord) -> bool:
         """Whether its holder has let it expire."""
@@ -225,10 +246,9 @@ class Lease:
     def _age(self, record: LeaseRecord) -> str:
         return f"{max(0, self._clock.now_ms() - record.renewed_ms) // 1000} s ago"
 
-    def _lose(self) -> None:
-        self._mine, self.fence = None, 0
-        self.seen = LeaseRecord.parse(self._cell.lease())
-        raise _lost(self.seen)
+    def _lose(self, record: LeaseRecord | None) -> NoReturn:
+        self._mine, self.fence, self.seen = None, 0, record
+        raise _lost(record)
 
 
 #: Makes the lease of a process, given where it is kept.

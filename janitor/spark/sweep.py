@@ -25,10 +25,11 @@ from janitor.engine import Engine
 from janitor.ranges import Range
 from janitor.rounds import Round
 from janitor.spark.access import Access
+from janitor.spark.errands import Answer, Errand, Run, Share, portable
 from janitor.spark.parts import cut_evenly
 from janitor.spark.ranged import NOTHING, RangedStore
 from janitor.spark.session import translated
-from janitor.spark.tasks import Answer, Errand, Ground, Run, Share, perform, portable
+from janitor.spark.tasks import Ground, perform
 from janitor.state.base import LedgerEntry, State
 from janitor.sweep import Sweep
 from janitor.walk import REPLANS, Act, Walk

@@ -8,18 +8,16 @@ after its run has ended: deletes are the same whoever repeats them, and a *zombi
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from janitor import permission
 from janitor.archive import ParquetArchive
 from janitor.archive_folder import local_folder
 from janitor.compaction import DeletedRanges
-from janitor.control import values
 from janitor.crew import StepName
 from janitor.inversions import Inversions
 from janitor.ledger import Ledger
@@ -28,23 +26,21 @@ from janitor.observe import tell_nobody
 from janitor.pacing import Pacer
 from janitor.payloads import Payloads
 from janitor.permission import Permission, Withheld
-from janitor.policy import Reason
-from janitor.ranges import Range
-from janitor.report import DataTable, Entry, EntryKey, ForeignKey, Tally
+from janitor.report import DataTable, Tally
 from janitor.spark.access import Access
+from janitor.spark.errands import Answer, Errand, Run, Share
 from janitor.spark.ranged import NOTHING, RangedStore
 from janitor.spark.session import plain_kind
-from janitor.state.base import LedgerEntry, State
+from janitor.state.base import State
 from janitor.state.hbase import HBaseState
 from janitor.sweep import Keeper, Sweep
 from janitor.txstate import TransactionView
 from janitor.walk import Act, Batch, Moved, Preview, Visit, Walk
-from janitor.world import TopicWork, World
-from tms_core import errors
+from janitor.world import TopicWork
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import Interrupted, LeaseLost, StoreError
 from tms_core.lease import Lease, LeaseRecord
-from tms_core.tables.base import KeyTable, MetadataTable, Store
+from tms_core.tables.base import KeyTable, Store
 from tms_core.tables.hbase import HBasePart
 from tms_core.tables.read_only import read_only
 from tms_core.topic import TopicId
@@ -53,144 +49,6 @@ from tms_core.topic import TopicId
 FILES_PER_ATTEMPT = 100_000
 #: Attempts of one task; Spark makes four by default.
 ATTEMPTS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The part of a store that a task works on.
-
-    Attributes:
-        number: which of all.
-        salt: under which its rows lie; None where there are no salts.
-        messages, payloads: which keys; an empty stop is the table's end.
-        since_ms, everything: what the search for invalid pointers looks at (:class:`~janitor.inversions.Inversions`).
-        failed, withheld: topics that former steps have left undone here.
-    """
-
-    number: int
-    salt: int | None
-    messages: Range
-    payloads: Range
-    since_ms: int | None = None
-    everything: bool = True
-    failed: dict[bytes, str] = field(default_factory=dict)
-    withheld: frozenset[bytes] = frozenset()
-
-    def __str__(self) -> str:
-        return f"part {self.number}" + ("" if self.salt is None else f" (salt {self.salt})")
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What a task that deletes has to know of its run.
-
-    Attributes:
-        id: the run's.
-        holder, fence: under whose lease it goes; an empty holder: under none.
-        rows_per_second: the task's share of the rate; None for no limit.
-    """
-
-    id: str
-    holder: str
-    fence: int
-    rows_per_second: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Errand:
-    """One step, for all tasks.
-
-    Attributes:
-        world: what the pass knows, without what is open.
-        run: None for a plan, which changes nothing.
-    """
-
-    step: StepName
-    world: World
-    run: Run | None
-    page_rows: int
-
-
-@dataclass(slots=True)
-class Answer:
-    """What a task has counted (:class:`~janitor.report.Tally`) and done.
-
-    Attributes:
-        failed, withheld, moved: metadata keys of topics that were left undone, why that is, and of those whose
-            metadata has changed, which have to be planned anew.
-        ledger: what was taken.
-        calls: store operations by name.
-        interrupted: name and message of what ended the task early; None: nothing did.
-        archive_error: why nothing more could be archived, and so deleted.
-        again: whether an attempt went before this one, whose deletes are in no count.
-    """
-
-    entries: list[tuple[EntryKey, Entry]] = field(default_factory=list)
-    kept: list[tuple[Reason, int]] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-    foreign: list[ForeignKey] = field(default_factory=list)
-    unknown: list[TopicId] = field(default_factory=list)
-    pointers: list[tuple[TopicId, list[int]]] = field(default_factory=list)
-    untouchable: int | None = None
-    scanned: list[tuple[str, int]] = field(default_factory=list)
-    failures: list[tuple[str, str, int]] = field(default_factory=list)
-    seeks_spared: int = 0
-    failed: list[tuple[bytes, str]] = field(default_factory=list)
-    withheld: list[bytes] = field(default_factory=list)
-    moved: list[bytes] = field(default_factory=list)
-    ledger: list[LedgerEntry] = field(default_factory=list)
-    calls: list[tuple[str, int]] = field(default_factory=list)
-    interrupted: tuple[str, str] | None = None
-    archive_error: str | None = None
-    write_failed: bool = False
-    again: bool = False
-
-    @classmethod
-    def of(cls, tally: Tally) -> Answer:
-        return cls(
-            entries=list(tally.entries.items()),
-            kept=list(tally.kept.items()),
-            errors=tally.errors,
-            foreign=tally.foreign,
-            unknown=sorted(tally.unknown),
-            pointers=[(topic, sorted(found)) for topic, found in tally.pointers.items()],
-            untouchable=tally.untouchable,
-            scanned=list(tally.scanned.items()),
-            failures=[(table, reason, number) for (table, reason), number in tally.failures.items()],
-            seeks_spared=tally.seeks_spared,
-        )
-
-    @property
-    def tally(self) -> Tally:
-        return Tally(
-            entries=dict(self.entries),
-            kept=Counter(dict(self.kept)),
-            errors=self.errors,
-            foreign=self.foreign,
-            unknown=set(self.unknown),
-            pointers={topic: set(found) for topic, found in self.pointers},
-            untouchable=self.untouchable,
-            scanned=Counter(dict(self.scanned)),
-            failures=Counter({(table, reason): number for table, reason, number in self.failures}),
-            seeks_spared=self.seeks_spared,
-        )
-
-    @property
-    def interruption(self) -> Interrupted | None:
-        """What ended the task early."""
-        if self.interrupted is None:
-            return None
-        name, message = self.interrupted
-        found: Interrupted = getattr(errors, name)(message)
-        return found
-
-    def pack(self) -> str:
-        return json.dumps(values.pack(self))
-
-    @classmethod
-    def unpack(cls, text: str) -> Answer:
-        found: Answer = values.unpack(cls, json.loads(text))
-        return found
 
 
 class Ground(Protocol):
@@ -321,24 +179,6 @@ class TaskWalk(Walk):
         if isinstance(self.act, TaskSweep) and prefix in self.act.moved and topic is not None:
             self.tally.forget_kept(kept, topic, name)
         return behind
-
-
-class NoMetadata(MetadataTable):
-    """Stands for the metadata table on the way to a task, which has its own; nobody asks it anything."""
-
-    def rows(self) -> list[tuple[bytes, bytes]]:
-        raise NotImplementedError
-
-    def get(self, key: bytes) -> bytes | None:
-        raise NotImplementedError
-
-    def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
-        raise NotImplementedError
-
-
-def portable(world: World) -> World:
-    """What a pass knows, without what is open, or what only whoever plans topics needs."""
-    return replace(world, metadata=NoMetadata(), records={}, consumers=None)
 
 
 def perform(ground: Ground, errand: Errand, share: Share, attempt: int) -> Answer:

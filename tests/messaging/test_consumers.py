@@ -160,6 +160,21 @@ def test_given_expired_messages_when_lags_are_asked_for_then_they_do_not_count_a
     assert shown(held) == b"e"
 
 
+def test_given_a_consumer_that_has_read_nothing_when_it_sleeps_past_the_ttl_then_its_loss_is_said_and_not_before(
+    desk: Desk,
+) -> None:
+    desk.service.update_topic(ORDERS, {"ttl": "60"})
+    desk.service.consumers.put(ORDERS, "billing", READ_NONE)
+    for waited_ms, expired in ((0, False), (1, False), (TTL_MS - 1, False), (1, True)):
+        desk.clock.advance(waited_ms)
+        [found], _ = desk.service.consumers.lags(ORDERS)
+        assert found.expired is expired
+    desk.service.consumers.put(ORDERS, "billing", READ_NONE)
+    desk.clock.advance(1)
+    [found], _ = desk.service.consumers.lags(ORDERS)
+    assert not found.expired
+
+
 def test_given_very_many_unread_messages_when_lags_are_asked_for_then_no_more_than_the_limit_are_counted(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -222,6 +222,24 @@ def test_given_a_file_that_went_wrong_when_looked_at_then_the_former_is_in_force
     assert tokens.identify(ADA.encode()).principal == "bob"
 
 
+@pytest.mark.parametrize("contents", ["", "# nobody\n", "\n\n"])
+def test_given_all_tokens_taken_away_when_looked_at_then_nobody_is_let_in_until_there_is_one_again(
+    file: Path, caplog: pytest.LogCaptureFixture, contents: str
+) -> None:
+    clock = ManualClock(NOW_MS)
+    gate = gate_of(clock, kind="tokens", tokens_file=file)
+    assert gate.principal(bearer(ADA)) == "ada"
+    file.write_text(contents)
+    for _ in range(3):
+        clock.advance(1000)
+        with pytest.raises(Unauthorized):
+            gate.principal(bearer(ADA))
+    assert [record.levelno for record in caplog.records if "nobody is let in" in record.message] == [logging.WARNING]
+    write(file, ("ada", ADA))
+    clock.advance(1000)
+    assert gate.principal(bearer(ADA)) == "ada"
+
+
 # --- what is remembered ----------------------------------------------------------------------------------------------
 
 

@@ -12,8 +12,8 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
-from itertools import count
+from contextlib import ExitStack, suppress
+from itertools import count, islice
 from pathlib import Path
 from typing import cast
 from unittest.mock import patch
@@ -28,14 +28,29 @@ from tests.builders import DAY, HOUR, MINUTE, NOW_MS
 from tests.server.told import Reader, Topic, Tx
 from tests.support import size
 from tms_core.cli.serve import serving
-from tms_core.client import Client, ConsumerNotFound, TopicExists, TopicNotFound, TransactionClient, TransactionError
+from tms_core.client import (
+    Client,
+    ConsumerNotFound,
+    Message,
+    TopicExists,
+    TopicNotFound,
+    Transaction,
+    TransactionClient,
+    TransactionError,
+)
 from tms_core.clock import ManualClock
 
 NAMES = ("default:a", "default:a-b")
 TIMEOUT_SECONDS = 300
+PATIENCE_SECONDS = 60
+EMPTY = Transaction(0, 0, 0)
 #: A ttl, and how far time goes at once.
 TTLS = (5 * MINUTE, HOUR, 2 * DAY)
 STEPS = (1, MINUTE, 2 * MINUTE, 4 * MINUTE, HOUR, DAY)
+
+
+class Undone(Exception):
+    """What a program fails with."""
 
 
 class Jobs:
@@ -205,6 +220,39 @@ class History(RuleBasedStateMachine):
         self.server.client.publish(name, payloads, ttl=ttl_seconds)
         self.topics[name].add(payloads, self.now_ms, ttl_ms=None if ttl_seconds is None else ttl_seconds * 1000)
 
+    @rule(name=st.sampled_from(NAMES), number=st.integers(1, 3))
+    def publish_some_time(self, name: str, number: int) -> None:
+        if name in self.topics:
+            payloads = self.payloads(number)
+            self.server.client.publish_async(name, payloads)
+            self.server.client.flush(PATIENCE_SECONDS)
+            self.topics[name].add(payloads, self.now_ms)
+
+    @rule(number=st.integers(1, 3), reads=st.sampled_from(NAMES), fails=st.booleans())
+    def read_process_write(self, number: int, reads: str, *, fails: bool) -> None:
+        """In one transaction: what a consumer has not read, and something published to every topic."""
+        if reads not in self.topics:
+            return
+        payloads = {name: self.payloads(number) for name in self.topics}
+        read: list[Message] = []
+        tx = Tx(EMPTY, 0)
+        with suppress(Undone), self.server.client.transaction() as together:
+            reader = self.beside(together.transaction)
+            read += together.consume(reads, "worker")
+            for name, given in payloads.items():
+                together.publish(name, given)
+            if fails:
+                raise Undone
+        behind = self.topics[reads].positions.get("worker")
+        self.topics[reads].check(read, reader, self.now_ms, behind=behind)
+        if not fails:
+            tx.fate = "committed"
+            tx.transaction = together.transaction
+            for name, given in payloads.items():
+                self.topics[name].add(given, self.now_ms, tx=tx)
+            if read:
+                self.topics[reads].positions["worker"] = read[-1].id
+
     @rule(target=txs)
     def begin_to_write(self) -> Tx:
         return self.begin()
@@ -280,6 +328,10 @@ class History(RuleBasedStateMachine):
     def reader(self) -> Reader:
         transaction = self.server.transactions.start_short(TIMEOUT_SECONDS)
         self.server.transactions.abort(transaction)
+        return self.beside(transaction)
+
+    def beside(self, transaction: Transaction) -> Reader:
+        """Who reads in a transaction that has just begun."""
         undecided = frozenset(tx for tx in self.begun if tx.fate == "open")
         return Reader(transaction, undecided, frozenset(tx for tx in self.begun if tx.fate == "invalid"))
 
@@ -302,6 +354,19 @@ class History(RuleBasedStateMachine):
             assert list(self.server.client.poll(name, start=whole[at].time)) == [
                 message for message in whole if message.id.publish_ms >= whole[at].id.publish_ms
             ]
+
+    @rule(name=st.sampled_from(NAMES), data=st.data())
+    def consume(self, name: str, data: st.DataObject) -> None:
+        """Somebody who reads for ever gets as much as there is, and goes on behind it the next time."""
+        if name in self.topics:
+            behind = self.topics[name].positions.get("eternal")
+            there = list(self.server.client.poll(name, start=behind, inclusive=behind is None))
+            number = data.draw(st.integers(0, len(there)))
+            with self.server.client.consume(name, consumer="eternal") as coming:
+                assert list(islice(coming, number)) == there[:number]
+                coming.commit()
+            if number:
+                self.topics[name].positions["eternal"] = there[number - 1].id
 
     @rule(name=st.sampled_from(NAMES), consumer=st.sampled_from(("one", "two")), data=st.data())
     def say_position(self, name: str, consumer: str, data: st.DataObject) -> None:

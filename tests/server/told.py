@@ -113,10 +113,18 @@ class Topic:
                 verdict = Verdict.STOP_OR_SKIP
             yield sent, verdict
 
-    def check(self, read: Sequence[Message], reader: Reader | None, now_ms: int) -> None:
-        """See that a reader got what it has to get."""
+    def check(
+        self, read: Sequence[Message], reader: Reader | None, now_ms: int, *, behind: MessageId | None = None
+    ) -> None:
+        """See that a reader got what it has to get.
+
+        Args:
+            behind: after which message it began; None: at the beginning.
+        """
         left = list(read)
         for sent, verdict in self.expected(reader, now_ms):
+            if behind is not None and not _behind(sent, behind):
+                continue
             here = bool(left) and left[0].payload == sent.payload
             if verdict is Verdict.SHOWN:
                 assert here, f"{sent.payload!r} is missing, or others stand before it"

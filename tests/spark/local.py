@@ -13,9 +13,10 @@ from typing import Any
 from pyspark import cloudpickle
 
 from janitor.ranges import Range
+from janitor.spark.errands import Answer, Errand, Share
 from janitor.spark.ranged import RangedStore
 from janitor.spark.sweep import SparkEngine
-from janitor.spark.tasks import Answer, Errand, Share, perform
+from janitor.spark.tasks import perform
 from janitor.state.base import State
 from janitor.state.sqlite import SqliteState
 from janitor.sweep import Keeper

@@ -16,11 +16,12 @@ from janitor.parquet import summarise
 from janitor.policy import Rule
 from janitor.settings import Settings, load
 from janitor.spark.access import Access
+from janitor.spark.errands import Share
 from janitor.spark.options import Options
 from janitor.spark.session import translated
 from janitor.spark.source import FilteringSource, RowReader
 from janitor.spark.sweep import SparkEngine, SparkSender, cutter
-from janitor.spark.tasks import Share, StoreGround, perform
+from janitor.spark.tasks import StoreGround, perform
 from janitor.state.base import State
 from janitor.state.hbase import HBaseState
 from janitor.world import Terms

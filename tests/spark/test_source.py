@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given, settings
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual, Not
 
+from janitor.ranges import Range
 from janitor.spark import pages
 from janitor.spark.columns import DataTable
 from janitor.spark.options import Options
 from janitor.spark.pages import Ask
 from janitor.spark.parts import Piece
+from janitor.spark.ranged import RangedStore
 from janitor.spark.session import translated
 from janitor.spark.source import FilteringReader, FilteringSource, RowReader, TmsSource
 from janitor.spark.wanted import Wanted
@@ -24,7 +26,7 @@ from tests.builders import DAY, HOUR, NOW_MS, pointer, topic, unknown_topic
 from tests.janitor.test_differential import Scene, leveldb_store, scenes
 from tms_core.errors import ConfigurationError, StoreBusy, StoreNotFound
 from tms_core.rowkey import MessageKey, PayloadKey
-from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.base import MessageValue, Store, TxCell
 from tms_core.tables.leveldb import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
@@ -161,6 +163,60 @@ def test_given_a_store_that_takes_values_apart_itself_when_read_then_its_pages_s
             sizes = rows.sizes and [size for size, present in zip(*rows.sizes, strict=True) if present]
             said.append((rows.keys, pointers, sizes, rows.payloads))
     assert said[0] == said[1]
+
+
+def test_given_a_store_that_is_gone_when_a_task_comes_to_it_then_the_error_names_what_it_should_have_read(
+    filled: Filled,
+) -> None:
+    place = filled(sample)
+    found = reader(place, table="payload")
+    [part] = found.partitions()
+    place.rename(place.with_name("elsewhere"))
+    message = "lost its store while it read payload rows of keys from the first to the last"
+    with pytest.raises(StoreNotFound, match=message):
+        list(found.read(part))
+    assert str(Piece(7, b"a:", b"b:")) == "salt 7, keys 613a to 623a"
+
+
+def test_given_a_protected_topic_when_read_then_what_is_due_is_held(filled: Filled, tmp_path: Path) -> None:
+    place = filled(sample)
+    config = tmp_path / "janitor.yaml"
+    config.write_text("janitor: {protect: ['default:*']}", encoding="utf-8")
+    rules = {row["rule"] for row in read(place, config=config)}
+    assert rules == {"held", "live", "foreign", "unknown_topic"}
+
+
+def test_given_a_store_in_memory_when_read_then_it_says_that_there_is_none(tmp_path: Path) -> None:
+    config = tmp_path / "janitor.yaml"
+    config.write_text("storage: {kind: memory}", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"storage\.kind is memory"):
+        RowReader(Options.parse({"config": str(config)}, {}))
+
+
+def test_given_a_part_cut_out_by_keys_when_read_and_written_then_nothing_outside_is_seen() -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=3600).plain(*range(10)).tx(5, 10)
+    orders.stored(5, *range(10))
+    keys = store.message.keys(b"", None, 100).items
+    stored = store.payload.keys(b"", None, 100).items
+    part = RangedStore(store, Range(keys[2], keys[5]), Range(stored[8], b""))
+    assert part.message.keys(b"", None, 100).items == keys[2:5]
+    assert [key for key, _ in part.message.rows(keys[3], None, 100).items] == keys[3:5]
+    assert not part.message.keys(keys[6], None, 100).items
+    assert not part.message.cells(b"", keys[1], 100).items
+    assert [key for key, _ in part.payload.rows(b"", None, 100).items] == stored[8:]
+    assert (part.span, part.identity()) == ((keys[2], keys[5]), store.identity())
+    part.message.put([(keys[2] + b"x", MessageValue(None, b"x"))])
+    assert part.message.invert([TxCell(keys[10], 5, False)]) == [True]
+    part.message.delete(keys[2:3])
+    part.payload.put([(stored[9] + b"x", b"x")])
+    part.payload.delete(stored[8:9])
+    part.message.sync()
+    part.message.compact(b"", b"\xff")
+    assert part.message.keys(b"", None, 100).items == [keys[2] + b"x", *keys[3:5]]
+    assert part.payload.keys(b"", None, 100).items == [stored[9], stored[9] + b"x"]
+    assert part.message.estimate_bytes(b"", keys[1]) == 0
+    part.close()
 
 
 # --- how it is cut ---------------------------------------------------------------------------------------------------

@@ -17,10 +17,11 @@ from janitor.parquet import read, summarise
 from janitor.policy import Rule
 from janitor.ranges import Range, topic_stop
 from janitor.report import Report
+from janitor.spark.errands import Errand, Run, Share, portable
 from janitor.spark.options import Options
 from janitor.spark.ranged import RangedStore
 from janitor.spark.sweep import SparkSender, cutter
-from janitor.spark.tasks import Errand, FollowedLease, Run, Share, perform, portable
+from janitor.spark.tasks import FollowedLease, perform
 from janitor.state.base import RunRecord, StoreRecord
 from janitor.state.sqlite import SqliteState
 from janitor.world import Terms
@@ -102,7 +103,13 @@ def test_given_a_random_store_when_planned_in_pieces_cut_anywhere_then_the_plan_
     ground = PiecesGround(store, state, clock)
     rig = local_rig(store, source, terms=TERMS, state=state, clock=clock, cut=cut, ground=ground, batch_rows=3)
     whole = Desk(store, state, source, clock, TERMS, token_hex=lambda n: "0" * n, batch_rows=3)
-    assert told(rig.engine.plan().report) == told(whole.preview())
+    assert without_bytes(told(rig.engine.plan().report)) == without_bytes(told(whole.preview()))
+
+
+def without_bytes(report: dict[str, Any]) -> dict[str, Any]:
+    """Without the sizes of values, which are estimated batch by batch, and batches end where pieces do."""
+    topics = [{name: value for name, value in entry.items() if name != "bytes"} for entry in report["topics"]]
+    return {**report, "topics": topics}
 
 
 # --- what may become of tasks ----------------------------------------------------------------------------------------

@@ -15,6 +15,10 @@ _SPAN = r"(?:\d{1,18}(?:ms|[smhd]))+"
 _RELATIVE = re.compile(rf"now((?:[+-]{_SPAN})*)")
 _TERM = re.compile(r"([+-])((?:\d+(?:ms|[smhd]))+)")
 _AMOUNT = re.compile(r"(\d+)(ms|[smhd])")
+#: The last millisecond that a calendar has: 9999-12-31T23:59:59.999Z.
+_LAST_MS = 253_402_300_799_999
+#: How far from now a time may be, in milliseconds, so that a calendar has it: almost 7,000 years.
+_REACH_MS = 220_000_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,7 @@ class Moment:
     """A time as it was given.
 
     Attributes:
-        ms: milliseconds since the epoch, or since now where ``relative``.
+        ms: milliseconds since the epoch, or since now where ``relative``; such that a calendar has that moment.
     """
 
     ms: int
@@ -40,7 +44,12 @@ class TimeType(click.ParamType[Moment]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Moment:
         moment = value if isinstance(value, Moment) else parse_time(str(value))
         if moment is None:
-            self.fail(f"{value!r} is no time: write 1700000000000 (ms), 2023-11-14T22:13:20Z or now-1d12h", param, ctx)
+            self.fail(
+                f"{value!r} is no time of before the year 10000: write 1700000000000 (ms), 2023-11-14T22:13:20Z or "
+                "now-1d12h",
+                param,
+                ctx,
+            )
         return moment
 
 
@@ -49,7 +58,8 @@ class SinceType(TimeType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Moment:
         span_ms = None if isinstance(value, Moment) else parse_span(str(value))
-        return super().convert(value, param, ctx) if span_ms is None else Moment(-span_ms, relative=True)
+        since = None if span_ms is None else _within(Moment(-span_ms, relative=True))
+        return since or super().convert(value, param, ctx)
 
 
 class TtlType(click.ParamType[int]):
@@ -66,22 +76,26 @@ class TtlType(click.ParamType[int]):
 
 
 def parse_time(text: str) -> Moment | None:
-    """Read a time in any of the three ways, or None."""
+    """Read a time in any of the three ways, or None: it is none, or one that no calendar has."""
     if re.fullmatch(r"[0-9]{1,19}", text):
-        return Moment(int(text), relative=False)
+        return _within(Moment(int(text), relative=False))
     if match := _RELATIVE.fullmatch(text):
-        return Moment(sum(_signed(sign, span) for sign, span in _TERM.findall(match[1])), relative=True)
+        return _within(Moment(sum(_signed(sign, span) for sign, span in _TERM.findall(match[1])), relative=True))
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         return None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return Moment(round(moment.timestamp() * 1000), relative=False)
+    return _within(Moment(round(moment.timestamp() * 1000), relative=False))
 
 
 def parse_span(text: str) -> int | None:
     """Milliseconds of a span such as ``1h30m``, or None."""
     return _milliseconds(text) if re.fullmatch(_SPAN, text) else None
+
+
+def _within(moment: Moment) -> Moment | None:
+    return moment if abs(moment.ms) <= (_REACH_MS if moment.relative else _LAST_MS) else None
 
 
 def _signed(sign: str, span: str) -> int:

@@ -67,7 +67,7 @@ class AsyncClient(AsyncTopics):
         self._core = Core(self._wire, retry or Retry(), random or Random())  # noqa: S311 it spreads pauses
         self._transactions = service_at(transactions, timeouts)
         self._limits = site.limits
-        self._background = BackgroundTask(self._core, buffer or Buffer(), site.limits)
+        self._background = BackgroundTask(self._core, buffer or Buffer(), site.limits, timeouts.close_seconds)
 
     def __repr__(self) -> str:
         return f"<AsyncClient {self._wire.site.url}>"
@@ -79,7 +79,8 @@ class AsyncClient(AsyncTopics):
         await self.close()
 
     async def close(self) -> None:
-        """As :meth:`Client.close`."""
+        """As :meth:`Client.close`; in the loop that used it."""
+        self._wire.settle()
         try:
             await self._background.close()
         finally:
@@ -161,10 +162,12 @@ class AsyncClient(AsyncTopics):
 
     async def publish_async(self, topic: Topic, messages: Sequence[bytes]) -> None:
         """As :meth:`Client.publish_async`; waits for nothing but room. The loop has to run until all is published."""
+        self._wire.settle()
         await self._background.publish(topic, messages)
 
     async def flush(self, timeout_seconds: float | None = None) -> None:
         """As :meth:`Client.flush`."""
+        self._wire.settle()
         await self._background.flush(timeout_seconds)
 
     @property

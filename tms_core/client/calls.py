@@ -21,6 +21,7 @@ from tms_core.client.messages import (
     encode_publish,
     encode_publish_json,
     encode_rollback,
+    payloads_of,
     seconds,
     time_at,
 )
@@ -100,6 +101,8 @@ def topic_id(topic: Topic) -> TopicId:
     """
     if isinstance(topic, TopicId):
         return topic
+    if not isinstance(topic, str):
+        raise BadRequest(f"{topic!r} is no topic.", "Write it as namespace:topic.")
     try:
         return TopicId.parse(topic)
     except ValueError as error:
@@ -139,23 +142,23 @@ def delete_topic(topic: Topic) -> Call[None]:
 
 
 def publish(topic: Topic, payloads: Sequence[bytes], ttl: timedelta | int | None) -> Call[None]:
-    path = _path(topic, "publish")
+    path, given = _path(topic, "publish"), payloads_of(payloads)
     if ttl is None:
-        return Call("POST", path, _nothing, encode_publish(None, payloads), AVRO)
-    return Call("POST", path, _nothing, encode_publish_json(None, payloads, seconds(ttl)))
+        return Call("POST", path, _nothing, encode_publish(None, given), AVRO)
+    return Call("POST", path, _nothing, encode_publish_json(None, given, seconds(ttl)))
 
 
 def publish_in(
     topic: Topic, payloads: Sequence[bytes], pointer: int, ttl: timedelta | int | None
 ) -> Call[RollbackRange]:
-    path = _path(topic, "publish")
+    path, given = _path(topic, "publish"), payloads_of(payloads)
     if ttl is None:
-        return Call("POST", path, decode_published, encode_publish(pointer, payloads), AVRO)
-    return Call("POST", path, decode_published_json, encode_publish_json(pointer, payloads, seconds(ttl)))
+        return Call("POST", path, decode_published, encode_publish(pointer, given), AVRO)
+    return Call("POST", path, decode_published_json, encode_publish_json(pointer, given, seconds(ttl)))
 
 
 def store(topic: Topic, payloads: Sequence[bytes], pointer: int) -> Call[None]:
-    return Call("POST", _path(topic, "store"), _nothing, encode_publish(pointer, payloads), AVRO)
+    return Call("POST", _path(topic, "store"), _nothing, encode_publish(pointer, payloads_of(payloads)), AVRO)
 
 
 def rollback(topic: Topic, published: RollbackRange) -> Call[None]:
@@ -248,8 +251,8 @@ def _path(topic: Topic, verb: str = "") -> str:
     return f"{path}/{verb}" if verb else path
 
 
-def _consumer(topic: Topic, name: str) -> str:
-    if not NAME.fullmatch(name):
+def _consumer(topic: Topic, name: object) -> str:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise BadRequest(f"{name!r} cannot be a consumer.", "Use at most 255 letters, digits, '_' and '-'.")
     return _path(topic, f"consumers/{name}")
 

@@ -104,11 +104,15 @@ class Consuming:
         return []
 
     async def store(self, done: MessageId | None) -> None:
-        """Say up to where it has read. Where nobody answers, a later call says it."""
+        """Say up to where it has read. Where nobody answers, a later call says it; a closed client says no more."""
         if self._consumer is None or done is None or done == self._stored:
             return
         try:
             await self._core.ask(calls.set_position(self._topic, self._consumer, done))
+        except ClientClosed:
+            logger.warning(
+                "the position of consumer %s in %s is not stored: the client is closed", self._consumer, self._topic
+            )
         except PASSING as error:
             logger.warning(
                 "the position of consumer %s in %s is not stored yet: %s", self._consumer, self._topic, error

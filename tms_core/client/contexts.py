@@ -14,7 +14,7 @@ from tms_core.client.participant import Participant
 from tms_core.client.transaction import Work
 from tms_core.client.values import Limits
 from tms_core.client.wire import run
-from tms_core.errors import NotInProgress
+from tms_core.errors import NotInProgress, TransactionError
 from tms_core.transaction.client import TransactionClient
 from tms_core.transaction.model import Transaction
 
@@ -30,6 +30,7 @@ class _Context:
         self._limits = limits
         self._timeout_seconds = timeout_seconds
         self._long = long
+        self._entered = False
         self._begun: Work | None = None
 
     @property
@@ -48,6 +49,9 @@ class _Context:
         return self._begun
 
     async def _begin(self) -> None:
+        if self._entered:
+            raise TransactionError("A transaction begins once.", "Begin another one: client.transaction().")
+        self._entered = True
         self._begun = await Work.begin(self._core, self._service, self._limits, self._timeout_seconds, long=self._long)
 
     async def _end(self, error: BaseException | None) -> None:
@@ -64,7 +68,7 @@ class _Context:
 class TransactionContext(_Context):
     """A transaction of a :class:`~tms_core.client.Client`, for one thread; see its ``transaction``.
 
-    All or nothing of it becomes visible when the block ends; nothing, when it ends with an error.
+    All or nothing of it becomes visible when the block ends; nothing, when something in the block raises.
     """
 
     def __enter__(self) -> Self:

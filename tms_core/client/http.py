@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from tms_core.client.calls import Call, check
 from tms_core.client.site import Site
 from tms_core.client.values import Limits
 from tms_core.client.wire import Pieces, Stop
+from tms_core.errors import BadRequest
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,21 +53,22 @@ class BlockingWire:
 
     def __init__(self, site: Site, transport: httpx2.BaseTransport | None, pause: Pause) -> None:
         self.site = site
-        limits = library_limits(site.limits)
-        self._http = httpx2.Client(transport=transport, limits=limits, verify=site.tls or True, trust_env=False)
+        self._transport = transport
+        self._http = self._pool()
+        self._process = os.getpid()
         self._pause = pause
         self._closed = _BlockingStop(pause)
         self._stops: WeakSet[_BlockingStop] = WeakSet()
 
     async def ask(self, call: Call[T]) -> T:
         with self.site.border(call, self._closed):
-            answer = self._http.send(self.site.request(call))
+            answer = self._here().send(self.site.request(call))
         check(call, answer.status_code, answer.content)
         return call.result(answer.content)
 
     async def open(self, call: Call[Any]) -> Pieces:
         with self.site.border(call, self._closed):
-            answer = self._http.send(self.site.request(call), stream=True)
+            answer = self._here().send(self.site.request(call), stream=True)
             if answer.status_code != _OK:
                 answer.read()
         if answer.status_code != _OK:
@@ -87,7 +90,18 @@ class BlockingWire:
         self._closed.set()
         for stop in list(self._stops):
             stop.set()
-        self._http.close()
+        self._here().close()
+
+    def _pool(self) -> httpx2.Client:
+        limits, verify = library_limits(self.site.limits), self.site.tls or True
+        return httpx2.Client(transport=self._transport, limits=limits, verify=verify, trust_env=False)
+
+    def _here(self) -> httpx2.Client:
+        """The connections of this process: those that it had when it was forked are the parent's."""
+        if self._process != os.getpid():
+            self._http = self._pool()
+            self._process = os.getpid()
+        return self._http
 
 
 class _BlockingStop:
@@ -138,16 +152,30 @@ class LoopWire:
         self._pause = pause
         self._closed = _LoopStop(pause)
         self._stops: WeakSet[_LoopStop] = WeakSet()
+        self._loop: asyncio.AbstractEventLoop | None = None
         # Its threads begin when they are needed.
         self._threads = ThreadPoolExecutor(site.limits.connections, thread_name_prefix="tms-client")
 
+    def settle(self) -> None:
+        """Belong to the running loop: connections and conditions cannot be waited for in another one.
+
+        Raises:
+            BadRequest: it belongs to another one.
+        """
+        running = asyncio.get_running_loop()
+        self._loop = self._loop or running
+        if self._loop is not running:
+            raise BadRequest("The AsyncClient was used in another event loop.", "Make one in each loop, and close it.")
+
     async def ask(self, call: Call[T]) -> T:
+        self.settle()
         with self.site.border(call, self._closed):
             answer = await self._http.send(self.site.request(call))
         check(call, answer.status_code, answer.content)
         return call.result(answer.content)
 
     async def open(self, call: Call[Any]) -> Pieces:
+        self.settle()
         with self.site.border(call, self._closed):
             answer = await self._http.send(self.site.request(call), stream=True)
             if answer.status_code != _OK:
@@ -164,6 +192,7 @@ class LoopWire:
         return found
 
     async def blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        self.settle()
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **kwargs))
 
     async def close(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -27,6 +27,8 @@ Start = MessageId | datetime | None
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _VALUE, _NULL = b"\0", b"\2"
 _ID_BYTES = 20
+#: What a payload may be given as.
+_BYTES = bytes | bytearray | memoryview
 
 
 class Message(NamedTuple):
@@ -44,6 +46,32 @@ class Message(NamedTuple):
     def time(self) -> datetime:
         """When it was published; milliseconds, UTC."""
         return time_at(self.id.publish_ms)
+
+
+def payloads_of(messages: object) -> list[bytes]:
+    """Payloads as a list that nobody else changes.
+
+    Args:
+        messages: what a program gave.
+
+    Raises:
+        BadRequest: it is one payload instead of several, or one of them is not bytes.
+    """
+    if isinstance(messages, str | _BYTES) or not isinstance(messages, Iterable):
+        raise BadRequest(f"Messages are given as a list, not as {_kind(messages)}.", "Write [message], also for one.")
+    found = list(messages)
+    for payload in found:
+        if not isinstance(payload, _BYTES):
+            raise BadRequest(f"A payload is bytes, not {_kind(payload)}.", "Encode it: text.encode().")
+    return [bytes(payload) for payload in found]
+
+
+def _is_count(given: object) -> bool:
+    return isinstance(given, int) and 1 <= given <= INT_MAX
+
+
+def _kind(given: object) -> str:
+    return type(given).__name__
 
 
 def encode_publish(pointer: int | None, payloads: Sequence[bytes]) -> bytes:
@@ -78,9 +106,9 @@ def encode_poll(start: Start, limit: int | None, transaction: Transaction | None
     """ConsumeRequest.
 
     Raises:
-        BadRequest: a time that names no zone or lies before 1970, or a limit that is none.
+        BadRequest: a start that is none, a time that names no zone or lies before 1970, or a limit that is none.
     """
-    if limit is not None and not 1 <= limit <= INT_MAX:
+    if limit is not None and not _is_count(limit):
         raise BadRequest(f"A limit of {limit} messages is none.", "Give 1 or more.")
     parts = [_start(start), b"\1" if inclusive else b"\0"]
     parts.append(_NULL if limit is None else _VALUE + encode_long(limit))
@@ -228,7 +256,7 @@ def seconds(ttl: timedelta | int) -> int:
         BadRequest: it is not above 0, or more than 2^31 - 1 seconds.
     """
     found = -(-ttl // timedelta(seconds=1)) if isinstance(ttl, timedelta) else ttl
-    if not 0 < found <= INT_MAX:
+    if not _is_count(found):
         raise BadRequest(f"A ttl of {found} s is none.", f"Give whole seconds from 1 to {INT_MAX}.")
     return found
 
@@ -241,6 +269,8 @@ def _start(start: Start) -> bytes:
         return encode_long(2)
     if isinstance(start, datetime):
         return encode_long(1) + encode_long(milliseconds(start))
+    if not isinstance(start, MessageId):
+        raise BadRequest(f"{start!r} is no place to begin at.", "Give a message's id, a time with its zone, or None.")
     return encode_long(0) + _bytes(start.pack())
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from tms_core.client import calls
 from tms_core.client.calls import topic_id
 from tms_core.client.core import Core
+from tms_core.client.messages import payloads_of
 from tms_core.client.values import Limits
 from tms_core.messaging.model import RollbackRange
 from tms_core.topic import TopicId
@@ -42,10 +43,11 @@ class Outbox:
 
     async def add(self, topic: calls.Topic, messages: Sequence[bytes]) -> None:
         """Take messages; what is too much is stored."""
-        if not messages:
+        name, given = topic_id(topic), payloads_of(messages)
+        if not given:
             return
-        self._kept.setdefault(topic_id(topic), []).extend(messages)
-        self._kept_bytes += sum(map(len, messages))
+        self._kept.setdefault(name, []).extend(given)
+        self._kept_bytes += sum(map(len, given))
         if self._kept_bytes > self._limits.transaction_bytes:
             for name in list(self._kept):
                 await self._store(name)

@@ -81,7 +81,7 @@ class Client(Topics):
         self._core = Core(self._wire, retry or Retry(), random or Random())  # noqa: S311 it spreads pauses
         self._transactions = service_at(transactions, timeouts)
         self._limits = site.limits
-        self._background = BackgroundThread(self._core, buffer or Buffer(), site.limits)
+        self._background = BackgroundThread(self._core, buffer or Buffer(), site.limits, timeouts.close_seconds)
 
     def __repr__(self) -> str:
         return f"<Client {self._wire.site.url}>"
@@ -97,8 +97,10 @@ class Client(Topics):
     def close(self) -> None:
         """Publish what :meth:`publish_async` was given, then close all connections; closing twice is no error.
 
+        It takes ``Timeouts.close_seconds`` at most, and what is not published by then is counted.
+
         Raises:
-            NotPublished: some of it could not be published.
+            NotPublished: some of it was not published; what was being sent when the time was over may be.
         """
         try:
             self._background.close()
@@ -139,7 +141,7 @@ class Client(Topics):
 
         Raises:
             TopicNotFound: there is no such topic.
-            BadRequest: no message, or more bytes than the server takes at once.
+            BadRequest: no message, one that is not bytes, or more bytes than the server takes at once.
             Unavailable: nothing was published, even when tried again.
             Unanswered: whether it was published is not known. It is not tried again, because then it might be there
                 twice.
@@ -188,7 +190,7 @@ class Client(Topics):
             sent when the first message is asked for, and raises then.
 
         Raises:
-            BadRequest: the limit or the time is none.
+            BadRequest: the limit or the start is none.
             TopicNotFound: there is no such topic.
             Unanswered: the answer was cut short; poll again from the last message on.
         """
@@ -252,6 +254,7 @@ class Client(Topics):
             messages: the payloads.
 
         Raises:
+            BadRequest: there is no such topic's name, or a payload that is not bytes; none is taken.
             BufferFull: there is no room, and the buffer says that this is an error; those before the one that had no
                 room are taken.
             ClientClosed: the client is closed.
@@ -288,6 +291,7 @@ class Client(Topics):
             long: whether it may take long (a day); where it fails, it is always invalidated.
 
         Raises:
+            TransactionError: it was entered before: each context is for one transaction.
             Conflict: another transaction changed the same; this one is rolled back.
             NotInProgress: it took too long.
             Invalidated: it was given up, nothing of it is or will be visible.

@@ -18,7 +18,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import isawaitable
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 from tms_core.client.calls import Topic, topic_id
 from tms_core.client.core import UNKNOWN, Core
@@ -138,12 +138,28 @@ class Work:
             raise
         await self._commit()
         self._ended = True
-        await self._follow(0)
+        await self._follow()
 
     async def roll_back(self) -> None:
-        """Take back what was written, and end it; it is invalidated where not all of that is certain."""
+        """Have all take back what they wrote, whatever one raises, then the messages, and end it.
+
+        It is invalidated where not all of that is certain.
+
+        Raises:
+            Exception: what a participant raised, the first of them.
+        """
         self._ended = True
-        await self._take_back(0)
+        failures = _Failures()
+        try:
+            for participant in self._participants:
+                with failures:
+                    await _done(participant.rollback_tx())
+                    self._undone += 1
+            with failures:
+                await self._take_back_messages()
+        finally:
+            await self._end()
+        failures.tell()
 
     async def _prepare(self) -> None:
         """Everything but the commit."""
@@ -173,23 +189,19 @@ class Work:
             await self._end()
             raise
 
-    async def _follow(self, first: int) -> None:
-        """Tell participants that it is committed, all of them, whatever one raises.
-
-        Args:
-            first: the number of the first that has not been told.
-        """
-        if first == len(self._participants):
-            return
+    async def _follow(self) -> None:
+        """Tell participants that it is committed, all of them, whatever one raises."""
+        failures = _Failures()
+        for participant in self._participants:
+            with failures:
+                await _done(participant.post_tx_commit())
         try:
-            await _done(self._participants[first].post_tx_commit())
+            failures.tell()
         except Exception as error:
             pointer = self.transaction.transaction_id
             raise PostCommitFailed(
                 f"Transaction {pointer} is committed, but what was to follow failed: {error}", "Do not do it again."
             ) from error
-        finally:
-            await self._follow(first + 1)
 
     async def _find_out(self, unanswered: TmsError) -> None:
         """Return when it is committed after all.
@@ -198,7 +210,7 @@ class Work:
             Invalidated: it is not, and never will be.
             OutcomeUnknown: nobody answers.
         """
-        self._ended = True
+        self._ended = self._doubtful = True
         pointer = self.transaction.transaction_id
         try:
             committed = not await self._invalidate() and await self._sees(pointer)
@@ -207,11 +219,17 @@ class Work:
                 f"It is not known whether transaction {pointer} is committed: {error.message}",
                 "It is visible as a whole, or times out and never is; read what it published to see.",
             ) from error
+        except BaseException:
+            await self._end()
+            raise
         if committed:
             logger.info("transaction %d is committed, though its commit was not answered", pointer)
             return
+        failures = _Failures()
         for participant in self._participants:
-            await _done(participant.rollback_tx())
+            with failures:
+                await _done(participant.rollback_tx())
+        failures.tell()
         raise Invalidated(
             f"The commit of transaction {pointer} was not answered, and not done.", "Do it again from its begin."
         ) from unanswered
@@ -225,29 +243,20 @@ class Work:
     async def _end(self) -> None:
         """Abort if all was taken back for certain, else invalidate."""
         certain = not self._doubtful and self._undone == len(self._participants) + 1
-        try:
-            if certain:
-                await self._call(self._service.abort, self.transaction)
-            else:
-                await self._invalidate()
-        except TransactionError as error:
-            logger.warning("transaction %d will time out: %s", self.transaction.transaction_id, error)
-
-    async def _take_back(self, first: int) -> None:
-        """Have participants take back what they wrote, all of them, whatever one raises; then the messages; then end.
-
-        Args:
-            first: the number of the first that has not yet.
-        """
-        if first == len(self._participants):
-            await self._take_back_messages()
-            await self._end()
-            return
-        try:
-            await _done(self._participants[first].rollback_tx())
-            self._undone += 1
-        finally:
-            await self._take_back(first + 1)
+        pointer = self.transaction.transaction_id
+        with _left_to_time_out(pointer):
+            try:
+                if certain:
+                    await self._call(self._service.abort, self.transaction)
+                else:
+                    await self._invalidate()
+            except TransactionError:
+                raise
+            except BaseException:
+                # Interrupted while it waited. Invalidating does nothing to what has ended.
+                with _left_to_time_out(pointer):
+                    await self._invalidate()
+                raise
 
     async def _take_back_messages(self) -> None:
         try:
@@ -282,6 +291,36 @@ class Work:
         except BaseException as error:
             self._doubtful |= isinstance(error, UNKNOWN) or not isinstance(error, TmsError)
             raise
+
+
+class _Failures:
+    """What went wrong where all have their turn: the first error, but an interrupt goes before it."""
+
+    def __init__(self) -> None:
+        self._first: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        interrupt = error is not None and not isinstance(error, Exception)
+        if self._first is None or (interrupt and isinstance(self._first, Exception)):
+            self._first = error
+        return True
+
+    def tell(self) -> None:
+        """Raise it."""
+        if self._first is not None:
+            raise self._first
+
+
+@contextmanager
+def _left_to_time_out(pointer: int) -> Iterator[None]:
+    """What is no harm where the service does not answer."""
+    try:
+        yield
+    except TransactionError as error:
+        logger.warning("transaction %d will time out: %s", pointer, error)
 
 
 async def _done(result: Awaitable[None] | None) -> None:

@@ -35,6 +35,8 @@ class Timeouts(_Positive):
         send_seconds: for each piece of a request to be taken.
         free_connection_seconds: for a connection of the pool, where all are busy.
         transaction_seconds: for one call of the transaction service, from beginning to end.
+        close_seconds: for all that ``publish_async`` was given to be published, when the client is closed or the
+            program ends. A call of the transaction service that is under way is waited for besides.
     """
 
     connect_seconds: float = 5
@@ -42,6 +44,7 @@ class Timeouts(_Positive):
     send_seconds: float = 60
     free_connection_seconds: float = 60
     transaction_seconds: float = 30
+    close_seconds: float = 30
 
 
 @dataclass(frozen=True, slots=True)

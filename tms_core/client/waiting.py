@@ -133,7 +133,7 @@ class Waiting:
             logger.error("%d messages for %s are not published: %s", len(batch.payloads), batch.topic, error)
 
     def abandon(self, error: TmsError) -> None:
-        """Nobody publishes any more: what waits never will be."""
+        """Nobody publishes any more: what waits never will be, and of what was just sent nobody knows."""
         self.settle(error)
         while self.take() is not None:
             self.settle(error)

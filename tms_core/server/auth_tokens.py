@@ -9,6 +9,7 @@ how long it takes tells nothing of which one it was or how nearly.
 from __future__ import annotations
 
 import hmac
+import logging
 import re
 import secrets
 from base64 import urlsafe_b64encode
@@ -22,6 +23,8 @@ from tms_core.errors import ConfigurationError, Unauthorized
 from tms_core.server.auth import Identity
 from tms_core.server.auth_file import WatchedFile
 from tms_core.server.auth_rules import is_principal
+
+logger = logging.getLogger(__name__)
 
 #: Random bytes in a token.
 _BYTES = 32
@@ -38,20 +41,31 @@ class _Entry(NamedTuple):
 class Tokens:
     """The tokens of a file.
 
+    At the start there has to be one, since a server that lets nobody in is a mistake. Later an empty file is what it
+    says: whoever takes all tokens away wants nobody let in.
+
     Args:
         path: lines of ``PRINCIPAL: sha256$HEX``, of which a principal may have several; ``#`` begins a comment.
         clock: by which the file is looked at again.
 
     Raises:
-        ConfigurationError: the file cannot be used.
+        ConfigurationError: the file cannot be used, or has no token in it.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._file = WatchedFile("server.auth.tokens_file", path, _entries, clock, private=True)
+        if not self._file.value:
+            raise ConfigurationError(
+                f"server.auth.tokens_file {path} has no token in it.",
+                "`tms admin token PRINCIPAL` makes a token and its line.",
+            )
 
     def refresh(self) -> bool:
         """See :class:`~tms_core.server.auth.Authenticator`."""
-        return self._file.refresh()
+        changed = self._file.refresh()
+        if changed and not self._file.value:
+            logger.warning("the tokens file has no token in it any more; nobody is let in until it has one")
+        return changed
 
     def identify(self, token: bytes) -> Identity:
         """Whose token it is.
@@ -109,8 +123,4 @@ def _entries(file: str, contents: bytes) -> list[_Entry]:
             )
         seen[digest] = number
         entries.append(_Entry(match[1], digest))
-    if not entries:
-        raise ConfigurationError(
-            f"{file} has no token in it.", "`tms admin token PRINCIPAL` makes a token and its line."
-        )
     return entries
