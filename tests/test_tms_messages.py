@@ -382,7 +382,7 @@ def test_given_payloads_that_were_stored_when_listed_then_there_may_be_more(
 
 
 @pytest.fixture
-def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A server of its own with three topics, of which whoever types may consume one and only publish to the others."""
     tokens = {name: new_token() for name in ("root", "ada")}
     file = tmp_path / "tokens"
@@ -405,11 +405,12 @@ def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]
             for name in ("bills", "orders", "salaries"):
                 client.create_topic(f"default:{name}")
                 client.set_position(f"default:{name}", "billing", MessageId(0, 0))
-            yield client
+        yield
 
 
+@pytest.mark.usefixtures("guarded")
 def test_given_rights_on_one_topic_when_a_pattern_is_listed_then_the_others_are_left_out_and_that_is_said(
-    guarded: Client, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def listed(pattern: str) -> tuple[int, list[str], str]:
         code = execute(["consumer", "list", pattern, "--token-file", str(tmp_path / "ada")])

@@ -56,6 +56,11 @@ def _address_or_any_port(address: str) -> str:
     return address
 
 
+#: What a transaction may live where nobody says (``transactions.max_lifetime_seconds``); Tephra's own default
+#: (data.tx.max.lifetime).
+ASSUMED_LIFETIME_SECONDS = 90_000
+
+
 def split_address(address: str) -> tuple[str, int]:
     """Host and port of ``HOST:PORT``; an IPv6 address stands in brackets and comes without.
 

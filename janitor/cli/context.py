@@ -39,14 +39,12 @@ from tms_core.clock import Clock, SystemClock
 from tms_core.consumers import Floor, Positions
 from tms_core.errors import ConfigurationError, StoreBusy, StoreError
 from tms_core.lease import Lease, LeaseCell
+from tms_core.settings import ASSUMED_LIFETIME_SECONDS
 from tms_core.side import Expiries, SideTable
 from tms_core.tables.base import Store
 from tms_core.tables.read_only import read_only
 from tms_core.transaction.client import ServiceSource, TransactionClient
 from tms_core.transaction.source import DirectorySource, SnapshotSource
-
-#: What a transaction may live where nobody says; Tephra's own default (data.tx.max.lifetime).
-ASSUMED_LIFETIME_SECONDS = 90_000
 
 logger = logging.getLogger(__name__)
 

@@ -193,17 +193,7 @@ class HBasePlace:
             """It could be opened, so it is there."""
 
     def writable(self) -> AbstractContextManager[Store]:
-        wanted = self._settings
-        return HBaseStore(
-            wanted.thrift,
-            namespace=wanted.namespace,
-            connections=wanted.connections,
-            timeout_seconds=wanted.timeout_seconds,
-            # Only who puts rows needs it (the canary, a restore), and it is checked before the first one.
-            buckets=wanted.buckets,
-            thrift2=wanted.thrift2 or (),
-            clock=self._clock,
-        )
+        return HBaseStore.configured(self._settings, self._clock)
 
     @contextmanager
     def readable(self) -> Iterator[Store]:

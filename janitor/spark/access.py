@@ -23,6 +23,7 @@ from janitor.txstate import TransactionView
 from janitor.world import matches, parse_or_none
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError
+from tms_core.settings import ASSUMED_LIFETIME_SECONDS
 from tms_core.tables.base import Store
 from tms_core.tables.hbase import HBasePart, HBaseStore
 from tms_core.tables.leveldb_clone import clone
@@ -30,9 +31,6 @@ from tms_core.tables.read_only import read_only
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.client import ServiceSource
 from tms_core.transaction.source import DirectorySource, SnapshotSource
-
-#: What a transaction may live where nobody says; Tephra's own default (data.tx.max.lifetime).
-ASSUMED_LIFETIME_SECONDS = 90_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +88,7 @@ class Access:
                 f"storage.kind is {self.settings.storage.kind}, and Spark reads stores that outlive a process.",
                 "Set storage.kind: leveldb or hbase, or give leveldb or hbase.",
             )
-        wanted = self.settings.storage.hbase
-        return HBaseStore(
-            wanted.thrift,
-            namespace=wanted.namespace,
-            connections=wanted.connections,
-            timeout_seconds=wanted.timeout_seconds,
-            buckets=wanted.buckets,
-            thrift2=wanted.thrift2 or (),
-        )
+        return HBaseStore.configured(self.settings.storage.hbase)
 
     def transactions(self, now_ms: int, clock: Clock | None = None) -> TransactionView:
         """The newest snapshot that may be judged by, or what stands in for a missing one (rule S14).

@@ -261,6 +261,22 @@ def test_given_a_position_that_is_stored_when_nothing_new_is_done_then_it_is_not
     assert faults.seen["PUT billing"] == 1
 
 
+def test_given_a_consumer_when_its_client_is_closed_then_it_ends_quietly_and_the_log_says_what_is_not_stored(
+    site: InProcess, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.publish(ORDERS, [b"1", b"2"])
+    reader = site.client()
+    found = []
+    with reader.consume(ORDERS, consumer="billing") as messages:
+        for message in messages:
+            found.append(message.payload)
+            reader.close()
+    assert found == [b"1"]
+    assert "the position of consumer billing in default:orders is not stored: the client is closed" in caplog.text
+    with pytest.raises(ConsumerNotFound):
+        client.position(ORDERS, "billing")
+
+
 # --- only what is committed ------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from tms_core.client import (
     Limits,
     OutcomeUnknown,
     Participant,
+    PostCommitFailed,
     TopicNotFound,
     Unanswered,
 )
@@ -92,6 +93,26 @@ def visible(site: InProcess) -> list[bytes]:
     """What a transaction that begins now sees."""
     with site.client() as client, client.transaction() as tx:
         return [message.payload for topic in (ORDERS, BILLS) for message in tx.poll(topic)]
+
+
+def bill(site: InProcess, faults: Faults, participant: Participant) -> None:
+    """A transaction that reads what a consumer has not, publishes it again, and moves its position."""
+    with faulty_client(site, faults) as client, client.transaction() as tx:
+        for order in tx.consume(ORDERS, "billing"):
+            tx.publish(BILLS, [order.payload])
+        tx.register(participant)
+
+
+def bill_in_loop(site: InProcess, faults: Faults, participant: Participant) -> None:
+    """The same with an event loop."""
+
+    async def main() -> None:
+        async with faulty_async_client(site, faults) as client, client.transaction() as tx:
+            async for order in tx.consume(ORDERS, "billing"):
+                await tx.publish(BILLS, [order.payload])
+            await tx.register(participant)
+
+    asyncio.run(main())
 
 
 def time_out(site: InProcess, clock: ManualClock) -> None:
@@ -304,6 +325,23 @@ def test_given_never_an_answer_to_the_abort_when_it_fails_then_nothing_is_visibl
         with_conflict(site, faults, transacts)
     assert faults.seen["abort"] > 0
     assert settled() == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("bills", [bill, bill_in_loop], ids=["sync", "async"])
+def test_given_never_an_answer_after_the_commit_when_it_fails_then_it_is_told_as_committed_and_so_it_is(
+    site: InProcess, faults: Faults, bills: Transact, when: When, settled: Callable[[], list[bytes]]
+) -> None:
+    with site.client() as client:
+        client.publish(ORDERS, [b"1"])
+    faults.at("PUT billing", when)
+    changes = Changes()
+    with pytest.raises(PostCommitFailed, match="is committed"):
+        bills(site, faults, changes)
+    # The last to be told, behind the position that could not be stored.
+    assert changes.told == ["commit", "post"]
+    assert faults.seen["rollback"] == faults.seen["abort"] == faults.seen["invalidate"] == 0
+    assert settled() == [b"1", b"1"]
 
 
 def with_conflict(site: InProcess, faults: Faults, transacts: Transact) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.client.faults import Faults, faulty_async_client, faulty_client
 from tests.client.test_outcomes import BILLS, ORDERS, Changes, time_out, visible
 from tms_core.client import (
+    BadRequest,
     Client,
     Conflict,
     ConsumerNotFound,
@@ -19,6 +20,7 @@ from tms_core.client import (
     Participant,
     PostCommitFailed,
     Transaction,
+    TransactionError,
     Unanswered,
 )
 from tms_core.client.testing import InProcess
@@ -383,6 +385,165 @@ def test_given_a_task_that_is_cancelled_while_it_publishes_when_it_ends_then_it_
     assert faults.seen["abort"] == 0
     assert faults.seen["invalidate"] == 1
     assert visible(site) == []
+
+
+class Interrupts(Recorder):
+    """Is interrupted where a test wants."""
+
+    def _note(self, name: str) -> None:
+        try:
+            super()._note(name)
+        except LookupError as error:
+            raise KeyboardInterrupt from error
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_given_an_interrupt_while_a_participant_rolls_back_when_it_ends_then_the_others_do_and_it_is_invalidated(
+    client: Client, site: InProcess, long: bool
+) -> None:
+    failing, interrupted, last = Recorder("rollback"), Interrupts("rollback"), Recorder()
+
+    def work() -> None:
+        with client.transaction(long=long) as tx:
+            for participant in (failing, interrupted, last):
+                tx.register(participant)
+            raise ZeroDivisionError
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert last.names[-1] == "rollback"
+    assert len(site.manager.visibility().in_progress) == 0
+    assert site.manager.invalid_size() == 1
+
+
+def test_given_an_interrupt_after_the_commit_when_it_ends_then_the_commit_stands_and_others_are_told(
+    client: Client, site: InProcess
+) -> None:
+    last = Recorder()
+    with pytest.raises(KeyboardInterrupt), client.transaction() as tx:
+        tx.register(Interrupts("post"))
+        tx.register(last)
+        tx.publish(ORDERS, [b"a"])
+    assert last.names[-1] == "post"
+    assert visible(site) == [b"a"]
+
+
+@pytest.mark.parametrize("step", ["rollback", "abort"])
+def test_given_an_interrupt_while_it_is_taken_back_when_it_ends_then_it_is_invalidated(
+    site: InProcess, faults: Faults, step: str
+) -> None:
+    def interrupt(met: str) -> None:
+        if met == step:
+            raise KeyboardInterrupt
+
+    faults.meanwhile = interrupt
+    with faulty_client(site, faults) as client, pytest.raises(KeyboardInterrupt), client.transaction() as tx:
+        tx.publish(ORDERS, [b"a"])
+        tx.publish("default:missing", [b"b"])
+    assert faults.seen["invalidate"] == 1
+    assert len(site.manager.visibility().in_progress) == 0
+    assert visible(site) == []
+
+
+def test_given_an_interrupt_while_it_looks_whether_it_is_committed_when_it_ends_then_it_is_invalidated(
+    site: InProcess, faults: Faults
+) -> None:
+    def interrupt(met: str) -> None:
+        if met == "invalidate" and faults.seen[met] == 1:
+            raise KeyboardInterrupt
+
+    faults.meanwhile = interrupt
+    faults.at("commit", "before")
+    with faulty_client(site, faults) as client, pytest.raises(KeyboardInterrupt), client.transaction() as tx:
+        tx.publish(ORDERS, [b"a"])
+    assert len(site.manager.visibility().in_progress) == 0
+    assert visible(site) == []
+
+
+@pytest.mark.parametrize("step", ["rollback", "abort"])
+def test_given_a_task_that_is_cancelled_while_it_is_taken_back_when_it_ends_then_it_is_invalidated(
+    site: InProcess, faults: Faults, step: str
+) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def meanwhile(met: str) -> None:
+            if met == step:
+                loop.call_soon_threadsafe(task.cancel)
+                # What is cancelled waits in the loop, or for a thread that is not done before that.
+                while step == "abort" and not task.cancelling():
+                    pass
+
+        async def work() -> None:
+            async with faulty_async_client(site, faults) as client, client.transaction() as tx:
+                await tx.publish(ORDERS, [b"a"])
+                await tx.publish("default:missing", [b"b"])
+
+        faults.meanwhile = meanwhile
+        task = asyncio.create_task(work())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert faults.seen["invalidate"] == 1
+    assert len(site.manager.visibility().in_progress) == 0
+    assert visible(site) == []
+
+
+def test_given_thousands_that_take_part_when_it_ends_then_all_are_told(client: Client, site: InProcess) -> None:
+    def work(fail: type[Exception] | None) -> Recorder:
+        last = Recorder()
+        with client.transaction() as tx:
+            for _ in range(3000):
+                tx.register(Participant())
+            tx.register(last)
+            if fail is not None:
+                raise fail
+        return last
+
+    assert work(None).names[-1] == "post"
+    with pytest.raises(ZeroDivisionError):
+        work(ZeroDivisionError)
+    assert site.manager.invalid_size() == 0
+
+
+def test_given_a_commit_that_was_not_done_when_a_participant_cannot_roll_back_then_the_others_do(
+    site: InProcess, faults: Faults
+) -> None:
+    last = Recorder()
+    faults.at("commit", "before")
+    with faulty_client(site, faults) as client, pytest.raises(LookupError), client.transaction() as tx:
+        tx.register(Recorder("rollback"))
+        tx.register(last)
+    assert last.names[-1] == "rollback"
+    assert site.manager.invalid_size() == 1
+
+
+def test_given_a_transaction_when_it_is_entered_again_then_that_is_refused(client: Client, site: InProcess) -> None:
+    context = client.transaction()
+
+    def work() -> None:
+        with context:
+            context.publish(ORDERS, [b"outer"])
+            with context:
+                context.publish(ORDERS, [b"inner"])
+
+    with pytest.raises(TransactionError, match="begins once"):
+        work()
+    with pytest.raises(TransactionError, match="begins once"):
+        context.__enter__()
+    assert len(site.manager.visibility().in_progress) == 0
+    assert visible(site) == []
+
+
+@pytest.mark.parametrize("messages", [b"hi", "hi", ["hi"], [None], 5])
+def test_given_what_is_no_payload_when_published_then_it_is_refused(
+    client: Client, site: InProcess, messages: list[bytes]
+) -> None:
+    with pytest.raises(BadRequest), client.transaction() as tx:
+        tx.publish(ORDERS, messages)
+    assert visible(site) == []
+    assert site.manager.invalid_size() == 0
 
 
 def test_given_a_store_that_failed_when_the_program_goes_on_then_it_cannot_commit(

@@ -41,7 +41,7 @@ from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
 from tms_core.server.site import Site
 from tms_core.server.standing import on_hbase
 from tms_core.server.turns import Turns
-from tms_core.settings import Settings, StorageSettings, expanded, load, split_address
+from tms_core.settings import ASSUMED_LIFETIME_SECONDS, Settings, StorageSettings, expanded, load, split_address
 from tms_core.side import HBaseSide, LevelDBSide, MemorySide, SideTable, beside
 from tms_core.tables.base import Store
 from tms_core.tables.hbase import HBaseStore
@@ -53,8 +53,6 @@ from tms_core.transaction.manager import TransactionManager
 from tms_core.transaction.service import TransactionService
 from tms_core.transaction.storage import DirectoryStorage, MemoryStorage, Storage
 
-#: What a transaction may live where nobody says; Tephra's own default (data.tx.max.lifetime).
-LIFETIME_SECONDS = 90_000
 #: How many polls read the store at once.
 _THREADS = 16
 
@@ -181,16 +179,7 @@ def _open(settings: Settings, clock: Clock) -> _Opened:
         path = storage.leveldb.path
         created = not holds_database(path / FOLDERS["metadata"])
         return _Opened(LevelDBStore(path, create=True), created)
-    wanted = storage.hbase
-    store = HBaseStore(
-        wanted.thrift,
-        namespace=wanted.namespace,
-        connections=wanted.connections,
-        timeout_seconds=wanted.timeout_seconds,
-        buckets=wanted.buckets,
-        thrift2=wanted.thrift2 or (),
-        clock=clock,
-    )
+    store = HBaseStore.configured(storage.hbase, clock)
     try:
         # Or nobody would learn of it before the first message is published.
         store.check_buckets()
@@ -233,7 +222,7 @@ def _messaging(
         store,
         clock,
         default_ttl_seconds=server.default_ttl_seconds,
-        max_lifetime_seconds=transactions.max_lifetime_seconds or LIFETIME_SECONDS,
+        max_lifetime_seconds=transactions.max_lifetime_seconds or ASSUMED_LIFETIME_SECONDS,
         grace_seconds=transactions.grace_seconds,
         cache_bytes=server.cache_mb << 20,
         clock_allowance_seconds=server.clock_allowance_seconds,

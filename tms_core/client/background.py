@@ -46,6 +46,8 @@ class _Background:
     def _begin(self) -> None:
         self._waiting = Waiting(self._buffer, self._request_bytes)
         self._stop = self._core.wire.stop()
+        # Nobody waits for company any more.
+        self._hurry = self._core.wire.stop()
 
     async def _send(self, batch: Batch) -> TmsError | None:
         """Publish a batch; what it failed of, whatever that is, since other batches have nothing to do with it."""
@@ -123,6 +125,7 @@ class BackgroundThread(_Background):
         self._at_exit.detach()
         with self._here():
             self._waiting.closed = True
+            self._hurry.set()
             self._changed.notify_all()
             if not self._changed.wait_for(lambda: not self._waiting.figures.waiting, self._close_seconds):
                 self._give_up()
@@ -131,6 +134,7 @@ class BackgroundThread(_Background):
 
     def flush_at_exit(self) -> None:
         """The program ends without having closed its client."""
+        self._hurry.set()
         try:
             self.flush(self._close_seconds)
         except NotPublished as error:
@@ -164,8 +168,8 @@ class BackgroundThread(_Background):
             raise
 
     def _next(self) -> Batch | None:
-        if not self._waiting.full_batch and not self._waiting.closed:
-            run(self._stop.wait(self._buffer.linger_seconds))
+        if not self._waiting.full_batch:
+            run(self._hurry.wait(self._buffer.linger_seconds))
         with self._changed:
             batch = self._waiting.take()
             if batch is None:
@@ -212,6 +216,7 @@ class BackgroundTask(_Background):
         """Take no more, and return when all is published, or the time to close is over."""
         async with self._changed:
             self._waiting.closed = True
+            self._hurry.set()
             self._changed.notify_all()
         if self._task is not None:
             _, late = await asyncio.wait([self._task], timeout=self._close_seconds)
@@ -237,8 +242,8 @@ class BackgroundTask(_Background):
             raise
 
     async def _next(self) -> Batch | None:
-        if not self._waiting.full_batch and not self._waiting.closed:
-            await self._stop.wait(self._buffer.linger_seconds)
+        if not self._waiting.full_batch:
+            await self._hurry.wait(self._buffer.linger_seconds)
         async with self._changed:
             batch = self._waiting.take()
             if batch is None:

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreError
+from tms_core.settings import HBaseSettings
 from tms_core.tables.base import MessageTable, PayloadTable, Store, TableName
 from tms_core.tables.hbase_buckets import Buckets
 from tms_core.tables.hbase_cdap import CdapWatch
@@ -90,6 +91,20 @@ class HBaseStore(Store):
         self.metadata = HBaseMetadataTable(metadata, self._calls)
         self.message = self._message_table(AllSalts(self._message, buckets, self._threads))
         self.payload = self._payload_table(AllSalts(self._payload, buckets, self._threads))
+
+    @classmethod
+    def configured(cls, wanted: HBaseSettings, clock: Clock | None = None) -> HBaseStore:
+        """The store that ``storage.hbase`` names; raises as the class does."""
+        return cls(
+            wanted.thrift,
+            namespace=wanted.namespace,
+            connections=wanted.connections,
+            timeout_seconds=wanted.timeout_seconds,
+            # Only who puts rows needs it, and it is checked before the first one.
+            buckets=wanted.buckets,
+            thrift2=wanted.thrift2 or (),
+            clock=clock,
+        )
 
     @property
     def ahead_ms(self) -> int:
