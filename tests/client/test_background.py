@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
+import httpx2
 import pytest
 
 from tests.client.faults import Faults, faulty_async_client, faulty_client
 from tests.client.test_outcomes import BILLS, ORDERS
-from tms_core.client import Buffer, BufferFull, Client, ClientClosed, Limits, NotPublished, Retry, WhenFull
+from tests.server.conftest import serving
+from tms_core.client import (
+    BadRequest,
+    Buffer,
+    BufferFull,
+    Client,
+    ClientClosed,
+    Limits,
+    NotPublished,
+    Retry,
+    Timeouts,
+    WhenFull,
+)
 from tms_core.client.testing import InProcess
 from tms_core.client.waiting import Batch, PublishFigures, Waiting
 from tms_core.errors import TmsError
@@ -265,15 +282,109 @@ def test_given_threads_when_they_publish_at_once_then_all_is_there_and_each_ones
         assert [message for message in found if message[:1] == name] == [name + b"%03d" % at for at in range(200)]
 
 
-def interrupted(_: str) -> None:
-    raise RuntimeError("this is a mistake in the program")
+def test_given_a_batch_that_fails_for_whatever_reason_when_flushed_then_all_others_are_there(
+    site: InProcess, client: Client, faults: Faults, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: str) -> None:
+        if faults.seen["publish"] == 1:
+            raise RuntimeError("this is a mistake in the program")
+
+    faults.meanwhile = fail
+    with faulty_client(site, faults, buffer=Buffer(batch_messages=1)) as producer:
+        producer.publish_async(ORDERS, [b"1", b"2"])
+        producer.publish_async(BILLS, [b"3"])
+        with pytest.raises(NotPublished, match="1 messages are not published: RuntimeError: this is a mistake"):
+            producer.flush()
+    assert payloads(client, ORDERS) == [b"2"]
+    assert payloads(client, BILLS) == [b"3"]
+    assert "publishing failed" in caplog.text
+
+
+@pytest.mark.parametrize("messages", [b"one", "two", [b"good", "three"], [None], 5])
+def test_given_what_is_no_payload_when_published_then_it_is_refused_and_nobody_else_notices(
+    site: InProcess, client: Client, messages: list[bytes]
+) -> None:
+    async def main() -> None:
+        async with site.async_client() as producer:
+            with pytest.raises(BadRequest):
+                await producer.publish_async(ORDERS, messages)
+            with pytest.raises(BadRequest):
+                await producer.publish(ORDERS, messages)
+
+    with pytest.raises(BadRequest):
+        client.publish_async(ORDERS, messages)
+    for ttl in (None, 5):
+        with pytest.raises(BadRequest):
+            client.publish(ORDERS, messages, ttl=ttl)
+    asyncio.run(main())
+    client.publish_async(ORDERS, [b"good"])
+    client.flush()
+    assert client.publish_figures == PublishFigures(published=1)
+    assert payloads(client, ORDERS) == [b"good"]
+
+
+def test_given_a_buffer_that_its_owner_changes_when_published_then_it_is_as_it_was(client: Client) -> None:
+    given = bytearray(b"1")
+    messages: list[Any] = [given, memoryview(b"2")]
+    client.publish_async(ORDERS, messages)
+    given[0] = 0
+    client.publish(BILLS, messages)
+    client.flush()
+    assert payloads(client, ORDERS) == [b"1", b"2"]
+    assert payloads(client, BILLS) == [b"\0", b"2"]
+
+
+def test_given_a_server_that_hangs_when_closed_then_the_time_is_over_and_what_is_left_is_told(
+    site: InProcess, faults: Faults
+) -> None:
+    go_on = threading.Event()
+
+    def hang(_: str) -> None:
+        assert go_on.wait(PATIENCE_SECONDS)
+
+    faults.meanwhile = hang
+    timeouts = Timeouts(close_seconds=0.01)
+    with faulty_client(site, faults, buffer=Buffer(batch_messages=1), timeouts=timeouts) as producer:
+        producer.publish_async(ORDERS, [b"1", b"2", b"3"])
+        with pytest.raises(NotPublished, match=r"within 0.01 s of closing") as caught:
+            producer.close()
+        assert caught.value.messages == producer.publish_figures.failed == 3
+    go_on.set()
+    wait_for_publishers()
+    assert producer.publish_figures == PublishFigures(failed=3)
+
+
+def test_given_messages_that_wait_for_company_when_closed_then_they_go_alone(site: InProcess, client: Client) -> None:
+    with site.client(buffer=Buffer(linger_seconds=10 * PATIENCE_SECONDS)) as producer:
+        producer.publish_async(ORDERS, [b"1"])
+    assert payloads(client, ORDERS) == [b"1"]
+
+
+def test_given_another_process_when_it_publishes_then_it_begins_with_nothing(
+    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with site.client() as producer:
+        producer.publish_async(ORDERS, [b"parent"])
+        producer.flush()
+        wait_for_publishers()
+        monkeypatch.setattr("os.getpid", lambda: -1)
+        assert producer.publish_figures == PublishFigures()
+        producer.publish_async(ORDERS, [b"child"])
+        producer.flush()
+        assert producer.publish_figures == PublishFigures(published=1)
+        monkeypatch.undo()
+    assert payloads(client, ORDERS) == [b"parent", b"child"]
+
+
+def exits(_: str) -> None:
+    raise SystemExit
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_given_a_thread_that_fails_when_closed_then_what_it_did_not_publish_is_told(
     site: InProcess, faults: Faults
 ) -> None:
-    faults.meanwhile = interrupted
+    faults.meanwhile = exits
     with faulty_client(site, faults, buffer=Buffer(batch_messages=1)) as producer:
         producer.publish_async(ORDERS, [b"1", b"2"])
         with pytest.raises(NotPublished):
@@ -345,3 +456,75 @@ def test_given_a_task_that_is_cancelled_when_closed_then_what_it_did_not_publish
             await producer.close()
 
     asyncio.run(main())
+
+
+def test_given_an_event_loop_and_a_server_that_hangs_when_closed_then_what_is_left_is_told(site: InProcess) -> None:
+    class Hangs(httpx2.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def main() -> None:
+        producer = site.async_client(transport=Hangs(), timeouts=Timeouts(close_seconds=0.01))
+        await producer.publish_async(ORDERS, [b"1", b"2"])
+        with pytest.raises(NotPublished, match=r"within 0.01 s of closing") as caught:
+            await producer.close()
+        assert caught.value.messages == producer.publish_figures.failed == 2
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+
+
+# --- the end of the program ------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import os, sys
+from tms_core.client import Buffer, Client, Timeouts
+
+client = Client(
+    sys.argv[1],
+    timeouts=Timeouts(answer_seconds=3600, close_seconds=float(sys.argv[2])),
+    buffer=Buffer(linger_seconds=0.3),
+)
+client.publish_async("default:orders", [b"1"])
+"""
+
+
+def program(url: str, close_seconds: float, end: str) -> subprocess.CompletedProcess[str]:
+    """Have a program publish something to a server, and end."""
+    command = [sys.executable, "-c", PROGRAM + end, url, str(close_seconds)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+
+
+@pytest.mark.parametrize("end", ["", "client.close()"], ids=["unclosed", "closed"])
+def test_given_a_server_that_hangs_when_the_program_ends_then_it_does_and_says_what_is_lost(end: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ended = program(f"http://127.0.0.1:{silent.getsockname()[1]}", 0.1, end)
+    assert "1 messages" in ended.stderr
+    assert ended.returncode == bool(end)
+
+
+FORK = """
+child = os.fork()
+if not child:
+    client.publish_async("default:orders", [b"2"])
+    client.flush(60)
+    os._exit(client.publish_figures.published)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 1
+"""
+
+
+@pytest.mark.parametrize(("end", "expected"), [("", {b"1"}), (FORK, {b"1", b"2"})], ids=["unclosed", "forked"])
+def test_given_a_program_that_does_not_close_its_client_when_it_ends_then_all_is_there_once(
+    end: str, expected: set[bytes]
+) -> None:
+    with serving() as server:
+        url = f"http://127.0.0.1:{server.port}"
+        with Client(url) as client:
+            client.create_topic(ORDERS)
+            ended = program(url, PATIENCE_SECONDS, end)
+            found = payloads(client, ORDERS)
+    assert ended.returncode == 0, ended.stderr
+    assert set(found) == expected
+    assert len(found) == len(expected)

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import httpx2
 import pytest
@@ -299,6 +300,26 @@ def test_given_an_answer_of_somebody_else_when_read_then_it_is_no_crash(site: In
             list(client.poll(TOPIC))
 
 
+def test_given_arguments_that_are_nothing_when_asked_then_they_are_refused_before_anything_is_sent(
+    site: InProcess, faults: Faults
+) -> None:
+    wrong: Any = "x"
+    missing: Any = None
+    with faulty_client(site, faults) as client:
+        for ask in (
+            lambda: list(client.poll(TOPIC, start=wrong)),
+            lambda: client.poll(TOPIC, limit=wrong),
+            lambda: client.publish(TOPIC, [b"x"], ttl=wrong),
+            lambda: client.create_topic("default:new", ttl=wrong),
+            lambda: client.topic(missing),
+            lambda: client.position(TOPIC, missing),
+            lambda: client.store(TOPIC, wrong, transaction=site.manager.start_short()),
+        ):
+            with pytest.raises(BadRequest):
+                ask()
+    assert faults.seen == {}
+
+
 # --- the client itself -----------------------------------------------------------------------------------------------
 
 
@@ -408,3 +429,26 @@ def test_given_a_running_loop_when_the_plain_client_is_used_inside_it_then_it_wo
         assert payloads(client.poll(TOPIC)) == [b"a"]
 
     asyncio.run(main())
+
+
+def test_given_a_client_of_one_event_loop_when_used_in_another_then_the_error_says_so(site: InProcess) -> None:
+    client = site.async_client()
+
+    async def publish() -> None:
+        await client.publish_async(TOPIC, [b"x"])
+        await client.flush()
+
+    async def poll() -> list[Message]:
+        return [message async for message in client.poll(TOPIC)]
+
+    async def transact() -> None:
+        async with client.transaction():
+            pass
+
+    with asyncio.Runner() as home:
+        home.run(publish())
+        for use in (publish, client.flush, poll, transact, client.close):
+            with pytest.raises(BadRequest, match="another event loop"):
+                asyncio.run(use())
+        assert len(home.run(poll())) == 1
+        home.run(client.close())

@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 
+import httpx2
 import pytest
 from starlette.types import Receive, Scope, Send
 
@@ -19,6 +20,9 @@ from tms_core.client.testing import InProcess, in_process
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
 from tms_core.tables.memory import MemoryStore
+
+#: How long a test waits for what has to happen, in seconds.
+PATIENCE_SECONDS = 120
 
 
 def test_given_a_server_when_the_block_ends_then_no_thread_and_no_socket_is_left(
@@ -156,5 +160,32 @@ def test_given_a_task_that_is_cancelled_when_it_waits_for_an_answer_then_the_ser
             assert len(await client.topics()) == 2
             with pytest.raises(TopicNotFound):
                 await client.topic("default:missing")
+
+    asyncio.run(main())
+
+
+def test_given_a_task_that_is_cancelled_when_it_waits_for_an_answer_then_the_server_sees_it_leave() -> None:
+    left = threading.Event()
+
+    async def main() -> None:
+        running, arrived = asyncio.get_running_loop(), asyncio.Event()
+
+        async def silent(_: Scope, receive: Receive, __: Send) -> None:
+            assert (await receive())["type"] == "http.request"
+            running.call_soon_threadsafe(arrived.set)
+            assert (await receive())["type"] == "http.disconnect"
+            left.set()
+
+        with LoopThread() as loop:
+            transport = InProcessTransport(silent, loop)
+            request = httpx2.Request("GET", "http://127.0.0.1/ping")
+            task = asyncio.create_task(transport.handle_async_request(request))
+            await arrived.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            # Not by the transport's end, which closes all that is open.
+            assert await asyncio.to_thread(left.wait, PATIENCE_SECONDS)
+            transport.finish()
 
     asyncio.run(main())

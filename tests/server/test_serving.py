@@ -24,7 +24,7 @@ from tms_core.cli import serve as command
 from tms_core.cli.main import execute
 from tms_core.cli.serve import serving
 from tms_core.cli.signals import ending
-from tms_core.clock import ManualClock
+from tms_core.clock import Clock, ManualClock
 from tms_core.errors import ConfigurationError, StoreNotFound, TmsError
 from tms_core.server import companions, standing
 from tms_core.server.auth_tokens import new_token, token_line
@@ -180,10 +180,10 @@ def test_given_system_topics_when_served_again_and_again_then_each_is_made_once(
 class FakeHBase(MemoryStore):
     """Stands for an HBase that is there."""
 
-    def __init__(self, thrift: object, **options: object) -> None:
-        super().__init__()
-        assert thrift == HBaseSettings().thrift
-        assert options["buckets"] == 16
+    @classmethod
+    def configured(cls, wanted: HBaseSettings, _: Clock) -> FakeHBase:
+        assert wanted == HBaseSettings()
+        return cls()
 
     def check_buckets(self) -> None:
         """They are."""

@@ -95,7 +95,10 @@ _SCHEMAS: Document = {
             name={"type": "string"},
             position={**_ID, "description": "The id of the last message it has read."},
             lagMessages={"type": "integer", "minimum": 0, "description": "How many messages it has not read."},
-            lagIsAtLeast={"type": "boolean", "description": "Whether there may be more: not all were counted."},
+            lagIsAtLeast={
+                "type": "boolean",
+                "description": "Whether there may be more: not all counted, or payloads stored.",
+            },
             lagSeconds={"type": "number", "minimum": 0, "description": "The age of the oldest of them; else 0."},
             updatedMs={**_is("Long"), "description": "When it last said how far it has read."},
             expired={"type": "boolean", "description": "Whether messages may have expired before it has read them."},
