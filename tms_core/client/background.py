@@ -109,8 +109,9 @@ class BackgroundThread(_Background):
                 while not self._waiting.offer(name, payload):
                     self._changed.wait()
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._work, name="tms-publish", daemon=True)
-                    self._thread.start()
+                    thread = threading.Thread(target=self._work, name="tms-publish", daemon=True)
+                    thread.start()
+                    self._thread = thread
 
     def flush(self, timeout_seconds: float | None) -> None:
         """Return when all that was handed over until now is published."""
@@ -134,7 +135,8 @@ class BackgroundThread(_Background):
 
     def flush_at_exit(self) -> None:
         """The program ends without having closed its client."""
-        self._hurry.set()
+        with self._here():
+            self._hurry.set()
         try:
             self.flush(self._close_seconds)
         except NotPublished as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Collection
 from contextlib import suppress
+from inspect import isawaitable
+from typing import Self
 
 from tms_core.client import calls
 from tms_core.client.calls import Topic, topic_id
@@ -75,3 +77,30 @@ class StoredPosition(Participant):
     async def post_tx_commit(self) -> None:
         if self.position is not None:
             await self._core.ask(calls.set_position(self._topic, self._name, self.position))
+
+
+class Failures:
+    """What went wrong where all have their turn: the first error, but an interrupt goes before it."""
+
+    def __init__(self) -> None:
+        self._first: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        interrupt = error is not None and not isinstance(error, Exception)
+        if self._first is None or (interrupt and isinstance(self._first, Exception)):
+            self._first = error
+        return True
+
+    def tell(self) -> None:
+        """Raise it."""
+        if self._first is not None:
+            raise self._first
+
+
+async def done(result: Awaitable[None] | None) -> None:
+    """Wait for a participant whose methods are coroutines."""
+    if isawaitable(result):
+        await result

@@ -95,9 +95,7 @@ class Client(Topics):
         self.close()
 
     def close(self) -> None:
-        """Publish what :meth:`publish_async` was given, then close all connections; closing twice is no error.
-
-        It takes ``Timeouts.close_seconds`` at most, and what is not published by then is counted.
+        """Publish what :meth:`publish_async` was given, for ``Timeouts.close_seconds`` at most; then close connections.
 
         Raises:
             NotPublished: some of it was not published; what was being sent when the time was over may be.

@@ -15,15 +15,14 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from inspect import isawaitable
-from typing import ParamSpec, Self, TypeVar
+from typing import ParamSpec, TypeVar
 
 from tms_core.client.calls import Topic, topic_id
 from tms_core.client.core import UNKNOWN, Core
 from tms_core.client.outbox import Outbox
-from tms_core.client.participant import Participant, StoredPosition
+from tms_core.client.participant import Failures, Participant, StoredPosition, done
 from tms_core.client.values import Limits
 from tms_core.errors import Invalidated, NotInProgress, PostCommitFailed, TmsError, TransactionError
 from tms_core.topic import TopicId
@@ -83,7 +82,7 @@ class Work:
         """Have something take part."""
         with self._step():
             self._participants.append(participant)
-            await _done(participant.start_tx(self.transaction))
+            await done(participant.start_tx(self.transaction))
 
     async def publish(self, topic: Topic, messages: Sequence[bytes]) -> None:
         """Have messages published when it commits."""
@@ -94,10 +93,10 @@ class Work:
         """Give it another write pointer, once all have written what they have."""
         with self._step():
             for participant in self._participants:
-                await _done(participant.commit_tx())
+                await done(participant.commit_tx())
             self.transaction = await self._call(self._service.checkpoint, self.transaction)
             for participant in self._participants:
-                await _done(participant.update_tx(self.transaction))
+                await done(participant.update_tx(self.transaction))
 
     async def consumer(self, topic: Topic, name: str) -> StoredPosition:
         """A consumer's position, which is stored when the transaction commits."""
@@ -141,19 +140,17 @@ class Work:
         await self._follow()
 
     async def roll_back(self) -> None:
-        """Have all take back what they wrote, whatever one raises, then the messages, and end it.
-
-        It is invalidated where not all of that is certain.
+        """Take back what was written, and end it; it is invalidated where not all of that is certain.
 
         Raises:
             Exception: what a participant raised, the first of them.
         """
         self._ended = True
-        failures = _Failures()
+        failures = Failures()
         try:
             for participant in self._participants:
                 with failures:
-                    await _done(participant.rollback_tx())
+                    await done(participant.rollback_tx())
                     self._undone += 1
             with failures:
                 await self._take_back_messages()
@@ -170,7 +167,7 @@ class Work:
             if changes:
                 await self._call(self._service.can_commit, self.transaction.transaction_id, changes)
         for participant in self._participants:
-            await _done(participant.commit_tx())
+            await done(participant.commit_tx())
         with self._doubting():
             await self._outbox.publish()
 
@@ -191,10 +188,10 @@ class Work:
 
     async def _follow(self) -> None:
         """Tell participants that it is committed, all of them, whatever one raises."""
-        failures = _Failures()
+        failures = Failures()
         for participant in self._participants:
             with failures:
-                await _done(participant.post_tx_commit())
+                await done(participant.post_tx_commit())
         try:
             failures.tell()
         except Exception as error:
@@ -225,10 +222,10 @@ class Work:
         if committed:
             logger.info("transaction %d is committed, though its commit was not answered", pointer)
             return
-        failures = _Failures()
+        failures = Failures()
         for participant in self._participants:
             with failures:
-                await _done(participant.rollback_tx())
+                await done(participant.rollback_tx())
         failures.tell()
         raise Invalidated(
             f"The commit of transaction {pointer} was not answered, and not done.", "Do it again from its begin."
@@ -293,27 +290,6 @@ class Work:
             raise
 
 
-class _Failures:
-    """What went wrong where all have their turn: the first error, but an interrupt goes before it."""
-
-    def __init__(self) -> None:
-        self._first: BaseException | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        interrupt = error is not None and not isinstance(error, Exception)
-        if self._first is None or (interrupt and isinstance(self._first, Exception)):
-            self._first = error
-        return True
-
-    def tell(self) -> None:
-        """Raise it."""
-        if self._first is not None:
-            raise self._first
-
-
 @contextmanager
 def _left_to_time_out(pointer: int) -> Iterator[None]:
     """What is no harm where the service does not answer."""
@@ -321,9 +297,3 @@ def _left_to_time_out(pointer: int) -> Iterator[None]:
         yield
     except TransactionError as error:
         logger.warning("transaction %d will time out: %s", pointer, error)
-
-
-async def _done(result: Awaitable[None] | None) -> None:
-    """Wait for a participant whose methods are coroutines."""
-    if isawaitable(result):
-        await result
