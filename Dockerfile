@@ -1,7 +1,9 @@
 # The janitor, `tms` and nothing else: no compiler and no installer.
 #
 #   make image                              with the base image below
-#   make image BASE_IMAGE=registry/python   with another one that has Python 3.11 or newer, its venv module and no more
+#   make image BASE_IMAGE=registry/python   with another one that has Python, its venv module and no more
+#
+# Python 3.11 or 3.12, on x86_64: plyvel has binary wheels for no others, and nothing is compiled here.
 #
 # What is installed, and by which checksums, is in image/*.lock. Behind a company's own certificate authority, give it as
 # a secret (`--secret id=ca,src=ca.pem`, `make image` does so from PIP_CERT); it does not get into the image.

@@ -57,12 +57,13 @@ lock: $(STAMP) ## resolve the dependencies of pyproject.toml anew into requireme
 
 # RUNLEVEL=1 keeps the packages from starting their services.
 system-deps: ## install the Debian packages that some tests use when present (needs root)
-	@if command -v chromium >/dev/null && command -v prometheus >/dev/null; then echo "system-deps: nothing to do"; exit 0; fi; \
+	@missing=; for name in chromium prometheus; do command -v $$name >/dev/null || missing="$$missing $$name"; done; \
+	[ -n "$$missing" ] || { echo "system-deps: nothing to do"; exit 0; }; \
 	[ "$$(id -u)" = 0 ] || { echo "system-deps needs root: sudo make system-deps" >&2; exit 1; }; \
-	command -v apt-get >/dev/null || { echo "system-deps needs Debian's apt-get; install chromium and prometheus your own way" >&2; exit 1; }; \
+	command -v apt-get >/dev/null || { echo "system-deps needs Debian's apt-get; install$$missing your own way" >&2; exit 1; }; \
 	apt-get update -qq || { echo "system-deps failed at: apt-get update" >&2; exit 1; }; \
-	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium prometheus || { \
-	  echo "system-deps failed at: apt-get install chromium prometheus" >&2; exit 1; }
+	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing || { \
+	  echo "system-deps failed at: apt-get install$$missing" >&2; exit 1; }
 
 tools: $(BIN)/.tools ## build helm, helm-unittest and kubeconform inside the tree (`make test` does it by itself)
 

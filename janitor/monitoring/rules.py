@@ -42,7 +42,7 @@ class Threshold:
 
 THRESHOLDS = (
     Threshold("downSeconds", 600, 93_600, "seconds without a sign of life before a janitor counts as down"),
-    Threshold("newSeconds", 0, 93_600, "seconds that may pass after an installation before the first run"),
+    Threshold("newSeconds", 0, 93_600, "seconds that may pass after it was switched on before the first run"),
     Threshold("successSeconds", 3_600, 93_600, "seconds without a successful run, or by which the canary is late"),
     Threshold("windowSeconds", 3_600, 93_600, "seconds over which guards, errors and unusable snapshots are counted"),
     Threshold("overdueSeconds", 21_600, 43_200, "seconds out of the last day in which rows that are due may stay"),
@@ -55,7 +55,9 @@ THRESHOLDS = (
     Threshold("planOnlySeconds", 604_800, 604_800, "seconds a janitor may only plan"),
     Threshold("growthBytes", 1 << 30, 1 << 30, "bytes by which a topic may grow in a day, be it more than it had"),
     Threshold("lagMessages", 10_000, 10_000, "messages a consumer may be behind"),
-    Threshold("lagSeconds", 3_600, 3_600, "seconds a consumer's position may be old, where it is that far behind"),
+    Threshold(
+        "lagSeconds", 3_600, 3_600, "seconds the oldest unread message may be old, where a consumer is that far behind"
+    ),
     Threshold("forSeconds", 300, 300, "seconds most alerts wait before they fire"),
 )
 
@@ -79,6 +81,12 @@ class Alert:
     meaning: str
 
 
+def _of_any_pod(metric: str) -> str:
+    """A gauge of a janitor, whichever pod has it; while one follows the other, what was said last."""
+    by = "max by (namespace, job)"
+    return f"({by} ({metric}{{${{scope}}}}) or {by} (last_over_time({metric}{{${{scope}}}}[1h])))"
+
+
 ALERTS = (
     Alert(
         "CanaryEarly",
@@ -91,9 +99,11 @@ ALERTS = (
     Alert(
         "JanitorDown",
         "critical",
+        # An offset of nothing is not allowed, so a minute stands before it.
         "absent(tms_janitor_heartbeat_timestamp_seconds{${scope}})"
         " unless on () max(tms_janitor_plan_only{${scope}}) == 1"
-        " unless on () time() - max(process_start_time_seconds{${scope}}) < ${newSeconds}"
+        " unless on () (max(tms_janitor_plan_only{${scope}})"
+        " unless on () max(max_over_time(tms_janitor_plan_only{${scope}}[1h] offset 1m${newSeconds}s)) == 0)"
         " or time() - tms_janitor_heartbeat_timestamp_seconds{${scope}} > ${downSeconds}"
         " unless on (job, instance) tms_janitor_plan_only{${scope}} == 1",
         "forSeconds",
@@ -105,9 +115,10 @@ ALERTS = (
         "warning",
         "time() - tms_janitor_last_success_timestamp_seconds{${scope}} > ${successSeconds}"
         " or tms_janitor_canary_late_seconds{${scope}} > ${successSeconds}"
-        " or time() - process_start_time_seconds{${scope}} > ${successSeconds}"
-        " and on (job, instance) tms_janitor_plan_only{${scope}} == 0"
-        " unless on (job, instance) tms_janitor_last_success_timestamp_seconds{${scope}}",
+        " or ${successSeconds} + (max by (namespace, job)"
+        " (max_over_time(tms_janitor_plan_only{${scope}}[1h] offset 1m${successSeconds}s)) == 0)"
+        " and max by (namespace, job) (tms_janitor_plan_only{${scope}}) == 0"
+        " unless on (namespace, job) tms_janitor_last_success_timestamp_seconds{${scope}}",
         "forSeconds",
         "No run has done all there was to do for {{ $value | humanizeDuration }}",
         "Runs fail, are too slow, or do not begin: rows stay longer than they should.",
@@ -115,10 +126,10 @@ ALERTS = (
     Alert(
         "OverdueBudgetBurn",
         "warning",
-        "(sum_over_time((sum by (job, instance) (tms_janitor_overdue_rows{${scope}}) > bool 0)[1d:5m]) * 300"
+        "(sum_over_time((sum by (namespace, job) (tms_janitor_overdue_rows{${scope}}) > bool 0)[1d:5m]) * 300"
         " > ${overdueSeconds}"
-        " and sum_over_time((sum by (job, instance) (tms_janitor_overdue_rows{${scope}}) > bool 0)[1h:5m]) > 6)"
-        " unless on (job, instance) tms_janitor_plan_only{${scope}} == 1",
+        " and sum_over_time((sum by (namespace, job) (tms_janitor_overdue_rows{${scope}}) > bool 0)[1h:5m]) > 6)"
+        " unless max by (namespace, job) (tms_janitor_plan_only{${scope}}) == 1",
         "forSeconds",
         "Rows that are due have stayed for {{ $value | humanizeDuration }} of the last day",
         "Something is held, paused or quarantined for so long that the disk fills. An hour now and then is normal.",
@@ -127,7 +138,8 @@ ALERTS = (
         "SnapshotStale",
         "warning",
         "time() - tms_janitor_snapshot_timestamp_seconds{${scope}} > ${snapshotSeconds}"
-        ' or sum by (job, instance) (increase(tms_janitor_snapshot_errors_total{reason!="not_configured",${scope}}'
+        " or sum by (namespace, job, instance) (increase(tms_janitor_snapshot_errors_total"
+        '{reason!="not_configured",${scope}}'
         "[${windowSeconds}s])) > ${repeats}",
         "forSeconds",
         "There is no usable transaction snapshot: nothing is inverted, and no boundary is claimed",
@@ -136,8 +148,8 @@ ALERTS = (
     Alert(
         "InvalidListGrowing",
         "warning",
-        "tms_janitor_invalid_transactions{${scope}} - tms_janitor_invalid_transactions{${scope}} offset 1d"
-        " > ${invalidGrowth}",
+        "max by (namespace, job) (tms_janitor_invalid_transactions{${scope}})"
+        " - max by (namespace, job) (tms_janitor_invalid_transactions{${scope}} offset 1d) > ${invalidGrowth}",
         "forSeconds",
         "The invalid list has grown by {{ $value }} transactions in a day",
         "Transactions time out, or nobody truncates the list. It is in every snapshot and every client's memory.",
@@ -153,7 +165,12 @@ ALERTS = (
     Alert(
         "GuardTripped",
         "critical",
-        "increase(tms_janitor_guard_trips_total{${scope}}[${windowSeconds}s]) > 0",
+        # The last minute in which the counter went up, and whether a run has succeeded since.
+        "max_over_time(((max by (namespace, job, guard) (tms_janitor_guard_trips_total{${scope}})"
+        " > max by (namespace, job, guard) (tms_janitor_guard_trips_total{${scope}} offset 1m)) * 0 + time())"
+        "[${windowSeconds}s:1m]) > on (namespace, job) group_left ()"
+        " (max by (namespace, job) (tms_janitor_last_success_timestamp_seconds{${scope}})"
+        " or 0 * max by (namespace, job) (tms_janitor_guard_trips_total{${scope}}))",
         "now",
         "The {{ $labels.guard }} guard stopped a run; nothing is deleted",
         "The clock jumped, it is another store or another transaction system, or nobody has adopted it.",
@@ -169,7 +186,7 @@ ALERTS = (
     Alert(
         "PausedTooLong",
         "warning",
-        "tms_janitor_paused{${scope}} > 0",
+        _of_any_pod("tms_janitor_paused") + " > 0",
         "pausedSeconds",
         "Something has been paused for long, and its rows stay",
         "Most likely somebody forgot to resume.",
@@ -177,7 +194,7 @@ ALERTS = (
     Alert(
         "PlanOnlyLeftOn",
         "info",
-        "tms_janitor_plan_only{${scope}} > 0",
+        _of_any_pod("tms_janitor_plan_only") + " > 0",
         "planOnlySeconds",
         "It only plans: nothing is deleted",
         "A new installation was never switched on.",
@@ -185,8 +202,8 @@ ALERTS = (
     Alert(
         "DeleteErrors",
         "warning",
-        "sum by (job, instance, table, reason) (increase(tms_janitor_delete_errors_total{${scope}}[${windowSeconds}s]))"
-        " > ${repeats}",
+        "sum by (namespace, job, instance, table, reason)"
+        " (increase(tms_janitor_delete_errors_total{${scope}}[${windowSeconds}s])) > ${repeats}",
         "forSeconds",
         "Topics are left undone again and again ({{ $labels.table }}, {{ $labels.reason }})",
         "The store fails, or a topic's metadata keeps changing.",
@@ -202,8 +219,10 @@ ALERTS = (
     Alert(
         "TopicGrowing",
         "warning",
-        "tms_topic_bytes{${scope}} - tms_topic_bytes{${scope}} offset 1d > ${growthBytes}"
-        " and tms_topic_bytes{${scope}} > 2 * (tms_topic_bytes{${scope}} offset 1d)",
+        "max by (namespace, job, tms_namespace, topic) (tms_topic_bytes{${scope}})"
+        " - max by (namespace, job, tms_namespace, topic) (tms_topic_bytes{${scope}} offset 1d) > ${growthBytes}"
+        " and max by (namespace, job, tms_namespace, topic) (tms_topic_bytes{${scope}})"
+        " > 2 * max by (namespace, job, tms_namespace, topic) (tms_topic_bytes{${scope}} offset 1d)",
         "forSeconds",
         "{{ $labels.tms_namespace }}:{{ $labels.topic }} has grown by {{ $value | humanize1024 }}B in a day",
         "A publisher went wild, or a ttl is far too long. The janitor deletes what is due and no more.",
@@ -212,7 +231,7 @@ ALERTS = (
         "ConsumerLagging",
         "warning",
         "tms_consumer_lag_messages{${scope}} > ${lagMessages}"
-        " and time() - tms_consumer_position_timestamp_seconds{${scope}} > ${lagSeconds}",
+        " and time() - tms_consumer_oldest_unread_timestamp_seconds{${scope}} > ${lagSeconds}",
         "forSeconds",
         "{{ $labels.consumer }} is {{ $value }} messages behind in {{ $labels.tms_namespace }}:{{ $labels.topic }}",
         "It stands still or is too slow. Messages that expire before they are read are lost to it.",

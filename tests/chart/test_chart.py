@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,41 @@ def test_every_value_is_explained_and_in_the_schema() -> None:
     assert len(own) > 60
 
 
+SERVER = "server.enabled=true,server.auth.kind=jwt,server.auth.key_file=/key"
+MANAGER = f"{SERVER},transactions.source=manager,persistence.enabled=true"
+VOLUME = f"{MANAGER},storage.kind=leveldb"
+SWEEP = "spark.enabled=true,spark.image=s:1,spark.command={sweep}"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        f"{MANAGER},janitor.archive.enabled=true,persistence.accessModes={{ReadWriteMany}}",
+        f"{MANAGER},storage.hbase.namespace=other",
+        f"{VOLUME},janitor.archive.enabled=true,decisions.adopt=a",
+        f"{VOLUME},persistence.accessModes={{ReadWriteOncePod}}",
+        f"{VOLUME},janitor.lease.kind=none",
+        f"{SERVER},serverReplicas=2",
+        f"mode=cronjob,{SWEEP}",
+        "spark.enabled=true,spark.image=s:1,persistence.enabled=true,janitor.archive.enabled=true",
+        "janitor.cron=1 * * * *",
+    ],
+)
+def test_given_values_that_go_together_then_they_are_not_refused(options: str) -> None:
+    made = template("--set", options)
+    assert made.returncode == 0, made.stderr
+
+
+def test_given_settings_of_spark_then_it_reads_them_as_they_were_written(tmp_path: Path) -> None:
+    conf = {"a.bytes": 134217728, "b.share": 0.5, "c.on": True, "d.options": '-Da=1 -Db="it\'s"'}
+    values = tmp_path / "values.yaml"
+    values.write_text(yaml.safe_dump({"spark": {"enabled": True, "image": "s:1", "conf": conf}}), encoding="utf-8")
+    [pod] = [pod for pod in pods(objects("--values", values)) if "spark" in pod["spec"]["containers"][0]["name"]]
+    env = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+    said = [f"{name}={'true' if value is True else value}" for name, value in conf.items()]
+    assert shlex.split(env["PYSPARK_SUBMIT_ARGS"]) == [*(w for each in said for w in ("--conf", each)), "pyspark-shell"]
+
+
 @pytest.mark.parametrize(
     ("options", "about"),
     [
@@ -154,6 +190,26 @@ def test_every_value_is_explained_and_in_the_schema() -> None:
         ("storage.kind=leveldb,server.enabled=true,server.auth.kind=jwt,persistence.enabled=true,mode=cronjob", "mode"),
         ("storage.kind=leveldb,server.enabled=true,server.auth.kind=jwt", "persistence"),
         ("server.enabled=true", "auth"),
+        ("server.enabled=true,server.auth.kind=jwt", "key_file"),
+        ("server.enabled=true,server.auth.kind=tokens", "tokens_file"),
+        (f"{SERVER},serverReplicas=2,server.tls.certificate=/c,server.tls.key=/k", "server/tls"),
+        (f"{MANAGER},janitor.archive.enabled=true", "accessModes"),
+        (f"{MANAGER},server.port=15165", "server/port"),
+        (f"{MANAGER},transactions.directory=/srv/tx", "directory"),
+        (f"mode=cronjob,{SWEEP},persistence.enabled=true,janitor.archive.enabled=true", "accessModes"),
+        (f"mode=deployment,{SWEEP}", "spark/command"),
+        (f"{VOLUME},persistence.accessModes={{ReadWriteOncePod}},decisions.adopt=a", "accessModes"),
+        (f"{VOLUME},persistence.accessModes={{ReadWriteOncePod}},decisions.approve[0].id=a", "accessModes"),
+        (f"{VOLUME},storage.leveldb.path=/srv/messaging", "leveldb/path"),
+        (f"{VOLUME},janitor.state=/srv/janitor", "state"),
+        ("persistence.enabled=true,janitor.archive.enabled=true,janitor.archive.path=/srv", "archive/path"),
+        ("janitor.lease.kind=none", "lease/kind"),
+        ("mode=cronjob,janitor.lease.kind=none", "lease/kind"),
+        ("janitor.http.port=0", "http/port"),
+        ("server.port=0", "server/port"),
+        ("janitor.http.host=localhost", "http/host"),
+        ("server.host=127.0.0.1", "server/host"),
+        ("janitor.cron=1 * * * *,janitor.every_seconds=60", "every_seconds"),
         ("transactions.source=manager", "server"),
         ("janitor.archive.enabled=true", "persistence"),
         ("serverReplicas=2,transactions.source=directory", "source"),

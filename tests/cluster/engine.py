@@ -87,7 +87,8 @@ class Engine:
         if self._process is not None:
             self._process.terminate()
             self._process.wait(timeout=PATIENCE_SECONDS)
-            # Its images are mounted and large; pytest keeps what is in its folders.
+            # Its images are large, and the network namespace it leaves is mounted: pytest could not remove its folder.
+            subprocess.run(["umount", str(self._folder / "exec/netns/default")], capture_output=True, check=False)
             shutil.rmtree(self._folder / "data", ignore_errors=True)
 
     def _docker(self, *words: object, timeout: float = PATIENCE_SECONDS) -> subprocess.CompletedProcess[str]:

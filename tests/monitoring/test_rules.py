@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -19,6 +20,7 @@ from tests.support import require_tool
 
 ROOT = Path(__file__).parents[2]
 CASES = sorted(Path(__file__).parent.glob("cases_*.yaml"))
+CRONJOB_CASES = sorted(Path(__file__).parent.glob("cronjob_*.yaml"))
 
 #: What the issue of being woken is about: the names that people's routing and silences are written against.
 NAMES = {
@@ -39,11 +41,11 @@ def of(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [rule for group in document["groups"] for rule in group["rules"]]
 
 
-def try_cases(folder: Path, document: dict[str, Any]) -> tuple[int, str]:
+def try_cases(folder: Path, document: dict[str, Any], cases: Sequence[Path] = CASES) -> tuple[int, str]:
     """Run the cases against these rules, whose annotations are checked elsewhere; exit code and what was said."""
     bare = [{key: value for key, value in rule.items() if key != "annotations"} for rule in of(document)]
     (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": bare}]}), encoding="utf-8")
-    tried = promtool("test", "rules", *(shutil.copy(path, folder) for path in CASES))
+    tried = promtool("test", "rules", *(shutil.copy(path, folder) for path in cases))
     return tried.returncode, tried.stdout + tried.stderr
 
 
@@ -74,6 +76,10 @@ def test_promtool_finds_nothing_wrong_with_the_rules(mode: Any, tmp_path: Path) 
 
 def test_each_alert_fires_and_keeps_quiet_as_its_cases_say(tmp_path: Path) -> None:
     assert try_cases(tmp_path, rules(scope='job="j"')) == (0, ANY)
+
+
+def test_with_the_figures_of_cronjobs_alerts_do_as_their_cases_say(tmp_path: Path) -> None:
+    assert try_cases(tmp_path, rules(thresholds("cronjob"), scope='job="j"'), CRONJOB_CASES) == (0, ANY)
 
 
 def test_each_alert_has_a_case_that_fires_it_and_one_that_keeps_it_quiet() -> None:

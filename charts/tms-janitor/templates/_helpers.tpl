@@ -59,6 +59,26 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and .Values.server.enabled (eq .Values.transactions.source "manager") (not (include "tms.embedded" .)) }}yes{{ end }}
 {{- end }}
 
+{{/* The Lease of Kubernetes: its name and namespace, as the settings have them. */}}
+{{- define "tms.lease" -}}
+{{- $given := .Values.janitor.lease }}
+{{- dict "name" ($given.name | default (include "tms.fullname" .)) "namespace" ($given.namespace | default .Release.Namespace) | toJson }}
+{{- end }}
+
+{{- define "tms.sparkOnKubernetes" -}}
+{{- if and .Values.spark.enabled (hasPrefix "k8s://" .Values.spark.master) }}yes{{ end }}
+{{- end }}
+
+{{/* Whether the volume is mounted by those that delete. Nothing else of a janitor's on HBase is in files. */}}
+{{- define "tms.keepsFiles" -}}
+{{- if or (include "tms.embedded" .) (dig "archive" "enabled" false .Values.janitor) }}yes{{ end }}
+{{- end }}
+
+{{/* Seconds until a pod is killed: two answers of HBase and a minute, or more. */}}
+{{- define "tms.graceSeconds" -}}
+{{- max 120 (int64 .Values.terminationGracePeriodSeconds) (add 60 (mul 2 (dig "hbase" "timeout_seconds" 30 .Values.storage | int64))) }}
+{{- end }}
+
 {{/* The name of what serves the metrics: the daemon, or the exporter beside CronJobs. */}}
 {{- define "tms.component" -}}
 {{- if eq .Values.mode "cronjob" }}exporter{{ else }}janitor{{ end }}
@@ -71,7 +91,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- $_ := set $settings "server" (omit .Values.server "enabled") }}
 {{- end }}
 {{- if include "tms.usesLease" . }}
-{{- $lease := merge (dict) .Values.janitor.lease (dict "name" (include "tms.fullname" .) "namespace" .Release.Namespace) }}
+{{- $lease := merge (include "tms.lease" . | fromJson) .Values.janitor.lease }}
 {{- $_ := set $settings "janitor" (merge (dict "lease" $lease) .Values.janitor) }}
 {{- end }}
 {{- toPrettyJson $settings }}
@@ -83,7 +103,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
 {{- define "tms.metadata" -}}
-name: {{ include "tms.fullname" .root }}{{ with .suffix }}-{{ . }}{{ end }}
+name: {{ .name | default (include "tms.fullname" .root) }}{{ with .suffix }}-{{ . }}{{ end }}
 namespace: {{ .namespace | default .root.Release.Namespace }}
 labels:
   {{- include "tms.labels" .root | nindent 2 }}
@@ -118,7 +138,7 @@ spec:
   serviceAccountName: {{ $.serviceAccountName | default (include "tms.serviceAccountName" $root) }}
   automountServiceAccountToken: {{ $.token | default false }}
   enableServiceLinks: false
-  terminationGracePeriodSeconds: {{ .terminationGracePeriodSeconds }}
+  terminationGracePeriodSeconds: {{ include "tms.graceSeconds" $root }}
   {{- with $.restartPolicy }}
   restartPolicy: {{ . }}
   {{- end }}
