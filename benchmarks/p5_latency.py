@@ -44,7 +44,7 @@ from tms_core.topic import TopicId, encode_properties
 ROWS = size("TMS_BENCH_SWEEP_ROWS", 200_000)
 HBASE_ROWS = size("TMS_BENCH_HBASE_ROWS", 60_000)
 #: How fast the janitor beside HBase may delete; the one inside a server keeps to a rate of its own.
-RATE = 20_000
+RATE = 10_000
 TURNS = size("TMS_BENCH_TURNS", 5)
 #: How long a stretch is, in seconds.
 STRETCH_SECONDS = size("TMS_BENCH_SECONDS", 6)
