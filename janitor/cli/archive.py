@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from janitor import archive_folder, archived
@@ -12,24 +10,11 @@ from janitor.cli import render
 from janitor.cli.context import Session, session
 from janitor.cli.options import Command, common_options, topic_patterns
 from janitor.restore import Request, Restored
+from tms_core.cli.names import TopicType
 from tms_core.cli.times import Moment, TimeType
 from tms_core.topic import TopicId
 
 DONE, PARTLY = 0, 5
-
-
-class TopicType(click.ParamType[TopicId]):
-    """``namespace:topic``, one and no pattern."""
-
-    name = "topic"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TopicId:
-        if isinstance(value, TopicId):
-            return value
-        try:
-            return TopicId.parse(str(value))
-        except ValueError as error:
-            self.fail(f"{error}", param, ctx)
 
 
 _SELECTING = (

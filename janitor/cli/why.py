@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import click
 
 from janitor.cli import render
-from janitor.cli.archive import TopicType
 from janitor.cli.context import session
 from janitor.cli.ledger import policy
 from janitor.cli.options import common_options
 from janitor.policy import Hold, Reason, Rule
 from janitor.why import Fate, Found, Missing, Trace, Why
-from tms_core.errors import KeyFormatError
+from tms_core.cli.names import MessageIdType, TopicType
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 
@@ -30,20 +28,6 @@ _TRANSACTIONS = {
     "committed": "of a committed transaction",
     "unreadable": "its value cannot be read",
 }
-
-
-class MessageIdType(click.ParamType[MessageId]):
-    """40 hex digits, as a consumer sees them."""
-
-    name = "message_id"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> MessageId:
-        if isinstance(value, MessageId):
-            return value
-        try:
-            return MessageId.from_hex(str(value))
-        except KeyFormatError as error:
-            self.fail(f"{error}", param, ctx)
 
 
 @click.command("why")

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from tms_core.cli.messages import IdType
+from tms_core.cli.names import MessageIdType
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.text import columns, duration, moment
 from tms_core.cli.times import Moment, SinceType
@@ -92,7 +92,9 @@ def show(options: Remote, topic: TopicId, name: str) -> None:
 @consumer.command("set")
 @topic_argument
 @click.argument("name")
-@click.option("--to", "position", type=IdType(), metavar="ID", help="It has read up to this message, and this one.")
+@click.option(
+    "--to", "position", type=MessageIdType(), metavar="ID", help="It has read up to this message, and this one."
+)
 @click.option("--since", type=SinceType(), help="It goes on with what was published then and later: 1h (ago), now, …")
 @remote
 def set_position(options: Remote, topic: TopicId, name: str, position: MessageId | None, since: Moment | None) -> None:

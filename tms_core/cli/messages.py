@@ -17,12 +17,13 @@ from typing import BinaryIO
 
 import click
 
+from tms_core.cli.names import MessageIdType
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.text import moment
 from tms_core.cli.times import Moment, SinceType, TtlType
 from tms_core.client import Client, Message
 from tms_core.clock import SystemClock
-from tms_core.errors import FormatError, TmsError
+from tms_core.errors import TmsError
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 
@@ -32,20 +33,6 @@ _READ_BYTES = 1 << 20
 _BATCH_LINES = 16_000
 #: A line that is longer is no line, but a file without any.
 _LINE_BYTES = 8 << 20
-
-
-class IdType(click.ParamType[MessageId]):
-    """A message's id: 40 hex digits."""
-
-    name = "id"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> MessageId:
-        if isinstance(value, MessageId):
-            return value
-        try:
-            return MessageId.from_hex(str(value))
-        except FormatError:
-            self.fail(f"{value!r} is no message id: those have 40 hex digits, as tms poll shows them", param, ctx)
 
 
 # --- publish ---------------------------------------------------------------------------------------------------------
@@ -157,8 +144,8 @@ def _counting() -> Iterator[_Counting]:
 @click.option("-f", "--follow", is_flag=True, help="Wait for more, until Ctrl-C.")
 @click.option("-n", "--limit", type=click.IntRange(1), help="Stop after so many.")
 @click.option("--since", type=SinceType(), help="From a time on: 10m (ago), 2026-11-14T22:13:20Z, or milliseconds.")
-@click.option("--from", "first", type=IdType(), metavar="ID", help="From this message on.")
-@click.option("--after", type=IdType(), metavar="ID", help="Behind this message.")
+@click.option("--from", "first", type=MessageIdType(), metavar="ID", help="From this message on.")
+@click.option("--after", type=MessageIdType(), metavar="ID", help="Behind this message.")
 @click.option("--consumer", metavar="NAME", help="Behind what this consumer has read; its position stays.")
 @click.option("--committed", is_flag=True, help="Read in a transaction: nothing that is undecided or was taken back.")
 @click.option("--raw", is_flag=True, help="Payloads alone, byte by byte, a line end behind each.")

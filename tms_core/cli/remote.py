@@ -13,10 +13,10 @@ from typing import Any
 
 import click
 
+from tms_core.cli.names import TopicType
 from tms_core.client import Client
 from tms_core.errors import ConfigurationError
 from tms_core.settings import load
-from tms_core.topic import TopicId
 
 #: What stands for "on every address" where one listens, and where one can then ask.
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 nothing is bound here
@@ -94,20 +94,6 @@ def remote(command: Callable[..., None]) -> Callable[..., None]:
         command(Remote(server, token_file, ca_file, config, format), **rest)
 
     return wrapped
-
-
-class TopicType(click.ParamType[TopicId]):
-    """``NS:TOPIC``."""
-
-    name = "topic"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TopicId:
-        if isinstance(value, TopicId):
-            return value
-        try:
-            return TopicId.parse(str(value))
-        except ValueError:
-            self.fail(f"{value!r} is no topic: write namespace:topic, as in default:orders", param, ctx)
 
 
 topic_argument = click.argument("topic", metavar="NS:TOPIC", type=TopicType())

@@ -10,13 +10,14 @@ import pytest
 
 from janitor.cli.history import LOST, RUNNING, status
 from janitor.cli.ledger import cells, parts
-from janitor.cli.why import MessageIdType, lines
+from janitor.cli.why import lines
 from janitor.policy import Hold, Reason, Rule
 from janitor.state import RunRecord, SqliteState
 from janitor.why import Fate, Found, Memory, Missing, Trace, Why
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer
 from tests.janitor.cli.conftest import Site
 from tests.janitor.state.entries import TOPIC, entry
+from tms_core.cli.names import MessageIdType
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey, generation_prefix, time_prefix
 
 
