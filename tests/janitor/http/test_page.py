@@ -317,6 +317,18 @@ def test_on_a_phone_nothing_is_cut_off_and_nothing_scrolls_sideways(
     assert page.run(outside) == []
 
 
+@pytest.mark.parametrize("width", [700, 821, 1199, 1200, 1280])
+def test_in_any_window_no_table_reaches_out_of_its_part(
+    serve: Callable[..., Site], look: Open, now_ms: int, width: int
+) -> None:
+    page = look(serve(StillViews(pictures.full(now_ms), pictures.runs(now_ms))), width)
+    assert page.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+    wider = """[...document.querySelectorAll('section.part table')].filter(table => table.checkVisibility()
+      && table.getBoundingClientRect().right > table.closest('section').getBoundingClientRect().right + 0.5)
+      .map(table => table.closest('section').id)"""
+    assert page.run(wider) == []
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("draw", [pictures.full, pictures.empty, pictures.wrong])
 def test_every_text_stands_out_from_its_ground(
