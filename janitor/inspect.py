@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from janitor.ranges import topic_stop
+from janitor.txstate import pointer_state
 from janitor.world import matches
 from tms_core.errors import MetadataError
 from tms_core.rowkey import MessageKey, PayloadKey, topic_prefix
@@ -130,7 +131,7 @@ def messages(
         for raw, value in page:
             key = MessageKey.parse(raw)
             counts[_kind(key, value)] += 1
-            state = _pointer_state(value.pointer, snapshot)
+            state = pointer_state(value.pointer, snapshot)
             if key and value.pointer is not None:
                 counts[state] += 1
                 oldest = _smaller(oldest, abs(value.pointer))
@@ -151,7 +152,7 @@ def payloads(
     for page in _pages(store.payload.rows, _ranges(store.payload, patterns), heartbeat):
         for raw, body in page:
             key = PayloadKey.parse(raw)
-            state = "foreign" if key is None or _is_foreign(key) else _pointer_state(key.write_pointer, snapshot)
+            state = "foreign" if key is None or _is_foreign(key) else pointer_state(key.write_pointer, snapshot)
             counts[state] += 1
             if key and state != "foreign":
                 oldest = _smaller(oldest, key.write_pointer)
@@ -248,18 +249,6 @@ def _kind(key: MessageKey | None, value: MessageValue) -> str:
     if value.pointer is None:
         return "plain"
     return "reference" if value.payload is None else "transactional"
-
-
-def _pointer_state(pointer: int | None, snapshot: VisibilityState | None) -> str:
-    if pointer is None:
-        return ""
-    if pointer < 0:
-        return "rolled_back"
-    if snapshot is None:
-        return "positive"
-    if snapshot.is_invalid(pointer):
-        return "invalid"
-    return "undecided" if snapshot.is_undecided(pointer) else "committed"
 
 
 def _message(raw: bytes, key: MessageKey | None, value: MessageValue, state: str) -> dict[str, Any]:

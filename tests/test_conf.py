@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from janitor.cli.main import BUSY, REFUSED, USAGE
+from janitor.cli.outcome import REFUSED
 from janitor.control.server import STOP_SECONDS
 from tests.janitor.cli.test_help import resolve
 from tests.support import require_tool
+from tms_core.cli.outcome import BUSY, USAGE
 
 CONF = Path(__file__).parents[1] / "conf"
 UNIT = CONF / "tms-janitor.service"

@@ -111,11 +111,12 @@ def _pattern(pattern: str) -> str:
     return pattern
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only programs of this machine reach a host: ``localhost``, 127.0.0.0/8, ::1."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host.lower() == "localhost"
 
 
 Switch = Annotated[bool, Strict()]
@@ -396,7 +397,7 @@ class ServerSettings(Section):
 
     @model_validator(mode="after")
     def _nobody_else(self) -> Self:
-        if self.auth.kind == "none" and not _is_loopback(self.host):
+        if self.auth.kind == "none" and not is_loopback(self.host):
             raise wrong(
                 "host", f"without authentication {self.host} is open to all; write 127.0.0.1, or set server.auth"
             )

@@ -9,13 +9,12 @@ from janitor.archived import Listing, Selection
 from janitor.cli import render
 from janitor.cli.context import Session, session
 from janitor.cli.options import Command, common_options, topic_patterns
+from janitor.cli.outcome import PARTLY
 from janitor.restore import Request, Restored
 from tms_core.cli.names import TopicType
+from tms_core.cli.outcome import DONE
 from tms_core.cli.times import Moment, TimeType
 from tms_core.topic import TopicId
-
-DONE, PARTLY = 0, 5
-
 
 _SELECTING = (
     click.option("--run", "run_id", metavar="ID", help="Only what this run deleted."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -33,17 +32,12 @@ from janitor.cli import (
     why,
 )
 from janitor.cli.options import common_options
+from janitor.cli.outcome import REFUSED
+from tms_core.cli import outcome
 from tms_core.clock import Clock
-from tms_core.errors import ConfigurationError, Refused, StoreBusy, StoreLayoutError, TmsError
+from tms_core.errors import ConfigurationError, Refused
 
-DONE, FAILED, USAGE, REFUSED, BUSY, PARTLY, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
-
-_CODES: tuple[tuple[type[TmsError], int], ...] = (
-    (ConfigurationError, USAGE),
-    (StoreLayoutError, USAGE),
-    (Refused, REFUSED),
-    (StoreBusy, BUSY),
-)
+_CODES = ((Refused, REFUSED), *outcome.CODES)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -70,6 +64,7 @@ def cli() -> None:
     Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 a guard stopped it or the store
     is not adopted, 4 another process holds the store, 5 something was left undone.
     """
+    _refuse_namesake()
 
 
 _VERBS = (
@@ -123,30 +118,11 @@ def _refuse_namesake() -> None:
 
 def execute(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> int:
     """Run a command and return its exit code."""
-    try:
-        _refuse_namesake()
-        code = cli.main(
-            None if arguments is None else list(arguments),
-            prog_name="janitor",
-            standalone_mode=False,
-            obj={"clock": clock},
-        )
-        sys.stdout.flush()
-        return code if isinstance(code, int) else DONE
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
-    except click.ClickException as error:
-        error.show(sys.stderr)
-        return error.exit_code
-    except click.Abort:
-        click.echo("interrupted; what was done is done, the next run goes on from there", err=True)
-        return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has gone; Python must not complain about that while it shuts down.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
-    except TmsError as error:
-        click.secho(error.message, fg=None if os.environ.get("NO_COLOR") else "red", err=True)
-        if error.hint:
-            click.echo(error.hint, err=True)
-        return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
+    return outcome.execute(
+        cli,
+        "janitor",
+        arguments,
+        obj={"clock": clock},
+        codes=_CODES,
+        interrupted="interrupted; what was done is done, the next run goes on from there",
+    )

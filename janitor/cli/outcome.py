@@ -6,8 +6,10 @@ from janitor.cli import render
 from janitor.cli.context import Session
 from janitor.policy import Hold
 from janitor.report import Report
+from tms_core.cli.outcome import BUSY, DONE
 
-DONE, REFUSED, BUSY, PARTLY = 0, 3, 4, 5
+#: Beside those of every program of ours.
+REFUSED, PARTLY = 3, 5
 
 #: Findings that leave part of the work to the next run.
 _LEFT = frozenset({"halted", "quarantine"})

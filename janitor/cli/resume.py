@@ -13,8 +13,7 @@ from janitor.cli.memory import memory
 from janitor.cli.options import PatternType, common_options
 from janitor.cli.pause import as_json, names
 from janitor.state.base import EVERYTHING, Pause, State
-
-DONE, FAILED = 0, 1
+from tms_core.cli.outcome import DONE, FAILED
 
 
 @click.command("resume")

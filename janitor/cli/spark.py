@@ -179,7 +179,8 @@ class _SparkDesk(Session):
 
     def engine(self, store: Store, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:
         from janitor.spark.access import Access  # noqa: PLC0415
-        from janitor.spark.sweep import SparkEngine, SparkSender, cutter  # noqa: PLC0415
+        from janitor.spark.sender import SparkSender  # noqa: PLC0415
+        from janitor.spark.sweep import SparkEngine, cutter  # noqa: PLC0415
         from janitor.spark.tasks import StoreGround  # noqa: PLC0415
 
         access, janitor = Access(self.settings), self.settings.janitor

@@ -29,7 +29,7 @@ from janitor.http.shield import Shield, content_security_policy
 from janitor.http.verdict import judge
 from janitor.picture import Picture, RunSummary
 from janitor.state.base import EVERYTHING
-from tms_core.server.host import is_loopback
+from tms_core.settings import is_loopback
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ from janitor.policy import Delete, Row, Rule, decide
 from janitor.ranges import topic_stop
 from janitor.references import find_referenced, search_range, timeless_range
 from janitor.state.base import LedgerEntry, State
+from janitor.txstate import pointer_state
 from janitor.why.answer import Found, Memory, Missing, Trace, Why
 from janitor.why.fate import judge
 from janitor.world import World, matches
 from tms_core.rowkey import GENERATION_BYTES, Cutoff, MessageId, MessageKey, PayloadKey, java_abs, stop_key
 from tms_core.tables.base import MessageValue, Store
 from tms_core.topic import TopicId
-from tms_core.transaction.model import VisibilityState
 
 #: How many entries of the ledger are named at most for one row, and among how many of its range they are looked for.
 TRACES = 100
@@ -126,7 +126,7 @@ class _Question:
             generation=key.generation,
             time_ms=key.publish_ms,
             pointer=pointer,
-            transaction=_state(pointer, self.world.transactions.snapshot) if value else "unreadable",
+            transaction=pointer_state(pointer, self.world.transactions.snapshot) if value else "unreadable",
             refers=pointer is not None and value is not None and value.payload is None,
             fate=judge(self.world, Row("message", key, pointer), key, probe_ms=self.probe_ms),
             inverted=self._traces([key], {Rule.INVALID_TRANSACTION}) if pointer is not None and pointer < 0 else (),
@@ -145,7 +145,7 @@ class _Question:
             generation=key.generation,
             time_ms=key.write_ms,
             pointer=key.write_pointer,
-            transaction=_state(key.write_pointer, self.world.transactions.snapshot),
+            transaction=pointer_state(key.write_pointer, self.world.transactions.snapshot),
             refers=False,
             fate=fate,
         )
@@ -196,16 +196,3 @@ def _may_have(entry: LedgerEntry, time_ms: int) -> bool:
     if entry.oldest_ms is not None and entry.newest_ms is not None:
         return entry.oldest_ms <= time_ms <= entry.newest_ms
     return entry.rule != Rule.EXPIRED or Cutoff(entry.cutoff_ms).expires(time_ms)
-
-
-def _state(pointer: int | None, snapshot: VisibilityState | None) -> str:
-    """The state of a pointer's transaction, in the words of ``janitor inspect``."""
-    if pointer is None:
-        return ""
-    if pointer < 0:
-        return "rolled_back"
-    if snapshot is None:
-        return "positive"
-    if snapshot.is_invalid(pointer):
-        return "invalid"
-    return "undecided" if snapshot.is_undecided(pointer) else "committed"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from tms_core.cli import outcome
 from tms_core.cli.completion import completion
 from tms_core.cli.consumers import consumer
 from tms_core.cli.create_tables import create_hbase_tables
@@ -17,10 +17,7 @@ from tms_core.cli.serve import serve
 from tms_core.cli.token import make_token
 from tms_core.cli.topics import topic
 from tms_core.cli.tx import tx
-from tms_core.errors import ConfigurationError, StoreBusy, StoreLayoutError, TmsError
 from tms_core.tables.leveldb import release
-
-DONE, FAILED, USAGE, BUSY, INTERRUPTED = 0, 1, 2, 4, 130
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -85,26 +82,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def execute(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    try:
-        code = cli.main(None if arguments is None else list(arguments), prog_name="tms", standalone_mode=False)
-        sys.stdout.flush()
-        return code if isinstance(code, int) else DONE
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
-    except click.ClickException as error:
-        error.show(sys.stderr)
-        return error.exit_code
-    except click.Abort:
-        click.echo("interrupted", err=True)
-        return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has gone; Python must not complain about that while it shuts down.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
-    except TmsError as error:
-        click.secho(error.message, fg=None if os.environ.get("NO_COLOR") else "red", err=True)
-        if error.hint:
-            click.echo(error.hint, err=True)
-        if isinstance(error, StoreBusy):
-            return BUSY
-        return USAGE if isinstance(error, ConfigurationError | StoreLayoutError) else FAILED
+    return outcome.execute(cli, "tms", arguments)

@@ -35,13 +35,20 @@ from tms_core.server.auth import Gate
 from tms_core.server.auth_kinds import make_gate
 from tms_core.server.exposure import exposed
 from tms_core.server.forward import Forwarder
-from tms_core.server.host import is_loopback
 from tms_core.server.listener import Listener
 from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
 from tms_core.server.site import Site
 from tms_core.server.standing import on_hbase
 from tms_core.server.turns import Turns
-from tms_core.settings import ASSUMED_LIFETIME_SECONDS, Settings, StorageSettings, expanded, load, split_address
+from tms_core.settings import (
+    ASSUMED_LIFETIME_SECONDS,
+    Settings,
+    StorageSettings,
+    expanded,
+    is_loopback,
+    load,
+    split_address,
+)
 from tms_core.side import HBaseSide, LevelDBSide, MemorySide, SideTable, beside
 from tms_core.tables.base import Store
 from tms_core.tables.hbase import HBaseStore

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tms_core.server.host import is_loopback
-from tms_core.settings import Settings, split_address
+from tms_core.settings import Settings, is_loopback, split_address
 
 
 def exposed(settings: Settings) -> Iterator[str]:

@@ -10,22 +10,13 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from ipaddress import ip_address
 
 from starlette.types import Scope
 
+from tms_core.settings import is_loopback
+
 #: An IPv6 address in brackets or a name or IPv4 address, and a port.
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::\d+)?")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine reach a host: ``localhost``, 127.0.0.0/8, ::1."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def names_loopback(scope: Scope) -> bool:

@@ -1,0 +1,63 @@
+"""How a command ends: errors become sentences and exit codes here, and nowhere before."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from tms_core.errors import ConfigurationError, StoreBusy, StoreLayoutError, TmsError
+
+DONE, FAILED, USAGE, BUSY, INTERRUPTED = 0, 1, 2, 4, 130
+
+#: The exit codes of errors that are not just :data:`FAILED`; the first that fits counts.
+CODES: tuple[tuple[type[TmsError], int], ...] = (
+    (ConfigurationError, USAGE),
+    (StoreLayoutError, USAGE),
+    (StoreBusy, BUSY),
+)
+
+
+def execute(
+    command: click.Command,
+    name: str,
+    arguments: Sequence[str] | None,
+    *,
+    obj: object = None,
+    codes: Sequence[tuple[type[TmsError], int]] = CODES,
+    interrupted: str = "interrupted",
+) -> int:
+    """Run a command and return its exit code.
+
+    Args:
+        name: of the program, as its help says it.
+        arguments: the command line without the program's name; ``sys.argv`` where None.
+        obj: what the command finds in its context.
+        codes: which errors have an exit code of their own.
+        interrupted: what is said after Ctrl-C.
+    """
+    try:
+        code = command.main(
+            None if arguments is None else list(arguments), prog_name=name, standalone_mode=False, obj=obj
+        )
+        sys.stdout.flush()
+        return code if isinstance(code, int) else DONE
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show(sys.stderr)
+        return error.exit_code
+    except click.Abort:
+        click.echo(interrupted, err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python must not complain about that while it shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except TmsError as error:
+        click.secho(error.message, fg=None if os.environ.get("NO_COLOR") else "red", err=True)
+        if error.hint:
+            click.echo(error.hint, err=True)
+        return next((code for kind, code in codes if isinstance(error, kind)), FAILED)
