@@ -143,7 +143,8 @@ class Lease:
             if record is not None and is_others and not sole and not self._is_over(present, record):
                 raise LeaseHeld(
                     f"{record.holder} has the lease, renewed for the last time {self._age(record)}.",
-                    f"Stop that one, or wait: it is free {record.seconds} s after its holder has died.",
+                    f"Stop that one, or wait: when its holder has died, whoever waits has it after {record.seconds} s, "
+                    f"and whoever begins anew {WALL_ALLOWANCE_MS // 1000} s later.",
                 )
             fence = record.fence + 1 if record else 1
             taken = LeaseRecord(self._holder, fence, 0, self._clock.now_ms(), self._seconds, self.address)

@@ -37,7 +37,7 @@ from janitor.state.base import State
 from janitor.world import Terms
 from tms_core.clock import Clock, SystemClock
 from tms_core.consumers import Floor, Positions
-from tms_core.errors import ConfigurationError, StoreBusy, StoreError
+from tms_core.errors import ConfigurationError, LeaseHeld, StoreBusy, StoreError
 from tms_core.lease import Lease, LeaseCell
 from tms_core.settings import ASSUMED_LIFETIME_SECONDS
 from tms_core.side import Expiries, SideTable
@@ -47,6 +47,9 @@ from tms_core.transaction.client import ServiceSource, TransactionClient
 from tms_core.transaction.source import DirectorySource, SnapshotSource
 
 logger = logging.getLogger(__name__)
+
+#: How often a janitor on standby looks whether the lease is free, in seconds.
+STANDBY_SECONDS = 5.0
 
 
 class Session:
@@ -283,11 +286,15 @@ class Session:
         return Floor(Positions(side), read_only(store), seconds) if side is not None and seconds is not None else None
 
     @contextmanager
-    def lease(self, state: State, store: Store) -> Iterator[Lease | None]:
+    def lease(self, state: State, store: Store, standby: Event | None = None) -> Iterator[Lease | None]:
         """The lease on the store, held while the block runs; None where the settings want none (rule S12).
 
+        Args:
+            standby: for one that may wait where several can have the store open, until this is set.
+
         Raises:
-            LeaseHeld: somebody else has it: the state folder is another store's, and a janitor is at work there.
+            LeaseHeld: somebody else has it, and one may not wait, or not any longer. Where an open store is nobody
+                else's, the state folder is another store's, and a janitor is at work there.
         """
         wanted = self.settings.janitor.lease
         if wanted.kind == "none":
@@ -299,7 +306,10 @@ class Session:
             # Where an open store is nobody else's, whoever is still named as the holder of its lease is dead.
             record = state.store()
             ours = record is None or record.identity == store.identity()
-            lease.acquire(sole=self.place.exclusive and ours)
+            if self.place.exclusive or standby is None:
+                lease.acquire(sole=self.place.exclusive and ours)
+            else:
+                _wait_for(lease, standby)
             try:
                 yield lease
             finally:
@@ -362,6 +372,22 @@ class Session:
         options |= self.beside(store, side)
         with progress(sys.stderr) as observer:
             yield self.engine(store, state, observer=observer, lease=lease, archive=self.archive(), **options)
+
+
+def _wait_for(lease: Lease, end: Event) -> None:
+    """Wait until the lease is free; whoever watches its holder fall silent need not go by wall clocks (rule S12)."""
+    told = False
+    while True:
+        try:
+            lease.acquire()
+        except LeaseHeld as held:
+            if not told:
+                logger.warning("on standby: %s This one goes on when it is free.", held.message)
+            told = True
+            if end.wait(STANDBY_SECONDS):
+                raise
+        else:
+            return
 
 
 @contextmanager

@@ -34,7 +34,8 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
     A store met for the first time is left alone until it is adopted (with --once: exit code 3).
 
     The daemon serves a status page and metrics, and answers the other commands while it holds the
-    store. SIGTERM or Ctrl-C ends it within one batch, SIGHUP sweeps at once.
+    store. SIGTERM or Ctrl-C ends it within one batch, SIGHUP sweeps at once. On HBase it waits while
+    another janitor has the lease, and takes over when that one falls silent.
 
     \b
     Examples:
@@ -46,7 +47,7 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
     with ExitStack() as stack:
         try:
             if not once:
-                return serve(current, adopt=adopt, patterns=patterns)
+                return serve(current, adopt=adopt, patterns=patterns, standby=not skip_if_locked)
             if not current.settings.janitor.apply:
                 return _only_plan(current, patterns)
             engine = stack.enter_context(current.writing(stack.enter_context(current.feedback())))
@@ -56,14 +57,17 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
             click.echo(f"skipped: {error}", err=True)
             return 0
         report = engine.run_once(adopt=adopt, patterns=patterns)
-        engine.state.save_note(DAEMON_NOTE, None)
-        _keep_house(engine)
+        after_run(engine)
     RunLog().write(report)
     return finish(current, report)
 
 
-def _keep_house(engine: Engine) -> None:
-    """What is too old to be kept goes; a run that is done does not fail because of it."""
+def after_run(engine: Engine) -> None:
+    """What one run does besides, where there is no daemon: what is too old to be kept goes.
+
+    A run that is done does not fail because of it.
+    """
+    engine.state.save_note(DAEMON_NOTE, None)
     try:
         engine.keep_house()
     except TmsError as error:

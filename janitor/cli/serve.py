@@ -27,7 +27,7 @@ from janitor.schedule import Schedule, cron, every
 from janitor.settings import config_digest
 from janitor.state.base import State
 from tms_core.consumers import Positions
-from tms_core.errors import StoreError
+from tms_core.errors import LeaseHeld, StoreError
 from tms_core.side import Expiries, SideTable
 from tms_core.tables.base import Store
 from tms_core.tables.read_only import read_only
@@ -54,24 +54,38 @@ class Opened(NamedTuple):
 
 
 def serve(
-    current: Session, *, adopt: bool = False, patterns: tuple[str, ...] = (), companion: Companion | None = None
+    current: Session,
+    *,
+    adopt: bool = False,
+    patterns: tuple[str, ...] = (),
+    standby: bool = False,
+    companion: Companion | None = None,
 ) -> int:
     """Run the daemon until a signal ends it; returns an exit code.
 
     Args:
         adopt: accept a store met for the first time.
         patterns: topics to sweep; none for all.
+        standby: wait while another janitor has the lease of a store that several can have open.
         companion: started when all is up, ended before anything is closed.
 
     Raises:
         StoreBusy: another process has the store or its lease.
         TmsError: something could not be opened.
     """
-    with (
-        opened(current, adopt=adopt, patterns=patterns) as (daemon, store, url),
-        ending(daemon.halt, hangup=daemon.sweep_now),
-        companion(store, daemon, url) if companion else nullcontext(),
-    ):
+    stop = Event()
+    with ExitStack() as stack:
+        try:
+            with ending(stop.set):
+                begun = opened(current, adopt=adopt, patterns=patterns, stop=stop, standby=standby)
+                daemon, store, url = stack.enter_context(begun)
+        except LeaseHeld:
+            if not stop.is_set():
+                raise
+            logger.info("the janitor has stopped on standby")
+            return 0
+        stack.enter_context(ending(daemon.halt, hangup=daemon.sweep_now))
+        stack.enter_context(companion(store, daemon, url) if companion else nullcontext())
         daemon.run()
     logger.info("the janitor has stopped; the store is closed")
     return 0
@@ -86,14 +100,25 @@ class _Held(NamedTuple):
 
 
 @contextmanager
-def opened(current: Session, *, adopt: bool = False, patterns: tuple[str, ...] = ()) -> Iterator[Opened]:
+def opened(
+    current: Session,
+    *,
+    adopt: bool = False,
+    patterns: tuple[str, ...] = (),
+    stop: Event | None = None,
+    standby: bool = False,
+) -> Iterator[Opened]:
     """Everything a daemon needs, open while the block runs, its doors too; it works when told to.
+
+    Args:
+        stop: ends the daemon, also before it has begun.
+        standby: as of :func:`serve`.
 
     Raises:
         StoreBusy: another process has the store or its lease.
         TmsError: something could not be opened.
     """
-    stop = Event()
+    stop = stop or Event()
     with ExitStack() as stack:
         feedback = stack.enter_context(current.feedback())
         store = stack.enter_context(current.held_store())
@@ -101,7 +126,7 @@ def opened(current: Session, *, adopt: bool = False, patterns: tuple[str, ...] =
         held = _Held(store, state, stack.enter_context(current.side()))
         watched = Watched(current.clock)
         audience = Audience(watched)
-        daemon = _assemble(current, held, stack, stop, adopt, patterns, watched, audience, feedback)
+        daemon = _assemble(current, held, stack, stop, standby, adopt, patterns, watched, audience, feedback)
         yield Opened(daemon, store, _open_doors(current, daemon, audience, held, stack))
 
 
@@ -110,6 +135,7 @@ def _assemble(
     held: _Held,
     stack: ExitStack,
     stop: Event,
+    standby: bool,
     adopt: bool,
     patterns: tuple[str, ...],
     watched: Watched,
@@ -119,7 +145,7 @@ def _assemble(
     settings, clock = current.settings, current.clock
     store, state, side = held
     wanted = settings.janitor
-    lease = stack.enter_context(current.lease(state, store))
+    lease = stack.enter_context(current.lease(state, store, stop if standby else None))
     read = current.source()
     source = Refreshed(read) if read is not None else None
     engine = current.engine(

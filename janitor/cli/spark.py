@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from janitor import plan
-from janitor.cli import render
+from janitor.cli import render, stats_table
 from janitor.cli.context import Session, session
 from janitor.cli.options import Command, Common, common_options, topic_patterns
 from janitor.cli.outcome import finish
+from janitor.cli.run import after_run
 from janitor.engine import Engine
-from janitor.policy import Rule
 from janitor.report import Report
 from janitor.run_log import RunLog
-from janitor.settings import config_digest
 from janitor.state.base import State
+from janitor.world import matches
 from tms_core.clock import Clock
-from tms_core.errors import ConfigurationError, StoreBusy
+from tms_core.errors import StoreBusy
 from tms_core.tables.base import Store
+from tms_core.tables.leveldb_clone import still
 from tms_core.transaction.source import SnapshotSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from janitor.spark.stats import GenerationStats
+    from janitor.spark.sender import Sender
+    from janitor.spark.whatif import WhatIf
 
 _ON_SPARK = (
     click.option(
@@ -58,7 +59,7 @@ def command() -> None:
 @topic_patterns
 @click.option("--what-if", metavar="POLICY", help="Judge by another policy: ttl=3d,topic=default:*")
 @click.option("--out", metavar="PATH", help="Write them as Parquet into PATH/day=YYYY-MM-DD, too.")
-@click.option("--remember", is_flag=True, help="Let status page and metrics show the counts.")
+@click.option("--remember/--no-remember", default=True, help="Whether status page and metrics are to show it; they do.")
 @common_options
 def stats(
     master: str | None,
@@ -72,7 +73,7 @@ def stats(
 
     Every row is read: how many there are, how old, how many are overdue and by which rule, which
     payloads no message refers to, which are missing, and what blocks readers. With --what-if
-    beside what another ttl would take. Changes nothing in the store.
+    beside what janitor plan says now, and would say by another ttl. Changes nothing in the store.
 
     \b
     Examples:
@@ -88,31 +89,34 @@ def stats(
     from janitor.spark.source import register  # noqa: PLC0415
     from janitor.spark.whatif import WhatIf  # noqa: PLC0415
 
-    if what_if is not None:
-        WhatIf.parse(what_if)
-        if remember:
-            raise ConfigurationError("--remember is for what is there, and --what-if for what is not.", "Give one.")
+    changes = WhatIf.parse(what_if or "")
     current = session()
     current.place.require()
     access, now_ms = Access(current.settings), current.clock.now_ms()
     transactions = access.transactions(now_ms, current.clock)
     options = source_options(current, patterns, partitions)
     day = datetime.fromtimestamp(now_ms / 1000, UTC).date().isoformat()
+    plans = None
     with on.session(master) as spark:
         register(spark)
-        found = counting.count(spark, options, now_ms, transactions)
-        changed = counting.count(spark, {**options, "what_if": what_if}, now_ms, transactions) if what_if else None
-        written = counting.write(spark, found, _absolute(out), day) if out else None
+        found = on.attended(spark, lambda: counting.count(spark, options, now_ms, transactions))
+        place = _absolute(out) if out else None
+        written = on.attended(spark, lambda: counting.write(spark, found, place, day)) if place else None
+        if changes:
+            desks = (_SparkDesk(current.common, current.clock, spark, partitions, then) for then in ((), changes))
+            plans = [desk.preview(patterns) for desk in desks]
     if remember:
         with access.reading() as store, current.place.memory() as state:
-            counting.save(state, found, counting.living(store), now_ms)
+            living = {t: g for t, g in counting.living(store).items() if not patterns or matches(t, patterns)}
+            counting.save(state, found, living, now_ms, whole=not patterns)
     if current.as_json:
         shown = {"effective_now_ms": now_ms, "topics": [one.to_json() for one in found], "written": written}
-        if changed is not None:
-            shown["what_if"] = {"policy": what_if, "topics": [one.to_json() for one in changed]}
+        if plans is not None:
+            now, then = (report.to_json() for report in plans)
+            shown["what_if"] = {"policy": what_if, "plan": then, "plan_now": now}
         render.print_json(shown)
     else:
-        show(found, changed, now_ms)
+        stats_table.show(found, plans, now_ms)
         if written:
             render.console().print(f"written to {written}")
 
@@ -136,7 +140,7 @@ def sweep(
 
     One pass, as janitor run --once makes it: the same law, guards, lease, report and exit codes.
     In HBase tasks delete, each under one salt, and the rate is shared out among them. In LevelDB
-    tasks plan, on clones, and this process carries the plan out as janitor apply does.
+    tasks look, on clones, and this process deletes where they have found something.
 
     \b
     Examples:
@@ -155,11 +159,11 @@ def sweep(
     with on.session(master) as spark:
         desk = _SparkDesk(current.common, current.clock, spark, partitions)
         if dry_run:
-            with desk.looking() as engine:
-                report = engine.plan(patterns=patterns).report
-            return _print_plan(current, report)
+            return _print_plan(current, desk.preview(patterns))
         try:
-            report = desk.sweep(adopt=adopt, patterns=patterns)
+            with desk.feedback() as feedback, desk.writing(feedback) as engine:
+                report = engine.run_once(adopt=adopt, patterns=patterns)
+                after_run(engine)
         except StoreBusy as error:
             if not skip_if_locked:
                 raise
@@ -172,45 +176,56 @@ def sweep(
 class _SparkDesk(Session):
     """A session whose engines have their passes walked on Spark."""
 
-    def __init__(self, common: Common, clock: Clock, spark: SparkSession, partitions: int | None) -> None:
+    def __init__(
+        self,
+        common: Common,
+        clock: Clock,
+        spark: SparkSession,
+        partitions: int | None,
+        changes: tuple[WhatIf, ...] = (),
+    ) -> None:
         super().__init__(common, clock)
         self._spark = spark
         self._partitions = partitions
+        self._changes = changes
 
     def engine(self, store: Store, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:
         from janitor.spark.access import Access  # noqa: PLC0415
         from janitor.spark.sender import SparkSender  # noqa: PLC0415
         from janitor.spark.sweep import SparkEngine, cutter  # noqa: PLC0415
         from janitor.spark.tasks import StoreGround  # noqa: PLC0415
+        from janitor.spark.whatif import supposed  # noqa: PLC0415
 
         access, janitor = Access(self.settings), self.settings.janitor
         return SparkEngine(
-            store,
+            supposed(store, self._changes) if self._changes else store,
             state,
             source or self.source(),
             self.clock,
             self.terms(),
             sender=SparkSender(self._spark, StoreGround(access)),
             cut=cutter(access, self._partitions),
+            looking=self._looking if access.is_leveldb else None,
             rows_per_second=janitor.rate_rows_per_second,
             archive_days=janitor.archive.keep_days,
             **self._options(),
             **options,
         )
 
-    def looking(self) -> AbstractContextManager[Engine]:
-        """An engine that cannot write."""
-        return self._cloned()
+    @contextmanager
+    def _looking(self) -> Iterator[Sender]:
+        """Tasks that look at the LevelDB store as it is now, while this process has it open."""
+        from janitor.spark.access import Access  # noqa: PLC0415
+        from janitor.spark.sender import SparkSender  # noqa: PLC0415
+        from janitor.spark.tasks import StoreGround  # noqa: PLC0415
 
-    def sweep(self, *, adopt: bool, patterns: tuple[str, ...]) -> Report:
-        """One pass that deletes."""
-        if not self.place.exclusive:
-            with self.feedback() as feedback, self.writing(feedback) as engine:
-                return engine.run_once(adopt=adopt, patterns=patterns)
-        with self.looking() as engine:
-            document = engine.plan(patterns=patterns, digest=config_digest(self.settings)).document
-        with Session(self.common, self.clock).writing() as engine:
-            return engine.apply(plan.parse(document, "the plan"), adopt=adopt)
+        with still(self.settings.storage.leveldb.path, self.state_path) as copied:
+            yield SparkSender(self._spark, StoreGround(Access(self.settings).at(copied)))
+
+    def preview(self, patterns: tuple[str, ...]) -> Report:
+        """What a run would do, by an engine that cannot write."""
+        with self._cloned() as engine:
+            return engine.plan(patterns=patterns).report
 
 
 def _print_plan(current: Session, report: Report) -> int:
@@ -242,57 +257,3 @@ def source_options(current: Session, patterns: tuple[str, ...], partitions: int 
 def _absolute(place: str) -> str:
     """A path or a URL, for processes that work in other folders."""
     return place if "://" in place else str(Path(place).absolute())
-
-
-def show(found: list[GenerationStats], changed: list[GenerationStats] | None, now_ms: int) -> None:
-    """Statistics as a person reads them.
-
-    Args:
-        changed: the same by another policy; None without one.
-    """
-    out = render.console()
-    if not found:
-        out.print("nothing lies in this store")
-        return
-    columns = ["topic", "gen", "messages", "payloads", "bytes", "oldest", "newest", "overdue", "orphans", "missing"]
-    columns += ["blocked since"] if changed is None else ["then overdue", "difference"]
-    table = render.grid(columns, right=range(2, len(columns)))
-    later = {(one.topic, one.generation): one for one in changed or ()}
-    for one in found:
-        then = later.get((one.topic, one.generation))
-        table.add_row(
-            str(one.topic),
-            str(one.generation),
-            f"{one.rows:,}",
-            f"{one.payload_rows:,}",
-            render.size(one.size_bytes),
-            _age(one.oldest_ms, now_ms),
-            _age(one.newest_ms, now_ms),
-            f"{_overdue(one.overdue):,}",
-            f"{one.orphans:,}",
-            f"{one.missing:,}",
-            *(
-                [_age(one.to_json()["blocking_since_ms"], now_ms)]
-                if changed is None
-                else [f"{_overdue(then.overdue if then else {}):,}", f"{_difference(one, then):+,}"]
-            ),
-        )
-    render.print_table(table)
-    totals: dict[str, Any] = {
-        "messages": sum(one.rows for one in found),
-        "payloads": sum(one.payload_rows for one in found),
-        **{str(rule): sum(one.overdue[rule] for one in found) for rule in (Rule.EXPIRED, Rule.OLD_GENERATION)},
-    }
-    out.print(", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in totals.items()))
-
-
-def _overdue(overdue: Mapping[str, int]) -> int:
-    return sum(overdue.values())
-
-
-def _difference(one: GenerationStats, then: GenerationStats | None) -> int:
-    return _overdue(then.overdue if then else {}) - _overdue(one.overdue)
-
-
-def _age(ms: int | None, now_ms: int) -> str:
-    return "" if ms is None else render.duration(now_ms - ms)

@@ -99,8 +99,24 @@ def lines(picture: Picture, verdict: Verdict, arguments: str = "") -> Iterator[T
     yield from _aside(picture, arguments)
     yield from _transactions(picture)
     yield from _overdue(picture)
+    yield from _statistics(picture)
     for guard in picture.guards:
         yield _line("guard", f"{guard.guard}: {guard.message}", style="bold red" if guard.tripped else "yellow")
+
+
+def _statistics(picture: Picture) -> Iterator[Text]:
+    found = picture.statistics
+    if found is None:
+        return
+    yield _line(
+        "counted",
+        f"on Spark {_when(found.counted_ms, picture.now_ms)}",
+        f"{found.rows:,} messages, {found.payload_rows:,} payload rows, {sum(found.overdue.values()):,} overdue; "
+        f"{found.orphans:,} payloads of no message, {found.missing:,} missing",
+    )
+    if found.blocking_since_ms is not None:
+        since = _when(found.blocking_since_ms, picture.now_ms)
+        yield _line("blocked", f"readers of {found.blocking_topic}", f"by transaction {found.blocking}, begun {since}")
 
 
 def _runs(picture: Picture) -> Iterator[Text]:

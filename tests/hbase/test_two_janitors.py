@@ -17,7 +17,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -87,8 +87,12 @@ class Site:
             yield state
 
     @contextmanager
-    def janitor(self, role: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        """A process that plays a role; it does not outlive the block."""
+    def janitor(self, role: str, *arguments: str, told: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+        """A process that plays a role; it does not outlive the block.
+
+        Args:
+            told: the file that has what it says on stderr; None: a pipe.
+        """
         command = [
             sys.executable,
             "-m",
@@ -99,11 +103,12 @@ class Site:
             str(self.config),
         ]
         pipe = subprocess.PIPE
-        with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
-            try:
-                yield process
-            finally:
-                process.kill()
+        with ExitStack() as stack:
+            errors = stack.enter_context(told.open("wb")) if told else pipe
+            process = subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=errors, text=True)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            yield process
 
     @property
     def is_clean(self) -> bool:
@@ -173,6 +178,29 @@ def test_given_a_daemon_when_it_has_swept_and_is_told_to_stop_then_it_gives_the_
         left = LeaseRecord.parse(state.lease())
         assert left is not None
         assert left.holder == ""
+
+
+def test_given_a_daemon_that_was_killed_when_another_waits_for_its_lease_then_that_one_goes_on_and_a_third_may_leave(
+    hbase_tables: Tables, tmp_path: Path
+) -> None:
+    site = Site(hbase_tables, tmp_path, workers=4)
+    said = tmp_path / "third"
+    with site.store, site.memory() as state, site.janitor("plain", "run", "--adopt") as first:
+        until(lambda: [run.result for run in state.runs(1)] == ["done"], first)
+        first.kill()
+        first.wait()
+        with site.janitor("plain", "run") as second:
+            until(lambda: len(state.runs(9)) == 2, second)
+            taken = LeaseRecord.parse(state.lease())
+            assert taken is not None
+            assert f":{second.pid}:" in taken.holder
+            with site.janitor("plain", "run", told=said) as third:
+                until(lambda: b"on standby" in said.read_bytes(), third)
+                third.send_signal(signal.SIGTERM)
+                assert third.wait(PATIENCE_SECONDS) == 0, said.read_text()
+            held = LeaseRecord.parse(state.lease())
+            assert held is not None
+            assert (held.holder, held.fence) == (taken.holder, taken.fence)
 
 
 # --- the processes ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,106 @@
+"""A daemon that comes while another janitor has the lease of a store that several can have open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Event
+from typing import cast
+
+import pytest
+
+from janitor.cli import context
+from janitor.cli.context import Session
+from janitor.cli.options import Common
+from janitor.cli.places import Place
+from janitor.state.sqlite import SqliteState
+from tms_core.clock import ManualClock
+from tms_core.errors import LeaseHeld
+from tms_core.lease import Lease
+from tms_core.tables.memory import MemoryStore
+
+SECONDS = 60
+
+
+class Patience(Event):
+    """Waits without any time going by but the clock's; it is over after some seconds, if ever."""
+
+    def __init__(self, clock: ManualClock, ends_after: float | None = None) -> None:
+        super().__init__()
+        self._clock = clock
+        self._left = ends_after
+        self.waits: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.waits.append(timeout)
+        self._clock.sleep(timeout)
+        if self._left is not None and sum(self.waits) >= self._left:
+            self.set()
+        return self.is_set()
+
+
+class SharedPlace:
+    """As a store in HBase: open to all."""
+
+    exclusive = False
+
+
+@pytest.fixture
+def clock(now_ms: int) -> ManualClock:
+    return ManualClock(now_ms)
+
+
+@pytest.fixture
+def current(clock: ManualClock) -> Session:
+    found = Session(Common(hbase="127.0.0.1:9"), clock, {})
+    found.place = cast(Place, SharedPlace())
+    return found
+
+
+@pytest.fixture
+def now_ms() -> int:
+    return 1_700_000_000_000
+
+
+@pytest.fixture
+def state() -> Iterator[SqliteState]:
+    with SqliteState(None) as opened:
+        yield opened
+
+
+def test_given_a_holder_that_died_when_one_waits_then_it_has_the_lease_as_soon_as_that_is_over(
+    current: Session, clock: ManualClock, state: SqliteState, caplog: pytest.LogCaptureFixture
+) -> None:
+    patience = Patience(clock)
+    dead = Lease(state, "dead", SECONDS, clock)
+    dead.acquire()
+    with current.lease(state, MemoryStore(), patience) as lease:
+        assert lease is not None
+        assert (lease.held, lease.fence) == (True, dead.fence + 1)
+    assert SECONDS < sum(patience.waits) <= SECONDS + 2 * context.STANDBY_SECONDS
+    assert [record.message[:28] for record in caplog.records] == ["on standby: dead has the lea"]
+
+
+def test_given_a_holder_at_work_when_one_waits_then_the_lease_stays_with_it_and_waiting_can_be_ended(
+    current: Session, clock: ManualClock, state: SqliteState
+) -> None:
+    holder = Lease(state, "at work", SECONDS, clock)
+    holder.acquire()
+
+    class Watched(Patience):
+        def wait(self, timeout: float | None = None) -> bool:
+            holder.renew_if_due()
+            return super().wait(timeout)
+
+    patience = Watched(clock, ends_after=10 * SECONDS)
+    with pytest.raises(LeaseHeld, match="at work has the lease"), current.lease(state, MemoryStore(), patience):
+        raise AssertionError("two have the lease")
+    holder.confirm()
+
+
+def test_given_nobody_who_may_wait_when_the_lease_is_held_then_it_says_so_at_once(
+    current: Session, clock: ManualClock, state: SqliteState
+) -> None:
+    Lease(state, "at work", SECONDS, clock).acquire()
+    with pytest.raises(LeaseHeld), current.lease(state, MemoryStore()):
+        raise AssertionError("two have the lease")
