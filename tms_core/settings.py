@@ -188,7 +188,8 @@ class TransactionSettings(Section):
     )
     directory: str = setting(
         "data/tx",
-        "where snapshot files are, and where the manager writes its own: a path or a webhdfs:// URL",
+        "where snapshot files are, and where the manager writes its own: a path, or, to read only, "
+        "webhdfs://[USER@]HOST:PORT[,HOST:PORT...]/PATH",
         reason="beside the store; --leveldb DIR makes it DIR.tx",
         place=True,
     )

@@ -115,20 +115,13 @@ class Session:
         """Where snapshots come from; None for nowhere.
 
         Raises:
-            ConfigurationError: the source is of a kind this version does not read.
+            ConfigurationError: the folder of snapshots is named by a URL of another kind than webhdfs.
         """
         transactions = self.settings.transactions
         if transactions.source == "thrift":
             return ServiceSource(transactions.thrift)
         directory = transactions.snapshot_directory()
-        if directory is None:
-            return None
-        if "://" in directory:
-            raise ConfigurationError(
-                f"transactions.directory is {directory}, and this version reads local folders only.",
-                "Copy the snapshots to a folder, and give that.",
-            )
-        return DirectorySource(Path(directory))
+        return None if directory is None else DirectorySource.at(directory)
 
     @contextmanager
     def feedback(self) -> Iterator[Feedback | None]:

@@ -9,9 +9,11 @@ The trade on LevelDB: nobody may hold the store while tasks clone it, and each t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import copyfile, copytree, ignore_patterns
+from tempfile import TemporaryDirectory
 
 from janitor import txstate
 from janitor.policy import Frontier, Hold
@@ -24,13 +26,22 @@ from janitor.world import matches, parse_or_none
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError
 from tms_core.settings import ASSUMED_LIFETIME_SECONDS
+from tms_core.side import Expiries, HBaseSide, LevelDBSide, SideTable, beside
 from tms_core.tables.base import Store
 from tms_core.tables.hbase import HBasePart, HBaseStore
+from tms_core.tables.hbase_pool import HBasePool
 from tms_core.tables.leveldb_clone import clone
+from tms_core.tables.leveldb_folder import locked, translated
+from tms_core.tables.leveldb_layout import holds_database
 from tms_core.tables.read_only import read_only
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.client import ServiceSource
 from tms_core.transaction.source import DirectorySource, SnapshotSource
+
+#: Start of the name of a copy's folder.
+_PREFIX = "side-"
+#: How the names of finished tables end.
+_TABLES = (".ldb", ".sst")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +57,12 @@ class Access:
     @property
     def is_leveldb(self) -> bool:
         return self.settings.storage.kind == "leveldb"
+
+    def at(self, path: Path) -> Access:
+        """The way to a LevelDB store that is the same but for where its folders are."""
+        leveldb = self.settings.storage.leveldb.model_copy(update={"path": str(path.absolute())})
+        storage = self.settings.storage.model_copy(update={"leveldb": leveldb})
+        return Access(self.settings.model_copy(update={"storage": storage}))
 
     @contextmanager
     def reading(self) -> Iterator[Store]:
@@ -75,6 +92,29 @@ class Access:
         else:
             with self.hbase() as store:
                 yield [(part.salt, read_only(part)) for part in store.parts() if isinstance(part, HBasePart)]
+
+    @contextmanager
+    def expiries(self) -> Iterator[Expiries | None]:
+        """Messages with a ttl of their own (rule L6); None where no server has ever written any down.
+
+        To be opened after the store, so that it knows of every message that is in it.
+
+        Raises:
+            StoreBusy: somebody has the LevelDB store open.
+            StoreError: it cannot be read.
+        """
+        with ExitStack() as stack:
+            if self.is_leveldb:
+                folder = beside(Path(self.settings.storage.leveldb.path))
+                if not holds_database(folder):
+                    yield None
+                    return
+                side: SideTable = stack.enter_context(LevelDBSide(_copied(folder, self.settings.janitor.state, stack)))
+            else:
+                wanted = self.settings.storage.hbase
+                pool = HBasePool(wanted.thrift, connections=1, timeout_seconds=wanted.timeout_seconds)
+                side = stack.enter_context(HBaseSide(pool, wanted.namespace, create=False))
+            yield Expiries(side)
 
     def hbase(self) -> HBaseStore:
         """The store in HBase itself, which can be written.
@@ -138,4 +178,20 @@ class Access:
         if transactions.source == "thrift":
             return ServiceSource(transactions.thrift)
         directory = transactions.snapshot_directory()
-        return None if directory is None else DirectorySource(Path(directory))
+        return None if directory is None else DirectorySource.at(directory)
+
+
+def _copied(folder: Path, into: Path, stack: ExitStack) -> Path:
+    """A copy of a LevelDB folder, removed with the stack; finished tables never change, and are linked if they can."""
+    with locked(folder, shared=True), translated(folder):
+        into.mkdir(parents=True, exist_ok=True)
+        scratch = stack.enter_context(TemporaryDirectory(prefix=_PREFIX, dir=into))
+        return Path(copytree(folder, Path(scratch) / folder.name, ignore=ignore_patterns("LOCK"), copy_function=_file))
+
+
+def _file(source: str, target: str) -> None:
+    if source.endswith(_TABLES):
+        with suppress(OSError):
+            Path(target).hardlink_to(source)
+            return
+    copyfile(source, target)

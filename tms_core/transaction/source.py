@@ -1,7 +1,7 @@
 """Where a transaction snapshot comes from.
 
 A source answers one question: what is the newest snapshot that can be used, and what had to be passed over to find it?
-A directory is written by another process, which adds files, renames them and deletes old ones at any moment, so nothing
+A folder is written by another process, which adds files, renames them and deletes old ones at any moment, so nothing
 seen in a listing can be relied on. A file that cannot be used is never an error while an older one can: it is reported,
 and the caller judges by the snapshot's own time whether it is still fresh enough (rule S14).
 """
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from tms_core.errors import NoSnapshot, SnapshotError, UnsupportedSnapshotVersion
 from tms_core.transaction.model import VisibilityState
@@ -96,10 +97,10 @@ class NoUsableSnapshot(NoSnapshot):
         rejected: what was wrong with each.
     """
 
-    def __init__(self, path: Path, rejected: tuple[Rejected, ...]) -> None:
+    def __init__(self, folder: Folder, rejected: tuple[Rejected, ...]) -> None:
         named = "; ".join(f"{one.name} is {one.reason}" for one in rejected[:_NAMED])
         more = f"; and {len(rejected) - _NAMED} more" if len(rejected) > _NAMED else ""
-        super().__init__(f"no snapshot in {path} can be used: {named}{more}.", _HINT)
+        super().__init__(f"no snapshot in {folder} can be used: {named}{more}.", _HINT)
         self.rejected = rejected
 
 
@@ -107,15 +108,81 @@ class SourceSilent(NoSnapshot):
     """The transaction manager that was asked for its state did not answer."""
 
 
-class DirectorySource:
-    """The directory in which a transaction manager leaves its snapshots, or one snapshot file by itself.
+class Folder(Protocol):
+    """Where snapshot files lie; its ``str`` is what people know it by."""
+
+    def names(self) -> tuple[list[str], int]:
+        """The names of its files, and how many other names there are; one empty name where it is a file itself.
+
+        Raises:
+            NoSnapshot: it cannot be listed; says why.
+        """
+        ...
+
+    def open(self, name: str) -> AbstractContextManager[BinaryIO]:
+        """A file to be read.
+
+        Raises:
+            FileNotFoundError: it is gone by now.
+            OSError: it cannot be read.
+        """
+        ...
+
+
+class LocalFolder:
+    """A folder of this machine, or one file.
 
     Args:
-        path: the directory (``transactions.directory``), or a file of any name.
+        path: of either.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def names(self) -> tuple[list[str], int]:
+        try:
+            if self._path.is_file():
+                return [""], 0
+            with os.scandir(self._path) as entries:
+                found = [(entry.name, entry.is_file()) for entry in entries]
+        except OSError as error:
+            raise NoSnapshot(f"no snapshots at {self._path}: {error.strerror}.", _HINT) from error
+        files = [name for name, is_file in found if is_file]
+        return files, len(found) - len(files)
+
+    def open(self, name: str) -> BinaryIO:
+        return (self._path / name if name else self._path).open("rb", buffering=0)
+
+
+class DirectorySource:
+    """The folder in which a transaction manager leaves its snapshots, or one snapshot file by itself.
+
+    Args:
+        folder: of this machine or elsewhere, or a file of any name.
+    """
+
+    def __init__(self, folder: Path | Folder) -> None:
+        self._folder = LocalFolder(folder) if isinstance(folder, Path) else folder
+
+    @classmethod
+    def at(cls, place: str) -> DirectorySource:
+        """What the setting ``transactions.directory`` names.
+
+        Args:
+            place: a path or a ``webhdfs://`` URL.
+
+        Raises:
+            ConfigurationError: it is another URL.
+        """
+        if "://" not in place:
+            return cls(Path(place))
+        # Whoever reads a folder need not load an HTTP client.
+        from tms_core.transaction.webhdfs import WebHdfsFolder  # noqa: PLC0415
+
+        return cls(WebHdfsFolder(place))
 
     def latest(self) -> Loaded:
         """The file with the largest number in its name that can be used.
@@ -124,48 +191,49 @@ class DirectorySource:
             NoSnapshot: no such directory, or no snapshot in it; :class:`NoUsableSnapshot` when there are some.
         """
         for _ in range(_LISTINGS):
-            files, ignored = self._list()
+            names, ignored = self._list()
             rejected: list[Rejected] = []
-            for file in files:
-                result = _load(file)
+            for name in names:
+                result = self._load(name)
                 if isinstance(result, VisibilityState):
-                    return Loaded(result, file.name, tuple(rejected), ignored, _notes(file.name, result))
+                    shown = name or self._own_name
+                    return Loaded(result, shown, tuple(rejected), ignored, _notes(shown, result))
                 rejected.append(result)
             if all(one.reason is not Rejection.VANISHED for one in rejected):
                 break
         if rejected:
-            raise NoUsableSnapshot(self._path, tuple(rejected))
-        raise NoSnapshot(f"there is no snapshot in {self._path} ({ignored} other names).", _HINT)
+            raise NoUsableSnapshot(self._folder, tuple(rejected))
+        raise NoSnapshot(f"there is no snapshot in {self._folder} ({ignored} other names).", _HINT)
 
-    def _list(self) -> tuple[list[Path], int]:
+    @property
+    def _own_name(self) -> str:
+        return str(self._folder).rpartition("/")[2]
+
+    def _list(self) -> tuple[list[str], int]:
         """The snapshot files, newest first, and how many other names there are."""
-        try:
-            if self._path.is_file():
-                return [self._path], 0
-            with os.scandir(self._path) as entries:
-                names = [entry.name if entry.is_file() else "" for entry in entries]
-        except OSError as error:
-            raise NoSnapshot(f"no snapshots at {self._path}: {error.strerror}.", _HINT) from error
-        numbers = {name: int(match[1]) for name in names if (match := _NAME.fullmatch(name))}
+        files, others = self._folder.names()
+        if files == [""]:
+            return files, 0
+        numbers = {name: int(match[1]) for name in files if (match := _NAME.fullmatch(name))}
         newest_first = sorted(numbers, key=lambda name: numbers[name], reverse=True)
-        return [self._path / name for name in newest_first], len(names) - len(numbers)
+        return newest_first, others + len(files) - len(numbers)
 
-
-def _load(file: Path) -> VisibilityState | Rejected:
-    try:
-        with file.open("rb", buffering=0) as stream:
-            return read_complete_visibility(stream)
-    except TruncatedSnapshot as error:
-        reason = Rejection.TRUNCATED if error.size_bytes else Rejection.EMPTY
-        return Rejected(file.name, reason, error.message)
-    except UnsupportedSnapshotVersion as error:
-        return Rejected(file.name, Rejection.VERSION, error.message)
-    except SnapshotError as error:
-        return Rejected(file.name, Rejection.CORRUPT, error.message)
-    except FileNotFoundError as error:
-        return Rejected(file.name, Rejection.VANISHED, str(error))
-    except OSError as error:
-        return Rejected(file.name, Rejection.UNREADABLE, str(error))
+    def _load(self, name: str) -> VisibilityState | Rejected:
+        shown = name or self._own_name
+        try:
+            with self._folder.open(name) as stream:
+                return read_complete_visibility(stream)
+        except TruncatedSnapshot as error:
+            reason = Rejection.TRUNCATED if error.size_bytes else Rejection.EMPTY
+            return Rejected(shown, reason, error.message)
+        except UnsupportedSnapshotVersion as error:
+            return Rejected(shown, Rejection.VERSION, error.message)
+        except SnapshotError as error:
+            return Rejected(shown, Rejection.CORRUPT, error.message)
+        except FileNotFoundError as error:
+            return Rejected(shown, Rejection.VANISHED, str(error))
+        except OSError as error:
+            return Rejected(shown, Rejection.UNREADABLE, str(error))
 
 
 def _notes(name: str, state: VisibilityState) -> tuple[str, ...]:

@@ -1,0 +1,225 @@
+"""Snapshots on HDFS, over WebHDFS: a NameNode and a DataNode of the test's own answer as Hadoop's do."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+from threading import Thread
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+from tms_core.errors import ConfigurationError, NoSnapshot
+from tms_core.transaction.model import Snapshot, VisibilityState
+from tms_core.transaction.snapshot import write_snapshot
+from tms_core.transaction.source import DirectorySource, NoUsableSnapshot, Rejection
+
+FOLDER = "/cdap/tx snapshot"
+
+
+class Hdfs:
+    """What both nodes know.
+
+    Attributes:
+        files: content by path; None is a folder.
+        refused: status and RemoteException of every answer of the NameNode, if it refuses.
+        listed: called when a folder has been listed.
+        broken: whether the DataNode breaks off in the middle.
+        users: who asked.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes | None] = {}
+        self.refused: tuple[int, dict[str, str] | None] | None = None
+        self.listed: Callable[[], None] = lambda: None
+        self.broken = False
+        self.users: list[str | None] = []
+        self.datanode = ""
+
+
+class Node(BaseHTTPRequestHandler):
+    hdfs: Hdfs
+
+    def answer(self, status: int, content: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def say(self, status: int, said: object) -> None:
+        self.answer(status, json.dumps(said).encode(), **{"Content-Type": "application/json"})
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
+        """Nothing is written to the terminal."""
+
+    @property
+    def asked(self) -> tuple[str, dict[str, list[str]]]:
+        parts = urlsplit(self.path)
+        return unquote(parts.path).removeprefix("/webhdfs/v1"), parse_qs(parts.query)
+
+
+class NameNode(Node):
+    def do_GET(self) -> None:
+        path, asked = self.asked
+        self.hdfs.users.append(asked.get("user.name", [None])[0])
+        if self.hdfs.refused is not None:
+            status, error = self.hdfs.refused
+            self.say(status, "no" if error is None else {"RemoteException": error})
+        elif path not in self.hdfs.files and not any(name.startswith(f"{path}/") for name in self.hdfs.files):
+            error = {"exception": "FileNotFoundException", "message": f"File {path} does not exist.\n\tat some.Java"}
+            self.say(404, {"RemoteException": error})
+        elif asked["op"] == ["LISTSTATUS"]:
+            self.say(200, {"FileStatuses": {"FileStatus": self.statuses(path)}})
+            self.hdfs.listed()
+        else:
+            self.answer(307, Location=f"{self.hdfs.datanode}{self.path}")
+
+    def statuses(self, path: str) -> list[dict[str, str]]:
+        if path in self.hdfs.files:
+            return [{"pathSuffix": "", "type": "FILE"}]
+        below = {name.removeprefix(f"{path}/"): content for name, content in self.hdfs.files.items()}
+        return [
+            {"pathSuffix": name, "type": "DIRECTORY" if content is None else "FILE"} for name, content in below.items()
+        ]
+
+
+class DataNode(Node):
+    def do_GET(self) -> None:
+        content = self.hdfs.files[self.asked[0]]
+        assert content is not None
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: len(content) // 2] if self.hdfs.broken else content)
+        self.close_connection = True
+
+
+@pytest.fixture
+def hdfs() -> Hdfs:
+    return Hdfs()
+
+
+@pytest.fixture
+def namenode(hdfs: Hdfs) -> Iterator[str]:
+    """A NameNode's address; a DataNode is behind it."""
+    servers = []
+    for kind in (DataNode, NameNode):
+        handler = type(kind.__name__, (kind,), {"hdfs": hdfs})
+        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        servers.append(server)
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    data, address = (f"127.0.0.1:{server.server_address[1]}" for server in servers)
+    hdfs.datanode = f"http://{data}"
+    yield address
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def content(at_ms: int, invalid: int = 1) -> bytes:
+    stream = BytesIO()
+    state = VisibilityState(at_ms, 10, 10, array("q", range(1, invalid + 1)), ())
+    write_snapshot(stream, Snapshot(state))
+    return stream.getvalue()
+
+
+def test_given_snapshots_on_hdfs_when_asked_then_the_newest_that_is_whole_counts(hdfs: Hdfs, namenode: str) -> None:
+    hdfs.files = {
+        f"{FOLDER}/snapshot.1": content(1),
+        f"{FOLDER}/snapshot.2": content(2, invalid=5000),
+        f"{FOLDER}/snapshot.3": content(3)[:-3],
+        f"{FOLDER}/txlog.2": b"",
+        f"{FOLDER}/snapshot.9": None,
+    }
+    found = DirectorySource.at(f"webhdfs://cdap@{namenode}{FOLDER}/").latest()
+    assert (found.name, found.snapshot.timestamp_ms, len(found.snapshot.invalid)) == ("snapshot.2", 2, 5000)
+    assert [(one.name, one.reason) for one in found.rejected] == [("snapshot.3", Rejection.TRUNCATED)]
+    assert found.ignored == 2
+    assert set(hdfs.users) == {"cdap"}
+
+
+def test_given_one_file_by_itself_when_asked_then_it_is_that(hdfs: Hdfs, namenode: str) -> None:
+    hdfs.files = {f"{FOLDER}/snapshot.7": content(7)}
+    found = DirectorySource.at(f"webhdfs://{namenode}{FOLDER}/snapshot.7").latest()
+    assert (found.name, found.snapshot.timestamp_ms, found.notes) == ("snapshot.7", 7, ())
+    assert set(hdfs.users) == {None}
+
+
+def test_given_a_file_that_goes_after_it_was_listed_then_the_folder_is_listed_again(hdfs: Hdfs, namenode: str) -> None:
+    hdfs.files = {f"{FOLDER}/snapshot.1": content(1)}
+
+    def turn() -> None:
+        hdfs.files = {f"{FOLDER}/snapshot.2": content(2)}
+
+    hdfs.listed = turn
+    assert DirectorySource.at(f"webhdfs://{namenode}{FOLDER}").latest().name == "snapshot.2"
+
+
+def test_given_a_connection_that_breaks_then_the_file_is_unreadable_and_not_short(hdfs: Hdfs, namenode: str) -> None:
+    hdfs.files, hdfs.broken = {f"{FOLDER}/snapshot.1": content(1, invalid=9000)}, True
+    with pytest.raises(NoUsableSnapshot) as caught:
+        DirectorySource.at(f"webhdfs://{namenode}{FOLDER}").latest()
+    assert [(one.reason, "broke off" in one.detail) for one in caught.value.rejected] == [(Rejection.UNREADABLE, True)]
+
+
+def test_given_a_namenode_on_standby_or_gone_when_asked_then_the_other_one_answers(hdfs: Hdfs, namenode: str) -> None:
+    hdfs.files = {f"{FOLDER}/snapshot.1": content(1)}
+    waiting = Hdfs()
+    waiting.refused = (403, {"exception": "StandbyException", "message": "Operation category READ is not supported"})
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Waiting", (NameNode,), {"hdfs": waiting})) as standby:
+        Thread(target=standby.serve_forever, args=(0.01,), daemon=True).start()
+        first = f"127.0.0.1:{standby.server_address[1]}"
+        both = DirectorySource.at(f"webhdfs://{first},{namenode}{FOLDER}")
+        assert both.latest().name == "snapshot.1"
+        with pytest.raises(NoSnapshot, match=f"{first} is on standby") as caught:
+            DirectorySource.at(f"webhdfs://{first}{FOLDER}").latest()
+        assert "transactions.source: thrift" in caught.value.hint
+        standby.shutdown()
+    assert both.latest().name == "snapshot.1"
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "said"),
+    [
+        (404, {"exception": "FileNotFoundException", "message": "File /x does not exist.\n\tat Java"}, "/x does not exist."),
+        (403, {"exception": "AccessControlException", "message": "Permission denied: user=dr.who"}, "user=dr.who"),
+        (401, None, "wants Kerberos"),
+        (500, None, "answers with 500"),
+    ],
+)
+def test_given_a_namenode_that_refuses_then_its_reason_is_said_in_a_sentence(
+    hdfs: Hdfs, namenode: str, status: int, error: dict[str, str] | None, said: str
+) -> None:
+    hdfs.refused = (status, error)
+    with pytest.raises(NoSnapshot) as caught:
+        DirectorySource.at(f"webhdfs://{namenode}{FOLDER}").latest()
+    assert said in caught.value.message
+    assert ".." not in caught.value.message
+    assert caught.value.message.startswith(f"no snapshots at webhdfs://{namenode}{FOLDER}: ")
+    assert "Java" not in caught.value.message
+
+
+def test_given_something_else_that_answers_then_it_is_said_to_be_no_webhdfs(hdfs: Hdfs, namenode: str) -> None:
+    hdfs.refused = (200, None)
+    with pytest.raises(NoSnapshot, match="no WebHDFS"):
+        DirectorySource.at(f"webhdfs://{namenode}{FOLDER}").latest()
+
+
+def test_given_nobody_at_the_address_then_it_is_named() -> None:
+    with pytest.raises(NoSnapshot, match=r"127\.0\.0\.1:1 does not answer"):
+        DirectorySource.at(f"webhdfs://127.0.0.1:1{FOLDER}").latest()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["webhdfs://namenode/tx", "hdfs://namenode:8020/tx", "webhdfs://namenode:9870", "webhdfs://:9870/tx", "s3://b/x"],
+)
+def test_given_a_url_of_no_folder_on_hdfs_then_it_says_how_one_is_written(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="no folder on HDFS") as caught:
+        DirectorySource.at(url)
+    assert "webhdfs://NAMENODE:PORT/PATH" in caught.value.hint

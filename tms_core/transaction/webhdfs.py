@@ -1,0 +1,153 @@
+"""Where a cluster's transaction manager leaves its snapshots: a folder on HDFS, read over WebHDFS.
+
+Two requests of the REST interface (WebHDFS REST API of Hadoop 2 and 3; HttpFS speaks it too): LISTSTATUS says what lies
+there, and OPEN sends a file, by way of a redirect to a DataNode. A file is fetched whole before it is decoded, so that
+a connection that breaks is told apart from a file that was cut short. Traded: only HDFS' simple authentication is
+spoken. Where Kerberos guards it, the transaction service is the source to take.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from tempfile import SpooledTemporaryFile
+from typing import Any, BinaryIO, cast
+from urllib.parse import quote
+
+import httpx2
+
+from tms_core.errors import ConfigurationError, NoSnapshot
+
+#: webhdfs://[USER@]HOST:PORT[,HOST:PORT…]/PATH
+_URL = re.compile(
+    r"(s?)webhdfs://(?:([^@/,:]+)@)?((?:[^@/,:]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}(?:,[^@/,]+:\d{1,5})*)(/[^?#]*)"
+)
+#: How long a NameNode or DataNode may take to answer, and between two pieces of a file, in seconds.
+TIMEOUT_SECONDS = 30.0
+#: A file of more bytes is kept on disk while it is read.
+_MEMORY_BYTES = 16 << 20
+_HINT = (
+    "See that transactions.directory names the folder as webhdfs://USER@NAMENODE:PORT/PATH, or set "
+    "transactions.source: thrift."
+)
+
+
+class WebHdfsFolder:
+    """A folder on HDFS, or one file.
+
+    Args:
+        url: ``webhdfs://[USER@]HOST:PORT[,HOST:PORT…]/PATH``; ``swebhdfs`` for HTTPS. Several addresses are those of
+            NameNodes of which one is active. USER is whom HDFS takes the reader for (``user.name``).
+
+    Raises:
+        ConfigurationError: the URL is none of these.
+    """
+
+    def __init__(self, url: str) -> None:
+        match = _URL.fullmatch(url)
+        if match is None:
+            raise ConfigurationError(
+                f"transactions.directory is {url}, and that is no folder on HDFS.",
+                "Write webhdfs://NAMENODE:PORT/PATH, with USER@ before the host where HDFS has to know who reads.",
+            )
+        scheme = "https" if match[1] else "http"
+        self._url = url
+        self._user = match[2]
+        self._roots = [f"{scheme}://{address}/webhdfs/v1" for address in match[3].split(",")]
+        self._path = match[4].rstrip("/")
+
+    def __str__(self) -> str:
+        return self._url
+
+    def names(self) -> tuple[list[str], int]:
+        """The names of files, and how many other names there are; one empty name where the path is a file itself.
+
+        Raises:
+            NoSnapshot: no NameNode answers, or the active one has no such folder or does not show it.
+        """
+        try:
+            with self._asked("", "LISTSTATUS") as answer:
+                answer.read()
+                found = answer.json()["FileStatuses"]["FileStatus"]
+            files = [one["pathSuffix"] for one in found if one["type"] == "FILE"]
+        except OSError as error:
+            raise NoSnapshot(f"no snapshots at {self}: {error}.", _HINT) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise NoSnapshot(f"no snapshots at {self}: what answers there is no WebHDFS.", _HINT) from error
+        return files, len(found) - len(files)
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[BinaryIO]:
+        """A file's content, fetched whole.
+
+        Raises:
+            FileNotFoundError: it is gone by now.
+            OSError: it cannot be read, or came only in part.
+        """
+        with SpooledTemporaryFile(_MEMORY_BYTES) as whole:
+            with self._asked(f"/{name}" if name else "", "OPEN") as answer:
+                try:
+                    for piece in answer.iter_bytes():
+                        whole.write(piece)
+                except httpx2.HTTPError as error:
+                    raise OSError(f"the DataNode broke off: {error}") from error
+            whole.seek(0)
+            yield cast(BinaryIO, whole)
+
+    @contextmanager
+    def _asked(self, suffix: str, operation: str) -> Iterator[httpx2.Response]:
+        """The answer of the active NameNode, or of the DataNode it names.
+
+        Raises:
+            FileNotFoundError: there is no such path.
+            OSError: nobody answers, or the answer is a refusal.
+        """
+        parameters = {"op": operation} | ({"user.name": self._user} if self._user else {})
+        refusals = []
+        with httpx2.Client(timeout=TIMEOUT_SECONDS, follow_redirects=True, trust_env=False) as client:
+            for root in self._roots:
+                request = client.build_request("GET", f"{root}{quote(self._path + suffix)}", params=parameters)
+                try:
+                    answer = client.send(request, stream=True)
+                except httpx2.HTTPError as error:
+                    refusals.append(f"{request.url.host}:{request.url.port} does not answer ({error})")
+                    continue
+                try:
+                    refusal = _refusal(answer)
+                    if refusal is None:
+                        yield answer
+                        return
+                    refusals.append(f"{request.url.host}:{request.url.port} {refusal}")
+                finally:
+                    answer.close()
+        raise OSError("; ".join(refusals))
+
+
+def _refusal(answer: httpx2.Response) -> str | None:
+    """Why an answer is none, if it says that another NameNode may know more.
+
+    Raises:
+        FileNotFoundError: the active NameNode says that there is nothing.
+        OSError: it says why not.
+    """
+    if answer.status_code == httpx2.codes.OK:
+        return None
+    answer.read()
+    said = _said(answer)
+    kind, message = str(said.get("exception", "")), str(said.get("message", "")).partition("\n")[0].rstrip(".")
+    if kind == "StandbyException":
+        return "is on standby"
+    if answer.status_code == httpx2.codes.NOT_FOUND:
+        raise FileNotFoundError(message or "there is no such path")
+    if answer.status_code == httpx2.codes.UNAUTHORIZED:
+        raise OSError("it wants Kerberos, which this version does not speak")
+    raise OSError(message or f"it answers with {answer.status_code}")
+
+
+def _said(answer: httpx2.Response) -> dict[str, Any]:
+    try:
+        found = answer.json()["RemoteException"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
