@@ -22,7 +22,7 @@ from janitor import look
 from janitor.engine import Engine
 from janitor.look import Live, Site
 from janitor.metrics import Metrics
-from janitor.picture import Picture, Running, RunSummary
+from janitor.picture import Picture, Running, RunSummary, SnapshotFigures
 from janitor.plan import PlanFile
 from janitor.refresh import Refreshed
 from janitor.report import Report
@@ -328,8 +328,22 @@ class Daemon:
             self._outdated = True
             raise
         self._looked_ms = self._ticked_ms
-        self._picture = picture = replace(picture, failing=self._failing)
+        self._picture = picture = replace(picture, failing=self._failing, snapshot=self._newest(picture.snapshot))
         self._metrics.update(picture)
+
+    def _newest(self, judged: SnapshotFigures) -> SnapshotFigures:
+        """The snapshot that was read last, which may be newer than the one the last run judged by."""
+        seen = self._source.seen if self._source is not None else None
+        if seen is None or (judged.timestamp_ms is not None and seen.snapshot.timestamp_ms <= judged.timestamp_ms):
+            return judged
+        snapshot = seen.snapshot
+        return replace(
+            judged,
+            timestamp_ms=snapshot.timestamp_ms,
+            source=seen.name,
+            invalid=len(snapshot.invalid),
+            in_progress=len(snapshot.in_progress),
+        )
 
     def _leads(self) -> bool:
         """Whether this process holds the lease; one that lost it tries to get it back."""

@@ -58,6 +58,12 @@ class Refreshed:
             return loaded
         raise error or NoSnapshot("No snapshot was read yet.")
 
+    @property
+    def seen(self) -> Loaded | None:
+        """What was read last; None as long as nothing was."""
+        with self._lock:
+            return self._loaded
+
     def _say(self, message: str) -> None:
         if message and message != self._said:
             logger.warning("%s", message)

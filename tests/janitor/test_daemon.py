@@ -254,6 +254,16 @@ def test_given_a_daemon_when_seen_then_snapshot_boundary_and_topics_are_there() 
     assert picture.last_run is not None
 
 
+def test_given_a_snapshot_that_was_read_between_two_sweeps_when_seen_then_it_is_that_one() -> None:
+    with house() as site:
+        site.rig.snapshots.invalid = [pointer(NOW_MS - HOUR)]
+        site.time.advance(59)
+        assert site.results == ["done"]
+        seen = site.daemon.picture().snapshot
+        assert (seen.timestamp_ms, seen.source) == (NOW_MS + 30 * SECOND, f"snapshot.{NOW_MS + 30 * SECOND}")
+        assert (seen.invalid, seen.problem) == (1, "")
+
+
 def test_given_a_tick_that_stays_away_when_asked_then_the_process_is_not_alive() -> None:
     """S10: a hung loop is not alive."""
     with house() as site:
