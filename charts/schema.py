@@ -29,6 +29,15 @@ _SWITCH: Schema = {"type": "boolean"}
 _OBJECT: Schema = {"type": "object"}
 _OBJECTS: Schema = {"type": "array", "items": _OBJECT}
 _TEXTS: Schema = {"type": "object", "additionalProperties": _TEXT}
+#: Labels without the chart's own, by which some of its objects find each other.
+_OWN_LABELS = r"^(app\.kubernetes\.io/(name|instance|component|version|managed-by)|helm\.sh/chart)$"
+_LABELS: Schema = {**_TEXTS, "patternProperties": {_OWN_LABELS: False}}
+_VARIABLE: Schema = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "minLength": 1}, "value": _TEXT, "valueFrom": _OBJECT},
+    "required": ["name"],
+    "additionalProperties": False,
+}
 _QUANTITY = {"anyOf": [{"type": "string", "pattern": r"^[0-9.]+(m|[EPTGMk]i?)?$"}, {"type": "number", "minimum": 0}]}
 _PEERS: Schema = {"type": "array", "items": _OBJECT}
 
@@ -65,7 +74,7 @@ _OWN: dict[str, Schema] = {
     "imagePullSecrets": _OBJECTS,
     "nameOverride": _TEXT,
     "fullnameOverride": _TEXT,
-    "commonLabels": _TEXTS,
+    "commonLabels": _LABELS,
     "decisions": _object(
         adopt=_TEXT,
         approve={
@@ -111,25 +120,29 @@ _OWN: dict[str, Schema] = {
         annotations=_TEXTS,
     ),
     "serviceAccount": _object(create=_SWITCH, name=_TEXT, annotations=_TEXTS),
-    "service": _object(type=_one_of("ClusterIP", "NodePort", "LoadBalancer"), annotations=_TEXTS),
+    "serverService": _object(type=_one_of("ClusterIP", "NodePort", "LoadBalancer"), annotations=_TEXTS),
+    "service": _object(annotations=_TEXTS),
     "serviceMonitor": _object(
         enabled=_SWITCH,
         namespace=_TEXT,
-        labels=_TEXTS,
+        labels=_LABELS,
         interval=_TEXT,
         scrapeTimeout=_TEXT,
         relabelings=_OBJECTS,
         metricRelabelings=_OBJECTS,
+        serverAuthorization=_OBJECT,
+        serverTlsConfig=_OBJECT,
     ),
     "prometheusRule": _object(
         enabled=_SWITCH,
+        job={"type": "string", "pattern": "^[A-Za-z0-9_./:-]*$"},
         namespace=_TEXT,
-        labels=_TEXTS,
+        labels=_LABELS,
         ruleLabels=_TEXTS,
-        runbookUrl={"type": "string", "pattern": "^https?://"},
+        runbookUrl={"type": "string", "pattern": r"^https?://\S+$"},
         thresholds=_object(**{each.name: {**_whole(), "description": each.meaning} for each in THRESHOLDS}),
     ),
-    "dashboard": _object(enabled=_SWITCH, namespace=_TEXT, labels=_TEXTS, annotations=_TEXTS),
+    "dashboard": _object(enabled=_SWITCH, namespace=_TEXT, labels=_LABELS, annotations=_TEXTS),
     "networkPolicy": _object(
         enabled=_SWITCH,
         metricsFrom=_PEERS,
@@ -145,12 +158,13 @@ _OWN: dict[str, Schema] = {
     "terminationGracePeriodSeconds": _whole(1),
     "probePeriodSeconds": _whole(1),
     "startupSeconds": _whole(5),
-    "extraEnv": _OBJECTS,
+    "extraEnv": {"type": "array", "items": _VARIABLE},
+    "extraEnvFrom": _OBJECTS,
     "extraVolumes": _OBJECTS,
     "extraVolumeMounts": _OBJECTS,
     "existingSecret": _TEXT,
     "podAnnotations": _TEXTS,
-    "podLabels": _TEXTS,
+    "podLabels": _LABELS,
     "nodeSelector": _TEXTS,
     "tolerations": _OBJECTS,
     "affinity": _OBJECT,
@@ -178,16 +192,30 @@ def _all(*parts: Schema) -> Schema:
 
 def _never(path: str, found: Schema) -> Schema:
     """That a value, if it is there, is no such one; the refusal names it."""
-    found = {"not": found}
+    return _within(path, {"not": found})
+
+
+def _within(path: str, found: Schema) -> Schema:
+    """That a value, if it is there, is such a one."""
     for name in reversed(path.split(".")):
         found = {"properties": {name: found}}
     return found
 
 
+def _kept(values: Schema) -> Schema:
+    """That what has a value by default is not taken away (``null``), which the templates could not do without."""
+    values = {name: value for name, value in values.items() if name not in _FREE and value not in (None, "", [], {})}
+    inner = {name: _kept(value) for name, value in values.items() if isinstance(value, dict)}
+    return {"required": list(values), "properties": inner}
+
+
 _GIVEN: Schema = {"type": "string", "minLength": 1}
+#: What may be taken away from the values, and what is in it.
+_FREE = {"annotations", "labels", "resources", "podSecurityContext", "securityContext", "hbase", "leveldb"}
 _LOOPBACK: Schema = {"pattern": r"^(127\.|localhost$|::1$)"}
 #: In the volume, wherever it is mounted.
 _KEPT: Schema = {"pattern": r"^/var/lib/tms/[^./]"}
+_ADDRESS: Schema = {"pattern": r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"}
 _SWEEP: Schema = {"contains": {"const": "sweep"}}
 _SPARK_SWEEPS = _all(_is("spark.enabled", True), _holds("spark.command", _SWEEP))
 _ARCHIVES = _is("janitor.archive.enabled", True)
@@ -259,6 +287,11 @@ _COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
         _holds("persistence.accessModes", {"contains": {"const": "ReadWriteMany"}}),
     ),
     (
+        "Workers of `spark://…` and `sc://…` mount no volume of the chart's, so no sweep of theirs has an archive.",
+        _all(_ARCHIVES, _SPARK_SWEEPS),
+        _never("spark.master", {"pattern": "^(spark|sc)://"}),
+    ),
+    (
         "Decisions about a store in a volume are carried out by a second pod, so the volume is not `ReadWriteOncePod`.",
         _all(
             _is("storage.kind", "leveldb"),
@@ -311,6 +344,20 @@ _COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
         _holds("janitor.cron", _TEXT),
         _never("janitor.every_seconds", {"type": "integer"}),
     ),
+    (
+        "Addresses are `HOST:PORT`, since a NetworkPolicy opens that port.",
+        {},
+        _all(
+            _within("storage.hbase.thrift", {"items": _ADDRESS}),
+            _within("storage.hbase.thrift2", {"items": _ADDRESS}),
+            _within("transactions.thrift", _ADDRESS),
+        ),
+    ),
+    (
+        "On HBase its Thrift servers are named.",
+        _is("storage.kind", "hbase"),
+        _holds("storage.hbase.thrift", {"type": "array"}),
+    ),
 )
 
 
@@ -327,7 +374,10 @@ def schema() -> Schema:
         "type": "object",
         "properties": {**sections, **own},
         **_NOTHING_ELSE,
-        "allOf": [{"description": why, "if": when, "then": then} for why, when, then in _COMBINATIONS],
+        "allOf": [
+            _kept(_values()),
+            *({"description": why, "if": when, "then": then} for why, when, then in _COMBINATIONS),
+        ],
         "$defs": kinds,
     }
 
@@ -357,6 +407,10 @@ def _described(own: dict[str, Schema]) -> dict[str, Schema]:
         if place is not None:
             place["description"] = meaning
     return dict(found)
+
+
+def _values() -> Any:
+    return yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 
 
 def comments() -> dict[str, str]:
@@ -417,7 +471,9 @@ _FIGURES = """
 ## Figures of the alerts
 
 `prometheusRule.thresholds` has other defaults with `mode: cronjob`, where runs are started from outside, once a day at
-least.
+least. Where that is done every hour, as by `cronjob.schedule` unless you say otherwise, 10800 for `downSeconds`,
+`newSeconds`, `successSeconds`, `windowSeconds` and `snapshotSeconds` tells of runs that fail within three hours instead
+of a day. A daemon's figures grow with `janitor.every_seconds`, and some are those of CronJobs with `janitor.cron`.
 
 | value | deployment | cronjob | meaning |
 |---|---|---|---|
@@ -426,7 +482,7 @@ least.
 
 def page() -> str:
     """The chart's README."""
-    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    values = _values()
     own = [_row(path, _at(values, path), meaning) for path, meaning in comments().items()]
     told = [f"- {why}" for why, _, _ in _COMBINATIONS]
     settings = [

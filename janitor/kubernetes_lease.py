@@ -146,7 +146,8 @@ class KubernetesCell:
                 raise _Conflict from error
             raise StoreError(
                 f"Kubernetes refused the lease {self._namespace}/{self._name}: {_said(error)}.",
-                "Let the pod's service account get and update that Lease (Role and RoleBinding), and mount its token."
+                "Let the pod's service account get and update that Lease (Role and RoleBinding), and mount its token. "
+                "If the Lease was deleted, helm upgrade makes it anew."
                 if error.status in _REFUSED
                 else "Look at the API server's health; it may work later.",
             ) from error

@@ -16,6 +16,8 @@ from janitor.monitoring.panels import ROWS, Panel, Row
 COLUMNS, HEIGHTS = 24, {"stat": 4, "timeseries": 8, "table": 6}
 #: Which janitors a dashboard is about: those that are chosen at its top.
 SCOPE = 'namespace=~"$namespace",job=~"$job"'
+#: Those, and the servers that the chart runs beside them, whose Service has a name of its own.
+SERVERS = 'namespace=~"$namespace",job=~"($job)(-server)?"'
 #: Dashboards of this layout; from Grafana 10 on.
 SCHEMA_VERSION = 38
 
@@ -79,7 +81,8 @@ def _runs() -> dict[str, Any]:
         "datasource": _SOURCE,
         "enable": True,
         "iconColor": "blue",
-        "expr": _scoped("changes(process_start_time_seconds{${scope}}[2m]) > 0"),
+        # Not by changes(): a pod that follows another is a new series, which has none.
+        "expr": _scoped("time() - process_start_time_seconds{${scope}} < 120"),
         "titleFormat": "{{job}} started",
     }
 
@@ -151,4 +154,4 @@ def _options(panel: Panel) -> dict[str, Any]:
 
 def _scoped(expression: str) -> str:
     # Grafana's own variables stay as they are.
-    return Template(expression).safe_substitute(scope=SCOPE)
+    return Template(expression).safe_substitute(scope=SCOPE, servers=SERVERS)

@@ -1,7 +1,7 @@
 """What the dashboard shows: one panel for each question an operator has, in the order the questions come.
 
-A panel's expressions have ``${scope}`` where the alerts have it. What is said of a panel here is what one reads when
-pointing at it.
+A panel's expressions have ``${scope}`` where the alerts have it, and ``${servers}`` where they are about servers, too.
+What is said of a panel here is what one reads when pointing at it.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class Row:
 BAD = ((None, "green"), (1.0, "red"))
 LATE = ((None, "green"), (3_600.0, "orange"), (86_400.0, "red"))
 YES_IS_A_WARNING = (("0", "no"), ("1", "yes"))
+#: How a line is called of which each janitor has one.
+JANITOR = "{{namespace}} {{job}}"
 
 
 def _of(expression: str, legend: str = "") -> tuple[Target, ...]:
@@ -66,9 +68,9 @@ OVERVIEW = (
         "Last sign of life",
         "stat",
         "s",
-        "How long ago the daemon, or else the last run, showed that it was alive.",
-        _of("time() - max(tms_janitor_heartbeat_timestamp_seconds{${scope}})"),
-        ((None, "green"), (600.0, "red")),
+        "How long ago the daemon, or else the last run, showed that it was alive. Between CronJobs orange is normal.",
+        _of("time() - min(max by (namespace, job) (tms_janitor_heartbeat_timestamp_seconds{${scope}}))"),
+        ((None, "green"), (600.0, "orange"), (93_600.0, "red")),
         width=4,
     ),
     Panel(
@@ -201,7 +203,7 @@ WORK = (
         "timeseries",
         "s",
         "Not there where the schedule is not the janitor's, as with CronJobs.",
-        _of("max(tms_janitor_next_run_timestamp_seconds{${scope}}) - time()", "next run"),
+        _of("max by (namespace, job) (tms_janitor_next_run_timestamp_seconds{${scope}}) - time()", JANITOR),
     ),
 )
 
@@ -238,6 +240,34 @@ WAITING = (
         _of("sum by (reason) (tms_janitor_kept_rows{${scope}})", "{{reason}}"),
     ),
     Panel(
+        "Payloads without messages, and messages without payloads",
+        "timeseries",
+        "short",
+        "As janitor spark stats last counted them.",
+        (
+            Target("sum(tms_janitor_orphan_payload_rows{${scope}})", "orphan payload rows"),
+            Target("sum(tms_janitor_missing_payloads{${scope}})", "missing payloads"),
+        ),
+    ),
+    Panel(
+        "Overdue, of all rows",
+        "timeseries",
+        "percentunit",
+        "By rule, as janitor spark stats last counted them.",
+        _of("max by (rule) (tms_janitor_statistics_overdue_ratio{${scope}})", "{{rule}}"),
+    ),
+    Panel(
+        "Held up by a transaction",
+        "timeseries",
+        "s",
+        "For how long the oldest undecided transaction had held up readers when all was counted; and how old that "
+        "count is.",
+        (
+            Target("time() - min(tms_janitor_blocking_transaction_timestamp_seconds{${scope}})", "blocked for"),
+            Target("time() - max(tms_janitor_statistics_timestamp_seconds{${scope}})", "counted ago"),
+        ),
+    ),
+    Panel(
         "Topics left undone",
         "timeseries",
         "short",
@@ -262,7 +292,7 @@ TRANSACTIONS = (
         "timeseries",
         "s",
         "Older than twice its interval it is not used: nothing is inverted then.",
-        _of("time() - max(tms_janitor_snapshot_timestamp_seconds{${scope}})", "snapshot"),
+        _of("time() - max by (namespace, job) (tms_janitor_snapshot_timestamp_seconds{${scope}})", JANITOR),
     ),
     Panel(
         "Transactions",
@@ -270,9 +300,11 @@ TRANSACTIONS = (
         "short",
         "Invalid ones, those of them that may still write, and those in progress.",
         (
-            Target("max(tms_janitor_invalid_transactions{${scope}})", "invalid"),
-            Target("max(tms_janitor_open_invalid_transactions{${scope}})", "open"),
-            Target("max(tms_janitor_in_progress_transactions{${scope}})", "in progress"),
+            Target("max by (namespace, job) (tms_janitor_invalid_transactions{${scope}})", f"{JANITOR} invalid"),
+            Target("max by (namespace, job) (tms_janitor_open_invalid_transactions{${scope}})", f"{JANITOR} open"),
+            Target(
+                "max by (namespace, job) (tms_janitor_in_progress_transactions{${scope}})", f"{JANITOR} in progress"
+            ),
         ),
     ),
     Panel(
@@ -280,7 +312,7 @@ TRANSACTIONS = (
         "timeseries",
         "s",
         "Invalid transactions that began before it have no rows left to negate. Two to three days are normal.",
-        _of("time() - max(tms_janitor_prune_boundary_timestamp_seconds{${scope}})", "boundary"),
+        _of("time() - max by (namespace, job) (tms_janitor_prune_boundary_timestamp_seconds{${scope}})", JANITOR),
     ),
     Panel(
         "Runs without a usable snapshot",
@@ -294,7 +326,7 @@ TRANSACTIONS = (
         "timeseries",
         "s",
         "How far the wall clock is ahead of another one; negative: behind.",
-        _of("max by (source) (tms_janitor_clock_skew_seconds{${scope}})", "{{source}}"),
+        _of("tms_janitor_clock_skew_seconds{${scope}}", "{{instance}} {{source}}"),
         signed=True,
     ),
     Panel(
@@ -391,7 +423,7 @@ SERVER = (
         "timeseries",
         "reqps",
         "By status code.",
-        _of("sum by (code) (rate(tms_requests_total{${scope}}[$__rate_interval]))", "{{code}}"),
+        _of("sum by (code) (rate(tms_requests_total{${servers}}[$__rate_interval]))", "{{code}}"),
     ),
     Panel(
         "Slow requests",
@@ -400,7 +432,7 @@ SERVER = (
         "99 of 100 requests were answered within this, by route.",
         _of(
             "histogram_quantile(0.99,"
-            " sum by (route, le) (rate(tms_request_duration_seconds_bucket{${scope}}[$__rate_interval])))",
+            " sum by (route, le) (rate(tms_request_duration_seconds_bucket{${servers}}[$__rate_interval])))",
             "{{route}}",
         ),
     ),
@@ -410,8 +442,8 @@ SERVER = (
         "short",
         "Published, and sent to consumers.",
         (
-            Target("sum(rate(tms_messages_published_total{${scope}}[$__rate_interval]))", "published"),
-            Target("sum(rate(tms_messages_fetched_total{${scope}}[$__rate_interval]))", "fetched"),
+            Target("sum(rate(tms_messages_published_total{${servers}}[$__rate_interval]))", "published"),
+            Target("sum(rate(tms_messages_fetched_total{${servers}}[$__rate_interval]))", "fetched"),
         ),
     ),
     Panel(
@@ -419,7 +451,7 @@ SERVER = (
         "timeseries",
         "short",
         "The queue in front of the disk.",
-        _of("sum(tms_publish_queue_size{${scope}})", "queue"),
+        _of("sum(tms_publish_queue_size{${servers}})", "queue"),
     ),
 )
 
@@ -429,21 +461,21 @@ PROCESS = (
         "timeseries",
         "bytes",
         "Resident; mapped files of LevelDB are among it.",
-        _of("process_resident_memory_bytes{${scope}}", "{{instance}}"),
+        _of("process_resident_memory_bytes{${servers}}", "{{instance}}"),
     ),
     Panel(
         "Processor",
         "timeseries",
         "percentunit",
         "Of one core.",
-        _of("rate(process_cpu_seconds_total{${scope}}[$__rate_interval])", "{{instance}}"),
+        _of("rate(process_cpu_seconds_total{${servers}}[$__rate_interval])", "{{instance}}"),
     ),
     Panel(
         "Versions",
         "table",
         "short",
-        "Which version each process is, and whether it holds the lease.",
-        _of("tms_janitor_build_info{${scope}} + on (job, instance) group_left () tms_janitor_is_leader{${scope}}"),
+        "Which version each process is, and 1 where it holds the lease.",
+        _of("tms_janitor_build_info{${scope}} * on (job, instance) group_left () tms_janitor_is_leader{${scope}}"),
     ),
 )
 

@@ -42,6 +42,7 @@ class Threshold:
 
 THRESHOLDS = (
     Threshold("downSeconds", 600, 93_600, "seconds without a sign of life before a janitor counts as down"),
+    Threshold("absentSeconds", 600, 600, "seconds in which nobody is scraped, as while a pod is replaced"),
     Threshold("newSeconds", 0, 93_600, "seconds that may pass after it was switched on before the first run"),
     Threshold("successSeconds", 3_600, 93_600, "seconds without a successful run, or by which the canary is late"),
     Threshold("windowSeconds", 3_600, 93_600, "seconds over which guards, errors and unusable snapshots are counted"),
@@ -87,11 +88,23 @@ def _of_any_pod(metric: str) -> str:
     return f"({by} ({metric}{{${{scope}}}}) or {by} (last_over_time({metric}{{${{scope}}}}[1h])))"
 
 
+_TRIPS, _BY_GUARD = "tms_janitor_guard_trips_total{${scope}}", "max by (namespace, job, guard)"
+#: Whether rows stay that are due, 1 or 0. What waits for a first look, or for a consumer as the settings want it, is
+#: nobody's failure.
+_OVERDUE = (
+    "((sum by (namespace, job) (tms_janitor_overdue_rows{${scope}})"
+    " unless max by (namespace, job) (tms_janitor_plan_only{${scope}}) == 1"
+    ' unless sum by (namespace, job) (tms_janitor_held_topics{reason!~"consumer|protected",${scope}}) == 0) > bool 0)'
+)
+
 ALERTS = (
     Alert(
         "CanaryEarly",
         "critical",
-        "tms_janitor_canary_early_total{${scope}} > 0",
+        # Of the last day: one that fired for ever would be silenced for ever, and the next loss with it.
+        "max by (namespace, job) (tms_janitor_canary_early_total{${scope}})"
+        " - (max by (namespace, job) (last_over_time(tms_janitor_canary_early_total{${scope}}[1d] offset 1d))"
+        " or 0 * max by (namespace, job) (tms_janitor_canary_early_total{${scope}})) > 0",
         "now",
         "{{ $value }} canary messages went before they were due: live messages may have gone, too",
         "A message of the janitor's own went too early. Pause first, then look.",
@@ -99,13 +112,15 @@ ALERTS = (
     Alert(
         "JanitorDown",
         "critical",
-        # An offset of nothing is not allowed, so a minute stands before it.
-        "absent(tms_janitor_heartbeat_timestamp_seconds{${scope}})"
+        # An offset of nothing is not allowed, so a minute stands before it. Single runs that only plan leave no sign of
+        # life; a daemon does, and it is who knows when the next run is due.
+        "absent_over_time(tms_janitor_heartbeat_timestamp_seconds{${scope}}[${absentSeconds}s])"
         " unless on () max(tms_janitor_plan_only{${scope}}) == 1"
         " unless on () (max(tms_janitor_plan_only{${scope}})"
         " unless on () max(max_over_time(tms_janitor_plan_only{${scope}}[1h] offset 1m${newSeconds}s)) == 0)"
         " or time() - tms_janitor_heartbeat_timestamp_seconds{${scope}} > ${downSeconds}"
-        " unless on (job, instance) tms_janitor_plan_only{${scope}} == 1",
+        " unless on (job, instance) (tms_janitor_plan_only{${scope}} == 1"
+        " unless on (job, instance) tms_janitor_next_run_timestamp_seconds{${scope}})",
         "forSeconds",
         "No janitor shows that it is alive; nothing is deleted",
         "Nobody is scraped, a daemon hangs, or no run began any more. Nothing wrong is deleted; the disk fills.",
@@ -126,10 +141,7 @@ ALERTS = (
     Alert(
         "OverdueBudgetBurn",
         "warning",
-        "(sum_over_time((sum by (namespace, job) (tms_janitor_overdue_rows{${scope}}) > bool 0)[1d:5m]) * 300"
-        " > ${overdueSeconds}"
-        " and sum_over_time((sum by (namespace, job) (tms_janitor_overdue_rows{${scope}}) > bool 0)[1h:5m]) > 6)"
-        " unless max by (namespace, job) (tms_janitor_plan_only{${scope}}) == 1",
+        f"sum_over_time({_OVERDUE}[1d:5m]) * 300 > ${{overdueSeconds}} and sum_over_time({_OVERDUE}[1h:5m]) > 6",
         "forSeconds",
         "Rows that are due have stayed for {{ $value | humanizeDuration }} of the last day",
         "Something is held, paused or quarantined for so long that the disk fills. An hour now and then is normal.",
@@ -157,7 +169,9 @@ ALERTS = (
     Alert(
         "BoundaryStuck",
         "warning",
-        "time() - tms_janitor_prune_boundary_timestamp_seconds{${scope}} > ${boundarySeconds}",
+        # One that was withdrawn is stuck, too: what was last said of it grows old.
+        "time() - max by (namespace, job) (last_over_time(tms_janitor_prune_boundary_timestamp_seconds{${scope}}[7d]))"
+        " > ${boundarySeconds}",
         "forSeconds",
         "The prune boundary is {{ $value | humanizeDuration }} behind",
         "Two to three days are normal. Something is paused or quarantined, or a transaction stays open.",
@@ -165,13 +179,15 @@ ALERTS = (
     Alert(
         "GuardTripped",
         "critical",
-        # The last minute in which the counter went up, and whether a run has succeeded since.
-        "max_over_time(((max by (namespace, job, guard) (tms_janitor_guard_trips_total{${scope}})"
-        " > max by (namespace, job, guard) (tms_janitor_guard_trips_total{${scope}} offset 1m)) * 0 + time())"
-        "[${windowSeconds}s:1m]) > on (namespace, job) group_left ()"
+        # The last minute in which the counter went up, be it in a pod that took a while to follow the one before, and
+        # whether a run has succeeded since.
+        f"max_over_time((({_BY_GUARD} ({_TRIPS}) > {_BY_GUARD} (last_over_time({_TRIPS}[10m] offset 1m))) * 0 + time())"
+        "[${windowSeconds}s:1m])"
+        " > on (namespace, job) group_left ()"
         " (max by (namespace, job) (tms_janitor_last_success_timestamp_seconds{${scope}})"
-        " or 0 * max by (namespace, job) (tms_janitor_guard_trips_total{${scope}}))",
-        "now",
+        f" or 0 * max by (namespace, job) ({_TRIPS}))",
+        # Nothing is deleted meanwhile, and who switches on adopts a moment later.
+        "forSeconds",
         "The {{ $labels.guard }} guard stopped a run; nothing is deleted",
         "The clock jumped, it is another store or another transaction system, or nobody has adopted it.",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -149,6 +150,8 @@ SERVER = "server.enabled=true,server.auth.kind=jwt,server.auth.key_file=/key"
 MANAGER = f"{SERVER},transactions.source=manager,persistence.enabled=true"
 VOLUME = f"{MANAGER},storage.kind=leveldb"
 SWEEP = "spark.enabled=true,spark.image=s:1,spark.command={sweep}"
+SHARED = "persistence.enabled=true,persistence.accessModes={ReadWriteMany}"
+ARCHIVED = f"mode=cronjob,{SWEEP},{SHARED},janitor.archive.enabled=true"
 
 
 @pytest.mark.parametrize(
@@ -161,8 +164,18 @@ SWEEP = "spark.enabled=true,spark.image=s:1,spark.command={sweep}"
         f"{VOLUME},janitor.lease.kind=none",
         f"{SERVER},serverReplicas=2",
         f"mode=cronjob,{SWEEP}",
+        ARCHIVED,
+        f"{ARCHIVED},spark.master=k8s://https://a",
         "spark.enabled=true,spark.image=s:1,persistence.enabled=true,janitor.archive.enabled=true",
         "janitor.cron=1 * * * *",
+        "podLabels.app\\.kubernetes\\.io/part-of=cdap",
+        "extraEnv[0].name=A,extraEnv[0].valueFrom.fieldRef.fieldPath=status.podIP",
+        "prometheusRule.enabled=true,prometheusRule.runbookUrl=https://wiki/a?b=c",
+        "storage.hbase.thrift={[fd00::1]:9090}",
+        # Free objects, and what belongs to the other kind of store.
+        "resources=null,securityContext.runAsUser=null,podSecurityContext=null,cronjob.activeDeadlineSeconds=null",
+        "storage.leveldb=null,service.annotations=null,dashboard.labels=null",
+        f"{VOLUME},storage.hbase=null",
     ],
 )
 def test_given_values_that_go_together_then_they_are_not_refused(options: str) -> None:
@@ -170,13 +183,17 @@ def test_given_values_that_go_together_then_they_are_not_refused(options: str) -
     assert made.returncode == 0, made.stderr
 
 
-def test_given_settings_of_spark_then_it_reads_them_as_they_were_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("authenticate", [True, False])
+def test_given_settings_of_spark_then_it_reads_them_as_they_were_written(tmp_path: Path, authenticate: bool) -> None:
     conf = {"a.bytes": 134217728, "b.share": 0.5, "c.on": True, "d.options": '-Da=1 -Db="it\'s"'}
+    if not authenticate:
+        conf["spark.authenticate"] = False
     values = tmp_path / "values.yaml"
     values.write_text(yaml.safe_dump({"spark": {"enabled": True, "image": "s:1", "conf": conf}}), encoding="utf-8")
     [pod] = [pod for pod in pods(objects("--values", values)) if "spark" in pod["spec"]["containers"][0]["name"]]
     env = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
-    said = [f"{name}={'true' if value is True else value}" for name, value in conf.items()]
+    conf["spark.authenticate"] = authenticate
+    said = [f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in conf.items()]
     assert shlex.split(env["PYSPARK_SUBMIT_ARGS"]) == [*(w for each in said for w in ("--conf", each)), "pyspark-shell"]
 
 
@@ -198,6 +215,8 @@ def test_given_settings_of_spark_then_it_reads_them_as_they_were_written(tmp_pat
         (f"{MANAGER},transactions.directory=/srv/tx", "directory"),
         (f"mode=cronjob,{SWEEP},persistence.enabled=true,janitor.archive.enabled=true", "accessModes"),
         (f"mode=deployment,{SWEEP}", "spark/command"),
+        (f"{ARCHIVED},spark.master=spark://a:7077", "spark/master"),
+        (f"{ARCHIVED},spark.master=sc://a", "spark/master"),
         (f"{VOLUME},persistence.accessModes={{ReadWriteOncePod}},decisions.adopt=a", "accessModes"),
         (f"{VOLUME},persistence.accessModes={{ReadWriteOncePod}},decisions.approve[0].id=a", "accessModes"),
         (f"{VOLUME},storage.leveldb.path=/srv/messaging", "leveldb/path"),
@@ -219,12 +238,42 @@ def test_given_settings_of_spark_then_it_reads_them_as_they_were_written(tmp_pat
         ("replicaCount=2", "replicaCount"),
         ("prometheusRule.thresholds.pausedSecs=1", "pausedSecs"),
         ("image.digest=abc", "digest"),
+        ("service.type=LoadBalancer", "type"),
+        ("extraEnv[0].name=A,extraEnv[0].value=true", "extraEnv/0/value"),
+        ("extraEnv[0].value=a", "extraEnv/0.*name"),
+        ("podLabels.app\\.kubernetes\\.io/component=x", "podLabels"),
+        ("commonLabels.app\\.kubernetes\\.io/name=x", "commonLabels"),
+        ("dashboard.labels.helm\\.sh/chart=x", "dashboard/labels"),
+        ("storage.hbase.thrift={hbase-thrift}", "hbase/thrift/0"),
+        ("storage.hbase.thrift2={hbase-thrift}", "hbase/thrift2/0"),
+        ("transactions.thrift=cdap-tx", "transactions/thrift"),
+        ("prometheusRule.runbookUrl=https://wiki/a: b", "runbookUrl"),
+        ("prometheusRule.runbookUrl=https://wiki/a #b", "runbookUrl"),
+        ("prometheusRule.job=a: b", "job"),
     ],
 )
 def test_given_values_that_do_not_go_together_then_they_are_refused(options: str, about: str) -> None:
     made = template("--set", options)
     assert made.returncode == 1
     assert re.search(about, made.stderr)
+
+
+def sections(values: dict[str, Any], path: str = "") -> list[str]:
+    """Where values have more values inside, by their paths."""
+    inner = [(f"{path}{name}", value) for name, value in values.items() if isinstance(value, dict) and value]
+    return [found for name, value in inner for found in (name, *sections(value, f"{name}."))]
+
+
+SECTIONS = sections(yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("taken", [*SECTIONS, "mode", "janitor.http.host", "janitor.state", "serverReplicas"])
+def test_given_values_that_are_taken_away_then_they_are_named_or_not_needed(taken: str) -> None:
+    made = template("--set", f"mode=cronjob,{MANAGER},serviceMonitor.enabled=true", "--set", f"{taken}=null")
+    if made.returncode == 0:
+        assert conforms(made.stdout)[0] == 0
+    else:
+        assert f"missing property '{taken.rpartition('.')[2]}'" in made.stderr
 
 
 def test_given_a_large_number_then_it_stays_whole(tmp_path: Path) -> None:
@@ -257,6 +306,30 @@ def test_every_pod_of_every_example_may_do_as_little_as_the_first(example: Path)
             }
             assert container["resources"]["limits"]["memory"]
             assert {"/tmp", "/etc/tms", "/var/lib/tms"} <= {mount["mountPath"] for mount in container["volumeMounts"]}  # noqa: S108
+
+
+def executor(*words: object) -> dict[str, Any]:
+    """What Spark makes its executors of."""
+    [config] = [d for d in objects(*words) if d["kind"] == "ConfigMap" and "executor.yaml" in d["data"]]
+    found: dict[str, Any] = yaml.safe_load(config["data"]["executor.yaml"])
+    return found
+
+
+def test_executors_of_spark_may_do_as_little_and_mount_the_archive() -> None:
+    made = executor("--set", f"{ARCHIVED},spark.master=k8s://https://a,janitor.lease.kind=kubernetes")
+    driver = next(pod for pod in pods(objects("--set", ARCHIVED)) if pod["spec"]["containers"][0]["name"] == "spark")
+    assert conforms(json.dumps(made))[0] == 0
+    [container], [of_driver] = made["spec"]["containers"], driver["spec"]["containers"]
+    assert container["securityContext"] == of_driver["securityContext"]
+    assert container["volumeMounts"] == of_driver["volumeMounts"]
+    assert made["spec"]["volumes"] == driver["spec"]["volumes"]
+    assert made["spec"]["securityContext"] == driver["spec"]["securityContext"]
+    assert made["spec"]["automountServiceAccountToken"] is False
+    # Spark says how much it gets, and adds what it is to run.
+    assert "resources" not in container
+    assert container["args"] == []
+    claim = {"name": "data", "persistentVolumeClaim": {"claimName": "x-tms-janitor"}}
+    assert claim in made["spec"]["volumes"]
 
 
 def test_an_upgrade_without_values_only_plans(tmp_path: Path) -> None:

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 
 from docs.configuration import PAGE, page
+from janitor.cli.context import Session
+from janitor.cli.options import Common
 from janitor.settings import Loaded, Settings, config_digest, load
+from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError
 from tms_core.layered import extra, fields, kinds
+from tms_core.transaction.client import ServiceSource
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -52,10 +56,13 @@ def test_given_the_hbase_file_when_loaded_then_it_changes_what_a_cluster_needs_a
     found = load(CONF / "hbase.yaml", {}, {}).entries()
     assert {entry.path: entry.value for entry in found if entry.value != default[entry.path]} == {
         "storage.kind": "hbase",
-        "transactions.source": "directory",
-        "transactions.directory": "webhdfs://127.0.0.1:9870/cdap/tx.snapshot",
+        "transactions.source": "thrift",
         "janitor.apply": False,
     }
+
+
+def test_given_the_hbase_file_then_this_version_reads_transactions_from_where_it_says() -> None:
+    assert isinstance(Session(Common(config=CONF / "hbase.yaml"), SystemClock(), {}).source(), ServiceSource)
 
 
 def test_given_the_models_when_the_page_is_made_then_it_is_the_one_that_ships() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from janitor.metrics.catalogue import CATALOGUE
 from janitor.monitoring import dashboard
-from janitor.monitoring.dashboard import COLUMNS, expressions
+from janitor.monitoring.dashboard import COLUMNS, SCOPE, SERVERS, expressions
 
 #: Fields of Grafana's that the document uses, by what they stand in; a misspelt one would be ignored without a word.
 FIELDS = {
@@ -71,10 +71,11 @@ def test_folded_rows_hold_their_panels_and_open_ones_are_followed_by_them(docume
 
 def test_every_panel_is_about_the_janitors_that_are_chosen_at_its_top(document: dict[str, Any]) -> None:
     assert [variable["name"] for variable in document["templating"]["list"]] == ["datasource", "namespace", "job"]
+    assert all("$namespace" in scope and "$job" in scope for scope in (SCOPE, SERVERS))
     for title, expression in expressions(document):
         selectors = re.findall(r"\b(?:tms_(?!namespace)|process_)\w+(\{[^}]*\})?", expression)
         assert selectors
-        assert all('namespace=~"$namespace",job=~"$job"' in selector for selector in selectors), title
+        assert all(SCOPE in selector or SERVERS in selector for selector in selectors), title
 
 
 def test_no_metric_of_the_janitors_is_forgotten(document: dict[str, Any]) -> None:

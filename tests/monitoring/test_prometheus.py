@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,8 +15,10 @@ import yaml
 
 from janitor.canary.watch import Watch
 from janitor.cli.main import execute
+from janitor.look import STATISTICS_NOTE
 from janitor.monitoring import dashboard, rules, thresholds
 from janitor.monitoring.dashboard import expressions
+from janitor.picture import StatisticsFigures
 from janitor.state.sqlite import SqliteState
 from tests.builders import HOUR, topic
 from tests.monitoring.prometheus import Prometheus, until
@@ -46,6 +50,10 @@ def settings(folder: Path) -> Path:
     with SqliteState(folder / "state") as state:
         # A message of the canary's takes five minutes; one went while an earlier daemon ran.
         Watch(late_ms=1000).save(state)
+        # Nobody counts everything on Spark here; somebody did once.
+        counted_ms = SystemClock().now_ms()
+        found = StatisticsFigures(counted_ms, rows=3, overdue={"expired": 1}, blocking_since_ms=counted_ms)
+        state.save_note(STATISTICS_NOTE, asdict(found))
     return path
 
 
@@ -76,7 +84,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     # Of this topic rows are due and stay: it is new, so its cut-off is held.
     with LevelDBStore(tmp_path / "messaging") as store:
         topic(store, "default:held", ttl_seconds=60).plain(SystemClock().now_ms() - HOUR)
-    quick = {**thresholds(), "pausedSeconds": 1, "forSeconds": 1}
+    quick = {**thresholds(), "pausedSeconds": 1, "forSeconds": 1, "absentSeconds": 10}
     with Serve(config, janitor=True) as server:
         targets = {"janitor": [f"127.0.0.1:{server.port}"]}
         with Prometheus(tmp_path / "prometheus", targets, rules(quick, scope='job="janitor"')) as prometheus:
@@ -90,7 +98,7 @@ def test_alerts_come_and_go_and_every_panel_of_the_dashboard_has_data(site: Site
     janitor(f"pause default:paused --config {site.config}")
     until(lambda: prometheus.firing("PausedTooLong"), "the alert fires")
 
-    missing = set(expressions(dashboard()))
+    missing = {*expressions(dashboard()), ("sizing", sizing())}
 
     def all_have_data() -> bool:
         missing.difference_update([panel for panel in missing if prometheus.query(chosen(panel[1]))])
@@ -114,6 +122,13 @@ def lint(port: int) -> tuple[int, str]:
     assert b"tms_janitor_build_info" in body
     checked = subprocess.run([promtool, "check", "metrics"], input=body, capture_output=True, timeout=60, check=False)
     return checked.returncode, (checked.stdout + checked.stderr).decode()
+
+
+def sizing() -> str:
+    """How fast a worker is, as the operations guide has it asked."""
+    guide = (Path(__file__).parents[2] / "docs/operations.md").read_text(encoding="utf-8")
+    [found] = re.findall(r"`(sum\(rate\([^`]+)`", guide)
+    return str(found).replace("\\|", "|")
 
 
 def chosen(expression: str) -> str:

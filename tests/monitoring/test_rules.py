@@ -108,6 +108,19 @@ def test_every_metric_and_label_value_in_the_rules_is_one_that_there_is() -> Non
                 assert value in (known[name][label] or ()), rule["alert"]
 
 
+@pytest.mark.parametrize("page", ["operations.md", "metrics.md"])
+def test_every_expression_of_a_page_is_one_that_prometheus_reads(page: str, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8").replace("\\|", "|")
+    shown = re.findall(r"`([^`]*\btms_(?!namespace)[^`]*)`", text)
+    asked = [each for each in shown if re.search(r" [-<>=]+ |\(", each)]
+    assert asked
+    found = [{"record": f"tms:{number}", "expr": expression} for number, expression in enumerate(asked)]
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": found}]}), encoding="utf-8")
+    checked = promtool("check", "rules", file)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
 def test_every_threshold_is_used_and_every_place_of_one_has_its_figure() -> None:
     text = " ".join(f"{alert.expression} ${{{alert.wait}}}" for alert in ALERTS)
     assert set(re.findall(r"\$\{(\w+)\}", text)) - {"scope", "now"} == {threshold.name for threshold in THRESHOLDS}

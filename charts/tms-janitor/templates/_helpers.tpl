@@ -13,19 +13,28 @@
 {{- end }}
 {{- end }}
 
-{{- define "tms.selector" -}}
-app.kubernetes.io/name: {{ include "tms.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+{{/* The name in a namespace: in another one than the release's, which others share, that stands before it. Takes a dict: root, namespace. */}}
+{{- define "tms.nameIn" -}}
+{{- $release := .root.Release.Namespace }}
+{{- if ne (.namespace | default $release) $release }}{{ $release }}.{{ end }}{{ include "tms.fullname" .root }}
 {{- end }}
 
-{{- define "tms.labels" -}}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
-{{ include "tms.selector" . }}
-app.kubernetes.io/version: {{ .Values.image.tag | default .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
+{{- define "tms.selector" -}}
+app.kubernetes.io/name: {{ include "tms.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
+
+{{/* Each label once: the chart's own, then those of the object, then the common ones. Takes a dict: root; component, labels. */}}
+{{- define "tms.labels" -}}
+{{- $root := .root }}
+{{- $own := include "tms.selector" $root | fromYaml }}
+{{- $_ := set $own "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_") }}
+{{- $_ := set $own "app.kubernetes.io/version" ($root.Values.image.tag | default $root.Chart.AppVersion | trunc 63 | trimAll "-_.") }}
+{{- $_ := set $own "app.kubernetes.io/managed-by" $root.Release.Service }}
+{{- with .component }}
+{{- $_ := set $own "app.kubernetes.io/component" . }}
+{{- end }}
+{{- merge $own (.labels | default dict) ($root.Values.commonLabels | default dict) | toYaml }}
 {{- end }}
 
 {{- define "tms.image" -}}
@@ -62,11 +71,28 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{/* The Lease of Kubernetes: its name and namespace, as the settings have them. */}}
 {{- define "tms.lease" -}}
 {{- $given := .Values.janitor.lease }}
-{{- dict "name" ($given.name | default (include "tms.fullname" .)) "namespace" ($given.namespace | default .Release.Namespace) | toJson }}
+{{- dict "name" ($given.name | default (include "tms.nameIn" (dict "root" . "namespace" $given.namespace))) "namespace" ($given.namespace | default .Release.Namespace) | toJson }}
 {{- end }}
 
 {{- define "tms.sparkOnKubernetes" -}}
 {{- if and .Values.spark.enabled (hasPrefix "k8s://" .Values.spark.master) }}yes{{ end }}
+{{- end }}
+
+{{/* Whether Spark starts executors elsewhere, which call its driver back. "…OnKubernetes": in pods of this release. */}}
+{{- define "tms.sparkIsCalled" -}}
+{{- if and .Values.spark.enabled (regexMatch "^(k8s|spark)://" .Values.spark.master) }}yes{{ end }}
+{{- end }}
+
+{{/* Whether what Spark starts mounts the volume, for its archive. */}}
+{{- define "tms.sparkKeepsFiles" -}}
+{{- if and (include "tms.keepsFiles" .) (has "sweep" .Values.spark.command) }}yes{{ end }}
+{{- end }}
+
+{{/* Whether the server is scraped. */}}
+{{- define "tms.scrapesServer" -}}
+{{- with .Values.serviceMonitor }}
+{{- if and .enabled $.Values.server.enabled .serverAuthorization (not (include "tms.embedded" $)) }}yes{{ end }}
+{{- end }}
 {{- end }}
 
 {{/* Whether the volume is mounted by those that delete. Nothing else of a janitor's on HBase is in files. */}}
@@ -97,22 +123,41 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- toPrettyJson $settings }}
 {{- end }}
 
-{{/* HOST:PORT of the transaction service that this chart runs. */}}
+{{/* The port of the transaction service that this chart runs; empty without one, or when only its own pod reaches it. */}}
+{{- define "tms.transactionsPort" -}}
+{{- $listens := .Values.transactions.thrift | default "127." }}
+{{- if include "tms.hasManager" . }}15165
+{{- else if and (include "tms.embedded" .) (eq .Values.transactions.source "manager") (not (regexMatch "^(127[.]|localhost:|\\[::1\\]:)" $listens)) }}
+{{- last (splitList ":" $listens) }}
+{{- end }}
+{{- end }}
+
+{{/* Its HOST:PORT. */}}
 {{- define "tms.transactionsAddress" -}}
-{{- printf "%s-server:15165" (include "tms.fullname" .) }}
+{{- printf "%s-transactions:15165" (include "tms.fullname" .) }}
 {{- end }}
 
 {{- define "tms.metadata" -}}
-name: {{ .name | default (include "tms.fullname" .root) }}{{ with .suffix }}-{{ . }}{{ end }}
+name: {{ .name | default (include "tms.nameIn" .) }}{{ with .suffix }}-{{ . }}{{ end }}
 namespace: {{ .namespace | default .root.Release.Namespace }}
 labels:
-  {{- include "tms.labels" .root | nindent 2 }}
-  {{- with .component }}
-  app.kubernetes.io/component: {{ . }}
-  {{- end }}
-  {{- with .labels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- include "tms.labels" . | nindent 2 }}
+{{- end }}
+
+{{/* Environment variables, each once: the chart's, then the site's. Takes a dict: root, env. */}}
+{{- define "tms.env" -}}
+{{- $extra := .root.Values.extraEnv | default list }}
+{{- $names := list }}
+{{- range $extra }}{{ $names = append $names .name }}{{ end }}
+{{- $env := list }}
+{{- range .env }}
+{{- if not (has .name $names) }}
+{{- $env = append $env . }}
+{{- else if hasPrefix "TMS_" .name }}
+{{- fail (printf "extraEnv: %s is what the chart itself tells the pods of this release; leave it out" .name) }}
+{{- end }}
+{{- end }}
+{{- concat $env $extra | toJson }}
 {{- end }}
 
 {{/*
@@ -124,11 +169,7 @@ restartPolicy, data (mount the volume for data), token (mount the service accoun
 {{- with $root.Values }}
 metadata:
   labels:
-    {{- include "tms.labels" $root | nindent 4 }}
-    app.kubernetes.io/component: {{ $.component }}
-    {{- with .podLabels }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- include "tms.labels" (dict "root" $root "component" $.component "labels" .podLabels) | nindent 4 }}
   annotations:
     checksum/config: {{ include "tms.config" $root | sha256sum }}
     {{- with .podAnnotations }}
@@ -143,7 +184,7 @@ spec:
   restartPolicy: {{ . }}
   {{- end }}
   securityContext:
-    {{- toYaml .podSecurityContext | nindent 4 }}
+    {{- toYaml (.podSecurityContext | default dict) | nindent 4 }}
   {{- with .imagePullSecrets }}
   imagePullSecrets:
     {{- toYaml . | nindent 4 }}
@@ -187,11 +228,15 @@ spec:
       {{- end }}
       args: {{ toJson $.args }}
       securityContext:
-        {{- toYaml .securityContext | nindent 8 }}
+        {{- toYaml (.securityContext | default dict) | nindent 8 }}
       resources:
-        {{- toYaml ($.resources | default .resources) | nindent 8 }}
-      {{- with concat ($.env | default list) .extraEnv }}
+        {{- toYaml ($.resources | default .resources | default dict) | nindent 8 }}
+      {{- with include "tms.env" (dict "root" $root "env" $.env) | fromJsonArray }}
       env:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with .extraEnvFrom }}
+      envFrom:
         {{- toYaml . | nindent 8 }}
       {{- end }}
       {{- with $.ports }}
@@ -243,6 +288,13 @@ spec:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* What Spark makes pods of for its executors on Kubernetes. It says itself how much memory they get, and what they run. */}}
+{{- define "tms.executor" -}}
+{{- $pod := include "tms.pod" (dict "root" . "component" "executor" "image" .Values.spark.image "args" list "restartPolicy" "Never" "data" (eq (include "tms.sparkKeepsFiles" .) "yes")) | fromYaml }}
+{{- $_ := unset (first $pod.spec.containers) "resources" }}
+{{- merge (dict "apiVersion" "v1" "kind" "Pod") $pod | toPrettyJson }}
 {{- end }}
 
 {{/* Probes: started, alive, ready. Takes a dict: root, ready (path), port (its name), tls. */}}
