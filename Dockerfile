@@ -3,6 +3,9 @@
 #   make image                              with the base image below
 #   make image BASE_IMAGE=registry/python   with another one that has Python, its venv module and no more
 #
+# Tags move. For an image that can be made again give NAME:TAG@sha256:…, as `docker buildx imagetools inspect NAME:TAG`
+# prints it; the image's label org.opencontainers.image.base.name keeps what was given.
+#
 # Python 3.11 or 3.12, on x86_64: plyvel has binary wheels for no others, and nothing is compiled here.
 #
 # What is installed, and by which checksums, is in image/*.lock. Behind a company's own certificate authority, give it as
@@ -27,9 +30,11 @@ COPY image/sbom.py image/
 RUN /opt/tms/bin/python image/sbom.py > /opt/tms/sbom.cdx.json && mkdir /opt/data
 
 FROM ${BASE_IMAGE}
+ARG BASE_IMAGE
 LABEL org.opencontainers.image.title="tms-janitor" \
       org.opencontainers.image.description="Cleans CDAP's Transactional Messaging System from outside" \
-      org.opencontainers.image.licenses="Apache-2.0"
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="${BASE_IMAGE}"
 # What some base images bring along to install packages with.
 RUN rm -rf /usr/local/bin/pip* /usr/local/lib/python3*/ensurepip /usr/local/lib/python3*/site-packages/pip* \
     /usr/local/lib/python3*/site-packages/setuptools* /usr/local/lib/python3*/site-packages/wheel*

@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup tools kubebox engine run demo hbase test lint bench generate image release-notes lock system-deps test-cluster clean
+.PHONY: help setup tools kubebox engine run demo hbase test lint bench generate image image-spark release-notes lock system-deps test-cluster clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -52,6 +52,9 @@ lock: $(STAMP) ## resolve the dependencies of pyproject.toml anew into requireme
 	$(VENV)/bin/uv pip compile pyproject.toml --extra archive --extra jwt --extra hdfs --extra kubernetes --universal \
 	  --python-version 3.11 --generate-hashes --no-annotate --constraint requirements.lock \
 	  --custom-compile-command 'make lock' --quiet --output-file image/runtime.lock
+	$(VENV)/bin/uv pip compile pyproject.toml --extra archive --extra jwt --extra hdfs --extra kubernetes --extra spark --universal \
+	  --python-version 3.11 --generate-hashes --no-annotate --constraint requirements.lock \
+	  --custom-compile-command 'make lock' --quiet --output-file image/spark.lock
 	$(VENV)/bin/uv pip compile image/build.in --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --constraint requirements.lock --custom-compile-command 'make lock' --quiet --output-file image/build.lock
 
@@ -95,6 +98,7 @@ ENGINE := docker$(dot)io containerd runc debootstrap libdevmapper1.02.1 containe
   libxtables12 libnftnl11 libmnl0 libip4tc2 libip6tc2 libnfnetlink0 libnetfilter-conntrack3
 
 IMAGE ?= tms-janitor:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+SPARK_IMAGE ?= $(IMAGE)-spark
 BASE_IMAGE ?=
 
 image: ## build the container image: make image IMAGE=NAME:TAG BASE_IMAGE=python:3.12-slim-bookworm
@@ -102,6 +106,10 @@ image: ## build the container image: make image IMAGE=NAME:TAG BASE_IMAGE=python
 	  $(if $(PIP_CERT),--secret id=ca$(comma)src=$(PIP_CERT)) .
 	@mkdir -p build && docker run --rm --entrypoint cat $(IMAGE) /opt/tms/sbom.cdx.json > build/sbom.cdx.json
 	@echo "what is in it: build/sbom.cdx.json"
+
+image-spark: ## build the image for Spark, of drivers and executors: make image-spark SPARK_IMAGE=NAME:TAG
+	DOCKER_BUILDKIT=1 docker build --file image/spark.Dockerfile --tag $(SPARK_IMAGE) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
+	  $(if $(PIP_CERT),--secret id=ca$(comma)src=$(PIP_CERT)) .
 
 comma := ,
 

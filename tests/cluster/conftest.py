@@ -8,10 +8,33 @@ from collections.abc import Iterator
 import pytest
 
 from tests.chart.programs import program
+from tests.cluster.engine import Engine
 from tests.cluster.plane import ControlPlane
+from tests.hbase.conftest import hbase, hbase_tables
 from tests.support import require_tool
 
+__all__ = ["hbase", "hbase_tables"]  # fixtures
+
 collect_ignore_glob = [] if os.environ.get("TMS_TEST_CLUSTER") else ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A container engine, for all tests together, so that nothing is made twice."""
+    with Engine(tmp_path_factory.mktemp("engine")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def image(engine: Engine) -> str:
+    """The project's image, made from this tree."""
+    return engine.build("localhost/tms-janitor:test")
+
+
+@pytest.fixture(scope="session")
+def spark_image(engine: Engine) -> str:
+    """The project's image for Spark."""
+    return engine.build("localhost/tms-janitor-spark:test", "image/spark.Dockerfile")
 
 
 @pytest.fixture(scope="session")

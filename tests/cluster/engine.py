@@ -18,6 +18,8 @@ from tests.cluster.plane import PATIENCE_SECONDS, ROOT, until
 from tests.support import require_or_skip, require_tool
 
 PACKAGES = ROOT / ".tools/engine"
+#: A base image with Python.
+BASE = ROOT / ".tools/base-image.tar"
 #: What an image may take to be made, in seconds.
 BUILD_SECONDS = 1800
 #: Left out of the base image: what apt can fetch again, and what nobody reads in a container.
@@ -115,8 +117,7 @@ class Engine:
 
     def base(self) -> str:
         """An image with Python and nothing else, made of Debian's packages once and kept in the tree."""
-        packed = ROOT / ".tools/base-image.tar"
-        if not packed.exists():
+        if not BASE.exists():
             require_tool("tar", "apt-get install tar")
             root = self._folder / "root"
             wanted = "--include=python3,python3-venv,ca-certificates"
@@ -130,17 +131,30 @@ class Engine:
             )
             assert made.returncode == 0, made.stdout[-3000:]
             excluded = [f"--exclude=./{path}/*" for path in LEFT_OUT]
-            half = packed.with_suffix(".half")
+            half = BASE.with_suffix(".half")
             subprocess.run(["tar", "-C", root, "--numeric-owner", *excluded, "-cf", half, "."], check=True)
-            half.rename(packed)
+            half.rename(BASE)
             shutil.rmtree(root, ignore_errors=True)
-        self.docker("import", "--change", "ENV LANG=C.UTF-8", packed, "python-base:local")
+        # Imported again it would be another one, and all that was built on it would be built again.
+        if self._docker("image", "inspect", "python-base:local").returncode != 0:
+            self.docker("import", "--change", "ENV LANG=C.UTF-8", BASE, "python-base:local")
         return "python-base:local"
 
-    def build(self, tag: str) -> str:
-        """The project's image."""
+    def build(self, tag: str, file: str = "Dockerfile") -> str:
+        """One of the project's images.
+
+        Args:
+            file: what it is made by.
+        """
         authority = os.environ.get("PIP_CERT", "")
         secret = ("--secret", f"id=ca,src={authority}") if authority else ()
-        arguments = ("--build-arg", f"BASE_IMAGE={self.base()}", "--network=host", "--tag", tag)
+        arguments = ("--build-arg", f"BASE_IMAGE={self.base()}", "--network=host", "--tag", tag, "--file", file)
         self.docker("build", *arguments, *secret, ".", timeout=BUILD_SECONDS)
         return tag
+
+    def save(self, archive: Path, *images: str) -> Path:
+        """Images in an archive, and one that does nothing (``localhost/pause:local``), as a node takes them."""
+        idle = 'ENTRYPOINT ["/bin/sleep", "infinity"]'
+        self.docker("import", "--change", idle, BASE, "localhost/pause:local")
+        self.docker("save", "--output", archive, "localhost/pause:local", *images)
+        return archive

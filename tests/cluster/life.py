@@ -1,4 +1,4 @@
-"""The life of a release on a node, to be run in namespaces of its own; says what it saw as JSON.
+"""The life of a release with a store of its own, to be run in namespaces of its own; says what it saw as JSON.
 
 ``python -m tests.cluster.life FOLDER IMAGES``
 """
@@ -6,112 +6,74 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from tests.chart.programs import CHART, run
+from tests.chart.programs import CHART
 from tests.cluster.node import Node
 from tests.cluster.plane import until
+from tests.cluster.release import CONFIG, NAMESPACE, WAITING, Release
 from tms_core.server.auth_tokens import new_token, token_line
 
-USER = 65532
-NAME = "life"
-IMAGE = ("--set", "image.registry=localhost,image.tag=test", "--set", f"fullnameOverride={NAME}")
-CONFIG = "--config /etc/tms/tms.yaml --format json"
+SCRAPE = (
+    "import sys, urllib.request as r; "
+    "print(r.urlopen(r.Request(sys.argv[1], headers={'authorization': sys.argv[2]})).read().decode())"
+)
 
 
-class Life:
-    """What is done, and what was seen."""
+class Life(Release):
+    """Install, look, switch on, lose the pod, go."""
 
-    def __init__(self, node: Node, folder: Path) -> None:
-        self.node = node
-        self.folder = folder
-        self.saw: dict[str, Any] = {}
+    def janitor(self, command: str) -> Any:
+        """What a command in the janitor's pod says, in JSON."""
+        return json.loads(self.inside(self.name, "janitor", command, *CONFIG.split()).stdout)
 
-    def helm(self, *words: object) -> str:
-        done = run("helm", *words, "--namespace", "apps", kubeconfig=self.node.kubeconfig)
-        assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{self.pods()}"
-        return done.stdout
-
-    def pods(self) -> str:
-        """What becomes of the pods, for whoever looks for a mistake."""
-        events = self.node.kubectl("-n", "apps", "get", "pods,jobs,events", "-o", "wide").stdout
-        return events + self.node.kubectl("-n", "apps", "logs", f"deploy/{NAME}", "--tail", "40").stdout
-
-    def inside(self, command: str) -> subprocess.CompletedProcess[str]:
-        """A command in the janitor's pod."""
-        return self.node.kubectl("-n", "apps", "exec", f"deploy/{NAME}", "--", *command.split())
-
-    def furnish(self) -> None:
-        """What a platform has before somebody installs: a volume, tokens."""
-        volume = self.folder / "volume"
-        volume.mkdir()
-        os.chown(volume, USER, USER)
-        self.node.create("/api/v1/namespaces", {"metadata": {"name": "apps"}})
-        claim = {"namespace": "apps", "name": NAME}
-        spec = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": str(volume)}}
-        self.node.create("/api/v1/persistentvolumes", {"metadata": {"name": "v"}, "spec": {**spec, "claimRef": claim}})
-        tokens = {"tokens": token_line("billing", new_token())}
-        self.node.create("/api/v1/namespaces/apps/secrets", {"metadata": {"name": "tms-tokens"}, "stringData": tokens})
+    def scraped(self, who: str) -> bool:
+        """Whether the server shows its metrics to somebody, as a ServiceMonitor asks for them."""
+        said = self.inside(self.name, "python", "-c", SCRAPE, f"http://{self.name}-server:11015/metrics", who)
+        return "tms_messages_published" in said.stdout
 
     def live(self) -> None:
-        """Install, look, switch on, lose the pod, fall over wrong settings, and go."""
-        self.furnish()
-        values = ("--values", CHART / "ci/embedded-values.yaml", *IMAGE)
-        waiting = ("--wait", "--timeout", "300s")
-        self.helm("install", NAME, CHART, *values, *waiting)
-        self.saw["test"] = "Phase:          Succeeded" in self.helm("test", NAME, "--timeout", "300s")
-        self.saw["plan"] = json.loads(self.inside(f"janitor plan {CONFIG}").stdout)["mode"]
-        self.saw["mode before"] = json.loads(self.inside(f"janitor status {CONFIG}").stdout)["mode"]
-        self.saw["root"] = self.inside("touch /opt/tms/x").returncode
+        """All of it."""
+        self.provide_volume("ReadWriteOnce")
+        token = new_token()
+        tokens = {"tokens": token_line("billing", token)}
+        self.node.create(f"{NAMESPACE}/secrets", {"metadata": {"name": "tms-tokens"}, "stringData": tokens})
+        self.helm("install", self.name, CHART, "--values", CHART / "ci/embedded-values.yaml", *self.image, *WAITING)
+        self.saw["test"] = self.answers()
+        self.saw["scraped"] = [self.scraped(f"Bearer {token}"), self.scraped("Bearer nobody")]
+        self.saw["plan"] = self.janitor("plan")["mode"]
+        self.saw["mode before"] = self.janitor("status")["mode"]
+        self.saw["root"] = self.inside(self.name, "touch", "/opt/tms/x").returncode
 
-        self.helm("upgrade", NAME, CHART, "--reuse-values", *waiting, "--set", "janitor.apply=true")
-        self.saw["mode after"] = json.loads(self.inside(f"janitor status {CONFIG}").stdout)["mode"]
+        self.helm("upgrade", self.name, CHART, "--reuse-values", *WAITING, "--set", "janitor.apply=true")
+        self.saw["mode after"] = self.janitor("status")["mode"]
 
         [before] = self.janitors()
         self.node.kubectl("-n", "apps", "delete", "pod", before)
-        until(lambda: self.janitors(ready=True) not in ([], [before]), "another pod is ready", self.pods)
-        self.saw["mode of the next"] = json.loads(self.inside(f"janitor status {CONFIG}").stdout)["mode"]
+        until(lambda: self.janitors(ready=True) not in ([], [before]), "another pod is ready", self.told)
+        self.saw["mode of the next"] = self.janitor("status")["mode"]
 
-        self.helm("rollback", NAME, "1", *waiting)
-        self.saw["mode rolled back"] = json.loads(self.inside(f"janitor status {CONFIG}").stdout)["mode"]
-        self.helm("uninstall", NAME, "--wait")
+        self.helm("rollback", self.name, "1", *WAITING)
+        self.saw["mode rolled back"] = self.janitor("status")["mode"]
+        self.helm("uninstall", self.name, "--wait")
         until(lambda: self.janitors() == [], "the pod is gone")
-        self.fall_over()
 
     def janitors(self, *, ready: bool = False) -> list[str]:
         """The names of the janitor's pods."""
-        selector = f"app.kubernetes.io/instance%3D{NAME},app.kubernetes.io/component%3Djanitor"
-        items = self.node.get(f"/api/v1/namespaces/apps/pods?labelSelector={selector}")["items"]
+        found = self.pods(f"app.kubernetes.io/instance%3D{self.name},app.kubernetes.io/component%3Djanitor")
 
-        def is_ready(item: dict[str, Any]) -> bool:
-            return any(each["type"] == "Ready" and each["status"] == "True" for each in item["status"]["conditions"])
+        def is_ready(pod: dict[str, Any]) -> bool:
+            return any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"]["conditions"])
 
-        return [item["metadata"]["name"] for item in items if not ready or is_ready(item)]
-
-    def fall_over(self) -> None:
-        """A run whose settings are wrong is not tried again."""
-        wrong = ("--set", "extraEnv[0].name=TMS_JANITOR__APPLY", "--set", "extraEnv[0].value=perhaps")
-        self.helm("install", "falls", CHART, "--set", "mode=cronjob", *IMAGE, *wrong)
-        self.node.kubectl("-n", "apps", "create", "job", "--from", f"cronjob/{NAME}", "falls")
-
-        def failed() -> str:
-            status = self.node.get("/apis/batch/v1/namespaces/apps/jobs/falls").get("status", {})
-            return next((str(each["reason"]) for each in status.get("conditions", ()) if each["type"] == "Failed"), "")
-
-        until(lambda: bool(failed()), "the run fails", self.pods)
-        self.saw["wrong settings"] = failed()
-        runs = self.node.get("/api/v1/namespaces/apps/pods?labelSelector=job-name%3Dfalls")["items"]
-        self.saw["runs with them"] = len(runs)
+        return [pod["metadata"]["name"] for pod in found if not ready or is_ready(pod)]
 
 
 def main(folder: Path, images: Path) -> None:
     """All of it."""
     with Node(folder, images) as node:
-        life = Life(node, folder)
+        life = Life(node, folder, "life")
         life.live()
         sys.stdout.write(json.dumps(life.saw))
 

@@ -1,29 +1,36 @@
 """A whole node: the control plane, and a kubelet with containerd that runs what pods say.
 
-It has to be started in namespaces of its own (:func:`enter`), in which bridges, packet filters, mounts and processes
+It has to be started in namespaces of its own (:func:`watch`), in which bridges, packet filters, mounts and processes
 vanish with it. What the kubelet sets for the whole machine is put back.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import socket
 import struct
 import subprocess
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import yaml
 
+from tests.chart.programs import program
 from tests.cluster.engine import PACKAGES, Engine
-from tests.cluster.plane import KUBEBOX, ControlPlane, until
+from tests.cluster.plane import KUBEBOX, ROOT, ControlPlane, until
+from tests.support import require_or_skip, require_tool
 
 #: The node's own address, on a bridge that nobody else sees.
 ADDRESS = "10.88.77.1"
 SUBNET = "10.88.77.0/24"
+#: What all that is done on a node may take, in seconds.
+LIFE_SECONDS = 1500
 #: What the kubelet sets, for the whole machine.
 SYSCTLS = ("vm/overcommit_memory", "kernel/panic", "kernel/panic_on_oops")
 
@@ -43,9 +50,32 @@ conf_dir = "{folder}/cni"
 """
 
 
-def enter(command: Sequence[str]) -> list[str]:
-    """The command line that runs a command where a node may be started."""
-    return ["unshare", "--net", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc", *command]
+def watch(module: str, folder: Path, images: Path, *words: object) -> dict[str, Any]:
+    """Run a module where a node may be started; returns what it saw, which is its last line.
+
+    Leaves the test where that cannot be done.
+
+    Args:
+        folder: its own, and its first argument.
+        images: of its node, and its second argument; removed in the end.
+        words: its other arguments.
+    """
+    program("kubebox", "kubebox")
+    program("helm")
+    for tool in ("unshare", "ip", "openssl"):
+        require_tool(tool, "apt-get install util-linux iproute2 openssl")
+    if os.geteuid() != 0 or not (PACKAGES / "usr/bin/containerd").exists():
+        require_or_skip("a node needs root and Debian's containerd: make engine")
+    apart = ["unshare", "--net", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc"]
+    command = [*apart, sys.executable, "-m", module, *map(str, [folder, images, *words])]
+    with machine_as_it_was():
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIFE_SECONDS, check=False)
+    # Images, once packed and once laid out, are gigabytes.
+    images.unlink()
+    shutil.rmtree(folder / "containerd")
+    assert done.returncode == 0, done.stderr[-6000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 class Node(ControlPlane):

@@ -23,7 +23,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 KUBEBOX = ROOT / ".tools/bin/kubebox"
 #: How long a condition is waited for, in seconds; long, since the machine may be busy.
-PATIENCE_SECONDS = 180
+PATIENCE_SECONDS = 400
 
 
 def until(condition: Callable[[], bool], what: str, tell: Callable[[], str] = str) -> None:

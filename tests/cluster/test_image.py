@@ -6,7 +6,6 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +15,13 @@ from testcontainers.core.container import DockerContainer
 from tests.builders import DAY, HOUR, topic
 from tests.cluster.engine import Engine
 from tests.cluster.plane import PATIENCE_SECONDS, free_ports, until
-from tests.hbase.conftest import hbase, hbase_tables
+from tests.cluster.release import USER
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 from tests.server.client import Client
 from tms_core.clock import SystemClock
 from tms_core.tables.hbase import HBaseStore
 from tms_core.tables.leveldb import LevelDBStore
-
-__all__ = ["hbase", "hbase_tables"]  # fixtures
-
-USER = 65532
-
-
-@pytest.fixture(scope="session")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(tmp_path_factory.mktemp("engine")) as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def image(engine: Engine) -> str:
-    """The project's image, made from this tree."""
-    return engine.build("localhost/tms-janitor:test")
 
 
 @pytest.fixture
@@ -63,7 +46,11 @@ def test_it_is_the_janitor_and_its_user_is_nobody(engine: Engine, image: str) ->
     assert "serve" in engine.run(image, "--help", options=("--entrypoint=tms",)).stdout
 
 
-def test_no_tools_are_left_with_which_something_could_be_built_or_installed(engine: Engine, image: str) -> None:
+@pytest.mark.parametrize("name", ["image", "spark_image"])
+def test_no_tools_are_left_with_which_something_could_be_built_or_installed(
+    engine: Engine, name: str, request: pytest.FixtureRequest
+) -> None:
+    image = request.getfixturevalue(name)
     look = (
         "import shutil, importlib.util as i; print([n for n in ('gcc', 'cc', 'make', 'pip', 'pip3') if shutil.which(n)]"
     )
@@ -80,6 +67,16 @@ def test_it_says_what_is_in_it(engine: Engine, image: str) -> None:
     names = {component["name"] for component in found["components"]}
     assert {"plyvel", "starlette", "kubernetes", "libc6"} <= names
     assert "pytest" not in names
+
+
+def test_the_image_for_spark_is_the_janitor_and_spark_by_nobody(engine: Engine, spark_image: str, data: Path) -> None:
+    contents = json.loads(engine.run(spark_image, "/opt/tms/sbom.cdx.json", options=("--entrypoint=cat",)).stdout)
+    assert {"pyspark", "openjdk-17-jre-headless"} <= {component["name"] for component in contents["components"]}
+    mounted = ("--volume", f"{data}:/var/lib/tms")
+    words = ("spark", "stats", "--leveldb", "/var/lib/tms/messaging", "--format", "json")
+    counted = engine.run(spark_image, *words, options=mounted)
+    assert counted.returncode == 0, counted.stderr
+    assert [one["overdue"]["expired"] for one in json.loads(counted.stdout)["topics"]] == [2]
 
 
 def test_every_extra_of_the_image_can_be_loaded(engine: Engine, image: str) -> None:

@@ -1,0 +1,48 @@
+# The janitor with Spark and a Java: for drivers (`janitor spark …`), and for the executors they start on Kubernetes.
+#
+#   make image-spark                                   with the base image below
+#   make image-spark BASE_IMAGE=registry/python        with another one of Debian's that has Python and its venv module
+#
+# As in Dockerfile: the base may be given by its digest, what is installed is in image/*.lock, and the secret `ca` is a company's own certificate authority.
+ARG BASE_IMAGE=python:3.12-slim-bookworm
+
+FROM ${BASE_IMAGE} AS build
+WORKDIR /src
+COPY image/build.lock image/spark.lock image/
+# PySpark comes as source, which is Python and jars.
+RUN --mount=type=secret,id=ca,target=/run/ca.pem \
+    if [ -s /run/ca.pem ]; then export PIP_CERT=/run/ca.pem; fi; \
+    python3 -m venv /opt/build && python3 -m venv --without-pip /opt/tms \
+    && /opt/build/bin/pip install --no-cache-dir --quiet --require-hashes -r image/build.lock \
+    && /opt/build/bin/pip wheel --no-cache-dir --quiet --require-hashes --only-binary :all: --no-binary pyspark \
+       --no-build-isolation --wheel-dir /tmp/wheels -r image/spark.lock \
+    && /opt/build/bin/pip --python /opt/tms/bin/python install --no-cache-dir --quiet --no-deps --no-index /tmp/wheels/*.whl
+COPY pyproject.toml README.md LICENSE ./
+COPY tms_core tms_core
+COPY janitor janitor
+RUN /opt/build/bin/pip wheel --quiet --no-deps --no-index --no-build-isolation --wheel-dir /tmp/wheel . \
+    && /opt/build/bin/pip --python /opt/tms/bin/python install --no-cache-dir --quiet --no-deps --no-index /tmp/wheel/*.whl
+COPY image/spark_start.py /opt/tms/
+RUN mkdir /opt/data
+
+FROM ${BASE_IMAGE}
+ARG BASE_IMAGE
+ARG JAVA=openjdk-17-jre-headless
+LABEL org.opencontainers.image.title="tms-janitor-spark" \
+      org.opencontainers.image.description="Cleans CDAP's Transactional Messaging System from outside, on Spark" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="${BASE_IMAGE}"
+# Java's installation links manuals, whose folder slim images lack. Hadoop asks who it is, and takes no number for an answer.
+RUN mkdir -p /usr/share/man/man1 && apt-get update -qq && apt-get install -qq -y --no-install-recommends ${JAVA} && rm -rf /var/lib/apt/lists/* \
+    && rm -rf /usr/local/bin/pip* /usr/local/lib/python3*/ensurepip /usr/local/lib/python3*/site-packages/pip* \
+       /usr/local/lib/python3*/site-packages/setuptools* /usr/local/lib/python3*/site-packages/wheel* \
+    && echo 'tms:x:65532:65532::/tmp:/usr/sbin/nologin' >> /etc/passwd && echo 'tms:x:65532:' >> /etc/group
+COPY --from=build /opt/tms /opt/tms
+RUN --mount=type=bind,source=image/sbom.py,target=/tmp/sbom.py /opt/tms/bin/python /tmp/sbom.py > /opt/tms/sbom.cdx.json
+COPY --from=build --chown=65532:65532 /opt/data /var/lib/tms
+ENV PATH=/opt/tms/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 LANG=C.UTF-8
+USER 65532:65532
+WORKDIR /var/lib/tms
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["/opt/tms/bin/python", "/opt/tms/spark_start.py"]
+CMD ["--help"]

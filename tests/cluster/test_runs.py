@@ -1,0 +1,82 @@
+"""Runs on a whole node with the HBase of the tests: the CronJob's, and Spark's with executors in pods of their own."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from tests.cluster.engine import Engine
+from tests.cluster.node import watch
+from tests.cluster.relay import Relay, listen_at
+from tests.hbase.server import HBaseServer
+from tests.hbase.tables import Tables
+from tms_core.settings import HBaseSettings
+
+
+@pytest.fixture(scope="module")
+def saw(
+    engine: Engine,
+    image: str,
+    spark_image: str,
+    hbase: HBaseServer,
+    hbase_tables: Tables,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Any]:
+    """What was seen of runs."""
+    folder = tmp_path_factory.mktemp("runs")
+    images = engine.save(folder / "images.tar", image, spark_image)
+    namespace = hbase_tables.make(buckets=HBaseSettings().buckets)
+    there = (hbase.address.host, hbase.address.thrift)
+    with Relay(listen_at(folder / "hbase.sock"), lambda: socket.create_connection(there)):
+        return watch("tests.cluster.runs", folder / "node", images, folder / "hbase.sock", namespace, spark_image)
+
+
+FAILED_FOR_GOOD = {"type": "Failed", "reason": "PodFailurePolicy"}
+
+
+@pytest.mark.parametrize(("why", "code"), [("not adopted", 3), ("wrong settings", 2), ("another holder", 4)])
+def test_a_run_that_a_person_has_to_look_at_is_not_tried_again(saw: dict[str, Any], why: str, code: int) -> None:
+    assert saw[why] == {**FAILED_FOR_GOOD, "codes": [code]}
+
+
+def test_until_then_nothing_is_deleted(saw: dict[str, Any]) -> None:
+    assert saw["left by those"] == 41
+
+
+def test_a_run_of_the_cronjob_deletes_what_is_due_and_completes(saw: dict[str, Any]) -> None:
+    assert (saw["run"]["type"], saw["run"]["codes"]) == ("Complete", [0])
+    assert saw["left by a run"] == 1
+
+
+def test_the_exporter_beside_it_shows_it(saw: dict[str, Any]) -> None:
+    assert saw["test"] is True
+    assert saw["last success"] > 0
+
+
+def test_a_sweep_on_spark_deletes_and_archives_what_is_due(saw: dict[str, Any]) -> None:
+    assert (saw["sweep"]["type"], saw["sweep"]["codes"]) == ("Complete", [0])
+    assert saw["left by Spark"] == 2
+    assert saw["archived"] > 0
+
+
+def test_executors_may_do_as_little_as_every_other_pod(saw: dict[str, Any]) -> None:
+    spec = saw["executor"]["spec"]
+    [container] = spec["containers"]
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["serviceAccountName"] == "runs"
+    assert (spec["securityContext"]["runAsNonRoot"], spec["securityContext"]["runAsUser"]) == (True, 65532)
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not any("serviceaccount" in mount["mountPath"] for mount in container["volumeMounts"])
+
+
+def test_executors_are_the_releases_and_go_with_their_driver(saw: dict[str, Any]) -> None:
+    labels = saw["executor"]["labels"]
+    assert (labels["app.kubernetes.io/instance"], labels["app.kubernetes.io/component"]) == ("runs", "executor")
+    assert saw["executor's owner"] == "Pod"
