@@ -35,7 +35,7 @@ Step = Callable[[Walk], None]
 StepName = Literal["message", "invert", "payload"]
 
 
-def _nothing_more(_: Walk) -> None:
+def nothing_more(_: Walk) -> None:
     """A step leaves nothing to be written down."""
 
 
@@ -146,7 +146,7 @@ class Crew:
         if self._round is not None and not undone and not self._round.has_done(walk.store):
             self._round.record([Interval(*walk.store.span)], walk.tally.untouchable)
 
-    def _take(self, name: StepName, step: Step, then: Step = _nothing_more) -> None:
+    def _take(self, name: StepName, step: Step, then: Step = nothing_more) -> None:
         """Take a step in all parts, and ``then`` another one, in this thread, in each that it ended well in."""
         if len(self._walks) == 1:
             step(self._walks[0])

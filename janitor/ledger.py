@@ -91,10 +91,13 @@ class Ledger:
             if entry.rows is None or entry.oldest_ms is None or entry.newest_ms is None:
                 self._unknown.append(entry)
                 continue
-            policy = entry.metadata_generation, entry.ttl_seconds, entry.cutoff_ms
-            key = _Key(entry.topic, entry.generation, cast(DataTable, entry.table), Rule(entry.rule), *policy)
+            key = _key_of(entry)
             known = self._entries.setdefault(key, replace(entry, rows=0, oldest_ms=None, newest_ms=None))
             self._entries[key] = _joined(known, entry)
+
+    def announced(self, entry: LedgerEntry) -> bool:
+        """Whether it was here that an entry was announced."""
+        return self._announced.get(_key_of(entry)) == entry.start
 
     def entries(self) -> list[LedgerEntry]:
         """What was taken so far."""
@@ -149,6 +152,11 @@ def _joined(entry: LedgerEntry, more: LedgerEntry) -> LedgerEntry:
 
 def _key(work: TopicWork, batch: Batch) -> _Key:
     return _Key(work.topic.topic, batch.generation, batch.table, batch.rule, *_policy(work))
+
+
+def _key_of(entry: LedgerEntry) -> _Key:
+    policy = entry.metadata_generation, entry.ttl_seconds, entry.cutoff_ms
+    return _Key(entry.topic, entry.generation, cast(DataTable, entry.table), Rule(entry.rule), *policy)
 
 
 def _policy(work: TopicWork | None) -> tuple[int, int, int]:

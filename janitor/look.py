@@ -28,6 +28,7 @@ from janitor.picture import (
     Running,
     RunSummary,
     SnapshotFigures,
+    StatisticsFigures,
     TopicFigures,
 )
 from janitor.policy import Hold, Rule
@@ -49,6 +50,8 @@ RECENT_RUNS = 20
 SILENT_MS = 3_600_000
 #: A daemon leaves this note as long as it is the one that sweeps; a single run takes it away.
 DAEMON_NOTE = "daemon"
+#: What lay in the store when it was last counted on Spark.
+STATISTICS_NOTE = "statistics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,7 @@ def look(state: State, site: Site, clock: Clock, live: Live | None = None) -> Pi
         skew_seconds={} if ahead_ms is None else {"running_time": ahead_ms / 1000},
         topics=_topics(state, overdue),
         consumers=[ConsumerFigures(**figures) for figures in state.note(CONSUMERS) or ()],
+        statistics=_statistics(state),
         counters=state.counters(),
     )
 
@@ -258,6 +262,11 @@ def _snapshot(state: State) -> SnapshotFigures:
     return SnapshotFigures(
         **(state.note("snapshot") or {}), open=number, oldest_open=[_open_transaction(record) for record in lowest]
     )
+
+
+def _statistics(state: State) -> StatisticsFigures | None:
+    found = state.note(STATISTICS_NOTE)
+    return None if found is None else StatisticsFigures(**found)
 
 
 def _open_transaction(record: OpenIdRecord) -> OpenTransaction:

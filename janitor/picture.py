@@ -69,6 +69,32 @@ class ConsumerFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class StatisticsFigures:
+    """What lay in the whole store when it was last counted on Spark.
+
+    Attributes:
+        rows, payload_rows, size_bytes: of all topics and generations.
+        overdue: rows of both tables that the law takes, by rule.
+        orphans: payload rows that no message refers to.
+        missing: references to payloads of which there is no row.
+        blocking: the undecided write pointer that has held up readers longest; None without one.
+        blocking_topic: a topic it has written to, with the number of its generation.
+        blocking_since_ms: when it began.
+    """
+
+    counted_ms: int
+    rows: int = 0
+    payload_rows: int = 0
+    size_bytes: int = 0
+    overdue: Mapping[str, int] = field(default_factory=dict)
+    orphans: int = 0
+    missing: int = 0
+    blocking: str | None = None
+    blocking_topic: str | None = None
+    blocking_since_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HeldTopic:
     """Deletions of one topic that wait.
 
@@ -228,6 +254,7 @@ class Picture:
         leader: whether this process has the lease.
         lease_holder: who has it; empty for nobody.
         skew_seconds: how far wall time is ahead, by the clock it was compared with.
+        statistics: None before the store was ever counted on Spark.
         failing: jobs of the daemon that failed when they were last done, and why.
         counters: every counter since the memory began, without the prefix.
     """
@@ -261,6 +288,7 @@ class Picture:
     skew_seconds: Mapping[str, float] = field(default_factory=dict)
     topics: Sequence[TopicFigures] = ()
     consumers: Sequence[ConsumerFigures] = ()
+    statistics: StatisticsFigures | None = None
     failing: Mapping[str, str] = field(default_factory=dict)
     counters: Mapping[CounterKey, float] = field(default_factory=dict)
 

@@ -108,6 +108,11 @@ class Sweep:
         with self._lock:
             self._ledger.take_in(entries)
 
+    def announced(self, entry: LedgerEntry) -> bool:
+        """Whether this process itself has announced that it takes this."""
+        with self._lock:
+            return self._ledger.announced(entry)
+
     def sync(self) -> None:
         """Return when all that was deleted survives a crash of the machine."""
         for table in {part.table.name: part.table for part in self.deleted.slices}.values():

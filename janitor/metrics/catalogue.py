@@ -103,6 +103,14 @@ GAUGES = (
     _gauge("prune_boundary_timestamp_seconds", "Transactions that began until then have no rows left to negate."),
     _gauge("clock_skew_seconds", "How far wall time is ahead of another clock.", source=CLOCKS),
     _gauge("canary_late_seconds", "How long after it was due the last canary message went."),
+    _gauge("statistics_timestamp_seconds", "When the whole store was last counted on Spark."),
+    _gauge("statistics_overdue_ratio", "Overdue rows among all rows, by that count.", rule=DELETING),
+    _gauge("orphan_payload_rows", "Payload rows that no message refers to, by that count."),
+    _gauge("missing_payloads", "References to payloads of which there is no row, by that count."),
+    _gauge(
+        "blocking_transaction_timestamp_seconds",
+        "When the undecided transaction began that has held up readers longest.",
+    ),
 )
 
 

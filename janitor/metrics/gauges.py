@@ -19,7 +19,7 @@ from tms_core.transaction.model import transaction_ms
 
 def families(picture: Picture) -> Iterator[Metric]:
     """Every gauge of the catalogue that is not a topic's."""
-    values = {**_janitor(picture), **_rows(picture), **_transactions(picture)}
+    values = {**_janitor(picture), **_rows(picture), **_transactions(picture), **_statistics(picture)}
     for definition in GAUGES:
         yield definition.family({"": values[definition.name.removeprefix(PREFIX)]})
 
@@ -69,4 +69,18 @@ def _transactions(picture: Picture) -> dict[str, Series]:
         "in_progress_transactions": {(): snapshot.in_progress if there else None},
         "open_invalid_transactions": {(): snapshot.open},
         "prune_boundary_timestamp_seconds": {(): None if bound is None else seconds(transaction_ms(int(bound)))},
+    }
+
+
+def _statistics(picture: Picture) -> dict[str, Series]:
+    """What was found when the whole store was counted."""
+    found = picture.statistics
+    total = found.rows + found.payload_rows if found else 0
+    overdue = found.overdue if found and total else {}
+    return {
+        "statistics_timestamp_seconds": {(): seconds(found.counted_ms) if found else None},
+        "statistics_overdue_ratio": {(rule,): rows / total for rule, rows in overdue.items()},
+        "orphan_payload_rows": {(): found.orphans if found else None},
+        "missing_payloads": {(): found.missing if found else None},
+        "blocking_transaction_timestamp_seconds": {(): seconds(found.blocking_since_ms) if found else None},
     }

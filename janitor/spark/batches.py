@@ -18,7 +18,7 @@ from pyspark.sql.types import (
     StructField,
 )
 
-from janitor.spark.columns import ACTIONS, RULES, Columns, DataTable, Flags, Longs, Verdicts
+from janitor.spark.columns import ACTIONS, RULES, Columns, DataTable, Flags, Verdicts
 from janitor.spark.options import Table
 from janitor.spark.pages import Ask, Rows
 
@@ -74,14 +74,14 @@ def row_batch(table: DataTable, page: Rows, rows: Columns, verdicts: Verdicts, k
         return values if at is None else values[at]
 
     number = len(page.keys) if at is None else len(at)
-    code, times, sequences = some(rows.topic), some(rows.time_ms), some(rows.sequence)
+    code, times, sequences = some(rows.topic), some(rows.time_ms), some(rows.sequence).astype(np.int32)
     ours, nothing = code >= 0, np.zeros(number, dtype=np.bool_)
     message = table == "message"
     pointers = (rows.pointer, rows.topic >= 0) if page.pointers is None else page.pointers
     found = {
         "namespace": _names([topic.namespace for topic in rows.topics], code),
         "topic": _names([topic.topic for topic in rows.topics], code),
-        "generation": _numbers(some(rows.generation), ours),
+        "generation": _numbers(some(rows.generation).astype(np.int32), ours),
         "publish_ms": _numbers(times, ours if message else nothing),
         "sequence": _numbers(sequences, ours if message else nothing),
         "write_pointer": _numbers(some(pointers[0]), some(pointers[1])),
@@ -98,7 +98,7 @@ def row_batch(table: DataTable, page: Rows, rows: Columns, verdicts: Verdicts, k
     return arrow_batch(columns_of(table, Ask(payloads=page.payloads is not None)), found)
 
 
-def _numbers(values: Longs, present: Flags) -> Any:
+def _numbers(values: NDArray[Any], present: Flags) -> Any:
     if present.all():
         return pa.array(values)
     return pa.array(values, mask=~present) if present.any() else _nulls(len(values))

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from janitor.policy import Frontier, Reason, Rule
 from janitor.ranges import topic_stop
 from janitor.txstate import TransactionView
-from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, PAYLOAD_TAIL_BYTES
+from tms_core.rowkey import GENERATION_BYTES, LONG_MAX, MESSAGE_TAIL_BYTES, PAYLOAD_TAIL_BYTES
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import TX_PER_MS
 
@@ -44,7 +44,8 @@ _TAIL = {
     "message": GENERATION_BYTES + MESSAGE_TAIL_BYTES,
     "payload": GENERATION_BYTES + PAYLOAD_TAIL_BYTES,
 }
-_NEVER = np.iinfo(np.int64).max
+#: Later than anything.
+NEVER_MS = LONG_MAX
 
 
 class Columns(NamedTuple):
@@ -95,26 +96,29 @@ def split(table: DataTable, keys: Sequence[bytes]) -> Columns:
         ours = lengths[at:end] == size
         if ours.all():
             parts[0, at:end] = len(topics)
-            _numbers(table, data[offsets[at] : offsets[end]].reshape(-1, size), parts[1:, at:end])
+            _numbers(table, data[offsets[at] : offsets[end]], size, parts[1:, at:end])
         else:
             # Keys cut short or too long lie among them.
             rows = data[offsets[at:end][ours][:, None] + np.arange(size)]
             some = np.zeros((4, len(rows)), dtype=np.int64)
-            _numbers(table, rows, some)
+            _numbers(table, rows.reshape(-1), size, some)
             parts[0, at:end][ours], parts[1:, at:end][:, ours] = len(topics), some
         topics.append(topic)
         at = end
     return Columns(topics, parts[0], parts[1], parts[2], parts[3], parts[4], packed)
 
 
-def _numbers(table: DataTable, keys: NDArray[np.uint8], into: Longs) -> None:
-    """Generation, pointer, time and sequence of keys of one topic, all of our length."""
-    tails = keys[:, -_TAIL[table] :]
-    into[0] = np.ascontiguousarray(tails[:, :4]).view(">i4")[:, 0]
+def _numbers(table: DataTable, keys: NDArray[np.uint8], size: int, into: Longs) -> None:
+    """Generation, pointer, time and sequence of keys of one topic, which follow one another and all have ``size``."""
+
+    def part(kind: str, from_end: int) -> NDArray[Any]:
+        return np.ndarray((len(keys) // size,), kind, keys, size - from_end, (size,))
+
+    into[0] = part(">i4", _TAIL[table])
     if table == "payload":
-        into[1] = np.ascontiguousarray(tails[:, 4:12]).view(">i8")[:, 0]
-    into[2] = np.ascontiguousarray(tails[:, -10:-2]).view(">i8")[:, 0]
-    into[3] = np.ascontiguousarray(tails[:, -2:]).view(">u2")[:, 0]
+        into[1] = part(">i8", 18)
+    into[2] = part(">i8", 10)
+    into[3] = part(">u2", 2)
 
 
 class Pointers(NamedTuple):
@@ -150,13 +154,14 @@ class Policy:
 
         Args:
             pointers: of message rows; None where there are none.
-            expires_ms: when a ttl of the message's own takes it (L6); None without any. The largest number: never.
+            expires_ms: when a ttl of the message's own takes it (L6), ``NEVER_MS`` without one; None where
+                none has one.
         """
         terms = self._terms(rows)
         foreign = (rows.topic < 0) | (rows.generation <= 0) | (rows.time_ms < 0)
         past = np.zeros(len(rows.topic), dtype=np.bool_)
         if expires_ms is not None:
-            past = (expires_ms <= terms["now"]) & (expires_ms < _NEVER)
+            past = (expires_ms <= terms["now"]) & (expires_ms < NEVER_MS)
         old = rows.generation < terms["old_below"]
         current = rows.generation == terms["generation"]
         claimed = ~foreign & (terms["known"] == 1)

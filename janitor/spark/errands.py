@@ -70,13 +70,16 @@ class Errand:
 
     Attributes:
         world: what the pass knows, without what is open.
-        run: None for a plan, which changes nothing.
+        run: None for those that change nothing.
+        finds: whether the task says where something is to be done, for the driver to do it (:mod:`.finding`); else, if
+            it changes nothing, it says what would be done, as a plan does.
     """
 
     step: StepName
     world: World
     run: Run | None
     page_rows: int
+    finds: bool = False
 
 
 @dataclass(slots=True)
@@ -86,6 +89,7 @@ class Answer:
     Attributes:
         failed, withheld, moved: metadata keys of topics that were left undone, why that is, and of those whose
             metadata has changed, which have to be planned anew.
+        found: where something is to be done, in key order.
         ledger: what was taken.
         calls: store operations by name.
         interrupted: name and message of what ended the task early; None: nothing did.
@@ -106,6 +110,7 @@ class Answer:
     failed: list[tuple[bytes, str]] = field(default_factory=list)
     withheld: list[bytes] = field(default_factory=list)
     moved: list[bytes] = field(default_factory=list)
+    found: list[Range] = field(default_factory=list)
     ledger: list[LedgerEntry] = field(default_factory=list)
     calls: list[tuple[str, int]] = field(default_factory=list)
     interrupted: tuple[str, str] | None = None

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from janitor.ranges import Range
 from janitor.spark.columns import Flags, Longs, Pointers
 from janitor.spark.parts import Piece
 from janitor.spark.wanted import Wanted
@@ -24,6 +26,8 @@ FIRST_ROWS, PAGE_ROWS = 64, 8192
 #: First byte of a plain message's value, and the bytes before the payload of a message and of a transactional one.
 _PLAIN, _PLAIN_BYTES, _TX_BYTES = 0, 1, 9
 _REFERENCE = 2
+#: What stands for the tag of an empty value.
+_NO_TAG = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +60,12 @@ def walk(table: MessageTable | PayloadTable, piece: Piece, wanted: Wanted, ask: 
     Raises:
         StoreError: the table could not be read.
     """
-    start: bytes | None = piece.start
-    stop = piece.stop or None
+    return chain.from_iterable(_walk(table, reach, wanted, ask) for reach in piece.ranges)
+
+
+def _walk(table: MessageTable | PayloadTable, reach: Range, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
+    start: bytes | None = reach.start
+    stop = reach.stop or None
     limit = FIRST_ROWS
     while start is not None and (stop is None or start < stop):
         rows, start = _read(table, start, stop, limit, ask)
@@ -90,16 +98,17 @@ def _read(
 def _of_stored(keys: list[bytes], values: list[bytes], ask: Ask) -> Rows:
     """Message rows with their values as LevelDB has them; an unreadable one has neither pointer nor payload."""
     buffers: list[Any] = pa.array(values, pa.binary()).buffers()
-    offsets = np.frombuffer(buffers[1], dtype=np.int32)[: len(values) + 1].astype(np.int64)
+    offsets = np.frombuffer(buffers[1], dtype=np.int32)[: len(values) + 1]
     data = np.frombuffer(buffers[2] if buffers[2] is not None else b"", dtype=np.uint8)
-    lengths = np.diff(offsets)
-    tags = np.full(len(values), 255, dtype=np.uint8)
-    filled = lengths > 0
-    tags[filled] = data[offsets[:-1][filled]]
+    lengths, starts = np.diff(offsets), offsets[:-1]
+    tags = data[np.minimum(starts, len(data) - 1)] if len(data) else np.zeros(len(values), dtype=np.uint8)
+    tags[lengths == 0] = _NO_TAG
     transactional = (tags > _PLAIN) & (tags <= _REFERENCE) & (lengths >= _TX_BYTES)
     value = np.zeros(len(values), dtype=np.int64)
-    at = offsets[:-1][transactional]
-    value[transactional] = data[at[:, None] + np.arange(1, _TX_BYTES)].view(">i8")[:, 0]
+    if transactional.any():
+        # What eight bytes say, wherever they begin.
+        longs = np.ndarray((len(data) - _TX_BYTES + 1,), ">i8", data, 1, (1,))
+        value[transactional] = longs[starts[transactional]]
     sizes = None
     if ask.sizes:
         plain = tags == _PLAIN

@@ -1,45 +1,47 @@
-"""Cutting a table into pieces of about the same size, so that no task is at work when all others have long ended.
+"""Cutting a table into pieces that take about as long, so that no task is at work when all others have long ended.
 
-Topics are no unit: one of them may hold nine tenths of all rows. So LevelDB is asked how many bytes lie between two
-keys, and the key space is halved until each piece has its share; a cut may lie inside a topic or a generation, since
-every verdict is on one row. In HBase the salt is a hash of the whole key and has done this already.
+Topics are no unit: one of them may hold nine tenths of all rows, and a thousand others a handful each. So a piece is
+whatever lies between two keys, in one range or in many, and a cut may lie inside a topic or a generation, since every
+verdict is on one row. Weighed are only rows that somebody wants. Where cuts lie is told by bytes and rows in LevelDB
+(:mod:`janitor.spark.weights`). In HBase the salt is a hash of the whole key and has cut already; where more pieces are
+asked for, each salt is cut by its keys, at those that a look at one of them tells (:mod:`janitor.spark.survey`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from janitor.ranges import Range
+from janitor.spark.survey import PAGE_ROWS, survey
 from janitor.spark.wanted import Wanted
+from janitor.spark.weights import between, cut_keys
 from tms_core.tables.base import KeyTable, Store
 
-#: How many bytes, as they lie on disk, one piece should have where nobody says how many pieces there should be.
-PIECE_BYTES = 16 << 20
-#: LevelDB tells sizes by the block, about 4 KiB: a piece of fewer bytes could not be cut evenly.
-LEAST_BYTES = 64 << 10
-#: How near a piece has to come to its share.
-_TOLERANCE = 20
-#: Bytes of a key that are looked at when the middle between two keys is sought; as long as a name, a generation and a
-#: time are.
-_WIDTH = 96
+#: A salt with so many times fewer rows than another one has no rows of its own, or hardly any.
+_FEW = 4
 
 
 class Piece(NamedTuple):
-    """Rows of one task; an empty stop is the table's end.
+    """Rows of one task.
 
     Attributes:
         salt: under which they lie; None where there are no salts.
+        ranges: their keys, in order; an empty stop is the table's end.
     """
 
     salt: int | None
-    start: bytes
-    stop: bytes
+    ranges: tuple[Range, ...]
 
     def __str__(self) -> str:
         salt = "" if self.salt is None else f"salt {self.salt}, "
-        return f"{salt}keys {_shown(self.start) or 'from the first'} to {_shown(self.stop) or 'the last'}"
+        first, last = self.ranges[0].start, self.ranges[-1].stop
+        several = f", in {len(self.ranges)} ranges" if len(self.ranges) > 1 else ""
+        return f"{salt}keys {_shown(first) or 'from the first'} to {_shown(last) or 'the last'}{several}"
+
+
+#: No rows at all.
+NOTHING = Piece(None, ())
 
 
 def pieces(parts: Sequence[tuple[int | None, Store]], wanted: Wanted, number: int | None) -> list[Piece]:
@@ -47,57 +49,48 @@ def pieces(parts: Sequence[tuple[int | None, Store]], wanted: Wanted, number: in
 
     Args:
         parts: the store's, by their salts.
-        number: about how many pieces; None: as many as there are bytes for.
+        number: about how many pieces; never fewer than there are salts. None: in LevelDB as many as there are bytes
+            for, in HBase one for each salt.
     """
-    found: list[Piece] = []
-    for salt, part in parts:
-        if wanted.salts is not None and salt not in wanted.salts:
-            continue
-        table = part.message if wanted.table == "message" else part.payload
-        for reach in wanted.ranges():
-            if salt is None:
-                found += [Piece(None, *cut) for cut in cut_evenly(table, reach, number)]
-            else:
-                found.append(Piece(salt, *reach))
-    return found
+    ranges = wanted.ranges()
+    tables = [
+        (salt, part.message if wanted.table == "message" else part.payload)
+        for salt, part in parts
+        if wanted.salts is None or salt in wanted.salts
+    ]
+    if not ranges or not tables:
+        return []
+    salt, table = tables[0]
+    if salt is None:
+        cuts: Mapping[int | None, list[bytes]] = {None: cut_keys(table, wanted.stretches(table), number)}
+    else:
+        cuts = _cuts_of_salts(tables, wanted, round((number or 0) / len(tables)))
+    return [Piece(salt, some) for salt, _ in tables for some in between(ranges, cuts[salt]) if some]
 
 
 def cut_evenly(table: KeyTable, reach: Range, number: int | None) -> list[Range]:
-    """Cut a range into pieces of about the same size.
+    """Cut a range of a LevelDB table into pieces of about the same weight.
 
     Args:
         reach: an empty stop is the table's end.
         number: how many; fewer where they would become too small. None: as many as there are bytes for.
     """
-
-    def size(start: bytes, stop: bytes) -> int:
-        return table.estimate_bytes(start, stop or None)
-
-    total = size(*reach)
-    number = min(number or -(-total // PIECE_BYTES), total // LEAST_BYTES)
-    cuts = [_cut(size, reach, total * at // number, total // number // _TOLERANCE) for at in range(1, number)]
-    edges = [reach.start, *sorted({cut for cut in cuts if reach.start < cut}), reach.stop]
-    return [Range(start, stop) for start, stop in pairwise(edges)]
+    return [one for some in between([reach], cut_keys(table, [reach], number)) for one in some]
 
 
-def _cut(size: Callable[[bytes, bytes], int], reach: Range, share: int, tolerance: int) -> bytes:
-    """A key before which about ``share`` bytes of the range lie."""
-    low, high = _number(reach.start), _number(reach.stop) if reach.stop else 256**_WIDTH - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        before = size(reach.start, _key(middle))
-        if abs(before - share) <= tolerance:
-            return _key(middle)
-        low, high = (middle, high) if before < share else (low, middle)
-    return _key(high)
+def _cuts_of_salts(
+    tables: Sequence[tuple[int | None, KeyTable]], wanted: Wanted, share: int
+) -> Mapping[int | None, list[bytes]]:
+    """Where each salt is to be cut into so many pieces: all of them at the same keys, since rows are spread evenly.
 
-
-def _number(key: bytes) -> int:
-    return int.from_bytes(key[:_WIDTH].ljust(_WIDTH, b"\x00"), "big")
-
-
-def _key(number: int) -> bytes:
-    return number.to_bytes(_WIDTH, "big").rstrip(b"\x00")
+    Rows that were put under a wrong salt are few; what has next to none stays whole.
+    """
+    if share < 2:
+        return {salt: [] for salt, _ in tables}
+    rows = {salt: len(table.keys(b"", None, PAGE_ROWS).items) for salt, table in tables}
+    most, (_, table) = max(rows.values()), max(tables, key=lambda one: rows[one[0]])
+    cuts = survey(table, wanted, share)
+    return {salt: cuts if number * _FEW > most else [] for salt, number in rows.items()}
 
 
 def _shown(key: bytes) -> str:

@@ -1,12 +1,15 @@
-"""A part of a store that was cut out by keys: the rows of one task, beside the metadata of all.
+"""Those rows of a store that lie in some ranges of keys, beside the metadata of all: what one task walks, or a driver.
 
-Whoever walks a part asks for keys as if it were a whole store. Nothing outside is ever returned, so a walk needs to
-know nothing of cuts, which may lie anywhere: each verdict is on one row.
+Whoever walks asks for keys as if it were a whole store. Nothing outside is ever returned, so a walk needs to know
+nothing of cuts, which may lie anywhere: each verdict is on one row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from typing import Generic, TypeVar
 
 from janitor.ranges import Range
@@ -24,13 +27,13 @@ class RangedStore(Store):
 
     Args:
         store: the whole, or a part of it.
-        messages, payloads: which keys; an empty stop is the table's end.
+        messages, payloads: which keys: ranges in their order, apart from one another; an empty stop is the table's end.
     """
 
-    def __init__(self, store: Store, messages: Range, payloads: Range) -> None:
+    def __init__(self, store: Store, messages: Sequence[Range], payloads: Sequence[Range]) -> None:
         self._store = store
         self.calls = store.calls
-        self.span = (messages.start, messages.stop or None)
+        self.span = (messages[0].start, messages[-1].stop or None) if messages else NOTHING
         self.metadata = store.metadata
         self.message = RangedMessages(store.message, messages)
         self.payload = RangedPayloads(store.payload, payloads)
@@ -43,19 +46,18 @@ class RangedStore(Store):
 
 
 class _Ranged(Generic[K]):
-    def __init__(self, table: K, reach: Range) -> None:
+    def __init__(self, table: K, reaches: Sequence[Range]) -> None:
         self._table = table
-        self._reach = reach
+        self._reaches = reaches
+        self._starts = [reach.start for reach in reaches]
         self.weighs_compaction = table.weighs_compaction
         self.keys_per_call = table.keys_per_call
 
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
-        first, last = self._within(start, stop)
-        return self._table.keys(first, last, limit) if _holds(first, last) else Page([], None)
+        return self._page(self._table.keys, start, stop, limit)
 
     def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
-        first, last = self._within(start, stop)
-        return self._table.estimate_bytes(first, last) if _holds(first, last) else 0
+        return sum(self._table.estimate_bytes(*reach) for reach in self._within(start, stop))
 
     def delete(self, keys: Sequence[bytes]) -> None:
         self._table.delete(keys)
@@ -66,9 +68,27 @@ class _Ranged(Generic[K]):
     def compact(self, start: bytes, stop: bytes) -> None:
         self._table.compact(start, stop)
 
-    def _within(self, start: bytes, stop: bytes | None) -> tuple[bytes, bytes | None]:
-        ends = [end for end in (stop, self._reach.stop or None) if end is not None]
-        return max(start, self._reach.start), min(ends, default=None)
+    def _page(
+        self, read: Callable[[bytes, bytes | None, int], Page[T]], start: bytes, stop: bytes | None, limit: int
+    ) -> Page[T]:
+        """The rows of the first range that has some."""
+        for first, last in self._within(start, stop):
+            page = read(first, last, limit)
+            if page.resume is not None:
+                return page
+            if page.items:
+                return Page(page.items, None if last == stop else last)
+        return Page([], None)
+
+    def _within(self, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes | None]]:
+        """What of the ranges lies between two keys."""
+        at = max(0, bisect_right(self._starts, start) - 1)
+        for reach in islice(self._reaches, at, None):
+            if stop is not None and stop <= reach.start:
+                return
+            first, last = max(start, reach.start), min(filter(None, (stop, reach.stop)), default=None)
+            if last is None or first < last:
+                yield first, last
 
 
 class RangedMessages(_Ranged[MessageTable], MessageTable):
@@ -77,14 +97,12 @@ class RangedMessages(_Ranged[MessageTable], MessageTable):
     name = "message"
 
     def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
-        first, last = self._within(start, stop)
-        return self._table.cells(first, last, limit) if _holds(first, last) else Page([], None)
+        return self._page(self._table.cells, start, stop, limit)
 
     def rows(
         self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
     ) -> Page[tuple[bytes, MessageValue]]:
-        first, last = self._within(start, stop)
-        return self._table.rows(first, last, limit, most_bytes) if _holds(first, last) else Page([], None)
+        return self._page(partial(self._table.rows, most_bytes=most_bytes), start, stop, limit)
 
     def invert(self, cells: Sequence[TxCell]) -> list[bool]:
         return self._table.invert(cells)
@@ -101,12 +119,7 @@ class RangedPayloads(_Ranged[PayloadTable], PayloadTable):
     def rows(
         self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
     ) -> Page[tuple[bytes, bytes]]:
-        first, last = self._within(start, stop)
-        return self._table.rows(first, last, limit, most_bytes) if _holds(first, last) else Page([], None)
+        return self._page(partial(self._table.rows, most_bytes=most_bytes), start, stop, limit)
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         self._table.put(rows)
-
-
-def _holds(start: bytes, stop: bytes | None) -> bool:
-    return stop is None or start < stop

@@ -2,7 +2,10 @@
 
 What goes wrong on Spark comes back as a stack of two languages. The sentence somebody can act on is in it, if the error
 was one of ours: every one ends a Python traceback by its name and message. So the border looks for that line, raises
-the same error here, and shows the first line of what Spark said only where there is none.
+the same error here, and shows the line with Spark's own reason only where there is none.
+
+A session of ours therefore keeps Spark's log to itself, where the same stack would stand a second time; whoever wants
+to read it names a folder with a configuration of their own.
 """
 
 from __future__ import annotations
@@ -10,20 +13,27 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import current_thread, main_thread
+from typing import TYPE_CHECKING, TypeVar
 
 from tms_core import errors
-from tms_core.errors import ConfigurationError, TmsError
+from tms_core.errors import ConfigurationError, Interrupted, TmsError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+T = TypeVar("T")
 
 #: The Java versions that Spark 4 runs on.
 JAVA = (17, 21)
@@ -32,14 +42,22 @@ _JAVA_SECONDS = 60
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 #: How the last line of a traceback names an error of ours.
 _OURS = re.compile(r"^((?:tms_core|janitor)(?:\.\w+)+)\.(\w+): (.+)$", re.MULTILINE)
+#: How a traceback of Python's ends, and how Java says what came of what.
+_RAISED = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt): .+)$", re.MULTILINE)
+_CAUSED = re.compile(r"^(?:Caused by: |: )(?:[\w$]+\.)+([\w$]+: .+)$", re.MULTILINE)
+#: Where Spark Connect and a master of Spark's own listen, where nobody says another port.
+_PORTS = {"sc": 15002, "spark": 7077}
+#: How long one of them may take to answer, in seconds; Spark itself would try for minutes.
+_ANSWER_SECONDS = 10
+#: How often whoever waits for Spark looks after other things, in seconds.
+LOOK_SECONDS = 1.0
 _INSTALL = "Install tms-janitor[spark]."
 _JDK = "Install a JDK 17 (apt-get install openjdk-17-jdk-headless) and let JAVA_HOME or PATH name it."
+_QUIET_LOG = Path(__file__).with_name("log4j2.properties")
+_LOG = "Spark's own log says more: let SPARK_CONF_DIR name a folder with a log4j2.properties of yours."
 
-#: What a session of ours asks of Spark: filters for sources in Python, and no progress bar in the middle of a report.
-_WANTED = {
-    "spark.sql.python.filterPushdown.enabled": "true",
-    "spark.ui.showConsoleProgress": "false",
-}
+#: Each task is tried as often as on a cluster, where one machine is all there is.
+LOCAL = "local[*,4]"
 
 
 def require_pyspark() -> None:
@@ -77,35 +95,109 @@ def session(master: str | None, environ: Mapping[str, str] = os.environ) -> Iter
 
     Args:
         master: Spark's name of a cluster (``local[*]``, ``spark://…``, ``k8s://…``, or ``sc://…`` for Spark Connect);
-            None: what ``spark-submit`` says, or else ``local[*]``.
+            None: what ``spark-submit`` says, or else all cores of this machine.
 
     Raises:
         ConfigurationError: pyspark or Java is missing.
-        TmsError: Spark does not start.
+        TmsError: Spark is not there, or does not start.
     """
     require_pyspark()
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     submitted = "PYSPARK_GATEWAY_PORT" in environ
     remote = master is not None and master.startswith("sc://")
+    if master is not None and not submitted:
+        require_answer(master)
     builder = SparkSession.builder.appName("tms-janitor")
-    for name, value in _WANTED.items():
-        builder = builder.config(name, value)
-    if remote:
-        builder = builder.remote(str(master))
-    elif not submitted:
-        require_java(environ)
-        # Tasks on this machine run in the interpreter that runs this.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        builder = builder.master(master or "local[*]").config("spark.ui.enabled", "false")
+    # Filters for sources in Python.
+    builder = builder.config("spark.sql.python.filterPushdown.enabled", "true")
     with translated():
+        if remote:
+            builder = builder.remote(str(master))
+        elif submitted:
+            builder = builder.config("spark.log.level", _wanted_log_level())
+        else:
+            require_java(environ)
+            _set_environment(master or LOCAL, environ)
+            builder = builder.master(master or LOCAL).config("spark.ui.enabled", "false")
+            builder = builder.config("spark.ui.showConsoleProgress", str(sys.stderr.isatty()).lower())
         before = None if remote else SparkSession.getActiveSession()
-        spark = builder.getOrCreate()
+        with _own_interrupts():
+            spark = builder.getOrCreate()
         try:
             yield spark
         finally:
             if before is None:
                 spark.stop()
+
+
+@contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """Keep Ctrl-C as it was: PySpark's own handler talks to the JVM in the middle of another talk."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if current_thread() is main_thread():
+        signal.signal(signal.SIGINT, before)
+
+
+def attended(spark: SparkSession, work: Callable[[], T], alive: Callable[[], None] = lambda: None) -> T:
+    """Have something done on Spark, and call all of it back when one cannot go on waiting.
+
+    Args:
+        spark: a session whose jobs are all one's own.
+        alive: called now and then while one waits.
+
+    Raises:
+        Interrupted: what ``alive`` raised.
+        KeyboardInterrupt: somebody pressed Ctrl-C.
+    """
+    with ThreadPoolExecutor(1, "spark") as thread:
+        future = thread.submit(work)
+        try:
+            while not wait([future], LOOK_SECONDS).done:
+                alive()
+        except (Interrupted, KeyboardInterrupt):
+            # Tags would spare other jobs, but a classic session knows a tag only in the thread that set it.
+            spark.interruptAll()
+            raise
+        return future.result()
+
+
+def require_answer(master: str) -> None:
+    """Make sure that somebody listens where a cluster is said to be, where that is known by its name.
+
+    Raises:
+        TmsError: nobody does.
+    """
+    scheme, _, rest = master.partition("://")
+    if scheme not in _PORTS:
+        return
+    for address in rest.partition("/")[0].split(","):
+        host, _, port = address.partition(":")
+        try:
+            with socket.create_connection((host, int(port or _PORTS[scheme])), _ANSWER_SECONDS):
+                return
+        except (OSError, ValueError):
+            continue
+    raise TmsError(f"No Spark answers at {master}.", "Start it there, or correct --master.")
+
+
+def _set_environment(master: str, environ: Mapping[str, str]) -> None:
+    """What a JVM of our own is to know when it starts."""
+    # Tasks on this machine run in the interpreter that runs this.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    options = environ.get("SPARK_SUBMIT_OPTS", "")
+    if "SPARK_CONF_DIR" not in environ and "log4j" not in options:
+        os.environ["SPARK_SUBMIT_OPTS"] = f"{options} -Dlog4j2.configurationFile={_QUIET_LOG.as_uri()}".strip()
+
+
+def _wanted_log_level() -> str:
+    """What whoever submitted this wants Spark to log; nothing, where nobody says."""
+    from pyspark import SparkConf  # noqa: PLC0415
+
+    return str(SparkConf().get("spark.log.level", "FATAL"))
 
 
 @contextmanager
@@ -119,9 +211,14 @@ def translated() -> Iterator[None]:
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
     try:
-        yield
+        with warnings.catch_warnings():
+            # Of pandas, which is loaded and not used.
+            warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+            yield
     except (PySparkException, Py4JError) as error:
         raise error_of(str(error)) from error
+    except ConnectionError as error:
+        raise TmsError("Spark's driver process is gone.", _LOG) from error
 
 
 def error_of(text: str) -> TmsError:
@@ -130,8 +227,17 @@ def error_of(text: str) -> TmsError:
         module, name, message = found[-1]
         kind = getattr(import_module(module), name, TmsError)
         return plain_kind(kind)(message.strip())
+    return TmsError(f"Spark failed: {_reason(text)}", _LOG)
+
+
+def _reason(text: str) -> str:
+    """The one line of a stack that says what happened."""
     first = next((line.strip() for line in text.splitlines() if line.strip()), "it did not say why")
-    return TmsError(f"Spark failed: {first}", "Spark's own log, on standard error, says more.")
+    if "Traceback (most recent call last)" in text and (raised := _RAISED.findall(text)):
+        return str(raised[-1])
+    if first.startswith("An error occurred while calling") and (caused := _CAUSED.findall(text)):
+        return str(caused[-1])
+    return first
 
 
 def plain_kind(kind: type) -> type[TmsError]:

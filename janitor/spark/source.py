@@ -14,20 +14,25 @@ the options and columns.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from janitor.spark import pages
 from janitor.spark.batches import METADATA_COLUMNS, arrow_batch, columns_of, row_batch
 from janitor.spark.columns import DataTable, split
+from janitor.spark.expiring import expiring
+from janitor.spark.feed import Feed
 from janitor.spark.options import NAME, Options
-from janitor.spark.parts import Piece, pieces
+from janitor.spark.parts import NOTHING, Piece, pieces
 from janitor.spark.session import plain_kind
+from janitor.spark.stream import STREAM_SCHEMA, StreamReader
 from janitor.spark.wanted import Wanted
 from tms_core.clock import SystemClock
-from tms_core.errors import MetadataError, StoreError
+from tms_core.errors import ConfigurationError, MetadataError, StoreError
+from tms_core.side import Expiries
 from tms_core.tables.base import MetadataTable, Store
 from tms_core.topic import TopicMetadata
 
@@ -55,17 +60,35 @@ class TmsSource(DataSource):
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        self.asked = Options.parse(options)
+        self._given = Feed.parse(options) if Feed.is_meant(options) else Options.parse(options)
 
     @classmethod
     def name(cls) -> str:
         return NAME
 
+    @property
+    def asked(self) -> Options:
+        """Which rows of a store."""
+        if isinstance(self._given, Feed):
+            raise ConfigurationError(
+                "url and topic are options of spark.readStream.", "Set leveldb, hbase or config to read a store."
+            )
+        return self._given
+
     def schema(self) -> StructType:
+        if isinstance(self._given, Feed):
+            return STREAM_SCHEMA
         return StructType(list(columns_of(self.asked.table, self.asked.ask)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return MetadataReader(self.asked) if self.asked.table == "metadata" else RowReader(self.asked)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        if not isinstance(self._given, Feed):
+            raise ConfigurationError(
+                "A stream reads a topic of a server.", "Set url and topic; spark.read is for stores."
+            )
+        return StreamReader(self._given)
 
 
 class FilteringSource(TmsSource):
@@ -88,6 +111,10 @@ class RowReader(DataSourceReader):
     Args:
         asked: what to read.
 
+    Attributes:
+        wanted: which rows.
+        policy: what they are judged by.
+
     Raises:
         StoreError: the store cannot be read; raised where the query is planned.
     """
@@ -98,33 +125,36 @@ class RowReader(DataSourceReader):
         self.wanted = Wanted(table, asked.patterns, from_ms=asked.from_ms, to_ms=asked.to_ms)
         now_ms = SystemClock().now_ms() if asked.now_ms is None else asked.now_ms
         with asked.access.reading() as store:
-            self._policy = asked.access.policy(store, now_ms, asked.changes)
+            self.policy = asked.access.policy(store, now_ms, asked.changes)
 
     def partitions(self) -> list[InputPartition]:
         with self._asked.access.salted() as parts:
             found = pieces(parts, self.wanted, self._asked.partitions)
         # None at all would make Spark call read with a partition of its own.
-        return [RowPartition(piece) for piece in found or [Piece(-1, b"", b"")]]
+        return [RowPartition(piece) for piece in found or [NOTHING]]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        piece = cast(RowPartition, partition).piece
-        try:
-            with self._asked.access.salted() as parts:
-                for salt, part in parts:
-                    if salt == piece.salt:
-                        yield from self.batches(part, piece)
-        except StoreError as error:
-            message = f"a task lost its store while it read {self.wanted.table} rows of {piece}: {error.message}"
-            raise plain_kind(type(error))(message, error.hint) from error
+        piece, access = cast(RowPartition, partition).piece, self._asked.access
+        if not piece.ranges:
+            return
+        beside = access.expiries if self.wanted.table == "message" else nullcontext
+        with _named(f"{self.wanted.table} rows of {piece}"), access.salted() as parts, beside() as expiries:
+            for salt, part in parts:
+                if salt == piece.salt:
+                    yield from self.batches(part, piece, expiries)
 
-    def batches(self, part: Store, piece: Piece) -> Iterator[Any]:
-        """The rows of a piece, as Arrow batches."""
+    def batches(self, part: Store, piece: Piece, expiries: Expiries | None) -> Iterator[Any]:
+        """The rows of a piece, as Arrow batches.
+
+        Args:
+            expiries: of messages; None for payload rows, which have no ttl of their own.
+        """
         table = part.message if self.wanted.table == "message" else part.payload
         for page in pages.walk(table, piece, self.wanted, self._asked.ask):
             rows = split(self.wanted.table, page.keys)
             keep = self.wanted.mask(rows)
             if keep.any():
-                verdicts = self._policy.judge(self.wanted.table, rows, page.pointers)
+                verdicts = self.policy.judge(self.wanted.table, rows, page.pointers, expiring(expiries, page.keys))
                 yield row_batch(self.wanted.table, page, rows, verdicts, keep, piece.salt)
 
 
@@ -149,7 +179,7 @@ class MetadataReader(DataSourceReader):
         self._wanted = Wanted("message", asked.patterns)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        with self._asked.access.reading() as store:
+        with _named("metadata rows"), self._asked.access.reading() as store:
             found = [row for row in self._rows(store.metadata) if row is not None]
         if found:
             yield arrow_batch(
@@ -169,3 +199,13 @@ class MetadataReader(DataSourceReader):
             if self._wanted.wants(topic.topic):
                 name = topic.topic
                 yield name.namespace, name.topic, topic.generation, topic.ttl_seconds, topic.deleted, text, key, None
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Let an error say what a task was reading."""
+    try:
+        yield
+    except StoreError as error:
+        message = f"a task lost its store while it read {what}: {error.message}"
+        raise plain_kind(type(error))(message, error.hint) from error

@@ -11,12 +11,14 @@ known of it. Nothing is held back by a frontier here: these are the law's figure
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows it by
 
 from janitor.count import POINTER_BYTES
+from janitor.look import STATISTICS_NOTE
+from janitor.picture import StatisticsFigures
 from janitor.policy import Rule
 from janitor.spark.options import NAME
 from janitor.spark.session import translated
@@ -120,22 +122,46 @@ def count(
     return [_of_row(row.asDict()) for row in rows]
 
 
-def save(state: State, found: list[GenerationStats], living: Mapping[TopicId, int], now_ms: int) -> None:
+def save(
+    state: State, found: list[GenerationStats], living: Mapping[TopicId, int], now_ms: int, *, whole: bool
+) -> None:
     """Let status page and metrics show what was counted, in the place of the background count's last figures.
 
     Args:
-        living: the topics that exist, and their generations.
+        living: the topics that were counted and exist, and their generations.
+        whole: whether the whole store was counted, so that there is something to be said of it.
 
     Raises:
         StoreError: the memory could not be written.
     """
     counted = {one.topic: one for one in found if living.get(one.topic) == one.generation}
-    state.save_counts(
-        {
-            topic: TopicCount(one.rows, one.size_bytes, one.oldest_ms, one.newest_ms, now_ms)
-            for topic in living
-            for one in [counted.get(topic) or GenerationStats(topic, living[topic])]
-        }
+    with state.transaction():
+        state.save_counts(
+            {
+                topic: TopicCount(one.rows, one.size_bytes, one.oldest_ms, one.newest_ms, now_ms)
+                for topic in living
+                for one in [counted.get(topic) or GenerationStats(topic, living[topic])]
+            }
+        )
+        if whole:
+            state.save_note(STATISTICS_NOTE, asdict(summary(found, now_ms)))
+
+
+def summary(found: list[GenerationStats], now_ms: int) -> StatisticsFigures:
+    """What is to be said of the whole store."""
+    blocked = [one for one in found if one.blocking is not None]
+    worst = min(blocked, key=lambda one: one.blocking or 0, default=None)
+    return StatisticsFigures(
+        counted_ms=now_ms,
+        rows=sum(one.rows for one in found),
+        payload_rows=sum(one.payload_rows for one in found),
+        size_bytes=sum(one.size_bytes for one in found),
+        overdue={str(rule): sum(one.overdue.get(rule, 0) for one in found) for rule in _OVERDUE},
+        orphans=sum(one.orphans for one in found),
+        missing=sum(one.missing for one in found),
+        blocking=None if worst is None else str(worst.blocking),
+        blocking_topic=None if worst is None else f"{worst.topic}, generation {worst.generation}",
+        blocking_since_ms=None if worst is None or worst.blocking is None else transaction_ms(worst.blocking),
     )
 
 

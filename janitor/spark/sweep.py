@@ -12,112 +12,37 @@ because each attempt announces where it will delete before it does.
 from __future__ import annotations
 
 import logging
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from janitor.conclude import Pass
-from janitor.crew import Crew, Step, StepName
+from janitor.crew import Crew, Step, StepName, nothing_more
 from janitor.engine import Engine
 from janitor.ranges import Range
 from janitor.rounds import Round
 from janitor.spark.access import Access
 from janitor.spark.errands import Answer, Errand, Run, Share, portable
+from janitor.spark.guided import GuidedCrew, Looking
 from janitor.spark.parts import cut_evenly
 from janitor.spark.ranged import NOTHING, RangedStore
-from janitor.spark.session import translated
-from janitor.spark.tasks import Ground, perform
+from janitor.spark.sender import Sender
 from janitor.state.base import LedgerEntry, State
 from janitor.sweep import Sweep
 from janitor.walk import REPLANS, Act, Walk
-from tms_core.errors import ArchiveError, Interrupted, StoreUnavailable
+from tms_core.errors import ArchiveError, StoreUnavailable
 from tms_core.lease import LeaseRecord
 from tms_core.tables.base import Store
 from tms_core.tables.hbase import HBasePart
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 logger = logging.getLogger(__name__)
 
-#: How often the driver looks after its lease while tasks are at work, in seconds.
-LOOK_SECONDS = 1.0
 _ALL = Range(b"", b"")
 
 
-def _nothing_more(_: Walk) -> None:
-    """A step leaves nothing to be written down."""
-
-
-class Sender(Protocol):
-    """Has tasks done somewhere."""
-
-    def send(self, errand: Errand, shares: Sequence[Share], alive: Callable[[], None]) -> list[Answer]:
-        """Have each share done; the answers come in their order.
-
-        Args:
-            alive: called now and then while one waits.
-
-        Raises:
-            Interrupted: what ``alive`` raised; the tasks were called back.
-            StoreError: a task failed as often as it was tried.
-        """
-        ...
-
-
-class SparkSender:
-    """Has tasks done on Spark, one for each share.
-
-    Args:
-        spark: where; a session of the sweep's own, whose jobs are all called back when the run has to end.
-        ground: what tasks stand on; goes with them.
-    """
-
-    def __init__(self, spark: SparkSession, ground: Ground) -> None:
-        self._spark = spark
-        self._ground = ground
-
-    def send(self, errand: Errand, shares: Sequence[Share], alive: Callable[[], None]) -> list[Answer]:
-        with ThreadPoolExecutor(1, "spark") as thread:
-            future = thread.submit(self._collect, errand, shares)
-            try:
-                while not wait([future], LOOK_SECONDS).done:
-                    alive()
-            except Interrupted:
-                # Tags would spare other jobs, but a classic session knows a tag only in the thread that set it.
-                self._spark.interruptAll()
-                raise
-            return future.result()
-
-    def _collect(self, errand: Errand, shares: Sequence[Share]) -> list[Answer]:
-        ground, numbered = self._ground, list(shares)
-
-        def work(batches: Iterator[Any]) -> Iterator[Any]:
-            import pyarrow as pa  # noqa: PLC0415
-            from pyspark import TaskContext  # noqa: PLC0415
-
-            context = TaskContext.get()
-            attempt = context.attemptNumber() if context is not None else 0
-            for batch in batches:
-                for at in batch.column(0).to_pylist():
-                    answer = perform(ground, errand, numbered[at], attempt).pack()
-                    yield pa.RecordBatch.from_pydict({"at": [at], "answer": [answer]})
-
-        with translated():
-            numbers = self._spark.range(0, len(numbered), 1, len(numbered))
-            with warnings.catch_warnings():
-                # Of pandas, which is loaded and not used.
-                warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-                asked = numbers.mapInArrow(work, "at long, answer string")
-            found = {row.at: row.answer for row in asked.collect()}
-        return [Answer.unpack(found[at]) for at in range(len(numbered))]
-
-
 class SparkCrew(Crew):
-    """A crew whose parts are walked elsewhere.
+    """A crew whose parts are walked elsewhere: those of a store in HBase by a sweep, and those of any by a plan.
 
     Args:
         shares: of each part what is to be walked.
@@ -152,7 +77,7 @@ class SparkCrew(Crew):
         #: Where entries of the ledger begin that tasks have answered for.
         self._answered: set[tuple[object, ...]] = set()
 
-    def _take(self, name: StepName, step: Step, then: Step = _nothing_more) -> None:
+    def _take(self, name: StepName, step: Step, then: Step = nothing_more) -> None:
         """Have a step taken in all parts, and once more in topics that have moved meanwhile (rule S2)."""
         due = [self._share(share, walk) for share, walk in zip(self._shares, self._walks, strict=True)]
         if name == "invert" and all(share.since_ms is None for share in due):
@@ -211,10 +136,9 @@ class SparkCrew(Crew):
             self._act.write_failed |= answer.write_failed
             if answer.archive_error is not None:
                 self._act.archive_error = ArchiveError(answer.archive_error)
-        if answers and not any(answer.again or answer.interrupted for answer in answers):
-            return
-        own = (entry for entry in self._state.intents() if entry.run_id == self._run.id)
-        lost = [entry for entry in own if _beginning(entry) not in self._answered]
+        # Also where no task says that another one went before it: Spark may have killed one of two that ran at once.
+        own = [entry for entry in self._state.intents() if entry.run_id == self._run.id]
+        lost = [e for e in own if _beginning(e) not in self._answered and not self._act.announced(e)]
         self._answered.update(map(_beginning, lost))
         if lost:
             logger.warning("%d announcements of attempts that were lost go into the ledger without a count", len(lost))
@@ -236,16 +160,32 @@ class SparkEngine(Engine):
     Args:
         sender: has tasks done.
         cut: cuts the store into shares.
+        looking: of a store that nobody but this process can write: who has tasks look at it; None where tasks delete.
         arguments: as of every engine.
     """
 
-    def __init__(self, *arguments: Any, sender: Sender, cut: Cut, **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, sender: Sender, cut: Cut, looking: Looking | None = None, **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
         self._sender = sender
         self._cut = cut
+        self._looking = looking
 
     def _crew(self, current: Pass, act: Act, begin_round: Callable[[Sequence[Store]], Round] | None) -> Crew:
         shares = self._cut(self.store)
+        if self._looking is not None and isinstance(act, Sweep):
+            return GuidedCrew(
+                self.store,
+                current.world,
+                act,
+                shares=[share for share, _ in shares],
+                looking=self._looking,
+                page_rows=self._batch_rows,
+                observer=self._observer,
+                begin_round=begin_round,
+                expiries=self._expiries,
+            )
         return SparkCrew(
             self.store,
             current.world,
@@ -281,12 +221,14 @@ def cutter(access: Access, partitions: int | None) -> Cut:
         if access.is_leveldb:
             messages, payloads = (cut_evenly(table, _ALL, partitions) for table in (store.message, store.payload))
             ranges = zip_longest(messages, payloads, fillvalue=NOTHING)
-            return [(Share(at, None, *both), RangedStore(store, *both)) for at, both in enumerate(ranges)]
+            return [
+                (Share(at, None, *both), RangedStore(store, *([one] for one in both))) for at, both in enumerate(ranges)
+            ]
         parts = [(part.salt, part) for part in store.parts() if isinstance(part, HBasePart)]
         if parts:
             return [(Share(at, salt, _ALL, _ALL), part) for at, (salt, part) in enumerate(parts)]
         # A store's face for reading does not show its parts.
-        nothing = RangedStore(store, NOTHING, NOTHING)
+        nothing = RangedStore(store, (), ())
         with access.salted() as salted:
             return [(Share(at, salt, _ALL, _ALL), nothing) for at, (salt, _) in enumerate(salted)]
 

@@ -29,7 +29,8 @@ from janitor.permission import Permission, Withheld
 from janitor.report import DataTable, Tally
 from janitor.spark.access import Access
 from janitor.spark.errands import Answer, Errand, Run, Share
-from janitor.spark.ranged import NOTHING, RangedStore
+from janitor.spark.finding import Finder, FoundInversions, FoundPayloads
+from janitor.spark.ranged import RangedStore
 from janitor.spark.session import plain_kind
 from janitor.state.base import State
 from janitor.state.hbase import HBaseState
@@ -41,7 +42,6 @@ from tms_core.clock import Clock, SystemClock
 from tms_core.errors import Interrupted, LeaseLost, StoreError
 from tms_core.lease import Lease, LeaseRecord
 from tms_core.tables.base import KeyTable, Store
-from tms_core.tables.hbase import HBasePart
 from tms_core.tables.read_only import read_only
 from tms_core.topic import TopicId
 
@@ -80,10 +80,10 @@ class StoreGround:
     def reading(self, share: Share) -> Iterator[tuple[Store, Store]]:
         if self.access.is_leveldb:
             with self.access.reading() as store:
-                yield RangedStore(store, share.messages, share.payloads), store
+                yield RangedStore(store, [share.messages], [share.payloads]), store
         else:
             with self.access.hbase() as store:
-                yield read_only(_part(store, share)), read_only(store)
+                yield read_only(store.part(share.salt or 0)), read_only(store)
 
     @contextmanager
     def writing(self, share: Share) -> Iterator[tuple[Store, Store, State]]:
@@ -97,7 +97,7 @@ class StoreGround:
                 timeout_seconds=wanted.timeout_seconds,
             ) as state,
         ):
-            yield _part(store, share), store, state
+            yield store.part(share.salt or 0), store, state
 
     def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:
         wanted = self.access.settings.janitor.archive
@@ -108,12 +108,6 @@ class StoreGround:
     @property
     def clock(self) -> Clock:
         return SystemClock()
-
-
-def _part(store: Store, share: Share) -> Store:
-    """The rows under a share's salt; none if it has no rows any more."""
-    parts = [part for part in store.parts() if isinstance(part, HBasePart) and part.salt == share.salt]
-    return parts[0] if parts else RangedStore(store, NOTHING, NOTHING)
 
 
 class FollowedLease(Lease):
@@ -205,7 +199,10 @@ def perform(ground: Ground, errand: Errand, share: Share, attempt: int) -> Answe
 
 def _planned(ground: Ground, errand: Errand, share: Share) -> Answer:
     with ground.reading(share) as (part, whole):
-        return _walked(errand, share, part, whole, Preview())
+        act = Finder() if errand.finds else Preview()
+        answer = _walked(errand, share, part, whole, act)
+        answer.found = act.ranges if isinstance(act, Finder) else []
+        return answer
 
 
 def _swept(ground: Ground, errand: Errand, run: Run, share: Share, attempt: int) -> Answer:
@@ -250,7 +247,10 @@ def _walked(errand: Errand, share: Share, part: Store, whole: Store, act: Act) -
     walk.withheld |= share.withheld
     interrupted = None
     try:
-        _step(errand.step, walk, share)
+        if isinstance(act, Finder):
+            _look(errand.step, walk, act, share)
+        else:
+            _step(errand.step, walk, share)
     except Interrupted as error:
         interrupted = (type(error).__name__, error.message)
     answer = Answer.of(walk.tally)
@@ -268,3 +268,10 @@ def _step(step: StepName, walk: Walk, share: Share) -> None:
         Inversions(walk, share.since_ms, everything=share.everything).invert()
     else:
         Payloads(walk).delete()
+
+
+def _look(step: StepName, walk: Walk, finder: Finder, share: Share) -> None:
+    if step == "invert":
+        FoundInversions(walk, finder, share.since_ms, everything=share.everything).invert()
+    else:
+        FoundPayloads(walk, finder).delete()

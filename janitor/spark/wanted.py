@@ -17,10 +17,13 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEq
 from janitor.ranges import Range, topic_stop
 from janitor.spark.columns import Columns, DataTable, Flags
 from tms_core.rowkey import LONG_MAX, NEGATIVE, MessageKey, generation_prefix, stop_key, time_prefix, topic_prefix
+from tms_core.tables.base import KeyTable
 from tms_core.topic import TopicId
 
 #: What ends the literal beginning of a shell pattern.
 _MAGIC = frozenset("*?[")
+#: Keys looked at once where nothing tells how far the next wanted one is.
+_MOST_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +108,57 @@ class Wanted:
         if self.to_ms is not None and parsed.publish_ms >= self.to_ms:
             if self.from_ms is None or self.from_ms < 0:
                 return generation_prefix(prefix, parsed.generation) + NEGATIVE
-            last = parsed.generation == -1
-            return topic_stop(prefix) if last else generation_prefix(prefix, parsed.generation + 1)
+            return _generation_stop(prefix, parsed.generation)
         if self.from_ms is not None and parsed.publish_ms < self.from_ms:
             return time_prefix(prefix, parsed.generation, min(self.from_ms, LONG_MAX))
         return None
+
+    def through(self, key: bytes) -> bytes | None:
+        """The end of the wanted rows that begin at this key; None: it is none of them, or of no topic.
+
+        Of payload rows a topic is the least that can be told apart.
+        """
+        prefix = topic_prefix(key)
+        topic = None if prefix is None else TopicId.from_prefix(prefix)
+        if prefix is None or topic is None or not self.wants(topic):
+            return None
+        if self.table == "payload" or (self.from_ms is None and self.to_ms is None):
+            return topic_stop(prefix)
+        parsed = MessageKey.parse(key)
+        if parsed is None or self.behind(key) is not None:
+            return None
+        if self.to_ms is not None and parsed.publish_ms >= 0:
+            return time_prefix(prefix, parsed.generation, min(self.to_ms, LONG_MAX))
+        return _generation_stop(prefix, parsed.generation)
+
+    def stretches(self, table: KeyTable) -> list[Range]:
+        """Where wanted rows lie, more narrowly than :meth:`ranges`: found by seeking from each stretch to the next.
+
+        Only to weigh what is to be read; rows that no stretch has are read all the same, if they are wanted.
+
+        Raises:
+            StoreError: the table could not be read.
+        """
+        if not self.only_ours:
+            return self.ranges()
+        found: list[Range] = []
+        for first, last in self.ranges():
+            start: bytes | None = first
+            limit = 1
+            while start is not None and (not last or start < last):
+                page = table.keys(start, last or None, limit)
+                start, limit = page.resume, min(2 * limit, _MOST_ROWS)
+                if page.items and (stop := self._leap(page.items[-1], found)) is not None:
+                    start, limit = stop, 1
+        return found
+
+    def _leap(self, key: bytes, found: list[Range]) -> bytes | None:
+        """Where to look on behind a key; the stretch that begins with it is added to what was found."""
+        stop = self.through(key)
+        if stop is None:
+            return self.behind(key)
+        found.append(Range(key, stop))
+        return stop
 
     def narrowed(self, filters: Iterable[Filter]) -> Wanted:
         """The rows that pass filters as well, as far as they can be told by their keys."""
@@ -163,6 +212,11 @@ class Wanted:
 
 def _both(known: frozenset[Any] | None, more: frozenset[Any]) -> frozenset[Any]:
     return more if known is None else known & more
+
+
+def _generation_stop(prefix: bytes, generation: int) -> bytes:
+    """The first key behind a generation, in the order of keys, in which -1 is the last one."""
+    return topic_stop(prefix) if generation == -1 else generation_prefix(prefix, generation + 1)
 
 
 def _literal(pattern: str) -> bytes:

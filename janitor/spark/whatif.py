@@ -1,13 +1,20 @@
-"""A policy that is not in force: what somebody would change, in one line, as ``ttl=3d,topic=default:*``."""
+"""A policy that is not in force: what somebody would change, in one line, as ``ttl=3d,topic=default:*``.
+
+What it would take is a plan of the store as if its metadata said so (:func:`supposed`): with everything that holds rows
+back, and nothing written anywhere.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+from copy import copy
 from dataclasses import dataclass, replace
 
-from janitor.world import matches
+from janitor.world import matches, parse_or_none
 from tms_core.errors import ConfigurationError
-from tms_core.topic import INT_MAX, TopicMetadata
+from tms_core.tables.base import MetadataTable, Store
+from tms_core.topic import INT_MAX, TopicMetadata, encode_properties
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _AMOUNTS = re.compile(r"(?:\d{1,10}[smhd])+")
@@ -57,3 +64,35 @@ def changed(topic: TopicMetadata, changes: tuple[WhatIf, ...]) -> TopicMetadata:
         if matches(topic.topic, change.patterns):
             topic = replace(topic, ttl_seconds=change.ttl_seconds)
     return topic
+
+
+def supposed(store: Store, changes: tuple[WhatIf, ...]) -> Store:
+    """A store that is only read, as if its metadata had been changed."""
+    found = copy(store)
+    found.metadata = SupposedMetadata(store.metadata, changes)
+    return found
+
+
+class SupposedMetadata(MetadataTable):
+    """A metadata table as it would be; rows that do not parse are as they are."""
+
+    def __init__(self, table: MetadataTable, changes: tuple[WhatIf, ...]) -> None:
+        self._table = table
+        self._changes = changes
+
+    def rows(self) -> list[tuple[bytes, bytes]]:
+        return [(key, self._supposed(key, value)) for key, value in self._table.rows()]
+
+    def get(self, key: bytes) -> bytes | None:
+        value = self._table.get(key)
+        return None if value is None else self._supposed(key, value)
+
+    def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
+        raise NotImplementedError
+
+    def _supposed(self, key: bytes, value: bytes) -> bytes:
+        topic = parse_or_none(key, value)
+        if topic is None:
+            return value
+        then = changed(topic, self._changes)
+        return value if then == topic else encode_properties({**json.loads(value), "ttl": str(then.ttl_seconds)})

@@ -63,7 +63,7 @@ class PiecesGround(MemoryGround):
 
     @contextmanager
     def reading(self, share: Share) -> Iterator[tuple[Store, Store]]:
-        yield RangedStore(self.store, share.messages, share.payloads), self.store
+        yield RangedStore(self.store, [share.messages], [share.payloads]), self.store
 
 
 @dataclass

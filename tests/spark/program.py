@@ -16,7 +16,8 @@ from janitor.settings import load
 from janitor.spark.access import Access
 from janitor.spark.session import session
 from janitor.spark.source import register
-from janitor.spark.sweep import SparkEngine, SparkSender, cutter
+from janitor.spark.sender import SparkSender
+from janitor.spark.sweep import SparkEngine, cutter
 from janitor.spark.tasks import StoreGround
 from janitor.state.sqlite import SqliteState
 from janitor.world import Terms

@@ -8,16 +8,24 @@ import shutil
 import sys
 from array import array
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas  # type: ignore[import-untyped]
 import pytest
 
-from janitor.cli import spark as commands
+from janitor.cli import stats_table
+from janitor.cli.exporter import Exporter
+from janitor.cli.places import LevelDBPlace
+from janitor.look import Site as Shown
+from janitor.metrics import Metrics
+from janitor.policy import Hold, Rule
+from janitor.report import Entry, EntryKey, Report
 from janitor.spark import session as on
 from janitor.spark.stats import GenerationStats
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, every, pointer, topic
+from janitor.state.sqlite import SqliteState
+from janitor.world import Terms
+from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, every, pointer, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
 from tms_core.clock import ManualClock
 from tms_core.tables.leveldb import LevelDBStore
@@ -53,12 +61,34 @@ def desk(
         logger.handlers[:] = handlers
 
 
+ORDERS = TopicId("default", "orders")
+
+
+def report(rows_by_hold: dict[Hold | None, int]) -> Report:
+    """A plan of so many rows."""
+    entries = {EntryKey(ORDERS, 1, "message", Rule.EXPIRED, hold): Entry(rows) for hold, rows in rows_by_hold.items()}
+    return Report("id", "plan", NOW_MS, NOW_MS, None, entries, {}, None, [], [], 0, 0.0, {}, thorough=True)
+
+
+def _plans(counted: dict[str, Any]) -> list[dict[str, Any]]:
+    return [counted["what_if"]["plan_now"], counted["what_if"]["plan"]]
+
+
+def exported(desk: Site) -> str:
+    """What an exporter of the site's memory shows."""
+    memory = desk.folder / "data" / "janitor"
+    site = Shown("store", "apply", "", Terms(3600, (), LIFETIME, True, 60))
+    exporter = Exporter(LevelDBPlace(memory, memory), site, Metrics("top", 10), desk.clock)
+    exporter.refresh()
+    return exporter.metrics()[0].decode()
+
+
 def rows(store: Path) -> Any:
     with LevelDBStore(store) as opened:
         return every(opened.message.rows), every(opened.payload.rows)
 
 
-def test_given_a_store_when_swept_on_spark_then_report_and_rows_are_those_of_a_run(desk: Site) -> None:
+def test_given_a_store_when_swept_on_spark_then_report_rows_and_memory_are_those_of_a_run(desk: Site) -> None:
     twin = desk.folder / "twin"
     shutil.copytree(desk.folder / "data", twin / "data")
     (twin / "janitor.yaml").write_text(SETTINGS, encoding="utf-8")
@@ -73,11 +103,46 @@ def test_given_a_store_when_swept_on_spark_then_report_and_rows_are_those_of_a_r
     refused = desk.janitor("spark sweep")
     assert refused.code == 3
     swept = desk.janitor("spark sweep --adopt --format json")
-    assert (swept.code, swept.json["mode"]) == (0, "apply")
-    assert swept.json["totals"] == planned["totals"] | {"kept": swept.json["totals"]["kept"]}
-    assert desk.run(f"run --once --adopt --config {twin}/janitor.yaml").code == 0
+    single = desk.run(f"run --once --adopt --config {twin}/janitor.yaml --format json")
+    assert (swept.code, single.code) == (0, 0)
+    for name in ("mode", "totals", "boundary"):
+        assert swept.json[name] == single.json[name]
     assert rows(desk.store) == rows(twin / "data" / "messaging")
-    assert "run" in desk.janitor("spark sweep").out
+    memories = []
+    for folder in (desk.folder, twin):
+        with SqliteState(folder / "data" / "janitor") as state:
+            runs = [run.result for run in state.runs(10) if run.mode == "apply"][:1]
+            memories.append((state.frontiers(), len(state.evidence()), runs, state.last_thorough_ms(), state.intents()))
+    assert memories[0] == memories[1]
+
+    # And whoever exports that memory shows the run.
+    assert desk.janitor("spark stats").code == 0
+    text = exported(desk)
+    assert 'tms_janitor_sweeps_total{result="done"} 1.0' in text
+    assert 'tms_janitor_rows_deleted_total{rule="expired",table="message"} 2.0' in text
+    assert 'tms_janitor_last_success_timestamp_seconds{table="message"} 1.7e+09' in text
+    assert "tms_janitor_orphan_payload_rows 0.0" in text
+    picture = desk.janitor("status --format json").json
+    assert picture["last_run"]["id"] == swept.json["id"]
+    assert picture["statistics"]["counted_ms"] == NOW_MS
+    assert "payloads of no message" in desk.janitor("status").out
+
+
+def test_given_an_archive_when_swept_on_spark_then_what_went_is_listed_read_and_restored(desk: Site) -> None:
+    desk.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: data/archive}, "))
+    before = rows(desk.store)
+    assert desk.janitor("spark sweep --adopt").code == 0
+    listed = desk.janitor("archive list --format json").json["archived"]
+    assert [(group["topic"], group["messages"], group["payloads"]) for group in listed] == [
+        ("orders", 2, 1),
+        ("retired", 1, 0),
+    ]
+    frame = pandas.concat(pandas.read_parquet(path) for path in (desk.folder / "data" / "archive").rglob("*.parquet"))
+    gone = {key for one, other in zip(before, rows(desk.store), strict=True) for key in dict(one).keys() - dict(other)}
+    assert set(frame["key"]) == gone
+    assert desk.janitor("pause default:orders").code == 0
+    assert desk.janitor("archive restore default:orders").code == 0
+    assert {key for key, _ in rows(desk.store)[0]} == {key for key, _ in before[0] if b"retired" not in key}
 
 
 def test_given_a_store_that_is_held_when_swept_then_it_says_so_or_skips(desk: Site) -> None:
@@ -104,18 +169,42 @@ def test_given_a_store_when_counted_on_spark_then_it_is_shown_kept_and_written(d
     assert list((desk.folder / "out" / "day=2023-11-14").glob("*.parquet"))
     counted = desk.janitor("spark stats --topic 'default:o*' --what-if ttl=1h --format json").json
     [orders] = counted["topics"]
-    [then] = counted["what_if"]["topics"]
-    assert (orders["overdue"]["expired"], then["overdue"]["expired"]) == (3, 4)
+    assert orders["overdue"]["expired"] == 3
+    assert [found["totals"]["expired"] for found in _plans(counted)] == [3, 4]
+
+
+def test_given_another_policy_when_supposed_then_it_takes_what_a_plan_takes_once_it_is_in_force(desk: Site) -> None:
+    assert desk.janitor("run --once --adopt").code == 0
+    supposed = desk.janitor("spark stats --what-if 'ttl=1h,topic=default:orders' --format json --no-remember").json
+    with LevelDBStore(desk.store) as store:
+        topic(store, "default:orders", ttl_seconds=3600)
+    planned = desk.janitor("plan --format json").json
+    for report in (planned, supposed["what_if"]["plan"]):
+        for name in ("id", "duration_seconds", "phase_seconds", "store_calls", "seeks_spared"):
+            del report[name]
+    assert supposed["what_if"]["plan"] == planned
+    assert [item["held"] for item in planned["topics"]] == ["frontier"], "and it says that it would wait"
+    assert desk.janitor("status --format json").json["statistics"] is None
+
+
+def test_given_one_topic_when_counted_then_nothing_is_said_of_the_others(desk: Site) -> None:
+    with LevelDBStore(desk.store) as store:
+        topic(store, "default:other", ttl_seconds=86400).plain(NOW_MS)
+    assert desk.janitor("spark stats --topic 'default:o*'").code == 0
+    assert desk.janitor("spark stats --topic default:orders").code == 0
+    with SqliteState(desk.folder / "data" / "janitor") as state:
+        counted = {str(name): count.messages for name, count in state.counts().items()}
+        assert counted == {"default:orders": 4, "default:other": 1}
+        assert state.note("statistics") is None, "that is of the whole store"
 
 
 def test_given_two_policies_when_shown_then_the_difference_stands_beside_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    overdue = {"expired": 3, "old_generation": 0}
-    now = GenerationStats(TopicId("default", "orders"), 1, rows=9, overdue=overdue)
-    commands.show([now], [replace(now, overdue={**overdue, "expired": 7})], NOW_MS)
-    assert re.search(r"orders .* 3 .* 7 +\+4", capsys.readouterr().out)
-    commands.show([], None, NOW_MS)
+    now = GenerationStats(ORDERS, 1, rows=9, overdue={"expired": 3, "old_generation": 0})
+    stats_table.show([now], [report({None: 3}), report({None: 3, Hold.FRONTIER: 4})], NOW_MS)
+    assert re.search(r"orders .* 3 +7 +\+4 +4", capsys.readouterr().out)
+    stats_table.show([], None, NOW_MS)
     assert "nothing lies in this store" in capsys.readouterr().out
 
 
@@ -123,7 +212,6 @@ def test_given_two_policies_when_shown_then_the_difference_stands_beside_them(
     ("line", "message"),
     [
         ("spark stats --what-if ttl=soon", "is no policy"),
-        ("spark stats --what-if ttl=1d --remember", "--remember"),
         ("spark stats --leveldb nothing-here", "nothing-here"),
         ("spark sweep --leveldb nothing-here", "nothing-here"),
     ],

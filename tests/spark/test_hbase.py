@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import happybase
 import pytest
 
 from janitor.parquet import summarise
@@ -18,23 +20,30 @@ from janitor.settings import Settings, load
 from janitor.spark.access import Access
 from janitor.spark.errands import Share
 from janitor.spark.options import Options
+from janitor.spark.sender import SparkSender
 from janitor.spark.session import translated
 from janitor.spark.source import FilteringSource, RowReader
-from janitor.spark.sweep import SparkEngine, SparkSender, cutter
+from janitor.spark.sweep import SparkEngine, cutter
 from janitor.spark.tasks import StoreGround, perform
 from janitor.state.base import State
 from janitor.state.hbase import HBaseState
 from janitor.world import Terms
-from tests.builders import DAY, LIFETIME, NOW_MS, Desk, Snapshots, every
+from tests.builders import DAY, LIFETIME, NOW_MS, Desk, Snapshots, every, topic
 from tests.hbase.fixture import running
+from tests.hbase.proxy import Conduct, Fault, Proxy
 from tests.hbase.scene import DOOMED, DUE, Scene
-from tests.hbase.tables import Tables
+from tests.hbase.tables import PATIENCE_SECONDS, Tables
 from tests.spark.local import LocalSender
+from tests.spark.test_parts import fill
 from tests.spark.test_sweep import told
 from tms_core.clock import ManualClock
-from tms_core.errors import StoreUnavailable
+from tms_core.errors import StoreNotFound, StoreUnavailable
 from tms_core.lease import Lease
+from tms_core.side import Expiries, HBaseSide
+from tms_core.tables import hbase_pool
 from tms_core.tables.base import Store
+from tms_core.tables.hbase_pool import HBasePool
+from tms_core.topic import TopicId
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,11 +67,12 @@ class Cluster:
 
     tables: Tables
     namespace: str
+    thrift: str
 
     @property
     def access(self) -> Access:
         environment = {"TMS_STORAGE__HBASE__NAMESPACE": self.namespace, "TMS_STORAGE__HBASE__BUCKETS": "4"}
-        settings = load(None, environment, {"hbase": self.tables.server.thrift})
+        settings = load(None, environment, {"hbase": self.thrift})
         return Access(settings.settings)
 
     @contextmanager
@@ -75,7 +85,7 @@ class Cluster:
 
 
 def cluster(tables: Tables) -> Cluster:
-    return Cluster(tables, tables.make())
+    return Cluster(tables, tables.make(), tables.server.thrift)
 
 
 def archiving(settings: Settings, folder: Path) -> Settings:
@@ -227,3 +237,78 @@ def test_given_tables_in_hbase_when_read_in_this_process_then_every_row_comes_on
     with made.access.reading() as face:
         shares = cutter(made.access, None)(face)
     assert [share.salt for share, _ in shares] == [0, 1, 2, 3]
+
+
+def test_given_one_topic_with_nine_tenths_of_all_rows_in_hbase_when_cut_then_no_piece_is_thrice_the_median(
+    tables: Tables,
+) -> None:
+    made = cluster(tables)
+    names = ["default:huge", *(f"default:tiny{number}" for number in range(10))]
+    with made.opened() as (store, _):
+        for name in names:
+            fill(store, name, 1800 if name == "default:huge" else 20, lambda: b"body")
+        stored = [key for key, _ in every(store.message.rows)]
+    for number, patterns in [(None, ()), (12, ()), (12, tuple(names)), (12, ("*:huge", "*:tiny*"))]:
+        found = RowReader(Options(made.access, "message", patterns, now_ms=NOW_MS, partitions=number))
+        parts = found.partitions()
+        read = [[row["key"] for batch in found.read(part) for row in batch.to_pylist()] for part in parts]
+        assert len(parts) == (number or 4)
+        assert sorted(key for keys in read for key in keys) == stored
+        counts = list(map(len, read))
+        assert max(counts) <= 3 * statistics.median(counts), counts
+
+
+def test_given_messages_in_hbase_with_a_ttl_of_their_own_when_read_then_it_takes_them(tables: Tables) -> None:
+    made, times = cluster(tables), range(NOW_MS, NOW_MS + 20)
+
+    def read() -> dict[int, str]:
+        found = RowReader(Options(made.access, "message", now_ms=NOW_MS))
+        batches = [batch for part in found.partitions() for batch in found.read(part)]
+        return {row["publish_ms"]: row["rule"] for batch in batches for row in batch.to_pylist()}
+
+    with made.opened() as (store, _):
+        orders = topic(store, "default:orders", ttl_seconds=3600).plain(*times)
+        keys = [key for key, _ in every(store.message.rows)]
+    assert orders.id == TopicId("default", "orders")
+    assert read() == dict.fromkeys(times, "live"), "there is no table of them"
+    pool = HBasePool([tables.server.thrift], timeout_seconds=PATIENCE_SECONDS)
+    with HBaseSide(pool, made.namespace) as side:
+        Expiries(side).put((key, NOW_MS + number - 10) for number, key in enumerate(keys))
+    assert read() == {ms: "expired" if ms <= NOW_MS + 10 else "live" for ms in times}
+
+
+def test_given_an_hbase_that_breaks_off_when_a_task_reads_then_the_error_names_what_it_should_have_read(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hbase_pool, "PAUSES_SECONDS", (0.0, 0.0))
+    made = cluster(tables)
+    with made.opened() as (store, _):
+        fill(store, "default:orders", 800, lambda: b"body")
+    with Proxy(tables.server.thrift) as proxy:
+        access = replace(made, thrift=proxy.address).access
+        found = RowReader(Options(access, "message", now_ms=NOW_MS))
+        part = found.partitions()[-1]
+        # Behind what it takes to open the store, in the middle of the rows.
+        proxy.treat(lambda _: Conduct(down=Fault("cut", after_bytes=4000)))
+        with pytest.raises(StoreUnavailable, match="message rows of salt 3, keys from the first to the last"):
+            list(found.read(part))
+        assert proxy.struck
+
+
+def test_given_a_table_that_is_gone_when_spark_reads_then_the_error_is_ours_and_names_what_was_to_be_read(
+    spark: SparkSession, tables: Tables, tmp_path: Path
+) -> None:
+    made, config = cluster(tables), tmp_path / "hbase.yaml"
+    with made.opened() as (store, _):
+        Scene.on(store)
+    text = {"storage": {"kind": "hbase", "hbase": {"thrift": [tables.server.thrift], "namespace": made.namespace}}}
+    config.write_text(json.dumps(text), encoding="utf-8")
+    spark.dataSource.register(FilteringSource)
+    rows = spark.read.format("tms").options(config=str(config), now=str(NOW_MS)).load().where("salt = 1")
+    assert rows.collect(), "it is planned, and will be read again"
+    host, port = tables.server.thrift.split(":")
+    witness: Any = happybase.Connection(host, int(port), timeout=int(PATIENCE_SECONDS * 1000))
+    with closing(witness):
+        witness.delete_table(f"{made.namespace}:tms.message", disable=True)
+    with pytest.raises(StoreNotFound, match="lost its store while it read message rows of salt 1, keys"), translated():
+        rows.collect()

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Event
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from janitor.spark import session as on
-from janitor.spark.session import error_of, plain_kind, require_java, require_pyspark, session
+from janitor.spark.session import (
+    attended,
+    error_of,
+    plain_kind,
+    require_answer,
+    require_java,
+    require_pyspark,
+    session,
+    translated,
+)
+from tests.support import require_or_skip
 from tms_core import errors
 from tms_core.errors import ConfigurationError, StoreBusy, StoreUnavailable, TmsError
 from tms_core.tables.hbase_wire import ConnectionLost
@@ -85,6 +100,88 @@ def test_given_an_error_of_a_module_when_it_comes_back_then_it_is_of_the_kind_it
 def test_given_an_error_of_sparks_own_when_it_comes_back_then_its_first_line_is_told() -> None:
     assert str(error_of("\nJob aborted.\n  at org.apache.Stack")).startswith("Spark failed: Job aborted.")
     assert "did not say why" in str(error_of(""))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            (
+                "An error occurred while calling None.org.apache.spark.sql.classic.SparkSession.\n"
+                ": java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.\n\tat x.Y\n"
+                "Caused by: org.apache.spark.SparkException: All masters are unresponsive! Giving up.\n\tat x.Y\n"
+            ),
+            "SparkException: All masters are unresponsive! Giving up.",
+        ),
+        (
+            (
+                "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+                "  File \"x.py\", line 1, in y\nModuleNotFoundError: No module named 'janitor'\n"
+            ),
+            "ModuleNotFoundError: No module named 'janitor'",
+        ),
+    ],
+)
+def test_given_a_stack_when_it_comes_back_then_the_line_with_the_reason_is_told(text: str, said: str) -> None:
+    error = error_of(text)
+    assert str(error).startswith(f"Spark failed: {said}")
+    assert "SPARK_CONF_DIR" in error.hint
+
+
+@pytest.mark.parametrize("master", ["sc://127.0.0.1:1/;user_id=x", "spark://127.0.0.1:1,127.0.0.1:2", "spark://h:x"])
+def test_given_nobody_who_listens_at_a_master_when_a_session_is_wanted_then_it_says_so_at_once(master: str) -> None:
+    with pytest.raises(TmsError, match="No Spark answers at"), session(master):
+        pass
+
+
+def test_given_a_master_that_listens_or_that_no_name_leads_to_when_looked_for_then_all_is_well() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        require_answer(f"spark://127.0.0.1:1,127.0.0.1:{server.getsockname()[1]}")
+    require_answer("local[2]")
+    require_answer("k8s://https://nowhere:1")
+
+
+def test_given_a_jvm_that_is_gone_when_asked_then_the_error_is_ours() -> None:
+    with pytest.raises(TmsError, match="driver process is gone"), translated():
+        raise ConnectionRefusedError(111, "Connection refused")
+
+
+def test_given_ctrl_c_while_spark_is_at_work_then_all_of_it_is_called_back() -> None:
+    called_back = Event()
+
+    class Busy:
+        def interruptAll(self) -> None:  # noqa: N802 - as Spark has it
+            called_back.set()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        attended(cast(Any, Busy()), lambda: called_back.wait(60), interrupted)
+    assert called_back.is_set()
+    assert attended(cast(Any, Busy()), lambda: 3) == 3
+
+
+def test_given_a_process_of_its_own_when_a_task_fails_then_spark_shows_no_stack_beside_our_sentence() -> None:
+    if shutil.which("java") is None:
+        require_or_skip("java is missing; install it: apt-get install openjdk-17-jdk-headless")
+    program = (
+        "from janitor.spark.session import session, translated\n"
+        "def fail(batches):\n"
+        "    from tms_core.errors import StoreUnavailable\n"
+        "    raise StoreUnavailable('the task for part 0 lost its store.', 'Start it.')\n"
+        "    yield\n"
+        "with session('local[1]') as spark, translated():\n"
+        "    spark.range(1).mapInArrow(fail, 'id long').count()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 1
+    said = done.stderr[: done.stderr.index("Traceback")]
+    assert [line for line in said.splitlines() if "incubator" not in line] == []
+    assert (
+        done.stderr.splitlines()[-1]
+        == "tms_core.errors.StoreUnavailable: the task for part 0 lost its store. Start it."
+    )
 
 
 def test_given_a_session_that_is_there_when_one_is_wanted_then_it_is_that_one_and_stays(spark: SparkSession) -> None:

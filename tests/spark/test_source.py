@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import random
-import statistics
+import errno
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual, Not
 
+from janitor.policy import Row
 from janitor.ranges import Range
 from janitor.spark import pages
 from janitor.spark.columns import DataTable
@@ -23,17 +27,21 @@ from janitor.spark.session import translated
 from janitor.spark.source import FilteringReader, FilteringSource, RowReader, TmsSource
 from janitor.spark.wanted import Wanted
 from tests.builders import DAY, HOUR, NOW_MS, pointer, topic, unknown_topic
-from tests.janitor.test_differential import Scene, leveldb_store, scenes
+from tests.janitor.test_differential import LONG_MAX, Scene, leveldb_store, scenes
+from tests.spark.test_columns import said
 from tms_core.errors import ConfigurationError, StoreBusy, StoreNotFound
 from tms_core.rowkey import MessageKey, PayloadKey
+from tms_core.side import Expiries, LevelDBSide, beside
 from tms_core.tables.base import MessageValue, Store, TxCell
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb import LevelDBMessageReads, LevelDBStore, decode
+from tms_core.tables.leveldb_database import Columns as RawColumns
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+ALL = Piece(None, (Range(b"", b""),))
 Filled = Callable[[Callable[[Store], None]], Path]
 
 
@@ -141,9 +149,7 @@ def test_given_a_random_store_when_read_then_every_key_comes_once_in_order(scene
         scene.fill(store)
         for name, stored in (("message", store.message), ("payload", store.payload)):
             table: DataTable = "message" if name == "message" else "payload"
-            found = [
-                key for rows in pages.walk(stored, Piece(None, b"", b""), Wanted(table), Ask()) for key in rows.keys
-            ]
+            found = [key for rows in pages.walk(stored, ALL, Wanted(table), Ask()) for key in rows.keys]
             assert found == sorted(scene.messages if table == "message" else scene.payloads)
 
 
@@ -158,11 +164,50 @@ def test_given_a_store_that_takes_values_apart_itself_when_read_then_its_pages_s
         for one in (memory, store):
             sample(one)
             read_from = one.message if table == "message" else one.payload
-            [rows] = pages.walk(read_from, Piece(None, b"", b""), Wanted(table), ask)
+            [rows] = pages.walk(read_from, ALL, Wanted(table), ask)
             pointers = rows.pointers and [column.tolist() for column in rows.pointers]
             sizes = rows.sizes and [size for size, present in zip(*rows.sizes, strict=True) if present]
             said.append((rows.keys, pointers, sizes, rows.payloads))
     assert said[0] == said[1]
+
+
+RAW = [
+    [],
+    [b""],
+    [b"", b""],
+    [b"\x00", b"\x00plain", b""],
+    [b"\x01" + bytes(7), b"\x01" + bytes(8), b"\x02" + b"\xff" * 8, b"\x02", b"\x03" * 20, b""],
+]
+
+
+@settings(max_examples=100)
+@given(st.sampled_from(RAW) | st.lists(st.binary(max_size=12) | st.binary(min_size=9, max_size=9), max_size=8))
+def test_given_values_whole_and_damaged_when_taken_apart_then_each_says_what_it_says_alone(values: list[bytes]) -> None:
+    keys = [MessageKey(TopicId("a", "t"), 1, ms, 0).pack() for ms in range(len(values))]
+    database: Any = Mock(columns=Mock(return_value=RawColumns(keys, values, None)))
+    table: Any = LevelDBMessageReads(database, Counter())
+    found = []
+    for rows in pages.walk(table, ALL, Wanted("message"), Ask(sizes=True, payloads=True)):
+        assert rows.pointers is not None
+        assert rows.sizes is not None
+        assert rows.payloads is not None
+        for stored, present, size, sized, payload in zip(*rows.pointers, *rows.sizes, rows.payloads, strict=True):
+            found.append((int(stored) if present else None, int(size) if sized else None, payload))
+    alone = [decode(value) or MessageValue(None, None) for value in values]
+    assert found == [(one.pointer, None if one.payload is None else len(one.payload), one.payload) for one in alone]
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+@pytest.mark.parametrize("table", ["message", "payload"])
+def test_given_next_to_nothing_when_read_then_that_comes(rows: int, table: str, filled: Filled) -> None:
+    def fill(store: Store) -> None:
+        made = topic(store, "a:t", ttl_seconds=3600)
+        for ms in range(NOW_MS, NOW_MS + rows):
+            made.plain(ms).stored(7, ms)
+
+    place = filled(fill)
+    for options in ({}, {"from": NOW_MS, "to": NOW_MS + 1}, {"topics": "a:*", "partitions": 9}):
+        assert [row["topic"] for row in read(place, table=table, **options)] == ["t"] * rows
 
 
 def test_given_a_store_that_is_gone_when_a_task_comes_to_it_then_the_error_names_what_it_should_have_read(
@@ -175,7 +220,6 @@ def test_given_a_store_that_is_gone_when_a_task_comes_to_it_then_the_error_names
     message = "lost its store while it read payload rows of keys from the first to the last"
     with pytest.raises(StoreNotFound, match=message):
         list(found.read(part))
-    assert str(Piece(7, b"a:", b"b:")) == "salt 7, keys 613a to 623a"
 
 
 def test_given_a_protected_topic_when_read_then_what_is_due_is_held(filled: Filled, tmp_path: Path) -> None:
@@ -199,7 +243,7 @@ def test_given_a_part_cut_out_by_keys_when_read_and_written_then_nothing_outside
     orders.stored(5, *range(10))
     keys = store.message.keys(b"", None, 100).items
     stored = store.payload.keys(b"", None, 100).items
-    part = RangedStore(store, Range(keys[2], keys[5]), Range(stored[8], b""))
+    part = RangedStore(store, [Range(keys[2], keys[5])], [Range(stored[8], b"")])
     assert part.message.keys(b"", None, 100).items == keys[2:5]
     assert [key for key, _ in part.message.rows(keys[3], None, 100).items] == keys[3:5]
     assert not part.message.keys(keys[6], None, 100).items
@@ -219,25 +263,72 @@ def test_given_a_part_cut_out_by_keys_when_read_and_written_then_nothing_outside
     part.close()
 
 
-# --- how it is cut ---------------------------------------------------------------------------------------------------
+# --- a ttl of a message's own ----------------------------------------------------------------------------------------
 
 
-def test_given_a_topic_with_nine_tenths_of_all_rows_when_cut_then_no_piece_is_thrice_the_median(
+@pytest.mark.parametrize("links", [True, False])
+def test_given_messages_with_a_ttl_of_their_own_when_read_then_it_takes_them(
+    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, links: bool
+) -> None:
+    place = filled(many)
+    side = beside(place)
+    keys = [row["key"] for row in read(place) if row["rule"] == "live"]
+    with LevelDBSide(side) as table:
+        Expiries(table).put([(keys[0], NOW_MS), (keys[1], NOW_MS + 1), (keys[-1], NOW_MS - 1), (b"gone", 5)])
+    # Opened once more, what it has is in a table.
+    LevelDBSide(side).close()
+    assert list(side.glob("*.ldb"))
+    files = {path.name: path.read_bytes() for path in side.iterdir()}
+    if not links:
+        monkeypatch.setattr(Path, "hardlink_to", refused)
+    found = {row["key"]: (row["action"], row["rule"]) for row in read(place)}
+    assert [found[key] for key in (keys[0], keys[1], keys[-1])] == [
+        ("delete", "expired"),
+        ("keep", "live"),
+        ("delete", "expired"),
+    ]
+    assert sum(verdict == ("delete", "expired") for verdict in found.values()) == 2
+    assert {row["rule"] for row in read(place, table="payload")} == {"foreign", "live"}
+    assert {path.name: path.read_bytes() for path in side.iterdir()} == files
+    assert list((tmp_path / "messaging.janitor").iterdir()) == []
+
+
+def refused(*_: object) -> None:
+    raise OSError(errno.EXDEV, "no links from here to there")
+
+
+def test_given_a_side_table_somebody_holds_when_a_task_comes_to_it_then_the_error_names_what_it_should_have_read(
     filled: Filled,
 ) -> None:
-    bodies = random.Random(7)
+    place = filled(sample)
+    found = reader(place)
+    [part] = found.partitions()
+    with LevelDBSide(beside(place)), pytest.raises(StoreBusy, match="while it read message rows of keys"):
+        list(found.read(part))
 
-    def fill(store: Store) -> None:
-        for name, rows in [("huge", 45_000), *((f"small{number}", 500) for number in range(10))]:
-            made = topic(store, f"default:{name}", ttl_seconds=3600)
-            keys = [MessageKey(made.id, 1, NOW_MS + number, 0).pack() for number in range(rows)]
-            store.message.put([(key, MessageValue(None, bodies.randbytes(40))) for key in keys])
 
-    found = reader(filled(fill), partitions=8)
-    counts = [sum(batch.num_rows for batch in found.read(part)) for part in found.partitions()]
-    assert len(counts) == 8
-    assert sum(counts) == 50_000
-    assert max(counts) <= 3 * statistics.median(counts)
+@settings(max_examples=10)
+@given(scenes(), st.data())
+def test_given_a_random_store_when_read_then_each_rows_verdict_is_the_laws(scene: Scene, data: st.DataObject) -> None:
+    moments = st.none() | st.sampled_from([0, max(0, scene.now_ms - 1), scene.now_ms, scene.now_ms + 1, LONG_MAX])
+    expires = {key: ms for key in scene.messages if (ms := data.draw(moments)) is not None}
+    with TemporaryDirectory() as folder:
+        place = Path(folder) / "messaging"
+        with LevelDBStore(place, create=True) as store, LevelDBSide(beside(place)) as side:
+            scene.fill(store)
+            Expiries(side).put(expires.items())
+        options = {"leveldb": str(place), "now": str(scene.now_ms)}
+        messages, payloads = (RowReader(Options.parse({**options, "table": t}, {})) for t in ("message", "payload"))
+        assert {row["key"]: (row["action"], row["rule"]) for row in rows_of(messages)} == {
+            key: said(messages.policy, Row("message", MessageKey.parse(key), value.pointer), expires.get(key))
+            for key, value in scene.messages.items()
+        }
+        assert {row["key"]: (row["action"], row["rule"]) for row in rows_of(payloads)} == {
+            key: said(payloads.policy, Row("payload", PayloadKey.parse(key))) for key in scene.payloads
+        }
+
+
+# --- how it is cut ---------------------------------------------------------------------------------------------------
 
 
 def test_given_a_small_table_when_cut_then_it_stays_in_one_piece(filled: Filled) -> None:
@@ -294,7 +385,7 @@ def test_given_a_moment_near_the_end_when_read_then_what_lies_before_is_leapt_ov
     place = filled(fill)
     with LevelDBStore(place) as store:
         wanted = Wanted("message", from_ms=NOW_MS + 19_990)
-        read_rows = sum(len(rows.keys) for rows in pages.walk(store.message, Piece(None, b"", b""), wanted, Ask()))
+        read_rows = sum(len(rows.keys) for rows in pages.walk(store.message, ALL, wanted, Ask()))
     assert 10 <= read_rows < 200
 
 
@@ -398,6 +489,17 @@ def test_given_a_store_somebody_holds_when_a_query_is_planned_then_the_error_is_
 def test_given_no_store_when_a_query_is_planned_then_the_error_is_ours(spark: SparkSession, place: Path) -> None:
     with pytest.raises(StoreNotFound), translated():
         on_spark(spark, FilteringSource, place).count()
+
+
+def test_given_a_store_that_is_gone_when_spark_reads_then_the_error_is_ours_and_names_what_was_to_be_read(
+    spark: SparkSession, filled: Filled
+) -> None:
+    place = filled(sample)
+    rows = on_spark(spark, FilteringSource, place)
+    assert len(rows.collect()) == 8, "it is planned, and will be read again"
+    place.rename(place.with_name("elsewhere"))
+    with pytest.raises(StoreNotFound, match="lost its store while it read message rows of keys"), translated():
+        rows.collect()
 
 
 # --- options ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from janitor.count import Census
+from janitor.look import STATISTICS_NOTE
 from janitor.spark import stats
 from janitor.spark.source import register
 from janitor.state.sqlite import SqliteState
@@ -88,7 +89,19 @@ def test_given_a_store_when_counted_then_each_figure_is_right(
 
     # The background count comes to the same.
     counted = {name: replace(count, counted_ms=NOW_MS) for name, count in state.counts().items()}
-    stats.save(state, list(found.values()), {**living, TopicId("a", "empty"): 3}, NOW_MS)
+    stats.save(state, list(found.values()), {**living, TopicId("a", "empty"): 3}, NOW_MS, whole=True)
+    assert state.note(STATISTICS_NOTE) == {
+        "counted_ms": NOW_MS,
+        "rows": sum(one.rows for one in found.values()),
+        "payload_rows": 4,
+        "size_bytes": sum(one.size_bytes for one in found.values()),
+        "overdue": {"expired": 4, "old_generation": 2},
+        "orphans": 2,
+        "missing": 1,
+        "blocking": str(OPEN),
+        "blocking_topic": "default:orders, generation 2",
+        "blocking_since_ms": NOW_MS - HOUR,
+    }
     assert {name: state.counts()[name] for name in counted} == counted
     assert state.counts()[TopicId("a", "empty")].messages == 0
 

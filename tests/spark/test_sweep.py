@@ -20,7 +20,8 @@ from janitor.report import Report
 from janitor.spark.errands import Errand, Run, Share, portable
 from janitor.spark.options import Options
 from janitor.spark.ranged import RangedStore
-from janitor.spark.sweep import SparkSender, cutter
+from janitor.spark.sender import SparkSender
+from janitor.spark.sweep import cutter
 from janitor.spark.tasks import FollowedLease, perform
 from janitor.state.base import RunRecord, StoreRecord
 from janitor.state.sqlite import SqliteState
@@ -33,9 +34,11 @@ from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, Halted, LeaseLost, MemoryFailed, StoreError, StoreUnavailable
 from tms_core.lease import Lease
 from tms_core.rowkey import MessageKey
+from tms_core.side import Expiries, MemorySide
 from tms_core.tables.base import KeyTable, MessageValue, Store
 from tms_core.tables.leveldb import LevelDBStore
 from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,7 +97,7 @@ def test_given_a_random_store_when_planned_in_pieces_cut_anywhere_then_the_plan_
     pieces = [Range(*pair) for pair in pairwise(edges)]
 
     def cut(whole: Store) -> list[tuple[Share, Store]]:
-        return [(Share(at, None, one, one), RangedStore(whole, one, one)) for at, one in enumerate(pieces)]
+        return [(Share(at, None, one, one), RangedStore(whole, [one], [one])) for at, one in enumerate(pieces)]
 
     state, clock = SqliteState.in_memory(), ManualClock(scene.now_ms)
     state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
@@ -156,6 +159,34 @@ def test_given_tasks_that_run_twice_when_swept_then_rows_go_once_and_lost_attemp
     assert rig.state.intents() == []
     [run] = rig.state.runs(10)
     assert run.result == "done"
+
+
+def test_given_two_attempts_at_once_when_one_is_killed_then_the_ledger_has_what_it_had_announced() -> None:
+    store, expiries = filled(), Expiries(MemorySide())
+    early = MessageKey(TopicId("default", "orders"), 1, NOW_MS - MINUTE, 0).pack()
+    expiries.put([(early, NOW_MS)])
+    rig = rig_on(store, expiries=expiries)
+
+    dying: list[bool] = []
+
+    def kill(call: Any) -> None:
+        if dying and call.name == "message.delete":
+            raise KeyboardInterrupt
+
+    def duplicate(errand: Errand, share: Share) -> None:
+        if errand.step == "message" and share.number == 1:
+            dying.append(True)
+            with pytest.raises(KeyboardInterrupt):
+                perform(rig.sender.ground, errand, share, 1)
+            dying.clear()
+
+    watch(store, after=kill)
+    rig.sender.before = duplicate
+    report = rig.engine.run_once(adopt=True)
+    assert not report.errors
+    lost = [entry for entry in rig.state.ledger(100) if entry.rows is None]
+    assert [(str(entry.topic), entry.table, entry.rule) for entry in lost] == [("default:orders", "message", "expired")]
+    assert lost[0].start < early, "and not what the driver itself took, of which it knows the number"
 
 
 def test_given_a_task_that_fails_for_good_when_swept_then_the_run_fails_and_says_where_it_took_rows() -> None:

@@ -123,6 +123,13 @@ class HBaseStore(Store):
         buckets = self._buckets.known or sampled(self._message).best() or sampled(self._payload).best()
         return [self._part(byte, buckets) for byte in salts]
 
+    def part(self, salt: int) -> HBasePart:
+        """The rows under one salt, whether there are any, without asking which salts there are.
+
+        Where nobody says how many buckets there are, wrong salts are not counted there.
+        """
+        return self._part(salt, self._buckets.known)
+
     def check_buckets(self) -> None:
         """Hold the configured number of buckets against the tables, as the first ``put`` does by itself.
 

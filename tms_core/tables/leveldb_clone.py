@@ -16,8 +16,8 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
@@ -60,6 +60,32 @@ def clone(path: Path | str, into: Path | str) -> ClonedStore:
     return ClonedStore(Path(path), Path(into))
 
 
+@contextmanager
+def still(path: Path | str, into: Path | str) -> Iterator[Path]:
+    """A store's files as they are now, beside the store itself, which this process has open: for others to clone.
+
+    Nothing may be written to the store until the copy is there. LevelDB may still be tidying up behind the scenes, so
+    a folder is copied again when something in it has moved meanwhile.
+
+    Args:
+        path: the store.
+        into: the folder the copy lives in until the block ends; made when missing. Not inside the store.
+
+    Raises:
+        StoreNotFound, StoreLayoutError: as for the store itself.
+        StoreError: the copy cannot be written.
+    """
+    sources, into = find_tables(Path(path)), Path(into)
+    _refuse_inside(Path(path), into)
+    with ExitStack() as stack:
+        folder = _new_folder(into, stack)
+        for source in sources.values():
+            with translated(source):
+                while not _copied_at_rest(source, folder / source.name):
+                    shutil.rmtree(folder / source.name)
+        yield folder
+
+
 def remove_stale(into: Path | str) -> int:
     """Remove the clones that processes which are gone left behind; call it at start.
 
@@ -90,16 +116,16 @@ class ClonedStore(Store):
 
     def __init__(self, path: Path, into: Path) -> None:
         self.calls = Counter()
-        self.linked = True
-        self.copied_bytes = 0
+        files = _Files()
         sources = find_tables(path)
         self._identity = identity(path)
         _refuse_inside(path, into)
         with ExitStack() as stack:
             folder = _new_folder(into, stack)
-            self._copy_all(sources.values(), folder)
+            _copy_all(sources.values(), folder, files)
             databases = {table: _open_copy(folder / name, stack) for table, name in FOLDERS.items()}
             self._open = stack.pop_all()
+        self.linked, self.copied_bytes = files.linked, files.copied_bytes
         self.metadata = ClonedMetadataTable(databases["metadata"], self.calls)
         self.message = ClonedMessageTable(databases["message"], self.calls)
         self.payload = ClonedPayloadTable(databases["payload"], self.calls)
@@ -112,15 +138,19 @@ class ClonedStore(Store):
         """Close the clone and remove its files; those of the original stay."""
         self._open.close()
 
-    def _copy_all(self, sources: Collection[Path], folder: Path) -> None:
-        with ExitStack() as locks:
-            for source in sources:
-                locks.enter_context(locked(source, shared=True))
-            for source in sources:
-                with translated(source):
-                    self._copy_folder(source, folder / source.name)
 
-    def _copy_folder(self, source: Path, target: Path) -> None:
+class _Files:
+    """Copies folders of a store.
+
+    Attributes:
+        linked, copied_bytes: as those of a clone.
+    """
+
+    def __init__(self) -> None:
+        self.linked = True
+        self.copied_bytes = 0
+
+    def copy_folder(self, source: Path, target: Path) -> None:
         target.mkdir()
         for table in chain.from_iterable(table_files(source).values()):
             self._link(table, target / table.name)
@@ -180,6 +210,31 @@ class ClonedMetadataTable(LevelDBMetadataReads, MetadataTable):
 
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
         raise _read_only()
+
+
+def _copy_all(sources: Collection[Path], folder: Path, files: _Files) -> None:
+    with ExitStack() as locks:
+        for source in sources:
+            locks.enter_context(locked(source, shared=True))
+        for source in sources:
+            with translated(source):
+                files.copy_folder(source, folder / source.name)
+
+
+def _copied_at_rest(source: Path, target: Path) -> bool:
+    """Whether nothing moved in a folder while it was copied."""
+    try:
+        before = _inventory(source)
+        _Files().copy_folder(source, target)
+        return _inventory(source) == before
+    except FileNotFoundError:
+        return False
+
+
+def _inventory(folder: Path) -> list[tuple[str, int]]:
+    """The files that say what a store holds, and their sizes."""
+    files = [*chain.from_iterable(table_files(folder).values()), *folder.glob("MANIFEST-*"), *folder.glob("*.log")]
+    return sorted((file.name, file.stat().st_size) for file in files)
 
 
 def _new_folder(into: Path, stack: ExitStack) -> Path:

@@ -1,0 +1,205 @@
+"""P13: a sweep on Spark beside one of a single process, on the same rows: in LevelDB, and in HBase.
+
+In LevelDB only the driver can delete, and tasks look. So there are two stores: one in which everything is due, where
+tasks have nothing to look for and the two should take as long; and one of live rows of transactions, one of which is
+invalid, with live payloads beside them, where looking is nearly all there is to do. The JVM has been warmed up by a
+turn before; its start is not in the figure, and neither is giving the space back. Each byte of what is looked at is
+read once, by one task; the driver reads again what it deletes.
+
+In HBase tasks delete, each under one salt, and the single process does with as many workers. One machine is all there
+is, so that HBase, Spark and the sweep compete for its processors: what these figures say is what Spark costs there.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.figure import Figure, report
+from benchmarks.hbase import BUCKETS, filled, server
+from benchmarks.p1_sweep import BenchClock
+from benchmarks.stores import BATCH_ROWS, BODY, NOW_MS, TERMS, build, engine, topic_names
+from janitor.report import Report
+from janitor.settings import load
+from janitor.spark.access import Access
+from janitor.spark.sender import Sender, SparkSender
+from janitor.spark.session import session
+from janitor.spark.sweep import SparkEngine, cutter
+from janitor.spark.tasks import StoreGround
+from janitor.state.base import State
+from janitor.state.hbase import HBaseState
+from janitor.state.sqlite import SqliteState
+from tests.hbase.tables import Tables
+from tests.support import size
+from tms_core.rowkey import MessageKey, PayloadKey
+from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb_clone import still
+from tms_core.transaction.model import TX_PER_MS, VisibilityState
+from tms_core.transaction.source import Loaded
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROWS = size("TMS_BENCH_ROWS", 1_000_000)
+HBASE_ROWS = size("TMS_BENCH_HBASE_ROWS", 60_000)
+CORES = 2
+WORKERS = 4
+TURNS = 3
+#: Begun a minute ago, and so were the messages published.
+INVALID = (NOW_MS - 60_000) * TX_PER_MS
+COMMITTED = INVALID + 1
+
+
+class Source:
+    """A snapshot with one invalid transaction."""
+
+    def latest(self) -> Loaded:
+        newest = NOW_MS * TX_PER_MS
+        return Loaded(VisibilityState(NOW_MS, newest, newest, array("q", [INVALID]), ()), "snapshot")
+
+
+def build_live(path: Path) -> None:
+    """Live rows of transactions, every ten-thousandth of them invalid, and half as many live payloads."""
+    [name] = topic_names(1)
+    build(path, [name], 0, NOW_MS, 1)
+    with LevelDBStore(path) as store:
+        for first in range(0, ROWS, 10_000):
+            numbers = range(first, min(first + 10_000, ROWS))
+            keys = [MessageKey(name, 1, NOW_MS - 60_000 + number // 60, number % 60).pack() for number in numbers]
+            pointers = [INVALID if number % 10_000 == 0 else COMMITTED for number in numbers]
+            values = [MessageValue(pointer, BODY) for pointer in pointers]
+            store.message.put(list(zip(keys, values, strict=True)))
+            payloads = [PayloadKey(name, 1, COMMITTED + number, NOW_MS - 60_000, 0).pack() for number in numbers[::2]]
+            store.payload.put([(key, BODY) for key in payloads])
+
+
+@contextmanager
+def of_spark(spark: SparkSession, path: Path) -> Iterator[SparkEngine]:
+    """A janitor on a LevelDB store, with tasks that look."""
+    access = Access(load(None, {}, {"leveldb": str(path)}).settings)
+
+    @contextmanager
+    def looking() -> Iterator[Sender]:
+        with still(path, path.with_name("state")) as copied:
+            yield SparkSender(spark, StoreGround(access.at(copied)))
+
+    with LevelDBStore(path) as store, SqliteState.in_memory() as state:
+        yield on_spark(store, state, SparkSender(spark, StoreGround(access)), access, looking=looking)
+
+
+def on_spark(store: Store, state: State, sender: Sender, access: Access, **options: Any) -> SparkEngine:
+    return SparkEngine(
+        *(store, state, Source(), BenchClock(), TERMS),
+        sender=sender,
+        cut=cutter(access, CORES),
+        token_hex=secrets.token_hex,
+        batch_rows=BATCH_ROWS,
+        **options,
+    )
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[Any]:
+    """A janitor that does it all by itself."""
+    with LevelDBStore(path) as store:
+        yield engine(store, BenchClock(), source=Source())
+
+
+def timed(run: Callable[[], Report], rows: int) -> float:
+    """Seconds a sweep takes without giving space back."""
+    started = time.perf_counter()
+    done = run()
+    seconds = time.perf_counter() - started - done.phase_seconds["compact"]
+    changed = sum(entry.rows for entry in done.entries.values())
+    if done.errors or changed != rows:
+        raise RuntimeError(f"changed {changed} rows, and not {rows}: {done.errors}")
+    return seconds
+
+
+def in_leveldb(spark: SparkSession, source: Path, rows: int) -> tuple[float, float]:
+    """Seconds on Spark and alone, the medians of some turns."""
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for turn in range(TURNS + 1):
+        for tasks in (True, False):
+            copy = shutil.copytree(source, source.with_name("copy"))
+            with of_spark(spark, copy) if tasks else alone(copy) as made:
+                taken = timed(lambda: made.run_once(adopt=True), rows)
+            shutil.rmtree(copy)
+            if turn:
+                seconds[tasks].append(taken)
+    return statistics.median(seconds[True]), statistics.median(seconds[False])
+
+
+def in_hbase(spark: SparkSession) -> tuple[float, float]:
+    """The same of tables in which everything is due."""
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    with server() as running, Tables(running) as tables:
+        for turn in range(TURNS + 1):
+            for tasks in (True, False):
+                with filled(tables, HBASE_ROWS, topics=1) as namespace:
+                    environment = {"TMS_STORAGE__HBASE__NAMESPACE": namespace}
+                    access = Access(load(None, environment, {"hbase": running.thrift}).settings)
+                    with (
+                        HBaseStore([running.thrift], namespace=namespace, connections=WORKERS) as store,
+                        HBaseState([running.thrift], namespace=namespace) as state,
+                    ):
+                        sender = SparkSender(spark, StoreGround(access))
+                        made = (
+                            on_spark(store, state, sender, access)
+                            if tasks
+                            else engine(store, BenchClock(), workers=WORKERS, source=Source())
+                        )
+                        taken = timed(lambda: made.run_once(adopt=True), HBASE_ROWS)  # noqa: B023 - called at once
+                    if turn:
+                        seconds[tasks].append(taken)
+    return statistics.median(seconds[True]), statistics.median(seconds[False])
+
+
+def main() -> None:
+    with session(f"local[{CORES},4]") as spark:
+        with tempfile.TemporaryDirectory(prefix="p13-") as scratch:
+            due, live = Path(scratch) / "due" / "store", Path(scratch) / "live" / "store"
+            build(due, topic_names(10), ROWS // 10, NOW_MS - 7_200_000, 1)
+            build_live(live)
+            files = sum(file.stat().st_size for file in live.rglob("*") if file.is_file())
+            seconds = {"due": in_leveldb(spark, due, ROWS), "live": in_leveldb(spark, live, -(-ROWS // 10_000))}
+        looked = ROWS + ROWS // 2
+        ratio = {kind: round(single / tasks, 3) for kind, (tasks, single) in seconds.items()}
+        details: dict[str, Any] = {
+            "rows": ROWS,
+            "cores": CORES,
+            "rows_looked_at_per_second": round(looked / seconds["live"][0]),
+            "rows_looked_at_per_second_alone": round(looked / seconds["live"][1]),
+            "bytes_read_per_row_looked_at": round(files / looked, 1),
+            "all_due_ratio": ratio["due"],
+            "rows_deleted_per_second": round(ROWS / seconds["due"][0]),
+            "rows_deleted_per_second_alone": round(ROWS / seconds["due"][1]),
+            "python": sys.version.split()[0],
+        }
+        name = "LevelDB sweep of live rows, alone ÷ with two tasks that look"
+        report(Figure("P13", name, ratio["live"], details=details))
+        tasks, single = in_hbase(spark)
+    details = {
+        "rows": HBASE_ROWS,
+        "salts": BUCKETS,
+        "cores": CORES,
+        "rows_deleted_per_second": round(HBASE_ROWS / tasks),
+        "rows_deleted_per_second_alone": round(HBASE_ROWS / single),
+        "workers_alone": WORKERS,
+    }
+    report(Figure("P13", "HBase sweep, alone ÷ on Spark", round(single / tasks, 3), details=details))
+
+
+if __name__ == "__main__":
+    main()

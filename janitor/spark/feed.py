@@ -1,0 +1,169 @@
+"""What somebody asks of a stream: the options of ``spark.readStream.format("tms")``, read and checked.
+
+The token is in a file, which is read where it is used: options show in plans, logs and the checkpoint.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from janitor.spark.offsets import EARLIEST, Place
+from tms_core.client import Client, ConfigurationError, Retry, TopicId, TransactionClient
+from tms_core.client.messages import milliseconds, time_at
+from tms_core.client.sync import DEFAULT_TRANSACTIONS
+from tms_core.errors import TmsError
+from tms_core.rowkey import MessageId
+
+#: Where a stream begins that is to see only what comes.
+LATEST = "latest"
+#: How a server is asked again that does not answer; some seconds, so that a restart of it is survived.
+PATIENCE = Retry(attempts=8)
+#: Messages in one batch unless told otherwise: some seconds' work, and well within the time of one transaction.
+MAX_MESSAGES = 50_000
+
+_HIGHEST_COUNT = 1_000_000_000
+_ID_DIGITS = 40
+_NAMES = ("url", "topic", "transactions", "token_file", "ca_file", "committed", "partitions")
+_NAMES_OF_SPARK = ("startingPosition", "maxMessagesPerBatch", "failOnDataLoss")
+_OPTIONS = {name.lower(): name for name in (*_NAMES, *_NAMES_OF_SPARK)}
+#: Options that no other use of the format has.
+_OURS = frozenset(_OPTIONS) - {"partitions"}
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A topic of a server, and how it is to be read.
+
+    Attributes:
+        url: of the server.
+        topic: whose messages.
+        begin: where a query begins that has no checkpoint; None: behind what is there when it does.
+        max_messages: in one batch.
+        stretch_messages: in one task.
+        fail_on_loss: whether messages that may be lost end the query.
+        committed: whether only what is committed is read.
+        transactions: ``HOST:PORT`` of the transaction service.
+        token_file, ca_file: as of the client; on executors, too.
+    """
+
+    url: str
+    topic: TopicId
+    begin: Place | None = EARLIEST
+    max_messages: int = MAX_MESSAGES
+    stretch_messages: int = MAX_MESSAGES
+    fail_on_loss: bool = True
+    committed: bool = True
+    transactions: str = DEFAULT_TRANSACTIONS
+    token_file: str | None = None
+    ca_file: str | None = None
+
+    @staticmethod
+    def is_meant(given: Mapping[str, str]) -> bool:
+        """Whether options are those of a stream, and not of a store."""
+        return not _OURS.isdisjoint(name.lower() for name in given)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Feed:
+        """Read options as Spark has them.
+
+        Raises:
+            ConfigurationError: names the option and what to write.
+        """
+        found = {name.lower(): value for name, value in given.items()}
+        if "token" in found:
+            raise ConfigurationError(
+                "token is no option, because options show in plans.", "Put it into a file, and name that in token_file."
+            )
+        if unknown := sorted(set(found) - set(_OPTIONS)):
+            raise ConfigurationError(
+                f"{unknown[0]} is no option of a stream.", f"There are {', '.join(sorted(_OPTIONS.values()))}."
+            )
+        for name, example in (("url", "http://127.0.0.1:11015"), ("topic", "default:orders")):
+            if name not in found:
+                raise ConfigurationError(f"{name} is missing.", f"Set it, for example to {example}.")
+        most = _count(found, "maxMessagesPerBatch", MAX_MESSAGES)
+        feed = cls(
+            found["url"],
+            named(found["topic"]),
+            begin_of(found.get("startingposition", "earliest")),
+            most,
+            -(-most // _count(found, "partitions", 1)),
+            _switch(found, "failOnDataLoss"),
+            _switch(found, "committed"),
+            found.get("transactions", DEFAULT_TRANSACTIONS),
+            found.get("token_file"),
+            found.get("ca_file"),
+        )
+        feed.client().close()
+        return feed
+
+    def client(self) -> Client:
+        """A client of the server; nothing is asked yet.
+
+        Raises:
+            ConfigurationError: an address is none, or the certificate cannot be read.
+        """
+        return connect(self.url, self.transactions, self.token_file, self.ca_file)
+
+
+def connect(url: str, transactions: str | TransactionClient, token_file: str | None, ca_file: str | None) -> Client:
+    """A client of a server, as options and arguments describe it; raises as :meth:`Feed.client` does."""
+    try:
+        tls = None if ca_file is None else ssl.create_default_context(cafile=ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(
+            f"ca_file is {ca_file}, which cannot be read: {error}.", "Give the file of a certificate in PEM."
+        ) from error
+    return Client(url, transactions=transactions, token_file=token_file, tls=tls, retry=PATIENCE)
+
+
+def named(topic: str) -> TopicId:
+    """A topic by its name.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    try:
+        return TopicId.parse(topic)
+    except ValueError as error:
+        raise ConfigurationError(f"topic is {topic}, and that is none.", "Write namespace:topic.") from error
+
+
+def begin_of(text: str) -> Place | None:
+    """Where a stream begins, by its option; None is ``latest``.
+
+    Raises:
+        ConfigurationError: it says nothing.
+    """
+    if text == LATEST:
+        return None
+    if text == "earliest":
+        return EARLIEST
+    try:
+        if len(text) == _ID_DIGITS:
+            return Place(MessageId.from_hex(text))
+        if text.isdecimal() and text.isascii():
+            return Place(milliseconds(time_at(int(text))))
+        return Place(milliseconds(datetime.fromisoformat(text)))
+    except (ValueError, OverflowError, TmsError) as error:
+        raise ConfigurationError(
+            f"startingPosition is {text}, and that is no place in a topic.",
+            "Write earliest, latest, 1700000000000 (ms), 2023-11-14T22:13:20Z (with its zone), or a message's id.",
+        ) from error
+
+
+def _count(found: Mapping[str, str], name: str, default: int) -> int:
+    text = found.get(name.lower(), str(default))
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= _HIGHEST_COUNT):
+        raise ConfigurationError(f"{name} is {text}.", f"Write a whole number from 1 to {_HIGHEST_COUNT}.")
+    return int(text)
+
+
+def _switch(found: Mapping[str, str], name: str) -> bool:
+    text = found.get(name.lower(), "true").lower()
+    if text not in ("true", "false"):
+        raise ConfigurationError(f"{name} is {text}.", "Write true or false.")
+    return text == "true"

@@ -1,0 +1,165 @@
+"""Offsets of a stream: what Spark writes into its checkpoint, and reads again after a crash.
+
+An offset says all about the batch that it ends: where its parts begin and end, and how many messages each has. So a
+batch that is read again needs nothing but its own offset, and whoever reads it can tell whether a message is missing.
+Spark asks for the first offset anew as long as no batch is done; that one therefore says nothing, and the first batch
+writes down what ``startingPosition`` came to. The price is some hundred bytes for each batch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+from tms_core.client.messages import time_at
+from tms_core.errors import FormatError, KeyFormatError, Refused
+from tms_core.rowkey import LONG_MAX, MessageId
+
+#: Which layout this is.
+VERSION = 1
+#: The offset before the first batch.
+NOT_BEGUN = {"version": VERSION, "at": "start"}
+
+_PLACE = re.compile(r"earliest|time:(?P<ms>\d{1,19})|(?P<how>from|after):(?P<id>[0-9a-fA-F]{40})")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where reading goes on.
+
+    Attributes:
+        at: a message, a time in milliseconds, or None for the beginning.
+        inclusive: whether the message that has the very id comes, too.
+    """
+
+    at: MessageId | int | None = None
+    inclusive: bool = True
+
+    @classmethod
+    def behind(cls, message: MessageId) -> Self:
+        """Behind a message."""
+        return cls(message, inclusive=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what :meth:`__str__` wrote.
+
+        Raises:
+            FormatError: it is none.
+        """
+        match = _PLACE.fullmatch(text)
+        if match is None:
+            raise FormatError(f"{text!r} is no place in a topic")
+        if match["id"]:
+            return cls(MessageId.from_hex(match["id"]), match["how"] == "from")
+        return cls(int(match["ms"]) if match["ms"] else None)
+
+    def __str__(self) -> str:
+        if self.at is None:
+            return "earliest"
+        if isinstance(self.at, int):
+            return f"time:{self.at}"
+        return f"{'from' if self.inclusive else 'after'}:{self.at}"
+
+    @property
+    def start(self) -> MessageId | datetime | None:
+        """The same as a poll takes it."""
+        return time_at(self.at) if isinstance(self.at, int) else self.at
+
+    @property
+    def ms(self) -> int:
+        """No message behind it was published before that."""
+        if isinstance(self.at, MessageId):
+            return self.at.publish_ms
+        return self.at or 0
+
+
+#: The beginning of a topic.
+EARLIEST = Place()
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Messages that follow one another; what one task reads.
+
+    Attributes:
+        first: where they begin.
+        last: the last of them.
+        messages: how many there are.
+    """
+
+    first: Place
+    last: MessageId
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """How far a stream has come, and the batch that came there.
+
+    Attributes:
+        topic, generation: whose messages.
+        at: where the next batch begins.
+        checked_ms: all that was published before this time is read, or is seen by nobody.
+        following: the message that comes next, where it is known.
+        stretches: the batch, in order.
+    """
+
+    topic: str
+    generation: int
+    at: Place
+    checked_ms: int
+    following: MessageId | None = None
+    stretches: tuple[Stretch, ...] = ()
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any], topic: str) -> Self | None:
+        """Read what :meth:`to_json` wrote; None is the offset before the first batch.
+
+        Raises:
+            Refused: the checkpoint is another topic's, or of another version of the janitor.
+        """
+        if given == NOT_BEGUN:
+            return None
+        try:
+            found = cls._parse(given) if given["version"] == VERSION else None
+        except (KeyError, TypeError, ValueError, FormatError, KeyFormatError) as error:
+            raise Refused(f"The checkpoint has an offset that cannot be read: {given}.", _OTHER) from error
+        if found is None:
+            raise Refused(f"The checkpoint has offsets of version {given['version']}, not {VERSION}.", _OTHER)
+        if found.topic != topic:
+            raise Refused(f"The checkpoint is that of a stream of {found.topic}, not of {topic}.", _OTHER)
+        return found
+
+    @classmethod
+    def _parse(cls, given: Mapping[str, Any]) -> Self:
+        following = given["next"]
+        return cls(
+            given["topic"],
+            int(given["generation"]),
+            Place.parse(given["at"]),
+            min(int(given["checked_ms"]), LONG_MAX),
+            None if following is None else MessageId.from_hex(following),
+            tuple(
+                Stretch(Place.parse(first), MessageId.from_hex(last), int(messages))
+                for first, last, messages in given["batch"]
+            ),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """What goes into the checkpoint."""
+        return {
+            "version": VERSION,
+            "topic": self.topic,
+            "generation": self.generation,
+            "at": str(self.at),
+            "checked_ms": self.checked_ms,
+            "next": None if self.following is None else str(self.following),
+            "batch": [[str(part.first), str(part.last), part.messages] for part in self.stretches],
+        }
+
+
+_OTHER = "Give the query a checkpointLocation of its own."

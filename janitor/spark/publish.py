@@ -1,0 +1,183 @@
+"""``publish_batches``: what a stream has made goes into a topic, each batch in one transaction and once.
+
+Spark does a batch again if it ends between doing it and writing that down. So the batch's number is published with it,
+as a *marker* in a topic beside: in the same transaction, and so exactly if the batch is. A batch that is done again
+finds its marker and does nothing.
+
+Messages go to the server while the batch is computed (``tms_core.client.outbox``), where nobody sees them; rows that
+hold back readers are written last, just before the commit. The price of all this is a small message for each batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyspark.errors import PySparkException
+from pyspark.sql.types import BinaryType, StringType
+
+from janitor.spark.feed import connect, named
+from janitor.spark.markers import History, Marking, require_topic
+from tms_core.client import Client, ConfigurationError, NotInProgress, Timeouts, TopicId
+from tms_core.client.site import service_at
+from tms_core.client.sync import DEFAULT_TRANSACTIONS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: How long a batch's transaction may take, in seconds. Nothing of it holds up readers before its last moment.
+TIMEOUT_SECONDS = 300
+#: What is handed over at a time; one message may be larger.
+_CHUNK_ROWS, _CHUNK_BYTES = 1_000, 1_000_000
+
+
+def publish_batches(
+    url: str,
+    topic: str,
+    checkpoint: str,
+    *,
+    column: str = "payload",
+    transactions: str = DEFAULT_TRANSACTIONS,
+    token_file: str | None = None,
+    ca_file: str | None = None,
+    markers: str | None = None,
+    timeout_seconds: int = TIMEOUT_SECONDS,
+    first_batch: int = 0,
+) -> BatchPublisher:
+    """What ``foreachBatch`` calls to have each batch published in one transaction, and once.
+
+    Args:
+        url: of the server.
+        topic: where to, as ``namespace:topic``.
+        checkpoint: the query's ``checkpointLocation``. It has the query's id, by which its batches are told from
+            those of others; a new checkpoint is a new query, whose batches begin anew.
+        column: whose values are published, bytes or text; in the order of the partitions, and of rows in them.
+        transactions: ``HOST:PORT`` of the transaction service.
+        token_file, ca_file: as of the client.
+        markers: the topic beside it in which batches are noted; None: the topic's name and ``-batches``. It is made
+            where there is none.
+        timeout_seconds: after how long a batch's transaction is given up.
+        first_batch: the first batch to publish, where those before were published otherwise.
+
+    Raises:
+        ConfigurationError: an argument is wrong.
+    """
+    target = named(topic)
+    beside = named(markers or f"{topic}-batches")
+    if beside == target:
+        raise ConfigurationError("markers is the topic itself.", "Give another one: its readers would see markers.")
+    if timeout_seconds < 1:
+        raise ConfigurationError(f"timeout_seconds is {timeout_seconds}.", "Give 1 or more.")
+    connect(url, transactions, token_file, ca_file).close()
+    site = _Site(url, transactions, token_file, ca_file, timeout_seconds)
+    return BatchPublisher(site, target, beside, checkpoint, column, first_batch)
+
+
+class _Site(NamedTuple):
+    """Where a batch goes."""
+
+    url: str
+    transactions: str
+    token_file: str | None
+    ca_file: str | None
+    timeout_seconds: int
+
+
+@dataclass
+class BatchPublisher:
+    """Publishes the batches of one query, one after the other; Spark Connect may send it elsewhere.
+
+    Attributes:
+        site: where to.
+        topic, markers: the topics.
+        checkpoint: where the query's id is.
+        column: what is published.
+        first_batch: the first batch.
+    """
+
+    site: _Site
+    topic: TopicId
+    markers: TopicId
+    checkpoint: str
+    column: str
+    first_batch: int
+    _history: History | None = field(default=None, repr=False)
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Publish a batch, unless it is published.
+
+        Raises:
+            ConfigurationError: the column is none of the batch, or the checkpoint none of a query.
+            Refused: nobody can tell whether it is published, or it was before a later one.
+            Conflict: another driver of the same query is at work.
+            NotInProgress: it took too long; nothing is published.
+            TransactionError, MessagingError: as of a transaction's end (docs/client.md); Spark does the batch again.
+        """
+        if batch_id < self.first_batch:
+            return
+        _check(batch, self.column)
+        service = service_at(self.site.transactions, Timeouts())
+        with connect(self.site.url, service, self.site.token_file, self.site.ca_file) as client:
+            history = self._known(client, batch)
+            try:
+                with client.transaction(timeout_seconds=self.site.timeout_seconds) as transaction:
+                    if history.has(client, service, transaction, batch_id):
+                        transaction.roll_back()
+                        return
+                    transaction.register(Marking(client, history, batch_id, transaction.transaction))
+                    for chunk in _chunks(batch, self.column):
+                        transaction.publish(self.topic, chunk)
+            except NotInProgress as error:
+                raise NotInProgress(
+                    f"Batch {batch_id} took longer than its transaction may, {self.site.timeout_seconds} s; nothing of "
+                    "it is published.",
+                    "Raise timeout_seconds, or lower maxMessagesPerBatch for batches to come.",
+                ) from error
+            history.published(batch_id)
+
+    def _known(self, client: Client, batch: DataFrame) -> History:
+        if self._history is None:
+            require_topic(client, self.markers)
+            query = _query_id(batch.sparkSession, self.checkpoint)
+            self._history = History(query, self.topic, self.markers, self.first_batch)
+        return self._history
+
+
+def _check(batch: DataFrame, column: str) -> None:
+    fields = {found.name: found.dataType for found in batch.schema.fields}
+    if column not in fields:
+        raise ConfigurationError(f"{column} is no column of the batch.", f"Set column to one of {', '.join(fields)}.")
+    if not isinstance(fields[column], BinaryType | StringType):
+        raise ConfigurationError(
+            f"Column {column} is of type {fields[column].simpleString()}.", "Make it binary or string: to_json(…)."
+        )
+
+
+def _chunks(batch: DataFrame, column: str) -> Iterator[list[bytes]]:
+    """The values in order, one partition at a time."""
+    chunk: list[bytes] = []
+    size = 0
+    for row in batch.select(batch[column].cast("binary")).toLocalIterator():
+        if row[0] is None:
+            raise ConfigurationError(f"Column {column} has a row without a value.", "Filter such rows, or fill them.")
+        chunk.append(bytes(row[0]))
+        size += len(chunk[-1])
+        if len(chunk) == _CHUNK_ROWS or size >= _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    yield chunk
+
+
+def _query_id(spark: SparkSession, checkpoint: str) -> str:
+    """The id that Spark has written into a checkpoint."""
+    file = f"{checkpoint.rstrip('/')}/metadata"
+    try:
+        lines = [row[0] for row in spark.read.text(file).collect()]
+        return str(json.loads("".join(lines))["id"])
+    except (PySparkException, ValueError, KeyError) as error:
+        raise ConfigurationError(
+            f"checkpoint is {checkpoint}, and there is no query's id in {file}.",
+            "Give the very checkpointLocation of the query.",
+        ) from error

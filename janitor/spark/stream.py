@@ -1,0 +1,194 @@
+"""``spark.readStream.format("tms")``: a topic's messages as a stream, each once.
+
+A batch is planned by reading it: only so can be told where what is decided ends, since a transaction that is open
+holds back all behind its first message. What was found (places, numbers) goes into the batch's offset, and tasks read
+the messages themselves: each is sent twice, and the driver keeps none.
+
+**Why a batch is the same when it is read again.** Ids of a topic only grow, and no reader passes the lowest that is
+not acknowledged (``tms_core.server.gaps`` keeps that over a change of leaders), so nothing comes to lie before a
+batch's end later. All in it was decided when it was planned, and a decision stands: what is committed stays so, what is
+invalid is hidden by the invalid list until its rows are negated (rule L4). What can happen is that messages expire, and
+that the topic is made again; each task counts, so neither goes unseen. Nothing of this needs the transaction of the
+plan to stay open: a view that is taken later shows the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+
+from janitor.spark.feed import Feed
+from janitor.spark.messages import messages
+from janitor.spark.offsets import NOT_BEGUN, Offset, Stretch
+from janitor.spark.planner import Planner, lost
+from tms_core.client import Message, Transaction
+from tms_core.client.consuming import IDLE
+from tms_core.clock import Clock, SystemClock
+from tms_core.errors import Refused
+
+#: What a stream's rows are.
+STREAM_SCHEMA = StructType(
+    [
+        StructField("id", StringType()),
+        StructField("namespace", StringType()),
+        StructField("topic", StringType()),
+        StructField("generation", IntegerType()),
+        StructField("publish_ms", LongType()),
+        StructField("published", TimestampType()),
+        StructField("sequence", IntegerType()),
+        StructField("payload", BinaryType()),
+    ]
+)
+#: What goes into one Arrow batch, at most; one message may be larger.
+_BATCH_ROWS, _BATCH_BYTES = 10_000, 4_000_000
+#: The last millisecond of which Python can make a timestamp.
+_LAST_MS = 253_402_300_799_999
+
+
+class StretchPartition(InputPartition):
+    """What one task reads.
+
+    Args:
+        stretch: which messages.
+        generation: of their topic.
+        view: what is committed; None: everything is shown.
+    """
+
+    def __init__(self, stretch: Stretch, generation: int, view: Transaction | None) -> None:
+        self.stretch = stretch
+        self.generation = generation
+        self.view = view
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream as Spark knows it: batches are planned in the driver, and their parts read in tasks.
+
+    Args:
+        feed: what to read.
+        clock: what is too old by now, and how to wait.
+    """
+
+    def __init__(self, feed: Feed, clock: Clock | None = None) -> None:
+        self._feed = feed
+        self._clock = clock or SystemClock()
+        self._random = Random()  # noqa: S311 it spreads pauses
+        self._opened: Planner | None = None
+        self._quiet = 0
+
+    @property
+    def _planner(self) -> Planner:
+        """Opened when it is needed, since tasks get a reader, too."""
+        self._opened = self._opened or Planner(self._feed, self._clock)
+        return self._opened
+
+    # --- in the driver -----------------------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Says nothing: Spark does not keep it, and asks again after a crash in the first batch."""
+        return dict(NOT_BEGUN)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadMaxRows(self._feed.max_messages)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._planner.stay()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Where the next batch ends; ``start`` where there is none. Raises as :meth:`Planner.next` does.
+
+        Spark asks again at once where there was nothing, so it waits for a while first, as a consumer does.
+        """
+        if self._quiet:
+            self._clock.sleep(IDLE.pause_seconds(self._quiet, self._random))
+        before = Offset.parse(start, str(self._feed.topic))
+        found = self._planner.next(before, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        if found == before:
+            self._quiet += 1
+            return start
+        self._quiet = 0
+        return found.to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The parts of a batch, as its end has them.
+
+        Raises:
+            Refused: the end is not that of a batch which begins at the start.
+        """
+        topic = str(self._feed.topic)
+        first, last = Offset.parse(start, topic), Offset.parse(end, topic)
+        if last is None or first == last or not last.stretches:
+            return []
+        if first and first.generation == last.generation and first.at != last.stretches[0].first:
+            raise Refused(
+                f"The checkpoint has a batch from {last.stretches[0].first} on, and the one before ended {first.at}.",
+                "Give the query a checkpointLocation of its own.",
+            )
+        view = self._planner.view()
+        return [StretchPartition(stretch, last.generation, view) for stretch in last.stretches]
+
+    def stop(self) -> None:
+        """Close connections; stopping twice is no error."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+    # --- in a task ---------------------------------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """The messages of a part, as Arrow batches.
+
+        Raises:
+            Refused: they are not those that were planned.
+        """
+        part = cast(StretchPartition, partition)
+        stretch, count, last = part.stretch, 0, None
+        for page in self._pages(part):
+            count, last = count + len(page), page[-1].id
+            yield self._arrow(page, part.generation)
+        if (count, last) != (stretch.messages, stretch.last):
+            lost(
+                self._feed,
+                f"A batch of {self._feed.topic} was planned with {stretch.messages} messages up to {stretch.last}, and "
+                f"{count} of them are there: they have expired, or the topic was made again.",
+            )
+
+    def _pages(self, part: StretchPartition) -> Iterator[list[Message]]:
+        feed, stretch = self._feed, part.stretch
+        # To those who see what is not committed, a reference may come to stand for more payloads than it did.
+        limit = stretch.messages if feed.committed else None
+        page: list[Message] = []
+        size = 0
+        with feed.client() as client:
+            if client.topic(feed.topic).generation != part.generation:
+                return
+            for message in messages(client, feed.topic, stretch.first, view=part.view, limit=limit):
+                if message.id > stretch.last:
+                    break
+                page.append(message)
+                size += len(message.payload)
+                if len(page) == _BATCH_ROWS or size >= _BATCH_BYTES:
+                    yield page
+                    page, size = [], 0
+        if page:
+            yield page
+
+    def _arrow(self, page: list[Message], generation: int) -> Any:
+        topic, rows = self._feed.topic, len(page)
+        ids = [message.id for message in page]
+        columns = {
+            "id": pa.array([str(found) for found in ids], pa.string()),
+            "namespace": pa.repeat(topic.namespace, rows),
+            "topic": pa.repeat(topic.topic, rows),
+            "generation": pa.repeat(pa.scalar(generation, pa.int32()), rows),
+            "publish_ms": pa.array([found.publish_ms for found in ids], pa.int64()),
+            "published": pa.array([min(found.publish_ms, _LAST_MS) * 1000 for found in ids], pa.timestamp("us", "UTC")),
+            "sequence": pa.array([found.sequence for found in ids], pa.int32()),
+            "payload": pa.array([message.payload for message in page], pa.binary()),
+        }
+        return pa.RecordBatch.from_arrays([columns[name] for name in STREAM_SCHEMA.names], STREAM_SCHEMA.names)

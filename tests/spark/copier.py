@@ -1,0 +1,93 @@
+"""What an application does with a stream: it copies a topic into another one, and may be killed while it does.
+
+A program of its own, because all of it has to be gone at once: Python, Java, and what they have not written yet.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from janitor.spark.publish import publish_batches
+from janitor.spark.session import translated
+from janitor.spark.source import register
+from tms_core.transaction.client import TransactionClient
+
+BatchFunction = Callable[[DataFrame, int], None]
+
+#: Messages in a batch.
+MOST = 7
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.driver.memory": "512m",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+}
+
+
+def main(url: str, transactions: str, folder: Path, moment: str, at: int) -> None:
+    """Copy until it dies.
+
+    Args:
+        url, transactions: the server.
+        folder: for what Spark keeps.
+        moment: when to die: ``before`` the batch is published, at its ``commit``, or ``after`` it.
+        at: in which batch.
+    """
+    builder = SparkSession.builder.master("local[2]").config("spark.local.dir", str(folder / "local"))
+    for name, value in _SETTINGS.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    copy(spark, url, transactions, folder, lambda publish: dying(publish, moment, at))
+
+
+def copy(
+    spark: SparkSession,
+    url: str,
+    transactions: str,
+    folder: Path,
+    changed: Callable[[BatchFunction], BatchFunction] = lambda publish: publish,
+) -> None:
+    """Copy all there is, each batch by what ``changed`` makes of publishing it."""
+    register(spark)
+    options = {"url": url, "topic": "default:orders", "transactions": transactions}
+    stream = spark.readStream.format("tms").options(**options, maxMessagesPerBatch=str(MOST), partitions="2").load()
+    checkpoint = str(folder / "checkpoint")
+    publish = publish_batches(url, "default:bills", checkpoint, transactions=transactions)
+    writer = stream.writeStream.foreachBatch(changed(publish)).option("checkpointLocation", checkpoint)
+    with translated():
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+
+def dying(publish: BatchFunction, moment: str, at: int) -> BatchFunction:
+    """The same, but killed in one batch."""
+
+    def die_or_publish(batch: DataFrame, batch_id: int) -> None:
+        if batch_id == at and moment == "before":
+            die()
+        if batch_id == at and moment == "commit":
+            TransactionClient.commit = die  # type: ignore[method-assign, assignment]
+        publish(batch, batch_id)
+        if batch_id == at and moment == "after":
+            die()
+
+    return die_or_publish
+
+
+def die(*_: object) -> None:
+    """End Java and this at once, as if the machine had lost its power."""
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4], int(sys.argv[5]))

@@ -1,0 +1,192 @@
+"""A stream without Spark: planned and read as Spark would have it, over a server in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
+
+from janitor.spark import feed as feeds
+from janitor.spark.feed import Feed
+from janitor.spark.stream import StreamReader
+from tests.builders import NOW_MS
+from tests.client.faults import SOON, no_pause
+from tms_core.client import Client, Transaction
+from tms_core.client.testing import InProcess, in_process
+from tms_core.clock import ManualClock
+from tms_core.errors import TmsError
+
+ORDERS = "default:orders"
+#: What Spark says then.
+TOO_BUSY = "Python worker failed to connect back"
+_ATTEMPTS = 10
+#: How Spark sends what a task needs.
+_DUMPS: Callable[[object], bytes] = cloudpickle.dumps
+#: The topic's ttl, in seconds.
+TTL_SECONDS = 3600
+
+
+@dataclass
+class Query:
+    """A query with its checkpoint, as Spark makes one.
+
+    Attributes:
+        options: of the stream.
+        offsets: the ends of its batches, as they are in the checkpoint.
+        reader: what plans them; lost when it is killed.
+    """
+
+    site: InProcess
+    clock: ManualClock
+    options: dict[str, str]
+    offsets: list[str] = field(default_factory=list)
+    reader: StreamReader | None = None
+
+    def plan(self, limit: ReadLimit | None = None) -> bool:
+        """Plan a batch and write its end down; whether there is one."""
+        self.reader = self.reader or self.new_reader()
+        start = self._start(len(self.offsets))
+        end = self.reader.latestOffset(start, limit or self.reader.getDefaultReadLimit())
+        if end == start:
+            return False
+        self.offsets.append(json.dumps(end))
+        return True
+
+    def rows(self, number: int) -> list[dict[str, Any]]:
+        """A batch, read as one that was just planned, or long ago by another process."""
+        return [row for part in self.parts(number) for row in part]
+
+    def parts(self, number: int) -> list[list[dict[str, Any]]]:
+        """The same, by partition."""
+        reader = self.reader or self.new_reader()
+        parts = reader.partitions(self._start(number), json.loads(self.offsets[number]))
+        found = []
+        for part in parts:
+            task = self.new_reader()
+            found.append([row for batch in task.read(_sent(part)) for row in batch.to_pylist()])
+        return found
+
+    def payloads(self, number: int) -> list[bytes]:
+        return [row["payload"] for row in self.rows(number)]
+
+    def all(self) -> list[bytes]:
+        """What it has read so far, from all its batches."""
+        return [payload for number in range(len(self.offsets)) for payload in self.payloads(number)]
+
+    def drain(self) -> list[bytes]:
+        """Plan as long as there is something; what its batches have."""
+        while self.plan():
+            pass
+        return self.all()
+
+    def kill(self) -> None:
+        """Lose what is not in the checkpoint."""
+        if self.reader is not None:
+            self.reader.stop()
+        self.reader = None
+
+    def new_reader(self) -> StreamReader:
+        given = {"url": "http://in.process", "topic": ORDERS, **self.options}
+        return StreamReader(Feed.parse(given), self.clock)
+
+    def _start(self, number: int) -> dict[str, Any]:
+        reader = self.reader or self.new_reader()
+        found: dict[str, Any] = json.loads(self.offsets[number - 1]) if number else reader.initialOffset()
+        return found
+
+
+@dataclass
+class Scene:
+    """A server, its clock, a client of it, and queries."""
+
+    site: InProcess
+    clock: ManualClock
+    client: Client
+    queries: list[Query] = field(default_factory=list)
+
+    def query(self, **options: object) -> Query:
+        """A query that has no checkpoint yet."""
+        found = Query(self.site, self.clock, {name: str(value) for name, value in options.items()})
+        self.queries.append(found)
+        return found
+
+    def publish(self, *payloads: bytes | str | int, pause_ms: int = 1) -> None:
+        """Messages outside transactions, each at a time of its own."""
+        for payload in payloads:
+            self.clock.advance(pause_ms)
+            self.client.publish(ORDERS, [_bytes(payload)])
+
+    def begin(self, *payloads: bytes | str | int, long: bool = False) -> Transaction:
+        """A transaction that has published, and is open."""
+        found = self.site.manager.start_long() if long else self.site.manager.start_short()
+        self.clock.advance(1)
+        self.client.publish(ORDERS, [_bytes(payload) for payload in payloads], transaction=found)
+        return found
+
+    def commit(self, transaction: Transaction) -> None:
+        self.site.manager.commit(transaction.transaction_id)
+
+    def invalidate(self, transaction: Transaction) -> None:
+        self.site.manager.invalidate(transaction.transaction_id)
+
+    def committed(self, topic: str = ORDERS) -> list[bytes]:
+        """What a reader in a transaction sees now."""
+        with self.client.transaction() as transaction:
+            return [message.payload for message in transaction.poll(topic)]
+
+
+@contextmanager
+def scene(patch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    """A server with the topics ``default:orders`` and ``default:bills``."""
+    clock = ManualClock(NOW_MS)
+    with in_process(clock=clock) as site, site.client() as client:
+
+        def connect(*_: object) -> Client:
+            return site.client(retry=SOON, pause=no_pause)
+
+        patch.setattr(feeds, "connect", connect)
+        client.create_topic(ORDERS, ttl=TTL_SECONDS)
+        client.create_topic("default:bills")
+        made = Scene(site, clock, client)
+        yield made
+        for query in made.queries:
+            query.kill()
+
+
+def _sent(part: InputPartition) -> InputPartition:
+    """What comes out of the wire."""
+    found: InputPartition = cloudpickle.loads(_DUMPS(part))
+    return found
+
+
+def _bytes(payload: bytes | str | int) -> bytes:
+    return payload if isinstance(payload, bytes) else str(payload).encode()
+
+
+def persistently(work: Callable[[], object]) -> None:
+    """Do it again while Spark's ten seconds are over before a busy machine has started a Python for a stream."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            work()
+        except TmsError as error:
+            if TOO_BUSY not in error.message:
+                raise
+        else:
+            return
+    work()
+
+
+def everything() -> ReadLimit:
+    """The limit of a query that reads all at once."""
+    return ReadAllAvailable()
+
+
+def texts(*payloads: str | int) -> list[bytes]:
+    return [_bytes(payload) for payload in payloads]

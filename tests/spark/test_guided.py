@@ -1,0 +1,281 @@
+"""A driver that goes only where tasks have found something leaves behind what one process leaves."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor.archive import ParquetArchive
+from janitor.ranges import Range
+from janitor.settings import load
+from janitor.spark.access import Access
+from janitor.spark.errands import Answer, Errand, Share
+from janitor.spark.guided import Looking
+from janitor.spark.ranged import RangedStore
+from janitor.spark.sweep import Cut, SparkEngine, cutter
+from janitor.spark.tasks import StoreGround
+from janitor.state.base import State, StoreRecord
+from janitor.state.sqlite import SqliteState
+from janitor.world import Terms
+from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, Desk, Snapshots, pointer, topic, watch
+from tests.janitor.test_differential import TERMS, FixedSource, Scene, scenes
+from tests.spark.local import LocalSender, PiecesGround
+from tests.spark.test_sweep import rows_of, told, without_bytes
+from tms_core.clock import ManualClock
+from tms_core.errors import StoreBusy, StoreError, StoreUnavailable
+from tms_core.side import Expiries, MemorySide
+from tms_core.tables.base import Store
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb_clone import still
+from tms_core.tables.memory import MemoryStore
+
+DEAD = pointer(NOW_MS - 2 * DAY)
+USUAL = Terms(0, (), LIFETIME, True, 60)
+WAITS = [1, 1000, MINUTE, HOUR, 8 * DAY]
+
+
+def same(count: int) -> str:
+    """Run ids differ by when runs began, and by nothing else."""
+    return "0" * count
+
+
+def cut_at(cuts: Sequence[bytes]) -> Cut:
+    """Cuts both tables at these keys."""
+    edges = [b"", *sorted(set(cuts) - {b""}), b""]
+    pieces = [Range(*pair) for pair in pairwise(edges)]
+
+    def cut(whole: Store) -> list[tuple[Share, Store]]:
+        return [(Share(at, None, one, one), RangedStore(whole, [one], [one])) for at, one in enumerate(pieces)]
+
+    return cut
+
+
+def copying(store: Store, state: State, clock: ManualClock) -> Looking:
+    """Tasks that look at a copy of a store, made when they are needed."""
+
+    @contextmanager
+    def looking() -> Iterator[LocalSender]:
+        copied = MemoryStore()
+        for key, value in store.metadata.rows():
+            copied.metadata.compare_and_set(key, None, value)
+        messages, payloads = rows_of(store)
+        copied.message.put(messages)
+        copied.payload.put(payloads)
+        yield LocalSender(PiecesGround(copied, state, clock))
+
+    return looking
+
+
+def guided(store: Store, state: State, source: Any, clock: ManualClock, terms: Terms, **options: Any) -> SparkEngine:
+    given = {"token_hex": same, "sender": LocalSender(None), "looking": copying(store, state, clock)}
+    return SparkEngine(store, state, source, clock, terms, **{"cut": cut_at([b"a:t1:"]), **given, **options})
+
+
+def left_behind(store: Store, state: State) -> dict[str, Any]:
+    """Everything that a run leaves in store and memory."""
+    return {
+        "rows": rows_of(store),
+        "frontiers": state.frontiers(),
+        "evidence": state.evidence(),
+        "claim": state.claim(),
+        "open": list(state.lowest_open(100)),
+        "strikes": state.strikes(),
+        "thorough": state.last_thorough_ms(),
+        "ledger": sorted((replace(entry, at_ms=0) for entry in state.ledger(1000)), key=repr),
+        "intents": state.intents(),
+        "runs": [(run.id, run.result) for run in state.runs(10)],
+    }
+
+
+# --- the same as one process -----------------------------------------------------------------------------------------
+
+
+@given(scenes(), st.integers(1, 7), st.data())
+def test_given_a_random_store_when_swept_again_and_again_then_all_is_as_one_process_leaves_it(
+    scene: Scene, batch_rows: int, data: st.DataObject
+) -> None:
+    keys = [*scene.messages, *scene.payloads]
+    cuts = data.draw(st.lists(st.sampled_from([b"", b"a:t1:", *keys]), max_size=4))
+    waits = data.draw(st.lists(st.sampled_from(WAITS), min_size=1, max_size=3))
+    own = data.draw(st.lists(st.tuples(st.sampled_from([b"a:t1:", *scene.messages]), st.sampled_from(WAITS))))
+    outcomes = []
+    for by_tasks in (True, False):
+        store, state, clock, side = MemoryStore(), SqliteState.in_memory(), ManualClock(scene.now_ms), MemorySide()
+        scene.fill(store)
+        state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
+        state.save_frontiers(scene.records)
+        expiries = Expiries(side)
+        expiries.put((key, scene.now_ms + wait_ms) for key, wait_ms in own if key in scene.messages)
+        source = FixedSource(scene.snapshot) if scene.snapshot else None
+        options: dict[str, Any] = {"batch_rows": batch_rows, "expiries": expiries}
+        engine: Any = (
+            guided(store, state, source, clock, TERMS, cut=cut_at(cuts), **options)
+            if by_tasks
+            else Desk(store, state, source, clock, TERMS, token_hex=same, **options)
+        )
+        found: list[Any] = []
+        for wait_ms in waits:
+            report = engine.run_once()
+            assert not report.errors
+            found += [without_bytes(told(report)), left_behind(store, state), expiries.due(2**62, 100)]
+            clock.advance(wait_ms)
+        outcomes.append(found)
+    assert outcomes[0] == outcomes[1]
+
+
+def fill(store: Store) -> None:
+    """Put in something of everything."""
+    orders = topic(store, "default:orders", ttl_seconds=3600)
+    orders.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 200), *range(NOW_MS - MINUTE, NOW_MS - MINUTE + 90))
+    orders.tx(DEAD, *range(NOW_MS - MINUTE, NOW_MS - MINUTE + 20))
+    orders.stored(DEAD, *range(NOW_MS - 2 * DAY, NOW_MS - 2 * DAY + 40))
+    kept = pointer(NOW_MS - 2 * HOUR, 1)
+    orders.stored(kept, NOW_MS - 2 * HOUR).ref(kept, NOW_MS - MINUTE)
+    topic(store, "default:retired", ttl_seconds=3600, generation=-1).plain(*range(NOW_MS, NOW_MS + 40))
+
+
+@contextmanager
+def leveldb(folder: Path, by_tasks: bool, **options: Any) -> Iterator[tuple[Any, Store, State, ManualClock]]:
+    """A janitor on a store in LevelDB that has something of everything in it."""
+    place, clock = folder / "messaging", ManualClock(NOW_MS, running_ms=DAY)
+    with LevelDBStore(place, create=True) as store:
+        fill(store)
+    access = Access(load(None, {}, {"leveldb": str(place)}).settings)
+
+    @contextmanager
+    def looking() -> Iterator[LocalSender]:
+        with still(place, folder / "state") as copied:
+            yield LocalSender(StoreGround(access.at(copied)))
+
+    with LevelDBStore(place) as store, SqliteState.in_memory() as state:
+        arguments: tuple[Any, ...] = (store, state, Snapshots(clock, [DEAD]), clock, USUAL)
+        given: dict[str, Any] = {"token_hex": same, "batch_rows": 20, **options}
+        if by_tasks:
+            given |= {"sender": LocalSender(None), "cut": cutter(access, 2), "looking": looking}
+        yield (SparkEngine if by_tasks else Desk)(*arguments, **given), store, state, clock
+
+
+def test_given_a_store_in_leveldb_when_swept_with_tasks_then_the_next_run_of_one_process_has_nothing_left_to_do(
+    tmp_path: Path,
+) -> None:
+    outcomes = []
+    for by_tasks in (True, False):
+        folder = tmp_path / str(by_tasks)
+        archive = ParquetArchive(folder / "archive", ManualClock(NOW_MS))
+        with leveldb(folder, by_tasks, archive=archive) as (engine, store, state, clock):
+            report = engine.run_once(adopt=True)
+            assert not report.errors
+            assert state.claim() is not None
+            assert list((folder / "archive").rglob("*.parquet"))
+            outcomes.append((told(report)["totals"], left_behind(store, state)))
+            clock.advance(1000)
+            following = Desk(store, state, Snapshots(clock, [DEAD]), clock, USUAL, token_hex=secrets.token_hex)
+            again = following.run_once()
+            assert (again.entries, again.thorough) == ({}, False), "frontiers, and when all was looked at, are known"
+        assert not list((folder / "state").glob("*")) if by_tasks else True
+    assert outcomes[0] == outcomes[1]
+
+
+# --- what may go wrong -----------------------------------------------------------------------------------------------
+
+
+def filled() -> MemoryStore:
+    store = MemoryStore()
+    fill(store)
+    return store
+
+
+def run_on(store: Store, **options: Any) -> tuple[SparkEngine, State]:
+    state, clock = SqliteState.in_memory(), ManualClock(NOW_MS, running_ms=DAY)
+    source = Snapshots(clock, [DEAD])
+    return guided(store, state, source, clock, USUAL, **{"batch_rows": 20, **options}), state
+
+
+def test_given_a_topic_that_a_task_cannot_read_when_swept_then_it_is_left_and_nothing_is_claimed() -> None:
+    store = filled()
+    retired = topic(store, "default:retired", ttl_seconds=3600, generation=-1)
+    retired.stored(DEAD, NOW_MS)
+
+    @contextmanager
+    def looking() -> Iterator[LocalSender]:
+        def fail(call: Any) -> None:
+            if call.name == "payload.keys" and call.arguments[0].startswith(retired.id.prefix + b"\0\0\0\1"):
+                raise StoreUnavailable("a block is damaged.")
+
+        with copying(store, state, ManualClock(NOW_MS))() as sender:
+            assert isinstance(sender, LocalSender)
+            watch(sender.ground.store, fail)
+            yield sender
+
+    engine, state = run_on(store, looking=looking)
+    before = len(rows_of(store)[1])
+    report = engine.run_once(adopt=True)
+    assert any("default:retired" in error and "a block is damaged" in error for error in report.errors)
+    assert (state.claim(), state.runs(1)[0].result) == (None, "partial")
+    assert set(state.strikes()) == {retired.id}
+    assert len(rows_of(store)[1]) == before - 40, "the other topic's payloads went"
+
+
+def test_given_tasks_that_fail_when_swept_then_the_run_fails_after_what_needs_no_looking() -> None:
+    class Lost:
+        def send(self, errand: Errand, shares: Sequence[Share], alive: Callable[[], None]) -> list[Answer]:
+            raise StoreUnavailable("the task for part 0 lost its store in the step invert: gone.")
+
+    @contextmanager
+    def looking() -> Iterator[Any]:
+        yield Lost()
+
+    engine, state = run_on(filled(), looking=looking)
+    with pytest.raises(StoreUnavailable):
+        engine.run_once(adopt=True)
+    assert [run.result for run in state.runs(10)] == ["failed"]
+    assert {entry.rows for entry in state.ledger(10)} == {200, 40}, "messages were gone, and are written down"
+    assert state.claim() is None
+
+
+def test_given_somebody_who_asks_the_run_to_stop_while_tasks_look_then_it_ends_and_keeps_what_it_did() -> None:
+    store, asked = filled(), []
+
+    @contextmanager
+    def looking() -> Iterator[Any]:
+        class Stopped:
+            def send(self, errand: Errand, shares: Sequence[Share], alive: Callable[[], None]) -> list[Answer]:
+                asked.append(errand.step)
+                alive()
+                raise AssertionError("nobody asked")
+
+        yield Stopped()
+
+    engine, state = run_on(store, looking=looking, halted=lambda: bool(asked))
+    report = engine.run_once(adopt=True)
+    assert [note.guard for note in report.guards] == ["halted"]
+    assert (asked, state.runs(1)[0].result) == (["invert"], "halted")
+
+
+# --- a copy at rest --------------------------------------------------------------------------------------------------
+
+
+def test_given_a_store_that_is_open_when_copied_at_rest_then_clones_of_the_copy_have_its_rows(tmp_path: Path) -> None:
+    place = tmp_path / "messaging"
+    access = Access(load(None, {}, {"leveldb": str(place)}).settings)
+    with LevelDBStore(place, create=True) as store:
+        fill(store)
+        with still(place, tmp_path / "state") as copied:
+            with pytest.raises(StoreBusy), access.reading():
+                pass
+            before = rows_of(store)
+            topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS)
+            with access.at(copied).reading() as first, access.at(copied).reading() as second:
+                assert rows_of(first) == rows_of(second) == before
+        assert not copied.exists()
+        with pytest.raises(StoreError, match="cannot lie in the store"), still(place, place / "state"):
+            pass

@@ -1,0 +1,210 @@
+"""Pieces: every wanted row is in one of them, and none has thrice as many as the median, however rows are spread."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor.ranges import Range
+from janitor.spark import pages
+from janitor.spark.pages import Ask
+from janitor.spark.parts import Piece, cut_evenly, pieces
+from janitor.spark.wanted import Wanted
+from janitor.spark.weights import between
+from tests.builders import NOW_MS, topic
+from tests.salted import BUCKETS, SaltedStore
+from tms_core.rowkey import MessageKey, PayloadKey
+from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.leveldb import LevelDBStore
+from tms_core.topic import TopicId
+
+Body = Callable[[], bytes]
+Parts = Sequence[tuple[int | None, Store]]
+
+HUGE_ROWS, TINY, TINY_ROWS = 27_000, 50, 60
+TINIES = [f"default:tiny{number:02}" for number in range(TINY)]
+
+
+def fill(store: Store, name: str, rows: int, body: Body) -> None:
+    """A topic with one message in each millisecond, and as many payloads."""
+    made = topic(store, name, ttl_seconds=3600)
+    for first in range(0, rows, 5000):
+        times = range(NOW_MS + first, NOW_MS + min(rows, first + 5000))
+        store.message.put([(MessageKey(made.id, 1, ms, 0).pack(), MessageValue(None, body())) for ms in times])
+        store.payload.put([(PayloadKey(made.id, 1, ms * 10**6, ms, 0).pack(), body()) for ms in times])
+
+
+def uneven(store: Store) -> None:
+    """One topic has nine tenths of all rows, fifty share the rest."""
+    bodies = random.Random(7)
+    for name, rows in [("default:huge", HUGE_ROWS), *((name, TINY_ROWS) for name in TINIES)]:
+        fill(store, name, rows, lambda: bodies.randbytes(40))
+
+
+@pytest.fixture(scope="module")
+def on_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store in LevelDB, filled once."""
+    place = tmp_path_factory.mktemp("uneven") / "messaging"
+    with LevelDBStore(place, create=True) as store:
+        uneven(store)
+    return place
+
+
+@pytest.fixture(scope="module")
+def in_salts() -> SaltedStore:
+    """The same in a store of four salts."""
+    store = SaltedStore()
+    uneven(store)
+    return store
+
+
+def salts(store: Store) -> Parts:
+    return list(enumerate(store.parts()))
+
+
+def rows_of(parts: Parts, piece: Piece, wanted: Wanted) -> list[bytes]:
+    """The keys of the wanted rows of a piece."""
+    [part] = [part for salt, part in parts if salt == piece.salt]
+    found: list[bytes] = []
+    table = part.message if wanted.table == "message" else part.payload
+    for page in pages.walk(table, piece, wanted, Ask()):
+        found += [key for key in page.keys if wants(wanted, key)]
+    return found
+
+
+def wants(wanted: Wanted, key: bytes) -> bool:
+    parsed = MessageKey.parse(key) if wanted.table == "message" else PayloadKey.parse(key)
+    if parsed is None:
+        return not wanted.only_ours
+    since, until = wanted.from_ms or 0, 2**63 if wanted.to_ms is None else wanted.to_ms
+    return wanted.wants(parsed.topic) and since <= parsed.time_ms < until
+
+
+def check_even(parts: Parts, wanted: Wanted, number: int, rows: int) -> None:
+    """Whether all rows are there once, in about as many pieces, of which none has thrice the median."""
+    cut = pieces(parts, wanted, number)
+    found = [rows_of(parts, piece, wanted) for piece in cut]
+    keys = [key for some in found for key in some]
+    assert len(keys) == len(set(keys)) == rows
+    assert len(cut) == number
+    counts = [len(some) for some in found]
+    assert max(counts) <= 3 * statistics.median(counts), counts
+
+
+#: What somebody wants of the uneven store, and how many rows that is.
+WISHES = {
+    "everything": (Wanted("message"), HUGE_ROWS + TINY * TINY_ROWS),
+    "payloads": (Wanted("payload"), HUGE_ROWS + TINY * TINY_ROWS),
+    "one topic": (Wanted("message", ("default:huge",)), HUGE_ROWS),
+    "all topics by name": (Wanted("message", ("default:huge", *TINIES)), HUGE_ROWS + TINY * TINY_ROWS),
+    "all topics by pattern": (Wanted("message", ("*:huge", "*:tiny*")), HUGE_ROWS + TINY * TINY_ROWS),
+    "some tiny ones and the huge one": (Wanted("payload", ("*:huge", "*:tiny1*")), HUGE_ROWS + 10 * TINY_ROWS),
+    "from near the end": (Wanted("message", from_ms=NOW_MS + HUGE_ROWS - 7000), 7000),
+    "until near the beginning": (Wanted("message", to_ms=NOW_MS + 7000), 7000 + TINY * TINY_ROWS),
+    "between": (Wanted("message", ("*:huge",), from_ms=NOW_MS + 10_000, to_ms=NOW_MS + 17_000), 7000),
+}
+
+
+@pytest.mark.parametrize("wish", WISHES)
+def test_given_one_topic_with_nine_tenths_of_all_rows_in_leveldb_when_cut_then_no_piece_is_thrice_the_median(
+    wish: str, on_disk: Path
+) -> None:
+    wanted, rows = WISHES[wish]
+    with LevelDBStore(on_disk) as store:
+        check_even([(None, store)], wanted, 5, rows)
+
+
+@pytest.mark.parametrize("share", [1, 3])
+@pytest.mark.parametrize("wish", WISHES)
+def test_given_one_topic_with_nine_tenths_of_all_rows_under_salts_when_cut_then_no_piece_is_thrice_the_median(
+    wish: str, share: int, in_salts: SaltedStore
+) -> None:
+    wanted, rows = WISHES[wish]
+    check_even(salts(in_salts), wanted, share * BUCKETS, rows)
+
+
+def test_given_salts_when_cut_then_there_is_a_piece_for_each_unless_more_are_asked_for(in_salts: SaltedStore) -> None:
+    wanted = Wanted("message", ("default:huge", *TINIES))
+    for number in (None, 1, BUCKETS):
+        assert [piece.salt for piece in pieces(salts(in_salts), wanted, number)] == [0, 1, 2, 3]
+    assert [piece.salt for piece in pieces(salts(in_salts), wanted, 9)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    narrow = Wanted("message", salts=frozenset({2}))
+    assert [piece.salt for piece in pieces(salts(in_salts), narrow, None)] == [2]
+    assert pieces(salts(in_salts), Wanted("message", salts=frozenset({9})), None) == []
+
+
+def test_given_a_salt_with_a_handful_of_rows_when_cut_then_that_one_stays_whole(in_salts: SaltedStore) -> None:
+    strangers = SaltedStore()
+    topic(strangers, "default:huge", ttl_seconds=3600).plain(NOW_MS)
+    parts = [*salts(in_salts), (200, strangers)]
+    found = [piece.salt for piece in pieces(parts, Wanted("message"), 10)]
+    assert found == [0, 0, 1, 1, 2, 2, 3, 3, 200]
+
+
+def test_given_an_empty_store_when_cut_then_each_salt_is_one_piece() -> None:
+    assert len(pieces(salts(SaltedStore()), Wanted("message"), 40)) == BUCKETS
+
+
+def test_given_rows_of_few_bytes_and_rows_of_many_when_cut_then_no_piece_is_thrice_the_median(place: Path) -> None:
+    bodies = random.Random(7)
+    with LevelDBStore(place, create=True) as store:
+        fill(store, "default:short", 20_000, lambda: b"x")
+        fill(store, "default:wide", 2500, lambda: bodies.randbytes(1000))
+    # Only what is in tables has a size.
+    with LevelDBStore(place) as store:
+        check_even([(None, store)], Wanted("message"), 6, 22_500)
+
+
+def test_given_no_number_when_cut_then_there_are_as_many_pieces_as_there_are_bytes_for(on_disk: Path) -> None:
+    with LevelDBStore(on_disk) as store:
+        assert pieces([(None, store)], Wanted("message"), None) == [Piece(None, (Range(b"", b""),))]
+        ranges = cut_evenly(store.message, Range(b"", b""), 4)
+    assert len(ranges) == 4
+    assert (ranges[0].start, ranges[-1].stop) == (b"", b"")
+    assert all(before.stop == after.start for before, after in pairwise(ranges))
+
+
+def test_given_a_piece_of_several_ranges_when_named_then_its_ends_are_told() -> None:
+    assert str(Piece(7, (Range(b"a:", b"b:"),))) == "salt 7, keys 613a to 623a"
+    assert str(Piece(None, (Range(b"", b"b"), Range(b"c", b"")))) == "keys from the first to the last, in 2 ranges"
+
+
+EDGES = [bytes([byte]) for byte in range(1, 12)]
+
+
+@given(st.sets(st.sampled_from(EDGES)), st.sets(st.sampled_from(EDGES)), st.booleans())
+def test_given_ranges_and_cuts_when_dealt_out_then_each_key_stays_in_one_and_lies_between_its_cuts(
+    edges: set[bytes], cuts: set[bytes], endless: bool
+) -> None:
+    ends = sorted(edges)
+    ranges = [Range(start, stop) for start, stop in zip(ends[::2], ends[1::2], strict=False)]
+    if endless and len(ends) % 2:
+        ranges.append(Range(ends[-1], b""))
+    places = sorted(cuts)
+    dealt = list(between(ranges, places))
+    assert len(dealt) == len(places) + 1
+
+    def holds(some: Sequence[Range], key: bytes) -> int:
+        return sum(reach.start <= key and (not reach.stop or key < reach.stop) for reach in some)
+
+    for key in [edge + end for edge in [b"\x00", *EDGES] for end in (b"", b"x")]:
+        at = sum(place <= key for place in places)
+        assert [holds(some, key) for some in dealt] == [holds(ranges, key) * (at == one) for one in range(len(dealt))]
+
+
+def test_given_what_is_wanted_when_looked_for_then_its_stretches_hold_each_wanted_row(on_disk: Path) -> None:
+    wanted = Wanted("message", ("*:tiny0*",), from_ms=NOW_MS + 20, to_ms=NOW_MS + 30)
+    with LevelDBStore(on_disk) as store:
+        found = wanted.stretches(store.message)
+        rows = [store.message.keys(*reach, 100).items for reach in found]
+    assert [len(keys) for keys in rows] == [10] * 10
+    assert {key.topic for keys in rows for key in map(MessageKey.parse, keys) if key} == {
+        TopicId("default", f"tiny0{number}") for number in range(10)
+    }

@@ -1,0 +1,477 @@
+"""Publishing batches: each is in the topic once, whole and in order, wherever and however often the driver died."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.errors import AnalysisException
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+
+from janitor.spark import publish as publishing
+from janitor.spark.markers import MARKERS_TTL_SECONDS
+from janitor.spark.publish import BatchPublisher, publish_batches
+from tests.client.faults import SOON, Faults, faulty_client, faulty_service, no_pause
+from tests.spark.streams import Scene, scene, texts
+from tms_core.client import Client, Limits, TransactionClient
+from tms_core.errors import (
+    ConfigurationError,
+    Conflict,
+    Forbidden,
+    NotInProgress,
+    Refused,
+    TmsError,
+    TopicExists,
+    TopicNotFound,
+)
+from tms_core.topic import TopicId
+
+BILLS, MARKERS = "default:bills", "default:bills-batches"
+#: So little that most of a batch goes to the server before its commit.
+SMALL = Limits(transaction_bytes=6)
+
+
+# --- a batch without Spark -------------------------------------------------------------------------------------------
+
+
+class Session:
+    """Reads a checkpoint's file as Spark does."""
+
+    @property
+    def read(self) -> Session:
+        return self
+
+    def text(self, path: str) -> Session:
+        self.path = Path(path)
+        return self
+
+    def collect(self) -> list[tuple[str]]:
+        if not self.path.is_file():
+            raise AnalysisException(errorClass="PATH_NOT_FOUND", messageParameters={"path": str(self.path)})
+        return [(line,) for line in self.path.read_text().splitlines()]
+
+
+class Value:
+    def cast(self, kind: str) -> str:
+        assert kind == "binary"
+        return "as bytes"
+
+
+class Batch:
+    """Rows with a column ``payload``, and what else a DataFrame is asked."""
+
+    sparkSession = Session()  # noqa: N815
+
+    def __init__(self, payloads: Sequence[bytes | None], kind: Any = None, meanwhile: Callable[[], object] = int):
+        self.schema = StructType([StructField("n", LongType()), StructField("payload", kind or BinaryType())])
+        self._payloads = payloads
+        self._meanwhile = meanwhile
+
+    def __getitem__(self, name: str) -> Value:
+        assert name == "payload"
+        return Value()
+
+    def select(self, column: object) -> Batch:
+        assert column == "as bytes"
+        return self
+
+    def toLocalIterator(self) -> Iterator[tuple[bytearray | None]]:  # noqa: N802
+        for payload in self._payloads:
+            yield (None if payload is None else bytearray(payload),)
+        self._meanwhile()
+
+
+@dataclass
+class Site:
+    """A server, and a query with its checkpoint."""
+
+    at: Scene
+    checkpoint: Path
+    patch: pytest.MonkeyPatch
+
+    def publisher(self, **options: Any) -> BatchPublisher:
+        """What a driver that has just been started has."""
+        made = publish_batches("http://in.process", BILLS, str(self.checkpoint), **options)
+        found: BatchPublisher = cloudpickle.loads(_DUMPS(made))
+        return found
+
+    def publish(self, batch_id: int, *payloads: str | int, **options: Any) -> None:
+        """As a driver does that has just been started."""
+        publish(self.publisher(**options), batch_id, *payloads)
+
+    def served_by(self, faults: Faults) -> None:
+        """From now on a publisher meets them."""
+        self.patch.setattr(publishing, "service_at", lambda *_: faulty_service(self.at.site, faults))
+        self.patch.setattr(publishing, "connect", lambda _, service, *__: self._client(faults, service))
+
+    def _client(self, faults: Faults, service: TransactionClient | str) -> Client:
+        with faulty_client(self.at.site, faults) as client:
+            transport = client._wire._transport
+        if isinstance(service, str):
+            service = self.at.site.transactions()
+        return self.at.site.client(transport=transport, transactions=service, retry=SOON, pause=no_pause, limits=SMALL)
+
+    @property
+    def bills(self) -> list[bytes]:
+        return self.at.committed(BILLS)
+
+
+def publish(publisher: BatchPublisher, batch_id: int, *payloads: str | int) -> None:
+    batch: Any = Batch(texts(*payloads))
+    publisher(batch, batch_id)
+
+
+_DUMPS: Callable[[object], bytes] = cloudpickle.dumps
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    (tmp_path / "metadata").write_text(json.dumps({"id": "query-1"}))
+    with scene(monkeypatch) as at:
+        made = Site(at, tmp_path, monkeypatch)
+        made.served_by(Faults())
+        yield made
+
+
+# --- once ------------------------------------------------------------------------------------------------------------
+
+
+def test_given_batches_when_published_then_they_are_there_in_order_with_a_marker_each(site: Site) -> None:
+    publisher = site.publisher()
+    for number in range(4):
+        publish(publisher, number, *range(number * 10, number * 10 + 10))
+    assert site.bills == texts(*range(40))
+    markers = [json.loads(payload) for payload in site.at.committed(MARKERS)]
+    assert [(marker["query"], marker["topic"], marker["batch"]) for marker in markers] == [
+        ("query-1", BILLS, number) for number in range(4)
+    ]
+    assert site.at.client.topic(MARKERS).ttl_seconds == MARKERS_TTL_SECONDS
+
+
+def test_given_a_batch_that_comes_again_when_it_is_published_then_nothing_happens(site: Site) -> None:
+    publisher = site.publisher()
+    publish(publisher, 0, 1, 2)
+    publish(publisher, 0, 1, 2)
+    site.publish(0, 1, 2)
+    site.publish(1, 3)
+    site.publish(1, 3)
+    assert site.bills == texts(1, 2, 3)
+
+
+def test_given_a_batch_without_rows_when_it_comes_again_then_it_counts_as_well(site: Site) -> None:
+    site.publish(0)
+    site.publish(1)
+    site.publish(1)
+    site.publish(2, "first")
+    assert site.bills == texts("first")
+
+
+class Killed(BaseException):
+    """The driver is no more."""
+
+
+class Deadly(Faults):
+    """A driver that dies at a step, and does nothing any more.
+
+    Args:
+        at: at which of its calls.
+        done: whether that call is done all the same.
+    """
+
+    def __init__(self, at: int, *, done: bool) -> None:
+        super().__init__()
+        self._at = at
+        self._done = done
+        self._calls = -1
+
+    def meets(self, step: str) -> Any:
+        self._calls += 1
+        if self._calls > self._at or (self._calls == self._at and not self._done):
+            raise Killed
+        return "after" if self._calls == self._at else None
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+def test_given_a_driver_that_dies_at_any_call_when_the_batch_comes_again_then_it_is_there_once(
+    site: Site, *, done: bool, known: bool
+) -> None:
+    site.patch.setattr(publishing, "_CHUNK_ROWS", 2)
+    expected = texts("zero")
+    site.publish(0, "zero")
+    for batch_id in count(1):
+        deadly = Deadly(batch_id - 1, done=done)
+        rows = [f"{batch_id}{part}" for part in "abcdef"]
+        publisher = site.publisher()
+        if known:
+            publish(publisher, batch_id - 1, "not again")
+        site.served_by(deadly)
+        survived = False
+        try:
+            publish(publisher, batch_id, *rows)
+            survived = True
+        except Killed:
+            pass
+        site.served_by(Faults())
+        site.publish(batch_id, *rows)
+        site.publish(batch_id, *rows)
+        expected += texts(*rows)
+        assert site.bills == expected, f"died at call {batch_id - 1}"
+        if survived:
+            break
+    assert batch_id > 8, "there are so many calls"
+
+
+@pytest.mark.parametrize("when", ["before", "after", "late"])
+@pytest.mark.parametrize("step", ["publish", "store", "poll", "start", "canCommit", "commit", "abort"])
+def test_given_an_answer_that_is_missing_when_the_batch_comes_again_then_it_is_there_once(
+    step: str, when: Any, site: Site
+) -> None:
+    site.publish(0, "zero")
+    faults = Faults()
+    site.served_by(faults)
+    faults.at(step, when, 1)
+    publisher = site.publisher()
+    try:
+        publish(publisher, 1, "one", "two", "three")
+    except TmsError:
+        publish(publisher, 1, "one", "two", "three")
+    for late in faults.late:
+        try:
+            late()
+        except TmsError:
+            continue
+    site.publish(1, "one", "two", "three")
+    site.publish(2, "four")
+    assert site.bills == texts("zero", "one", "two", "three", "four")
+
+
+# --- what others leave -----------------------------------------------------------------------------------------------
+
+
+def leave_open(site: Site, batch_id: int, *payloads: str | int, query: str = "query-1") -> int:
+    """What a driver leaves that dies just before its commit; the transaction's id."""
+    transaction = site.at.site.manager.start_short(300)
+    marker = {"query": query, "topic": BILLS, "batch": batch_id, "transaction": str(transaction.transaction_id)}
+    site.at.client.publish(MARKERS, [json.dumps(marker).encode()], transaction=transaction)
+    if payloads:
+        site.at.client.publish(BILLS, texts(*payloads), transaction=transaction)
+    site.at.site.manager.can_commit(transaction.transaction_id, [f"batches:{query}:{BILLS}".encode()])
+    return transaction.transaction_id
+
+
+def test_given_a_transaction_of_a_dead_driver_when_its_batch_comes_again_then_readers_need_not_wait_for_its_end(
+    site: Site,
+) -> None:
+    site.publish(0, 0)
+    dead = leave_open(site, 1, 1, 2)
+    site.publish(1, 1, 2)
+    assert site.bills == texts(0, 1, 2)
+    assert list(site.at.site.manager.visibility().invalid) == [dead]
+
+
+def test_given_a_marker_behind_one_that_is_open_when_its_batch_comes_again_then_it_is_found(site: Site) -> None:
+    site.publish(0, 0)
+    leave_open(site, 5, query="query-2")
+    site.publish(1, 1)
+    site.publish(1, 1)
+    assert texts(0, 1) == site.bills
+
+
+def test_given_a_commit_that_was_on_its_way_when_the_batch_was_published_again_then_it_is_refused(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.publish(0, 0)
+    dead = leave_open(site, 1, 1)
+    monkeypatch.setattr(TransactionClient, "invalidate", lambda *_: False)
+    site.publish(1, 1)
+    with pytest.raises(Conflict):
+        site.at.site.manager.commit(dead)
+
+
+def test_given_a_commit_that_arrives_while_the_batch_is_published_again_when_it_commits_then_it_is_refused(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.publish(0, 0)
+    dead = leave_open(site, 1, 1)
+    monkeypatch.setattr(TransactionClient, "invalidate", lambda *_: False)
+    batch: Any = Batch(texts(1), meanwhile=lambda: site.at.site.manager.commit(dead))
+    with pytest.raises(Conflict):
+        site.publisher()(batch, 1)
+    site.publish(1, 1)
+    assert site.bills == texts(0, 1)
+
+
+def test_given_a_batch_that_was_rolled_back_when_it_comes_again_then_its_marker_does_not_count(site: Site) -> None:
+    site.publish(0, 0)
+
+    def fail() -> None:
+        raise LookupError
+
+    batch: Any = Batch(texts(1), meanwhile=fail)
+    with pytest.raises(LookupError):
+        site.publisher()(batch, 1)
+    with site.at.client.transaction() as transaction:
+        marker = {"query": "query-1", "topic": BILLS, "batch": 1}
+        text = json.dumps({**marker, "transaction": str(transaction.transaction.transaction_id)}).encode()
+        written = site.at.client.publish(MARKERS, [text], transaction=transaction.transaction)
+        site.at.client.rollback(MARKERS, written)
+        transaction.roll_back()
+    site.at.client.publish(MARKERS, [b"somebody else's"])
+    site.publish(1, 1)
+    assert site.bills == texts(0, 1)
+
+
+def test_given_a_topic_that_is_missing_when_the_batch_comes_again_then_its_marker_does_not_count(site: Site) -> None:
+    site.publish(0, 0)
+    site.at.client.delete_topic(BILLS)
+    with pytest.raises(TopicNotFound):
+        site.publish(1, 1)
+    site.at.client.create_topic(BILLS)
+    site.publish(1, 1)
+    assert site.bills == texts(1)
+
+
+def test_given_other_queries_and_messages_beside_when_published_then_they_are_left_alone(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.publish(0, 0)
+    other = site.checkpoint / "other"
+    other.mkdir()
+    (other / "metadata").write_text('{"id": "query-2"}')
+    second = publish_batches("http://in.process", BILLS, f"{other}/")
+    publish(second, 0, "other")
+    site.at.client.publish(MARKERS, [b"hello", b"[]", b'{"query": "query-1"}'])
+    site.publish(0, 0)
+    site.publish(1, 1)
+    assert site.bills == texts(0, "other", 1)
+    assert caplog.text.count("is no marker") >= 3
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_given_markers_that_have_expired_when_a_batch_comes_then_somebody_has_to_look(site: Site) -> None:
+    running = site.publisher()
+    publish(running, 0, 0)
+    site.at.clock.advance((MARKERS_TTL_SECONDS + 1) * 1000)
+    with pytest.raises(Refused, match=r"Batch 1 of query query-1 may be published .* first_batch=1 if not, .*=2 if so"):
+        site.publish(1, 1)
+    publish(running, 1, 1)
+    site.publish(1, 1)
+    assert site.bills == texts(1)
+
+
+def test_given_somebody_who_has_looked_when_a_batch_comes_then_it_is_as_he_says(site: Site) -> None:
+    site.publish(7, "is there already", first_batch=8)
+    site.publish(8, "is not", first_batch=8)
+    site.publish(8, "is not", first_batch=8)
+    site.publish(9, "next")
+    assert site.bills == texts("is not", "next")
+
+
+def test_given_a_checkpoint_that_was_put_back_when_an_old_batch_comes_then_it_is_refused(site: Site) -> None:
+    for number in range(3):
+        site.publish(number, number)
+    with pytest.raises(Refused, match=r"has published batch 2 .* comes with batch 1: its checkpoint is an old one"):
+        site.publish(1, 1)
+
+
+def test_given_a_batch_that_takes_too_long_when_it_commits_then_it_says_what_to_do(site: Site) -> None:
+    def late() -> None:
+        site.at.clock.advance(6_000)
+        site.at.site.manager.expire()
+
+    batch: Any = Batch(texts(1), meanwhile=late)
+    publisher = site.publisher(timeout_seconds=5)
+    with pytest.raises(NotInProgress, match=r"Batch 0 took longer .* 5 s.* lower maxMessagesPerBatch"):
+        publisher(batch, 0)
+    publish(publisher, 0, 1)
+    assert site.bills == texts(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"column": "body"}, "body is no column of the batch. Set column to one of n, payload"),
+        ({"column": "n"}, r"Column n is of type bigint.*to_json"),
+    ],
+)
+def test_given_a_column_that_cannot_be_published_when_a_batch_comes_then_it_is_named(
+    options: dict[str, Any], message: str, site: Site
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        site.publish(0, 1, **options)
+
+
+def test_given_rows_without_a_value_when_published_then_nothing_is(site: Site) -> None:
+    batch: Any = Batch([b"1", None])
+    with pytest.raises(ConfigurationError, match="Column payload has a row without a value"):
+        site.publisher()(batch, 0)
+    assert site.bills == []
+
+
+def test_given_text_when_published_then_it_is_taken(site: Site) -> None:
+    batch: Any = Batch(texts("text"), StringType())
+    site.publisher()(batch, 0)
+    assert site.bills == texts("text")
+
+
+def test_given_many_rows_when_published_then_they_go_in_pieces_in_order(site: Site) -> None:
+    rows = [b"%d" % number for number in range(2500)] + [b"x" * 600_000, b"y" * 600_000, b"z"]
+    batch: Any = Batch(rows)
+    site.publisher()(batch, 0)
+    assert site.bills == rows
+
+
+def test_given_no_such_checkpoint_when_a_batch_comes_then_it_is_named(site: Site) -> None:
+    (site.checkpoint / "metadata").unlink()
+    with pytest.raises(ConfigurationError, match=r"no query's id in .*/metadata. Give the very checkpointLocation"):
+        site.publish(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"topic": "bills"}, "topic is bills"),
+        ({"markers": BILLS}, "markers is the topic itself"),
+        ({"timeout_seconds": 0}, "timeout_seconds is 0"),
+        ({"url": "nowhere"}, "is no server's URL"),
+        ({"transactions": "nowhere"}, "is no address"),
+    ],
+)
+def test_given_a_wrong_argument_when_called_then_it_is_named(arguments: dict[str, Any], message: str) -> None:
+    given = {"url": "http://127.0.0.1:1", "topic": BILLS, "checkpoint": "checkpoints", **arguments}
+    with pytest.raises(ConfigurationError, match=message):
+        publish_batches(**given)
+
+
+def test_given_another_driver_that_makes_the_markers_topic_when_it_is_made_then_it_is_used(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = Client.create_topic
+
+    def twice(client: Client, topic: TopicId, **options: Any) -> None:
+        create(client, topic, **options)
+        raise TopicExists("there is one")
+
+    monkeypatch.setattr(Client, "create_topic", twice)
+    site.publish(0, 1)
+    assert site.bills == texts(1)
+
+
+def test_given_no_right_to_make_the_markers_topic_when_a_batch_comes_then_that_is_said(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbid(*_: object, **__: object) -> None:
+        raise Forbidden("spark may not do that.")
+
+    monkeypatch.setattr(Client, "create_topic", forbid)
+    with pytest.raises(Forbidden, match=f"{MARKERS} has to be made"):
+        site.publish(0, 1)

@@ -1,0 +1,669 @@
+"""A stream: each committed message once and in order, and the same when it is read again, whatever happened since."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from janitor.spark import feed as feeds
+from janitor.spark import messages as reading
+from janitor.spark.feed import Feed
+from janitor.spark.messages import messages, newest
+from janitor.spark.offsets import EARLIEST, NOT_BEGUN, Offset, Place
+from janitor.spark.source import TmsSource
+from janitor.spark.stream import STREAM_SCHEMA, StreamReader, StretchPartition
+from tests.builders import NOW_MS
+from tests.client.faults import SOON
+from tests.server.conftest import serving
+from tests.server.identities import TokenIdentities
+from tests.spark.streams import ORDERS, TTL_SECONDS, Query, Scene, everything, scene, texts
+from tms_core.client import Client, Message, Transaction, Unanswered
+from tms_core.clock import ManualClock
+from tms_core.errors import ConfigurationError, Refused, TopicNotFound, Unauthorized, Unavailable
+from tms_core.rowkey import MessageId, MessageKey
+from tms_core.tables.base import MessageValue
+from tms_core.topic import TopicId
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    with scene(monkeypatch) as made:
+        yield made
+
+
+# --- what comes ------------------------------------------------------------------------------------------------------
+
+
+def test_given_messages_when_streamed_then_each_has_its_columns(at: Scene) -> None:
+    at.clock.advance(17)
+    at.client.publish(ORDERS, [b"one", b"two"])
+    query = at.query()
+    assert query.plan()
+    first, second = query.rows(0)
+    assert first == {
+        "id": str(MessageId(NOW_MS + 17, 0)),
+        "namespace": "default",
+        "topic": "orders",
+        "generation": 1,
+        "publish_ms": NOW_MS + 17,
+        "published": datetime.fromtimestamp(NOW_MS // 1000, UTC).replace(microsecond=17_000),
+        "sequence": 0,
+        "payload": b"one",
+    }
+    assert (second["sequence"], second["payload"]) == (1, b"two")
+    assert list(first) == STREAM_SCHEMA.names
+
+
+def test_given_more_than_a_batch_takes_when_streamed_then_batches_follow_each_other(at: Scene) -> None:
+    query = at.query(maxMessagesPerBatch=4)
+    at.publish(*range(10))
+    assert query.drain() == texts(*range(10))
+    assert [len(query.payloads(number)) for number in range(3)] == [4, 4, 2]
+    assert not query.plan()
+    at.publish("more")
+    assert query.plan()
+    assert query.payloads(3) == [b"more"]
+
+
+def test_given_no_limit_from_spark_when_streamed_then_all_comes_at_once(at: Scene) -> None:
+    query = at.query(maxMessagesPerBatch=4)
+    at.publish(*range(10))
+    assert query.plan(everything())
+    assert query.payloads(0) == texts(*range(10))
+
+
+def test_given_several_partitions_when_streamed_then_they_have_equal_shares_in_order(at: Scene) -> None:
+    query = at.query(maxMessagesPerBatch=10, partitions=3)
+    at.publish(*range(9))
+    query.plan()
+    assert [[row["payload"] for row in part] for part in query.parts(0)] == [
+        texts(0, 1, 2, 3),
+        texts(4, 5, 6, 7),
+        texts(8),
+    ]
+
+
+def test_given_payloads_of_a_large_transaction_when_a_batch_ends_among_them_then_the_next_goes_on_there(
+    at: Scene,
+) -> None:
+    query = at.query(maxMessagesPerBatch=4)
+    transaction = at.site.manager.start_short()
+    at.client.store(ORDERS, texts(*range(6)), transaction=transaction)
+    at.client.publish(ORDERS, [], transaction=transaction)
+    at.commit(transaction)
+    at.publish(6)
+    assert query.drain() == texts(*range(7))
+
+
+def test_given_large_messages_when_read_then_they_come_in_several_arrow_batches(at: Scene) -> None:
+    at.publish(*[b"x" * 1_500_000] * 4)
+    query = at.query()
+    query.plan()
+    reader = query.new_reader()
+    [part] = reader.partitions(json.loads(json.dumps(NOT_BEGUN)), json.loads(query.offsets[0]))
+    assert [batch.num_rows for batch in reader.read(part)] == [3, 1]
+    reader.stop()
+
+
+# --- what may be seen ------------------------------------------------------------------------------------------------
+
+
+def test_given_transactions_of_every_kind_when_streamed_then_only_what_is_committed_comes(at: Scene) -> None:
+    query = at.query()
+    at.publish(1)
+    at.commit(at.begin(2))
+    at.invalidate(at.begin("invalid"))
+    with at.client.transaction() as transaction:
+        written = at.client.publish(ORDERS, [b"rolled back"], transaction=transaction.transaction)
+        at.client.rollback(ORDERS, written)
+        transaction.roll_back()
+    at.publish(3)
+    assert query.drain() == texts(1, 2, 3)
+
+
+def test_given_something_undecided_when_streamed_then_all_behind_it_waits(at: Scene) -> None:
+    query = at.query()
+    at.publish(1)
+    undecided, doomed = at.begin(2), at.begin("doomed")
+    at.publish(3)
+    assert query.drain() == texts(1)
+    at.commit(undecided)
+    assert query.drain() == texts(1, 2)
+    at.invalidate(doomed)
+    assert query.drain() == texts(1, 2, 3)
+
+
+def test_given_no_transaction_service_wanted_when_streamed_then_everything_comes(at: Scene) -> None:
+    query = at.query(committed="false", maxMessagesPerBatch=2)
+    at.begin("open")
+    at.invalidate(at.begin("invalid"))
+    at.publish("plain")
+    assert query.drain() == texts("open", "invalid", "plain")
+    assert query.payloads(0) == texts("open", "invalid")
+
+
+# --- again -----------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_batch_that_was_planned_when_all_has_changed_since_then_it_is_the_same(at: Scene) -> None:
+    query = at.query()
+    at.commit(at.begin(1))
+    invalid, undecided = at.begin("invalid"), at.begin("undecided")
+    at.invalidate(invalid)
+    at.publish(2)
+    query.plan()
+    before = query.rows(0)
+    query.kill()
+    at.commit(undecided)
+    at.publish(3)
+    assert query.rows(0) == before
+    assert [row["payload"] for row in before] == texts(1)
+    assert query.drain() == texts(1, "undecided", 2, 3)
+
+
+def test_given_latest_when_killed_before_the_first_batch_is_done_then_it_begins_where_it_did(at: Scene) -> None:
+    at.publish("before")
+    query = at.query(startingPosition="latest")
+    assert query.plan(), "an empty batch, which says where it begins"
+    assert query.payloads(0) == []
+    at.publish("after")
+    query.kill()
+    assert query.rows(0) == []
+    assert query.plan()
+    query.kill()
+    at.publish("later")
+    assert query.payloads(1) == texts("after")
+    assert query.drain() == texts("after", "later")
+
+
+def test_given_latest_of_an_empty_topic_when_streamed_then_all_that_comes_is_read(at: Scene) -> None:
+    query = at.query(startingPosition="latest")
+    query.plan()
+    at.publish(1)
+    assert query.drain() == texts(1)
+
+
+class History:
+    """What happens to a topic and to a query that reads it."""
+
+    def __init__(self, at: Scene, query: Query, chance: random.Random) -> None:
+        self.at = at
+        self.query = query
+        self.chance = chance
+        self.open: list[Transaction] = []
+        self.number = 0
+        #: Batches as they were read first.
+        self.read: dict[int, list[dict[str, Any]]] = {}
+
+    def plain(self) -> None:
+        self.number += 1
+        self.at.publish(self.number)
+
+    def begin(self) -> None:
+        self.number += 1
+        self.open.append(self.at.begin(self.number, -self.number))
+
+    def store(self) -> None:
+        self.number += 1
+        transaction = self.at.site.manager.start_short()
+        self.at.client.store(ORDERS, texts(*(f"{self.number}{part}" for part in "abc")), transaction=transaction)
+        self.at.client.publish(ORDERS, [], transaction=transaction)
+        self.open.append(transaction)
+
+    def commit(self) -> None:
+        if self.open:
+            self.at.commit(self.open.pop(self.chance.randrange(len(self.open))))
+
+    def invalidate(self) -> None:
+        if self.open:
+            self.at.invalidate(self.open.pop(self.chance.randrange(len(self.open))))
+
+    def plan(self) -> None:
+        if self.query.plan():
+            number = len(self.query.offsets) - 1
+            self.read[number] = self.query.rows(number)
+
+    def kill(self) -> None:
+        self.query.kill()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    steps=st.lists(
+        st.sampled_from(["plain", "begin", "store", "commit", "invalidate", "plan", "plan", "kill"]),
+        min_size=5,
+        max_size=40,
+    ),
+    most=st.integers(1, 5),
+    partitions=st.integers(1, 3),
+    seed=st.integers(0, 2**32),
+)
+def test_given_a_random_history_when_killed_anywhere_then_the_batches_are_what_is_committed_and_stay_so(
+    steps: list[str], most: int, partitions: int, seed: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch, scene(patch) as at:
+        query = at.query(maxMessagesPerBatch=most, partitions=partitions)
+        history = History(at, query, random.Random(seed))
+        for step in steps:
+            getattr(history, step)()
+        for transaction in history.open:
+            at.commit(transaction)
+        assert query.drain() == at.committed()
+        assert {number: query.rows(number) for number in history.read} == history.read
+
+
+# --- where it begins -------------------------------------------------------------------------------------------------
+
+
+def test_given_a_place_when_streamed_then_it_begins_there(at: Scene) -> None:
+    at.publish(*range(6), pause_ms=1000)
+    third = list(at.client.poll(ORDERS))[3].id
+    moment = datetime.fromtimestamp((NOW_MS + 3000) / 1000, UTC)
+    for place in (third, NOW_MS + 3001, NOW_MS + 4000, moment.isoformat()):
+        expected = texts(2, 3, 4, 5) if place == moment.isoformat() else texts(3, 4, 5)
+        assert at.query(startingPosition=place).drain() == expected
+
+
+@pytest.mark.parametrize("ahead_ms", [-40 * 86_400_000, -3_000, -1, 0, 1, 5_000])
+def test_given_any_clock_when_the_last_message_is_looked_for_then_it_is_found(ahead_ms: int, at: Scene) -> None:
+    at.publish(*range(5), pause_ms=700)
+    at.begin("the last")
+    last = list(at.client.poll(ORDERS))[-1].id
+    assert newest(at.client, TopicId.parse(ORDERS), at.clock.now_ms() - ahead_ms) == last
+
+
+def test_given_a_topic_of_many_messages_when_the_last_is_looked_for_then_hardly_any_are_read(
+    at: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Place] = []
+
+    def watched(client: Client, topic: TopicId, place: Place, **options: Any) -> Iterator[Message]:
+        begun.append(place)
+        return messages(client, topic, place, **options)
+
+    monkeypatch.setattr(reading, "messages", watched)
+    at.publish(*range(50), pause_ms=100)
+    found = newest(at.client, TopicId.parse(ORDERS), at.clock.now_ms() + 86_400_000)
+    assert found
+    assert found.publish_ms == at.clock.now_ms()
+    assert found.publish_ms - 64 <= begun[0].ms <= found.publish_ms
+
+
+def test_given_an_empty_topic_when_the_last_message_is_looked_for_then_there_is_none(at: Scene) -> None:
+    assert newest(at.client, TopicId.parse(ORDERS), at.clock.now_ms()) is None
+
+
+# --- a query that ends -----------------------------------------------------------------------------------------------
+
+
+def test_given_a_query_that_ends_when_more_comes_then_it_ends_all_the_same(at: Scene) -> None:
+    query = at.query(maxMessagesPerBatch=2)
+    at.publish(*range(5))
+    undecided = at.begin("undecided")
+    query.reader = query.new_reader()
+    query.reader.prepareForTriggerAvailableNow()
+    at.publish("later")
+    assert query.plan()
+    at.commit(undecided)
+    assert query.drain() == texts(*range(5))
+    query.kill()
+    query.reader = query.new_reader()
+    query.reader.prepareForTriggerAvailableNow()
+    at.publish("much later")
+    assert query.drain() == texts(*range(5), "undecided", "later")
+
+
+def test_given_an_empty_topic_when_a_query_ends_then_it_reads_nothing(at: Scene) -> None:
+    query = at.query()
+    query.reader = query.new_reader()
+    query.reader.prepareForTriggerAvailableNow()
+    at.publish("later")
+    assert query.drain() == []
+
+
+def test_given_nothing_new_when_asked_again_and_again_then_it_waits_longer_and_longer(at: Scene) -> None:
+    slept: list[float] = []
+
+    class Slept(ManualClock):
+        def sleep(self, seconds: float) -> None:
+            slept.append(seconds)
+
+    query = at.query()
+    query.clock = Slept(NOW_MS)
+    query.plan()
+    for _ in range(30):
+        assert not query.plan()
+    assert 0 < min(slept) < 0.05
+    assert 0.5 <= slept[-1] <= 1
+
+
+# --- what is lost ----------------------------------------------------------------------------------------------------
+
+
+def test_given_messages_that_expire_behind_a_full_batch_when_planned_then_the_first_of_them_is_named(
+    at: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    strict, patient = at.query(maxMessagesPerBatch=2), at.query(maxMessagesPerBatch=2, failOnDataLoss="false")
+    at.publish(*range(4))
+    third = list(at.client.poll(ORDERS))[2].id
+    strict.plan()
+    patient.plan()
+    at.clock.advance((TTL_SECONDS + 1) * 1000)
+    at.publish("after")
+    with pytest.raises(Refused, match=rf"from {third} on have expired .* Set failOnDataLoss to false"):
+        strict.plan()
+    assert patient.plan()
+    assert patient.payloads(1) == texts("after")
+    assert f"from {third} on have expired" in caplog.text
+
+
+def test_given_a_query_that_was_away_for_longer_than_the_ttl_when_it_comes_back_then_it_says_so(at: Scene) -> None:
+    query = at.query()
+    at.publish(1)
+    query.plan()
+    query.kill()
+    at.publish("nobody reads this")
+    at.clock.advance((TTL_SECONDS + 1) * 1000)
+    at.publish(2)
+    with pytest.raises(Refused, match=r"between 2023-11-14 22:13:20 and .* UTC has expired before"):
+        query.plan()
+
+
+def test_given_a_topic_without_messages_when_a_query_runs_for_longer_than_the_ttl_then_nothing_is_lost(
+    at: Scene,
+) -> None:
+    query = at.query()
+    at.publish(1)
+    for _ in range(30):
+        query.plan()
+        at.clock.advance(TTL_SECONDS * 100)
+    assert len(query.offsets) == 1 + 29 // 3, "one for each quarter of the ttl that is over"
+    at.clock.advance(TTL_SECONDS * 600)
+    query.kill()
+    at.publish(2)
+    query.plan()
+    assert query.payloads(len(query.offsets) - 1) == texts(2)
+
+
+def test_given_a_long_transaction_that_holds_all_back_when_messages_expire_behind_it_then_it_says_so(
+    at: Scene,
+) -> None:
+    query = at.query()
+    query.plan()
+    undecided = at.begin("undecided", long=True)
+    at.publish("behind")
+    for _ in range(9):
+        assert not query.plan()
+        at.clock.advance(TTL_SECONDS * 100)
+    at.clock.advance(TTL_SECONDS * 200)
+    at.commit(undecided)
+    with pytest.raises(Refused, match="an open transaction held it back"):
+        query.plan()
+
+
+def test_given_a_long_transaction_elsewhere_when_messages_come_and_are_read_then_nothing_is_lost(at: Scene) -> None:
+    query = at.query()
+    at.site.manager.start_long()
+    for number in range(15):
+        at.publish(number)
+        at.invalidate(at.begin("invalid"))
+        assert query.plan()
+        at.clock.advance(TTL_SECONDS * 100)
+
+
+def test_given_a_message_that_came_while_a_query_ended_when_it_expires_before_the_next_then_that_is_said(
+    at: Scene,
+) -> None:
+    query = at.query()
+    query.reader = query.new_reader()
+    query.reader.prepareForTriggerAvailableNow()
+    came = at.begin("while it ended", long=True)
+    at.clock.advance(100_000)
+    query.drain()
+    query.kill()
+    at.commit(came)
+    at.clock.advance(TTL_SECONDS * 1000 - 50_000)
+    with pytest.raises(Refused, match="has expired before the query read it"):
+        query.plan()
+
+
+def test_given_a_batch_whose_messages_have_expired_when_it_is_read_again_then_that_is_an_error_or_a_warning(
+    at: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    for strict in (True, False):
+        query = at.query(failOnDataLoss=str(strict).lower())
+        at.publish(1, 2)
+        query.plan()
+        query.kill()
+        at.clock.advance((TTL_SECONDS + 1) * 1000)
+        if strict:
+            with pytest.raises(Refused, match=r"planned with 2 messages .* and 0 of them are there"):
+                query.rows(0)
+        else:
+            assert query.rows(0) == []
+            assert "and 0 of them are there" in caplog.text
+
+
+def test_given_a_topic_that_is_made_again_when_planned_or_read_then_that_is_an_error_or_a_warning(
+    at: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    strict, patient = at.query(), at.query(failOnDataLoss="false")
+    at.publish(1)
+    strict.plan()
+    patient.plan()
+    at.client.delete_topic(ORDERS)
+    at.client.create_topic(ORDERS)
+    at.publish("new")
+    with pytest.raises(Refused, match=r"deleted and made again: .* of generation 1 is gone"):
+        strict.plan()
+    with pytest.raises(Refused, match="and 0 of them are there"):
+        strict.rows(0)
+    patient.plan()
+    assert [(row["payload"], row["generation"]) for row in patient.rows(1)] == [(b"new", 2)]
+    once = MessageKey(TopicId.parse(ORDERS), 2, NOW_MS + 1, 0)
+    at.site.store.message.put([(once.pack(), MessageValue(None, b"of another life"))])
+    assert patient.rows(0) == []
+    assert "made again" in caplog.text
+
+
+def test_given_rows_that_came_into_a_batch_when_it_is_read_again_then_that_is_an_error(at: Scene) -> None:
+    query = at.query(committed="false")
+    transaction = at.site.manager.start_short()
+    at.client.store(ORDERS, [b"early"], transaction=transaction)
+    at.client.publish(ORDERS, [], transaction=transaction)
+    at.publish(1)
+    query.plan()
+    assert query.payloads(0) == texts("early", 1)
+    at.client.store(ORDERS, [b"late"], transaction=transaction)
+    with pytest.raises(Refused, match=r"planned with 2 messages .* and 3 of them are there"):
+        query.rows(0)
+
+
+# --- what breaks off -------------------------------------------------------------------------------------------------
+
+
+class Breaking:
+    """A client whose answers break off after some messages."""
+
+    def __init__(self, each: int) -> None:
+        self.each = each
+        self.asked: list[tuple[Any, bool, int | None]] = []
+
+    def poll(self, _: TopicId, *, start: Any, inclusive: bool, limit: int | None, transaction: object) -> Any:
+        self.asked.append((start, inclusive, limit))
+        first = 0 if start is None else start.sequence + 1
+        return _Answer([Message(MessageId(1, number), b"") for number in range(first, 7)][:limit], self.each)
+
+
+class _Answer:
+    def __init__(self, found: list[Message], each: int) -> None:
+        self._found, self._each = found, each
+
+    def __enter__(self) -> Iterator[Message]:
+        yield from self._found[: self._each]
+        if self._each < len(self._found):
+            raise Unanswered("cut short")
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_given_answers_that_break_off_when_read_then_it_goes_on_behind_the_last_message() -> None:
+    client: Any = Breaking(3)
+    found = [message.id.sequence for message in messages(client, TopicId("a", "b"), EARLIEST, view=None, limit=6)]
+    assert found == list(range(6))
+    assert client.asked == [(None, True, 6), (MessageId(1, 2), False, 3)]
+    just: Any = Breaking(3)
+    assert len(list(messages(just, TopicId("a", "b"), EARLIEST, view=None, limit=3))) == 3
+
+
+def test_given_answers_without_any_message_when_read_then_it_gives_up() -> None:
+    client: Any = Breaking(0)
+    with pytest.raises(Unanswered):
+        list(messages(client, TopicId("a", "b"), EARLIEST, view=None))
+    assert len(client.asked) == 1
+
+
+# --- options and checkpoints -----------------------------------------------------------------------------------------
+
+GIVEN = {"url": "http://127.0.0.1:1", "topic": ORDERS}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"url": None}, "url is missing. Set it, for example"),
+        ({"topic": None}, "topic is missing"),
+        ({"topic": "orders"}, "topic is orders"),
+        ({"url": "ftp://x"}, "is no server's URL"),
+        ({"transactions": "nowhere"}, "is no address"),
+        ({"token": "secret"}, "Put it into a file, and name that in token_file"),
+        ({"startingOffset": "latest"}, "startingoffset is no option of a stream. There are .*startingPosition"),
+        ({"startingPosition": "yesterday"}, "startingPosition is yesterday"),
+        ({"startingPosition": "2023-11-14T22:13:20"}, "with its zone"),
+        ({"startingPosition": "9" * 30}, "startingPosition is 9"),
+        ({"startingPosition": "x" * 40}, "startingPosition is x"),
+        ({"maxMessagesPerBatch": "0"}, "maxMessagesPerBatch is 0"),
+        ({"partitions": "many"}, "partitions is many"),
+        ({"failOnDataLoss": "yes"}, "failOnDataLoss is yes"),
+        ({"ca_file": "/nowhere"}, "ca_file is /nowhere"),
+    ],
+)
+def test_given_a_wrong_option_when_a_stream_is_made_then_it_is_named(
+    options: dict[str, str | None], message: str
+) -> None:
+    given = {name: value for name, value in {**GIVEN, **options}.items() if value is not None}
+    with pytest.raises(ConfigurationError, match=message):
+        TmsSource(given)
+
+
+def test_given_a_secret_when_options_are_refused_then_it_is_not_said() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        TmsSource({**GIVEN, "token": "secret"})
+    assert "secret" not in str(caught.value)
+
+
+def test_given_options_of_the_one_when_the_other_is_asked_for_then_it_says_which() -> None:
+    stream, store = TmsSource(GIVEN), TmsSource({"leveldb": "/nowhere"})
+    assert stream.schema() == STREAM_SCHEMA
+    with pytest.raises(ConfigurationError, match=r"options of spark\.readStream"):
+        stream.reader(stream.schema())
+    with pytest.raises(ConfigurationError, match="Set url and topic"):
+        store.streamReader(store.schema())
+    stream.streamReader(stream.schema())
+
+
+def test_given_no_such_topic_when_planned_then_the_error_names_it(at: Scene) -> None:
+    at.client.delete_topic(ORDERS)
+    with pytest.raises(TopicNotFound, match=ORDERS):
+        at.query().plan()
+
+
+def test_given_no_server_when_planned_then_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "PATIENCE", SOON)
+    reader = StreamReader(Feed.parse(GIVEN))
+    with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:1 cannot be reached: .* correct the URL"):
+        reader.latestOffset(reader.initialOffset(), everything())
+    reader.stop()
+
+
+def test_given_a_token_that_nobody_knows_when_planned_then_the_error_says_so(tmp_path: Path) -> None:
+    identities = TokenIdentities(tmp_path)
+    file = tmp_path / "token"
+    file.write_text(identities.wrong("consumer"))
+    with serving(gate=identities.gate) as server:
+        options = {"url": f"http://127.0.0.1:{server.port}", "topic": ORDERS, "token_file": str(file)}
+        reader = StreamReader(Feed.parse(options))
+        with pytest.raises(Unauthorized):
+            reader.latestOffset(reader.initialOffset(), everything())
+        file.write_text(identities.good("consumer"))
+        with pytest.raises(TopicNotFound):
+            reader.latestOffset(reader.initialOffset(), everything())
+        reader.stop()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": 2}, "version 2, not 1"),
+        ({"topic": "default:others"}, "stream of default:others, not of default:orders"),
+        ({"at": "somewhere"}, "cannot be read"),
+        ({"batch": [["earliest"]]}, "cannot be read"),
+        ({"next": "x"}, "cannot be read"),
+    ],
+)
+def test_given_a_checkpoint_of_something_else_when_read_then_it_is_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    offset = Offset(ORDERS, 1, EARLIEST, NOW_MS).to_json()
+    assert Offset.parse(offset, ORDERS) == Offset(ORDERS, 1, EARLIEST, NOW_MS)
+    with pytest.raises(Refused, match=message):
+        Offset.parse({**offset, **changes}, ORDERS)
+
+
+def test_given_offsets_that_do_not_follow_each_other_when_a_batch_is_read_then_it_is_refused(at: Scene) -> None:
+    query = at.query(maxMessagesPerBatch=1)
+    at.publish(1, 2, 3)
+    query.drain()
+    del query.offsets[1]
+    with pytest.raises(Refused, match="the one before ended after:"):
+        query.rows(1)
+
+
+def test_given_a_batch_that_ends_where_it_begins_when_read_then_it_is_empty(at: Scene) -> None:
+    query = at.query()
+    at.publish(1)
+    query.plan()
+    query.offsets.append(query.offsets[0])
+    assert query.rows(1) == []
+    reader = query.new_reader()
+    assert reader.partitions(dict(NOT_BEGUN), dict(NOT_BEGUN)) == []
+    reader.stop()
+    reader.stop()
+
+
+@pytest.mark.parametrize("place", [EARLIEST, Place(5), Place(MessageId(1, 2, 3, 4)), Place.behind(MessageId(1, 2))])
+def test_given_a_place_when_written_and_read_then_it_is_the_same(place: Place) -> None:
+    assert Place.parse(str(place)) == place
+
+
+def test_given_a_time_when_a_place_begins_there_then_nothing_behind_it_is_older() -> None:
+    assert (EARLIEST.ms, Place(7).ms, Place(MessageId(9, 1)).ms) == (0, 7, 9)
+    assert Feed.parse({**GIVEN, "startingPosition": "7"}).begin == Place(7)
+
+
+def test_given_a_partition_when_it_is_sent_then_nothing_of_the_client_goes_with_it(at: Scene) -> None:
+    query = at.query()
+    at.publish(1)
+    query.plan()
+    [part] = query.new_reader().partitions(dict(NOT_BEGUN), json.loads(query.offsets[0]))
+    assert isinstance(part, StretchPartition)
+    assert not any(isinstance(value, Client) for value in vars(part).values())

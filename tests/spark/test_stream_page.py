@@ -1,0 +1,87 @@
+"""``docs/spark.md``: its example of a stream runs on Spark; and what Spark says of one that fails is a sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from janitor.spark.feed import Feed
+from janitor.spark.session import translated
+from janitor.spark.source import register
+from janitor.spark.stream import STREAM_SCHEMA
+from tests.server.conftest import serving
+from tests.spark.streams import persistently
+from tms_core.client import Client
+from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
+from tms_core.clock import SystemClock
+from tms_core.errors import ConfigurationError, TopicNotFound
+from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.service import TransactionService
+from tms_core.transaction.storage import MemoryStorage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
+SECTION = PAGE.partition("\n## Stream a topic\n")[2].partition("\n## ")[0]
+
+
+@pytest.fixture
+def addresses() -> Iterator[tuple[str, str]]:
+    """A server and a transaction service on free ports."""
+    with ExitStack() as stack:
+        server = stack.enter_context(serving())
+        manager = stack.enter_context(TransactionManager(MemoryStorage(), SystemClock()))
+        service = TransactionService(manager, port=0)
+        service.start()
+        stack.callback(service.stop)
+        yield f"http://127.0.0.1:{server.port}", service.address
+
+
+def test_the_example_runs(spark: SparkSession, addresses: tuple[str, str], tmp_path: Path) -> None:
+    url, transactions = addresses
+    [code] = re.findall(r"^```python\n(.*?)^```", SECTION, flags=re.MULTILINE | re.DOTALL)
+    for stated, real in ((DEFAULT_URL, url), (DEFAULT_TRANSACTIONS, transactions), ("data/bills", str(tmp_path))):
+        assert stated in code
+        code = code.replace(stated, real)
+    with Client(url, transactions=transactions) as client:
+        client.create_topic("default:orders")
+        client.create_topic("default:bills")
+        client.publish("default:orders", [b"one", b"two"])
+        example = compile(code, "docs/spark.md", "exec")
+        persistently(lambda: exec(example, {"spark": spark}))  # noqa: S102 that is what the page is for
+        with client.transaction() as transaction:
+            found = [message.payload for message in transaction.poll("default:bills")]
+    assert found == [b"bill of one", b"bill of two"]
+
+
+def test_given_no_such_topic_when_spark_plans_then_the_error_is_ours(
+    spark: SparkSession, addresses: tuple[str, str], tmp_path: Path
+) -> None:
+    url, transactions = addresses
+    register(spark)
+    stream = spark.readStream.format("tms").options(url=url, topic="default:none", transactions=transactions).load()
+    assert stream.schema == STREAM_SCHEMA
+    query = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+
+    def run() -> None:
+        with translated():
+            query.trigger(availableNow=True).start().awaitTermination()
+
+    with pytest.raises(TopicNotFound, match="default:none"):
+        persistently(run)
+    with pytest.raises(ConfigurationError, match="url is missing"), translated():
+        spark.readStream.format("tms").option("topic", "default:none").load()
+
+
+def test_every_option_and_column_is_on_the_page() -> None:
+    table = {name for cell in re.findall(r"^\| (`.+?) \|", SECTION, flags=re.MULTILINE) for name in cell.split(", ")}
+    with pytest.raises(ConfigurationError) as caught:
+        Feed.parse({"wrong": ""})
+    options = caught.value.hint.removeprefix("There are ").rstrip(".").split(", ")
+    assert {name.strip("`") for name in table} == {*options, *STREAM_SCHEMA.names}
