@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from http.client import HTTPConnection
 from pathlib import Path
@@ -69,15 +69,27 @@ class Tour:
 
     def hear(self, expression: str) -> re.Match[str]:
         """Wait for the next line in which this is found."""
-        while True:
-            try:
-                line = self._lines.get(timeout=PATIENCE_SECONDS)
-            except Empty:
-                line = None
-            assert line is not None, f"never told: {expression}\n" + "\n".join(self.told)
-            self.told.append(line)
-            if match := re.search(expression, line):
-                return match
+        while not (match := re.search(expression, self._next([expression]))):
+            pass
+        return match
+
+    def hear_all(self, expressions: Iterable[str]) -> None:
+        """Wait until each was found in a line of its own, in any order, since a slow machine sweeps later."""
+        missing = list(expressions)
+        while missing:
+            line = self._next(missing)
+            found = next((one for one in missing if re.search(one, line)), None)
+            if found is not None:
+                missing.remove(found)
+
+    def _next(self, missing: Sequence[str]) -> str:
+        try:
+            line = self._lines.get(timeout=PATIENCE_SECONDS)
+        except Empty:
+            line = None
+        assert line is not None, f"never told: {missing}\n" + "\n".join(self.told)
+        self.told.append(line)
+        return line
 
     def get(self, path: str) -> tuple[int, str]:
         """Ask its status page for something; once a sweep was told of, it is up."""
@@ -147,8 +159,7 @@ def test_given_a_checkout_when_run_then_it_tells_what_the_readme_shows_and_ctrl_
     start: Start,
 ) -> None:
     running = start(approve_at=35)
-    for line in page_lines():
-        running.hear(rf"^{pattern(line)}$")
+    running.hear_all(rf"^{pattern(line)}$" for line in page_lines())
     assert running.get("/healthz") == (200, "ok")
     status, page = running.get("/")
     assert status == 200
