@@ -100,16 +100,18 @@ ENGINE := docker$(dot)io containerd runc debootstrap libdevmapper1.02.1 containe
 IMAGE ?= tms-janitor:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 SPARK_IMAGE ?= $(IMAGE)-spark
 BASE_IMAGE ?=
+#: Further options of `docker build`, such as --platform.
+BUILD_OPTIONS ?=
+DOCKER_BUILD = DOCKER_BUILDKIT=1 docker build $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
+  $(if $(PIP_CERT),--secret id=ca$(comma)src=$(PIP_CERT)) $(BUILD_OPTIONS)
 
 image: ## build the container image: make image IMAGE=NAME:TAG BASE_IMAGE=python:3.12-slim-bookworm
-	DOCKER_BUILDKIT=1 docker build --tag $(IMAGE) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
-	  $(if $(PIP_CERT),--secret id=ca$(comma)src=$(PIP_CERT)) .
-	@mkdir -p build && docker run --rm --entrypoint cat $(IMAGE) /opt/tms/sbom.cdx.json > build/sbom.cdx.json
+	$(DOCKER_BUILD) --tag $(IMAGE) .
+	@mkdir -p build && docker run --rm --network none --entrypoint cat $(IMAGE) /opt/tms/sbom.cdx.json > build/sbom.cdx.json
 	@echo "what is in it: build/sbom.cdx.json"
 
 image-spark: ## build the image for Spark, of drivers and executors: make image-spark SPARK_IMAGE=NAME:TAG
-	DOCKER_BUILDKIT=1 docker build --file image/spark.Dockerfile --tag $(SPARK_IMAGE) $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
-	  $(if $(PIP_CERT),--secret id=ca$(comma)src=$(PIP_CERT)) .
+	$(DOCKER_BUILD) --file image/spark.Dockerfile --tag $(SPARK_IMAGE) .
 
 comma := ,
 

@@ -83,7 +83,8 @@ def test_given_a_holder_when_another_asks_then_it_is_told_who_and_since_when(cel
     holding(cell, clock)
     clock.advance(7_999)
     before = cell.value
-    with pytest.raises(LeaseHeld, match=r"a has the lease, renewed for the last time 7 s ago.*has it after 60 s, .* 300 s later"):
+    told = r"a has the lease, renewed for the last time 7 s ago.*has it after 60 s, .* 300 s later"
+    with pytest.raises(LeaseHeld, match=told):
         lease(cell, clock, "b").acquire()
     assert cell.value == before
 

@@ -13,6 +13,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from janitor.spark.checkpoint import Planned
 from janitor.spark.messages import messages
 from janitor.spark.offsets import EARLIEST, Place
 from tms_core.client import (
@@ -30,6 +31,8 @@ from tms_core.client import (
     TransactionContext,
 )
 from tms_core.errors import Refused
+from tms_core.rowkey import Cutoff
+from tms_core.transaction.model import TX_PER_MS
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +50,7 @@ class Marker(NamedTuple):
     """
 
     id: MessageId
-    batch: int
+    batch: Planned
     pointer: int
 
 
@@ -58,18 +61,18 @@ class History:
     Attributes:
         query: the query's id.
         topic, markers: the topics.
-        first_batch: the first batch.
+        first_batch: the first batch that somebody says is not published; None: nobody does.
     """
 
     query: str
     topic: TopicId
     markers: TopicId
-    first_batch: int
-    _last: int | None = None
+    first_batch: int | None
+    _last: Planned | None = None
     _read: Place = EARLIEST
     _open: list[Marker] = field(default_factory=list)
 
-    def has(self, client: Client, service: TransactionClient, transaction: TransactionContext, batch: int) -> bool:
+    def has(self, client: Client, service: TransactionClient, transaction: TransactionContext, batch: Planned) -> bool:
         """Whether a batch is published.
 
         Args:
@@ -79,7 +82,7 @@ class History:
             batch: which batch.
 
         Raises:
-            Refused: nobody can tell, or a later one is published.
+            Refused: nobody can tell, or a later one is published, or another one of its number.
         """
         self._look(client)
         # A transaction is decided once and for all, but not yet where it is still open.
@@ -87,33 +90,34 @@ class History:
             if self._is_committed(transaction, marker.id):
                 self.published(marker.batch)
                 break
-        if self._last is None and batch > self.first_batch:
+        last, number = self._last, batch.number
+        if last is None and self._may_be_forgotten(client, transaction, batch):
             raise Refused(
-                f"Batch {batch} of query {self.query} may be published in {self.topic} or not: its markers in "
+                f"Batch {number} of query {self.query} may be published in {self.topic} or not: its markers in "
                 f"{self.markers} have expired, or it began without.",
-                f"Look whether it is, and give first_batch={batch} if not, first_batch={batch + 1} if so.",
+                f"Look whether it is, and give first_batch={number} if not, first_batch={number + 1} if so.",
             )
-        if self._last is not None and self._last > batch:
+        if last is not None and last != batch and last.number >= number:
             raise Refused(
-                f"Query {self.query} has published batch {self._last} in {self.topic}, and comes with batch {batch}: "
-                "its checkpoint is an old one.",
-                "Give the query a new checkpointLocation, if it is to publish these messages again.",
+                f"Query {self.query} has published batch {last} in {self.topic}, and comes with batch {batch}: its "
+                "checkpoint is an old one, or a copy.",
+                "Give the query a new checkpointLocation, and as startingPosition where it is to go on.",
             )
-        if self._last == batch:
+        if last == batch:
             return True
         for marker in self._open:
             if transaction.transaction.is_in_progress(marker.pointer):
                 service.invalidate(marker.pointer)
         return False
 
-    def published(self, batch: int) -> None:
+    def published(self, batch: Planned) -> None:
         """A batch is published."""
         self._last = batch if self._last is None else max(batch, self._last)
         self._open = [marker for marker in self._open if marker.batch > self._last]
 
-    def text(self, transaction: Transaction, batch: int) -> bytes:
+    def text(self, transaction: Transaction, batch: Planned) -> bytes:
         """What a marker says; the id of its transaction is there for those who find it open."""
-        names = {"query": self.query, "topic": str(self.topic), "batch": batch}
+        names = {"query": self.query, "topic": str(self.topic), "batch": batch.number, "planned_ms": batch.ms}
         return json.dumps({**names, "transaction": str(transaction.transaction_id)}).encode()
 
     def _look(self, client: Client) -> None:
@@ -123,9 +127,24 @@ class History:
             try:
                 given = json.loads(message.payload)
                 if (given["query"], given["topic"]) == (self.query, str(self.topic)):
-                    self._open.append(Marker(message.id, int(given["batch"]), int(given["transaction"])))
+                    batch = Planned(int(given["batch"]), int(given["planned_ms"]))
+                    self._add(Marker(message.id, batch, int(given["transaction"])))
             except (ValueError, KeyError, TypeError):
                 logger.warning("%s has a message that is no marker: %s", self.markers, message.id)
+
+    def _add(self, marker: Marker) -> None:
+        """Keep a marker, and those of the batch before it: one is only tried when all before that are published."""
+        numbers = [found.batch.number for found in self._open]
+        before = max((number for number in numbers if number < marker.batch.number), default=0)
+        self._open = [found for found in self._open if found.batch.number >= before]
+        self._open.append(marker)
+
+    def _may_be_forgotten(self, client: Client, transaction: TransactionContext, batch: Planned) -> bool:
+        """Whether a batch may be published although its query has no marker."""
+        if self.first_batch is not None or batch.number > 0:
+            return batch.number != self.first_batch
+        now_ms = transaction.transaction.transaction_id // TX_PER_MS
+        return Cutoff.at(now_ms, client.topic(self.markers).ttl_seconds).expires(batch.ms)
 
     def _is_committed(self, transaction: TransactionContext, marker: MessageId) -> bool:
         """Whether a message is seen in a transaction that skips all before it."""
@@ -144,7 +163,7 @@ class Marking(Participant):
         transaction: the transaction.
     """
 
-    def __init__(self, client: Client, history: History, batch: int, transaction: Transaction) -> None:
+    def __init__(self, client: Client, history: History, batch: Planned, transaction: Transaction) -> None:
         self._client = client
         self._history = history
         self._batch = batch
@@ -165,7 +184,7 @@ class Marking(Participant):
         if self._written is not None:
             self._client.rollback(self._history.markers, self._written)
         elif self._tried:
-            raise Invalidated(f"Whether the marker of batch {self._batch} is written is not known.")
+            raise Invalidated(f"Whether the marker of batch {self._batch.number} is written is not known.")
 
 
 def require_topic(client: Client, markers: TopicId) -> None:

@@ -123,7 +123,7 @@ class Planner:
         if place is None:
             last = newest(self._client, feed.topic, self._clock.now_ms())
             place = EARLIEST if last is None else Place.behind(last)
-        return Offset(str(feed.topic), topic.generation, place, 0)
+        return Offset(str(feed.topic), topic.generation, place, place.ms)
 
     def _walk(self, place: Place, view: Transaction | None, most: int | None) -> _Walk:
         """Read from a place to where a batch ends."""

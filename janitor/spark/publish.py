@@ -2,7 +2,8 @@
 
 Spark does a batch again if it ends between doing it and writing that down. So the batch's number is published with it,
 as a *marker* in a topic beside: in the same transaction, and so exactly if the batch is. A batch that is done again
-finds its marker and does nothing.
+finds its marker and does nothing. Another batch of that number, from a checkpoint that was put back or copied, would be
+lost if it did nothing: it is told by when it was planned (:mod:`janitor.spark.checkpoint`), and is refused.
 
 Messages go to the server while the batch is computed (``tms_core.client.outbox``), where nobody sees them; rows that
 hold back readers are written last, just before the commit. The price of all this is a small message for each batch.
@@ -10,14 +11,13 @@ hold back readers are written last, just before the commit. The price of all thi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyspark.errors import PySparkException
 from pyspark.sql.types import BinaryType, StringType
 
+from janitor.spark.checkpoint import planned, query_id
 from janitor.spark.feed import connect, named
 from janitor.spark.markers import History, Marking, require_topic
 from tms_core.client import Client, ConfigurationError, NotInProgress, Timeouts, TopicId
@@ -25,7 +25,7 @@ from tms_core.client.site import service_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 #: How long a batch's transaction may take, in seconds. Nothing of it holds up readers before its last moment.
 TIMEOUT_SECONDS = 300
@@ -44,7 +44,7 @@ def publish_batches(
     ca_file: str | None = None,
     markers: str | None = None,
     timeout_seconds: int = TIMEOUT_SECONDS,
-    first_batch: int = 0,
+    first_batch: int | None = None,
 ) -> BatchPublisher:
     """What ``foreachBatch`` calls to have each batch published in one transaction, and once.
 
@@ -59,7 +59,8 @@ def publish_batches(
         markers: the topic beside it in which batches are noted; None: the topic's name and ``-batches``. It is made
             where there is none.
         timeout_seconds: after how long a batch's transaction is given up.
-        first_batch: the first batch to publish, where those before were published otherwise.
+        first_batch: the first batch to publish, by somebody who has looked that it is not published yet and those
+            before it are; None: the query's first, unless it was planned so long ago that its marker may have expired.
 
     Raises:
         ConfigurationError: an argument is wrong.
@@ -102,7 +103,7 @@ class BatchPublisher:
     markers: TopicId
     checkpoint: str
     column: str
-    first_batch: int
+    first_batch: int | None
     _history: History | None = field(default=None, repr=False)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
@@ -112,35 +113,36 @@ class BatchPublisher:
             ConfigurationError: the column is none of the batch, or the checkpoint none of a query.
             Refused: nobody can tell whether it is published, or it was before a later one.
             Conflict: another driver of the same query is at work.
-            NotInProgress: it took too long; nothing is published.
+            NotInProgress: it took too long, or another driver came; nothing is published.
             TransactionError, MessagingError: as of a transaction's end (docs/client.md); Spark does the batch again.
         """
-        if batch_id < self.first_batch:
+        if self.first_batch is not None and batch_id < self.first_batch:
             return
         _check(batch, self.column)
+        known = planned(batch.sparkSession, self.checkpoint, batch_id)
         service = service_at(self.site.transactions, Timeouts())
         with connect(self.site.url, service, self.site.token_file, self.site.ca_file) as client:
             history = self._known(client, batch)
             try:
                 with client.transaction(timeout_seconds=self.site.timeout_seconds) as transaction:
-                    if history.has(client, service, transaction, batch_id):
+                    if history.has(client, service, transaction, known):
                         transaction.roll_back()
                         return
-                    transaction.register(Marking(client, history, batch_id, transaction.transaction))
+                    transaction.register(Marking(client, history, known, transaction.transaction))
                     for chunk in _chunks(batch, self.column):
                         transaction.publish(self.topic, chunk)
             except NotInProgress as error:
                 raise NotInProgress(
-                    f"Batch {batch_id} took longer than its transaction may, {self.site.timeout_seconds} s; nothing of "
-                    "it is published.",
+                    f"Batch {batch_id} took longer than its transaction may, {self.site.timeout_seconds} s, or another "
+                    "driver of the query has ended that; nothing of it is published.",
                     "Raise timeout_seconds, or lower maxMessagesPerBatch for batches to come.",
                 ) from error
-            history.published(batch_id)
+            history.published(known)
 
     def _known(self, client: Client, batch: DataFrame) -> History:
         if self._history is None:
             require_topic(client, self.markers)
-            query = _query_id(batch.sparkSession, self.checkpoint)
+            query = query_id(batch.sparkSession, self.checkpoint)
             self._history = History(query, self.topic, self.markers, self.first_batch)
         return self._history
 
@@ -168,16 +170,3 @@ def _chunks(batch: DataFrame, column: str) -> Iterator[list[bytes]]:
             yield chunk
             chunk, size = [], 0
     yield chunk
-
-
-def _query_id(spark: SparkSession, checkpoint: str) -> str:
-    """The id that Spark has written into a checkpoint."""
-    file = f"{checkpoint.rstrip('/')}/metadata"
-    try:
-        lines = [row[0] for row in spark.read.text(file).collect()]
-        return str(json.loads("".join(lines))["id"])
-    except (PySparkException, ValueError, KeyError) as error:
-        raise ConfigurationError(
-            f"checkpoint is {checkpoint}, and there is no query's id in {file}.",
-            "Give the very checkpointLocation of the query.",
-        ) from error

@@ -179,7 +179,7 @@ def write(spark: SparkSession, found: list[GenerationStats], folder: str, day: s
         TmsError: Spark cannot write there.
     """
     path = f"{folder.rstrip('/')}/day={day}"
-    flat = [_flat(one) for one in found]
+    flat = [one.to_json() for one in found]
     with translated():
         spark.createDataFrame(flat, _FLAT).coalesce(1).write.mode("overwrite").parquet(path)
     return path
@@ -294,10 +294,7 @@ def _of_row(row: Mapping[str, Any]) -> GenerationStats:
 
 _FLAT = (
     "tms_namespace string, topic string, generation int, rows long, payload_rows long, bytes long, oldest_ms long, "
-    "newest_ms long, ages map<string, long>, overdue map<string, long>, invalid_transaction long, "
-    "orphan_payloads long, missing_payloads long, blocking_transaction string, blocking_since_ms long"
+    "newest_ms long, ages map<string, long>, overdue map<string, long>, overdue_share map<string, double>, "
+    "invalid_transaction long, orphan_payloads long, missing_payloads long, blocking_transaction string, "
+    "blocking_since_ms long"
 )
-
-
-def _flat(one: GenerationStats) -> dict[str, Any]:
-    return {name: value for name, value in one.to_json().items() if name != "overdue_share"}

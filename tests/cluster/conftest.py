@@ -28,13 +28,17 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def image(engine: Engine) -> str:
     """The project's image, made from this tree."""
-    return engine.build("localhost/tms-janitor:test")
+    tag = "localhost/tms-janitor:test"
+    engine.make("image", IMAGE=tag)
+    return tag
 
 
 @pytest.fixture(scope="session")
 def spark_image(engine: Engine) -> str:
     """The project's image for Spark."""
-    return engine.build("localhost/tms-janitor-spark:test", "image/spark.Dockerfile")
+    tag = "localhost/tms-janitor-spark:test"
+    engine.make("image-spark", SPARK_IMAGE=tag)
+    return tag
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,7 @@ from janitor.picture import (
     Quarantined,
     RunSummary,
     SnapshotFigures,
+    StatisticsFigures,
     TopicFigures,
 )
 from janitor.policy import Hold
@@ -90,6 +91,10 @@ def full() -> Picture:
         snapshot=SnapshotFigures(1_000_006, invalid=31, open=32, in_progress=33),
         boundary=BoundaryFigures("1700000000000000007"),
         canary=CanaryFigures(True, late_seconds=1.5),
+        statistics=StatisticsFigures(
+            *(1_000_008, 30, 10, 99, {"expired": 4, "old_generation": 2}, 34, 35),
+            *("1700000000000000009", "a:b, generation 1", 1_000_009),
+        ),
         skew_seconds={"running_time": -0.25},
         topics=[queue("a:b", 41), queue("a:c", 42)],
         consumers=[behind("a:b:x", 43), behind("a:b:y", 0, position_ms=0)],
@@ -188,6 +193,12 @@ def test_given_everything_then_every_figure_is_in_its_series() -> None:
         **ZEROS,
         "build_info 1.2.3": 1,
         "heartbeat_timestamp_seconds": 1000.001,
+        "statistics_timestamp_seconds": 1000.008,
+        "statistics_overdue_ratio expired": 0.1,
+        "statistics_overdue_ratio old_generation": 0.05,
+        "orphan_payload_rows": 34,
+        "missing_payloads": 35,
+        "blocking_transaction_timestamp_seconds": 1000.009,
         "next_run_timestamp_seconds": 1000.002,
         "last_success_timestamp_seconds message": 1000.003,
         "last_success_timestamp_seconds payload": 1000.004,

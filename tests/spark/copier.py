@@ -30,7 +30,8 @@ _SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.driver.memory": "512m",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xmn200m",
+    "spark.log.level": "OFF",
 }
 
 
@@ -43,11 +44,10 @@ def main(url: str, transactions: str, folder: Path, moment: str, at: int) -> Non
         moment: when to die: ``before`` the batch is published, at its ``commit``, or ``after`` it.
         at: in which batch.
     """
-    builder = SparkSession.builder.master("local[2]").config("spark.local.dir", str(folder / "local"))
+    builder = SparkSession.builder.master("local[1]").config("spark.local.dir", str(folder / "local"))
     for name, value in _SETTINGS.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
     copy(spark, url, transactions, folder, lambda publish: dying(publish, moment, at))
 
 

@@ -32,7 +32,9 @@ from tests.spark.local import LocalSender, PiecesGround
 from tests.spark.test_sweep import rows_of, told, without_bytes
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreBusy, StoreError, StoreUnavailable
+from tms_core.rowkey import PayloadKey
 from tms_core.side import Expiries, MemorySide
+from tms_core.tables import leveldb_clone
 from tms_core.tables.base import Store
 from tms_core.tables.leveldb import LevelDBStore
 from tms_core.tables.leveldb_clone import still
@@ -138,6 +140,8 @@ def fill(store: Store) -> None:
     orders.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 200), *range(NOW_MS - MINUTE, NOW_MS - MINUTE + 90))
     orders.tx(DEAD, *range(NOW_MS - MINUTE, NOW_MS - MINUTE + 20))
     orders.stored(DEAD, *range(NOW_MS - 2 * DAY, NOW_MS - 2 * DAY + 40))
+    # None of ours, among rows of which the driver and a task see the same ones.
+    store.payload.put([(PayloadKey(orders.id, 1, DEAD, NOW_MS - 2 * DAY + 5, 0).pack() + b"!", b"")])
     kept = pointer(NOW_MS - 2 * HOUR, 1)
     orders.stored(kept, NOW_MS - 2 * HOUR).ref(kept, NOW_MS - MINUTE)
     topic(store, "default:retired", ttl_seconds=3600, generation=-1).plain(*range(NOW_MS, NOW_MS + 40))
@@ -279,3 +283,24 @@ def test_given_a_store_that_is_open_when_copied_at_rest_then_clones_of_the_copy_
         assert not copied.exists()
         with pytest.raises(StoreError, match="cannot lie in the store"), still(place, place / "state"):
             pass
+
+
+def test_given_files_that_move_while_they_are_copied_then_they_are_copied_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Path] = []
+
+    def moving(folder: Path) -> list[tuple[str, int]]:
+        looked.append(folder)
+        if len(looked) == 3:
+            raise FileNotFoundError
+        return [("moved", 1)] if len(looked) == 2 else inventory(folder)
+
+    inventory = leveldb_clone._inventory
+    monkeypatch.setattr(leveldb_clone, "_inventory", moving)
+    access = Access(load(None, {}, {"leveldb": str(tmp_path / "messaging")}).settings)
+    with LevelDBStore(tmp_path / "messaging", create=True) as store:
+        fill(store)
+        with still(store.path, tmp_path / "state") as copied, access.at(copied).reading() as found:
+            assert rows_of(found) == rows_of(store)
+    assert len(looked) == 3 + 3 * 2

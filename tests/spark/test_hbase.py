@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import happybase
 import pytest
 
+from janitor.count import Census
 from janitor.parquet import summarise
 from janitor.policy import Rule
 from janitor.settings import Settings, load
+from janitor.spark import stats
 from janitor.spark.access import Access
 from janitor.spark.errands import Share
 from janitor.spark.options import Options
@@ -27,6 +29,8 @@ from janitor.spark.sweep import SparkEngine, cutter
 from janitor.spark.tasks import StoreGround, perform
 from janitor.state.base import State
 from janitor.state.hbase import HBaseState
+from janitor.state.sqlite import SqliteState
+from janitor.txstate import TransactionView
 from janitor.world import Terms
 from tests.builders import DAY, LIFETIME, NOW_MS, Desk, Snapshots, every, topic
 from tests.hbase.fixture import running
@@ -171,6 +175,9 @@ def test_given_tables_in_hbase_when_read_then_every_row_comes_from_under_its_sal
     made = cluster(tables)
     with made.opened() as (store, _):
         Scene.on(store)
+        counting = SqliteState.in_memory()
+        Census(store, counting, ManualClock(NOW_MS), rows_per_second=100_000).step()
+        living = stats.living(store)
         stored = [key for key, _ in every(store.message.rows)]
         payloads = len(every(store.payload.rows))
     spark.dataSource.register(FilteringSource)
@@ -185,6 +192,11 @@ def test_given_tables_in_hbase_when_read_then_every_row_comes_from_under_its_sal
         row.salt == 2 for row in rows
     )
     assert source.option("table", "payload").load().count() == payloads
+
+    counted = stats.count(spark, {"config": str(config)}, NOW_MS, TransactionView(None, NOW_MS, DAY))
+    found = {one.topic: (one.rows, one.size_bytes) for one in counted if living.get(one.topic) == one.generation}
+    kept = {name: (count.messages, count.size_bytes) for name, count in counting.counts().items() if count.messages}
+    assert found == kept, "as the background count has it"
 
 
 def test_given_an_hbase_that_does_not_answer_when_read_then_the_error_is_ours(spark: SparkSession) -> None:

@@ -162,6 +162,14 @@ def test_given_rows_of_few_bytes_and_rows_of_many_when_cut_then_no_piece_is_thri
         check_even([(None, store)], Wanted("message"), 6, 22_500)
 
 
+def test_given_rows_larger_than_a_cut_can_be_missed_by_when_cut_then_no_piece_is_thrice_the_median(place: Path) -> None:
+    bodies = random.Random(7)
+    with LevelDBStore(place, create=True) as store:
+        fill(store, "default:heavy", 40, lambda: bodies.randbytes(100_000))
+    with LevelDBStore(place) as store:
+        check_even([(None, store)], Wanted("payload"), 4, 40)
+
+
 def test_given_no_number_when_cut_then_there_are_as_many_pieces_as_there_are_bytes_for(on_disk: Path) -> None:
     with LevelDBStore(on_disk) as store:
         assert pieces([(None, store)], Wanted("message"), None) == [Piece(None, (Range(b"", b""),))]

@@ -15,8 +15,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from janitor.spark import publish as publishing
-from janitor.spark.markers import MARKERS_TTL_SECONDS
+from janitor.spark.markers import MARKERS_TTL_SECONDS, History
 from janitor.spark.publish import BatchPublisher, publish_batches
+from tests.builders import NOW_MS
 from tests.client.faults import SOON, Faults, faulty_client, faulty_service, no_pause
 from tests.spark.streams import Scene, scene, texts
 from tms_core.client import Client, Limits, TransactionClient
@@ -41,7 +42,7 @@ SMALL = Limits(transaction_bytes=6)
 
 
 class Session:
-    """Reads a checkpoint's file as Spark does."""
+    """Reads a checkpoint's files as Spark does, which has planned a batch long ago unless a test says when."""
 
     @property
     def read(self) -> Session:
@@ -49,12 +50,21 @@ class Session:
 
     def text(self, path: str) -> Session:
         self.path = Path(path)
+        if self.path.parent.name == "offsets" and not self.path.exists():
+            plan(self.path.parents[1], int(self.path.name), NOW_MS)
         return self
 
     def collect(self) -> list[tuple[str]]:
         if not self.path.is_file():
             raise AnalysisException(errorClass="PATH_NOT_FOUND", messageParameters={"path": str(self.path)})
         return [(line,) for line in self.path.read_text().splitlines()]
+
+
+def plan(checkpoint: Path, batch_id: int, now_ms: int) -> None:
+    """Write what Spark does when it plans a batch."""
+    file = checkpoint / "offsets" / str(batch_id)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":{now_ms},"conf":{{}}}}\n{{"at":"end"}}\n')
 
 
 class Value:
@@ -258,7 +268,8 @@ def test_given_an_answer_that_is_missing_when_the_batch_comes_again_then_it_is_t
 def leave_open(site: Site, batch_id: int, *payloads: str | int, query: str = "query-1") -> int:
     """What a driver leaves that dies just before its commit; the transaction's id."""
     transaction = site.at.site.manager.start_short(300)
-    marker = {"query": query, "topic": BILLS, "batch": batch_id, "transaction": str(transaction.transaction_id)}
+    marker = {"query": query, "topic": BILLS, "batch": batch_id, "planned_ms": NOW_MS}
+    marker["transaction"] = str(transaction.transaction_id)
     site.at.client.publish(MARKERS, [json.dumps(marker).encode()], transaction=transaction)
     if payloads:
         site.at.client.publish(BILLS, texts(*payloads), transaction=transaction)
@@ -318,7 +329,7 @@ def test_given_a_batch_that_was_rolled_back_when_it_comes_again_then_its_marker_
     with pytest.raises(LookupError):
         site.publisher()(batch, 1)
     with site.at.client.transaction() as transaction:
-        marker = {"query": "query-1", "topic": BILLS, "batch": 1}
+        marker = {"query": "query-1", "topic": BILLS, "batch": 1, "planned_ms": NOW_MS}
         text = json.dumps({**marker, "transaction": str(transaction.transaction.transaction_id)}).encode()
         written = site.at.client.publish(MARKERS, [text], transaction=transaction.transaction)
         site.at.client.rollback(MARKERS, written)
@@ -379,8 +390,64 @@ def test_given_somebody_who_has_looked_when_a_batch_comes_then_it_is_as_he_says(
 def test_given_a_checkpoint_that_was_put_back_when_an_old_batch_comes_then_it_is_refused(site: Site) -> None:
     for number in range(3):
         site.publish(number, number)
-    with pytest.raises(Refused, match=r"has published batch 2 .* comes with batch 1: its checkpoint is an old one"):
+    with pytest.raises(
+        Refused, match=r"has published batch 2 \(.* comes with batch 1 \(planned 2023.*: its checkpoint is an"
+    ):
         site.publish(1, 1)
+
+
+def test_given_a_checkpoint_that_was_put_back_when_another_batch_has_the_number_of_the_last_then_it_is_not_left_out(
+    site: Site,
+) -> None:
+    plan(site.checkpoint, 1, NOW_MS)
+    site.publish(0, 0)
+    site.publish(1, 1)
+    plan(site.checkpoint, 1, NOW_MS + 60_000)
+    expected = (
+        r"published batch 1 \(planned 2023-11-14 22:13:20 UTC\) .* batch 1 \(planned 2023-11-14 22:14:20 UTC\): .*copy"
+    )
+    with pytest.raises(Refused, match=expected):
+        site.publish(1, 1, "and what came since")
+    plan(site.checkpoint, 1, NOW_MS)
+    site.publish(1, 1)
+    assert site.bills == texts(0, 1)
+
+
+def test_given_a_first_batch_that_comes_again_when_its_marker_may_have_expired_then_somebody_has_to_look(
+    site: Site,
+) -> None:
+    site.publish(0, 0)
+    site.at.clock.advance((MARKERS_TTL_SECONDS + 1) * 1000)
+    with pytest.raises(Refused, match=r"Batch 0 of query query-1 may be published .* first_batch=0 if not, .*=1 if so"):
+        site.publish(0, 0)
+    site.publish(0, 0, first_batch=1)
+    assert site.bills == []
+    site.publish(0, "looked", first_batch=0)
+    assert site.bills == texts("looked")
+
+
+def test_given_a_query_that_begins_late_when_its_first_batch_was_planned_just_now_then_it_is_published(
+    site: Site,
+) -> None:
+    site.publish(0, "of another one", first_batch=1)
+    site.at.clock.advance((MARKERS_TTL_SECONDS + 1) * 1000)
+    plan(site.checkpoint, 0, site.at.clock.now_ms())
+    site.publish(0, 0)
+    assert site.bills == texts(0)
+
+
+def test_given_many_markers_when_a_driver_starts_then_it_holds_those_of_the_last_two_batches(site: Site) -> None:
+    for number in range(10):
+        site.publish(number, number)
+    for query in ("query-1", "query-2"):
+        leave_open(site, 10, query=query)
+        leave_open(site, 10, query=query)
+    history = History("query-1", TopicId.parse(BILLS), TopicId.parse(MARKERS), None)
+    history._look(site.at.client)
+    assert [marker.batch.number for marker in history._open] == [9, 10, 10]
+    site.publish(10, 10)
+    site.publish(10, 10)
+    assert site.bills == texts(*range(11))
 
 
 def test_given_a_batch_that_takes_too_long_when_it_commits_then_it_says_what_to_do(site: Site) -> None:
@@ -432,7 +499,9 @@ def test_given_many_rows_when_published_then_they_go_in_pieces_in_order(site: Si
 
 def test_given_no_such_checkpoint_when_a_batch_comes_then_it_is_named(site: Site) -> None:
     (site.checkpoint / "metadata").unlink()
-    with pytest.raises(ConfigurationError, match=r"no query's id in .*/metadata. Give the very checkpointLocation"):
+    with pytest.raises(
+        ConfigurationError, match=r"not that of this query: there is no id in .*/metadata. Give the very checkpointLocation"
+    ):
         site.publish(0, 1)
 
 

@@ -111,6 +111,7 @@ def test_given_a_store_when_counted_then_each_figure_is_right(
     table = pq.read_table(path)
     assert table.column("topic").to_pylist() == ["big", "orders", "orders", "stranger"]
     assert dict(table.column("ages").to_pylist()[2])["older"] == 1
+    assert dict(table.column("overdue_share").to_pylist()[2])["expired"] == 3 / 7
 
 
 def test_given_another_policy_when_counted_then_it_says_what_that_would_take(

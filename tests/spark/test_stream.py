@@ -272,6 +272,18 @@ def test_given_a_place_when_streamed_then_it_begins_there(at: Scene) -> None:
         assert at.query(startingPosition=place).drain() == expected
 
 
+def test_given_a_time_to_come_when_streamed_then_what_is_published_before_is_neither_read_nor_missed(at: Scene) -> None:
+    begin_ms = NOW_MS + 3 * TTL_SECONDS * 1000
+    query = at.query(startingPosition=begin_ms)
+    assert query.drain() == []
+    at.publish("too early")
+    at.clock.advance(2 * TTL_SECONDS * 1000)
+    assert query.drain() == []
+    at.clock.advance(begin_ms - at.clock.now_ms())
+    at.publish(1)
+    assert query.drain() == texts(1)
+
+
 @pytest.mark.parametrize("ahead_ms", [-40 * 86_400_000, -3_000, -1, 0, 1, 5_000])
 def test_given_any_clock_when_the_last_message_is_looked_for_then_it_is_found(ahead_ms: int, at: Scene) -> None:
     at.publish(*range(5), pause_ms=700)

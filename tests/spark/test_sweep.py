@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from janitor.archive import ParquetArchive
@@ -63,6 +63,7 @@ def rows_of(store: Store) -> tuple[Any, Any]:
 
 
 @given(scenes(), st.integers(1, 7))
+@settings(max_examples=settings().max_examples // 2)
 def test_given_a_random_store_when_swept_by_tasks_then_rows_and_report_are_those_of_one_process(
     scene: Scene, batch_rows: int
 ) -> None:
@@ -87,6 +88,7 @@ def test_given_a_random_store_when_swept_by_tasks_then_rows_and_report_are_those
 
 
 @given(scenes(), st.data())
+@settings(max_examples=settings().max_examples // 2)
 def test_given_a_random_store_when_planned_in_pieces_cut_anywhere_then_the_plan_is_the_same(
     scene: Scene, data: st.DataObject
 ) -> None:

@@ -82,7 +82,7 @@ def still(path: Path | str, into: Path | str) -> Iterator[Path]:
         for source in sources.values():
             with translated(source):
                 while not _copied_at_rest(source, folder / source.name):
-                    shutil.rmtree(folder / source.name)
+                    shutil.rmtree(folder / source.name, ignore_errors=True)
         yield folder
 
 

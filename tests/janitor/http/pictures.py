@@ -20,6 +20,7 @@ from janitor.picture import (
     Running,
     RunSummary,
     SnapshotFigures,
+    StatisticsFigures,
     TopicFigures,
 )
 from janitor.state.base import CounterKey
@@ -119,6 +120,10 @@ def full(now_ms: int) -> Picture:
             ),
         ),
         canary=CanaryFigures(True, 15_802, 0, 41.3, 2),
+        statistics=StatisticsFigures(
+            *(now_ms - 5 * HOUR, 900_000, 100_000, 2 << 30, {"expired": 20_000, "old_generation": 5_000}, 17, 0),
+            *(str(pointer(now_ms - 6 * HOUR)), "default:orders, generation 3", now_ms - 6 * HOUR),
+        ),
         skew_seconds={"running time": -2.1, "store": 0.0},
         topics=topics(now_ms),
         counters={CounterKey("sweeps_total", (("result", "done"),)): 20_480.0},
@@ -188,6 +193,7 @@ def wrong(now_ms: int) -> Picture:
         ),
         boundary=BoundaryFigures(obstacles=("no complete pass has covered the message table yet", HOSTILE)),
         canary=CanaryFigures(True, 9, 1, 7_200.0, 4),
+        statistics=StatisticsFigures(now_ms, overdue={"expired": 0, "old_generation": 0}, missing=3),
         skew_seconds={HOSTILE: 7_200.0},
         topics=(
             TopicFigures(

@@ -102,6 +102,14 @@ def test_given_a_janitor_at_work_then_every_part_says_what_it_should(
         "#phases": ["messages", "610 ms", "sync", "11 ms"],
         "#kept": ["still referred to", "1,204 rows", "of undecided transactions"],
         "#canary": ["none, ever", "41 s after it was due", "15,802"],
+        "#statistics": [
+            "5 h ago",
+            "900,000, 100,000",
+            "25,000 rows, 2.5 %",
+            "17",
+            "default:orders, generation 3",
+            "6 h ago",
+        ],
         "#queues": ["65", "the 50 biggest of 65", "9,400,000", "2.0 GB", "kept for"],
         "footer": ["tms-janitor 0.1.0", "/metrics"],
     }
@@ -175,6 +183,7 @@ def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(
         "#boundary": ["Nothing is claimed yet.", "no complete pass has covered the message table yet"],
         "#guards": ["× clock tripped: the clock is 7200 s ahead", "! identity warns:"],
         "#canary": ["× 1", "2 h after it was due"],
+        "#statistics": ["none", "3", "by no transaction"],
         "#queues": ["deleted", "not counted"],
     }.items():
         text = page.text(part)
