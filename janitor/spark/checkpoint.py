@@ -8,6 +8,7 @@ back or copied. Both files are read by Spark, as only that knows every place in 
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.errors import PySparkException
@@ -17,6 +18,9 @@ from tms_core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+#: What stands for several names where Spark reads a file; in a checkpoint's it stands for itself.
+_SPECIAL = re.compile(r"[\\*?\[\]{}]")
 
 
 class Planned(NamedTuple):
@@ -52,7 +56,7 @@ def _entry(spark: SparkSession, checkpoint: str, name: str, key: str) -> Any:
     """A value from the first object in a file; before it there may be a version."""
     file = f"{checkpoint.rstrip('/')}/{name}"
     try:
-        lines = [str(row[0]) for row in spark.read.text(file).collect()]
+        lines = [str(row[0]) for row in spark.read.text(_SPECIAL.sub(r"\\\g<0>", file)).collect()]
         return json.loads(next(line for line in lines if line.startswith("{")))[key]
     except (PySparkException, StopIteration, ValueError, KeyError) as error:
         raise ConfigurationError(

@@ -6,7 +6,8 @@ finds its marker and does nothing. Another batch of that number, from a checkpoi
 lost if it did nothing: it is told by when it was planned (:mod:`janitor.spark.checkpoint`), and is refused.
 
 Messages go to the server while the batch is computed (``tms_core.client.outbox``), where nobody sees them; rows that
-hold back readers are written last, just before the commit. The price of all this is a small message for each batch.
+hold back readers are written last, just before the commit. The price of all this is a small message for each batch, and
+a small file that is read.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class BatchPublisher:
         known = planned(batch.sparkSession, self.checkpoint, batch_id)
         service = service_at(self.site.transactions, Timeouts())
         with connect(self.site.url, service, self.site.token_file, self.site.ca_file) as client:
-            history = self._known(client, batch)
+            history = self._known(client, batch, batch_id)
             try:
                 with client.transaction(timeout_seconds=self.site.timeout_seconds) as transaction:
                     if history.has(client, service, transaction, known):
@@ -139,8 +140,9 @@ class BatchPublisher:
                 ) from error
             history.published(known)
 
-    def _known(self, client: Client, batch: DataFrame) -> History:
-        if self._history is None:
+    def _known(self, client: Client, batch: DataFrame, batch_id: int) -> History:
+        # A new query, with a new checkpoint in the place of the old one, begins with 0.
+        if self._history is None or batch_id == 0:
             require_topic(client, self.markers)
             query = query_id(batch.sparkSession, self.checkpoint)
             self._history = History(query, self.topic, self.markers, self.first_batch)

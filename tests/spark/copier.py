@@ -1,6 +1,7 @@
 """What an application does with a stream: it copies a topic into another one, and may be killed while it does.
 
-A program of its own, because all of it has to be gone at once: Python, Java, and what they have not written yet.
+A program of its own, because all of it has to be gone at once: Python, Java, and what they have not written yet. It
+starts Spark, which takes longest, before it is told to begin.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _SETTINGS = {
 
 
 def main(url: str, transactions: str, folder: Path, moment: str, at: int) -> None:
-    """Copy until it dies.
+    """Wait for a line, then copy until it dies.
 
     Args:
         url, transactions: the server.
@@ -48,6 +49,7 @@ def main(url: str, transactions: str, folder: Path, moment: str, at: int) -> Non
     for name, value in _SETTINGS.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
+    sys.stdin.readline()
     copy(spark, url, transactions, folder, lambda publish: dying(publish, moment, at))
 
 

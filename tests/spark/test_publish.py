@@ -174,6 +174,18 @@ def test_given_a_batch_that_comes_again_when_it_is_published_then_nothing_happen
     assert site.bills == texts(1, 2, 3)
 
 
+def test_given_a_new_checkpoint_in_the_place_of_the_old_when_the_same_publisher_goes_on_then_it_is_a_new_query(
+    site: Site,
+) -> None:
+    publisher = site.publisher()
+    publish(publisher, 0, 1)
+    publish(publisher, 1, 2)
+    (site.checkpoint / "metadata").write_text('{"id": "query-2"}')
+    publish(publisher, 0, 3)
+    publish(publisher, 1, 4)
+    assert site.bills == texts(1, 2, 3, 4)
+
+
 def test_given_a_batch_without_rows_when_it_comes_again_then_it_counts_as_well(site: Site) -> None:
     site.publish(0)
     site.publish(1)
@@ -500,7 +512,8 @@ def test_given_many_rows_when_published_then_they_go_in_pieces_in_order(site: Si
 def test_given_no_such_checkpoint_when_a_batch_comes_then_it_is_named(site: Site) -> None:
     (site.checkpoint / "metadata").unlink()
     with pytest.raises(
-        ConfigurationError, match=r"not that of this query: there is no id in .*/metadata. Give the very checkpointLocation"
+        ConfigurationError,
+        match=r"not that of this query: there is no id in .*/metadata. Give the very checkpointLocation",
     ):
         site.publish(0, 1)
 

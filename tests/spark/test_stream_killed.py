@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import pytest
 
@@ -29,22 +29,47 @@ def numbers(*given: int) -> list[bytes]:
     return [b"%d" % number for number in given]
 
 
-def die(server: Serve, folder: Path, moment: str, at: int) -> None:
-    """Run the program until it is killed."""
-    for _ in range(_ATTEMPTS):
-        program = subprocess.run(
-            [sys.executable, "-m", "tests.spark.copier", server.url, server.transactions, str(folder), moment, str(at)],
+class Driver:
+    """A program that is killed in the midst of its work; started at once, so that several start Spark side by side.
+
+    Args:
+        server: which one it works on.
+        folder: for what Spark keeps.
+        moment, at: when it dies (:func:`tests.spark.copier.main`).
+    """
+
+    def __init__(self, server: Serve, folder: Path, moment: str, at: int) -> None:
+        self._arguments = [server.url, server.transactions, str(folder), moment, str(at)]
+        self._process = self._start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+    def work(self) -> None:
+        """Have it work until it is killed."""
+        for _ in range(_ATTEMPTS):
+            said = self._process.communicate("go\n", PATIENCE_SECONDS)[1]
+            if self._process.returncode == -signal.SIGKILL or TOO_BUSY not in said:
+                break
+            self._process = self._start()
+        assert self._process.returncode == -signal.SIGKILL, said[-4000:]
+
+    def _start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.spark.copier", *self._arguments],
             cwd=ROOT,
             env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
-            capture_output=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
-            timeout=PATIENCE_SECONDS,
             start_new_session=True,
         )
-        if program.returncode == -signal.SIGKILL or TOO_BUSY not in program.stderr:
-            break
-    assert program.returncode == -signal.SIGKILL, program.stderr[-4000:]
 
 
 def test_given_a_driver_that_is_killed_three_times_when_it_comes_back_then_each_message_is_copied_once_and_in_order(
@@ -54,6 +79,9 @@ def test_given_a_driver_that_is_killed_three_times_when_it_comes_back_then_each_
         Serve(configure(tmp_path)) as server,
         TransactionClient(server.transactions) as service,
         Client(server.url, transactions=service) as client,
+        Driver(server, tmp_path, "before", 1) as first,
+        Driver(server, tmp_path, "commit", 2) as second,
+        Driver(server, tmp_path, "after", 4) as third,
     ):
         client.create_topic("default:orders")
         client.create_topic("default:bills")
@@ -73,11 +101,11 @@ def test_given_a_driver_that_is_killed_three_times_when_it_comes_back_then_each_
         client.publish("default:orders", numbers(*range(33, 40)))
 
         # Each time it goes on with the batch in which it died.
-        die(server, tmp_path, "before", 1)
+        first.work()
         client.publish("default:orders", numbers(*range(40, 45)))
-        die(server, tmp_path, "commit", 2)
+        second.work()
         service.commit(undecided.transaction_id)
-        die(server, tmp_path, "after", 4)
+        third.work()
         persistently(lambda: copy(spark, server.url, server.transactions, tmp_path))
 
         with client.transaction() as reader:

@@ -46,7 +46,11 @@ def addresses() -> Iterator[tuple[str, str]]:
 def test_the_example_runs(spark: SparkSession, addresses: tuple[str, str], tmp_path: Path) -> None:
     url, transactions = addresses
     [code] = re.findall(r"^```python\n(.*?)^```", SECTION, flags=re.MULTILINE | re.DOTALL)
-    for stated, real in ((DEFAULT_URL, url), (DEFAULT_TRANSACTIONS, transactions), ("data/bills", str(tmp_path))):
+    for stated, real in (
+        (DEFAULT_URL, url),
+        (DEFAULT_TRANSACTIONS, transactions),
+        ("data/bills", str(tmp_path / "bills[1]")),
+    ):
         assert stated in code
         code = code.replace(stated, real)
     with Client(url, transactions=transactions) as client:
