@@ -20,7 +20,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -118,11 +118,10 @@ def session(master: str | None, environ: Mapping[str, str] = os.environ) -> Iter
             builder = builder.config("spark.log.level", _wanted_log_level())
         else:
             require_java(environ)
-            _set_environment(master or LOCAL, environ)
             builder = builder.master(master or LOCAL).config("spark.ui.enabled", "false")
             builder = builder.config("spark.ui.showConsoleProgress", str(sys.stderr.isatty()).lower())
         before = None if remote else SparkSession.getActiveSession()
-        with _own_interrupts():
+        with _own_interrupts(), nullcontext() if remote or submitted else _environment(master or LOCAL, environ):
             spark = builder.getOrCreate()
         try:
             yield spark
@@ -182,15 +181,26 @@ def require_answer(master: str) -> None:
     raise TmsError(f"No Spark answers at {master}.", "Start it there, or correct --master.")
 
 
-def _set_environment(master: str, environ: Mapping[str, str]) -> None:
-    """What a JVM of our own is to know when it starts."""
+@contextmanager
+def _environment(master: str, environ: Mapping[str, str]) -> Iterator[None]:
+    """What a JVM of our own is to know when it starts, and no other program that this process may start."""
     # Tasks on this machine run in the interpreter that runs this.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    wanted = {"PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON", sys.executable)}
     if master.startswith("local"):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        wanted["SPARK_LOCAL_IP"] = environ.get("SPARK_LOCAL_IP", "127.0.0.1")
     options = environ.get("SPARK_SUBMIT_OPTS", "")
     if "SPARK_CONF_DIR" not in environ and "log4j" not in options:
-        os.environ["SPARK_SUBMIT_OPTS"] = f"{options} -Dlog4j2.configurationFile={_QUIET_LOG.as_uri()}".strip()
+        wanted["SPARK_SUBMIT_OPTS"] = f"{options} -Dlog4j2.configurationFile={_QUIET_LOG.as_uri()}".strip()
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _wanted_log_level() -> str:

@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 from janitor.report import Report
 from janitor.settings import load
 from janitor.spark.access import Access
+from janitor.spark.sender import SparkSender
 from janitor.spark.session import session
 from janitor.spark.source import register
-from janitor.spark.sender import SparkSender
 from janitor.spark.sweep import SparkEngine, cutter
 from janitor.spark.tasks import StoreGround
 from janitor.state.sqlite import SqliteState

@@ -186,7 +186,9 @@ def test_given_a_process_of_its_own_when_a_task_fails_then_spark_shows_no_stack_
 
 
 def test_given_a_session_that_is_there_when_one_is_wanted_then_it_is_that_one_and_stays(spark: SparkSession) -> None:
+    before = dict(os.environ)
     for environ in (os.environ, {"PYSPARK_GATEWAY_PORT": "as under spark-submit"}):
         with session("local[1]", environ) as found:
             assert found.range(3).count() == 3
+    assert dict(os.environ) == before, "which other programs inherit"
     assert spark.range(3).count() == 3
