@@ -97,7 +97,7 @@ def stats(
     options = source_options(current, patterns, partitions)
     day = datetime.fromtimestamp(now_ms / 1000, UTC).date().isoformat()
     plans = None
-    with on.session(master) as spark:
+    with on.ended_alike(), on.session(master) as spark:
         register(spark)
         found = on.attended(spark, lambda: counting.count(spark, options, now_ms, transactions))
         place = _absolute(out) if out else None

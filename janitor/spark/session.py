@@ -139,6 +139,23 @@ def _own_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def ended_alike() -> Iterator[None]:
+    """Have SIGTERM end what only looks as Ctrl-C does; the first process of a container would not hear it otherwise."""
+    if current_thread() is not main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def attended(spark: SparkSession, work: Callable[[], T], alive: Callable[[], None] = lambda: None) -> T:
     """Have something done on Spark, and call all of it back when one cannot go on waiting.
 
@@ -148,7 +165,7 @@ def attended(spark: SparkSession, work: Callable[[], T], alive: Callable[[], Non
 
     Raises:
         Interrupted: what ``alive`` raised.
-        KeyboardInterrupt: somebody pressed Ctrl-C.
+        KeyboardInterrupt: somebody pressed Ctrl-C, or ended it likewise.
     """
     with ThreadPoolExecutor(1, "spark") as thread:
         future = thread.submit(work)

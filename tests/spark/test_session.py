@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, cast
@@ -161,6 +163,25 @@ def test_given_ctrl_c_while_spark_is_at_work_then_all_of_it_is_called_back() -> 
         attended(cast(Any, Busy()), lambda: called_back.wait(60), interrupted)
     assert called_back.is_set()
     assert attended(cast(Any, Busy()), lambda: 3) == 3
+
+
+def test_given_sigterm_when_something_is_only_looked_at_then_it_ends_as_with_ctrl_c() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def end() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        Event().wait(60)
+
+    with pytest.raises(KeyboardInterrupt), on.ended_alike():
+        end()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+    def elsewhere() -> bool:
+        with on.ended_alike():
+            return signal.getsignal(signal.SIGTERM) is before
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(elsewhere).result(), "only the main thread may handle signals"
 
 
 def test_given_a_process_of_its_own_when_a_task_fails_then_spark_shows_no_stack_beside_our_sentence() -> None:
