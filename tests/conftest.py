@@ -17,7 +17,7 @@ from tests.support import in_ci, size
 _COMMON = settings(
     deadline=None,
     print_blob=True,
-    max_examples=size("TMS_TEST_EXAMPLES", 100),
+    max_examples=size("TMS_TEST_EXAMPLES", 60),
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("desk", _COMMON)

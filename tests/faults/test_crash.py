@@ -179,7 +179,7 @@ def test_given_a_large_store_of_cdap_when_a_sweep_dies_at_random_moments_then_no
 ) -> None:
     moments = count_moments(large, 20)
     assert moments > 300
-    wanted = min(moments, size("TMS_TEST_CRASHES", 100))
+    wanted = min(moments, size("TMS_TEST_CRASHES", 60))
     chosen = random.Random(20).sample(range(1, moments + 1), wanted)[share::SHARES]
     outcomes = deaths(large, 20, chosen)
     assert [outcome for outcome in outcomes if outcome["problems"]] == []

@@ -84,7 +84,7 @@ def lines(draw: st.DrawFn) -> str:
     return " ".join(fields if draw(st.booleans()) else [*fields[:3], "*", fields[4]])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(lines(), st.integers(0, DAYS), st.integers(0, 24 * 60))
 def test_given_any_line_and_month_when_it_fires_then_it_is_when_a_slow_reader_says(
     text: str, day: int, minute: int

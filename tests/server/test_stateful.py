@@ -425,7 +425,7 @@ class History(RuleBasedStateMachine):
 
 TestHistories = pytest.mark.timeout(7200)(History.TestCase)
 TestHistories.settings = settings(
-    max_examples=size("TMS_TEST_HISTORIES", 6),
+    max_examples=size("TMS_TEST_HISTORIES", 4),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -254,9 +254,18 @@ PLANTED: dict[Plant, set[str]] = {
 }
 
 
+#: Where to begin to look for those that few histories show: only that saves time, since all others follow.
+RARE: dict[Plant, int] = {
+    apply_knows_no_ranges: 108,
+    a_pause_counts_until_the_run_begins: 75,
+    announced_as_far_as_the_first_batch: 131,
+}
+
+
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_found_and_told_in_few_words(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(SEEDS):
+    first = RARE.get(plant, 0)
+    for seed in (*range(first, SEEDS), *range(first)):
         # Given a janitor with a bug, when histories are played until one fails that does not without the bug,
         with monkeypatch.context() as patch:
             plant(patch)

@@ -31,7 +31,7 @@ from tests.support import size
 from tms_core.transaction.model import TX_PER_MS
 
 FIRST = size("TMS_TEST_FIRST_SEED", 0)
-SEEDS = size("TMS_TEST_SEEDS", 300)
+SEEDS = size("TMS_TEST_SEEDS", 200)
 #: Seeds per test, so that tests can be spread over processes and none takes long.
 TOGETHER = 25
 

@@ -316,4 +316,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=size("TMS_TEST_EXAMPLES", 100), stateful_step_count=40, deadline=None)
+TestHistories.settings = settings(max_examples=size("TMS_TEST_EXAMPLES", 60), stateful_step_count=40, deadline=None)

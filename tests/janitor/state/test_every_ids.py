@@ -143,7 +143,7 @@ changes = st.one_of(
 )
 
 
-@settings(max_examples=size("TMS_TEST_EXAMPLES", 100) // 4)
+@settings(max_examples=size("TMS_TEST_EXAMPLES", 60) // 4)
 @given(st.lists(changes, max_size=6), st.integers(0, 40), st.integers(0, 40))
 def test_given_any_changes_in_leaves_of_three_then_every_memory_knows_the_same(
     kind: Memories, made: Sequence[Callable[[State], None]], now_ms: int, window_ms: int

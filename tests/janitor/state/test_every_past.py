@@ -44,7 +44,7 @@ amounts = st.integers(-1000, 1000).map(lambda number: number / 4)
 counts = st.builds(TopicCount, longs, longs, st.none() | longs, st.none() | longs, longs)
 
 #: Each example is a memory of its own, and one in HBase takes ten round trips or more.
-FEW = settings(max_examples=size("TMS_TEST_EXAMPLES", 100) // 4)
+FEW = settings(max_examples=size("TMS_TEST_EXAMPLES", 60) // 4)
 
 
 def times(found: list[LedgerEntry]) -> list[int]:

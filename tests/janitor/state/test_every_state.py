@@ -57,7 +57,7 @@ strikes = st.builds(Strikes, ints, longs, texts, st.none() | longs, st.none() | 
 evidence = st.builds(Evidence, st.binary(max_size=20), st.none() | st.binary(max_size=20), longs, longs, longs, texts)
 
 #: Each example is a memory of its own, and one in HBase takes ten round trips or more.
-FEW = settings(max_examples=size("TMS_TEST_EXAMPLES", 100) // 4)
+FEW = settings(max_examples=size("TMS_TEST_EXAMPLES", 60) // 4)
 
 
 def test_given_a_new_state_when_asked_then_it_knows_nothing(state: State) -> None:
