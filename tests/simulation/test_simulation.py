@@ -1,6 +1,6 @@
 """Random histories of a whole site hold every invariant, and a failing one is told shortly.
 
-``TMS_TEST_SEEDS`` says how many seeds are played (300 unless it is set), ``TMS_TEST_FIRST_SEED`` where they begin.
+``TMS_TEST_SEEDS`` says how many seeds are played (200 unless it is set), ``TMS_TEST_FIRST_SEED`` where they begin.
 """
 
 from __future__ import annotations
