@@ -10,7 +10,9 @@ from pathlib import Path
 
 import yaml
 
-from charts.schema import CHART, page, schema
+from charts.page import page
+from charts.schema import schema
+from charts.values import CHART
 from janitor.monitoring import ALERTS, THRESHOLDS, dashboard, rules, thresholds
 
 ROOT = Path(__file__).parents[1]

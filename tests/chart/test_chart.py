@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from charts.schema import comments, schema
+from charts.schema import schema
+from charts.values import comments
 from janitor.settings import Settings, load
 from tests.chart.programs import CHART, KUBERNETES, run, template
 from tms_core.layered import fields
