@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from janitor.crontab import Crontab
+from janitor.references import Lifetime
 from tms_core import settings as core
 from tms_core.layered import Entry, Flags, Loaded, Section, load_as, setting, wrong
 from tms_core.settings import Count, CountOrZero, Host, Port, Switch, TopicPattern
@@ -193,6 +194,15 @@ class Settings(core.Settings):
     left_alone: ClassVar[frozenset[str]] = frozenset()
 
     janitor: JanitorSettings = JanitorSettings()
+
+    @property
+    def lifetime(self) -> Lifetime:
+        """How long transactions may write; assumed where nobody says."""
+        return Lifetime(
+            max_ms=(self.transactions.max_lifetime_seconds or core.ASSUMED_LIFETIME_SECONDS) * 1000,
+            grace_ms=self.transactions.grace_seconds * 1000,
+            allowance_ms=self.janitor.clock_allowance_seconds * 1000,
+        )
 
     @model_validator(mode="after")
     def _beside_the_store(self) -> Self:

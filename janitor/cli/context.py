@@ -6,12 +6,10 @@ import logging
 import os
 import secrets
 import shlex
-import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
 from typing import Any, cast
@@ -21,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from janitor import logs
 from janitor.archive import ParquetArchive
+from janitor.cli.lease import held
 from janitor.cli.options import Common
 from janitor.cli.places import HBasePlace, LevelDBPlace, Place
 from janitor.cli.progress import progress
@@ -31,25 +30,20 @@ from janitor.feedback import Feedback, Truncator
 from janitor.inquiry import Inquiry
 from janitor.look import Site
 from janitor.observe import Observer, tell_nobody
-from janitor.references import Lifetime
-from janitor.settings import LeaseSettings, Loaded, Settings, config_digest, load
+from janitor.settings import Loaded, Settings, config_digest, load
 from janitor.state.base import State
 from janitor.world import Terms
 from tms_core.clock import Clock, SystemClock
 from tms_core.consumers import Floor, Positions
-from tms_core.errors import ConfigurationError, LeaseHeld, StoreBusy, StoreError
-from tms_core.lease import Lease, LeaseCell
-from tms_core.settings import ASSUMED_LIFETIME_SECONDS
+from tms_core.errors import ConfigurationError, StoreBusy, StoreError
+from tms_core.lease import Lease
 from tms_core.side import Expiries, SideTable
 from tms_core.tables.base import Store
 from tms_core.tables.read_only import read_only
-from tms_core.transaction.client import ServiceSource, TransactionClient
-from tms_core.transaction.source import DirectorySource, SnapshotSource
+from tms_core.transaction.client import TransactionClient, source_of
+from tms_core.transaction.source import SnapshotSource
 
 logger = logging.getLogger(__name__)
-
-#: How often a janitor on standby looks whether the lease is free, in seconds.
-STANDBY_SECONDS = 5.0
 
 
 class Session:
@@ -97,31 +91,18 @@ class Session:
 
     def terms(self) -> Terms:
         transactions, janitor = self.settings.transactions, self.settings.janitor
-        lifetime_seconds = transactions.max_lifetime_seconds
         return Terms(
             hold_seconds=janitor.hold_seconds,
             protect=tuple(janitor.protect),
-            lifetime=Lifetime(
-                max_ms=(lifetime_seconds or ASSUMED_LIFETIME_SECONDS) * 1000,
-                grace_ms=transactions.grace_seconds * 1000,
-                allowance_ms=janitor.clock_allowance_seconds * 1000,
-            ),
-            lifetime_known=lifetime_seconds is not None,
+            lifetime=self.settings.lifetime,
+            lifetime_known=transactions.max_lifetime_seconds is not None,
             snapshot_interval_seconds=transactions.snapshot_interval_seconds,
             consumer_hold_seconds=self.settings.server.consumers.hold_seconds,
         )
 
     def source(self) -> SnapshotSource | None:
-        """Where snapshots come from; None for nowhere.
-
-        Raises:
-            ConfigurationError: the folder of snapshots is named by a URL of another kind than webhdfs.
-        """
-        transactions = self.settings.transactions
-        if transactions.source == "thrift":
-            return ServiceSource(transactions.thrift)
-        directory = transactions.snapshot_directory()
-        return None if directory is None else DirectorySource.at(directory)
+        """Where snapshots come from; raises as :func:`source_of` does."""
+        return source_of(self.settings.transactions)
 
     @contextmanager
     def feedback(self) -> Iterator[Feedback | None]:
@@ -278,8 +259,7 @@ class Session:
         seconds = self.settings.server.consumers.hold_seconds
         return Floor(Positions(side), read_only(store), seconds) if side is not None and seconds is not None else None
 
-    @contextmanager
-    def lease(self, state: State, store: Store, standby: Event | None = None) -> Iterator[Lease | None]:
+    def lease(self, state: State, store: Store, standby: Event | None = None) -> AbstractContextManager[Lease | None]:
         """The lease on the store, held while the block runs; None where the settings want none (rule S12).
 
         Args:
@@ -289,24 +269,13 @@ class Session:
             LeaseHeld: somebody else has it, and one may not wait, or not any longer. Where an open store is nobody
                 else's, the state folder is another store's, and a janitor is at work there.
         """
-        wanted = self.settings.janitor.lease
+        wanted, exclusive = self.settings.janitor.lease, self.place.exclusive
         if wanted.kind == "none":
-            yield None
-            return
-        holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        with _kubernetes_cell(wanted, state) if wanted.kind == "kubernetes" else nullcontext(state) as cell:
-            lease = Lease(cell, holder, wanted.seconds, self.clock)
-            # Where an open store is nobody else's, whoever is still named as the holder of its lease is dead.
-            record = state.store()
-            ours = record is None or record.identity == store.identity()
-            if self.place.exclusive or standby is None:
-                lease.acquire(sole=self.place.exclusive and ours)
-            else:
-                _wait_for(lease, standby)
-            try:
-                yield lease
-            finally:
-                lease.release()
+            return nullcontext()
+        # Where an open store is nobody else's, whoever is still named as the holder of its lease is dead.
+        record = state.store()
+        ours = record is None or record.identity == store.identity()
+        return held(wanted, state, self.clock, sole=exclusive and ours, standby=None if exclusive else standby)
 
     def archive(self) -> Archive | None:
         """Where rows go before they are deleted; None where the settings want none.
@@ -365,41 +334,6 @@ class Session:
         options |= self.beside(store, side)
         with progress(sys.stderr) as observer:
             yield self.engine(store, state, observer=observer, lease=lease, archive=self.archive(), **options)
-
-
-def _wait_for(lease: Lease, end: Event) -> None:
-    """Wait until the lease is free; whoever watches its holder fall silent need not go by wall clocks (rule S12)."""
-    told = False
-    while True:
-        try:
-            lease.acquire()
-        except LeaseHeld as held:
-            if not told:
-                logger.warning("on standby: %s This one goes on when it is free.", held.message)
-            told = True
-            if end.wait(STANDBY_SECONDS):
-                raise
-        else:
-            return
-
-
-@contextmanager
-def _kubernetes_cell(wanted: LeaseSettings, state: State) -> Iterator[LeaseCell]:
-    """Where a Kubernetes Lease is, and the memory told of it.
-
-    Raises:
-        ConfigurationError: the library is not installed, or there is no cluster.
-    """
-    if find_spec("kubernetes") is None:
-        raise ConfigurationError(
-            "janitor.lease.kind is kubernetes, which needs the kubernetes package, and that is not installed.",
-            "Install tms-janitor[kubernetes], or set janitor.lease.kind: store.",
-        )
-    # Loading it takes longer than all the rest.
-    from janitor.kubernetes_lease import KubernetesCell, Mirrored  # noqa: PLC0415
-
-    with closing(KubernetesCell(wanted.name, wanted.namespace)) as cell:
-        yield Mirrored(cell, state)
 
 
 def session() -> Session:

@@ -15,12 +15,21 @@ REFUSED, PARTLY = 3, 5
 _LEFT = frozenset({"halted", "quarantine"})
 
 
-def finish(current: Session, report: Report) -> int:
-    """Print a run's report and return the exit code."""
+def show(current: Session, report: Report, next_step: str = "") -> None:
+    """Print a report, for a program or for people.
+
+    Args:
+        next_step: what people would type after looking at it.
+    """
     if current.as_json:
         render.print_json(report.to_json())
     else:
-        render.print_report(report, _next_step(current, report))
+        render.print_report(report, next_step)
+
+
+def finish(current: Session, report: Report) -> int:
+    """Print a run's report and return the exit code."""
+    show(current, report, _next_step(current, report))
     if report.tripped:
         return REFUSED
     found = {note.guard for note in report.guards}

@@ -8,8 +8,6 @@ janitors apart.
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
@@ -28,7 +26,7 @@ from tms_core.tables.hbase_described import described
 from tms_core.tables.hbase_pool import HBasePool
 from tms_core.tables.hbase_wire import Service
 from tms_core.tables.leveldb import LevelDBStore
-from tms_core.tables.leveldb_clone import clone, remove_stale
+from tms_core.tables.leveldb_clone import clone, copied, remove_stale
 from tms_core.tables.leveldb_layout import find_tables, holds_database, identity
 from tms_core.tables.read_only import read_only
 
@@ -159,8 +157,7 @@ class LevelDBPlace:
                 yield None
                 return
             if read_only:
-                scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="side-", dir=self._state_path))
-                folder = Path(shutil.copytree(folder, Path(scratch) / "side", ignore=shutil.ignore_patterns("LOCK")))
+                folder = stack.enter_context(copied(folder, self._state_path))
             yield stack.enter_context(LevelDBSide(folder))
 
     def table_settings(self) -> list[TableSettings]:

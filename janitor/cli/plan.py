@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from janitor import plan
-from janitor.cli import render
 from janitor.cli.context import Session, session
 from janitor.cli.options import common_options, topic_patterns
+from janitor.cli.outcome import show
 from janitor.policy import Hold
 from janitor.report import Report
 from janitor.settings import config_digest
@@ -41,10 +41,7 @@ def command(at: Moment | None, out: Path | None, patterns: tuple[str, ...]) -> N
         report, document = engine.plan(at_ms=at_ms, patterns=patterns, digest=config_digest(current.settings))
     if out is not None:
         plan.save(out, document)
-    if current.as_json:
-        render.print_json(report.to_json())
-    else:
-        render.print_report(report, _next_step(current, report, out, at is not None))
+    show(current, report, _next_step(current, report, out, at is not None))
 
 
 def _next_step(current: Session, report: Report, out: Path | None, what_if: bool) -> str:

@@ -7,10 +7,9 @@ from contextlib import ExitStack
 
 import click
 
-from janitor.cli import render
 from janitor.cli.context import Session, session
 from janitor.cli.options import common_options, topic_patterns
-from janitor.cli.outcome import finish
+from janitor.cli.outcome import finish, show
 from janitor.cli.serve import serve
 from janitor.engine import Engine
 from janitor.look import DAEMON_NOTE
@@ -78,8 +77,5 @@ def _only_plan(current: Session, patterns: tuple[str, ...]) -> int:
     click.echo("janitor.apply is false, so this is only a plan; set it to true to delete", err=True)
     with current.reading() as engine:
         report = engine.plan(patterns=patterns).report
-    if current.as_json:
-        render.print_json(report.to_json())
-    else:
-        render.print_report(report)
+    show(current, report)
     return 0

@@ -13,7 +13,7 @@ import click
 from janitor.cli import render, stats_table
 from janitor.cli.context import Session, session
 from janitor.cli.options import Command, Common, common_options, topic_patterns
-from janitor.cli.outcome import finish
+from janitor.cli.outcome import finish, show
 from janitor.cli.run import after_run
 from janitor.engine import Engine
 from janitor.report import Report
@@ -159,7 +159,8 @@ def sweep(
     with on.session(master) as spark:
         desk = _SparkDesk(current.common, current.clock, spark, partitions)
         if dry_run:
-            return _print_plan(current, desk.preview(patterns))
+            show(current, desk.preview(patterns))
+            return 0
         try:
             with desk.feedback() as feedback, desk.writing(feedback) as engine:
                 report = engine.run_once(adopt=adopt, patterns=patterns)
@@ -226,14 +227,6 @@ class _SparkDesk(Session):
         """What a run would do, by an engine that cannot write."""
         with self._cloned() as engine:
             return engine.plan(patterns=patterns).report
-
-
-def _print_plan(current: Session, report: Report) -> int:
-    if current.as_json:
-        render.print_json(report.to_json())
-    else:
-        render.print_report(report)
-    return 0
 
 
 def source_options(current: Session, patterns: tuple[str, ...], partitions: int | None) -> dict[str, str]:

@@ -9,15 +9,12 @@ The trade on LevelDB: nobody may hold the store while tasks clone it, and each t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import copyfile, copytree, ignore_patterns
-from tempfile import TemporaryDirectory
 
 from janitor import txstate
 from janitor.policy import Frontier, Hold
-from janitor.references import Lifetime
 from janitor.settings import Settings
 from janitor.spark.columns import Policy
 from janitor.spark.whatif import WhatIf, changed
@@ -25,23 +22,15 @@ from janitor.txstate import TransactionView
 from janitor.world import matches, parse_or_none
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError
-from tms_core.settings import ASSUMED_LIFETIME_SECONDS
 from tms_core.side import Expiries, HBaseSide, LevelDBSide, SideTable, beside
 from tms_core.tables.base import Store
 from tms_core.tables.hbase import HBasePart, HBaseStore
 from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.leveldb_clone import clone
-from tms_core.tables.leveldb_folder import locked, translated
+from tms_core.tables.leveldb_clone import clone, copied
 from tms_core.tables.leveldb_layout import holds_database
 from tms_core.tables.read_only import read_only
 from tms_core.topic import TopicMetadata
-from tms_core.transaction.client import ServiceSource
-from tms_core.transaction.source import DirectorySource, SnapshotSource
-
-#: Start of the name of a copy's folder.
-_PREFIX = "side-"
-#: How the names of finished tables end.
-_TABLES = (".ldb", ".sst")
+from tms_core.transaction.client import source_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +83,20 @@ class Access:
                 yield [(part.salt, read_only(part)) for part in store.parts() if isinstance(part, HBasePart)]
 
     @contextmanager
+    def part(self, salt: int | None) -> Iterator[Store]:
+        """The rows under one salt, or those of a store without salts, with nothing that could write.
+
+        Raises:
+            StoreError: as :meth:`reading`.
+        """
+        if salt is None:
+            with self.reading() as store:
+                yield store
+        else:
+            with self.hbase() as store:
+                yield read_only(store.part(salt))
+
+    @contextmanager
     def expiries(self) -> Iterator[Expiries | None]:
         """Messages with a ttl of their own (rule L6); None where no server has ever written any down.
 
@@ -109,7 +112,8 @@ class Access:
                 if not holds_database(folder):
                     yield None
                     return
-                side: SideTable = stack.enter_context(LevelDBSide(_copied(folder, self.settings.janitor.state, stack)))
+                folder = stack.enter_context(copied(folder, self.settings.janitor.state))
+                side: SideTable = stack.enter_context(LevelDBSide(folder))
             else:
                 wanted = self.settings.storage.hbase
                 pool = HBasePool(wanted.thrift, connections=1, timeout_seconds=wanted.timeout_seconds)
@@ -137,23 +141,14 @@ class Access:
             now_ms: the moment rows are judged by.
             clock: what a snapshot's age is measured by, since it is of the present whatever the moment.
         """
-        transactions, allowance_ms = self.settings.transactions, self.settings.janitor.clock_allowance_seconds * 1000
+        transactions, lifetime = self.settings.transactions, self.settings.lifetime
         state = txstate.refresh(
-            self._source(),
+            source_of(transactions),
             (clock or SystemClock()).now_ms(),
             interval_seconds=transactions.snapshot_interval_seconds,
-            allowance_ms=allowance_ms,
+            allowance_ms=lifetime.allowance_ms,
         )
-        return TransactionView(state.usable, now_ms, self.lifetime.undecided_ms)
-
-    @property
-    def lifetime(self) -> Lifetime:
-        transactions = self.settings.transactions
-        return Lifetime(
-            max_ms=(transactions.max_lifetime_seconds or ASSUMED_LIFETIME_SECONDS) * 1000,
-            grace_ms=transactions.grace_seconds * 1000,
-            allowance_ms=self.settings.janitor.clock_allowance_seconds * 1000,
-        )
+        return TransactionView(state.usable, now_ms, lifetime.undecided_ms)
 
     def policy(self, store: Store, now_ms: int, changes: tuple[WhatIf, ...] = ()) -> Policy:
         """The law as it stands at a moment: no frontier holds anything, but what is protected is protected.
@@ -172,26 +167,3 @@ class Access:
         if matches(topic.topic, tuple(self.settings.janitor.protect)):
             return Frontier.closed(now_ms, topic, Hold.PROTECTED)
         return Frontier.open(now_ms, topic)
-
-    def _source(self) -> SnapshotSource | None:
-        transactions = self.settings.transactions
-        if transactions.source == "thrift":
-            return ServiceSource(transactions.thrift)
-        directory = transactions.snapshot_directory()
-        return None if directory is None else DirectorySource.at(directory)
-
-
-def _copied(folder: Path, into: Path, stack: ExitStack) -> Path:
-    """A copy of a LevelDB folder, removed with the stack; finished tables never change, and are linked if they can."""
-    with locked(folder, shared=True), translated(folder):
-        into.mkdir(parents=True, exist_ok=True)
-        scratch = stack.enter_context(TemporaryDirectory(prefix=_PREFIX, dir=into))
-        return Path(copytree(folder, Path(scratch) / folder.name, ignore=ignore_patterns("LOCK"), copy_function=_file))
-
-
-def _file(source: str, target: str) -> None:
-    if source.endswith(_TABLES):
-        with suppress(OSError):
-            Path(target).hardlink_to(source)
-            return
-    copyfile(source, target)

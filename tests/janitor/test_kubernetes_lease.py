@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from janitor.cli import context
+from janitor.cli import lease as leases
 from janitor.kubernetes_lease import RECORD, KubernetesCell, Mirrored
 from janitor.state.sqlite import SqliteState
 from tests.builders import DAY, NOW_MS, SECOND
@@ -322,7 +322,7 @@ def test_given_kubernetes_is_not_installed_then_the_settings_are_wrong(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.set(SETTINGS)
-    monkeypatch.setattr(context, "find_spec", lambda _: None)
+    monkeypatch.setattr(leases, "find_spec", lambda _: None)
     outcome = site.janitor("run --once")
     assert outcome.code == 2
     assert "tms-janitor[kubernetes]" in outcome.err

@@ -86,6 +86,24 @@ def still(path: Path | str, into: Path | str) -> Iterator[Path]:
         yield folder
 
 
+@contextmanager
+def copied(folder: Path, into: Path | str) -> Iterator[Path]:
+    """One LevelDB folder as it is now, to be opened by itself: what lies beside a store, for whoever reads a clone.
+
+    Args:
+        folder: closed, or held by nobody who writes.
+        into: the folder the copy lives in until the block ends; made when missing.
+
+    Raises:
+        StoreBusy: a process has the folder open.
+        StoreError: it is damaged, or the copy cannot be written.
+    """
+    with ExitStack() as stack:
+        scratch = _new_folder(Path(into), stack)
+        _copy_all([folder], scratch, _Files())
+        yield scratch / folder.name
+
+
 def remove_stale(into: Path | str) -> int:
     """Remove the clones that processes which are gone left behind; call it at start.
 

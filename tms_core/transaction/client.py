@@ -24,12 +24,13 @@ from tms_core.errors import (
     TransactionError,
     TruncateTimeError,
 )
+from tms_core.settings import TransactionSettings
 from tms_core.transaction import wire
 from tms_core.transaction.line import Connection, Line, MethodUnknown, OutcomeUnknown, ServiceUnavailable, as_text
 from tms_core.transaction.manager import MAX_TIMEOUT_SECONDS, UNKNOWN_CLIENT, BadArgument
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.snapshot import read_complete_visibility
-from tms_core.transaction.source import Loaded, SourceSilent
+from tms_core.transaction.source import DirectorySource, Loaded, SnapshotSource, SourceSilent
 from tms_core.transaction.thrift import transaction_fields, transaction_of
 from tms_core.transaction.wire import Fields, Kind
 
@@ -272,6 +273,18 @@ class ServiceSource:
         """A snapshot of now; see :meth:`TransactionClient.latest`."""
         with TransactionClient(self._address, self._timeout_seconds) as client:
             return client.latest()
+
+
+def source_of(wanted: TransactionSettings) -> SnapshotSource | None:
+    """Where a program outside the server finds snapshots; None for nowhere.
+
+    Raises:
+        ConfigurationError: the folder of snapshots is named by a URL of another kind than webhdfs.
+    """
+    if wanted.source == "thrift":
+        return ServiceSource(wanted.thrift)
+    directory = wanted.snapshot_directory()
+    return None if directory is None else DirectorySource.at(directory)
 
 
 #: The exception in each field of an answer, where it is not "not in progress".

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from janitor.cli import context
+from janitor.cli import lease as leases
 from janitor.cli.context import Session
 from janitor.cli.options import Common
 from janitor.cli.places import Place
@@ -77,7 +77,7 @@ def test_given_a_holder_that_died_when_one_waits_then_it_has_the_lease_as_soon_a
     with current.lease(state, MemoryStore(), patience) as lease:
         assert lease is not None
         assert (lease.held, lease.fence) == (True, dead.fence + 1)
-    assert SECONDS < sum(patience.waits) <= SECONDS + 2 * context.STANDBY_SECONDS
+    assert SECONDS < sum(patience.waits) <= SECONDS + 2 * leases.STANDBY_SECONDS
     assert [record.message[:28] for record in caplog.records] == ["on standby: dead has the lea"]
 
 
