@@ -16,6 +16,7 @@ from janitor.policy import Reason
 from janitor.ranges import Range
 from janitor.report import Entry, EntryKey, ForeignKey, Tally
 from janitor.state.base import LedgerEntry
+from janitor.walk import Walk
 from janitor.world import World
 from tms_core import errors
 from tms_core.errors import Interrupted
@@ -43,6 +44,17 @@ class Share:
     everything: bool = True
     failed: dict[bytes, str] = field(default_factory=dict)
     withheld: frozenset[bytes] = frozenset()
+
+    def informed(self, walk: Walk, search: tuple[int | None, bool]) -> Share:
+        """The same, with what is known by now.
+
+        Args:
+            walk: what former steps have left undone.
+            search: ``since_ms`` and ``everything``.
+        """
+        since_ms, everything = search
+        failed, withheld = dict(walk.failed), frozenset(walk.withheld)
+        return replace(self, since_ms=since_ms, everything=everything, failed=failed, withheld=withheld)
 
     def __str__(self) -> str:
         return f"part {self.number}" + ("" if self.salt is None else f" (salt {self.salt})")

@@ -100,12 +100,8 @@ class GuidedCrew(Crew):
 
     def _look(self, name: StepName, main: Walk) -> list[Range]:
         """Have tasks look for what there is to do; returns where that is."""
-        since_ms, everything = self._search(main)
-        failed, withheld = dict(main.failed), frozenset(main.withheld)
-        shares = [
-            replace(share, since_ms=since_ms, everything=everything, failed=failed, withheld=withheld)
-            for share in self._shares
-        ]
+        search = self._search(main)
+        shares = [share.informed(main, search) for share in self._shares]
         if self._sender is None:
             # Not before messages are gone, or tasks would look at those, too.
             self._sender = self._needed.enter_context(self._looking())

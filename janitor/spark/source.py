@@ -138,10 +138,8 @@ class RowReader(DataSourceReader):
         if not piece.ranges:
             return
         beside = access.expiries if self.wanted.table == "message" else nullcontext
-        with _named(f"{self.wanted.table} rows of {piece}"), access.salted() as parts, beside() as expiries:
-            for salt, part in parts:
-                if salt == piece.salt:
-                    yield from self.batches(part, piece, expiries)
+        with _named(f"{self.wanted.table} rows of {piece}"), access.part(piece.salt) as part, beside() as expiries:
+            yield from self.batches(part, piece, expiries)
 
     def batches(self, part: Store, piece: Piece, expiries: Expiries | None) -> Iterator[Any]:
         """The rows of a piece, as Arrow batches.

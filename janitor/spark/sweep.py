@@ -30,7 +30,7 @@ from janitor.spark.ranged import NOTHING, RangedStore
 from janitor.spark.sender import Sender
 from janitor.state.base import LedgerEntry, State
 from janitor.sweep import Sweep
-from janitor.walk import REPLANS, Act, Walk
+from janitor.walk import REPLANS, Act
 from tms_core.errors import ArchiveError, StoreUnavailable
 from tms_core.lease import LeaseRecord
 from tms_core.tables.base import Store
@@ -79,7 +79,7 @@ class SparkCrew(Crew):
 
     def _take(self, name: StepName, step: Step, then: Step = nothing_more) -> None:
         """Have a step taken in all parts, and once more in topics that have moved meanwhile (rule S2)."""
-        due = [self._share(share, walk) for share, walk in zip(self._shares, self._walks, strict=True)]
+        due = [share.informed(walk, self._search(walk)) for share, walk in zip(self._shares, self._walks, strict=True)]
         if name == "invert" and all(share.since_ms is None for share in due):
             due = []
         world = self._world
@@ -98,12 +98,6 @@ class SparkCrew(Crew):
                 self._walks[share.number].fail("message" if name == "message" else "payload", prefix, restless)
         for walk in self._walks:
             then(walk)
-
-    def _share(self, share: Share, walk: Walk) -> Share:
-        """A share, with what is known of it by now."""
-        since_ms, everything = self._search(walk)
-        failed, withheld = dict(walk.failed), frozenset(walk.withheld)
-        return replace(share, since_ms=since_ms, everything=everything, failed=failed, withheld=withheld)
 
     def _send(self, errand: Errand, shares: list[Share]) -> dict[int, list[bytes]]:
         """Have shares done; returns which topics have moved, by the number of the share."""
@@ -174,30 +168,25 @@ class SparkEngine(Engine):
 
     def _crew(self, current: Pass, act: Act, begin_round: Callable[[Sequence[Store]], Round] | None) -> Crew:
         shares = self._cut(self.store)
+        common: dict[str, Any] = {
+            "page_rows": self._batch_rows,
+            "observer": self._observer,
+            "begin_round": begin_round,
+            "expiries": self._expiries,
+        }
         if self._looking is not None and isinstance(act, Sweep):
-            return GuidedCrew(
-                self.store,
-                current.world,
-                act,
-                shares=[share for share, _ in shares],
-                looking=self._looking,
-                page_rows=self._batch_rows,
-                observer=self._observer,
-                begin_round=begin_round,
-                expiries=self._expiries,
-            )
+            looked_at = [share for share, _ in shares]
+            return GuidedCrew(self.store, current.world, act, shares=looked_at, looking=self._looking, **common)
+        run = self._run(current, len(shares)) if isinstance(act, Sweep) else None
         return SparkCrew(
             self.store,
             current.world,
             act,
             shares=shares,
             sender=self._sender,
-            run=self._run(current, len(shares)) if isinstance(act, Sweep) else None,
+            run=run,
             state=self.state,
-            page_rows=self._batch_rows,
-            observer=self._observer,
-            begin_round=begin_round,
-            expiries=self._expiries,
+            **common,
         )
 
     def _run(self, current: Pass, tasks: int) -> Run:
