@@ -1,4 +1,4 @@
-# Everything is installed inside the tree (.venv), nothing on the machine. `make` alone lists the targets.
+# Everything is installed inside the tree (.venv), nothing on the machine but a cache of built programs. `make` alone lists the targets.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -7,15 +7,32 @@ SHELL := /bin/bash
 
 VENV := .venv
 PY := $(VENV)/bin/python
+#: What is installed: all that running needs, and all that testing needs.
+RUN_STAMP := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
-#: Where programs lie that tests run, built from the versions and checksums in the go.sum beside each go.mod.
+#: Where programs are that tests run, built from the versions and checksums in the go.sum beside each go.mod.
 BIN := .tools/bin
+#: They are built once for all clones of a user: a folder of this one for each set of sources.
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tms-janitor
 HELM_VERSION = $(shell awk '$$1 == "helm.sh/helm/v3" {print $$2; exit}' tests/chart/tools/go.mod)
 KUBERNETES_VERSION = $(shell awk '$$1 == "k8s.io/kubernetes" {print $$2; exit}' tests/cluster/kubebox/go.mod)
-GO_BUILD = CGO_ENABLED=0 GOMODCACHE="$(CURDIR)/.tools/go/mod" GOCACHE="$(CURDIR)/.tools/go/build" \
-  go build -p 2 -modcacherw -mod=readonly -trimpath -buildvcs=false
+#: Builds $(2), packages of the Go module in the folder $(1), with the linker's options $(3), unless that was done before; $(4) follows
+#: their names.
+#: Go's caches are ten times what is built, and are not needed again. A folder in the cache is whole, or not there.
+define built
+@place="$(CACHE)/$$(cat $(1)/go.mod $(1)/go.sum $(wildcard $(1)/*.go) | sha256sum | cut -c 1-16)-$$(uname -sm | tr ' ' -)"; \
+if [ ! -d "$$place" ]; then \
+  command -v go >/dev/null || { echo "go is missing; install Go 1.26 (https://go.dev/dl)" >&2; exit 1; }; \
+  echo "building what is in $(1), once for all clones; it takes some minutes"; \
+  mkdir -p "$(CACHE)"; work=$$(mktemp -d "$(CACHE)/building-XXXXXX"); trap 'rm -rf "$$work"' EXIT; \
+  (cd $(1) && CGO_ENABLED=0 GOMODCACHE="$$work/mod" GOCACHE="$$work/build" GOGC=50 \
+    go build -p 2 -modcacherw -mod=readonly -trimpath -buildvcs=false -o "$$work/bin/" -ldflags "-s -w $(3)" $(2)); \
+  [ -d "$$place" ] || mv "$$work/bin" "$$place"; \
+fi; \
+mkdir -p $(BIN); for program in "$$place"/*; do ln -sf "$$program" "$(BIN)/$$(basename "$$program")$(4)"; done
+endef
 #: The modules that decide what is deleted: not one branch of theirs may go untested.
-LAW := tms_core/rowkey.py,janitor/policy.py,janitor/ranges.py,janitor/references.py,janitor/boundary.py
+LAW := tms_core/rowkey.py,janitor/law/policy.py,janitor/law/ranges.py,janitor/law/references.py,janitor/boundary/claim.py
 WORKERS ?= 2
 PYTEST_ARGS ?=
 BENCH ?=
@@ -29,7 +46,7 @@ help: ## list the targets
 setup: $(STAMP) ## install the locked versions into .venv (every other target does it by itself)
 
 # A Python with a ready-made plyvel is preferred; on the others pip compiles it.
-$(STAMP): requirements.lock pyproject.toml
+$(RUN_STAMP): requirements-run.lock pyproject.toml
 	@if [ ! -x $(PY) ]; then \
 	  for candidate in "$${PYTHON:-}" python3.12 python3.11 python3 python3.13; do \
 	    [ -n "$$candidate" ] && "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
@@ -40,19 +57,26 @@ $(STAMP): requirements.lock pyproject.toml
 	  done; \
 	  [ -x $(PY) ] || { echo "Python 3.11 or newer is missing; install it: apt-get install python3 python3-venv" >&2; exit 1; }; \
 	fi
-	@$(PY) -m pip install --quiet --require-hashes -r requirements.lock || { \
+	@$(PY) -m pip install --quiet --require-hashes -r requirements-run.lock || { \
 	  echo "the locked packages could not be installed; if plyvel failed to compile: apt-get install g++ python3-dev libleveldb-dev," \
 	    "or set PYTHON to a Python 3.11 or 3.12" >&2; exit 1; }
 	@$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
+$(STAMP): requirements.lock $(RUN_STAMP)
+	@$(PY) -m pip install --quiet --require-hashes -r requirements.lock || { \
+	  echo "the locked packages of the tests could not be installed; pip says above which" >&2; exit 1; }
+	@touch $@
+
 lock: $(STAMP) ## resolve the dependencies of pyproject.toml anew into requirements.lock
 	$(VENV)/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --upgrade \
 	  --generate-hashes --no-annotate --custom-compile-command 'make lock' --quiet --output-file requirements.lock
-	$(VENV)/bin/uv pip compile pyproject.toml --extra archive --extra jwt --extra hdfs --extra kubernetes --universal \
+	echo hatchling | $(VENV)/bin/uv pip compile pyproject.toml - --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --constraint requirements.lock --custom-compile-command 'make lock' --quiet --output-file requirements-run.lock
+	$(VENV)/bin/uv pip compile pyproject.toml --extra archive --extra jwt --extra hdfs --universal \
 	  --python-version 3.11 --generate-hashes --no-annotate --constraint requirements.lock \
 	  --custom-compile-command 'make lock' --quiet --output-file image/runtime.lock
-	$(VENV)/bin/uv pip compile pyproject.toml --extra archive --extra jwt --extra hdfs --extra kubernetes --extra spark --universal \
+	$(VENV)/bin/uv pip compile pyproject.toml --extra archive --extra jwt --extra hdfs --extra spark --universal \
 	  --python-version 3.11 --generate-hashes --no-annotate --constraint requirements.lock \
 	  --custom-compile-command 'make lock' --quiet --output-file image/spark.lock
 	$(VENV)/bin/uv pip compile image/build.in --universal --python-version 3.11 --generate-hashes --no-annotate \
@@ -68,28 +92,16 @@ system-deps: ## install the Debian packages that some tests use when present (ne
 	RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing || { \
 	  echo "system-deps failed at: apt-get install$$missing" >&2; exit 1; }
 
-tools: $(BIN)/.tools ## build helm, helm-unittest and kubeconform inside the tree (`make test` does it by itself)
-
-# Go's caches are ten times what is built, and are not needed again.
-$(BIN)/.tools: tests/chart/tools/go.mod tests/chart/tools/go.sum
-	@mkdir -p $(BIN)
-	@if command -v go >/dev/null; then \
-	  echo "building helm, helm-unittest and kubeconform; it takes some minutes, once"; \
-	  (cd tests/chart/tools && $(GO_BUILD) -ldflags "-s -w -X helm.sh/helm/v3/internal/version.version=$(HELM_VERSION)" -o "$(CURDIR)/$(BIN)/" tool); \
-	  rm -rf .tools/go; touch $@; \
-	else echo "go is missing, so the chart's tests cannot run; install Go 1.26 (https://go.dev/dl)" >&2; fi
-
-kubebox: $(BIN)/kubebox ## build a Kubernetes node, in one program, for `make test-cluster`
+# Nothing that Python's, Node's, Java's, Rust's or Debian's packages hold has these programs, so they are built from Go's modules.
+tools: ## build helm (3 and 4), helm-unittest and kubeconform, some minutes, once for all clones (`make test` does it by itself)
+	$(call built,tests/chart/tools,tool,-X helm.sh/helm/v3/internal/version.version=$(HELM_VERSION))
+	$(call built,tests/chart/helm4,tool,,4)
 
 K8S := k8s.io/component-base/version
-$(BIN)/kubebox: tests/cluster/kubebox/go.mod tests/cluster/kubebox/go.sum tests/cluster/kubebox/main.go
-	@mkdir -p $(BIN)
-	@command -v go >/dev/null || { echo "go is missing; install Go 1.26 (https://go.dev/dl)" >&2; exit 1; }
-	@echo "building Kubernetes; it takes some ten minutes and 3 GB of memory, once"
-	@cd tests/cluster/kubebox && GOGC=50 $(GO_BUILD) -o "$(CURDIR)/$@" -ldflags "-s -w -X $(K8S).gitVersion=$(KUBERNETES_VERSION) \
-	  -X $(K8S).gitMajor=1 -X $(K8S).gitMinor=$$(echo $(KUBERNETES_VERSION) | cut -d. -f2) -X $(K8S).gitTreeState=clean \
-	  -X $(K8S).gitCommit=local -X $(K8S).buildDate=2026-01-01T00:00:00Z" .
-	@rm -rf .tools/go
+kubebox: ## build a Kubernetes node, in one program, for `make test-cluster`: 10 to 25 minutes and 3 GB of memory, once for all clones
+	$(call built,tests/cluster/kubebox,.,-X $(K8S).gitVersion=$(KUBERNETES_VERSION) -X $(K8S).gitMajor=1 \
+	  -X $(K8S).gitMinor=$(word 2,$(subst ., ,$(KUBERNETES_VERSION))) -X $(K8S).gitTreeState=clean \
+	  -X $(K8S).gitCommit=local -X $(K8S).buildDate=2026-01-01T00:00:00Z)
 
 #: Debian's packages for a container engine and a node of the tests' own, and for making a base image.
 #: The first one's name is that of a registry's host too, and no such host stands in this project.
@@ -131,11 +143,11 @@ engine: .tools/engine/.unpacked ## unpack Debian's container engine inside the t
 
 # --- using it --------------------------------------------------------------------------------------------------------
 
-run: $(STAMP) ## set up and serve a sample store with the janitor inside, and its status page, until Ctrl-C
-	@$(PY) -m janitor.tour
+run: $(RUN_STAMP) ## set up and serve a sample store with the janitor inside, and its status page, until Ctrl-C
+	@$(PY) -m examples.tour
 
-demo: $(STAMP) ## show the janitor at work on a sample store, in a minute
-	@$(PY) -m janitor.demo
+demo: $(RUN_STAMP) ## show the janitor at work on a sample store, in a minute
+	@$(PY) -m examples.demo
 
 hbase: $(STAMP) ## start a real HBase from Maven's jars (needs Java 17 and Maven) and say how to connect; Ctrl-C stops it
 	@$(PY) -m tests.hbase.server
@@ -156,22 +168,29 @@ lint: $(STAMP) ## ruff, mypy --strict, the layers
 	$(VENV)/bin/lint-imports
 
 # Coverage is judged on whole runs only: not when PYTEST_ARGS picks some of the tests.
-test: lint tools ## lint, then every test, then coverage: make test PYTEST_ARGS="-k ranges"
+# The chart's tests come last: what they run may have to be built first.
+test: lint ## lint, then every test, then coverage: make test PYTEST_ARGS="-k ranges"
 	@for tool in java mvn; do command -v $$tool >/dev/null || \
 	  echo "$$tool is missing, so the tests with CDAP's own classes cannot run; install it: apt-get install openjdk-17-jdk-headless maven" >&2; done
 ifeq ($(strip $(PYTEST_ARGS)),)
-	$(PY) -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report= --ignore tests/chart
+	@$(MAKE) --no-print-directory tools || echo "test: the chart's tools could not be built" >&2
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal --cov --cov-append --cov-report= tests/chart
 	@$(VENV)/bin/coverage report --skip-covered --fail-under=95 --format=total >/dev/null || { \
 	  $(VENV)/bin/coverage report --skip-covered --show-missing; echo "branch coverage is below 95 %" >&2; exit 1; }
 	@$(VENV)/bin/coverage report --include=$(LAW) --fail-under=100 --format=total >/dev/null || { \
 	  $(VENV)/bin/coverage report --include=$(LAW) --show-missing; echo "the modules of the law are not covered whole" >&2; exit 1; }
 	@echo "branch coverage: $$($(VENV)/bin/coverage report --format=total) % of all, 100 % of the law"
 else
+	$(if $(findstring chart,$(PYTEST_ARGS)),@$(MAKE) --no-print-directory tools)
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 endif
 
 # A part that cannot be had here is skipped, and named at the end.
-test-cluster: $(STAMP) tools ## a real API server and a container engine, apart from `make test`; whole as root on Debian
+# The programs are kept in the user's cache, the engine and its base image in .tools.
+test-cluster: $(STAMP) ## a real API server and a container engine, apart from `make test`; whole as root on Debian
+	@echo "test-cluster: building takes 10 to 25 minutes the first time, the tests 12 more"
+	@$(MAKE) --no-print-directory tools || echo "test-cluster: the chart's tools could not be built" >&2
 	@$(MAKE) --no-print-directory kubebox || echo "test-cluster: no API server, so what needs one is skipped" >&2
 	@[ -n "$${DOCKER_HOST:-}" ] || $(MAKE) --no-print-directory engine || echo "test-cluster: no engine, so what needs one is skipped" >&2
 	TMS_TEST_CLUSTER=1 $(PY) -m pytest -rs --timeout 1800 tests/cluster $(PYTEST_ARGS)

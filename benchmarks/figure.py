@@ -21,7 +21,7 @@ class Figure:
         value: what came out.
         at_least: the smallest value that is good enough, if there is one.
         at_most: the largest value that is good enough, if there is one.
-        details: what the value was made of (rows, seconds, megabytes), for whoever doubts it.
+        details: what the value was made of (rows, seconds, megabytes), so that it can be checked.
     """
 
     id: str

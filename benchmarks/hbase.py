@@ -17,7 +17,7 @@ from tests.hbase.server import HBaseServer, start
 from tests.hbase.tables import Tables
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue
-from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase.store import HBaseStore
 from tms_core.topic import encode_properties
 
 BUCKETS = 16

@@ -3,7 +3,7 @@
 ``python -m benchmarks.java_prune [STORE]`` prints one JSON line. Without ``STORE`` (a folder of the ``system.tms.*``
 databases) CDAP's classes first write one of a million messages, half of them past their ttl. A given store is judged
 at ``--now`` and never touched: CDAP cleans a copy. The seconds are those of the deleting alone, inside a warm JVM with
-the store open and read once, so that nobody can say that we measured Java's start.
+the store open and read once, so that Java's start is not measured.
 """
 
 from __future__ import annotations

@@ -17,14 +17,14 @@ from benchmarks.figure import Figure, report
 from benchmarks.hbase import by_salt, filled, server
 from benchmarks.p1_sweep import BenchClock
 from benchmarks.stores import NOW_MS, engine
-from janitor.policy import Rule
+from janitor.law.policy import Rule
 from tests.hbase.tables import Tables
 from tests.support import size
-from tms_core.tables.hbase import HBaseStore
-from tms_core.tables.hbase_schema import POINTER_COLUMN
-from tms_core.tables.hbase_wire import interface
+from tms_core.tables.hbase.schema import POINTER_COLUMN
+from tms_core.tables.hbase.store import HBaseStore
+from tms_core.tables.hbase.thrift import interface
 from tms_core.transaction.model import TX_PER_MS, VisibilityState
-from tms_core.transaction.source import Loaded
+from tms_core.transaction.source.source import Loaded
 
 #: ``TMS_BENCH_INVERT_ROWS=100000`` is the full size.
 ROWS = size("TMS_BENCH_INVERT_ROWS", 20_000)

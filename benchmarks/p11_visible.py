@@ -35,7 +35,7 @@ from tests.server.test_avro import decoded
 from tests.server.test_messages import MAX_INT
 from tests.support import size
 from tms_core.rowkey import MessageKey
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
 #: ``TMS_BENCH_VISIBLE_SECONDS=300`` is the full size.

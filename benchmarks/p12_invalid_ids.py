@@ -25,13 +25,13 @@ from typing import Any
 from benchmarks.figure import Figure, report
 from benchmarks.p1_sweep import BenchClock
 from benchmarks.stores import NOW_MS, TERMS, build, topic_names
-from janitor.engine import Engine
-from janitor.state.sqlite import SqliteState
+from janitor.run.engine import Engine
+from janitor.state.sqlite.state import SqliteState
 from tests.support import size
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
+from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import TX_PER_MS, Snapshot, VisibilityState
-from tms_core.transaction.snapshot import write_snapshot
-from tms_core.transaction.source import DirectorySource
+from tms_core.transaction.source.source import DirectorySource
 
 IDS = size("TMS_BENCH_INVALID_IDS", 1_000_000)
 TURNS = 7

@@ -29,24 +29,25 @@ from benchmarks.hbase import BUCKETS, filled, server
 from benchmarks.p1_sweep import BenchClock
 from benchmarks.stores import BATCH_ROWS, BODY, NOW_MS, TERMS, build, engine, topic_names
 from janitor.report import Report
+from janitor.run.engine import Engine
 from janitor.settings import load
 from janitor.spark.access import Access
-from janitor.spark.sender import Sender, SparkSender
 from janitor.spark.session import session
-from janitor.spark.sweep import SparkEngine, cutter
-from janitor.spark.tasks import StoreGround
+from janitor.spark.sweep.engine import cutter, spark_engine
+from janitor.spark.sweep.runner import Sender, SparkSender
+from janitor.spark.sweep.task import StoreGround
 from janitor.state.base import State
-from janitor.state.hbase import HBaseState
-from janitor.state.sqlite import SqliteState
+from janitor.state.hbase.state import HBaseState
+from janitor.state.sqlite.state import SqliteState
 from tests.hbase.tables import Tables
 from tests.support import size
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue, Store
-from tms_core.tables.hbase import HBaseStore
-from tms_core.tables.leveldb import LevelDBStore
-from tms_core.tables.leveldb_clone import still
+from tms_core.tables.hbase.store import HBaseStore
+from tms_core.tables.leveldb.clone import still
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.transaction.model import TX_PER_MS, VisibilityState
-from tms_core.transaction.source import Loaded
+from tms_core.transaction.source.source import Loaded
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,7 +86,7 @@ def build_live(path: Path) -> None:
 
 
 @contextmanager
-def of_spark(spark: SparkSession, path: Path) -> Iterator[SparkEngine]:
+def of_spark(spark: SparkSession, path: Path) -> Iterator[Engine]:
     """A janitor on a LevelDB store, with tasks that look."""
     access = Access(load(None, {}, {"leveldb": str(path)}).settings)
 
@@ -98,8 +99,8 @@ def of_spark(spark: SparkSession, path: Path) -> Iterator[SparkEngine]:
         yield on_spark(store, state, SparkSender(spark, StoreGround(access)), access, looking=looking)
 
 
-def on_spark(store: Store, state: State, sender: Sender, access: Access, **options: Any) -> SparkEngine:
-    return SparkEngine(
+def on_spark(store: Store, state: State, sender: Sender, access: Access, **options: Any) -> Engine:
+    return spark_engine(
         *(store, state, Source(), BenchClock(), TERMS),
         sender=sender,
         cut=cutter(access, CORES),
@@ -111,7 +112,7 @@ def on_spark(store: Store, state: State, sender: Sender, access: Access, **optio
 
 @contextmanager
 def alone(path: Path) -> Iterator[Any]:
-    """A janitor that does it all by itself."""
+    """A janitor in one process, without Spark."""
     with LevelDBStore(path) as store:
         yield engine(store, BenchClock(), source=Source())
 

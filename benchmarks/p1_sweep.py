@@ -19,11 +19,11 @@ import plyvel
 from benchmarks.figure import Figure, report
 from benchmarks.java_prune import prune_copy
 from benchmarks.stores import BATCH_ROWS, NOW_MS, build, engine, topic_names
-from janitor.policy import Rule
+from janitor.law.policy import Rule
 from tests.interop.java import Interop, JavaFailed
 from tests.support import size
 from tms_core.clock import SystemClock
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 
 ROWS = size("TMS_BENCH_ROWS", 1_000_000)
 TURNS = 5

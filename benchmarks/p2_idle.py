@@ -15,7 +15,7 @@ from benchmarks.figure import Figure, report
 from benchmarks.p1_sweep import BenchClock
 from benchmarks.stores import NOW_MS, build, engine, topic_names
 from tests.support import size
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 
 TOPICS = 1_000
 ROWS = size("TMS_BENCH_ROWS_IDLE", 2_000_000)

@@ -22,12 +22,12 @@ from benchmarks.figure import Figure, report
 from benchmarks.hbase import BUCKETS, by_salt, filled, server
 from benchmarks.p1_sweep import BenchClock
 from benchmarks.stores import BATCH_ROWS, engine
-from janitor.policy import Rule
+from janitor.law.policy import Rule
 from tests import maven
 from tests.hbase.server import HERE, HBaseServer
 from tests.hbase.tables import Tables
 from tests.support import size
-from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase.store import HBaseStore
 
 #: ``TMS_BENCH_HBASE_ROWS=1000000`` is the full size.
 ROWS = size("TMS_BENCH_HBASE_ROWS", 60_000)

@@ -33,7 +33,7 @@ from tests.support import size
 from tms_core.clock import SystemClock
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageKey
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
 TURNS = size("TMS_BENCH_TURNS", 5)

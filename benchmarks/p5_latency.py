@@ -36,8 +36,8 @@ from tests.server.process import Serve, configure
 from tests.support import size
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue, Store
-from tms_core.tables.hbase import HBaseStore
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.hbase.store import HBaseStore
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId, encode_properties
 
 #: Rows a sweep finds due.

@@ -24,18 +24,18 @@ import plyvel
 
 from benchmarks.figure import Figure, report
 from benchmarks.stores import BODY, NOW_MS, build, engine, topic_names
-from janitor.policy import Rule
-from janitor.ranges import Range
+from janitor.law.policy import Rule
+from janitor.law.ranges import Range
 from janitor.spark.columns import DataTable
-from janitor.spark.options import Options
-from janitor.spark.parts import Piece
-from janitor.spark.source import RowReader, register
+from janitor.spark.source.options import Options
+from janitor.spark.source.parts import Piece
+from janitor.spark.source.source import RowReader, register
 from tests.support import size
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue
-from tms_core.tables.leveldb import LevelDBStore
-from tms_core.tables.leveldb_clone import clone
+from tms_core.tables.leveldb.clone import clone
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import encode_properties
 from tms_core.transaction.model import TX_PER_MS
 

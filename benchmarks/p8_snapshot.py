@@ -20,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.figure import Figure, report
+from tms_core.transaction.codec.snapshot import read_visibility, write_snapshot
 from tms_core.transaction.model import Snapshot, VisibilityState
-from tms_core.transaction.snapshot import read_visibility, write_snapshot
 
 IDS = 1_000_000
 RUNS = 5

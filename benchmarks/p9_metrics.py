@@ -2,7 +2,7 @@
 
 With ``per_topic: top`` the bar is a time, because a scrape that takes longer than a tenth of a second is in the way of
 others in this process. With ``all`` it is a ratio: the same samples, as plain gauges with labels in a registry. Both
-are written in one process, in turn, and the medians are compared. The product's part is measured as if a new picture
+are written in one process, in turn, and the medians are compared. The product's part is measured as if a new status
 came before every scrape: preparing the samples of it counts, while the plain gauges have their values already.
 
 ``python -m benchmarks.p9_metrics`` prints two JSON lines.
@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from benchmarks.figure import Figure, report
 from janitor.metrics import Metrics
-from janitor.picture import Picture, TopicFigures
+from janitor.status.status import Status, TopicFigures
 
 TOPICS = 10_000
 TOP = 200
@@ -32,9 +32,9 @@ NOW_MS = 1_700_000_000_000
 
 
 def main() -> None:
-    picture = Picture("0.1.0", "store", "running", "apply", "every 60 s", NOW_MS, topics=topics())
-    report(top(picture))
-    report(every(picture))
+    status = Status("0.1.0", "store", "running", "apply", "every 60 s", NOW_MS, topics=topics())
+    report(top(status))
+    report(every(status))
 
 
 def topics() -> list[TopicFigures]:
@@ -60,30 +60,30 @@ def topics() -> list[TopicFigures]:
     return found
 
 
-def top(picture: Picture) -> Figure:
+def top(status: Status) -> Figure:
     metrics = Metrics("top", TOP)
-    [seconds] = in_turn(lambda: scrape(metrics, picture))
+    [seconds] = in_turn(lambda: scrape(metrics, status))
     name = "time of a scrape of 10,000 topics with per_topic: top, in milliseconds"
     return Figure("P9", name, round(seconds * 1000, 2), at_most=MAX_TOP_MS, details=details(metrics))
 
 
-def every(picture: Picture) -> Figure:
-    metrics, plain_scrape = Metrics("all", TOP), partial(generate_latest, plain(picture))
+def every(status: Status) -> Figure:
+    metrics, plain_scrape = Metrics("all", TOP), partial(generate_latest, plain(status))
     # A few samples more are of the janitor itself; they are the product's burden in the comparison.
-    assert samples(scrape(metrics, picture)) >= samples(plain_scrape()) == 5 * TOPICS
-    plain_seconds, seconds = in_turn(plain_scrape, lambda: scrape(metrics, picture))
+    assert samples(scrape(metrics, status)) >= samples(plain_scrape()) == 5 * TOPICS
+    plain_seconds, seconds = in_turn(plain_scrape, lambda: scrape(metrics, status))
     more = {"plain_seconds": round(plain_seconds, 4), "scrape_seconds": round(seconds, 4)}
     name = "time of a scrape of 10,000 topics with per_topic: all ÷ prometheus-client's own gauges"
     found = details(metrics) | more
     return Figure("P9", name, round(seconds / plain_seconds, 3), at_most=MAX_RATIO, details=found)
 
 
-def scrape(metrics: Metrics, picture: Picture) -> bytes:
-    metrics.update(picture)
+def scrape(metrics: Metrics, status: Status) -> bytes:
+    metrics.update(status)
     return metrics.render()[0]
 
 
-def plain(picture: Picture) -> CollectorRegistry:
+def plain(status: Status) -> CollectorRegistry:
     """The same samples as one has them without a collector of one's own."""
     registry = CollectorRegistry()
     values: dict[str, Callable[[TopicFigures], float | None]] = {
@@ -95,7 +95,7 @@ def plain(picture: Picture) -> CollectorRegistry:
     }
     for name, value in values.items():
         gauge = Gauge(f"tms_topic_{name}", "The same.", ["tms_namespace", "topic"], registry=registry)
-        for topic in picture.topics:
+        for topic in status.topics:
             gauge.labels(topic.tms_namespace, topic.topic).set(value(topic) or 0)
     return registry
 

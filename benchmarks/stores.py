@@ -7,17 +7,17 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from janitor.engine import Engine
-from janitor.observe import Observer, tell_nobody
-from janitor.references import Lifetime
-from janitor.state.sqlite import SqliteState
-from janitor.world import Terms
+from janitor.law.references import Lifetime
+from janitor.run.engine import Engine
+from janitor.state.sqlite.state import SqliteState
+from janitor.sweep.context import Terms
+from janitor.sweep.progress import Observer, tell_nobody
 from tms_core.clock import Clock
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue, Store
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId, encode_properties
-from tms_core.transaction.source import SnapshotSource
+from tms_core.transaction.source.source import SnapshotSource
 
 #: The moment all benchmark stores are judged at.
 NOW_MS = 1_700_000_000_000

@@ -173,6 +173,16 @@ COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
         _never("janitor.every_seconds", {"type": "integer"}),
     ),
     (
+        "An Ingress leads to the server, by names (`ingress.hosts`).",
+        _is("ingress.enabled", True),
+        _all(_is("server.enabled", True), _holds("ingress.hosts", {"minItems": 1})),
+    ),
+    (
+        "A ServiceMonitor and a PodMonitor would scrape everything twice.",
+        _is("podMonitor.enabled", True),
+        _never("serviceMonitor.enabled", {"const": True}),
+    ),
+    (
         "Addresses are `HOST:PORT`, since a NetworkPolicy opens that port.",
         {},
         _all(

@@ -6,9 +6,9 @@ from typing import Any
 
 from charts.combinations import COMBINATIONS
 from charts.values import comments, defaults
-from janitor.monitoring import THRESHOLDS
 from janitor.settings import Settings
-from tms_core.layered import extra, fields, text
+from tms_core.settings.fields import extra, fields, text
+from tools.monitoring.rules import THRESHOLDS
 
 _HEAD = """\
 # tms-janitor
@@ -51,10 +51,10 @@ reasons.
 _FIGURES = """
 ## Figures of the alerts
 
-`prometheusRule.thresholds` has other defaults with `mode: cronjob`, where runs are started from outside, once a day at
-least. Where that is done every hour, as by `cronjob.schedule` unless you say otherwise, 10800 for `downSeconds`,
-`newSeconds`, `successSeconds`, `windowSeconds` and `snapshotSeconds` tells of runs that fail within three hours instead
-of a day. A daemon's figures grow with `janitor.every_seconds`, and some are those of CronJobs with `janitor.cron`.
+`prometheusRule.thresholds` has other defaults with `mode: cronjob`, where runs are started from outside. Those below
+are for a run a day; `downSeconds`, `newSeconds`, `successSeconds`, `windowSeconds` and `snapshotSeconds` follow
+`cronjob.schedule`: the longest time between two turns, and two hours. A daemon's figures grow with
+`janitor.every_seconds`, or follow `janitor.cron` in the same way.
 
 | value | deployment | cronjob | meaning |
 |---|---|---|---|

@@ -12,8 +12,8 @@ from typing import Any
 
 from charts.combinations import COMBINATIONS, Schema
 from charts.values import comments, defaults
-from janitor.monitoring import THRESHOLDS
-from janitor.settings import Settings
+from janitor.settings import REMOVED, Settings
+from tools.monitoring.rules import ALERTS, THRESHOLDS
 
 _SECTIONS = ("storage", "transactions", "server", "janitor")
 _NOTHING_ELSE = {"additionalProperties": False}
@@ -31,7 +31,13 @@ _VARIABLE: Schema = {
     "required": ["name"],
     "additionalProperties": False,
 }
-_QUANTITY = {"anyOf": [{"type": "string", "pattern": r"^[0-9.]+(m|[EPTGMk]i?)?$"}, {"type": "number", "minimum": 0}]}
+#: As Kubernetes reads them: a thousand is ``k``, and 1024 is ``Ki``.
+_QUANTITY = {
+    "anyOf": [
+        {"type": "string", "pattern": r"^([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?$"},
+        {"type": "number", "minimum": 0},
+    ]
+}
 _PEERS: Schema = {"type": "array", "items": _OBJECT}
 
 
@@ -52,10 +58,28 @@ _RESOURCES = _object(
     limits={"type": "object", "additionalProperties": _QUANTITY},
     claims=_OBJECTS,
 )
+#: What all pods have, and each kind of pod may have otherwise.
+_OF_PODS: dict[str, Schema] = {
+    "resources": _RESOURCES,
+    "podAnnotations": _TEXTS,
+    "nodeSelector": _TEXTS,
+    "tolerations": _OBJECTS,
+    "affinity": _OBJECT,
+    "topologySpreadConstraints": _OBJECTS,
+    "priorityClassName": _TEXT,
+    "initContainers": _OBJECTS,
+    "extraContainers": _OBJECTS,
+}
+_PROBES = _object(startupProbe=_OBJECT, livenessProbe=_OBJECT, readinessProbe=_OBJECT)
+#: The kinds of pods, as their containers are called.
+_COMPONENTS = ("janitor", "server", "exporter", "spark", "executor", "adopt", "approve", "test")
 _CRON: Schema = {"type": "string", "pattern": r"^(@\w+|\S+ \S+ \S+ \S+ \S+)$"}
 
 #: What is Kubernetes' affair, by its name in the values.
 _OWN: dict[str, Schema] = {
+    "enabled": _SWITCH,
+    # Other charts find theirs there, too.
+    "global": {"type": "object", "properties": {"imageRegistry": _TEXT, "imagePullSecrets": _OBJECTS}},
     "mode": _one_of("deployment", "cronjob"),
     "image": _object(
         registry=_TEXT,
@@ -68,17 +92,28 @@ _OWN: dict[str, Schema] = {
     "nameOverride": _TEXT,
     "fullnameOverride": _TEXT,
     "commonLabels": _LABELS,
+    "commonAnnotations": _TEXTS,
     "decisions": _object(
         adopt=_TEXT,
         approve={
             "type": "array",
             "items": {
                 "type": "object",
-                "properties": {"topic": _TEXT, "id": {"type": "string", "minLength": 1}},
+                "properties": {
+                    "topic": {"type": "string", "minLength": 1},
+                    "all": {"const": True},
+                    "clock": {"const": True},
+                    "id": {"type": "string", "minLength": 1},
+                },
                 "required": ["id"],
+                "anyOf": [{"required": ["topic"]}, {"required": ["all"]}, {"required": ["clock"]}],
+                "not": {"required": ["topic", "all"]},
                 **_NOTHING_ELSE,
             },
         },
+        store=_TEXT,
+        activeDeadlineSeconds=_whole(1),
+        ttlSecondsAfterFinished=_whole(),
     ),
     "serverReplicas": _whole(1),
     "cronjob": _object(
@@ -113,8 +148,21 @@ _OWN: dict[str, Schema] = {
         annotations=_TEXTS,
     ),
     "serviceAccount": _object(create=_SWITCH, name=_TEXT, annotations=_TEXTS),
-    "serverService": _object(type=_one_of("ClusterIP", "NodePort", "LoadBalancer"), annotations=_TEXTS),
+    "serverService": _object(
+        type=_one_of("ClusterIP", "NodePort", "LoadBalancer"),
+        annotations=_TEXTS,
+        loadBalancerSourceRanges={"type": "array", "items": {"type": "string", "pattern": "/[0-9]+$"}},
+        ipFamilyPolicy=_one_of("", "SingleStack", "PreferDualStack", "RequireDualStack"),
+    ),
+    "ingress": _object(
+        enabled=_SWITCH,
+        className=_TEXT,
+        annotations=_TEXTS,
+        hosts={"type": "array", "items": {"type": "string", "minLength": 1}},
+        tls=_OBJECTS,
+    ),
     "service": _object(annotations=_TEXTS),
+    "podMonitor": _object(enabled=_SWITCH, namespace=_TEXT, labels=_LABELS, interval=_TEXT, scrapeTimeout=_TEXT),
     "serviceMonitor": _object(
         enabled=_SWITCH,
         namespace=_TEXT,
@@ -132,7 +180,8 @@ _OWN: dict[str, Schema] = {
         namespace=_TEXT,
         labels=_LABELS,
         ruleLabels=_TEXTS,
-        runbookUrl={"type": "string", "pattern": r"^https?://\S+$"},
+        runbookUrl={"type": "string", "pattern": r"^(https?://\S+)?$"},
+        disabled={"type": "array", "items": _one_of(*(alert.name for alert in ALERTS))},
         thresholds=_object(**{each.name: {**_whole(), "description": each.meaning} for each in THRESHOLDS}),
     ),
     "dashboard": _object(enabled=_SWITCH, namespace=_TEXT, labels=_LABELS, annotations=_TEXTS),
@@ -145,7 +194,9 @@ _OWN: dict[str, Schema] = {
         extraEgress=_OBJECTS,
     ),
     "podDisruptionBudget": _object(enabled=_SWITCH, maxUnavailable=_whole()),
-    "resources": _RESOURCES,
+    **_OF_PODS,
+    "components": _object(**{name: _object(**_OF_PODS, probes=_PROBES) for name in _COMPONENTS}),
+    "extraObjects": _OBJECTS,
     "podSecurityContext": _OBJECT,
     "securityContext": _OBJECT,
     "terminationGracePeriodSeconds": _whole(1),
@@ -156,14 +207,10 @@ _OWN: dict[str, Schema] = {
     "extraVolumes": _OBJECTS,
     "extraVolumeMounts": _OBJECTS,
     "existingSecret": _TEXT,
-    "podAnnotations": _TEXTS,
     "podLabels": _LABELS,
-    "nodeSelector": _TEXTS,
-    "tolerations": _OBJECTS,
-    "affinity": _OBJECT,
-    "topologySpreadConstraints": _OBJECTS,
-    "priorityClassName": _TEXT,
-    "global": _OBJECT,
+    "revisionHistoryLimit": _whole(),
+    "dnsConfig": _OBJECT,
+    "hostAliases": _OBJECTS,
 }
 
 
@@ -178,11 +225,18 @@ def _kept(values: Schema) -> Schema:
     return {"required": list(values), "properties": inner}
 
 
+def _said(then: Schema, why: str) -> Schema:
+    """That ``then`` holds; Helm's complaint has the sentence, since no values are that text."""
+    return {"anyOf": [then, {"const": why}]}
+
+
 def schema() -> Schema:
     """The schema of the chart's values."""
     made = Settings.model_json_schema()
     kinds = {name: _plain(kind) for name, kind in made["$defs"].items()}
     kinds["ServerSettings"]["properties"]["enabled"] = {**_SWITCH, "description": "whether the chart runs it"}
+    for path, instead in removed().items():
+        _let_through(made["properties"], kinds, path, instead)
     own = _described(_OWN)
     sections = {name: {"$ref": made["properties"][name]["$ref"]} for name in _SECTIONS}
     return {
@@ -193,10 +247,23 @@ def schema() -> Schema:
         **_NOTHING_ELSE,
         "allOf": [
             _kept(defaults()),
-            *({"description": why, "if": when, "then": then} for why, when, then in COMBINATIONS),
+            *({"if": when, "then": _said(then, why)} for why, when, then in COMBINATIONS),
         ],
         "$defs": kinds,
     }
+
+
+def removed() -> dict[str, str]:
+    """What to do instead of settings that are gone; of values that are gone the schema's choices tell."""
+    return {path: instead for path, instead in REMOVED.items() if "=" not in path}
+
+
+def _let_through(properties: Schema, kinds: dict[str, Any], path: str, instead: str) -> None:
+    """Let a removed setting pass, because a template refuses it with a whole sentence."""
+    *sections, name = path.split(".")
+    for section in sections:
+        properties = kinds[properties[section]["$ref"].rpartition("/")[2]]["properties"]
+    properties[name] = {"description": f"No longer a setting. {instead}"}
 
 
 def _plain(node: Any) -> Any:

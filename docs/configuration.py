@@ -11,7 +11,7 @@ from typing import Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from janitor.settings import Settings
-from tms_core.layered import extra, fields, kinds, text
+from tms_core.settings.fields import extra, fields, kinds, text
 
 PAGE = Path(__file__).with_name("configuration.md")
 

@@ -17,8 +17,8 @@ import click
 from janitor.cli import render
 from janitor.cli.main import execute
 from tms_core.clock import Clock, SystemClock
-from tms_core.tables.leveldb_clone import clone
-from tms_core.transaction.snapshot import read_snapshot, write_snapshot
+from tms_core.tables.leveldb.clone import clone
+from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
 
 ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "tests" / "vectors" / "cdap-leveldb" / "sample.tar.xz"
@@ -57,7 +57,7 @@ def main(folder: Path = ROOT / "data" / "demo", clock: Clock | None = None) -> i
     for verb in (
         "inspect message --topic system:metadata --limit 5",
         "boundary --explain",
-        "audit",
+        "verify",
         "doctor",
         "--help",
     ):
@@ -99,7 +99,7 @@ def _say(text: str) -> None:
 
 
 def _short(path: Path) -> str:
-    """The path as one would type it in the checkout."""
+    """The path relative to the checkout, as an operator types it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 

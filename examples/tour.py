@@ -5,7 +5,7 @@ topics there are three: one whose messages live for seconds and are published wh
 shortened after a while, as a person might do by mistake, and one that is published to in transactions, of which one
 commits, one is rolled back and one is left to become invalid. So within a minute rows have expired, an old generation
 has gone, invalid transactions' rows have been inverted, and something was held and let go. Server and daemon are the
-real ones, spoken to as anybody would, and every command works against them from another terminal.
+real ones, spoken to as any client would, and every command works against them from another terminal.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from urllib.parse import urlsplit
 
 import click
 
-from janitor.cli.signals import ending
-from janitor.demo import ROOT, SAMPLE, unpack
-from janitor.embedded import Embedded
-from janitor.logs import configure
-from janitor.picture import Picture, RunSummary
+from examples.demo import ROOT, SAMPLE, unpack
+from janitor.app.embedded import Embedded
+from janitor.app.signals import ending
+from janitor.status.status import RunSummary, Status
 from tms_core.cli.serve import Started, serving
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreBusy, StoreError, TmsError
+from tms_core.logs import configure
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId, encode_properties
-from tms_core.transaction.client import TransactionClient
-from tms_core.transaction.thrift import encode_transaction
+from tms_core.transaction.codec.thrift import encode_transaction
+from tms_core.transaction.rpc.client import TransactionClient
 
 #: Messages of this one live for ten seconds.
 TICKS = TopicId("demo", "ticks")
 TICKS_TTL_SECONDS = 10
-#: This one has a message for each second of the last hour, and keeps them for a day, until somebody types 600 s.
+#: This one has a message for each second of the last hour, and keeps them for a day, until an operator types 600 s.
 ORDERS = TopicId("demo", "orders")
 ORDERS_TTL_SECONDS, MISTAKEN_TTL_SECONDS = 86_400, 600
 #: This one is published to in transactions.
@@ -69,7 +69,6 @@ janitor:
   every_seconds: 3
   hold_seconds: 300
   state: janitor
-  canary: {{enabled: false}}
   http: {{port: {page}}}
 """
 
@@ -109,7 +108,7 @@ def main(folder: Path = ROOT / "data" / "run", clock: Clock | None = None, *, an
 
 
 def _visit(started: Started, arguments: str) -> None:
-    """Be the customers, until a signal ends it."""
+    """Publish and read like customers, until a signal ends it."""
     janitor = cast(Embedded, started.companions["janitor"])
     _say(
         "A messaging store that CDAP wrote, served, with the janitor inside. Ask from another terminal, for example:\n"
@@ -129,7 +128,7 @@ def _visit(started: Started, arguments: str) -> None:
             if stop.wait(STEP_SECONDS):
                 return
             customers.act(step)
-            narrator.look(janitor.daemon.picture(), janitor.daemon.runs(RECENT_RUNS))
+            narrator.tell_news(janitor.daemon.status(), janitor.daemon.runs(RECENT_RUNS))
             if step == APPROVE_AT:
                 _say(f"it was meant: janitor approve {ORDERS} {arguments}")
                 janitor.daemon.approve((str(ORDERS),))
@@ -137,7 +136,7 @@ def _visit(started: Started, arguments: str) -> None:
 
 
 class Customers:
-    """Those who publish and read, over REST and Thrift as anybody would.
+    """Those who publish and read, over REST and Thrift like any other client.
 
     Args:
         started: the server.
@@ -158,7 +157,7 @@ class Customers:
         self._transactions.close()
 
     def act(self, step: int) -> None:
-        """What they do in this second."""
+        """Do what the customers do in this second."""
         self._ask("POST", TICKS, "/publish", {"messages": [f"tick {step}"]})
         if step == COMMIT_AT:
             self._commit()
@@ -168,9 +167,7 @@ class Customers:
             self._leave()
         elif step == SHORTEN_AT:
             self._ask("PUT", ORDERS, "/properties", {"ttl": str(MISTAKEN_TTL_SECONDS)})
-            self._say(
-                f"somebody sets the ttl of {ORDERS} to {MISTAKEN_TTL_SECONDS} s: most of its messages would go at once"
-            )
+            self._say(f"the ttl of {ORDERS} is set to {MISTAKEN_TTL_SECONDS} s: most of its messages would go at once")
         elif step == READ_AT:
             self._read()
 
@@ -217,7 +214,7 @@ class Customers:
 
 
 class Narrator:
-    """Tells of each thing once.
+    """Prints what happens, each thing once.
 
     Args:
         say: told each sentence.
@@ -228,8 +225,8 @@ class Narrator:
         self._told: set[str] = set()
         self._held: set[str] = set()
 
-    def look(self, picture: Picture, runs: Sequence[RunSummary]) -> None:
-        """Tell what is new in a picture, and of the runs that have ended since."""
+    def tell_news(self, status: Status, runs: Sequence[RunSummary]) -> None:
+        """Print what is new in a status, and the runs that have ended since."""
         ended = [run for run in reversed(runs) if run.finished_ms is not None and run.id not in self._told]
         self._told.update(run.id for run in ended)
         for run in ended:
@@ -241,10 +238,10 @@ class Narrator:
             told = ", ".join(f"{number:,} {what}" for number, what in parts if number)
             if told:
                 self._say(f"swept: {told}")
-        for held in picture.held:
+        for held in status.held:
             if held.topic not in self._held and held.rows:
                 self._say(f"held: {held.rows:,} rows of {held.topic}; let them go with: {held.command}")
-        self._held = {held.topic for held in picture.held if held.rows}
+        self._held = {held.topic for held in status.held if held.rows}
 
 
 def in_use(path: Path) -> bool:

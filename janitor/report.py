@@ -1,17 +1,16 @@
 """What a plan would do or a run has done, as one frozen value.
 
 The report is the only place figures come from: the table a person reads, the JSON a program reads, the stored history
-and the metrics are all drawn from it (rule S15). Counting happens in ``Tally`` while a pass runs.
+and the metrics are all drawn from it (rule S15). It is made from a pass's outcome (:mod:`janitor.sweep.outcome`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from janitor.policy import Hold, Reason, Rule
+from janitor.law.policy import Hold, Reason, Rule
 from tms_core.topic import TopicId
 
 Mode = Literal["plan", "apply"]
@@ -82,90 +81,6 @@ class ForeignKey(NamedTuple):
 
     table: str
     key: str
-
-
-@dataclass(slots=True)
-class Tally:
-    """What a pass counts while it goes.
-
-    Attributes:
-        foreign: the first foreign keys met, so that they can be named.
-        unknown: topics that have rows and no readable metadata.
-        pointers: which write pointers were inverted, by topic.
-        untouchable: the lowest invalid write pointer that has to stay: under a key that is none of ours, which nobody
-            may invert, or of a row that came due only after the messages were deleted.
-        scanned: rows read, by phase.
-        failures: how often a topic was left undone, by table and reason.
-        seeks_spared: store calls that reading ahead has made needless.
-        early: the first and the last of the messages whose own ttl takes them (L6), by topic and generation.
-    """
-
-    entries: dict[EntryKey, Entry] = field(default_factory=dict)
-    kept: Counter[Reason] = field(default_factory=Counter)
-    errors: list[str] = field(default_factory=list)
-    foreign: list[ForeignKey] = field(default_factory=list)
-    unknown: set[TopicId] = field(default_factory=set)
-    pointers: dict[TopicId, set[int]] = field(default_factory=dict)
-    untouchable: int | None = None
-    phase_seconds: dict[str, float] = field(default_factory=dict)
-    scanned: Counter[str] = field(default_factory=Counter)
-    failures: Counter[tuple[str, str]] = field(default_factory=Counter)
-    seeks_spared: int = 0
-    early: dict[tuple[TopicId, int], tuple[bytes, bytes]] = field(default_factory=dict)
-
-    def entry(self, key: EntryKey) -> Entry:
-        return self.entries.setdefault(key, Entry())
-
-    def add(self, other: Tally) -> None:
-        """Take in what was counted in another part of the store."""
-        for key, entry in other.entries.items():
-            self.entry(key).merge(entry)
-        self.kept += other.kept
-        self.scanned += other.scanned
-        self.failures += other.failures
-        self.seeks_spared += other.seeks_spared
-        self.errors += other.errors
-        self.foreign += other.foreign[: NAMED_KEYS - len(self.foreign)]
-        for (topic, generation), ends in other.early.items():
-            self.note_early(topic, generation, ends)
-        self.unknown |= set(sorted(other.unknown)[: max(0, NAMED_KEYS - len(self.unknown))])
-        for topic, pointers in other.pointers.items():
-            self.pointers.setdefault(topic, set()).update(pointers)
-        if other.untouchable is not None:
-            self.keep_pointer(other.untouchable)
-
-    def forget_kept(self, kept: Counter[Reason], topic: TopicId, table: DataTable) -> None:
-        """Take back what was counted as staying in a topic that is walked again; what was deleted stays counted."""
-        self.kept = kept.copy()
-        for key in [key for key in self.entries if key.topic == topic and key.table == table and key.held]:
-            del self.entries[key]
-
-    def note_early(self, topic: TopicId, generation: int, keys: Sequence[bytes]) -> None:
-        """Note messages whose own ttl takes them."""
-        all_keys = [*self.early.get((topic, generation), ()), *keys]
-        self.early[topic, generation] = (min(all_keys), max(all_keys))
-
-    def keep_foreign(self, table: DataTable, keys: Iterable[bytes]) -> None:
-        """Count keys that are none of ours, and note the first ones."""
-        for key in keys:
-            self.kept[Reason.FOREIGN] += 1
-            if len(self.foreign) < NAMED_KEYS:
-                self.foreign.append(ForeignKey(table, key.hex()))
-
-    def keep_unknown(self, prefix: bytes) -> None:
-        """Count a row of a topic nobody knows, and note the first such topics."""
-        self.kept[Reason.UNKNOWN_TOPIC] += 1
-        topic = TopicId.from_prefix(prefix)
-        if topic is not None and len(self.unknown) < NAMED_KEYS:
-            self.unknown.add(topic)
-
-    def keep_pointer(self, pointer: int) -> None:
-        """Note an invalid write pointer that has to stay as it is."""
-        self.untouchable = pointer if self.untouchable is None else min(self.untouchable, pointer)
-
-    def keep(self, reason: Reason, rows: int = 1) -> None:
-        if rows and reason is not Reason.LIVE:
-            self.kept[reason] += rows
 
 
 @dataclass(frozen=True, slots=True)

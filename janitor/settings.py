@@ -7,54 +7,81 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+from cronsim import CronSim, CronSimError
 from pydantic import AfterValidator, Field, model_validator
 
-from janitor.crontab import Crontab
-from janitor.references import Lifetime
-from tms_core import settings as core
-from tms_core.layered import Entry, Flags, Loaded, Section, load_as, setting, wrong
-from tms_core.settings import Count, CountOrZero, Host, Port, Switch, TopicPattern
+from janitor.law.references import Lifetime
+from tms_core.settings import models as core
+from tms_core.settings.fields import Section, setting, wrong
+from tms_core.settings.layers import Flags, LoadedSettings, SettingEntry, load_as
+from tms_core.settings.models import Count, CountOrZero, Host, Port, Switch, TopicPattern
 
 __all__ = [
     "ArchiveSettings",
     "BoundarySettings",
-    "CanarySettings",
-    "Entry",
     "HttpSettings",
     "JanitorSettings",
     "LeaseSettings",
-    "Loaded",
+    "LoadedSettings",
     "MetricsSettings",
+    "SettingEntry",
     "Settings",
     "config_digest",
     "load",
 ]
 
 
-def _cron(text: str) -> str:
-    Crontab.parse(text)
+#: A crontab's fields: as CronSim's errors call them, as we do, and what numbers they take.
+_CRON_FIELDS = (
+    ("minute", "minute", "0 to 59"),
+    ("hour", "hour", "0 to 23"),
+    ("day-of-month", "day", "1 to 31, and one that the months have"),
+    ("month", "month", "1 to 12"),
+    ("day-of-week", "weekday", "0 to 7"),
+)
+
+
+def crontab(text: str) -> str:
+    """A crontab line, checked: five fields as crontab(5) and Debian's cron read them, in UTC (:mod:`cronsim`).
+
+    Raises:
+        ValueError: it is none, says which field is wrong; or it never fires.
+    """
+    parts = text.split()
+    if len(parts) != len(_CRON_FIELDS):
+        raise ValueError("write five fields: minute hour day month weekday")
+    for first, last in re.findall(r"(\w+)-(\w+)/", text):
+        # CronSim takes the range 4-4 for a single 4, and a step after that runs to the end of the field.
+        if first.isdigit() != last.isdigit() or first.lower() == last.lower() or first.zfill(2) == last.zfill(2):
+            raise ValueError(f"{first}-{last} with a step: write a range of several numbers, or of several names")
+    try:
+        first_run = next(CronSim(text, datetime(2000, 1, 1, tzinfo=UTC)), None)
+    except CronSimError as error:
+        for part, (theirs, name, numbers) in zip(parts, _CRON_FIELDS, strict=True):
+            if str(error) == f"Bad {theirs}":
+                raise ValueError(f"{part} is not a valid {name} ({numbers})") from error
+        raise ValueError(str(error)) from error
+    if first_run is None:
+        raise ValueError("there is no day on which it fires")
     return text
 
 
-Cron = Annotated[str, AfterValidator(_cron)]
+Cron = Annotated[str, AfterValidator(crontab)]
 
 
 class LeaseSettings(Section):
-    kind: Literal["store", "kubernetes", "none"] = setting(
+    kind: Literal["store", "none"] = setting(
         "store", "where the lease is that only one janitor holds", reason="the store is where two would collide"
     )
     seconds: Count = setting(
         60, "how long a lease lasts that is not renewed", unit="seconds", reason="longer than any one batch takes"
-    )
-    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253)] = setting(
-        "tms-janitor", "for kind kubernetes: the name of the Lease", reason="the Helm chart sets its own"
-    )
-    namespace: str | None = setting(
-        None, "for kind kubernetes: its namespace; null: that of the pod", reason="a pod may not write elsewhere"
     )
 
 
@@ -81,14 +108,6 @@ class ArchiveSettings(Section):
     keep_days: Count = setting(7, "how long archived rows are kept", unit="days", reason="a week to notice a mistake")
 
 
-class CanarySettings(Section):
-    enabled: Switch = setting(
-        False,
-        "whether the janitor publishes messages of its own and watches them expire",
-        reason="it writes to the store",
-    )
-
-
 class MetricsSettings(Section):
     per_topic: Literal["none", "top", "all"] = setting(
         "top", "which topics have metrics of their own; the others are summed", reason="series cost memory everywhere"
@@ -102,7 +121,7 @@ class HttpSettings(Section):
     host: Host = setting(
         "127.0.0.1",
         "the address of metrics, health and status page",
-        reason="they need no password, so nobody else may",
+        reason="they need no password, so only this machine may ask",
     )
     port: Port = setting(9847, "their port; 0: a free one, printed", reason="none of CDAP's, HBase's or HDFS'")
 
@@ -122,6 +141,11 @@ class JanitorSettings(Section):
         "when to sweep, instead of every_seconds: a crontab's five fields (minute hour day month weekday), in UTC. "
         "Sunday is 0 or 7. Of day and weekday one has to fit, or both if one of them begins with `*`",
         reason="an interval fits most",
+    )
+    started_by: str | None = setting(
+        None,
+        "what starts single runs, for people to read, such as a CronJob and its schedule; the status shows it",
+        reason="the schedule of single runs is kept by what starts them",
     )
     rate_rows_per_second: Count | None = setting(
         None, "how fast to delete; null: unlimited", unit="rows per second", reason="small sweeps often need no brake"
@@ -155,7 +179,6 @@ class JanitorSettings(Section):
     lease: LeaseSettings = LeaseSettings()
     boundary: BoundarySettings = BoundarySettings()
     archive: ArchiveSettings = ArchiveSettings()
-    canary: CanarySettings = CanarySettings()
     stats_rows_per_second: Count = setting(
         50000,
         "how fast the background count of queues reads",
@@ -188,16 +211,35 @@ class JanitorSettings(Section):
         return self
 
 
+#: What to do instead of settings that an earlier version had; the chart refuses the same ones.
+REMOVED: Mapping[str, str] = MappingProxyType(
+    {
+        "janitor.lease.kind=kubernetes": (
+            "Leave it out: the lease is kept in the state store (store), where it decides which janitor may write. "
+            "janitor status shows who holds it."
+        ),
+        "janitor.canary": (
+            "Leave it out. The age of overdue rows says the same: the metrics "
+            "tms_janitor_oldest_overdue_timestamp_seconds and tms_janitor_overdue_rows, "
+            "and the alert TmsOverdueBudgetBurn."
+        ),
+        "janitor.lease.name": "Leave it out: the lease is kept in the state store and needs no name.",
+        "janitor.lease.namespace": "Leave it out: the lease is kept in the state store and needs no namespace.",
+    }
+)
+
+
 class Settings(core.Settings):
     """What ``janitor`` reads: everything."""
 
     left_alone: ClassVar[frozenset[str]] = frozenset()
+    removed: ClassVar[Mapping[str, str]] = REMOVED
 
     janitor: JanitorSettings = JanitorSettings()
 
     @property
     def lifetime(self) -> Lifetime:
-        """How long transactions may write; assumed where nobody says."""
+        """How long transactions may write; assumed where it is not set."""
         return Lifetime(
             max_ms=(self.transactions.max_lifetime_seconds or core.ASSUMED_LIFETIME_SECONDS) * 1000,
             grace_ms=self.transactions.grace_seconds * 1000,
@@ -220,8 +262,8 @@ FLAGS: Flags = {
 }
 
 
-def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Loaded[Settings]:
-    """The settings of ``janitor``; like :func:`tms_core.settings.load`, which reads all but its own section.
+def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> LoadedSettings[Settings]:
+    """The settings of ``janitor``; like :func:`tms_core.settings.models.load`, which reads all but its own section.
 
     Raises:
         ConfigurationError: names the setting, where it came from and what to write.

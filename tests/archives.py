@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from janitor import archived
-from janitor.archive import ParquetArchive, RunArchive, SavedFile
-from janitor.archived import ArchivedFile, Selection
-from janitor.policy import Rule
-from janitor.restore import Request, Restored, restore
+from janitor.archive import index as archived
+from janitor.archive.index import ArchivedFile, Selection
+from janitor.archive.restore import Request, Restored, restore
+from janitor.archive.writer import ParquetArchive, RunArchive, SavedFile
+from janitor.law.policy import Rule
 from janitor.state.base import State
-from janitor.state.sqlite import SqliteState
-from janitor.txstate import TransactionView
+from janitor.state.sqlite.state import SqliteState
+from janitor.sweep.transactions import TransactionView
 from tests.builders import HOUR, NOW_MS, Topic
 from tms_core.clock import ManualClock
 from tms_core.rowkey import generation_prefix
@@ -84,7 +84,9 @@ class Undo:
     ) -> Restored:
         request = Request(source.id, target.id if target else None, Selection(**selection), dry_run)
         files = self.files(source)
-        return restore(self.store, self.state, snapshot, files, request, self.clock.now_ms(), lambda _: None)
+        now_ms = self.clock.now_ms()
+        transactions = TransactionView(snapshot, now_ms, HOUR)
+        return restore(self.store, self.state, transactions, files, request, now_ms, lambda _: None)
 
     def in_a_folder(self, folder: Path) -> Undo:
         """The same with another archive."""

@@ -20,19 +20,20 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from janitor import plan
-from janitor.engine import Engine
-from janitor.references import Lifetime
+from janitor.law.references import Lifetime
 from janitor.report import Report
+from janitor.run import plan_file as plan
+from janitor.run.engine import Engine
+from janitor.run.prepare import IN_PROGRESS, Prepared
 from janitor.state.base import State
-from janitor.state.sqlite import SqliteState
-from janitor.world import Terms
+from janitor.state.sqlite.state import SqliteState
+from janitor.sweep.context import Terms
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
 from tms_core.tables.base import MessageValue, Page, Store
 from tms_core.topic import TopicId, encode_properties
 from tms_core.transaction.model import TX_PER_MS, InProgress, InProgressType, VisibilityState
-from tms_core.transaction.source import Loaded
+from tms_core.transaction.source.source import Loaded
 
 NOW_MS = 1_700_000_000_000
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
@@ -144,6 +145,7 @@ class Snapshots:
         write_pointer: the highest one issued; by default that of the snapshot's own time.
         error: raised instead of answering.
         asked: how often a snapshot was read.
+        foreign: whether it may say what no manager can that has said what this one did before.
     """
 
     clock: ManualClock
@@ -153,6 +155,15 @@ class Snapshots:
     write_pointer: int | None = None
     error: Exception | None = None
     asked: int = 0
+    foreign: bool = False
+
+    def make_possible(self, state: State) -> None:
+        """Have the snapshot before say that in progress was what this one makes invalid, or says is in progress."""
+        note = state.note(IN_PROGRESS)
+        if note is not None and not self.foreign:
+            pointers = sorted({*note["pointers"], *self.invalid, *self.in_progress})
+            if pointers != note["pointers"]:
+                state.save_note(IN_PROGRESS, {**note, "pointers": pointers})
 
     def latest(self) -> Loaded:
         self.asked += 1
@@ -177,6 +188,11 @@ def visibility(
 
 class Desk(Engine):
     """An engine whose plans go to files and come from there, as the commands' do."""
+
+    def _prepare(self, at_ms: int | None = None) -> Prepared:
+        if isinstance(self._source, Snapshots):
+            self._source.make_possible(self.state)
+        return super()._prepare(at_ms)
 
     def preview(self, *, out: Path | None = None, **options: Any) -> Report:
         """What a run would do; written to a plan file, if one is named."""

@@ -27,7 +27,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from janitor.cli.main import execute
-from janitor.daemon import Daemon
+from janitor.daemon.daemon import Daemon
 from janitor.http.server import HttpServer
 from tms_core.cli import main as tms
 from tms_core.clock import ManualClock
@@ -125,9 +125,9 @@ class Background:
             yield stop
 
         monkeypatch.setattr("apscheduler.schedulers.base.datetime", Now)
-        monkeypatch.setattr("janitor.cli.serve.Daemon", Sweeping)
-        monkeypatch.setattr("janitor.cli.serve.HttpServer", Server)
-        monkeypatch.setattr("janitor.cli.serve.ending", ending)
+        monkeypatch.setattr("janitor.app.serve.Daemon", Sweeping)
+        monkeypatch.setattr("janitor.app.serve.HttpServer", Server)
+        monkeypatch.setattr("janitor.app.serve.ending", ending)
         monkeypatch.setattr("janitor.cli.exporter.HttpServer", Server)
         monkeypatch.setattr("janitor.cli.exporter._signals", stopping)
 

@@ -8,14 +8,14 @@ from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Topic, topic, watc
 from tests.hbase.conftest import hbase, hbase_tables
 from tests.salted import SaltedStore
 from tests.test_side import side
-from tms_core import lag
-from tms_core.consumers import Floor, Position, Positions, cutoff_at, unread_from
+from tms_core.consumers import lag
+from tms_core.consumers.lag import PAGE_ROWS, Lag
+from tms_core.consumers.positions import Floor, Position, Positions, cutoff_at, unread_from
 from tms_core.errors import FormatError
-from tms_core.lag import PAGE_ROWS, Lag
 from tms_core.rowkey import Cutoff, MessageId, MessageKey, PayloadKey, time_prefix
-from tms_core.side import Expiries, MemorySide, SideTable
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import Expiries, MemorySide, SideTable
 from tms_core.topic import TopicId, TopicMetadata
 
 __all__ = ["hbase", "hbase_tables", "side"]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from janitor import demo
+from examples import demo
 from janitor.cli.main import execute
 from tests.interop.conftest import unpack
 from tms_core.clock import ManualClock
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 
 #: A day on which the demonstration may be given: the sample was made in 2023.
 NOW_MS = 1_795_000_000_000

@@ -10,20 +10,20 @@ import pytest
 
 from tests.test_docs import FORMATS, MESSAGE, PAYLOAD, ROOT, SPEAKING, W, in_runbook, literal, tables
 from tms_core.rowkey import salt
-from tms_core.tables.hbase_advice import FAMILY_RULES, TABLE_RULES
-from tms_core.tables.hbase_cdap import STATE_TABLE
-from tms_core.tables.hbase_schema import memory_spec, table_specs
+from tms_core.tables.hbase.cdap import STATE_TABLE
+from tms_core.tables.hbase.described import NEEDED
+from tms_core.tables.hbase.schema import SPLIT_POLICY, janitor_table_spec, table_specs
 
 PAGE = (ROOT / "docs/hbase.md").read_text(encoding="utf-8")
 #: What raises something that only HBase's modules raise.
-KINDS = SPEAKING | {"ConnectionLost", "NotServed", "ScannerLost", "Silence", "StoreNotFound", "StoreUnavailable"}
+KINDS = SPEAKING | {"ConnectionLost", "NotServed", "ScannerLost", "ThriftTimeout", "StoreNotFound", "StoreUnavailable"}
 #: Says what a command cannot look at.
-COMMANDS = ROOT / "janitor/cli/places.py"
+COMMANDS = ROOT / "janitor/app/stores.py"
 
 
 def sources() -> Iterator[ast.Module]:
     for package in ("janitor", "tms_core"):
-        for path in sorted((ROOT / package).rglob("hbase*.py")):
+        for path in sorted((ROOT / package).rglob("hbase/*.py")):
             yield ast.parse(path.read_text(encoding="utf-8"))
     yield ast.parse(COMMANDS.read_text(encoding="utf-8"))
 
@@ -60,10 +60,13 @@ def test_every_message_that_the_page_quotes_is_said() -> None:
         assert any(longest in text for text in texts), message
 
 
-def test_every_setting_that_is_advised_has_its_reason_on_the_page() -> None:
+def test_every_setting_that_is_advised_has_its_reason_and_its_line_on_the_page() -> None:
     [rows] = [rows for head, *rows in tables(PAGE) if head == ["setting", "advised", "why"]]
     named = {name for row in rows for name in re.findall(r"`([\w.]+)`", row[0])}
-    assert named == {rule.setting for rule in (*TABLE_RULES, *FAMILY_RULES)}
+    typed = dict(re.findall(r"'?([\w.]+)'? => '([^']+)'", PAGE.partition("### Cheap sweeps")[2].partition("\n## ")[0]))
+    assert named == set(typed) - {"NAME"}
+    assert {name: typed[name] for name in NEEDED} == NEEDED
+    assert typed["SPLIT_POLICY"] == SPLIT_POLICY
 
 
 def test_the_tables_and_attributes_are_those_that_are_made() -> None:
@@ -75,7 +78,7 @@ def test_the_tables_and_attributes_are_those_that_are_made() -> None:
     for name in made:
         having = [spec.name.removeprefix("tms.") for spec in specs if name in spec.attributes]
         assert having == (["meta", "message", "payload"] if documented[name] == "all" else documented[name].split(", "))
-    for name in (*(spec.name for spec in specs), memory_spec("x").name, STATE_TABLE):
+    for name in (*(spec.name for spec in specs), janitor_table_spec("x").name, STATE_TABLE):
         assert f"`{name}`" in FORMATS
 
 

@@ -6,7 +6,15 @@ import pickle
 
 import pytest
 
-from tms_core.errors import FormatError, PlanRefused, Refused, SnapshotError, TmsError, UnsupportedSnapshotVersion
+from tms_core.errors import (
+    Conflict,
+    FormatError,
+    PlanRefused,
+    Refused,
+    SnapshotError,
+    TmsError,
+    UnsupportedSnapshotVersion,
+)
 
 
 def test_given_a_hint_when_an_error_is_printed_then_the_next_step_follows_what_happened() -> None:
@@ -32,3 +40,21 @@ def test_given_an_error_when_raised_then_each_family_above_it_catches_it(family:
 
 def test_given_a_refusal_when_a_store_fails_then_it_is_not_mistaken_for_one() -> None:
     assert not issubclass(SnapshotError, Refused)
+
+
+def test_given_any_error_when_it_was_pickled_then_it_is_as_it_was() -> None:
+    kinds: list[type[TmsError]] = [TmsError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    assert Conflict in kinds
+    for kind in kinds:
+        error = kind.__new__(kind, "It failed.")
+        error.__dict__ |= {"message": "It failed.", "hint": "Look.", "transaction_id": 7, "key": "a", "client": "b"}
+        for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+            found = pickle.loads(pickle.dumps(error, protocol))  # noqa: S301
+            assert (type(found), found.args, vars(found)) == (kind, ("It failed.",), vars(error))
+
+
+def test_given_a_conflict_when_it_was_pickled_then_it_says_who_and_what() -> None:
+    found = pickle.loads(pickle.dumps(Conflict("It conflicts.", 7, "key", "me")))  # noqa: S301
+    assert (str(found), found.transaction_id, found.key, found.client) == ("It conflicts.", 7, "key", "me")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from janitor.state.sqlite import SqliteState
+from janitor.state.sqlite.state import SqliteState
 from tests.builders import MINUTE, NOW_MS, SECOND
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, LeaseLost, StoreError
@@ -83,7 +83,7 @@ def test_given_a_holder_when_another_asks_then_it_is_told_who_and_since_when(cel
     holding(cell, clock)
     clock.advance(7_999)
     before = cell.value
-    told = r"a has the lease, renewed for the last time 7 s ago.*has it after 60 s, .* 300 s later"
+    told = r"a has the lease, renewed for the last time 7 s ago.*gets the lease after 60 s, .* 300 s later"
     with pytest.raises(LeaseHeld, match=told):
         lease(cell, clock, "b").acquire()
     assert cell.value == before
@@ -259,7 +259,7 @@ def test_given_a_lease_taken_and_given_back_when_looked_at_then_it_is_lost_all_t
     mine, other = holding(cell, clock), lease(cell, clock, "b")
     other.acquire(sole=True)
     other.release()
-    with pytest.raises(LeaseLost, match="nobody has it now"):
+    with pytest.raises(LeaseLost, match="no process has it now"):
         mine.check()
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from janitor import logs
+from tms_core import logs
 
-CONF = Path(__file__).parents[2] / "conf" / "logging.yaml"
+CONF = Path(__file__).parents[1] / "conf" / "logging.yaml"
 
 
 @pytest.fixture(autouse=True)
@@ -83,5 +83,5 @@ def test_given_the_example_that_ships_then_python_takes_it_and_our_loggers_are_t
     settings = yaml.safe_load(CONF.read_text(encoding="utf-8"))
     logging.config.dictConfig(settings)
     assert set(settings["loggers"]) == set(logs.OURS)
-    assert logging.getLogger("janitor.engine").isEnabledFor(logging.INFO)
+    assert logging.getLogger("janitor.run.engine").isEnabledFor(logging.INFO)
     assert not logging.getLogger("urllib3").isEnabledFor(logging.INFO)

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 MEGABYTE = 1 << 20
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+RUN_LOCK = (ROOT / "requirements-run.lock").read_text(encoding="utf-8")
 #: Folders that only one machine has: a home, a checkout, a job's scratch.
 MACHINE_PATH = re.compile(rb"(?<![\w.}/-])/(?:root|home|Users|work|opt/wheels|tmp/bash_jobs)(?:/[\w.]|\b(?=[\"'\s`]))")
 SKIPPING = re.compile(r"pytest\.skip\(|importorskip|mark\.skip|@unittest\.skip")
@@ -81,19 +82,31 @@ def test_given_a_missing_tool_when_a_test_needs_it_then_ci_fails_and_a_desk_skip
 # --- the lock --------------------------------------------------------------------------------------------------------
 
 
-def locked() -> dict[str, str]:
+def locked(lock: str = LOCK) -> dict[str, str]:
     """Each locked requirement by its name."""
-    lines = [line.removesuffix(" \\") for line in LOCK.splitlines() if line[:1] not in {"", " ", "#"}]
+    lines = [line.removesuffix(" \\") for line in lock.splitlines() if line[:1] not in {"", " ", "#"}]
     return {canonicalize_name(Requirement(line).name): line for line in lines}
 
 
-def test_the_lock_names_no_index_no_address_and_no_place() -> None:
-    assert re.findall(r"://|\s@\s|^\s*-(?!-hash=sha256:)", LOCK, flags=re.MULTILINE) == []
+@pytest.mark.parametrize("lock", [LOCK, RUN_LOCK], ids=["all", "run"])
+def test_the_lock_names_no_index_no_address_and_no_place(lock: str) -> None:
+    assert re.findall(r"://|\s@\s|^\s*-(?!-hash=sha256:)", lock, flags=re.MULTILINE) == []
 
 
-def test_every_locked_requirement_has_one_version_and_its_hashes() -> None:
+def test_what_running_needs_is_locked_apart_as_the_tests_have_it_and_holds_no_test_tools() -> None:
+    pins, tested = locked(RUN_LOCK), locked()
+    needed = {canonicalize_name(Requirement(each).name) for each in PYPROJECT["project"]["dependencies"]}
+    assert needed | {"hatchling"} <= set(pins)
+    assert {name: pin.partition(" ;")[0] for name, pin in pins.items()}.items() <= {
+        name: pin.partition(" ;")[0] for name, pin in tested.items()
+    }.items()
+    assert not {"pyspark", "pyarrow", "pytest", "mypy", "kubernetes", "cryptography"} & set(pins)
+
+
+@pytest.mark.parametrize("lock", [LOCK, RUN_LOCK], ids=["all", "run"])
+def test_every_locked_requirement_has_one_version_and_its_hashes(lock: str) -> None:
     requirement = re.compile(r"[\w.-]+==[\w.!+-]+( ; [^\\]+)?( \\\n +--hash=sha256:[0-9a-f]{64})+\n?")
-    _, *blocks = re.split(r"^(?=[^\s#])", LOCK, flags=re.MULTILINE)
+    _, *blocks = re.split(r"^(?=[^\s#])", lock, flags=re.MULTILINE)
     assert [block for block in blocks if not requirement.fullmatch(block)] == []
 
 

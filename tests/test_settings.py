@@ -11,13 +11,20 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tms_core.errors import ConfigurationError
-from tms_core.layered import fields
-from tms_core.settings import Loaded, Settings, StorageSettings, TransactionSettings, expanded, load
+from tms_core.settings.fields import fields
+from tms_core.settings.models import (
+    LoadedSettings,
+    Settings,
+    StorageSettings,
+    TransactionSettings,
+    expanded,
+    load,
+)
 
 
 def loaded(
     tmp_path: Path, yaml: str = "", environ: Mapping[str, str] | None = None, **flags: object
-) -> Loaded[Settings]:
+) -> LoadedSettings[Settings]:
     file = tmp_path / "tms.yaml"
     file.write_text(yaml, encoding="utf-8")
     return load(file, environ or {}, flags)
@@ -290,7 +297,7 @@ def test_given_a_value_where_a_section_is_when_loaded_then_what_is_in_it_is_name
         (
             "server: {auth: {rules: [{principal: a, topics: ['a:b'], can: [admin]}]}}",
             "server.auth.rules",
-            "asks nobody who they are",
+            "kind none does not authenticate clients",
         ),
         (
             "server: {auth: {kind: tokens, tokens_file: t, rules: [{principal: a, topics: [b], can: [admin]}]}}",

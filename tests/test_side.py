@@ -11,9 +11,9 @@ from tests.hbase.conftest import hbase, hbase_tables
 from tests.hbase.tables import PATIENCE_SECONDS, Tables
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.rowkey import MessageKey, generation_prefix
-from tms_core.side import Expiries, Expiry, HBaseSide, LevelDBSide, MemorySide, SideTable
 from tms_core.tables.base import Page
-from tms_core.tables.hbase_pool import HBasePool
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.side import Expiries, Expiry, HBaseSide, LevelDBSide, MemorySide, SideTable
 from tms_core.topic import TopicId
 
 __all__ = ["hbase", "hbase_tables"]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.builders import NOW_MS, topic
 from tms_core.cli.main import execute, main
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 
 MESSAGES = "system.tms.message"
 

@@ -18,7 +18,7 @@ from tms_core.cli.main import cli, execute
 from tms_core.cli.serve import Started, serving
 from tms_core.client import Client
 from tms_core.rowkey import MessageId
-from tms_core.server.auth_tokens import new_token, token_line
+from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.topic import TopicId
 
 Type = Callable[..., tuple[int, str, str]]
@@ -80,14 +80,14 @@ def payloads(client: Client, topic: str) -> list[bytes]:
 def test_given_a_new_name_when_a_topic_is_made_then_it_is_shown_listed_changed_and_deleted(typed: Type) -> None:
     assert typed("topic", "create", "shop:orders", "--ttl", "7d", "--property", "owner=billing") == (
         0,
-        "shop:orders: messages live 7 d (604800 s), generation 1\n  owner = billing\n",
+        "shop:orders: messages live 7 d, generation 1\n  owner = billing\n",
         "",
     )
     assert typed("topic", "list", "shop")[:2] == (0, "shop:orders\n")
     code, out, _ = typed("topic", "update", "shop:orders", "--ttl", "90m", "--format", "json")
     properties = {"generation": "1", "owner": "billing", "ttl": "5400"}
     assert (code, json.loads(out)) == (0, {"topic": "shop:orders", "properties": properties})
-    assert typed("topic", "show", "shop:orders")[1].startswith("shop:orders: messages live 1 h 30 min (5400 s)")
+    assert typed("topic", "show", "shop:orders")[1].startswith("shop:orders: messages live 1 h 30 min, generation")
     assert typed("topic", "delete", "shop:orders", "--yes")[:2] == (0, "shop:orders is deleted\n")
     assert typed("topic", "list", "shop", "--format", "json")[:2] == (0, "[]\n")
 
@@ -116,7 +116,6 @@ def test_given_an_answer_of_no_when_asked_whether_to_delete_then_the_topic_stays
         (["topic", "list", "--token-file", "nowhere"], 2, "token file"),
         (["publish", "default:nowhere", "-m", "x"], 1, "nowhere"),
         (["poll", "default:nowhere"], 1, "nowhere"),
-        (["publish", "default:x", "-m", "x", "--ttl", "1h", "--transaction"], 2, "cannot be combined"),
         (["poll", "default:x", "--from", "12"], 2, "40 hex digits"),
         (["poll", "default:x", "--since", "soon"], 2, "soon"),
         (["poll", "default:x", "--since", "9999999999999999999"], 2, "before the year 10000"),
@@ -279,6 +278,29 @@ def test_given_a_consumer_when_polled_behind_it_then_its_position_stays(
     for _ in range(2):
         assert typed("poll", topic, "--raw", "--consumer", "billing")[:2] == (0, "two\n")
     assert client.position(topic, "billing") == first.id
+
+
+def test_given_a_consumer_when_polled_with_commit_then_it_goes_on_behind_what_was_printed(
+    typed: Type, topic: str, client: Client
+) -> None:
+    client.publish(topic, [b"a", b"b", b"c"])
+    client.set_position(topic, "billing", MessageId(0, 0))
+    assert typed("poll", topic, "--consumer", "billing", "--commit", "-n", "2", "--raw") == (0, "a\nb\n", "")
+    assert typed("poll", topic, "--consumer", "billing", "--commit", "--raw") == (0, "c\n", "")
+    at_the_end = client.position(topic, "billing")
+    assert typed("poll", topic, "--consumer", "billing", "--commit", "--raw") == (0, "", "")
+    assert client.position(topic, "billing") == at_the_end
+    refused = typed("poll", topic, "--commit")
+    assert (refused[0], "--consumer" in refused[2]) == (2, True)
+
+
+def test_given_messages_when_topics_are_counted_then_each_says_how_many(
+    typed: Type, topic: str, client: Client
+) -> None:
+    client.publish(topic, [b"a", b"b", b"c"])
+    assert typed("topic", "show", topic, "--count")[1].endswith("  3 messages\n")
+    assert {"topic": topic, "messages": 3} in json.loads(typed("topic", "list", "--count", "--format", "json")[1])
+    assert f"{topic}  3" in typed("topic", "list", "--count")[1]
 
 
 @pytest.mark.usefixtures("here")

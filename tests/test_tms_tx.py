@@ -14,9 +14,9 @@ import pytest
 from tests.transaction.managers import BASE, NOW_MS
 from tms_core.cli.main import execute
 from tms_core.clock import ManualClock
-from tms_core.transaction.manager import TransactionManager
-from tms_core.transaction.service import TransactionService
-from tms_core.transaction.storage import MemoryStorage
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+from tms_core.transaction.rpc.service import TransactionService
 
 Type = Callable[..., tuple[int, str, str]]
 
@@ -101,6 +101,16 @@ def test_given_transactions_when_listed_as_json_then_ids_are_text(
 
 def test_given_nothing_when_listed_then_there_is_one_line(typed: Type) -> None:
     assert typed("list")[:2] == (0, f"0 in progress, 0 invalid; read pointer {BASE}\n")
+
+
+def test_given_an_invalid_list_when_listed_then_each_stands_there_with_when_it_began(
+    typed: Type, manager: TransactionManager
+) -> None:
+    one = manager.start_short().transaction_id
+    manager.invalidate(one)
+    assert as_json(typed, "list", "--invalid")["invalid_transactions"] == [{"id": str(one), "began_ms": NOW_MS}]
+    shown = typed("list", "--invalid")[1].splitlines()
+    assert (shown[0], shown[2].split()) == ("1 invalid", [str(one), "2026-11-18", "11:06:40", "UTC"])
 
 
 def test_given_ids_when_shown_then_each_says_what_became_of_it(typed: Type, manager: TransactionManager) -> None:
@@ -226,3 +236,16 @@ def test_given_no_service_then_1_with_the_next_step(
 def test_the_help_of_each_command_shows_how_it_is_typed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["tx", command, "--help"]) == 0
     assert f"      tms tx {command}"[4:] in capsys.readouterr().out
+
+
+def test_given_a_client_with_a_terminals_commands_in_its_name_when_listed_then_they_are_shown(
+    typed: Type, manager: TransactionManager
+) -> None:
+    name = "me\n1795\x1b[2J"
+    pointer = manager.start_short(client=name).transaction_id
+    _, listed, _ = typed("list")
+    _, shown, _ = typed("show", pointer)
+    for text in (listed, shown):
+        assert "me\\n1795\\x1b[2J" in text
+        assert "\x1b" not in text
+    assert as_json(typed, "list")["in_progress"][0]["client"] == name

@@ -20,11 +20,11 @@ from threading import Thread
 
 import pytest
 
-from janitor import tour
-from janitor.picture import HeldTopic, Picture, RunSummary
+from examples import tour
+from janitor.status.status import HeldTopic, RunSummary, Status
 from tests.builders import NOW_MS
 from tests.test_docs import consoles, pattern
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 
 ROOT = Path(__file__).parents[1]
 #: How long any one thing may take before the test has failed, in seconds.
@@ -34,7 +34,7 @@ PATIENCE_SECONDS = 120
 TOUR = """
 import sys
 from pathlib import Path
-from janitor import tour
+from examples import tour
 tour.STEP_SECONDS = 0.2
 tour.TICKS_TTL_SECONDS = 1
 tour.APPROVE_AT = int(sys.argv[2])
@@ -214,20 +214,20 @@ def test_given_a_package_without_the_sample_when_run_then_that_is_said_and_nothi
 # --- the narrator ----------------------------------------------------------------------------------------------------
 
 
-def picture(run: str = "", *, expired: int = 0, held: int = 0) -> Picture:
+def status(run: str = "", *, expired: int = 0, held: int = 0) -> Status:
     waiting = [HeldTopic("demo:orders", "frontier", held, 0, None, None, "janitor approve demo:orders")]
     last = RunSummary(run, "apply", NOW_MS, NOW_MS, "done", expired=expired) if run else None
-    return Picture("0", "", "running", "apply", "", NOW_MS, last_run=last, held=waiting if held else ())
+    return Status("0", "", "running", "apply", "", NOW_MS, last_run=last, held=waiting if held else ())
 
 
 @pytest.mark.parametrize(
-    ("pictures", "told"),
+    ("statuses", "told"),
     [
-        ([picture()], []),
-        ([picture("1", expired=2), picture("1", expired=2)], ["swept: 2 expired"]),
-        ([picture("1", expired=2), picture("2")], ["swept: 2 expired"]),
+        ([status()], []),
+        ([status("1", expired=2), status("1", expired=2)], ["swept: 2 expired"]),
+        ([status("1", expired=2), status("2")], ["swept: 2 expired"]),
         (
-            [picture(held=7), picture(held=8), picture(), picture(held=9)],
+            [status(held=7), status(held=8), status(), status(held=9)],
             [
                 "held: 7 rows of demo:orders; let them go with: janitor approve demo:orders",
                 "held: 9 rows of demo:orders; let them go with: janitor approve demo:orders",
@@ -235,11 +235,11 @@ def picture(run: str = "", *, expired: int = 0, held: int = 0) -> Picture:
         ),
     ],
 )
-def test_given_pictures_one_after_the_other_then_each_thing_is_told_once(
-    pictures: list[Picture], told: list[str]
+def test_given_statuses_one_after_the_other_then_each_thing_is_told_once(
+    statuses: list[Status], told: list[str]
 ) -> None:
     said: list[str] = []
     narrator = tour.Narrator(said.append)
-    for seen in pictures:
-        narrator.look(seen, [seen.last_run] if seen.last_run else [])
+    for seen in statuses:
+        narrator.tell_news(seen, [seen.last_run] if seen.last_run else [])
     assert said == told

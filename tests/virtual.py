@@ -23,7 +23,7 @@ from unittest.mock import patch
 from apscheduler.executors.debug import DebugExecutor
 from apscheduler.schedulers.base import BaseScheduler
 
-from janitor.schedule import Schedule
+from janitor.daemon.schedule import Schedule
 from tms_core.clock import ManualClock
 
 

@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Protocol
+from threading import Lock
+from typing import NamedTuple, Protocol
 
+from tms_core.errors import ClockJumped
+
+#: In how much running time one part of it is forgiven by which wall time is ahead.
+_FORGIVEN_PART = 1_000
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -93,3 +98,97 @@ class ManualClock:
         """Start another boot: running time restarts."""
         self._boot_id = boot_id
         self._running_ms = running_ms
+
+
+class _Reading(NamedTuple):
+    #: The time to read by.
+    now_ms: int
+    #: The time that wall time would show if it were right.
+    right_ms: int
+    #: By how much wall time is ahead of that.
+    ahead_ms: int
+
+
+class HonestClock:
+    """Wall time, checked against running time; threads may share it.
+
+    A clock that jumps forward is not followed (rule S7). It is compared with the machine's running time since it was
+    last right. Small steps forward are forgiven with time, since many of them are what a drifting clock that is put
+    right every day looks like. A step back is believed at once, and so is the way back from it: a clock that shows what
+    it would show if it had never been set back was right before. Anything between the two is a jump.
+
+    **The way out** of a jump is to set the clock right; or, if it is right now and was wrong when the program began, to
+    start the program again. That is also what a virtual machine needs that was paused for longer than the allowance,
+    since its running time stood still as well.
+
+    Args:
+        clock: the machine's clocks.
+        allowance_ms: how far wall time may get ahead of running time at once. What it is ahead by is forgiven at a
+            rate of a thousandth of running time, twice of what a clock is off that can be kept right at all.
+    """
+
+    def __init__(self, clock: Clock, allowance_ms: int) -> None:
+        self._clock = clock
+        self._allowance_ms = allowance_ms
+        self._lock = Lock()
+        self._forgiven_until_ms = clock.running_ms()
+        #: By how much wall time is ahead of running time while it is right.
+        self._lead_ms = clock.now_ms() - self._forgiven_until_ms
+        #: The most that ever was.
+        self._highest_lead_ms = self._lead_ms
+        self._now_ms = 0
+
+    def now_ms(self) -> int:
+        """The time to read by: what a jumped clock calls old is not, and what was too old once stays so."""
+        return self._read().now_ms
+
+    def publish_ms(self) -> int:
+        """The time to publish by, which is that to read by.
+
+        Raises:
+            ClockJumped: the wall clock is ahead by more than the allowance.
+        """
+        reading = self._read()
+        if reading.ahead_ms > self._allowance_ms:
+            raise ClockJumped(
+                f"The clock is {reading.ahead_ms / 1000:.0f} s ahead of this machine's running time.",
+                "Set it right; if it is right now, restart the server.",
+            )
+        return reading.now_ms
+
+    def right_ms(self) -> int:
+        """Wall time; after a jump, what it would be without. It steps back with the clock."""
+        return self._read().right_ms
+
+    def running_ms(self) -> int:
+        """The machine's running time, which no wrong clock changes."""
+        return self._clock.running_ms()
+
+    def _read(self) -> _Reading:
+        with self._lock:
+            # In this order: a thread that is paused between the two sees a clock that is ahead for once, and not one
+            # that stepped back.
+            running_ms = self._clock.running_ms()
+            wall_ms = self._clock.now_ms()
+            lead_ms = wall_ms - running_ms
+            if abs(lead_ms - self._highest_lead_ms) <= self._allowance_ms < lead_ms - self._lead_ms:
+                # It was set back, and is right again.
+                self._lead_ms = self._highest_lead_ms
+            ahead_ms = self._forgive(running_ms, lead_ms - self._lead_ms)
+            self._highest_lead_ms = max(self._highest_lead_ms, self._lead_ms)
+            self._now_ms = max(self._now_ms, wall_ms - max(0, ahead_ms - self._allowance_ms))
+            jumped = ahead_ms > self._allowance_ms
+            return _Reading(self._now_ms, wall_ms - ahead_ms if jumped else wall_ms, ahead_ms)
+
+    def _forgive(self, running_ms: int, ahead_ms: int) -> int:
+        """Take a step back for right, and a little of one forward; what is left of it."""
+        due_ms, rest_ms = divmod(running_ms - self._forgiven_until_ms, _FORGIVEN_PART)
+        if ahead_ms - due_ms > self._allowance_ms:
+            # A jump becomes no smaller with time.
+            self._forgiven_until_ms = running_ms
+            return ahead_ms
+        forgiven_ms = min(ahead_ms, due_ms)
+        self._lead_ms += forgiven_ms
+        # What was too short to forgive a millisecond for still counts, but only while there is something to forgive.
+        self._forgiven_until_ms = running_ms if forgiven_ms == ahead_ms else running_ms - rest_ms
+        return ahead_ms - forgiven_ms

@@ -13,16 +13,18 @@
     │   │   └── LeaseHeld        another process has the lease on it
     │   ├── StoreNotFound        there is no store at that place
     │   ├── StoreUnavailable     the store does not answer now; the same call may succeed later
+    │   ├── WriteRefused         the store takes no writes now, whatever is written: it is read-only, its log torn
+    │   │   └── StoreFull        there is no room on the disk, or within the quota, to write
     │   └── StoreLayoutError     a store of a layout this version does not serve (CDAP 6)
     ├── ArchiveError             rows could not be archived, or an archive cannot be read
-    ├── MessagingError           a message or a topic that somebody asked for
-    │   ├── BadRequest           the request is wrong, whoever sends it; says what to write
+    ├── MessagingError           a request for a topic or its messages could not be done
+    │   ├── BadRequest           the request is wrong, whatever its sender may do; says what to write
     │   ├── TopicNotFound        no such topic, or a deleted one
     │   ├── TopicExists          there is a topic of that name already
     │   ├── ConsumerNotFound     no such consumer of the topic
     │   ├── TransactionExpired   the transaction may not write any more
-    │   ├── Unauthorized         nobody knows who sent the request: no token, or one that is not, or no longer, good
-    │   ├── Forbidden            who sent it is known, and may not do that on this topic
+    │   ├── Unauthorized         the request's sender is not known: no token, or an unknown or expired one
+    │   ├── Forbidden            the sender is known, and may not do that on this topic
     │   ├── Unanswered           a server's answer did not come, or makes no sense; what was asked may have been done
     │   │   └── ServerFailed     the server says that it failed at it
     │   ├── ClientClosed         the client was closed before
@@ -39,11 +41,11 @@
     │   ├── TruncateTimeError    a time after which a transaction in progress began
     │   └── CannotSnapshot       the state could not be copied
     ├── Interrupted              a run was ended between two batches
-    │   ├── Halted               somebody asked it to stop
+    │   ├── Halted               it was asked to stop
     │   ├── LeaseLost            another process has the lease now
     │   └── MemoryFailed         what has to be remembered of it could not be
     └── Refused                  the request was understood and is not safe to carry out
-        ├── NotAdopted           first contact: nobody has adopted this store yet
+        ├── NotAdopted           first contact: this store has not been adopted yet
         ├── GuardTripped         a guard stopped the run before its first write
         └── PlanRefused          a plan file no longer fits the store it was made for
 
@@ -56,6 +58,8 @@ A command catches the root and prints one sentence::
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 
 class TmsError(Exception):
@@ -73,6 +77,19 @@ class TmsError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}" if self.hint else self.message
+
+    def __reduce__(
+        self,
+    ) -> tuple[Callable[..., TmsError], tuple[type[TmsError], tuple[object, ...], dict[str, object]]]:
+        # By default the class would be called with ``args``, which is the message alone.
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[TmsError], args: tuple[object, ...], attributes: dict[str, object]) -> TmsError:
+    """An error that was copied, or sent to another process."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
 
 
 class ConfigurationError(TmsError):
@@ -123,6 +140,14 @@ class StoreUnavailable(StoreError):
     """The store cannot be reached, or could not do it in time; whether a change was made may be unknown."""
 
 
+class WriteRefused(StoreError):
+    """The store takes no writes now, whatever is written: no space, over quota, read-only. No topic is to blame."""
+
+
+class StoreFull(WriteRefused):
+    """There is no room on the store's disk; what was to be written is not, and may be once there is room."""
+
+
 class StoreLayoutError(StoreError):
     """A LevelDB folder in a layout of CDAP 6, which is not served."""
 
@@ -132,7 +157,7 @@ class ArchiveError(TmsError):
 
 
 class MessagingError(TmsError):
-    """What a messaging service does not do, and why."""
+    """A request for a topic or its messages was refused or failed; the text says why."""
 
 
 class BadRequest(MessagingError):
@@ -160,7 +185,7 @@ class Unauthorized(MessagingError):
 
 
 class Forbidden(MessagingError):
-    """Whoever sent the request may not do this; whether the topic exists is not said. Nothing was done."""
+    """The sender of the request may not do this; whether the topic exists is not said. Nothing was done."""
 
 
 class Unanswered(MessagingError):
@@ -193,7 +218,16 @@ class NotPublished(MessagingError):
 
 
 class Unavailable(MessagingError):
-    """This cannot be done now; nothing was done, and the same request may succeed later."""
+    """This cannot be done now; nothing was done, and the same request may succeed later.
+
+    Args:
+        message, hint: as of all errors.
+        retry_after_seconds: when to try again, where the server says so (``Retry-After``).
+    """
+
+    def __init__(self, message: str, hint: str = "", retry_after_seconds: float | None = None) -> None:
+        super().__init__(message, hint)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class ClockJumped(Unavailable):
@@ -250,7 +284,7 @@ class Interrupted(TmsError):
 
 
 class Halted(Interrupted):
-    """Somebody asked the run to stop: a signal, or the end of its process."""
+    """The run was asked to stop: by a signal, or by the end of its process."""
 
 
 class LeaseLost(Interrupted):
@@ -258,7 +292,7 @@ class LeaseLost(Interrupted):
 
 
 class MemoryFailed(Interrupted):
-    """What has to be asked or remembered before the next batch could not be; no topic is to blame for it."""
+    """The state that must be read or written before the next batch could not be; no topic is the cause."""
 
 
 class Refused(TmsError):

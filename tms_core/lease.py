@@ -1,14 +1,15 @@
 """One holder at a time, with a number that only grows (rule S12).
 
-A lease lives in one small cell that can be compared and set: in the janitor's memory, in a table of the store it
-cleans. Whoever writes the cell holds the lease; every holder gets a higher *fence* than the one before, so that what a
-former holder still has under way can be told apart. Nobody can be stopped who does not look, so a holder looks before
-every batch: at most the one batch whose call had begun can follow the loss, of several threads one of each.
+A lease lives in one small cell that can be compared and set: in the janitor's state, in a table of the store it
+cleans. The process that writes the cell holds the lease; every holder gets a higher *fence* than the one before, so
+that what a former holder still has under way can be told apart. A holder that lost the lease cannot be stopped from
+outside, so it checks before every batch: at most the one batch whose call had begun can follow the loss, of several
+threads one of each.
 
 Time is measured by each side's own running clock: a holder renews when a third of ``seconds`` is over, and a challenger
 waits until it has watched the same record for all of it. Wall clocks are only believed when they say that the lease is
 over by far, which saves the wait after a crash; not at all where a holder relies on :attr:`Lease.left_ms` instead of
-looking. A holder that slept longer still holds it if nobody came meanwhile.
+checking. A holder that slept longer still holds it if no other process took it meanwhile.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class LeaseCell(Protocol):
     """Where a lease is kept."""
 
     def lease(self) -> bytes | None:
-        """What is there; None when nothing ever was."""
+        """The cell's value; None when it was never written."""
         ...
 
     def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
@@ -48,7 +49,7 @@ class LeaseRecord:
         beat: how often it was renewed.
         renewed_ms: when that last was, by the holder's wall clock.
         seconds: how long it lasts without being renewed.
-        address: where its holder is reached; empty where nobody needs to, and then not kept.
+        address: where its holder is reached; empty where that is not needed, and then not kept.
     """
 
     holder: str
@@ -60,7 +61,7 @@ class LeaseRecord:
 
     @classmethod
     def parse(cls, value: bytes | None) -> LeaseRecord | None:
-        """Read a cell; what cannot be read is nobody's lease."""
+        """Read a cell; None where it is empty or cannot be read, so that the lease is free."""
         try:
             return None if value is None else cls(**json.loads(value))
         except (ValueError, TypeError):
@@ -85,7 +86,7 @@ class Lease:
 
     Attributes:
         fence: this holder's number; 0 while it does not hold the lease.
-        address: where this holder is reached, for whoever does not get the lease.
+        address: where this holder is reached, for the processes that do not get the lease.
         seen: what was there when it was last asked for: of a lease that is held, the record of the holder before.
     """
 
@@ -113,14 +114,14 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether it was held when last looked at."""
+        """Whether it was held when last checked."""
         return self._mine is not None
 
     @property
     def left_ms(self) -> int:
-        """For how long nobody else can get it, by this machine's running time; 0 or less: somebody may have it.
+        """For how long no other process can get it, by this machine's running time; 0 or less: another may have it.
 
-        Takes no lock and asks nobody. Only true where all candidates have ``wall_clocks`` off.
+        Takes no lock and reads no cell. Only true where all candidates have ``wall_clocks`` off.
         """
         if self._mine is None:
             return 0
@@ -133,7 +134,7 @@ class Lease:
             sole: the caller knows by other means, such as LevelDB's own lock, that no other holder can be alive.
 
         Raises:
-            LeaseHeld: somebody else has it; says who, and for how long at most.
+            LeaseHeld: another process has it; says which, and for how long at most.
         """
         with self._lock:
             present = self._cell.lease()
@@ -143,21 +144,21 @@ class Lease:
             if record is not None and is_others and not sole and not self._is_over(present, record):
                 raise LeaseHeld(
                     f"{record.holder} has the lease, renewed for the last time {self._age(record)}.",
-                    f"Stop that one, or wait: when its holder has died, whoever waits has it after {record.seconds} s, "
-                    f"and whoever begins anew {WALL_ALLOWANCE_MS // 1000} s later.",
+                    f"Stop that process, or wait: when it has died, a process that waits gets the lease after "
+                    f"{record.seconds} s, and one that starts anew {WALL_ALLOWANCE_MS // 1000} s later.",
                 )
             fence = record.fence + 1 if record else 1
             taken = LeaseRecord(self._holder, fence, 0, self._clock.now_ms(), self._seconds, self.address)
             started_ms = self._clock.running_ms()
             if not self._cell.swap_lease(present, taken.pack()):
-                raise LeaseHeld("Somebody else took the lease at this moment.", "Try again.")
+                raise LeaseHeld("Another process took the lease at this moment.", "Try again.")
             self._mine, self._renewed_at_ms, self.fence = taken.pack(), started_ms, fence
 
     def renew(self) -> None:
         """Hold it for another while.
 
         Raises:
-            LeaseLost: somebody else has taken it.
+            LeaseLost: another process has taken it.
         """
         with self._lock:
             started_ms = self._clock.running_ms()
@@ -172,17 +173,17 @@ class Lease:
         """Renew it when a third of its time is over; cheap otherwise.
 
         Raises:
-            LeaseLost: somebody else has taken it.
+            LeaseLost: another process has taken it.
         """
         with self._lock:
             if self._clock.running_ms() - self._renewed_at_ms >= self._seconds * 1000 // 3:
                 self.renew()
 
     def check(self) -> None:
-        """Look whether it is still held; called before every batch.
+        """Check that it is still held; called before every batch.
 
         Raises:
-            LeaseLost: somebody else has taken it.
+            LeaseLost: another process has taken it.
         """
         with self._lock:
             if self._mine is None:
@@ -191,10 +192,10 @@ class Lease:
             self.renew_if_due()
 
     def confirm(self) -> None:
-        """Look whether it is still held, beside whoever renews it; what was done before this was done under it.
+        """Check that it is still held, beside the thread that renews it; what was done before this was done under it.
 
         Raises:
-            LeaseLost: somebody else has taken it.
+            LeaseLost: another process has taken it.
         """
         fence = self.fence
         record = LeaseRecord.parse(self._cell.lease())
@@ -257,5 +258,5 @@ LeaseFactory = Callable[[LeaseCell], Lease]
 
 
 def _lost(record: LeaseRecord | None) -> LeaseLost:
-    holder = record.holder if record and record.holder else "nobody"
-    return LeaseLost(f"the lease was lost, {holder} has it now; the run ends here, the next holder goes on from there.")
+    holder = f"{record.holder} has it now" if record and record.holder else "no process has it now"
+    return LeaseLost(f"the lease was lost, {holder}; the run ends here, the next holder goes on from there.")

@@ -53,7 +53,7 @@ class MessageKey(NamedTuple):
 
     @property
     def time_ms(self) -> int:
-        """What its age is measured from: the publish time."""
+        """The time its age is measured from: the publish time."""
         return self.publish_ms
 
 
@@ -79,7 +79,7 @@ class PayloadKey(NamedTuple):
 
     @property
     def time_ms(self) -> int:
-        """What its age is measured from: its own write time, not its message's publish time."""
+        """The time its age is measured from: its own write time, not its message's publish time."""
         return self.write_ms
 
 

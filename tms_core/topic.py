@@ -23,6 +23,9 @@ _TOPIC = re.compile(rb"[a-zA-Z0-9_-]+")
 _JAVA_INT = re.compile(r"([+-]?)(\d+)")
 _LAST_CHAR = "\uffff"
 
+#: The longest name of a namespace or topic that is made here, in bytes. CDAP has no limit, and what it made is read.
+NAME_BYTES = 255
+
 INT_MIN = -(2**31)
 INT_MAX = 2**31 - 1
 

@@ -3,8 +3,8 @@
 It is the daemon that ``janitor run`` starts, with the server's store, transaction manager, clock and metrics in the
 place of its own, and without its signals: the server starts it and ends it. Commands of other processes reach it
 through its control socket as ever. A store that the server has just made is adopted at birth; any other one is met for
-the first time like everywhere, and left alone until somebody adopts it. So it is with topics: one that this server has
-made, with nothing in it and no life before, is not held as one is that was found (rule S8).
+the first time as everywhere, and left alone until it is adopted. The same holds for topics: an empty one that this
+server has made, under a name that was never used, is not held as a topic is that was found (rule S8).
 
 What it deletes goes through the same LevelDB as what is published meanwhile, and a publish waits for the batch before
 it. So its batches are small, and without a rate of the settings' it keeps to one that leaves publishers most of the
@@ -20,19 +20,19 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, cast
 
-from janitor.cli.context import Session
-from janitor.cli.options import Common
-from janitor.cli.places import LevelDBPlace, Place
-from janitor.cli.serve import opened
-from janitor.daemon import Daemon
-from janitor.engine import Engine
-from janitor.feedback import Truncator
+from janitor.app.options import Common
+from janitor.app.serve import opened
+from janitor.app.session import Session
+from janitor.app.stores import LevelDBPlace, Place
+from janitor.daemon.daemon import Daemon
+from janitor.run.engine import Engine
+from janitor.run.feedback import Truncator
 from janitor.state.base import State
 from tms_core.server.companions import Host
-from tms_core.side import SideTable
 from tms_core.tables.base import Store
-from tms_core.tables.leveldb_clone import remove_stale
-from tms_core.transaction.source import SnapshotSource
+from tms_core.tables.leveldb.clone import remove_stale
+from tms_core.tables.side import SideTable
+from tms_core.transaction.source.source import SnapshotSource
 
 #: Flags of the server's that are the janitor's too.
 _FLAGS = ("leveldb", "hbase", "snapshots")
@@ -41,14 +41,14 @@ GENTLE_BATCH_ROWS, GENTLE_ROWS_PER_SECOND = 500, 50_000
 
 
 class Embedded:
-    """A daemon at work in a thread of its own.
+    """A daemon that runs in a thread of its own.
 
     Args:
-        daemon: what works.
-        resources: what it uses, closed behind it.
+        daemon: runs in the thread.
+        resources: what it uses; closed after it.
 
     Attributes:
-        daemon: it.
+        daemon: the daemon that runs.
         url: the status page's address.
     """
 
@@ -60,7 +60,7 @@ class Embedded:
         self._thread.start()
 
     def stop(self) -> None:
-        """End it within one batch, and let go of everything."""
+        """Stop the daemon within one batch, and close what it uses."""
         self.daemon.halt()
         self._thread.join()
         self._resources.close()
@@ -70,22 +70,22 @@ def start(host: Host) -> Embedded:
     """Start the janitor that the host's settings describe (``tms_core.server.companions.Start``).
 
     Raises:
-        TmsError: a setting is wrong, or its memory, lease or port cannot be had.
+        TmsError: a setting is wrong, or its state, lease or port cannot be had.
     """
     with ExitStack() as stack:
-        lodger = Lodger(host, stack)
-        daemon, _, url = stack.enter_context(opened(lodger))
+        session = EmbeddedSession(host, stack)
+        daemon, _, url = stack.enter_context(opened(session))
         if host.created:
             daemon.adopt()
         return Embedded(daemon, stack.pop_all(), url)
 
 
-class Lodger(Session):
-    """A session whose store, snapshots and metrics are the host's.
+class EmbeddedSession(Session):
+    """A session that uses the store, the snapshots and the metrics of a server (the host).
 
     Args:
-        host: whose.
-        stack: what is made for it is removed behind it.
+        host: the server.
+        stack: removes what is made for the session when it is closed.
     """
 
     def __init__(self, host: Host, stack: ExitStack) -> None:

@@ -1,4 +1,4 @@
-"""How a command comes by the lease on a store: where it is kept, and whether one waits for it (rule S12)."""
+"""How a command takes the lease on a store: where it is kept, and whether the command waits for it (rule S12)."""
 
 from __future__ import annotations
 
@@ -7,51 +7,59 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
-from importlib.util import find_spec
+from contextlib import contextmanager
 from threading import Event
 
 from janitor.settings import LeaseSettings
 from janitor.state.base import State
 from tms_core.clock import Clock
-from tms_core.errors import ConfigurationError, LeaseHeld
-from tms_core.lease import Lease, LeaseCell
+from tms_core.errors import LeaseHeld
+from tms_core.lease import Lease
 
 logger = logging.getLogger(__name__)
 
-#: How often a janitor on standby looks whether the lease is free, in seconds.
+#: How often a janitor on standby checks whether the lease is free, in seconds.
 STANDBY_SECONDS = 5.0
 
 
 @contextmanager
-def held(wanted: LeaseSettings, state: State, clock: Clock, *, sole: bool, standby: Event | None) -> Iterator[Lease]:
+def held(
+    wanted: LeaseSettings,
+    state: State,
+    clock: Clock,
+    *,
+    sole: bool,
+    standby: Event | None = None,
+    until: Event | None = None,
+) -> Iterator[Lease]:
     """The lease, held while the block runs.
 
     Args:
-        wanted: where it is kept, and how long it lasts.
-        state: the store's memory.
+        wanted: how long it lasts.
+        state: where it is kept.
         sole: no other holder can be alive.
-        standby: until this is set one waits while somebody else has it; None: one does not wait.
+        standby: wait while another process has it, until this is set; None: do not stand by.
+        until: wait for as long as the lease of a dead holder lasts, or until this is set; None: do not wait.
 
     Raises:
-        LeaseHeld: somebody else has it.
-        ConfigurationError: it is to be in Kubernetes, and there is none.
+        LeaseHeld: another process has it.
     """
     holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-    with _kubernetes_cell(wanted, state) if wanted.kind == "kubernetes" else nullcontext(state) as cell:
-        lease = Lease(cell, holder, wanted.seconds, clock)
-        if standby is None:
-            lease.acquire(sole=sole)
-        else:
-            _wait_for(lease, standby)
-        try:
-            yield lease
-        finally:
-            lease.release()
+    lease = Lease(state, holder, wanted.seconds, clock)
+    if standby is not None:
+        _wait_for(lease, standby)
+    elif until is not None and not sole:
+        _wait_out(lease, until)
+    else:
+        lease.acquire(sole=sole)
+    try:
+        yield lease
+    finally:
+        lease.release()
 
 
 def _wait_for(lease: Lease, end: Event) -> None:
-    """Wait until the lease is free; whoever watches its holder fall silent need not go by wall clocks (rule S12)."""
+    """Wait until the lease is free; watching that it is not renewed needs no wall clock (rule S12)."""
     told = False
     while True:
         try:
@@ -66,20 +74,30 @@ def _wait_for(lease: Lease, end: Event) -> None:
             return
 
 
-@contextmanager
-def _kubernetes_cell(wanted: LeaseSettings, state: State) -> Iterator[LeaseCell]:
-    """Where a Kubernetes Lease is, and the memory told of it.
+def _wait_out(lease: Lease, until: Event) -> None:
+    """Wait as long as a dead holder's lease lasts, and not for a holder that shows that it is alive.
 
     Raises:
-        ConfigurationError: the library is not installed, or there is no cluster.
+        LeaseHeld: its holder has renewed it meanwhile, or one is to end.
     """
-    if find_spec("kubernetes") is None:
-        raise ConfigurationError(
-            "janitor.lease.kind is kubernetes, which needs the kubernetes package, and that is not installed.",
-            "Install tms-janitor[kubernetes], or set janitor.lease.kind: store.",
-        )
-    # Loading it takes longer than all the rest.
-    from janitor.kubernetes_lease import KubernetesCell, Mirrored  # noqa: PLC0415
-
-    with closing(KubernetesCell(wanted.name, wanted.namespace)) as cell:
-        yield Mirrored(cell, state)
+    try:
+        lease.acquire()
+    except LeaseHeld as error:
+        held, found = error, lease.seen
+    else:
+        return
+    if found is None:
+        raise held
+    logger.warning("%s If that one is dead, this run begins in %d s.", held.message, found.seconds)
+    for _ in range(int(found.seconds / STANDBY_SECONDS) + 2):
+        if until.wait(STANDBY_SECONDS):
+            break
+        try:
+            lease.acquire()
+        except LeaseHeld as error:
+            held = error
+        else:
+            return
+        if lease.seen != found:
+            break
+    raise held

@@ -1,4 +1,4 @@
-"""Progress of long work: one line on a terminal, rewritten ten times a second at most; nothing anywhere else."""
+"""Shows progress of long work: one line on a terminal, rewritten at most ten times a second; nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from janitor.observe import Observer, tell_nobody
+from janitor.sweep.progress import Observer, tell_nobody
 from tms_core.topic import TopicId
 
 _EVERY_SECONDS = 0.1

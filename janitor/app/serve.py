@@ -1,4 +1,4 @@
-"""The daemon's process: everything that has to be opened, in order, and closed again."""
+"""Runs the daemon: opens everything that it needs, in order, and closes it again."""
 
 from __future__ import annotations
 
@@ -8,32 +8,36 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from threading import Event
 from typing import NamedTuple
 
-from janitor.canary import Canary
-from janitor.cli.context import Session
-from janitor.cli.signals import ending
-from janitor.control.audience import Audience
+from starlette.types import ASGIApp
+
+from janitor.app.session import Session
+from janitor.app.signals import ending
+from janitor.control.api import Behind, Observers, greeting
 from janitor.control.server import ControlServer
-from janitor.count import Census
-from janitor.daemon import Daemon, Job, Watched
-from janitor.feedback import Feedback
+from janitor.daemon.daemon import Daemon, Job, Watched
+from janitor.daemon.schedule import Schedule
+from janitor.daemon.snapshot_refresh import Refreshed
+from janitor.daemon.trigger import cron, every
 from janitor.http.app import make_app
 from janitor.http.server import HttpServer
-from janitor.inquiry import Inquiry
-from janitor.lag import LagCount
 from janitor.metrics import Metrics
-from janitor.observe import Observer
-from janitor.refresh import Refreshed
-from janitor.schedule import Schedule, cron, every
+from janitor.run.feedback import Feedback
+from janitor.run.questions import Inquiry
 from janitor.settings import config_digest
 from janitor.state.base import State
-from tms_core.consumers import Positions
-from tms_core.errors import LeaseHeld, StoreError
-from tms_core.side import Expiries, SideTable
+from janitor.stats.consumer_lag import LagCount
+from janitor.stats.topic_sizes import Census
+from janitor.sweep.progress import Observer
+from tms_core.consumers.positions import Positions
+from tms_core.errors import LeaseHeld, StoreError, StoreUnavailable
 from tms_core.tables.base import Store
 from tms_core.tables.read_only import read_only
+from tms_core.tables.side import Expiries, SideTable
 
-#: How often the background count goes on where it was, and the canary is looked after, in seconds.
-COUNT_SECONDS, CANARY_SECONDS = 60, 10
+#: How often a daemon whose store does not answer tries again, in seconds.
+RETRY_SECONDS = 10.0
+#: How often the background count goes on where it was, in seconds.
+COUNT_SECONDS = 60
 
 #: Something that lives as long as the daemon, beside it; given the store, the daemon and the status page's address.
 Companion = Callable[[Store, Daemon, str], AbstractContextManager[object]]
@@ -69,20 +73,26 @@ def serve(
         standby: wait while another janitor has the lease of a store that several can have open.
         companion: started when all is up, ended before anything is closed.
 
+    A store that does not answer, as HBase before it is up, is waited for.
+
     Raises:
         StoreBusy: another process has the store or its lease.
-        TmsError: something could not be opened.
+        TmsError: something else could not be opened.
     """
     stop = Event()
     with ExitStack() as stack:
         try:
             with ending(stop.set):
-                begun = opened(current, adopt=adopt, patterns=patterns, stop=stop, standby=standby)
-                daemon, store, url = stack.enter_context(begun)
-        except LeaseHeld:
+                daemon, store, url = _begun(
+                    lambda: stack.enter_context(
+                        opened(current, adopt=adopt, patterns=patterns, stop=stop, standby=standby)
+                    ),
+                    stop,
+                )
+        except (LeaseHeld, StoreUnavailable):
             if not stop.is_set():
                 raise
-            logger.info("the janitor has stopped on standby")
+            logger.info("the janitor has stopped before it began")
             return 0
         stack.enter_context(ending(daemon.halt, hangup=daemon.sweep_now))
         stack.enter_context(companion(store, daemon, url) if companion else nullcontext())
@@ -91,8 +101,26 @@ def serve(
     return 0
 
 
+def _begun(begin: Callable[[], Opened], stop: Event) -> Opened:
+    """Open everything as soon as the store answers.
+
+    Raises:
+        StoreUnavailable: it does not, and one is to end.
+    """
+    told = False
+    while True:
+        try:
+            return begin()
+        except StoreUnavailable as error:
+            if not told:
+                logger.warning("%s The janitor tries again every %d s.", error.message, RETRY_SECONDS)
+            told = True
+            if stop.wait(RETRY_SECONDS):
+                raise
+
+
 class _Held(NamedTuple):
-    """What the daemon is at work on; ``side`` has messages with a ttl of their own, and consumers."""
+    """The store and state that the daemon works on; ``side`` has messages with a ttl of their own, and consumers."""
 
     store: Store
     state: State
@@ -108,7 +136,7 @@ def opened(
     stop: Event | None = None,
     standby: bool = False,
 ) -> Iterator[Opened]:
-    """Everything a daemon needs, open while the block runs, its doors too; it works when told to.
+    """Everything a daemon needs, open while the block runs, its servers too; it works when told to.
 
     Args:
         stop: ends the daemon, also before it has begun.
@@ -122,12 +150,12 @@ def opened(
     with ExitStack() as stack:
         feedback = stack.enter_context(current.feedback())
         store = stack.enter_context(current.held_store())
-        state = stack.enter_context(current.place.memory())
+        state = stack.enter_context(current.place.state())
         held = _Held(store, state, stack.enter_context(current.side()))
         watched = Watched(current.clock)
-        audience = Audience(watched)
-        daemon = _assemble(current, held, stack, stop, standby, adopt, patterns, watched, audience, feedback)
-        yield Opened(daemon, store, _open_doors(current, daemon, audience, held, stack))
+        observers = Observers(watched)
+        daemon = _assemble(current, held, stack, stop, standby, adopt, patterns, watched, observers, feedback)
+        yield Opened(daemon, store, _open_servers(current, daemon, observers, held, stack))
 
 
 def _assemble(
@@ -139,7 +167,7 @@ def _assemble(
     adopt: bool,
     patterns: tuple[str, ...],
     watched: Watched,
-    audience: Audience,
+    observers: Observers,
     feedback: Feedback | None,
 ) -> Daemon:
     settings, clock = current.settings, current.clock
@@ -153,7 +181,7 @@ def _assemble(
         store if wanted.apply else read_only(store),
         state,
         source=source,
-        observer=audience,
+        observer=observers,
         lease=lease,
         halted=stop.is_set,
         archive=current.archive(),
@@ -184,10 +212,6 @@ def _assemble(
             halted=stop.is_set,
         )
         jobs.append(Job("lag", COUNT_SECONDS, lags.step))
-    if wanted.apply:
-        allowance_ms = wanted.clock_allowance_seconds * 1000
-        canary = Canary(store, state, clock, enabled=wanted.canary.enabled, allowance_ms=allowance_ms, lease=lease)
-        jobs.append(Job("canary", CANARY_SECONDS, canary.tick))
     daemon = Daemon(
         engine,
         watched,
@@ -208,47 +232,43 @@ def _assemble(
     return daemon
 
 
-def _open_doors(current: Session, daemon: Daemon, audience: Audience, held: _Held, stack: ExitStack) -> str:
-    """Let others look and ask: HTTP and the control socket; returns the status page's address."""
+def _open_servers(current: Session, daemon: Daemon, observers: Observers, held: _Held, stack: ExitStack) -> str:
+    """Open the HTTP server and the control socket; returns the status page's address."""
     wanted = current.settings.janitor.http
-    http = HttpServer(make_app(daemon, wanted.host, current.arguments()), wanted.host, wanted.port)
+    page = make_app(daemon, wanted.host, current.arguments())
+    http = HttpServer(page, wanted.host, wanted.port)
     http.start()
     stack.callback(http.stop)
     logger.info("status page: %s/ (metrics: %s/metrics)", http.url, http.url)
 
     if current.place.exclusive:
-        _answer(current, daemon, audience, held, stack)
+        _answer(current, daemon, observers, held, page, stack)
     return f"{http.url}/"
 
 
-def _answer(current: Session, daemon: Daemon, audience: Audience, held: _Held, stack: ExitStack) -> None:
+def _answer(
+    current: Session, daemon: Daemon, observers: Observers, held: _Held, page: ASGIApp, stack: ExitStack
+) -> None:
     """Answer the commands that cannot open the store because this process has it."""
     store, state, side = held
-    strangers = daemon.engine.strangers
+    unrecognised = daemon.engine.unrecognised
 
     def reader(observer: Observer, halted: Callable[[], bool]) -> Inquiry:
-        # What only looks gets no object that could write (rule S5).
+        # What only reads gets no object that could write (rule S5).
         return current.inquiry(
             read_only(store),
             state,
             halted=halted,
             observer=observer,
-            strangers=strangers,
+            unrecognised=unrecognised,
             **current.beside(store, side),
         )
 
-    control = ControlServer(
-        current.state_path,
-        daemon,
-        reader,
-        daemon,
-        store=store.identity(),
-        settings=config_digest(current.settings),
-        audience=audience,
-    )
+    who = greeting(store.identity(), config_digest(current.settings))
+    control = ControlServer(current.state_path, Behind(daemon, reader, daemon, who, observers, page))
     try:
         control.start()
         stack.callback(control.stop)
     except StoreError as error:
-        # It cleans all the same; only nobody can ask it anything while it does.
+        # It cleans all the same; only commands cannot ask it anything meanwhile.
         logger.warning("commands cannot reach this janitor: %s", error)

@@ -1,11 +1,10 @@
-"""From options to an engine: settings, store or clone, state, source, clock."""
+"""Makes what a command works with from its options: settings, store or clone, state, snapshot source, engine."""
 
 from __future__ import annotations
 
 import logging
 import os
 import secrets
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -17,43 +16,44 @@ from typing import Any, cast
 import click
 from prometheus_client import CollectorRegistry
 
-from janitor import logs
-from janitor.archive import ParquetArchive
-from janitor.cli.lease import held
-from janitor.cli.options import Common
-from janitor.cli.places import HBasePlace, LevelDBPlace, Place
-from janitor.cli.progress import progress
-from janitor.cli.signals import ending
-from janitor.control import Caller, Desk, RemoteEngine
-from janitor.engine import Archive, Engine
-from janitor.feedback import Feedback, Truncator
-from janitor.inquiry import Inquiry
-from janitor.look import Site
-from janitor.observe import Observer, tell_nobody
-from janitor.settings import Loaded, Settings, config_digest, load
+from janitor.app.lease import held
+from janitor.app.options import Common
+from janitor.app.progress import progress
+from janitor.app.signals import ending
+from janitor.app.stores import HBasePlace, LevelDBPlace, Place
+from janitor.archive.writer import ParquetArchive
+from janitor.control.api import AnyEngine
+from janitor.control.client import Caller, RemoteEngine
+from janitor.run.engine import Archive, Engine
+from janitor.run.feedback import Feedback, Truncator
+from janitor.run.questions import Inquiry
+from janitor.settings import LoadedSettings, Settings, config_digest, load
 from janitor.state.base import State
-from janitor.world import Terms
+from janitor.status.collect import Site
+from janitor.sweep.context import Terms
+from janitor.sweep.progress import Observer, tell_nobody
+from tms_core import logs
 from tms_core.clock import Clock, SystemClock
-from tms_core.consumers import Floor, Positions
+from tms_core.consumers.positions import Floor, Positions
 from tms_core.errors import ConfigurationError, StoreBusy, StoreError
 from tms_core.lease import Lease
-from tms_core.side import Expiries, SideTable
 from tms_core.tables.base import Store
 from tms_core.tables.read_only import read_only
-from tms_core.transaction.client import TransactionClient, source_of
-from tms_core.transaction.source import SnapshotSource
+from tms_core.tables.side import Expiries, SideTable
+from tms_core.transaction.rpc.client import TransactionClient, source_of
+from tms_core.transaction.source.source import SnapshotSource
 
 logger = logging.getLogger(__name__)
 
 
 class Session:
-    """One command's settings, and how it comes by what they name."""
+    """One command's settings, and ways to open what they name."""
 
     def __init__(self, common: Common, clock: Clock, environ: Mapping[str, str] = os.environ) -> None:
         self.common = common
         self.clock = clock
         flags = {"leveldb": common.leveldb, "hbase": common.hbase, "snapshots": common.snapshots}
-        self.loaded: Loaded[Settings] = load(common.config, environ, flags)
+        self.loaded: LoadedSettings[Settings] = load(common.config, environ, flags)
         self.settings = self.loaded.settings
         #: Where the metrics are registered.
         self.registry = CollectorRegistry()
@@ -64,13 +64,11 @@ class Session:
 
     def arguments(self) -> str:
         """The options that led here, to be typed again after another verb."""
-        names = ("config", "leveldb", "hbase", "snapshots")
-        given = {name: getattr(self.common, name) for name in names}
-        return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
+        return self.common.arguments()
 
     @cached_property
     def place(self) -> Place:
-        """Where store and memory are.
+        """Where the store and its state are.
 
         Raises:
             ConfigurationError: the store is of a kind that cannot be cleaned from here.
@@ -101,12 +99,21 @@ class Session:
         )
 
     def source(self) -> SnapshotSource | None:
-        """Where snapshots come from; raises as :func:`source_of` does."""
+        """Where snapshots come from; raises as :func:`source_of` does.
+
+        Raises:
+            ConfigurationError: ``--snapshots`` names a folder that is not there.
+        """
+        named = self.common.snapshots
+        if named is not None and "://" not in named and not Path(named).is_dir():
+            raise ConfigurationError(
+                f"--snapshots {named}: there is no such folder.", "Name the folder that has the transaction snapshots."
+            )
         return source_of(self.settings.transactions)
 
     @contextmanager
     def feedback(self) -> Iterator[Feedback | None]:
-        """Who is told of transactions that are proven clean; None where that is nobody, or where nothing is written.
+        """The transaction manager that is told what is proven clean; None for none, or if nothing is written.
 
         Raises:
             ConfigurationError: the settings want it, and there is no transaction manager to tell.
@@ -132,7 +139,7 @@ class Session:
                 "Set transactions.source: thrift and transactions.thrift to its address, or janitor.boundary.feedback: "
                 "off.",
             )
-        return TransactionClient(transactions.thrift)
+        return TransactionClient.configured(transactions)
 
     def holder(self, observer: Observer = tell_nobody) -> RemoteEngine | None:
         """The janitor that holds the store, where one answers in the state folder.
@@ -159,51 +166,52 @@ class Session:
             logger.warning("process %d, which holds the store, works by other settings; they count", greeting.pid)
         return RemoteEngine(caller, greeting)
 
-    def nudge(self) -> None:
-        """Let the janitor that runs show at once what has changed in the memory; it counts without that, too."""
+    def refresh_status(self) -> None:
+        """Have the running janitor show at once what has changed in the state; the change counts without that, too."""
         try:
             holder = self.holder()
             if holder is not None:
-                holder.nudge()
+                holder.refresh_status()
         except StoreError as error:
             logger.warning("%s", error)
 
     @contextmanager
-    def reading(self) -> Iterator[Desk]:
-        """Whoever can be asked without writing: the janitor that holds the store, or an engine on a clone (rule S5)."""
+    def reading(self) -> Iterator[AnyEngine]:
+        """Answers questions without writing: the janitor that holds the store, or an engine on a clone (rule S5)."""
         with ExitStack() as stack:
-            yield self._desk(self._cloned, stack)
+            yield self._engine_for(self._cloned, stack)
 
     @contextmanager
-    def deciding(self) -> Iterator[Desk]:
-        """Whoever may write: the janitor that holds the store, or an engine on the store itself."""
+    def deciding(self) -> Iterator[AnyEngine]:
+        """Where decisions are made: by the janitor that holds the store, or an engine on the store itself."""
         with ExitStack() as stack:
-            yield self._desk(self.writing, stack)
+            yield self._engine_for(self.writing, stack)
 
     @contextmanager
-    def writing(self, feedback: Feedback | None = None) -> Iterator[Engine]:
+    def writing(self, feedback: Feedback | None = None, *, waits: bool = False) -> Iterator[Engine]:
         """An engine on the store itself.
 
         Args:
             feedback: whom its runs tell of transactions that are proven clean.
+            waits: wait as long as the lease of a dead holder lasts.
 
         Raises:
-            StoreBusy: somebody holds it; if that is a janitor, the hint says how to reach that one.
+            StoreBusy: another process holds it; if that is a janitor, the hint says how to reach it.
         """
         halted = Event()
         with (
+            ending(halted.set),
             self.held_store() as store,
-            self.place.memory() as state,
-            self.lease(state, store) as lease,
+            self.place.state() as state,
+            self.lease(state, store, until=halted if waits else None) as lease,
             self.side() as side,
             self._engine(store, state, side, lease, halted=halted.is_set, feedback=feedback) as engine,
-            ending(halted.set),
         ):
             engine.recover()
             logger.info("a run begins on %s", self.place.name)
             yield engine
 
-    def _desk(self, local: Callable[[], AbstractContextManager[Engine]], stack: ExitStack) -> Desk:
+    def _engine_for(self, local: Callable[[], AbstractContextManager[Engine]], stack: ExitStack) -> AnyEngine:
         observer = stack.enter_context(progress(sys.stderr))
         holder = self.holder(observer)
         if holder is not None:
@@ -219,10 +227,10 @@ class Session:
 
     @contextmanager
     def _cloned(self) -> Iterator[Engine]:
-        # The store first: at a place where there is none, no memory is made.
+        # The store first: at a place where there is none, no state is made.
         with (
             self.place.readable() as store,
-            self.place.memory() as state,
+            self.place.state() as state,
             self.place.side(read_only=True) as side,
             self._engine(store, state, side) as engine,
         ):
@@ -232,7 +240,7 @@ class Session:
         """The store, opened to be written.
 
         Raises:
-            StoreBusy: somebody holds it; if that is a janitor, the hint says how to reach that one.
+            StoreBusy: another process holds it; if that is a janitor, the hint says how to reach it.
         """
         try:
             return self.place.writable()
@@ -251,7 +259,7 @@ class Session:
         return self.place.side(read_only=False)
 
     def beside(self, store: Store, side: SideTable | None) -> dict[str, Any]:
-        """What those are to whoever judges the store's rows: options of :class:`~janitor.inquiry.Inquiry`."""
+        """What those mean for judging the store's rows: options of :class:`~janitor.run.questions.Inquiry`."""
         return {"expiries": None if side is None else Expiries(side), "floor": self.floor(store, side)}
 
     def floor(self, store: Store, side: SideTable | None) -> Floor | None:
@@ -259,23 +267,27 @@ class Session:
         seconds = self.settings.server.consumers.hold_seconds
         return Floor(Positions(side), read_only(store), seconds) if side is not None and seconds is not None else None
 
-    def lease(self, state: State, store: Store, standby: Event | None = None) -> AbstractContextManager[Lease | None]:
+    def lease(
+        self, state: State, store: Store, standby: Event | None = None, until: Event | None = None
+    ) -> AbstractContextManager[Lease | None]:
         """The lease on the store, held while the block runs; None where the settings want none (rule S12).
 
         Args:
             standby: for one that may wait where several can have the store open, until this is set.
+            until: for one that waits only as long as the lease of a dead holder lasts, or until this is set.
 
         Raises:
-            LeaseHeld: somebody else has it, and one may not wait, or not any longer. Where an open store is nobody
-                else's, the state folder is another store's, and a janitor is at work there.
+            LeaseHeld: another process has it, and this one may not wait, or not any longer. Where only one process can
+                open the store, the state folder belongs to another store, and a janitor is at work there.
         """
         wanted, exclusive = self.settings.janitor.lease, self.place.exclusive
         if wanted.kind == "none":
             return nullcontext()
-        # Where an open store is nobody else's, whoever is still named as the holder of its lease is dead.
+        # Where only one process can open the store, a process that is still named as the holder of its lease is dead.
         record = state.store()
         ours = record is None or record.identity == store.identity()
-        return held(wanted, state, self.clock, sole=exclusive and ours, standby=None if exclusive else standby)
+        standby = None if exclusive else standby
+        return held(wanted, state, self.clock, sole=exclusive and ours, standby=standby, until=until)
 
     def archive(self) -> Archive | None:
         """Where rows go before they are deleted; None where the settings want none.
@@ -299,20 +311,20 @@ class Session:
         return Site(
             store=self.place.name,
             mode="apply" if janitor.apply else "plan_only",
-            schedule=f"cron {janitor.cron}" if janitor.cron else f"every {janitor.every_seconds} s",
+            schedule=janitor.started_by
+            or (f"cron {janitor.cron}" if janitor.cron else f"every {janitor.every_seconds} s"),
             terms=self.terms(),
             every_seconds=janitor.every_seconds,
-            canary=janitor.canary.enabled,
             arguments=self.arguments(),
         )
 
     def inquiry(self, store: Store, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Inquiry:
-        """Somebody who can be asked; ``options`` are further ones of :class:`~janitor.inquiry.Inquiry`."""
+        """Answers questions on a store; ``options`` are further ones of :class:`~janitor.run.questions.Inquiry`."""
         found = source or self.source()
         return Inquiry(store, state, found, self.clock, self.terms(), **{**self._options(), **options})
 
     def engine(self, store: Store, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:
-        """An engine by the settings; ``options`` are further ones of :class:`~janitor.engine.Engine`."""
+        """An engine by the settings; ``options`` are further ones of :class:`~janitor.run.engine.Engine`."""
         janitor = self.settings.janitor
         own = {"rows_per_second": janitor.rate_rows_per_second, "archive_days": janitor.archive.keep_days}
         found = source or self.source()

@@ -1,4 +1,4 @@
-"""Signals as a request to stop between two batches, and not wherever the program happens to be.
+"""Turns signals into a request to stop between two batches, not wherever the program happens to be.
 
 The first SIGTERM or SIGINT asks, and what is under way ends within a batch. The second ends the process at once.
 Nothing is lost by that either: LevelDB recovers, and the next janitor closes the run.

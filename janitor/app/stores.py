@@ -1,8 +1,8 @@
-"""Where a store and its memory are, by kind: what has to be opened, and who else may have it open.
+"""Where a store and its state are, by kind: what has to be opened, and which other processes may have it open.
 
-A LevelDB store is one process's at a time, so questions go to a clone of it or to whoever holds it, and its memory is a
-file beside it. A store in HBase is open to all, its memory is a table beside its own, and only the lease keeps two
-janitors apart.
+A LevelDB store is one process's at a time, so questions go to a clone of it or to the process that holds it, and its
+state is a file beside it. A store in HBase is open to all, its state is a table beside its own, and only the lease
+keeps two janitors apart.
 """
 
 from __future__ import annotations
@@ -14,44 +14,43 @@ from pathlib import Path
 from typing import Protocol
 
 from janitor.state.base import State
-from janitor.state.hbase import HBaseState
-from janitor.state.sqlite import FILE_NAME, SqliteState
+from janitor.state.hbase.state import HBaseState
+from janitor.state.sqlite.state import FILE_NAME, SqliteState
 from tms_core.clock import Clock
-from tms_core.settings import HBaseSettings
-from tms_core.side import HBaseSide, LevelDBSide, SideTable, beside
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import Store, TableName
-from tms_core.tables.hbase import HBaseStore
-from tms_core.tables.hbase_advice import TableSettings
-from tms_core.tables.hbase_described import described
-from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.hbase_wire import Service
-from tms_core.tables.leveldb import LevelDBStore
-from tms_core.tables.leveldb_clone import clone, copied, remove_stale
-from tms_core.tables.leveldb_layout import find_tables, holds_database, identity
+from tms_core.tables.hbase.described import TableSettings, described
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.store import HBaseStore
+from tms_core.tables.hbase.thrift import Service
+from tms_core.tables.leveldb.clone import clone, copied, remove_stale
+from tms_core.tables.leveldb.layout import find_tables, holds_database, identity
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.read_only import read_only
+from tms_core.tables.side import HBaseSide, LevelDBSide, SideTable, beside
 
 logger = logging.getLogger(__name__)
 
 #: The tables that a sweep changes.
 _SALTED: tuple[TableName, ...] = ("message", "payload")
 _OBSERVERS_UNSEEN = (
-    "whether the tables still carry CDAP's observers could not be looked at, which takes a Thrift 2 server: set "
+    "whether the tables still carry CDAP's observers could not be checked, which takes a Thrift 2 server: set "
     "storage.hbase.thrift2, or see that describe in the HBase shell shows no coprocessor of CDAP's"
 )
 
 
 class Place(Protocol):
-    """A store and its memory.
+    """A store and its state.
 
     Attributes:
         name: the store, for people.
-        memory_name: the memory, for people.
-        exclusive: whether a store that is open is nobody else's.
-        unseen: what stands in the way of a prune boundary elsewhere and cannot be looked at here, a sentence each.
+        state_name: the state, for people.
+        exclusive: whether only one process can have the store open.
+        unseen: what stands in the way of a prune boundary elsewhere and cannot be checked here, a sentence each.
     """
 
     name: str
-    memory_name: str
+    state_name: str
     exclusive: bool
     unseen: tuple[str, ...]
 
@@ -60,7 +59,7 @@ class Place(Protocol):
         ...
 
     def require(self) -> None:
-        """Nothing, where there is a store.
+        """Make sure that there is a store.
 
         Raises:
             StoreNotFound: there is none.
@@ -71,7 +70,7 @@ class Place(Protocol):
         """The store itself.
 
         Raises:
-            StoreBusy: somebody else has it open.
+            StoreBusy: another process has it open.
         """
         ...
 
@@ -79,23 +78,23 @@ class Place(Protocol):
         """The store's contents, with nothing that could write (rule S5).
 
         Raises:
-            StoreBusy: somebody else has it open.
+            StoreBusy: another process has it open.
         """
         ...
 
-    def has_memory(self) -> bool:
-        """Whether there is a memory already."""
+    def has_state(self) -> bool:
+        """Whether there is a state already."""
         ...
 
-    def memory(self) -> AbstractContextManager[State]:
-        """The memory, made where there is none."""
+    def state(self) -> AbstractContextManager[State]:
+        """The state, made where there is none."""
         ...
 
     def side(self, *, read_only: bool) -> AbstractContextManager[SideTable | None]:
         """The table of messages with a ttl of their own (rule L6) and of consumers; None where there are none.
 
         Args:
-            read_only: look at a copy where another process may have it open.
+            read_only: read a copy where another process may have it open.
         """
         ...
 
@@ -109,7 +108,7 @@ class LevelDBPlace:
 
     Args:
         path: the store.
-        state_path: its memory.
+        state_path: the folder of its state.
     """
 
     exclusive = True
@@ -117,7 +116,7 @@ class LevelDBPlace:
 
     def __init__(self, path: Path, state_path: Path) -> None:
         self.name = str(path)
-        self.memory_name = str(state_path)
+        self.state_name = str(state_path)
         self._path = path
         self._state_path = state_path
 
@@ -143,10 +142,10 @@ class LevelDBPlace:
                 )
             yield store
 
-    def has_memory(self) -> bool:
+    def has_state(self) -> bool:
         return (self._state_path / FILE_NAME).is_file()
 
-    def memory(self) -> AbstractContextManager[State]:
+    def state(self) -> AbstractContextManager[State]:
         return SqliteState(self._state_path)
 
     @contextmanager
@@ -176,7 +175,7 @@ class HBasePlace:
 
     def __init__(self, settings: HBaseSettings, clock: Clock) -> None:
         self.name = f"HBase namespace {settings.namespace} at {', '.join(settings.thrift)}"
-        self.memory_name = f"table {settings.namespace}:tms.janitor"
+        self.state_name = f"table {settings.namespace}:tms.janitor"
         self.unseen: tuple[str, ...] = () if settings.thrift2 else (_OBSERVERS_UNSEEN,)
         self._settings = settings
         self._clock = clock
@@ -197,11 +196,11 @@ class HBasePlace:
         with self.writable() as store:
             yield read_only(store)
 
-    def has_memory(self) -> bool:
-        # Looking costs as much as opening it, and an empty table does no harm.
+    def has_state(self) -> bool:
+        # Checking costs as much as opening it, and an empty table does no harm.
         return True
 
-    def memory(self) -> AbstractContextManager[State]:
+    def state(self) -> AbstractContextManager[State]:
         wanted = self._settings
         return HBaseState(
             wanted.thrift,
@@ -213,7 +212,7 @@ class HBasePlace:
 
     @contextmanager
     def side(self, *, read_only: bool) -> Iterator[SideTable | None]:
-        # A server of ours makes the table; nobody else needs one, or the right to make it.
+        # A server of ours makes the table; without one it is not needed, nor the right to make it.
         with HBaseSide(self._pool(self._settings.thrift), self._settings.namespace, self._clock, create=False) as side:
             yield side
 

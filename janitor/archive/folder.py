@@ -1,4 +1,4 @@
-"""The folders of an archive: what they are called, which of them there are, and giving old days up.
+"""The folders of an archive: their names, which there are, and the removal of old days.
 
     namespace=default/topic=orders/day=2026-11-18/janitor-<run>-000001.parquet
 
@@ -92,7 +92,7 @@ def file_name(run_id: str, number: int) -> str:
 
 
 def days(folder: Path, topic: TopicId | None = None) -> Iterator[DayFolder]:
-    """What there is in an archive, in order of name.
+    """The days of an archive, in order of name.
 
     Args:
         folder: the archive's; need not exist.
@@ -141,6 +141,7 @@ def make_durable(path: Path, folder: Path) -> None:
     Raises:
         OSError: one of them cannot be made.
     """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.mkdir(parents=True, exist_ok=True)
     for made in (path, *path.parents):
         _sync(made.parent)

@@ -1,4 +1,4 @@
-"""What an archive holds, told from the ends of its files: by topic, day and run.
+"""What an archive holds, read from the ends of its files: by topic, day and run.
 
 No row is read and nothing is remembered between two questions, so an archive that was copied, thinned out or merged
 with another one is listed as it is. A file that cannot be read is named, and the others are listed.
@@ -13,10 +13,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from janitor import archive_folder, parquet
-from janitor.parquet import Summary
-from janitor.world import matches
+from janitor.archive import folder as archive_folder
+from janitor.archive import parquet
+from janitor.archive.parquet import Summary
+from janitor.sweep.context import matches
 from tms_core.errors import ArchiveError
+from tms_core.rowkey import MessageKey
 from tms_core.topic import TopicId
 
 
@@ -130,6 +132,27 @@ def find_topic(folder: Path, topic: TopicId) -> list[ArchivedFile]:
     if not files:
         raise ArchiveError(f"Nothing of {topic} is archived in {folder}.", "See what there is: janitor archive list")
     return files
+
+
+def run_of(folder: Path, topic: TopicId, publish_ms: int, sequence: int) -> str | None:
+    """The run that archived a message last; None where no file that can be read has it.
+
+    Args:
+        sequence: the message's number within its millisecond.
+
+    Raises:
+        ArchiveError: a folder cannot be read.
+        ConfigurationError: pyarrow is not installed.
+    """
+    files, _ = _find(archive_folder.days(folder, topic), lambda found: found == topic)
+    for file in sorted(files, key=lambda file: file.summary.deleted_ms, reverse=True):
+        summary = file.summary
+        if summary.table != "message" or not summary.oldest_ms <= publish_ms <= summary.newest_ms:
+            continue
+        keys = (MessageKey.parse(key) for rows in parquet.read(file.path, ["key"]) for (key,) in rows)
+        if any(key is not None and (key.publish_ms, key.sequence) == (publish_ms, sequence) for key in keys):
+            return summary.run_id
+    return None
 
 
 def groups(files: Iterable[ArchivedFile], selection: Selection) -> list[Group]:

@@ -1,4 +1,4 @@
-"""One file of the archive: its columns, writing it and reading it back. The only module that knows pyarrow.
+"""Writes and reads one file of the archive, and defines its columns. The only module that knows pyarrow.
 
 pyarrow takes 40 MB of memory and is an optional part of the installation, so it is loaded when the first file is
 written or read. A file describes itself: its layout and the topic its rows are of stand in its metadata, and what one
@@ -6,7 +6,7 @@ wants to know of it without reading its rows in Parquet's own statistics. So not
 elsewhere, and copying its folders is enough to move it.
 
 Rows are written in groups of a few megabytes and read the same way, so neither side holds a whole batch of large
-messages. Every page has a checksum, which is looked at when it is read. ``docs/formats.md``, "Archive".
+messages. Every page has a checksum, which is checked when it is read. ``docs/formats.md``, "Archive".
 """
 
 from __future__ import annotations

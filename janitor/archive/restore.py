@@ -1,13 +1,17 @@
-"""Bringing archived rows back (rule S16: a restore never resurrects).
+"""Restores archived rows (rule S16: a restore never shows a row that readers must not see).
 
-A row comes back as it was, with two exceptions. Its key gets the generation that its topic has now, since nobody reads
-an earlier one. And its write pointer stays positive only if its transaction was known to be committed when the row was
-archived, and nothing learnt since speaks against it. Anything else comes back negated, invisible to every
-transactional reader: whether such a transaction went through can no longer be asked, since the invalid list that
-knew may have been truncated meanwhile.
+A row comes back as it was, with two exceptions. Its key gets the generation that its topic has now, since earlier ones
+are not read any more. And its write pointer stays positive only if its transaction was known to be committed when the
+row was archived, and nothing learnt since speaks against it. Anything else comes back negated, invisible to every
+transactional reader: whether such a transaction went through can no longer be asked, since the invalid list that knew
+may have been truncated meanwhile.
 
-Rows that are there already are left alone, whatever they hold. So a restore may be repeated, also after it died on the
-way, and an archive that holds a row twice (archived, not deleted, archived again) gives it back once.
+Of a row that went because its generation was an old one, that it was committed is known only through another row of
+the same transaction: one that was archived as committed from the generation that its topic had then.
+
+Rows that are there already are left alone. So a restore may be repeated, also after it died on the way, and an archive
+that holds a row twice (archived, not deleted, archived again) gives it back once. Where the target has something else
+under the same key or of the same transaction, nothing is restored (:mod:`janitor.archive.conflicts`).
 
 Payloads are written before the messages that refer to them, so that no reader is given a message without its parts.
 """
@@ -19,16 +23,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from janitor import parquet
-from janitor.archive import Verdict, pick
-from janitor.archived import ANY, ArchivedFile, Selection
+from janitor.archive import parquet
+from janitor.archive.conflicts import Arrival, Conflicts
+from janitor.archive.index import ANY, ArchivedFile, Selection
+from janitor.archive.writer import CommitState, pick
+from janitor.law.policy import Rule
 from janitor.state.base import State
-from janitor.world import matches
+from janitor.sweep.context import matches
+from janitor.sweep.transactions import TransactionView
 from tms_core.errors import ArchiveError, MetadataError, Refused, StoreError
+from tms_core.printable import duration
 from tms_core.rowkey import Cutoff, MessageKey, PayloadKey, java_abs, pointer_prefix, stop_key
 from tms_core.tables.base import KeyTable, MessageValue, Store
 from tms_core.topic import INT_MAX, TopicId, TopicMetadata
-from tms_core.transaction.model import VisibilityState
 
 #: What a proposed ttl leaves on top, so that restored rows do not go at once.
 _DAY_SECONDS = 86_400
@@ -36,7 +43,7 @@ _DAY_SECONDS = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What somebody wants back.
+    """What is to be restored.
 
     Attributes:
         source: the topic whose rows they are.
@@ -62,7 +69,7 @@ class Restored:
         already_there: rows the target had.
         skipped: rows of the topic that were not meant.
         expired: restored rows that are older than the target's ttl.
-        ttl_seconds: the ttl that would keep all of them one more day; None when none is expired.
+        ttl_seconds: the ttl that would keep all of them one more day; whole days; None when none is expired.
     """
 
     source: TopicId
@@ -97,7 +104,7 @@ class _Row(NamedTuple):
 def restore(
     store: Store,
     state: State,
-    snapshot: VisibilityState | None,
+    transactions: TransactionView,
     files: Sequence[ArchivedFile],
     request: Request,
     now_ms: int,
@@ -110,26 +117,26 @@ def restore(
     Args:
         store: where to; only read by a dry run, which takes about 200 bytes of memory a row instead.
         state: which topics are paused, and which transactions were once seen invalid.
-        snapshot: a usable transaction snapshot of now, or None.
-        files: all there is of the source (:func:`janitor.archived.find_topic`), whatever is selected.
+        transactions: what is known of them now.
+        files: all there is of the source (:func:`janitor.archive.index.find_topic`), whatever is selected.
         request: what is wanted.
         now_ms: the moment by which rows count as expired.
         heartbeat: told how many rows were read.
 
     Raises:
-        Refused: the target is unknown, deleted, or the source itself and not paused. If that came about on the way,
-            what was written stays.
+        Refused: the target is unknown, deleted, or the source itself and not paused; if that came about on the way,
+            what was written stays. Or it has other rows under the same keys or of the same transactions.
         ArchiveError: a file cannot be read. Mostly that is seen before anything is written; what was written stays.
         StoreError: the store failed; what was written stays.
     """
-    work = _Restore(store, state, snapshot, request, now_ms, heartbeat)
-    work.survey(files)
+    work = _Restore(store, state, transactions, request, now_ms, heartbeat)
     # Of a row that was archived twice the later file mostly knows more.
     newest_first = sorted(files, key=lambda file: file.summary.deleted_ms, reverse=True)
-    for table in ("payload", "message"):
-        for file in newest_first:
-            if file.summary.table == table:
-                work.bring_back(file)
+    messages, payloads = ([f for f in newest_first if f.summary.table == table] for table in ("message", "payload"))
+    work.survey(messages, payloads)
+    work.compare([*payloads, *messages])
+    for file in (*payloads, *messages):
+        work.bring_back(file)
     return work.finish()
 
 
@@ -140,14 +147,14 @@ class _Restore:
         self,
         store: Store,
         state: State,
-        snapshot: VisibilityState | None,
+        transactions: TransactionView,
         request: Request,
         now_ms: int,
         heartbeat: Callable[[int], None],
     ) -> None:
         self._store = store
         self._state = state
-        self._snapshot = snapshot
+        self._snapshot = transactions.snapshot
         self._now_ms = now_ms
         self._selection = request.selection
         self._heartbeat = heartbeat
@@ -155,36 +162,77 @@ class _Restore:
         self._same_topic = target == request.source
         self._topic = self._target(target)
         self._cutoff = Cutoff.at(now_ms, self._topic.ttl_seconds)
+        self._conflicts = Conflicts(store, self._topic, transactions, same_topic=self._same_topic, heartbeat=heartbeat)
         #: Transactions that were once known to be invalid, though they may have left the invalid list since.
         self._void: set[int] = set()
+        #: Transactions of old generations' rows, and those of them that are known to be committed all the same.
+        self._in_doubt: set[int] = set()
+        self._proven: set[int] = set()
         #: Generation and transaction of payloads: those that messages refer to, and those the archive has.
         self._referenced: set[tuple[int, int]] = set()
         self._archived: set[tuple[int, int]] = set()
         self._would_write: set[bytes] = set()
         self._result = Restored(request.source, target, self._topic.generation, request.dry_run)
 
-    def survey(self, files: Sequence[ArchivedFile]) -> None:
-        """Read what decides, before anything is written: what is void, and which payloads are needed."""
+    def survey(self, messages: Sequence[ArchivedFile], payloads: Sequence[ArchivedFile]) -> None:
+        """Read what decides, before anything is written: what is void or proven, and which payloads are needed."""
         if self._snapshot is None:
             self._result.warnings.append(
                 "there is no usable transaction snapshot, so only what was known when the rows were archived counts"
             )
         self._void.update(self._state.open_ids())
-        for file in files:
-            if file.summary.table != "message":
-                continue
-            columns = ["key", "write_pointer", "verdict", *(["payload"] if file.summary.references else [])]
-            for rows in parquet.read(file.path, columns):
-                for key, pointer, verdict, *payload in rows:
-                    if verdict == Verdict.INVALID:
-                        self._void.add(pointer)
-                    parts = self._parts(file, key)
-                    if payload == [None] and self._selection.takes(file.summary.run_id, parts.time_ms):
-                        self._referenced.add((parts.generation, java_abs(pointer)))
+        for file in sorted(messages, key=lambda file: file.summary.rule != Rule.OLD_GENERATION):
+            self._survey_messages(file)
+        for file in payloads:
+            for rows in parquet.read(file.path, ["key"]):
+                found = [self._parts(file, key) for (key,) in rows]
+                for parts in found:
+                    if isinstance(parts, PayloadKey) and self._is_meant(file, parts):
+                        self._conflicts.expect(parts.write_pointer, parts.generation)
                 self._heartbeat(len(rows))
 
+    def _survey_messages(self, file: ArchivedFile) -> None:
+        old = file.summary.rule == Rule.OLD_GENERATION
+        columns = ["key", "write_pointer", "verdict", *(["payload"] if file.summary.references else [])]
+        for rows in parquet.read(file.path, columns):
+            for key, pointer, recorded, *payload in rows:
+                if recorded == CommitState.INVALID:
+                    self._void.add(pointer)
+                elif old and pointer is not None:
+                    self._in_doubt.add(pointer)
+                elif recorded == CommitState.COMMITTED and pointer in self._in_doubt:
+                    self._proven.add(pointer)
+                parts = self._parts(file, key)
+                if payload == [None] and self._is_meant(file, parts):
+                    self._referenced.add((parts.generation, java_abs(pointer)))
+                    self._conflicts.expect(pointer, parts.generation)
+            self._heartbeat(len(rows))
+
+    def compare(self, files: Sequence[ArchivedFile]) -> None:
+        """Make sure that the target has no conflicting rows.
+
+        Raises:
+            Refused: it has.
+        """
+        self._conflicts.read_target()
+        doubtful, needed = self._conflicts.any_in_doubt, bool(self._referenced)
+        wanted = [file for file in files if self._selection.may_take(file.summary)]
+        mixed = len({file.summary.generation for file in wanted}) > 1
+        for file in files:
+            if doubtful or file in wanted or (needed and file.summary.table == "payload"):
+                self._compare(file, mixed=mixed)
+        self._conflicts.refuse()
+
+    def _compare(self, file: ArchivedFile, *, mixed: bool) -> None:
+        table, generation = file.summary.table, file.summary.generation
+        for rows in parquet.read(file.path, ("key", "write_pointer", "payload")):
+            found = [(self._parts(file, key), pointer, payload) for key, pointer, payload in rows]
+            arrivals = [Arrival(self._new_key(p), w, body, self._is_meant(file, p)) for p, w, body in found]
+            self._conflicts.compare(table, generation, arrivals, mixed=mixed)
+            self._heartbeat(len(rows))
+
     def bring_back(self, file: ArchivedFile) -> None:
-        """Write what is meant of one file, unless it is there."""
+        """Write the selected rows of one file that the target does not have."""
         table: KeyTable = self._store.message if file.summary.table == "message" else self._store.payload
         for rows in parquet.read(file.path, ("key", "write_pointer", "payload", "verdict")):
             meant = {row.key: row for row in self._meant(file, rows)}
@@ -206,12 +254,14 @@ class _Restore:
             )
         if result.expired and result.oldest_ms is not None:
             ttl_seconds = -(-(self._now_ms - result.oldest_ms) // 1000) + _DAY_SECONDS
-            result.ttl_seconds = min(ttl_seconds, INT_MAX)
+            days = -(-ttl_seconds // _DAY_SECONDS)
+            result.ttl_seconds = min(days * _DAY_SECONDS, INT_MAX)
+            wanted = f"{days}d" if result.ttl_seconds < INT_MAX else f"{INT_MAX}"
             until = "when the topic is resumed" if self._same_topic else "with the next run, unless the topic is paused"
             result.warnings.append(
                 f"{result.expired} of these rows are older than the ttl of {result.target} "
-                f"({self._topic.ttl_seconds} s) and go again {until}; "
-                f"set its ttl to {result.ttl_seconds} s before, to keep them for a day"
+                f"({duration(self._topic.ttl_seconds * 1000)}) and go again {until}; "
+                f"set its ttl to {wanted} before, to keep them for a day"
             )
         return result
 
@@ -232,7 +282,7 @@ class _Restore:
             raise Refused(f"Nothing is restored: {error}.", "Set its properties right first.") from error
         if found.deleted:
             raise Refused(
-                f"Topic {topic} is deleted, so nobody could read its rows.",
+                f"Topic {topic} is deleted, so its rows could not be read.",
                 "Create it again, or name another one with --to NS:TOPIC.",
             )
         paused = any(matches(topic, (pause.pattern,)) for pause in self._state.pauses())
@@ -243,7 +293,7 @@ class _Restore:
         return found
 
     def _refuse_if_moved(self) -> None:
-        """Look again before each write, as a sweep does (rule S2)."""
+        """Check the target again before each write, as a sweep does (rule S2)."""
         present = self._target(self._topic.topic)
         if present.generation != self._topic.generation:
             raise Refused(
@@ -255,30 +305,36 @@ class _Restore:
 
     def _meant(self, file: ArchivedFile, rows: list[tuple[Any, ...]]) -> Iterator[_Row]:
         """The rows that are selected or needed, as they come back."""
-        topic, run_id = self._topic, file.summary.run_id
-        for key, pointer, payload, verdict in rows:
+        for key, pointer, payload, recorded in rows:
             parts = self._parts(file, key)
-            needed = isinstance(parts, PayloadKey) and self._is_needed(parts)
-            if needed or self._selection.takes(run_id, parts.time_ms):
-                new_key = parts._replace(topic=topic.topic, generation=topic.generation).pack()
-                yield _Row(new_key, parts.time_ms, self._signed(pointer, verdict), payload)
+            if self._is_meant(file, parts):
+                yield _Row(self._new_key(parts), parts.time_ms, self._signed(file, pointer, recorded), payload)
 
-    def _is_needed(self, payload: PayloadKey) -> bool:
-        """Whether a message that comes back refers to it."""
-        transaction = (payload.generation, java_abs(payload.write_pointer))
-        self._archived.add(transaction)
-        return transaction in self._referenced
+    def _is_meant(self, file: ArchivedFile, parts: MessageKey | PayloadKey) -> bool:
+        """Whether it was asked for, or a message that comes back refers to it."""
+        if isinstance(parts, PayloadKey):
+            transaction = (parts.generation, java_abs(parts.write_pointer))
+            self._archived.add(transaction)
+            if transaction in self._referenced:
+                return True
+        return self._selection.takes(file.summary.run_id, parts.time_ms)
+
+    def _new_key(self, parts: MessageKey | PayloadKey) -> bytes:
+        return parts._replace(topic=self._topic.topic, generation=self._topic.generation).pack()
 
     def _has_payload(self, pointer: int) -> bool:
         """Whether the target has any payload of the transaction."""
         start = pointer_prefix(self._topic.topic.prefix, self._topic.generation, pointer)
         return self._store.payload.first(start, stop_key(start)) is not None
 
-    def _signed(self, pointer: int | None, verdict: str) -> int | None:
+    def _signed(self, file: ArchivedFile, pointer: int | None, recorded: str) -> int | None:
         """The pointer a message comes back with: positive only where it is known that it may be seen."""
-        if pointer is None or pointer < 0:
+        if pointer is None or pointer <= 0:
             return pointer
-        return pointer if verdict == Verdict.COMMITTED and not self._is_void(pointer) else -pointer
+        # Whatever an archive of before says of an old generation's row, by itself it cannot have known it.
+        old = file.summary.rule == Rule.OLD_GENERATION
+        committed = pointer in self._proven if old else recorded == CommitState.COMMITTED
+        return pointer if committed and not self._is_void(pointer) else -pointer
 
     def _is_void(self, pointer: int) -> bool:
         return pointer in self._void or (self._snapshot is not None and self._snapshot.is_invalid(pointer))

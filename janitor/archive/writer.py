@@ -1,4 +1,4 @@
-"""The undo window: rows are written to Parquet files before they are deleted (rule S16).
+"""Writes rows to Parquet files before they are deleted, so that a deletion can be undone for a while (rule S16).
 
 A batch is deleted only after its file is complete, synced and under its name, and the name itself is synced. So
 whatever dies in between, a row is in the store, in the archive, or in both. With each row goes what was known of its
@@ -20,9 +20,10 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeVar
 
-from janitor import archive_folder, parquet
-from janitor.policy import Rule
-from janitor.txstate import TransactionView
+from janitor.archive import folder as archive_folder
+from janitor.archive import parquet
+from janitor.law.policy import Rule
+from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock
 from tms_core.errors import ArchiveError
 from tms_core.tables.base import MessageTable, MessageValue, Page, PayloadTable
@@ -45,7 +46,7 @@ _HINTS = {
 _LOOK = "Look at that disk; until it can be written nothing is deleted."
 
 
-class Verdict(StrEnum):
+class CommitState(StrEnum):
     """What was known of a row's transaction when the row was archived."""
 
     NONE = "none"
@@ -55,25 +56,31 @@ class Verdict(StrEnum):
     UNDECIDED = "undecided"
 
 
-def verdict(pointer: int | None, snapshot: VisibilityState | None) -> Verdict:
-    """What a snapshot says of a stored write pointer.
+def commit_state(pointer: int | None, snapshot: VisibilityState | None, rule: Rule) -> CommitState:
+    """What is known of the transaction of a row that goes.
+
+    A rollback reaches only the generation that a topic has at that moment, in CDAP as on its servers. So in an earlier
+    one a positive pointer may be that of a transaction that was rolled back there in vain, and then aborted: no list
+    names it, and it does not mean that the transaction was committed.
 
     Args:
         pointer: as it is stored; None outside transactions.
         snapshot: a usable one (rule S14), or None.
+        rule: by which the row goes.
     """
     if pointer is None:
-        return Verdict.NONE
+        return CommitState.NONE
     if pointer < 0:
-        return Verdict.ROLLED_BACK
+        return CommitState.ROLLED_BACK
     if pointer == 0:
         # No transaction has this number, so none can take the row back: every reader sees it.
-        return Verdict.COMMITTED
+        return CommitState.COMMITTED
     if snapshot is None:
-        return Verdict.UNDECIDED
+        return CommitState.UNDECIDED
     if snapshot.is_invalid(pointer):
-        return Verdict.INVALID
-    return Verdict.UNDECIDED if snapshot.is_undecided(pointer) else Verdict.COMMITTED
+        return CommitState.INVALID
+    in_doubt = rule is Rule.OLD_GENERATION or snapshot.is_undecided(pointer)
+    return CommitState.UNDECIDED if in_doubt else CommitState.COMMITTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,7 @@ class SavedFile:
     Attributes:
         path: its file; None when none of its rows could be read.
         keys: the rows that are safe, in key order. The others of the batch are gone already or cannot be read, and
-            nobody may delete them.
+            must not be deleted.
     """
 
     path: Path | None
@@ -130,7 +137,7 @@ class ParquetArchive:
         return RunArchive(self.folder, self._clock, run_id, transactions.snapshot, first)
 
     def expire(self, keep_days: int, now_ms: int) -> int:
-        """Give up what was archived on days that ended more than ``keep_days`` days ago.
+        """Remove what was archived on days that ended more than ``keep_days`` days ago.
 
         Args:
             now_ms: a moment no guard doubts; a clock that ran ahead would cost the archive.
@@ -162,8 +169,8 @@ class RunArchive:
     ) -> SavedFile:
         """Write one batch; on return its file survives a crash of the machine.
 
-        It takes a while. So whoever deletes the rows looks once more whether they may go, and then deletes
-        ``SavedFile.keys`` and nothing else.
+        It takes a while. So the caller checks once more whether the rows may go, and then deletes ``SavedFile.keys``
+        and nothing else.
 
         Args:
             topic, generation, rule: of all the rows.
@@ -184,7 +191,7 @@ class RunArchive:
             "snapshot_timestamp_ms": None if self._snapshot is None else self._snapshot.timestamp_ms,
         }
         saved: list[bytes] = []
-        groups = _groups(self._rows(table, keys), same, saved)
+        groups = _groups(self._rows(table, rule, keys), same, saved)
         first = next(groups, None)
         if first is None:
             return SavedFile(None, saved)
@@ -196,14 +203,16 @@ class RunArchive:
             raise _failed(day, error) from error
         return SavedFile(path, saved)
 
-    def _rows(self, table: MessageTable | PayloadTable, keys: Sequence[bytes]) -> Iterator[list[dict[str, Any]]]:
+    def _rows(
+        self, table: MessageTable | PayloadTable, rule: Rule, keys: Sequence[bytes]
+    ) -> Iterator[list[dict[str, Any]]]:
         """What differs from row to row, by column; a page at a time."""
         if isinstance(table, MessageTable):
             for page in pick(table.rows, _key, lambda row: len(row[1].payload or b""), keys):
-                yield [_message(key, value, self._snapshot) for key, value in page]
+                yield [_message(key, value, self._snapshot, rule) for key, value in page]
         else:
             for stored in pick(table.rows, _key, lambda row: len(row[1]), keys):
-                yield [_payload(key, value, self._snapshot) for key, value in stored]
+                yield [_payload(key, value, self._snapshot, rule) for key, value in stored]
 
     def _next_path(self, day: Path) -> Path:
         """A path that no file has, in a folder that is there for good."""
@@ -223,7 +232,7 @@ def pick(
     """Read what a table has under these keys, a page at a time; keys without a row are passed over.
 
     The keys of a batch may lie side by side, or one here and one there among rows that stay. So a page is twice as
-    long as what the one before was good for: dense keys cost few pages, scattered ones read little that nobody wants.
+    long as what the one before was good for: dense keys cost few pages, scattered ones read little that is not wanted.
 
     Args:
         read: a table's ``keys`` or ``rows``.
@@ -265,7 +274,7 @@ def _columns(rows: list[dict[str, Any]], same: Mapping[str, Any]) -> dict[str, l
     return {**repeated, **{name: [row[name] for row in rows] for name in rows[0]}}
 
 
-def _message(key: bytes, value: MessageValue, snapshot: VisibilityState | None) -> dict[str, Any]:
+def _message(key: bytes, value: MessageValue, snapshot: VisibilityState | None, rule: Rule) -> dict[str, Any]:
     return {
         "key": key,
         "publish_ms": _number(key[-10:-2]),
@@ -274,11 +283,11 @@ def _message(key: bytes, value: MessageValue, snapshot: VisibilityState | None) 
         "write_ms": None,
         "payload_sequence": None,
         "payload": value.payload,
-        "verdict": str(verdict(value.pointer, snapshot)),
+        "verdict": str(commit_state(value.pointer, snapshot, rule)),
     }
 
 
-def _payload(key: bytes, value: bytes, snapshot: VisibilityState | None) -> dict[str, Any]:
+def _payload(key: bytes, value: bytes, snapshot: VisibilityState | None, rule: Rule) -> dict[str, Any]:
     pointer = int.from_bytes(key[-18:-10], "big", signed=True)
     return {
         "key": key,
@@ -288,7 +297,7 @@ def _payload(key: bytes, value: bytes, snapshot: VisibilityState | None) -> dict
         "write_ms": _number(key[-10:-2]),
         "payload_sequence": _number(key[-2:]),
         "payload": value,
-        "verdict": str(verdict(pointer, snapshot)),
+        "verdict": str(commit_state(pointer, snapshot, rule)),
     }
 
 

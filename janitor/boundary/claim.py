@@ -18,13 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from janitor.intervals import EVERYTHING, Interval, remainder
-from janitor.references import Lifetime
+from janitor.law.intervals import EVERYTHING, Interval, remainder
+from janitor.law.references import Lifetime
 from janitor.state.base import Claim, Evidence
 from tms_core.transaction.model import TX_PER_MS
-
-#: The note that says how the last claim was refuted, until another one is made.
-REFUTED = "refuted"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -64,7 +61,7 @@ class Boundary:
 
 
 def claim(evidence: Sequence[Evidence], open_pointers: Iterable[int], lifetime: Lifetime) -> Boundary:
-    """What the evidence allows to claim.
+    """The prune boundary that the evidence proves.
 
     Args:
         evidence: intervals left clean.
@@ -150,7 +147,7 @@ def _alike(evidence: Iterable[Evidence]) -> list[Evidence]:
 
 
 def _limits(interval: Evidence, of_snapshot: int, lifetime: Lifetime) -> list[Limit]:
-    """What an interval allows; ``of_snapshot`` is what its snapshot does where no row had to stay."""
+    """How far one interval allows the boundary; ``of_snapshot`` is its snapshot's own where no row had to stay."""
     between = _between(interval.start, interval.stop)
     snapshot = f"snapshot {interval.snapshot_timestamp_ms}, used {between}"
     if interval.bound < of_snapshot:

@@ -4,7 +4,8 @@ To prove that a large table is clean takes hours, and a process may die in that 
 each part of a store is evidence by itself as soon as it was covered (rule S4), and a *round* is over when every part
 was. A run that goes on with a round searches the parts that are done only for what a frequent run does too.
 
-A store in one piece is proven clean by one run or not at all: it is small, and its files are easily put back.
+A store in one piece is covered from its first key to its last, and what is covered is saved on the way: a run that is
+killed at the same time every night gets further every night.
 """
 
 from __future__ import annotations
@@ -13,18 +14,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from janitor.intervals import EVERYTHING, Interval, remainder
+from janitor.law.intervals import EVERYTHING, Interval, remainder
 from janitor.state.base import State
 from tms_core.tables.base import Store
 
 #: The note that says when the round began that is under way, and which runs have covered something in it.
 ROUND = "round"
-#: One begins this long after the last one began, and one that has not ended by then begins anew.
-ROUND_MS = 24 * 3600 * 1000
+#: The note that asks the next run to read everything: since when it is there, in ms.
+WANTED = "thorough_wanted_ms"
+#: The note that says how the last claim was refuted, until another one is made.
+REFUTED = "refuted"
+#: A round that has not ended so long after it began begins anew; one run every night may need several nights.
+ROUND_MS = 7 * 24 * 3600 * 1000
 
 
 #: Told of intervals that were covered, and of the lowest invalid pointer there that has to stay; None: none was met.
 Record = Callable[[Sequence[Interval], int | None], None]
+
+
+#: Told up to which key something was done.
+Reach = Callable[[bytes], None]
+
+
+def nowhere(_: bytes) -> None:
+    """Ignore how far something has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +46,31 @@ class Round:
 
     Attributes:
         began_ms: when its first run began.
-        record: called by the thread that began the walk, while others may still be walking.
+        record: called by the thread that began the pass, while other threads may still be at work.
         done: what earlier runs have covered.
         since_ms: from which publish time on that is searched all the same; None: not at all.
+        is_due: whether it is worth while to record how far the search of a part has come.
+        payloads_from: in a store in one piece, the first topic whose payloads no earlier run has gone through.
+        payloads_done: told up to which key payloads were gone through there.
     """
 
     began_ms: int
     record: Record
     done: tuple[Interval, ...] = ()
     since_ms: int | None = None
+    is_due: Callable[[], bool] = lambda: False
+    payloads_from: bytes = b""
+    payloads_done: Reach = nowhere
 
     def has_done(self, part: Store) -> bool:
         """Whether an earlier run has covered this part."""
         return not remainder(Interval(*part.span), self.done)
+
+    def first_undone(self, part: Store) -> bytes:
+        """The first key of a part that no earlier run has covered, where these have covered all before it."""
+        start, stop = part.span
+        left = remainder(Interval(start, stop), self.done)
+        return left[0].start if len(left) == 1 and left[0].stop == stop else start
 
     def record_gaps(self, parts: Sequence[Store]) -> None:
         """Where no part has keys there is nothing to search: what may still be put there is of younger transactions."""
@@ -66,11 +91,13 @@ class Progress(NamedTuple):
         began_ms: when its first run began.
         done: what its former runs have covered.
         since_ms: when the first of those began that are behind ``done``; None: nothing is done.
+        payloads_from: the first topic whose payloads they have not gone through.
     """
 
     began_ms: int
     done: tuple[Interval, ...] = ()
     since_ms: int | None = None
+    payloads_from: bytes = b""
 
 
 def go_on(state: State, run_id: str, now_ms: int, snapshot_ms: int) -> Progress:
@@ -92,12 +119,74 @@ def go_on(state: State, run_id: str, now_ms: int, snapshot_ms: int) -> Progress:
         return Progress(now_ms)
     known = [item for item in state.evidence() if item.run_id in note["runs"]]
     runs = sorted({item.run_id for item in known})
-    state.save_note(ROUND, {"began_ms": note["began_ms"], "runs": [*runs, run_id]})
+    state.save_note(ROUND, {**note, "runs": [*runs, run_id]})
     counting = [item for item in known if item.started_ms <= now_ms and item.snapshot_timestamp_ms <= snapshot_ms]
     done = tuple(Interval(item.start, item.stop) for item in counting)
-    return Progress(note["began_ms"], done, min((item.started_ms for item in counting), default=None))
+    since_ms = min((item.started_ms for item in counting), default=None)
+    return Progress(note["began_ms"], done, since_ms, bytes.fromhex(note.get("payloads", "")))
+
+
+def save_payloads(state: State, run_id: str, upto: bytes) -> None:
+    """Remember up to which key the payloads of a store in one piece were gone through in this round.
+
+    Raises:
+        StoreError: the state could not be read or written.
+    """
+    with state.transaction():
+        note = state.note(ROUND)
+        if note is not None and run_id in note["runs"]:
+            state.save_note(ROUND, {**note, "payloads": upto.hex()})
 
 
 def end(state: State) -> None:
     """Forget the round: it is complete, or what was done in it counts no more."""
     state.save_note(ROUND, None)
+
+
+class Refutation(NamedTuple):
+    """How a claim turned out to be false.
+
+    Attributes:
+        message: what was found, as a clause.
+        at_ms: when.
+        searched: whether a pass that began later has read everything.
+    """
+
+    message: str
+    at_ms: int
+    searched: bool = False
+
+
+def refutation(state: State) -> Refutation | None:
+    """How the last claim was refuted; None once another one was made, or when none ever was.
+
+    Raises:
+        StoreError: the state could not be read.
+    """
+    found = state.note(REFUTED)
+    return None if found is None else Refutation(**found)
+
+
+def refute(state: State, message: str, at_ms: int) -> None:
+    """Withdraw the claim and all that it rests on, so that the next run reads everything (rule S4).
+
+    A run under way claims nothing any more: what it has covered before may be what is false.
+
+    Args:
+        message: what was found, as a clause.
+        at_ms: what time it is.
+
+    Raises:
+        StoreError: the state could not be written.
+    """
+    with state.transaction():
+        state.save_claim(None)
+        state.replace_evidence([])
+        state.save_note(REFUTED, Refutation(message, at_ms)._asdict())
+        end(state)
+
+
+def searched(state: State, known: Refutation | None) -> None:
+    """Remember that a pass that began with a claim refuted has read everything."""
+    if known is not None:
+        state.save_note(REFUTED, known._replace(searched=True)._asdict())

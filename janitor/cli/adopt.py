@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import click
 
+from janitor.app.session import session
 from janitor.cli import render
-from janitor.cli.context import session
-from janitor.cli.once import is_done, once_for_option, remember
+from janitor.cli.hints import next_pass
+from janitor.cli.once import is_done, once_for_option
 from janitor.cli.options import common_options
 
 
 @click.command("adopt")
 @once_for_option
+@click.option(
+    "--expect-store",
+    metavar="STORE",
+    help="Adopt no other store than this one: its store_id in a plan file, or its name in the status.",
+)
 @common_options
-def command(once_for: str | None) -> None:
+def command(once_for: str | None, expect_store: str | None) -> None:
     """Accept this store as it is now.
 
     And with it its transaction system and this machine's clock. From then on runs delete what is
@@ -29,9 +35,10 @@ def command(once_for: str | None) -> None:
     if is_done(current, "adopt", once_for):
         return
     with current.reading() as engine:
-        topics = engine.adopt()
-    remember(current, "adopt", once_for)
+        # The place is what the settings say, so it can be compared here; only the engine knows the store's id.
+        named = expect_store == current.place.name
+        topics = engine.adopt(once_for=once_for, store_id=None if named else expect_store)
     if current.as_json:
         render.print_json({"adopted": [str(topic) for topic in topics]})
     else:
-        render.console().print(f"adopted, with {len(topics)} topics\nnext: janitor run --once {current.arguments()}")
+        render.console().print(f"adopted, with {len(topics)} topics\nnext: {next_pass(current)}")

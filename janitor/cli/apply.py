@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from janitor import plan
-from janitor.cli.context import session
+from janitor.app.session import session
 from janitor.cli.options import common_options
 from janitor.cli.outcome import finish
-from janitor.run_log import RunLog
+from janitor.run import plan_file as plan
+from janitor.run.log import RunLog
 
 
 @click.command("apply")

@@ -1,42 +1,71 @@
-"""``janitor approve``: let a held frontier go."""
+"""``janitor approve``: let a held frontier go, or accept the machine's clock."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 
+from janitor.app.session import session
 from janitor.cli import render
-from janitor.cli.context import session
-from janitor.cli.once import is_done, once_for_option, remember
+from janitor.cli.hints import next_pass, typed
+from janitor.cli.once import is_done, once_for_option
 from janitor.cli.options import PatternType, common_options
+from janitor.state.base import EVERYTHING
+from janitor.state.decided import approval
+from tms_core.topic import TopicId
 
 
 @click.command("approve")
 @click.argument("topic", type=PatternType(), required=False)
+@click.option("--all", "everything", is_flag=True, help="Let every held topic go.")
+@click.option("--clock", is_flag=True, help="This machine's clock is right; lets no topic go.")
 @once_for_option
 @common_options
-def command(topic: str | None, once_for: str | None) -> None:
-    """Let go what is held.
+def command(topic: str | None, everything: bool, clock: bool, once_for: str | None) -> None:
+    """Let go what is held, or accept the machine's clock.
 
-    Of one topic (or pattern), or all of it and the clock with it. A frontier is held when a ttl
-    was shortened, a topic deleted or created again, or a store restored. The next run then deletes
-    what janitor plan shows as held.
+    Of one topic (or pattern), or with --all of every topic. A frontier is held when a ttl was
+    shortened, a topic deleted or created again, or a store restored. The next run then deletes
+    what janitor plan shows as held. Accepting the clock is a decision of its own.
 
     \b
     Examples:
       janitor approve default:orders --config janitor.yaml
-      janitor approve --config janitor.yaml
+      janitor approve --all --config janitor.yaml
+      janitor approve --clock --config janitor.yaml
     """
+    if topic is None and not everything and not clock:
+        raise click.UsageError(
+            "Say what is approved: a topic as in default:orders, --all for every held topic, or --clock if this "
+            "machine's clock is right."
+        )
+    if topic is not None and everything:
+        raise click.UsageError("Give a topic or --all, not both.")
     current = session()
-    verb = f"approve {topic or ''}".strip()
-    if is_done(current, verb, once_for):
+    patterns = (EVERYTHING,) if everything else (topic,) if topic else ()
+    if is_done(current, approval(patterns, clock=clock), once_for):
         return
     with current.reading() as engine:
-        topics = engine.approve((topic,) if topic else ())
-    remember(current, verb, once_for)
+        topics = engine.approve(patterns, clock=clock, once_for=once_for)
     if current.as_json:
-        render.print_json({"approved": [str(name) for name in topics]})
-    elif topics:
-        names = "\n".join(f"  {name}" for name in topics)
-        render.console().print(f"approved:\n{names}\nnext: janitor run --once {current.arguments()}")
-    else:
-        render.console().print("nothing is held" + (f" of {topic}" if topic else "; the clock is accepted"))
+        render.print_json({"approved": [str(name) for name in topics], "clock": clock})
+        return
+    out = render.console()
+    for line in _lines(topics, topic, named=bool(patterns), clock=clock):
+        out.print(line)
+    if topics:
+        out.print(f"next: {next_pass(current)}")
+    elif clock:
+        out.print(f"next: {typed(current, 'plan')}")
+
+
+def _lines(topics: list[TopicId], topic: str | None, *, named: bool, clock: bool) -> Iterator[str]:
+    """What was approved."""
+    if clock:
+        yield "the clock is accepted"
+    if topics:
+        yield "approved:"
+        yield from (f"  {name}" for name in topics)
+    elif named:
+        yield "nothing is held" + (f" of {topic}" if topic else "")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
-from janitor import archive_folder, archived
-from janitor.archived import Listing, Selection
+from janitor.app.session import Session, session
+from janitor.archive import folder as archive_folder
+from janitor.archive import index as archived
+from janitor.archive.index import Listing, Selection
+from janitor.archive.restore import Request, Restored
 from janitor.cli import render
-from janitor.cli.context import Session, session
 from janitor.cli.options import Command, common_options, topic_patterns
 from janitor.cli.outcome import PARTLY
-from janitor.restore import Request, Restored
 from tms_core.cli.names import TopicType
 from tms_core.cli.outcome import DONE
 from tms_core.cli.times import Moment, TimeType
@@ -65,7 +68,7 @@ def show(patterns: tuple[str, ...], run_id: str | None, since: Moment | None, un
 @command.command("restore")
 @click.argument("topic", type=TopicType())
 @click.option("--to", "target", type=TopicType(), help="Another topic to restore to; it need not be paused.")
-@click.option("--dry-run", is_flag=True, help="Only count; nothing is written.")
+@click.option("--dry-run", is_flag=True, help="Only show what there is, and count; nothing is written.")
 @selecting
 @common_options
 def bring_back(
@@ -93,10 +96,18 @@ def bring_back(
     request = Request(topic, target, _selection(current, run_id, since, until), dry_run)
     with current.reading() if dry_run else current.deciding() as desk:
         done = desk.restorable(folder, request) if dry_run else desk.restore(folder, request)
+    found = _meant(folder, request) if dry_run else []
     if current.as_json:
-        render.print_json(done.to_json())
-    else:
-        _show_restored(done)
+        render.print_json({**done.to_json(), **({"archived": [one.to_json() for one in found]} if dry_run else {})})
+        return
+    if found:
+        _print_groups(found)
+    _show_restored(done)
+
+
+def _meant(folder: Path, request: Request) -> list[archived.Group]:
+    """What of the archive a restore would look at, by day and run."""
+    return archived.groups(archived.find_topic(folder, request.source), request.selection)
 
 
 def _selection(current: Session, run_id: str | None, since: Moment | None, until: Moment | None) -> Selection:
@@ -111,28 +122,32 @@ def _selection(current: Session, run_id: str | None, since: Moment | None, until
 def _show_groups(current: Session, groups: list[archived.Group], found: Listing) -> None:
     out = render.console()
     if groups:
-        columns = ["topic", "deleted on", "run", "gen", "rule", "messages", "payloads", "bytes", "oldest", "newest"]
-        table = render.grid(columns, right=(5, 6, 7))
-        for group in groups:
-            table.add_row(
-                str(group.topic),
-                group.day.isoformat(),
-                group.run_id,
-                ", ".join(map(str, group.generations)),
-                ", ".join(group.rules),
-                f"{group.messages:,}",
-                f"{group.payloads:,}",
-                render.size(group.size_bytes),
-                render.moment(group.oldest_ms),
-                render.moment(group.newest_ms),
-            )
-        render.print_table(table)
+        _print_groups(groups)
     else:
         out.print("nothing of this kind is archived" if found.files else "nothing is archived")
         if not current.settings.janitor.archive.enabled:
             out.print("janitor.archive.enabled is false: what is deleted is gone")
     for error in found.damaged:
         out.print(render.styled(str(error), "bold red"))
+
+
+def _print_groups(groups: list[archived.Group]) -> None:
+    columns = ["topic", "deleted on", "run", "gen", "rule", "messages", "payloads", "bytes", "oldest", "newest"]
+    table = render.grid(columns, right=(5, 6, 7))
+    for group in groups:
+        table.add_row(
+            str(group.topic),
+            group.day.isoformat(),
+            group.run_id,
+            ", ".join(map(str, group.generations)),
+            ", ".join(group.rules),
+            f"{group.messages:,}",
+            f"{group.payloads:,}",
+            render.size(group.size_bytes),
+            render.moment(group.oldest_ms),
+            render.moment(group.newest_ms),
+        )
+    render.print_table(table)
 
 
 def _show_restored(done: Restored) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from janitor import feedback
-from janitor.boundary import Limit
+from janitor.app.session import session
+from janitor.boundary.claim import Limit
 from janitor.cli import render
-from janitor.cli.context import session
 from janitor.cli.options import common_options
+from janitor.run import feedback
 
 
 @click.command("boundary")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
+from janitor.app.session import session
 from janitor.cli import render
-from janitor.cli.context import session
 from janitor.cli.options import common_options
-from tms_core.layered import text
+from tms_core.settings.fields import text
 
 
 @click.group("config")

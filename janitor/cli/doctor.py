@@ -10,14 +10,16 @@ from typing import Literal, NamedTuple
 
 import click
 
-from janitor import guards, txstate
+from janitor.app.session import Session, session
 from janitor.cli import render
-from janitor.cli.context import Session, session
 from janitor.cli.options import common_options
+from janitor.run import guards
 from janitor.state.base import RunRecord, StoreRecord
+from janitor.sweep import transactions as txstate
 from tms_core.errors import TmsError
-from tms_core.tables.leveldb_clone import clone
-from tms_core.tables.leveldb_layout import FOLDERS
+from tms_core.tables.hbase.described import NEEDED
+from tms_core.tables.leveldb.clone import clone
+from tms_core.tables.leveldb.layout import FOLDERS
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 #: Below this share of the disk a compaction may fail.
@@ -70,6 +72,8 @@ def examine(current: Session) -> Iterator[Finding]:
         yield _guarded(name, check, current)
     if not current.place.exclusive:
         yield _guarded("cdap", _cdap, current)
+        yield _guarded("tables", _tables, current)
+        yield _guarded("regions", _regions, current)
 
 
 def _guarded(name: str, check: Callable[[Session], Finding], current: Session) -> Finding:
@@ -109,10 +113,10 @@ def _state(current: Session) -> Finding:
     record, last = _remembered(current)
     if record is None or record.adopted_ms is None:
         return Finding(
-            "state", "warn", f"{current.place.memory_name}: not adopted yet; look at janitor plan, then janitor adopt"
+            "state", "warn", f"{current.place.state_name}: not adopted yet; look at janitor plan, then janitor adopt"
         )
     ran = f", last run {last.result or 'unfinished'} at {render.moment(last.started_ms)}" if last else ", never run"
-    return Finding("state", "ok", f"{current.place.memory_name}, adopted {render.moment(record.adopted_ms)}{ran}")
+    return Finding("state", "ok", f"{current.place.state_name}, adopted {render.moment(record.adopted_ms)}{ran}")
 
 
 def _snapshots(current: Session) -> Finding:
@@ -132,8 +136,8 @@ def _snapshots(current: Session) -> Finding:
 
 def _clock(current: Session) -> Finding:
     now, note = guards.read_clocks(current.clock), None
-    if current.place.has_memory():
-        with current.place.memory() as state:
+    if current.place.has_state():
+        with current.place.state() as state:
             now = guards.read_clocks(current.clock)
             note = guards.check_clocks(state, now, current.terms().lifetime.allowance_ms)
     if note is None:
@@ -168,11 +172,35 @@ def _cdap(current: Session) -> Finding:
     return Finding("cdap", "ok", "neither its observers nor its pruning are at work on these tables")
 
 
+def _tables(current: Session) -> Finding:
+    """Whether HBase keeps what a sweep deletes, or deletes what it keeps."""
+    found = [
+        f"{table.name} has {name} {value}, not {NEEDED[name]}"
+        for table in current.place.table_settings()
+        for name, value in table.hindering.items()
+    ]
+    if found:
+        return Finding("tables", "warn", f"{'; '.join(found)}: docs/hbase.md, Cheap sweeps, says what to type")
+    return Finding("tables", "ok", "no setting of theirs hinders a sweep")
+
+
+def _regions(current: Session) -> Finding:
+    """Whether each bucket has a region of its own, so that buckets are swept and compacted by themselves."""
+    found = [
+        f"{table.name} has no region that begins at {', '.join(f'x{start.hex()}' for start in table.missing_starts)}"
+        for table in current.place.table_settings()
+        if table.missing_starts
+    ]
+    if found:
+        return Finding("regions", "warn", f"{'; '.join(found)}: docs/hbase.md, Cheap sweeps, says how to split")
+    return Finding("regions", "ok", "each bucket has one")
+
+
 def _remembered(current: Session) -> tuple[StoreRecord | None, RunRecord | None]:
     """Store and last run out of the state. Where there is none, none is made."""
-    if not current.place.has_memory():
+    if not current.place.has_state():
         return None, None
-    with current.place.memory() as state:
+    with current.place.state() as state:
         return state.store(), next(iter(state.runs(1)), None)
 
 

@@ -3,7 +3,7 @@
 A run that lasts seconds cannot be scraped, but what it leaves in the memory can. So this process reads the memory every
 few seconds, never the store, and shows what a daemon would show. It opens the memory anew each time: the runs may
 replace it, and one that is not there yet is no error. It makes none itself; an empty one at a wrong path would look
-like a store nobody has ever swept.
+like a store that was never swept.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from threading import Event
 
 import click
 
-from janitor.cli.context import session
+from janitor.app.session import session
+from janitor.app.stores import Place
 from janitor.cli.options import common_options
-from janitor.cli.places import Place
 from janitor.http.app import make_app
 from janitor.http.server import HttpServer
-from janitor.look import Site, look, summary
 from janitor.metrics import Metrics
-from janitor.picture import Picture, RunSummary
-from janitor.state.sqlite import SqliteState
+from janitor.state.sqlite.state import SqliteState
+from janitor.status.collect import Site, collect, summary
+from janitor.status.status import RunSummary, Status
 from tms_core.clock import Clock
 from tms_core.errors import TmsError
 
@@ -43,7 +43,7 @@ class Exporter:
     Args:
         place: where the memory is, or will be.
         site: what is shown besides.
-        metrics: are given each new picture.
+        metrics: are given each new status.
     """
 
     def __init__(self, place: Place, site: Site, metrics: Metrics, clock: Clock) -> None:
@@ -54,7 +54,7 @@ class Exporter:
         self._problem = "the memory has not been read yet"
         self._refreshed_ms = clock.running_ms()
         with SqliteState.in_memory() as nothing:
-            self._picture = look(nothing, site, clock)
+            self._status = collect(nothing, site, clock)
 
     def refresh(self) -> None:
         """Read the memory; while that fails, what was read last is shown, and the reason is in the log once."""
@@ -62,7 +62,7 @@ class Exporter:
         if problem and problem != self._problem:
             logger.warning("%s", problem)
         elif self._problem and not problem:
-            logger.info("the memory is read: %s", self._place.memory_name)
+            logger.info("the memory is read: %s", self._place.state_name)
         self._problem = problem
         self._refreshed_ms = self._clock.running_ms()
 
@@ -72,21 +72,21 @@ class Exporter:
             self.refresh()
 
     def _read(self) -> str:
-        """Take the picture; returns why that was not possible, or nothing."""
+        """Take the status; returns why that was not possible, or nothing."""
         try:
-            if not self._place.has_memory():
-                return f"there is no memory in {self._place.memory_name} yet; the first janitor run makes it"
-            with self._place.memory() as state:
-                picture = look(state, self._site, self._clock)
+            if not self._place.has_state():
+                return f"there is no memory in {self._place.state_name} yet; the first janitor run makes it"
+            with self._place.state() as state:
+                status = collect(state, self._site, self._clock)
         except TmsError as error:
             return str(error)
-        self._metrics.update(picture)
-        self._picture = picture
+        self._metrics.update(status)
+        self._status = status
         return ""
 
-    def picture(self) -> Picture:
-        """The picture as of the last refresh; of a janitor that has done nothing yet, before the first."""
-        return self._picture
+    def status(self) -> Status:
+        """The status as of the last refresh; of a janitor that has done nothing yet, before the first."""
+        return self._status
 
     def runs(self, limit: int) -> list[RunSummary]:
         """The last runs, newest first.
@@ -94,9 +94,9 @@ class Exporter:
         Raises:
             StoreError: the memory cannot be read.
         """
-        if not self._place.has_memory():
+        if not self._place.has_state():
             return []
-        with self._place.memory() as state:
+        with self._place.state() as state:
             return [summary(run) for run in state.runs(limit)]
 
     def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
@@ -127,8 +127,7 @@ def command() -> None:
     """
     current = session()
     wanted = current.settings.janitor
-    # How often CronJobs run, their own settings say.
-    site = replace(current.site(), schedule="started from outside")
+    site = replace(current.site(), schedule=wanted.started_by or "started from outside")
     metrics = Metrics(wanted.metrics.per_topic, wanted.metrics.top)
     exporter = Exporter(current.place, site, metrics, current.clock)
     exporter.refresh()

@@ -9,13 +9,13 @@ from typing import Any
 import click
 from rich.text import Text
 
+from janitor.app.session import Session, session
 from janitor.cli import render
-from janitor.cli.context import Session, session
 from janitor.cli.memory import beginning, explain_beginning, memory
 from janitor.cli.options import common_options
-from janitor.look import summary
-from janitor.policy import Rule
+from janitor.law.policy import Rule
 from janitor.state.base import RunRecord
+from janitor.status.collect import summary
 from tms_core.cli.times import Moment, SinceType
 
 RUNNING, LOST = "running", "lost"

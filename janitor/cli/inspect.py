@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from janitor import inspect
+from janitor.app.session import session
 from janitor.cli import render
-from janitor.cli.context import session
 from janitor.cli.options import common_options, topic_patterns
+from janitor.inspect import rows as inspect
 from tms_core.transaction.model import transaction_ms
 
 _HIDDEN = {"key"}

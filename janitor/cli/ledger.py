@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
+from janitor.app.session import session
 from janitor.cli import render
-from janitor.cli.context import session
 from janitor.cli.memory import beginning, explain_beginning, memory
 from janitor.cli.options import common_options, topic_patterns
-from janitor.policy import Rule
+from janitor.law.policy import Rule
 from janitor.state.base import LedgerEntry
 from tms_core.rowkey import GENERATION_BYTES
 from tms_core.transaction.model import transaction_ms

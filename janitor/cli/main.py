@@ -8,13 +8,12 @@ from importlib import metadata
 
 import click
 
+from janitor.app.options import Common
 from janitor.cli import (
     adopt,
-    advise,
     apply,
     approve,
     archive,
-    audit,
     boundary,
     completion,
     config,
@@ -29,18 +28,35 @@ from janitor.cli import (
     run,
     spark,
     status,
+    verify,
     why,
 )
+from janitor.cli.hints import complete
 from janitor.cli.options import common_options
 from janitor.cli.outcome import REFUSED
 from tms_core.cli import outcome
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError, Refused
 
+#: Verbs that change nothing in the store.
+_QUESTIONS = frozenset({"boundary", "doctor", "history", "inspect", "ledger", "plan", "status", "verify", "why"})
+_ASKED = "interrupted; nothing in the store was changed"
+_INTERRUPTED = "interrupted; what was done is done, the next run goes on from there"
 _CODES = ((Refused, REFUSED), *outcome.CODES)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+#: Former names of verbs, understood for one version more.
+FORMER = {"audit": "verify"}
+
+
+class Verbs(click.Group):
+    """The verbs, also by the names they had in the version before."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, FORMER.get(cmd_name, cmd_name))
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @common_options
 def cli() -> None:
     """Clean a CDAP messaging store: expired rows, old generations, invalid transactions.
@@ -64,16 +80,16 @@ def cli() -> None:
     Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 a guard stopped it or the store
     is not adopted, 4 another process holds the store, 5 something was left undone.
     """
+    context = click.get_current_context()
+    context.ensure_object(dict)["verb"] = context.invoked_subcommand
     _refuse_namesake()
 
 
 _VERBS = (
     adopt,
-    advise,
     apply,
     approve,
     archive,
-    audit,
     boundary,
     completion,
     config,
@@ -88,6 +104,7 @@ _VERBS = (
     run,
     spark,
     status,
+    verify,
     why,
 )
 for verb in _VERBS:
@@ -118,11 +135,13 @@ def _refuse_namesake() -> None:
 
 def execute(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> int:
     """Run a command and return its exit code."""
+    found: dict[str, object] = {"clock": clock, "common": (common := Common())}
     return outcome.execute(
         cli,
         "janitor",
         arguments,
-        obj={"clock": clock},
+        obj=found,
         codes=_CODES,
-        interrupted="interrupted; what was done is done, the next run goes on from there",
+        interrupted=lambda: _ASKED if found.get("verb") in _QUESTIONS else _INTERRUPTED,
+        complete=lambda text: complete(text, common.arguments()),
     )

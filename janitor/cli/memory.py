@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from janitor.app.session import Session
 from janitor.cli import render
-from janitor.cli.context import Session
 from janitor.state.base import State
 
 _DAY_MS = 86_400_000
@@ -20,10 +20,10 @@ def memory(current: Session) -> Iterator[State | None]:
     Raises:
         StoreError: it cannot be read.
     """
-    if not current.place.has_memory():
+    if not current.place.has_state():
         yield None
         return
-    with current.place.memory() as state:
+    with current.place.state() as state:
         yield state
 
 
@@ -44,11 +44,11 @@ def explain_beginning(current: Session, state: State | None, oldest_ms: int | No
     """
     archive = f"rows that were archived can still be listed: janitor archive list {current.arguments()}".rstrip()
     if state is None:
-        return [f"no memory at {current.place.memory_name}: nothing ran here yet, or it was lost; {archive}"]
+        return [f"no memory at {current.place.state_name}: nothing ran here yet, or it was lost; {archive}"]
     known = beginning(state)
     since_ms, adopted_ms = known["known_since_ms"], known["adopted_ms"]
     if since_ms is None:
-        return ["nobody wrote down since when this memory knows"]
+        return ["it was not written down since when this state knows"]
     lines = []
     if oldest_ms is not None:
         since_ms = min(since_ms, oldest_ms)

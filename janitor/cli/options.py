@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import click
 
-from janitor.logs import LogFormat
+from janitor.app.options import Common
 
 Command = Callable[..., Any]
 
@@ -24,18 +23,6 @@ class PatternType(click.ParamType[str]):
         if str(value).count(":") != 1:
             self.fail(f"{value!r} is no topic: write namespace:topic, as in default:orders or 'default:*'", param, ctx)
         return str(value)
-
-
-@dataclass(slots=True)
-class Common:
-    """Options every verb takes; given before the verb or after it, the latter wins."""
-
-    config: Path | None = None
-    leveldb: str | None = None
-    hbase: str | None = None
-    snapshots: str | None = None
-    format: Literal["table", "json"] = "table"
-    log_format: LogFormat = "auto"
 
 
 _COMMON = (

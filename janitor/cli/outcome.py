@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from janitor.app.session import Session
 from janitor.cli import render
-from janitor.cli.context import Session
-from janitor.policy import Hold
+from janitor.cli.hints import complete, for_held, typed
+from janitor.law.policy import Hold
 from janitor.report import Report
 from tms_core.cli.outcome import BUSY, DONE
 
@@ -24,7 +25,7 @@ def show(current: Session, report: Report, next_step: str = "") -> None:
     if current.as_json:
         render.print_json(report.to_json())
     else:
-        render.print_report(report, next_step)
+        render.print_report(report, next_step, lambda text: complete(text, current.arguments()))
 
 
 def finish(current: Session, report: Report) -> int:
@@ -40,8 +41,5 @@ def finish(current: Session, report: Report) -> int:
 
 def _next_step(current: Session, report: Report) -> str:
     if any(note.guard in ("adoption", "identity") and note.tripped for note in report.guards):
-        return f"janitor plan {current.arguments()}"
-    held = sorted(topic for topic, hold in report.held_topics().items() if hold is Hold.FRONTIER)
-    if held:
-        return f"janitor approve {held[0]} {current.arguments()}   (or wait until it is let go)"
-    return ""
+        return typed(current, "plan")
+    return for_held(current, report, set(report.held_topics().values()) - {Hold.PAUSED})

@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 
 import click
 
+from janitor.app.session import session
 from janitor.cli import render
-from janitor.cli.context import session
 from janitor.cli.options import PatternType, common_options
 from janitor.state.base import EVERYTHING, Pause
 
@@ -30,10 +30,10 @@ def command(topic: str | None) -> None:
     current = session()
     pattern = topic or EVERYTHING
     current.place.require()  # where there is no store, no memory is made
-    with current.place.memory() as state:
+    with current.place.state() as state:
         state.pause(pattern, current.clock.now_ms())
         pauses, known = state.pauses(), state.frontiers()
-    current.nudge()
+    current.refresh_status()
     if known and not any(fnmatchcase(str(name), pattern) for name in known):
         click.echo(f"no topic seen so far is called {pattern}; it is paused all the same", err=True)
     if current.as_json:

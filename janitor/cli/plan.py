@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
 
-from janitor import plan
-from janitor.cli.context import Session, session
+from janitor.app.session import Session, session
+from janitor.cli.hints import adoption, for_held, next_pass, typed
 from janitor.cli.options import common_options, topic_patterns
 from janitor.cli.outcome import show
-from janitor.policy import Hold
+from janitor.law.policy import Hold
 from janitor.report import Report
+from janitor.run import plan_file as plan
 from janitor.settings import config_digest
 from tms_core.cli.times import Moment, TimeType
 
@@ -47,12 +49,13 @@ def command(at: Moment | None, out: Path | None, patterns: tuple[str, ...]) -> N
 def _next_step(current: Session, report: Report, out: Path | None, what_if: bool) -> str:
     """What one would type after looking at this plan."""
     holds = set(report.held_topics().values())
-    where = current.arguments()
     if what_if or not report.entries:
         return ""
+    if any(note.guard == "identity" for note in report.guards):
+        return typed(current, "adopt")
+    file = "" if out is None else shlex.quote(str(out))
     if Hold.FIRST_CONTACT in holds:
-        return f"janitor apply {out} --adopt {where}" if out else f"janitor run --once --adopt {where}"
-    if Hold.FRONTIER in holds:
-        topic = min(topic for topic, hold in report.held_topics().items() if hold is Hold.FRONTIER)
-        return f"janitor approve {topic} {where}   (or wait until it is let go)"
-    return f"janitor apply {out} {where}" if out else f"janitor run --once {where}"
+        return typed(current, f"apply {file} --adopt") if out else adoption(current)
+    if Hold.FRONTIER in holds or all(key.held for key, _ in report.sorted_entries()):
+        return for_held(current, report, holds)
+    return typed(current, f"apply {file}") if out else next_pass(current)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from janitor.policy import Hold, Reason, Rule
+from janitor.law.policy import Hold, Reason, Rule
 from janitor.report import COUNTED_REASONS, Report
 
 _RULES = {Rule.EXPIRED: "expired", Rule.OLD_GENERATION: "old generation", Rule.INVALID_TRANSACTION: "invert"}
@@ -71,8 +71,12 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 
-def print_report(report: Report, next_step: str = "") -> None:
-    """A plan or a run: what goes by which rule, what stays and why, what the guards say."""
+def print_report(report: Report, next_step: str = "", complete: Callable[[str], str] = str) -> None:
+    """A plan or a run: what goes by which rule, what stays and why, what the guards say.
+
+    Args:
+        complete: gives the commands that a guard names the options they need here.
+    """
     out = console()
     out.print(_summary(report))
     entries = report.sorted_entries()
@@ -94,7 +98,7 @@ def print_report(report: Report, next_step: str = "") -> None:
     if report.truncated:
         out.print(f"{report.truncated:,} transactions taken off the invalid list")
     for note in report.guards:
-        out.print(Text(f"{note.guard}: {note.message}", style="bold red" if note.tripped else "yellow"))
+        out.print(Text(f"{note.guard}: {complete(note.message)}", style="bold red" if note.tripped else "yellow"))
     for error in report.errors:
         out.print(Text(f"failed: {error}", style="bold red"))
     if next_step:

@@ -1,4 +1,4 @@
-"""``janitor resume``: go on where somebody said to stop, or where a topic was put aside."""
+"""``janitor resume``: go on where an operator said to stop, or where a topic was put aside."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 
 import click
 
+from janitor.app.session import session
 from janitor.cli import render
-from janitor.cli.context import session
 from janitor.cli.memory import memory
 from janitor.cli.options import PatternType, common_options
 from janitor.cli.pause import as_json, names
@@ -35,7 +35,7 @@ def command(topic: str | None) -> int:
     with memory(current) as state:
         resumed, retried = _resume(state, pattern) if state else ([], [])
         pauses = state.pauses() if state else []
-    current.nudge()
+    current.refresh_status()
     over = [pause for pause in pauses if _within(pattern, pause.pattern)]
     if current.as_json:
         render.print_json({"resumed": resumed, "retried": retried, "paused": as_json(pauses)})

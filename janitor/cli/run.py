@@ -7,13 +7,13 @@ from contextlib import ExitStack
 
 import click
 
-from janitor.cli.context import Session, session
+from janitor.app.serve import serve
+from janitor.app.session import Session, session
 from janitor.cli.options import common_options, topic_patterns
 from janitor.cli.outcome import finish, show
-from janitor.cli.serve import serve
-from janitor.engine import Engine
-from janitor.look import DAEMON_NOTE
-from janitor.run_log import RunLog
+from janitor.run.engine import Engine
+from janitor.run.log import RunLog
+from janitor.status.collect import DAEMON_NOTE
 from tms_core.errors import StoreBusy, TmsError
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,8 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
 
     The daemon serves a status page and metrics, and answers the other commands while it holds the
     store. SIGTERM or Ctrl-C ends it within one batch, SIGHUP sweeps at once. On HBase it waits while
-    another janitor has the lease, and takes over when that one falls silent.
+    another janitor has the lease, and takes over when that one falls silent; with --once it waits
+    only as long as the lease of one that has died lasts.
 
     \b
     Examples:
@@ -49,7 +50,7 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
                 return serve(current, adopt=adopt, patterns=patterns, standby=not skip_if_locked)
             if not current.settings.janitor.apply:
                 return _only_plan(current, patterns)
-            engine = stack.enter_context(current.writing(stack.enter_context(current.feedback())))
+            engine = stack.enter_context(current.writing(stack.enter_context(current.feedback()), waits=True))
         except StoreBusy as error:
             if not skip_if_locked:
                 raise

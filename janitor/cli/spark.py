@@ -10,26 +10,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from janitor.app.options import Common
+from janitor.app.session import Session, session
 from janitor.cli import render, stats_table
-from janitor.cli.context import Session, session
-from janitor.cli.options import Command, Common, common_options, topic_patterns
+from janitor.cli.options import Command, common_options, topic_patterns
 from janitor.cli.outcome import finish, show
 from janitor.cli.run import after_run
-from janitor.engine import Engine
 from janitor.report import Report
-from janitor.run_log import RunLog
+from janitor.run.engine import Engine
+from janitor.run.log import RunLog
 from janitor.state.base import State
-from janitor.world import matches
+from janitor.sweep.context import matches
 from tms_core.clock import Clock
 from tms_core.errors import StoreBusy
 from tms_core.tables.base import Store
-from tms_core.tables.leveldb_clone import still
-from tms_core.transaction.source import SnapshotSource
+from tms_core.tables.leveldb.clone import still
+from tms_core.transaction.source.source import SnapshotSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from janitor.spark.sender import Sender
+    from janitor.spark.sweep.runner import Sender
     from janitor.spark.whatif import WhatIf
 
 _ON_SPARK = (
@@ -86,7 +87,7 @@ def stats(
     on.require_pyspark()
     from janitor.spark import stats as counting  # noqa: PLC0415
     from janitor.spark.access import Access  # noqa: PLC0415
-    from janitor.spark.source import register  # noqa: PLC0415
+    from janitor.spark.source.source import register  # noqa: PLC0415
     from janitor.spark.whatif import WhatIf  # noqa: PLC0415
 
     changes = WhatIf.parse(what_if or "")
@@ -106,7 +107,7 @@ def stats(
             desks = (_SparkDesk(current.common, current.clock, spark, partitions, then) for then in ((), changes))
             plans = [desk.preview(patterns) for desk in desks]
     if remember:
-        with access.reading() as store, current.place.memory() as state:
+        with access.reading() as store, current.place.state() as state:
             living = {t: g for t, g in counting.living(store).items() if not patterns or matches(t, patterns)}
             counting.save(state, found, living, now_ms, whole=not patterns)
     if current.as_json:
@@ -192,13 +193,13 @@ class _SparkDesk(Session):
 
     def engine(self, store: Store, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:
         from janitor.spark.access import Access  # noqa: PLC0415
-        from janitor.spark.sender import SparkSender  # noqa: PLC0415
-        from janitor.spark.sweep import SparkEngine, cutter  # noqa: PLC0415
-        from janitor.spark.tasks import StoreGround  # noqa: PLC0415
+        from janitor.spark.sweep.engine import cutter, spark_engine  # noqa: PLC0415
+        from janitor.spark.sweep.runner import SparkSender  # noqa: PLC0415
+        from janitor.spark.sweep.task import StoreGround  # noqa: PLC0415
         from janitor.spark.whatif import supposed  # noqa: PLC0415
 
         access, janitor = Access(self.settings), self.settings.janitor
-        return SparkEngine(
+        return spark_engine(
             supposed(store, self._changes) if self._changes else store,
             state,
             source or self.source(),
@@ -217,8 +218,8 @@ class _SparkDesk(Session):
     def _looking(self) -> Iterator[Sender]:
         """Tasks that look at the LevelDB store as it is now, while this process has it open."""
         from janitor.spark.access import Access  # noqa: PLC0415
-        from janitor.spark.sender import SparkSender  # noqa: PLC0415
-        from janitor.spark.tasks import StoreGround  # noqa: PLC0415
+        from janitor.spark.sweep.runner import SparkSender  # noqa: PLC0415
+        from janitor.spark.sweep.task import StoreGround  # noqa: PLC0415
 
         with still(self.settings.storage.leveldb.path, self.state_path) as copied:
             yield SparkSender(self._spark, StoreGround(Access(self.settings).at(copied)))

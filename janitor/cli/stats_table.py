@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from janitor.cli import render
-from janitor.policy import Rule
+from janitor.law.policy import Rule
 from janitor.report import Report
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""``janitor status``: what the janitor does, what waits, and whether somebody has to look at something."""
+"""``janitor status``: what the janitor does, what waits, and whether an operator has to look at something."""
 
 from __future__ import annotations
 
@@ -10,20 +10,27 @@ from dataclasses import replace
 import click
 from rich.text import Text
 
+from janitor.app.session import Session, session
 from janitor.cli import render
-from janitor.cli.context import Session, session
+from janitor.cli.hints import complete, is_renewed
+from janitor.cli.history import RUNNING
+from janitor.cli.history import status as run_status
 from janitor.cli.memory import memory
 from janitor.cli.options import common_options
-from janitor.http.verdict import Verdict, judge
-from janitor.look import look
-from janitor.picture import Picture, RunSummary
-from janitor.policy import Hold
-from janitor.state.base import EVERYTHING
-from janitor.state.sqlite import SqliteState
-from tms_core.errors import StoreError
+from janitor.law.policy import Hold
+from janitor.state.base import EVERYTHING, State
+from janitor.state.sqlite.state import SqliteState
+from janitor.status.collect import collect
+from janitor.status.health import Health, judge
+from janitor.status.status import Running, RunSummary, Status
+from tms_core.cli.outcome import DONE
+from tms_core.errors import StoreError, TmsError
 from tms_core.lease import LeaseRecord
 
 _STYLES = {"well": "bold green", "attention": "bold yellow", "down": "bold red"}
+#: What monitoring plugins call each level, and their exit codes.
+_PLUGIN = {"well": ("OK", 0), "attention": ("WARNING", 1), "down": ("CRITICAL", 2)}
+_UNKNOWN = 3
 #: How many lines of one kind are shown before they are only counted.
 _NAMED = 10
 #: Columns of the words on the left.
@@ -33,103 +40,139 @@ logger = logging.getLogger(__name__)
 
 
 @click.command("status")
+@click.option("--check", is_flag=True, help="One line, and the exit code of a monitoring plugin: 0, 1, 2 or 3.")
 @common_options
-def command() -> None:
+def command(check: bool) -> int:
     """Show what the janitor does, what waits and why.
 
     Asks the janitor that holds the store; where none runs, it shows what is remembered of the last
     one. Reads nothing of the store.
 
+    With --check: 0 well, 1 an operator has to look at something, 2 it does not work, 3 not known.
+
     \b
-    Example:
+    Examples:
       janitor status --config janitor.yaml
+      janitor status --check --config janitor.yaml
     """
     current = session()
-    picture = _picture(current)
-    verdict = judge(picture)
+    if check:
+        return _check(current)
+    status = _status(current)
+    health = judge(status)
     if current.as_json:
-        render.print_json({**picture.to_json(), "verdict": verdict.to_json()})
-        return
+        render.print_json({**status.to_json(), "verdict": health.to_json()})
+        return DONE
     out = render.console()
-    for line in lines(picture, verdict, current.arguments()):
+    for line in lines(status, health, current.arguments()):
         out.print(line)
+    return DONE
 
 
-def _picture(current: Session) -> Picture:
+def _check(current: Session) -> int:
+    """One line as monitoring plugins print it; returns their exit code."""
+    try:
+        health = judge(_status(current))
+    except TmsError as error:
+        word, code, text = "UNKNOWN", _UNKNOWN, error.message
+        reasons = [text]
+    else:
+        word, code = _PLUGIN[health.level]
+        reasons = [reason.text for reason in health.reasons]
+    if current.as_json:
+        render.print_json({"status": word, "reasons": reasons})
+    else:
+        render.console().print(f"JANITOR {word}: {' '.join(reasons)}")
+    return code
+
+
+def _status(current: Session) -> Status:
     """From the janitor that runs, or else from the memory."""
     try:
         holder = current.holder()
         if holder is not None:
-            return holder.picture()
+            return holder.status()
     except StoreError as error:
         logger.warning("%s", error)
     with memory(current) as state:
         if state is not None:
-            picture = look(state, current.site(), current.clock)
-            # On another machine, where nobody asks it: what it renews is its sign of life.
-            elsewhere = not current.place.exclusive and _is_renewed(LeaseRecord.parse(state.lease()), picture.now_ms)
-            return replace(picture, process="between_runs") if elsewhere else picture
+            status = collect(state, current.site(), current.clock)
+            status = replace(status, running=_under_way(current, state, status.now_ms))
+            # On another machine, where it cannot be asked: what it renews is its sign of life.
+            elsewhere = not current.place.exclusive and is_renewed(LeaseRecord.parse(state.lease()), status.now_ms)
+            return replace(status, process="between_runs") if elsewhere else status
     current.place.require()  # a place without a store is a mistake, and no quiet one
     with SqliteState.in_memory() as nothing:
-        return look(nothing, current.site(), current.clock)
+        return collect(nothing, current.site(), current.clock)
 
 
-def _is_renewed(lease: LeaseRecord | None, now_ms: int) -> bool:
-    """Whether somebody has the lease who goes on renewing it."""
-    return lease is not None and bool(lease.holder) and now_ms - lease.renewed_ms <= lease.seconds * 1000
+def _under_way(current: Session, state: State, now_ms: int) -> Running | None:
+    """A run of another process that has shown a sign of life; how far it has come is not known here."""
+    lease_seconds = current.settings.janitor.lease.seconds
+    for run in state.unfinished_runs():
+        if run_status(run, now_ms, lease_seconds) == RUNNING:
+            return Running(run.id, run.started_ms, run.heartbeat_ms or run.started_ms, "", "", 0)
+    return None
 
 
-def lines(picture: Picture, verdict: Verdict, arguments: str = "") -> Iterator[Text]:
-    """The picture in lines.
+def lines(status: Status, health: Health, arguments: str = "") -> Iterator[Text]:
+    """The status in lines.
 
     Args:
         arguments: options to be typed after a command.
     """
-    for reason in verdict.reasons:
-        yield Text(reason.text, style=_STYLES[verdict.level])
-    yield _line("store", picture.store)
-    yield _line("mode", "only plans" if picture.mode == "plan_only" else "deletes and inverts", picture.schedule)
-    if picture.started_ms is not None:
-        yield _line("running", f"since {_when(picture.started_ms, picture.now_ms)}")
+    for reason in health.reasons:
+        yield Text(reason.text, style=_STYLES[health.level])
+    yield _line("store", status.store)
+    yield _line("mode", "only plans" if status.mode == "plan_only" else "deletes and inverts", status.schedule)
+    if status.started_ms is not None:
+        yield _line("running", f"since {_when(status.started_ms, status.now_ms)}")
     else:
-        holder = picture.lease_holder if picture.process != "down" else ""
+        holder = status.lease_holder if status.process != "down" else ""
         running = f"{holder} has the lease" if holder else "no daemon"
         yield _line("running", f"{running}; this is what the memory holds")
-    yield from _runs(picture)
-    yield from _aside(picture, arguments)
-    yield from _transactions(picture)
-    yield from _overdue(picture)
-    yield from _statistics(picture)
-    for guard in picture.guards:
-        yield _line("guard", f"{guard.guard}: {guard.message}", style="bold red" if guard.tripped else "yellow")
+    yield from _runs(status)
+    yield from _aside(status, arguments)
+    yield from _transactions(status)
+    yield from _overdue(status)
+    yield from _statistics(status)
+    for guard in status.guards:
+        yield _line(
+            "guard",
+            f"{guard.guard}: {complete(guard.message, arguments)}",
+            style="bold red" if guard.tripped else "yellow",
+        )
 
 
-def _statistics(picture: Picture) -> Iterator[Text]:
-    found = picture.statistics
+def _statistics(status: Status) -> Iterator[Text]:
+    found = status.statistics
     if found is None:
         return
     yield _line(
         "counted",
-        f"on Spark {_when(found.counted_ms, picture.now_ms)}",
+        f"on Spark {_when(found.counted_ms, status.now_ms)}",
         f"{found.rows:,} messages, {found.payload_rows:,} payload rows, {sum(found.overdue.values()):,} overdue; "
         f"{found.orphans:,} payloads of no message, {found.missing:,} missing",
     )
     if found.blocking_since_ms is not None:
-        since = _when(found.blocking_since_ms, picture.now_ms)
+        since = _when(found.blocking_since_ms, status.now_ms)
         yield _line("blocked", f"readers of {found.blocking_topic}", f"by transaction {found.blocking}, begun {since}")
 
 
-def _runs(picture: Picture) -> Iterator[Text]:
-    under_way = picture.running
+def _runs(status: Status) -> Iterator[Text]:
+    under_way = status.running
     if under_way is not None:
         where = f" of {under_way.topic}" if under_way.topic else ""
-        yield _line("under way", f"{under_way.phase}{where}, {under_way.rows:,} rows read")
-    if picture.last_run is None:
-        yield _line("last run", "never")
+        began = f"run {under_way.id} of another process, begun {_when(under_way.started_ms, status.now_ms)}"
+        far = f"{under_way.phase}{where}, {under_way.rows:,} rows read"
+        yield _line("under way", far if under_way.phase else began)
+    if status.last_run is None:
+        yield _line("last run", "never" if under_way is None else "none has ended yet")
     else:
-        yield _line("last run", _when(picture.last_run.started_ms, picture.now_ms), _outcome(picture.last_run))
-    if picture.next_run_ms is not None:
-        yield _line("next run", _when(picture.next_run_ms, picture.now_ms))
+        yield _line("last run", _when(status.last_run.started_ms, status.now_ms), _outcome(status.last_run))
+    if status.next_run_ms is not None:
+        due = status.next_run_ms <= status.now_ms
+        yield _line("next run", "now" if due else _when(status.next_run_ms, status.now_ms))
 
 
 def _outcome(run: RunSummary) -> str:
@@ -138,34 +181,34 @@ def _outcome(run: RunSummary) -> str:
     return f"{what}: {run.error or f'{figures}, {run.invalid_transaction:,} inverted'}"
 
 
-def _aside(picture: Picture, arguments: str) -> Iterator[Text]:
+def _aside(status: Status, arguments: str) -> Iterator[Text]:
     """What is not done, and the commands that change that."""
-    for pattern, since_ms in picture.paused[:_NAMED]:
+    for pattern, since_ms in status.paused[:_NAMED]:
         what, word = ("everything", "") if pattern == EVERYTHING else (pattern, f" {shlex.quote(pattern)}")
-        since = f"since {_when(since_ms, picture.now_ms)}"
+        since = f"since {_when(since_ms, status.now_ms)}"
         yield _line("paused", what, since, f"janitor resume{word} {arguments}".rstrip(), style="yellow")
-    for held in picture.held[:_NAMED]:
-        until = "" if held.until_ms is None else f"until {_when(held.until_ms, picture.now_ms)}"
+    for held in status.held[:_NAMED]:
+        until = "" if held.until_ms is None else f"until {_when(held.until_ms, status.now_ms)}"
         waits = f"{held.rows:,} rows wait ({held.reason.replace('_', ' ')})"
         command = "" if held.reason == Hold.PAUSED else held.command  # shown with the pause
         yield _line("held", held.topic, waits, until, command, style="yellow")
-    for entry in picture.quarantined[:_NAMED]:
-        again = f"tried again {_when(entry.probe_ms, picture.now_ms)}"
+    for entry in status.quarantined[:_NAMED]:
+        again = f"tried again {_when(entry.probe_ms, status.now_ms)}"
         failed = f"failed {entry.strikes} times: {entry.error.rstrip('.')}"
         yield _line("quarantined", entry.topic, failed, again, style="yellow")
-    for name, found in (("paused", picture.paused), ("held", picture.held), ("quarantined", picture.quarantined)):
+    for name, found in (("paused", status.paused), ("held", status.held), ("quarantined", status.quarantined)):
         if len(found) > _NAMED:
             yield _line("", f"and {len(found) - _NAMED:,} more {name}", "all of them with --format json")
 
 
-def _transactions(picture: Picture) -> Iterator[Text]:
-    snapshot = picture.snapshot
+def _transactions(status: Status) -> Iterator[Text]:
+    snapshot = status.snapshot
     if snapshot.timestamp_ms is None:
         yield _line("snapshot", snapshot.message or "none seen yet")
     else:
         figures = f"{snapshot.invalid:,} invalid transactions, {snapshot.open:,} of them open"
-        yield _line("snapshot", f"of {_when(snapshot.timestamp_ms, picture.now_ms)}", figures, snapshot.message)
-    boundary = picture.boundary
+        yield _line("snapshot", f"of {_when(snapshot.timestamp_ms, status.now_ms)}", figures, snapshot.message)
+    boundary = status.boundary
     if boundary.bound is not None:
         bound = f"clean up to {boundary.bound}, transactions of {render.moment(int(boundary.bound) // 10**6)}"
         yield _line("boundary", bound, *(f"held by: {reason}" for _, reason in boundary.limits[:1]))
@@ -173,9 +216,9 @@ def _transactions(picture: Picture) -> Iterator[Text]:
         yield _line("boundary", "none claimed", *boundary.obstacles[:1])
 
 
-def _overdue(picture: Picture) -> Iterator[Text]:
-    for item in picture.overdue:
-        oldest = "" if item.oldest_ms is None else f"the oldest {render.duration(picture.now_ms - item.oldest_ms)} old"
+def _overdue(status: Status) -> Iterator[Text]:
+    for item in status.overdue:
+        oldest = "" if item.oldest_ms is None else f"the oldest {render.duration(status.now_ms - item.oldest_ms)} old"
         rows = f"{item.rows:,} rows of the {item.table} table were due in the last run and stayed"
         yield _line("overdue", rows, item.rule.replace("_", " "), oldest)
 

@@ -1,28 +1,29 @@
-"""``janitor audit``: prove or refute the boundary by reading every row."""
+"""``janitor verify``: prove or refute the boundary by reading every row."""
 
 from __future__ import annotations
 
 import click
 
+from janitor.app.session import session
 from janitor.cli import render
-from janitor.cli.context import session
 from janitor.cli.options import common_options
 
 
-@click.command("audit")
+@click.command("verify")
 @common_options
 def command() -> int:
     """Prove the boundary, or refute it.
 
-    Reads every transactional row. Refuted is exit code 1.
+    Reads every transactional row. Refuted is exit code 1: the boundary is withdrawn,
+    and the next run looks at everything. Until another one is claimed it stays so.
 
     \b
     Example:
-      janitor audit --config janitor.yaml
+      janitor verify --config janitor.yaml
     """
     current = session()
     with current.reading() as engine:
-        found = engine.audit()
+        found = engine.verify()
     if current.as_json:
         render.print_json(found.to_json())
     else:
@@ -30,7 +31,9 @@ def command() -> int:
         foreign = f" ({found.foreign:,} of them under keys that are none of ours)" if found.foreign else ""
         rows = f"{found.cells:,} transactional rows read{foreign}"
         out.print(f"{rows}, {found.open_cells:,} of invalid transactions not inverted")
-        if found.bound is None:
+        if found.bound is None and found.withdrawn:
+            out.print(f"no boundary is claimed: {found.withdrawn}")
+        elif found.bound is None:
             out.print("no boundary has been claimed, so there is nothing to prove")
         elif found.refuted:
             out.print(
@@ -38,6 +41,9 @@ def command() -> int:
             )
             for key in found.sample_keys:
                 out.print(f"  {key.hex()}")
+            out.print(
+                "the boundary is withdrawn, and the next run looks at everything; leave the invalid list as it is"
+            )
         else:
             out.print(f"proven: no row up to {found.bound} carries the pointer of an invalid transaction")
-    return 1 if found.refuted else 0
+    return 1 if found.refuted or found.withdrawn else 0

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
+from janitor.app.session import Session, session
+from janitor.archive import index
 from janitor.cli import render
-from janitor.cli.context import session
+from janitor.cli.hints import typed
 from janitor.cli.ledger import policy
 from janitor.cli.options import common_options
-from janitor.policy import Hold, Reason, Rule
-from janitor.why import Fate, Found, Missing, Trace, Why
+from janitor.inspect.answer import Found, Missing, Trace, Why
+from janitor.inspect.fate import Fate
+from janitor.law.policy import Hold, Reason, Rule
 from tms_core.cli.names import MessageIdType, TopicType
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
@@ -50,8 +54,22 @@ def command(topic: TopicId, message_id: MessageId) -> None:
         render.print_json(answer.to_json())
         return
     out = render.console()
-    for line in lines(answer, current.arguments()):
+    for line in (*lines(answer, current.arguments()), *_archived(current, answer)):
         out.print(line)
+
+
+def _archived(current: Session, answer: Why) -> Iterator[str]:
+    """The commands that bring the message back, where it is gone and its archive has it."""
+    place, at_ms = current.settings.janitor.archive.path, answer.message_id.publish_ms
+    if "://" in place or not Path(place).is_dir() or all(one.table != "message" for one in answer.missing):
+        return
+    run_id = index.run_of(Path(place), answer.topic, at_ms, answer.message_id.sequence)
+    if run_id is None:
+        return
+    yield "it is archived; these bring it back, into a paused topic:"
+    yield f"  {typed(current, f'pause {answer.topic}')}"
+    window = f"--run {run_id} --since {at_ms} --until {at_ms + 1}"
+    yield f"  {typed(current, f'archive restore {answer.topic} {window}')}"
 
 
 def lines(answer: Why, arguments: str = "") -> Iterator[str]:
@@ -150,7 +168,7 @@ def _missing(answer: Why, missing: Missing) -> Iterator[str]:
     if len(missing.taken) > NAMED_RUNS:
         yield f"  and {len(missing.taken) - NAMED_RUNS} runs more, all of them with --format json"
     since_ms = answer.memory.complete_since_ms
-    known = "nobody wrote down since when this memory knows"
+    known = "it was not written down since when this state knows"
     if since_ms is not None:
         known = f"this memory knows what was deleted since {render.moment(since_ms)}"
     if not missing.taken:

@@ -1,7 +1,10 @@
 """A janitor that runs in another process, as if its engine were here.
 
 Each question is a connection of its own, so nothing has to be kept alive between two of them and either side may be
-started anew. An answer is read whole before anything is made of it: whoever asked prints all of it or nothing.
+started anew. An answer is read whole before anything is made of it: all of it is printed, or nothing.
+
+The HTTP library is imported when there is something to ask, since that takes a tenth of a second, and most commands
+find no janitor that runs.
 """
 
 from __future__ import annotations
@@ -11,30 +14,33 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from janitor.boundary import Boundary
-from janitor.control import values, wire
-from janitor.control.desk import Greeting
-from janitor.inquiry import Planned
-from janitor.inspect import Audit, Inspected, Table
-from janitor.observe import Observer, tell_nobody
-from janitor.picture import Picture
-from janitor.plan import PlanFile
+from janitor.archive.restore import Request, Restored
+from janitor.boundary.claim import Boundary
+from janitor.control import api, values
+from janitor.control.api import Greeting
+from janitor.inspect.answer import Why
+from janitor.inspect.rows import Audit, Inspected, Table
 from janitor.report import Report
-from janitor.restore import Request, Restored
+from janitor.run.plan_file import PlanFile
+from janitor.run.questions import Planned
 from janitor.state.base import Claim
-from janitor.why import Why
+from janitor.status.status import Status
+from janitor.sweep.progress import Observer, tell_nobody
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
+
+if TYPE_CHECKING:
+    import httpx2
 
 #: How long to wait until a janitor says who it is, and how long one may be silent, in seconds. While it works it says
 #: every few seconds that it is alive.
 GREETING_SECONDS, SILENCE_SECONDS = 10.0, 60.0
 
 #: How asking fails where no process listens, or no longer.
-_NOBODY = (FileNotFoundError, NotADirectoryError, ConnectionError)
+_GONE = (FileNotFoundError, NotADirectoryError, ConnectionError)
 
 T = TypeVar("T")
 
@@ -42,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class Caller:
-    """Asks whoever listens in a state folder.
+    """Asks the janitor that listens in a state folder.
 
     Args:
         folder: the state folder.
@@ -58,15 +64,17 @@ class Caller:
         self._silence_seconds = silence_seconds
 
     def greeting(self) -> Greeting | None:
-        """Who answers; None where nobody does.
+        """Who answers; None where no janitor listens.
 
         Raises:
-            StoreBusy: somebody listens, and does not answer, is of another version or another user's.
+            StoreBusy: one listens, and does not answer, is of another version or another user's.
             StoreError: what answers is no janitor.
         """
+        if not self._path.exists():
+            return None
         try:
             return self._ask("hello", Greeting, {}, min(GREETING_SECONDS, self._silence_seconds))
-        except _NOBODY:
+        except _GONE:
             return None
 
     def ask(self, method: str, kind: type[T], **arguments: Any) -> T:
@@ -82,7 +90,7 @@ class Caller:
         """
         try:
             return self._ask(method, kind, arguments, self._silence_seconds)
-        except _NOBODY as error:
+        except _GONE as error:
             raise StoreError(
                 "The janitor that holds the store ended before it had answered.",
                 "Try again; janitor status says what it did last.",
@@ -90,57 +98,87 @@ class Caller:
 
     def _ask(self, method: str, kind: type[T], arguments: Mapping[str, Any], silence_seconds: float) -> T:
         params = {name: values.pack(value) for name, value in arguments.items()}
-        request = wire.encode({"protocol": wire.PROTOCOL, "method": method, "params": params})
-        with self._connected(silence_seconds) as connection:
-            _send(connection, request)
+        request = values.encode({"protocol": api.PROTOCOL, "params": params})
+        with self._answering(method, request, silence_seconds) as answer:
             try:
-                answer: T = values.unpack(kind, self._result(connection))
+                found: T = values.unpack(kind, self._result(answer))
             except (ValueError, TypeError) as error:
-                raise StoreError(
-                    f"What answers on {self._path} is not understood: {error}.", "Use one version for both sides."
-                ) from error
-        return answer
+                raise self._not_understood(error) from error
+        return found
 
     @property
     def _path(self) -> Path:
-        return self.folder / wire.SOCKET_NAME
+        return self.folder / api.SOCKET_NAME
 
     @contextmanager
-    def _connected(self, silence_seconds: float) -> Iterator[socket.socket]:
-        """A connection; what goes wrong with it is an error of ours, but for that nobody is there."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            try:
-                connection.settimeout(silence_seconds)
-                with wire.address(self.folder) as address:
-                    connection.connect(address)
-                yield connection
-            except _NOBODY:
-                raise
-            except OSError as error:
-                self._fail(error)
+    def _answering(self, method: str, request: bytes, silence_seconds: float) -> Iterator[httpx2.Response]:
+        """The answer to a question; what goes wrong is an error of ours, but for that no process listens any more."""
+        import httpx2  # noqa: PLC0415 see the module's docstring
 
-    def _fail(self, error: OSError) -> NoReturn:
-        if isinstance(error, PermissionError):
+        begun = False
+        try:
+            with (
+                self._reached(silence_seconds) as uds,
+                httpx2.HTTPTransport(uds=uds) as transport,
+                httpx2.Client(transport=transport, timeout=silence_seconds, base_url="http://localhost") as client,
+                client.stream("POST", f"/control/{method}", content=request) as answer,
+            ):
+                begun = True
+                yield answer
+        except httpx2.TimeoutException as error:
+            raise self._silent() from error
+        except httpx2.RemoteProtocolError as error:
+            # What is no HTTP is no janitor; one that hung up before or within its answer has ended.
+            if begun or "disconnected" in str(error):
+                raise ConnectionResetError("the other side has hung up") from error
+            raise self._not_understood(error) from error
+        except httpx2.NetworkError as error:
+            raise ConnectionResetError("the other side has hung up") from error
+
+    @contextmanager
+    def _reached(self, silence_seconds: float) -> Iterator[str]:
+        """The address of the socket, where a process listens on it.
+
+        It is tried here, because the HTTP library does not close a socket that it could not connect.
+        """
+        try:
+            with api.address(self.folder) as uds:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                    connection.settimeout(silence_seconds)
+                    connection.connect(uds)
+                yield uds
+        except _GONE:
+            raise
+        except TimeoutError as error:
+            raise self._silent() from error
+        except PermissionError as error:
             raise StoreBusy(
                 f"The janitor that holds the store is another user's, and {self._path} is for that user only.",
                 "Run this as that user.",
             ) from error
-        if isinstance(error, TimeoutError):
-            raise StoreBusy(
-                f"The janitor that holds the store does not answer on {self._path}.",
-                "Look at its log; if it hangs, start it anew.",
+        except OSError as error:
+            raise StoreError(
+                f"The janitor that holds the store cannot be asked on {self._path}: {error.strerror or error}.",
+                "Look at its log, then try again.",
             ) from error
-        raise StoreError(
-            f"The janitor that holds the store cannot be asked on {self._path}: {error.strerror or error}.",
-            "Look at its log, then try again.",
-        ) from error
 
-    def _result(self, connection: socket.socket) -> Any:
-        for message in wire.lines(connection):
+    def _silent(self) -> StoreBusy:
+        return StoreBusy(
+            f"The janitor that holds the store does not answer on {self._path}.",
+            "Look at its log; if it hangs, start it anew.",
+        )
+
+    def _not_understood(self, error: Exception) -> StoreError:
+        return StoreError(
+            f"What answers on {self._path} is not understood: {error}.", "Use one version for both sides."
+        )
+
+    def _result(self, answer: httpx2.Response) -> Any:
+        for message in values.lines(answer.iter_raw()):
             if "result" in message:
                 return message["result"]
             if "error" in message:
-                raise wire.unpack_error(message["error"])
+                raise values.read_error(message["error"])
             self._observe(message.get("progress"))
         raise ConnectionResetError("the other side has hung up")
 
@@ -151,7 +189,7 @@ class Caller:
 
 
 class RemoteEngine:
-    """An engine in another process (``janitor.control.desk.Desk``).
+    """An engine in another process (``janitor.control.api.AnyEngine``).
 
     Args:
         caller: reaches it.
@@ -174,8 +212,8 @@ class RemoteEngine:
     def boundary(self) -> tuple[Claim | None, Boundary]:
         return self._caller.ask("boundary", tuple[Claim | None, Boundary])
 
-    def audit(self) -> Audit:
-        return self._caller.ask("audit", Audit)
+    def verify(self) -> Audit:
+        return self._caller.ask("verify", Audit)
 
     def why(self, topic: TopicId, message_id: MessageId) -> Why:
         return self._caller.ask("why", Why, topic=topic, message_id=message_id)
@@ -186,11 +224,13 @@ class RemoteEngine:
     def restorable(self, folder: Path, request: Request) -> Restored:
         return self._caller.ask("restorable", Restored, folder=folder, request=request)
 
-    def adopt(self) -> list[TopicId]:
-        return self._caller.ask("adopt", list[TopicId])
+    def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
+        return self._caller.ask("adopt", list[TopicId], once_for=once_for, store_id=store_id)
 
-    def approve(self, patterns: tuple[str, ...] = ()) -> list[TopicId]:
-        return self._caller.ask("approve", list[TopicId], patterns=patterns)
+    def approve(
+        self, patterns: tuple[str, ...] = (), *, clock: bool = False, once_for: str | None = None
+    ) -> list[TopicId]:
+        return self._caller.ask("approve", list[TopicId], patterns=patterns, clock=clock, once_for=once_for)
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
         with self._finished_anyway():
@@ -200,11 +240,11 @@ class RemoteEngine:
         with self._finished_anyway():
             return self._caller.ask("restore", Restored, folder=folder, request=request)
 
-    def picture(self) -> Picture:
-        return self._caller.ask("status", Picture)
+    def status(self) -> Status:
+        return self._caller.ask("status", Status)
 
-    def nudge(self) -> None:
-        self._caller.ask("nudge", type(None))
+    def refresh_status(self) -> None:
+        self._caller.ask("refresh_status", type(None))
 
     @contextmanager
     def _finished_anyway(self) -> Iterator[None]:
@@ -213,11 +253,3 @@ class RemoteEngine:
         except KeyboardInterrupt:
             logger.warning("process %d finishes what it has begun; see janitor status", self.greeting.pid)
             raise
-
-
-def _send(connection: socket.socket, request: bytes) -> None:
-    """Send a request; where the other side hangs up early, its answer says why."""
-    try:
-        connection.sendall(request)
-    except (BrokenPipeError, ConnectionResetError):
-        return

@@ -1,38 +1,60 @@
 """The control socket's server, in the process that holds a store.
 
-LevelDB lets one process open a store, so whoever else wants to look or decide has to ask that one. It listens on a
-socket in its state folder, which only its own user may use; a thread answers each client, so a long audit keeps nobody
+LevelDB lets one process open a store, so the other commands have to ask that one. It listens on a socket in its state
+folder, which only its own user may use. A question is worked on by a thread of its own, so a long audit keeps no one
 from looking at the status. A handful of clients is enough for an operator and a timer: more than that are sent away.
+Beside the questions (``janitor.control.api``) the socket has the status page and its API: one API, two doors.
 
-Nothing a client does can stop the janitor: what it says is checked, and what it does not take is dropped.
+Nothing a client does can stop the janitor, or hold up its work: what it says is checked, and what it does not take is
+dropped. Questions go to an engine of their own over the store's read-only face, so that asking can neither change
+anything nor wait for a sweep (rule S5). Decisions go to the engine that sweeps, which does one thing at a time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
 import stat
+import struct
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, suppress
-from importlib import metadata
 from pathlib import Path
 from threading import Event, Lock, Thread
+from typing import Any, ClassVar
 
-from janitor.control import wire
-from janitor.control.answers import Answers, MakeReader
-from janitor.control.audience import Audience
-from janitor.control.desk import Decider, Greeting, Views
-from janitor.control.link import REQUEST_SECONDS, Link
-from tms_core.errors import StoreBusy, StoreError, TmsError
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from janitor.control import api, values
+from janitor.control.api import Behind
+from tms_core.errors import Halted, StoreBusy, StoreError, TmsError
+from tms_core.topic import TopicId
+from tms_core.web.protocol import Protocol, abort_of
+from tms_core.web.thread import ServerThread
 
 #: How many clients are answered at once.
 MAX_CLIENTS = 16
+#: How long a client may be silent before its request is complete, in seconds.
+REQUEST_SECONDS = 10
+#: How long a client may take to read its answer, in seconds; it does nothing else meanwhile.
+ANSWER_SECONDS = 30.0
 #: How often every client hears that its janitor is alive, in seconds.
 PULSE_SECONDS = 5.0
+#: Progress is said so often at most, in seconds: as often as a terminal shows it.
+PROGRESS_SECONDS = 0.1
 #: How long a stop waits for answers under way, in seconds; questions end within a page, and runs within a batch.
 STOP_SECONDS = 30.0
+#: How long it then waits for clients to take these, in seconds.
+LAST_SECONDS = 5
+
+_CREDENTIALS = struct.Struct("iII")
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +64,7 @@ class ControlServer:
 
     Args:
         folder: the state folder.
-        decider: the engine that writes; it must be stopped by other means before :meth:`stop`, or that waits for it.
-        make_reader: makes an engine that cannot write, for one question.
-        views: what the process shows of itself.
-        store: the identity of the store that this process holds.
-        settings: names the settings it works by.
-        audience: the observer of the engine that writes, so that who asked for a run hears how far it is.
+        behind: what answers.
         request_seconds: how long a client may be silent before its request is complete.
         pulse_seconds: how often every client hears that this janitor is alive.
     """
@@ -55,35 +72,28 @@ class ControlServer:
     def __init__(
         self,
         folder: Path,
-        decider: Decider,
-        make_reader: MakeReader,
-        views: Views,
+        behind: Behind,
         *,
-        store: str,
-        settings: str,
-        audience: Audience | None = None,
-        request_seconds: float = REQUEST_SECONDS,
+        request_seconds: int = REQUEST_SECONDS,
         pulse_seconds: float = PULSE_SECONDS,
     ) -> None:
         self._folder = folder
-        self._path = folder / wire.SOCKET_NAME
-        self._stop = Event()
+        self._path = folder / api.SOCKET_NAME
+        self._behind = behind
         self._request_seconds = request_seconds
         self._pulse_seconds = pulse_seconds
-        greeting = Greeting(metadata.version("tms-janitor"), os.getpid(), store, settings)
-        self._answers = Answers(decider, make_reader, views, greeting, audience or Audience(), self._stop)
+        self._stopping = Event()
         self._lock = Lock()
-        self._links: dict[Link, Thread] = {}
-        self._listening: socket.socket | None = None
+        self._under_way: dict[_Exchange, Thread] = {}
+        self._server: ServerThread | None = None
         self._inode = 0
-        self._threads: list[Thread] = []
 
     def start(self) -> None:
-        """Listen. The caller holds the store, so a socket that nobody answers on is a dead process's.
+        """Listen; returns when the socket is there.
 
         Raises:
-            StoreBusy: another process answers there.
-            StoreError: there can be no socket in that folder.
+            StoreBusy: another janitor answers on it.
+            StoreError: there can be no socket.
         """
         with ExitStack() as stack:
             listening = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -95,44 +105,48 @@ class ControlServer:
                     "Put the state (janitor.state) into a folder of your own on a local disk.",
                 ) from error
             stack.pop_all()
-        self._listening = listening
-        self._threads = [
-            Thread(target=self._accept, args=(listening,), name="control", daemon=True),
-            Thread(target=self._pulse, name="control-pulse", daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        config = uvicorn.Config(
+            self._app(),
+            loop="asyncio",
+            http=type("ControlProtocol", (_SocketProtocol,), {"stopping": self._stopping}),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=self._request_seconds,
+            timeout_graceful_shutdown=LAST_SECONDS,
+        )
+        self._server = ServerThread(config, listening, "control", give_up_seconds=LAST_SECONDS + 1)
+        if not self._server.start():
+            raise StoreError(f"There can be no control socket {self._path}.", "The log says why.")
 
     def stop(self) -> None:
-        """Take no more clients, end what they asked for, and remove the socket. Without effect where it has stopped."""
-        if self._stop.is_set() or self._listening is None:
+        """Take no more questions, end those under way, and remove the socket. Without effect where it has stopped."""
+        if self._server is None:
             return
-        self._stop.set()
         with suppress(OSError):
             if self._path.stat().st_ino == self._inode:
                 self._path.unlink()
-        with suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)  # wakes accept()
-        ends = time.monotonic() + STOP_SECONDS
-        self._join(self._threads, ends)
         with self._lock:
-            links = dict(self._links)
-        for link in links:
-            link.hang_up()
-        self._join(links.values(), ends)
-        self._listening.close()
-
-    def _join(self, threads: Iterable[Thread], ends: float) -> None:
-        for thread in threads:
+            self._stopping.set()
+            under_way = dict(self._under_way)
+        for exchange in under_way:
+            exchange.gone.set()
+        ends = time.monotonic() + STOP_SECONDS
+        for thread in under_way.values():
             thread.join(max(0.0, ends - time.monotonic()))
             if thread.is_alive():
                 logger.warning("an answer through the control socket is still under way; it is left behind")
+        self._server.stop()
+        self._server = None
 
     def _bind(self, listening: socket.socket) -> None:
-        with wire.address(self._folder) as address:
+        with api.address(self._folder) as address:
             self._remove_stale(address)
             listening.bind(address)
-        # Nobody can connect before listen(), so there is no moment at which others could.
+        # Nothing can connect before it listens, so there is no moment at which others could.
         self._path.chmod(0o600)
         self._inode = self._path.stat().st_ino
         listening.listen(MAX_CLIENTS)
@@ -141,7 +155,7 @@ class ControlServer:
         """Remove the socket of a process that is dead."""
         try:
             if not stat.S_ISSOCK(self._path.lstat().st_mode):
-                raise StoreError(f"{self._path} is no socket.", "Remove it, if it is of no use to anybody else.")
+                raise StoreError(f"{self._path} is no socket.", "Remove it, if nothing else needs it.")
         except FileNotFoundError:
             return
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
@@ -155,57 +169,176 @@ class ControlServer:
             "Give each store a state folder of its own (janitor.state), or stop the other janitor.",
         )
 
-    def _accept(self, listening: socket.socket) -> None:
-        while not self._stop.is_set():
-            try:
-                connection, _ = listening.accept()
-            except OSError as error:
-                if not self._stop.is_set():
-                    logger.error("the control socket cannot take clients for a moment: %s", error)
-                self._stop.wait(1.0)
-                continue
-            self._welcome(connection)
+    def _app(self) -> ASGIApp:
+        page = self._behind.page
+        routes: list[BaseRoute] = [Route("/control/{method}", self._answer, methods=["POST"])]
+        inner = Starlette(routes=[*routes, Mount("/", page)] if page is not None else routes)
 
-    def _welcome(self, connection: socket.socket) -> None:
-        """Give a client a thread, unless it is a stranger or one too many."""
-        link = Link(connection, request_seconds=self._request_seconds)
-        if wire.peer_uid(connection) not in (0, os.geteuid()):
-            link.refuse(StoreBusy("The janitor that holds the store is another user's.", "Ask as that user."))
-            return
+        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["client"][1] not in (0, os.geteuid()):
+                refusal = _refused(
+                    403, StoreBusy("The janitor that holds the store is another user's.", "Ask as that user.")
+                )
+                await refusal(scope, receive, send)
+            else:
+                await inner(scope, receive, send)
+
+        return guarded
+
+    async def _answer(self, request: Request) -> Response:
+        """Have a thread work on a question."""
+        try:
+            body = await _body(request)
+        except ClientDisconnect:
+            return Response()
+        except ValueError as error:
+            return _refused(413, api.not_understood(str(error)))
+        exchange = _Exchange(abort_of(request.scope))
+        work = (exchange, request.path_params["method"], body)
+        thread = Thread(target=self._work, args=work, name="control-client", daemon=True)
         with self._lock:
-            full = len(self._links) >= MAX_CLIENTS
-            thread = Thread(target=self._attend, args=(link,), name="control-client", daemon=True)
-            if not full:
-                self._links[link] = thread
-        if full:
-            link.refuse(
-                StoreBusy(f"The janitor that holds the store is answering {MAX_CLIENTS} others.", "Try again later.")
-            )
-            return
+            if self._stopping.is_set():
+                return _refused(503, Halted("Nothing was done: the janitor is stopping.", "Try again when it is back."))
+            if len(self._under_way) >= MAX_CLIENTS:
+                return _refused(
+                    503,
+                    StoreBusy(
+                        f"The janitor that holds the store is answering {MAX_CLIENTS} others.", "Try again later."
+                    ),
+                )
+            self._under_way[exchange] = thread
         thread.start()
+        return _Answer(exchange, self._pulse_seconds)
 
-    def _attend(self, link: Link) -> None:
-        """Answer one client; nothing that goes wrong with it goes further than here."""
-        with link:
-            try:
-                request = link.request()
-                if request is not None:
-                    link.answer({"result": self._answers.answer(request, link)})
-            except TmsError as error:
-                link.answer({"error": wire.pack_error(error)})
-            # A bug: the client is told that there is one, the log where, and the janitor goes on.
-            except Exception as error:
-                logger.exception("a question could not be answered")
-                bug = TmsError(f"The janitor that holds the store failed: {error!r}.", "Its log says more.")
-                link.answer({"error": wire.pack_error(bug)})
-            finally:
-                with self._lock:
-                    del self._links[link]
-
-    def _pulse(self) -> None:
-        """Let clients know that they are not forgotten, however long a batch takes."""
-        while not self._stop.wait(self._pulse_seconds):
+    def _work(self, exchange: _Exchange, method: str, body: bytes) -> None:
+        """Work on one question; nothing that goes wrong with it goes further than here."""
+        try:
+            line = values.encode({"result": api.answer(self._behind, method, body, exchange.observe, exchange.gone)})
+        except TmsError as error:
+            line = values.encode_error(error)
+        # A bug: the client is told that there is one, the log where, and the janitor goes on.
+        except Exception as error:
+            logger.exception("a question could not be answered")
+            bug = TmsError(f"The janitor that holds the store failed: {error!r}.", "Its log says more.")
+            line = values.encode_error(bug)
+        finally:
             with self._lock:
-                links = list(self._links)
-            for link in links:
-                link.tell({})
+                del self._under_way[exchange]
+        exchange.finish(line)
+
+
+class _SocketProtocol(Protocol):
+    """A connection whose client is known by its user, and is gone when it hangs up."""
+
+    most: ClassVar[int] = 4 * MAX_CLIENTS
+    stopping: ClassVar[Event]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.client = ("", peer_uid(transport.get_extra_info("socket")))
+        if self.stopping.is_set():  # uvicorn waits for one that comes this late
+            transport.close()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        return False
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """The user whose process is at the other end."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(credentials)
+    return int(uid)
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > values.MAX_BYTES:
+            raise ValueError(f"more than {values.MAX_BYTES} bytes")
+    return bytes(body)
+
+
+def _refused(status: int, error: TmsError) -> Response:
+    return Response(values.encode_error(error), status, media_type="application/x-ndjson")
+
+
+class _Exchange:
+    """A question, between the thread that works on it and the event loop that sends what is said of it.
+
+    The thread never waits for the client, which may be stopped by its terminal, or gone: progress that was not taken
+    yet is added up.
+
+    Attributes:
+        gone: set when the client has hung up, or the janitor is to end.
+    """
+
+    def __init__(self, abort: Callable[[], None]) -> None:
+        self.gone = Event()
+        self._abort = abort
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._lock = Lock()
+        self._at: tuple[str, TopicId | None] | None = None
+        self._rows = 0
+        self._next = 0.0
+        self._answer: bytes | None = None
+        self._limit: asyncio.TimerHandle | None = None
+
+    def observe(self, phase: str, topic: TopicId | None, rows: int) -> None:
+        """An observer that tells the client, ten times a second at most."""
+        with self._lock:
+            self._at = phase, topic
+            self._rows += rows
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + PROGRESS_SECONDS
+            self._wake()
+
+    def finish(self, line: bytes) -> None:
+        """The last line."""
+        self._answer = line
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._news.set)
+
+    async def lines(self, pulse_seconds: float) -> AsyncIterator[bytes]:
+        """What the client is sent; at least every so many seconds that it is not forgotten."""
+        answer = None
+        while answer is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), pulse_seconds)
+            self._news.clear()
+            answer, progress = self._answer, self._progress()
+            if progress or answer is None:
+                yield values.encode({"progress": progress})
+        self._limit = self._loop.call_later(ANSWER_SECONDS, self._abort)
+        yield answer
+
+    def end(self) -> None:
+        """All is sent, or the client is gone."""
+        self.gone.set()
+        if self._limit is not None:
+            self._limit.cancel()
+
+    def _progress(self) -> dict[str, Any]:
+        with self._lock:
+            at, rows = self._at, self._rows
+            self._at, self._rows = None, 0
+        return {} if at is None else {"phase": at[0], "topic": at[1] and str(at[1]), "rows": rows}
+
+
+class _Answer(StreamingResponse):
+    """An answer, sent as it comes."""
+
+    def __init__(self, exchange: _Exchange, pulse_seconds: float) -> None:
+        super().__init__(exchange.lines(pulse_seconds), media_type="application/x-ndjson")
+        self._exchange = exchange
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._exchange.end()

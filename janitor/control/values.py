@@ -10,16 +10,29 @@ of different versions.
 
 from __future__ import annotations
 
+import collections
 import collections.abc
 import dataclasses
+import json
 import types
 import typing
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union
 
+from tms_core import errors
+from tms_core.errors import StoreError, TmsError
+
+#: No question and no line of an answer may be longer, in bytes: a plan of a million ranges is about half of that.
+MAX_BYTES = 256 << 20
+#: Every error that an answer can raise; a janitor manages no transactions.
+KINDS: Mapping[str, type[TmsError]] = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, TmsError) and not issubclass(kind, errors.TransactionError)
+}
 #: How a collection is made of its items, by what it is annotated as.
 _COLLECTIONS: Mapping[Any, Callable[[list[Any]], Any]] = {
     list: list,
@@ -95,9 +108,11 @@ def _unpack_generic(kind: Any, origin: Any, arguments: tuple[Any, ...], value: A
         items = _checked(list, value)
         kinds = [arguments[0]] * len(items) if arguments[1:] == (...,) else arguments
         return tuple(unpack(item_kind, item) for item_kind, item in zip(kinds, items, strict=True))
-    if origin in (dict, collections.abc.Mapping):
+    if origin in (dict, collections.abc.Mapping, collections.Counter):
         pairs = value.items() if isinstance(value, dict) else _checked(list, value)
-        return {unpack(arguments[0], key): unpack(arguments[1], item) for key, item in pairs}
+        kinds = (*arguments, int)
+        found = {unpack(kinds[0], key): unpack(kinds[1], item) for key, item in pairs}
+        return collections.Counter(found) if origin is collections.Counter else found
     if origin in _COLLECTIONS:
         return _COLLECTIONS[origin]([unpack(arguments[0], item) for item in _checked(list, value)])
     raise TypeError(f"{kind} has no form on the wire")
@@ -126,3 +141,51 @@ def _fields(kind: Any) -> Mapping[str, Any]:
     hints = typing.get_type_hints(kind)
     names = getattr(kind, "_fields", None) or [field.name for field in dataclasses.fields(kind)]
     return {name: hints[name] for name in names}
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """One line.
+
+    Raises:
+        StoreError: it is longer than the other side takes.
+    """
+    line = json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
+    if len(line) > MAX_BYTES:
+        raise StoreError(
+            f"{len(line) >> 20} MB are too much to be handed from one process to the other ({MAX_BYTES >> 20} MB).",
+            "Ask for fewer topics at once (--topic), or stop the janitor that holds the store meanwhile.",
+        )
+    return line
+
+
+def lines(pieces: Iterable[bytes], max_bytes: int = MAX_BYTES) -> Iterator[dict[str, Any]]:
+    """The messages in the pieces of an answer; a last one that is cut short is left out.
+
+    Raises:
+        ValueError: a line is no message, or too long.
+    """
+    pending = bytearray()
+    for piece in pieces:
+        searched = len(pending)
+        pending += piece
+        while (end := pending.find(b"\n", searched)) >= 0:
+            message = json.loads(pending[:end])
+            if not isinstance(message, dict):
+                raise ValueError("not a JSON object")
+            yield message
+            del pending[: end + 1]
+            searched = 0
+        if len(pending) > max_bytes:
+            raise ValueError(f"a line of more than {max_bytes} bytes")
+
+
+def encode_error(error: TmsError) -> bytes:
+    """An error as the last line of an answer."""
+    return encode({"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}})
+
+
+def read_error(found: Any) -> TmsError:
+    """The error that the other side raised; of an unknown kind: the root of ours."""
+    given = found if isinstance(found, dict) else {}
+    kind = KINDS.get(str(given.get("kind")), TmsError)
+    return kind(str(given.get("message", "no reason was given")), str(given.get("hint", "")))

@@ -1,10 +1,10 @@
-"""The janitor that runs for years: a schedule, and what keeps it honest.
+"""The daemon: sweeps and other jobs on a schedule, and the checks that notice when one hangs or fails.
 
-Every piece of work is a job of its own: the sweep, the transaction snapshot, the topics, the background count, the
-canary, housekeeping, and a tick that renews the lease, takes the picture operators see and notices what hangs. A job
-that fails is a failed job and no dead daemon. Nothing in here decides what may be deleted; that is the engine's.
+Every piece of work is a job of its own: the sweep, the transaction snapshot, the topics, the background count,
+housekeeping, and a tick that renews the lease, collects the status that operators see and notices what hangs. A job
+that fails does not end the daemon. Nothing in here decides what may be deleted; that is the engine's.
 
-A stop is asked for by an event that every run looks at between two batches, so it takes effect within one.
+A stop is asked for by an event that every run checks between two batches, so it takes effect within one.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Protocol
 
-from janitor import look
-from janitor.engine import Engine
-from janitor.look import Live, Site
+from janitor.archive.restore import Request, Restored
+from janitor.daemon.schedule import Schedule
+from janitor.daemon.snapshot_refresh import Refreshed
+from janitor.daemon.trigger import Trigger, every
 from janitor.metrics import Metrics
-from janitor.picture import Picture, Running, RunSummary, SnapshotFigures
-from janitor.plan import PlanFile
-from janitor.refresh import Refreshed
 from janitor.report import Report
-from janitor.restore import Request, Restored
-from janitor.run_log import RunLog
-from janitor.schedule import Schedule, Trigger, every
+from janitor.run.engine import Engine
+from janitor.run.log import RunLog
+from janitor.run.plan_file import PlanFile
 from janitor.state.base import State
+from janitor.status import collect
+from janitor.status.collect import Live, Site
+from janitor.status.status import Running, RunSummary, SnapshotFigures, Status
 from tms_core.clock import Clock
 from tms_core.errors import Halted, LeaseLost, TmsError
 from tms_core.lease import Lease
 from tms_core.topic import TopicId
 
-#: How often the picture is put right and the lease looked after, in seconds.
+#: How often the status is updated and the lease renewed, in seconds.
 TICK_SECONDS = 5
-#: How often the main thread looks after the schedule, in seconds.
+#: How often the main thread watches the schedule, in seconds.
 WATCH_SECONDS = 1.0
-#: How often the picture is taken anew when nothing has happened, in seconds.
-LOOK_SECONDS = 30
+#: How often the status is collected anew when nothing has happened, in seconds.
+COLLECT_SECONDS = 30
 #: How often the metadata table is read for what is shown, in seconds; a sweep reads it by itself.
 TOPICS_SECONDS = 60
 #: How often past runs, ledger and archive are pruned, in seconds.
@@ -50,7 +51,7 @@ LATE_TICK_MS = 60_000
 #: A run that has shown no sign of life for so long, in milliseconds, hangs; no single call may take that long.
 HUNG_RUN_MS = 900_000
 
-#: Jobs without which nothing is cleaned, or nobody can see it.
+#: Jobs without which nothing is cleaned, or the status is not updated.
 ESSENTIAL = frozenset({"sweep", "tick"})
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class Chore(Protocol):
     """Work beside the sweeps, such as the background count."""
 
     def __call__(self) -> object:
-        """Do a piece of it.
+        """Do the work once.
 
         Raises:
             TmsError: it could not be done.
@@ -169,23 +170,23 @@ class Daemon:
         self._adopt = adopt
         self._patterns = patterns
         self.stop = stop or Event()
-        self._looking = Lock()
+        self._collecting = Lock()
         self._started_ms = clock.now_ms()
         self._ticked_ms = clock.running_ms()
         self._log = RunLog()
         self._failing: dict[str, str] = {}
         self._led = True
         self._outdated = True
-        self._looked_ms = clock.running_ms()
-        self._impatient = False
-        self._picture = look.look(state, site, clock, self._live())
+        self._collected_ms = clock.running_ms()
+        self._full_wanted = False
+        self._status = collect.collect(state, site, clock, self._live())
         self._add_jobs(trigger, snapshot_seconds, jobs)
 
     # -- life cycle ------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Work until :attr:`stop` is set."""
-        self._state.save_note(look.DAEMON_NOTE, {"started_ms": self._started_ms})
+        self._state.save_note(collect.DAEMON_NOTE, {"started_ms": self._started_ms})
         self._schedule.start()
         try:
             while not self.stop.is_set():
@@ -194,38 +195,40 @@ class Daemon:
             self._schedule.shutdown(wait=True)
 
     def halt(self) -> None:
-        """End everything, within one batch; safe in a signal handler."""
+        """Stop everything within one batch; safe in a signal handler."""
         self.stop.set()
         # Any wish wakes the loop that watches the schedule.
         self._schedule.run_now("tick")
 
     def sweep_now(self) -> None:
         """Sweep as soon as possible, and leave no topic for later; safe in a signal handler."""
-        self._impatient = True
+        self._full_wanted = True
         self._schedule.run_now("sweep")
 
-    def nudge(self) -> None:
-        """Take the picture again, because somebody has changed something."""
+    def refresh_status(self) -> None:
+        """Collect the status again, because an operator has changed something."""
         self._outdated = True
         self.tick()
 
-    # -- what an operator decides (``janitor.control.desk.Decider``) --------------------------------------------------
+    # -- what an operator decides (``janitor.control.api.Decider``) --------------------------------------------------
 
-    def adopt(self) -> list[TopicId]:
-        """As :meth:`janitor.engine.Engine.adopt`."""
-        return self.engine.adopt()
+    def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
+        """As :meth:`janitor.run.engine.Engine.adopt`."""
+        return self.engine.adopt(once_for=once_for, store_id=store_id)
 
-    def approve(self, patterns: tuple[str, ...] = ()) -> list[TopicId]:
-        """As :meth:`janitor.engine.Engine.approve`."""
-        return self.engine.approve(patterns)
+    def approve(
+        self, patterns: tuple[str, ...] = (), *, clock: bool = False, once_for: str | None = None
+    ) -> list[TopicId]:
+        """As :meth:`janitor.run.engine.Engine.approve`."""
+        return self.engine.approve(patterns, clock=clock, once_for=once_for)
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
-        """As :meth:`janitor.engine.Engine.apply`, and seen like any other run."""
+        """As :meth:`janitor.run.engine.Engine.apply`, and seen like any other run."""
         with self._watched.run():
             return self.engine.apply(wanted, adopt=adopt)
 
     def restore(self, folder: Path, request: Request) -> Restored:
-        """As :meth:`janitor.engine.Engine.restore`, and seen like any other run."""
+        """As :meth:`janitor.run.engine.Engine.restore`, and seen like any other run."""
         with self._watched.run():
             return self.engine.restore(folder, request)
 
@@ -249,7 +252,7 @@ class Daemon:
         self._schedule.add(name, trigger, partial(self._do, name, chore), at_once=at_once)
 
     def _do(self, name: str, chore: Chore) -> None:
-        """Do a chore; one that fails has failed, is shown as failing, and is done again when it is due."""
+        """Run a chore; one that fails is shown as failing, and is run again when it is due."""
         if self.stop.is_set():
             return
         try:
@@ -264,21 +267,21 @@ class Daemon:
             self._show_failing(name, "")
 
     def failed(self, name: str, error: BaseException) -> None:
-        """Told of a bug in a job, which is in the log with where it happened."""
+        """Record that a job failed by a bug; the log has its traceback."""
         self._show_failing(name, f"{type(error).__name__}: {error}")
 
     def _show_failing(self, name: str, error: str) -> None:
-        with self._looking:
+        with self._collecting:
             if self._failing.get(name, "") == error:
                 return
             self._failing = {job: said for job, said in {**self._failing, name: error}.items() if said}
-            self._picture = replace(self._picture, failing=self._failing)
+            self._status = replace(self._status, failing=self._failing)
 
     def sweep(self) -> None:
         """One sweep, or one plan where only plans are wanted."""
         if not self._leads():
             return
-        patient, self._impatient = not self._impatient, False
+        patient, self._full_wanted = not self._full_wanted, False
         try:
             with self._watched.run():
                 if self._site.mode == "plan_only":
@@ -294,9 +297,9 @@ class Daemon:
         self.tick()
 
     def tick(self) -> None:
-        """Look after the lease, and keep the picture up to date.
+        """Renew the lease, and keep the status up to date.
 
-        Taking it anew costs half a second where there are ten thousand topics, so that is done when something has
+        Collecting it anew costs half a second where there are ten thousand topics, so that is done when something has
         happened and now and then; in between only what moves by itself is put in.
         """
         self._ticked_ms = self._clock.running_ms()
@@ -305,13 +308,13 @@ class Daemon:
         except LeaseLost as error:
             logger.error("%s", error)
         live = self._live()
-        # One at a time, so that an older picture never follows a newer one: counters would seem to go back.
-        with self._looking:
-            if self._outdated or self._ticked_ms - self._looked_ms >= LOOK_SECONDS * 1000:
-                self._look(live)
+        # One at a time, so that an older status never follows a newer one: counters would seem to go back.
+        with self._collecting:
+            if self._outdated or self._ticked_ms - self._collected_ms >= COLLECT_SECONDS * 1000:
+                self._collect(live)
             else:
-                self._picture = replace(
-                    self._picture,
+                self._status = replace(
+                    self._status,
                     now_ms=live.heartbeat_ms,
                     heartbeat_ms=live.heartbeat_ms,
                     next_run_ms=live.next_run_ms,
@@ -319,17 +322,17 @@ class Daemon:
                     leader=live.leader,
                 )
 
-    def _look(self, live: Live) -> None:
-        """Take the picture anew; what happens meanwhile makes it outdated again."""
+    def _collect(self, live: Live) -> None:
+        """Collect the status anew; what happens meanwhile makes it outdated again."""
         self._outdated = False
         try:
-            picture = look.look(self._state, self._site, self._clock, live)
+            status = collect.collect(self._state, self._site, self._clock, live)
         except TmsError:
             self._outdated = True
             raise
-        self._looked_ms = self._ticked_ms
-        self._picture = picture = replace(picture, failing=self._failing, snapshot=self._newest(picture.snapshot))
-        self._metrics.update(picture)
+        self._collected_ms = self._ticked_ms
+        self._status = status = replace(status, failing=self._failing, snapshot=self._newest(status.snapshot))
+        self._metrics.update(status)
 
     def _newest(self, judged: SnapshotFigures) -> SnapshotFigures:
         """The snapshot that was read last, which may be newer than the one the last run judged by."""
@@ -364,13 +367,13 @@ class Daemon:
 
     # -- what others see -------------------------------------------------------------------------------------------
 
-    def picture(self) -> Picture:
-        """The picture as of the last tick."""
-        return self._picture
+    def status(self) -> Status:
+        """The status as of the last tick."""
+        return self._status
 
     def runs(self, limit: int) -> list[RunSummary]:
         """The last runs, newest first."""
-        return [look.summary(run) for run in self._state.runs(limit)]
+        return [collect.summary(run) for run in self._state.runs(limit)]
 
     def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
         """The metrics' text and its content type, as a scraper's ``Accept`` header wants it."""

@@ -1,4 +1,4 @@
-"""The schedule itself: jobs by name, wishes, and the watch over the clocks."""
+"""The schedule: jobs by name, requests to run one at once, and the correction of changed clocks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.base import BaseScheduler
 
-from janitor.schedule.trigger import SLACK, Plan, Trigger, plan, wall_time
+from janitor.daemon.trigger import SLACK, Plan, Trigger, plan, wall_time
 from tms_core.clock import Clock
 
 #: More than there are jobs, so that none waits for a thread; they are made when they are needed.
 THREADS = 16
 
 
-def _tell_nobody(name: str, error: BaseException) -> None:
-    """The log is enough."""
+def _ignore(name: str, error: BaseException) -> None:
+    """Do nothing: the log has the error already."""
 
 
 class Schedule:
@@ -37,7 +37,7 @@ class Schedule:
     def __init__(
         self,
         clock: Clock,
-        on_error: Callable[[str, BaseException], None] = _tell_nobody,
+        on_error: Callable[[str, BaseException], None] = _ignore,
         scheduler: BaseScheduler | None = None,
     ) -> None:
         self._clock = clock
@@ -57,7 +57,7 @@ class Schedule:
         self._hurried: set[str] = set()
 
     def add(self, name: str, trigger: Trigger, function: Callable[[], object], *, at_once: bool = False) -> None:
-        """Have a function run.
+        """Add a job that runs a function.
 
         A run that comes due while the last one still goes on is left out. Runs that were missed, because the machine
         slept or the schedule was paused, are made up for by one.
@@ -99,7 +99,7 @@ class Schedule:
         self._scheduler.start()
 
     def run_now(self, name: str) -> None:
-        """Have a job run at once, or, when it is running, once more after that.
+        """Run a job at once, or, when it is running, once more after that.
 
         It is the next :meth:`watch` that sees to it, or the one that is waiting. Safe in any thread and in a signal
         handler.
@@ -112,14 +112,14 @@ class Schedule:
         self._wishes.put(name)
 
     def watch(self, wait_seconds: float = 0.0) -> None:
-        """Grant wishes (:meth:`run_now`), and put jobs right that a changed wall clock has put off.
+        """Run jobs asked for by :meth:`run_now`, and correct jobs that a changed wall clock has delayed.
 
         To be called again and again, by the daemon's main loop. The next run of an interval is moved to where running
         time has it. That of a crontab line is moved when the clock was set back and the line gives a time before it. A
         job that is due and does not start, because the clock was set forward or the machine slept, is woken.
 
         Args:
-            wait_seconds: how long to wait for a wish.
+            wait_seconds: how long to wait for such a request.
         """
         wishes = list(self._wished(wait_seconds))
         if not self._scheduler.running:
@@ -138,7 +138,7 @@ class Schedule:
         self._scheduler.resume()
 
     def shutdown(self, *, wait: bool) -> None:
-        """End it; a second time does nothing.
+        """End the schedule; a second call does nothing.
 
         Args:
             wait: return only when the jobs that run have ended. Then not to be called from one.

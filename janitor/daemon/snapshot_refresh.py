@@ -11,7 +11,7 @@ import logging
 from threading import Lock
 
 from tms_core.errors import NoSnapshot, SnapshotError
-from tms_core.transaction.source import Loaded, SnapshotSource
+from tms_core.transaction.source.source import Loaded, SnapshotSource
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Refreshed:
         self._said = ""
 
     def refresh(self) -> None:
-        """Read the newest snapshot; what goes wrong is said once, and again when something else does."""
+        """Read the newest snapshot; an error is logged once, and again when it changes."""
         try:
             loaded = self._source.latest()
         except (NoSnapshot, SnapshotError, OSError) as error:

@@ -1,4 +1,4 @@
-"""When a job runs: at an interval or by a crontab line, and what becomes of that when a clock is set."""
+"""When a job runs: at an interval or by a crontab line, also when a clock is set."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from apscheduler.triggers.base import BaseTrigger
+from cronsim import CronSim
 
-from janitor.crontab import Crontab
+from janitor.settings import crontab
 from tms_core.clock import Clock
 
-#: By less than this a clock is not worth putting right.
+#: A difference below this is not corrected.
 SLACK = timedelta(seconds=1)
 
 _MILLISECOND = timedelta(milliseconds=1)
@@ -19,7 +20,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Again and again, so many seconds of running time apart."""
+    """Runs at an interval, in seconds of running time."""
 
     seconds: float
 
@@ -29,12 +30,16 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """By a crontab line, in UTC."""
+    """Runs by a crontab line, in UTC."""
 
-    crontab: Crontab
+    text: str
+
+    def after(self, moment: datetime) -> datetime:
+        """The first minute it fires that is later than a moment, in UTC."""
+        return next(CronSim(self.text, moment))
 
     def __str__(self) -> str:
-        return f"cron {self.crontab.text}"
+        return f"cron {self.text}"
 
 
 Trigger = Every | Cron
@@ -46,12 +51,12 @@ def every(seconds: float) -> Trigger:
 
 
 def cron(text: str) -> Trigger:
-    """Run by a crontab line (:mod:`janitor.crontab`).
+    """Run by a crontab line (:func:`janitor.settings.crontab`).
 
     Raises:
         ValueError: it is none.
     """
-    return Cron(Crontab.parse(text))
+    return Cron(crontab(text))
 
 
 class Plan(Protocol):
@@ -94,26 +99,25 @@ class Calendar(BaseTrigger):
     """A crontab line. A clock that was set back a little does not bring the last run again."""
 
     def __init__(self, trigger: Cron) -> None:
-        self._words = str(trigger)
-        self._crontab = trigger.crontab
+        self._cron = trigger
         self._last: datetime | None = None
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime | None:
         """The first run in the future: those between the last one and now are past, however many they are."""
         self._last = previous_fire_time
-        return self._crontab.after(now if previous_fire_time is None else max(previous_fire_time, now))
+        return self._cron.after(now if previous_fire_time is None else max(previous_fire_time, now))
 
     def due(self, planned: datetime, now: datetime) -> datetime:
         """Never later than planned: a run whose time has come while the machine slept is made up for."""
-        found = self._crontab.after(now)
-        return min(planned, self._crontab.after(found) if found == self._last else found)
+        found = self._cron.after(now)
+        return min(planned, self._cron.after(found) if found == self._last else found)
 
     def __str__(self) -> str:
-        return self._words
+        return str(self._cron)
 
 
 def plan(trigger: Trigger, clock: Clock) -> Interval | Calendar:
-    """What APScheduler asks when a job runs next."""
+    """The trigger object that APScheduler asks when a job runs next."""
     return Interval(trigger, clock) if isinstance(trigger, Every) else Calendar(trigger)
 
 

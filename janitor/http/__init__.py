@@ -1,4 +1,4 @@
-"""The janitor's face to browsers, probes and Prometheus: it shows, and changes nothing."""
+"""The HTTP server for browsers, probes and Prometheus; it only shows and changes nothing."""
 
 from __future__ import annotations
 

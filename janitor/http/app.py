@@ -1,6 +1,6 @@
 """The routes: the status page, the API behind it, health and metrics.
 
-All of it is drawn from a picture that somebody else keeps up to date, so no visitor, however many, makes the janitor
+All of it is made from a status that the daemon keeps up to date, so requests, however many, never make the janitor
 read a table, and no failure here reaches a sweep (rule S15). What may wait for a lock is answered in a thread; health
 is not, so that a probe still gets its answer when every thread is stuck.
 """
@@ -25,11 +25,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from janitor.http.shield import Shield, content_security_policy
-from janitor.http.verdict import judge
-from janitor.picture import Picture, RunSummary
+from janitor.http.security_headers import SecurityHeaders, content_security_policy
 from janitor.state.base import EVERYTHING
-from tms_core.settings import is_loopback
+from janitor.status.health import judge
+from janitor.status.status import RunSummary, Status
+from tms_core.settings.models import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +41,10 @@ _ZIPPED = Middleware(GZipMiddleware, minimum_size=4096, compresslevel=1)
 
 
 class Views(Protocol):
-    """Where the answers come from. Any of it may be called by several threads at once."""
+    """What the server shows. Any of it may be called by several threads at once."""
 
-    def picture(self) -> Picture:
-        """What is seen now; kept ready by whoever implements it, never made for a visitor."""
+    def status(self) -> Status:
+        """The status now; kept ready, never collected for a request."""
         ...
 
     def runs(self, limit: int) -> Sequence[RunSummary]:
@@ -85,7 +85,7 @@ def make_app(views: Views, host: str = "127.0.0.1", arguments: str = "") -> Star
             Route("/metrics", routes.metrics),
         ],
         middleware=[
-            Middleware(Shield, policy=content_security_policy(page), loopback=is_loopback(host)),
+            Middleware(SecurityHeaders, policy=content_security_policy(page), loopback=is_loopback(host)),
             # Here and not as Starlette's own handler of errors, which answers and then raises them all the same.
             Middleware(ExceptionMiddleware, handlers={Exception: _failed}),
         ],
@@ -102,7 +102,7 @@ class _Routes:
         self._views = views
         self._page = page
         self._arguments = arguments
-        self._drawn: tuple[Picture, str, str, bytes] | None = None
+        self._made: tuple[Status, str, str, bytes] | None = None
 
     async def page(self, request: Request) -> Response:
         return Response(self._page, media_type="text/html")
@@ -125,18 +125,18 @@ class _Routes:
         return _probe(self._views.ready())
 
     def _status_body(self) -> bytes:
-        """The status as JSON; drawn once per picture, however many look."""
-        picture, alive, ready = self._views.picture(), self._views.alive(), self._views.ready()
-        drawn = self._drawn
-        if drawn is None or drawn[0] is not picture or drawn[1:3] != (alive, ready):
-            document = self._document(picture, alive, ready)
-            drawn = picture, alive, ready, json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
-            self._drawn = drawn
-        return drawn[3]
+        """The status as JSON; made once per status, however many ask."""
+        status, alive, ready = self._views.status(), self._views.alive(), self._views.ready()
+        made = self._made
+        if made is None or made[0] is not status or made[1:3] != (alive, ready):
+            document = self._document(status, alive, ready)
+            made = status, alive, ready, json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+            self._made = made
+        return made[3]
 
-    def _document(self, picture: Picture, alive: str, ready: str) -> dict[str, Any]:
-        document = picture.to_json()
-        document |= {"alive": alive, "ready": ready, "verdict": judge(picture, alive, ready).to_json()}
+    def _document(self, status: Status, alive: str, ready: str) -> dict[str, Any]:
+        document = status.to_json()
+        document |= {"alive": alive, "ready": ready, "verdict": judge(status, alive, ready).to_json()}
         document["adopt_command"] = self._command("adopt")
         for entry in document["paused"]:
             entry["command"] = self._command("resume", entry["pattern"])
@@ -168,4 +168,4 @@ async def _refused(_: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     logger.error("%s could not be answered: %s", request.url.path, error, exc_info=error)
-    return JSONResponse({"error": "this could not be drawn; the janitor's log says why"}, status_code=500)
+    return JSONResponse({"error": "this could not be made; the janitor's log says why"}, status_code=500)

@@ -1,9 +1,9 @@
-"""What protects a page without a password: headers that tie it down, and no answer under a stranger's name.
+"""Security headers of the status page, and the refusal of requests under a foreign host name.
 
-The page shows names and errors that others wrote, so the browser is told to run nothing but the one script and use
-nothing but the one style sheet in it, known by their hashes. And a page on the loopback address must not be read by a
-web site that points its own name at 127.0.0.1 (DNS rebinding): there the ``Host`` header has to be a loopback name.
-Nor does anything there answer to a page of another web site that a browser has open.
+The page has no password, and shows names and errors that others wrote, so the browser is told to run nothing but the
+one script and use nothing but the one style sheet in it, known by their hashes. And a page on the loopback address must
+not be read by a web site that points its own name at 127.0.0.1 (DNS rebinding): there the ``Host`` header has to be a
+loopback name. Nor does anything there answer to a page of another web site that a browser has open.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tms_core.server.host import is_of_foreign_page, names_loopback
+from tms_core.web.host import is_of_foreign_page, names_loopback, names_two_hosts
 
 
 def content_security_policy(page: str) -> str:
@@ -34,11 +34,11 @@ def _hashes(page: str, tag: str) -> str:
     return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
 
 
-class Shield:
+class SecurityHeaders:
     """ASGI middleware: adds the headers to every answer, and refuses a foreign ``Host`` or page.
 
     Args:
-        app: what it stands before.
+        app: the application that it protects.
         policy: the Content-Security-Policy.
         loopback: whether the server listens on a loopback address, where ``Host`` can only be such a name.
     """
@@ -55,18 +55,22 @@ class Shield:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_shielded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(self._headers)
             await send(message)
 
-        if self._loopback and not names_loopback(scope):
+        if names_two_hosts(scope):
+            await JSONResponse({"error": "a request has one Host header"}, status_code=400)(
+                scope, receive, send_with_headers
+            )
+        elif self._loopback and not names_loopback(scope):
             refusal = (
                 "this address answers to localhost only; ask http://localhost with the port, or set janitor.http.host"
             )
-            await JSONResponse({"error": refusal}, status_code=400)(scope, receive, send_shielded)
+            await JSONResponse({"error": refusal}, status_code=400)(scope, receive, send_with_headers)
         elif self._loopback and is_of_foreign_page(scope):
             refusal = "a page of another web site may ask for nothing here"
-            await JSONResponse({"error": refusal}, status_code=403)(scope, receive, send_shielded)
+            await JSONResponse({"error": refusal}, status_code=403)(scope, receive, send_with_headers)
         else:
-            await self._app(scope, receive, send_shielded)
+            await self._app(scope, receive, send_with_headers)

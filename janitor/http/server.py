@@ -1,4 +1,4 @@
-"""The janitor's HTTP server: small answers from memory, beside work that matters more.
+"""The janitor's HTTP server, which gives small answers from memory beside work that matters more.
 
 So nothing that hangs in it keeps the process from ending.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import uvicorn
 from starlette.types import ASGIApp
 
-from tms_core.server.protocol import bounded
-from tms_core.server.thread import ThreadedServer
+from tms_core.web.protocol import bounded
+from tms_core.web.thread import ThreadedServer
 
 #: How long answers under way may take when the server stops, in seconds; they are drawn from memory.
 STOP_SECONDS = 2
@@ -17,7 +17,7 @@ STOP_SECONDS = 2
 #: How many connections may wait to be accepted.
 BACKLOG = 128
 
-#: How many connections there may be: a few who look, Prometheus, probes.
+#: How many connections there may be: a few browsers, Prometheus, probes.
 MAX_CONNECTIONS = 100
 
 
@@ -26,7 +26,7 @@ class HttpServer(ThreadedServer):
 
     Args:
         app: what is served.
-        host, port: as of :class:`~tms_core.server.thread.ThreadedServer`.
+        host, port: as of :class:`~tms_core.web.thread.ThreadedServer`.
     """
 
     def __init__(self, app: ASGIApp, host: str, port: int) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from janitor.inspect.fate import Fate
 from janitor.report import DataTable
 from janitor.state.base import LedgerEntry
-from janitor.why.fate import Fate
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 
@@ -83,11 +83,11 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class LedgerReach:
     """How far back the ledger can be relied on.
 
     Attributes:
-        created_ms: when this memory began; None when nobody wrote that down.
+        created_ms: when this state began; None when that is not recorded.
         complete_since_ms: from when on every deletion of this janitor's is in the ledger; None when it is not known.
         history_days: how long entries are kept.
     """
@@ -99,7 +99,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """The answer.
+    """Why a message is there, or which run took it.
 
     Attributes:
         generation, ttl_seconds: the topic's metadata; None where there is none that can be read.
@@ -117,7 +117,7 @@ class Why:
     problem: str
     found: tuple[Found, ...]
     missing: tuple[Missing, ...]
-    memory: Memory
+    memory: LedgerReach
     resume: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

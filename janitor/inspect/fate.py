@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from janitor.frontier import elapsed_ms
-from janitor.policy import Delete, Frontier, Hold, Invert, Reason, Row, Rule, Verdict, decide
-from janitor.world import TopicWork, World
+from janitor.law.frontier import elapsed_ms
+from janitor.law.policy import Delete, Frontier, Hold, Invert, Reason, Row, Rule, Verdict, decide
+from janitor.sweep.context import TopicWork, World
 from tms_core.rowkey import LONG_MAX, Cutoff, MessageKey, PayloadKey
 from tms_core.topic import TopicId
 from tms_core.transaction.model import transaction_ms
@@ -19,7 +19,7 @@ from tms_core.transaction.model import transaction_ms
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of a row.
+    """What the law does with a row, now or later.
 
     Attributes:
         action: what the next run does with it.
@@ -27,8 +27,8 @@ class Fate:
         rule: the rule that takes it, now or in time; None: none ever does, as things are.
         due_ms: the first moment at which that rule takes it; None where time has nothing to do with it.
         hold: what keeps the rule from it.
-        until_ms: when the hold ends by itself; None: never, or nobody can say.
-        goes_ms: the first moment at which a run takes it, if nobody does anything; None: not by time alone.
+        until_ms: when the hold ends by itself; None: never, or not known.
+        goes_ms: the first moment at which a run takes it, if no operator does anything; None: not by time alone.
         invert: its transaction is invalid, so its pointer is to be negated as long as the row stays.
     """
 
@@ -43,7 +43,7 @@ class Fate:
 
     @property
     def doomed(self) -> bool:
-        """Whether the law takes it now, and nothing is in the way but perhaps that nobody has adopted the store."""
+        """Whether the law takes it now, and nothing is in the way but perhaps that the store is not adopted."""
         return self.action == "delete" or (self.reason is Reason.HELD and self.hold is Hold.FIRST_CONTACT)
 
 
@@ -89,7 +89,7 @@ def _now(verdict: Verdict, stopped: Hold | None, invert: bool) -> Fate:
 
 
 def _stopped(world: World, topic: TopicId) -> Hold | None:
-    """What keeps runs from changing anything in a topic."""
+    """The hold that keeps runs from changing anything in a topic; None for none."""
     if world.is_paused(topic.prefix):
         return Hold.PAUSED
     return Hold.QUARANTINED if world.is_quarantined(topic.prefix) else world.label

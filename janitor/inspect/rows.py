@@ -1,6 +1,6 @@
-"""The table debugger: what is in the tables, decoded, and whether the boundary is true. Nothing is consumed.
+"""Decodes the rows of the tables, and checks the boundary against every row. It only reads.
 
-Everything is read page by page, so a table of any size can be looked at; only the first rows are kept to be shown,
+Everything is read page by page, so the size of a table does not matter; only the first rows are kept to be shown,
 the rest is counted.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from janitor.ranges import topic_stop
-from janitor.txstate import pointer_state
-from janitor.world import matches
+from janitor.law.ranges import topic_stop
+from janitor.sweep.context import matches
+from janitor.sweep.transactions import pointer_state
 from tms_core.errors import MetadataError
 from tms_core.rowkey import MessageKey, PayloadKey, topic_prefix
 from tms_core.tables.base import UNREADABLE, KeyTable, MessageTable, MessageValue, Page, Store
@@ -59,6 +59,7 @@ class Audit:
         open_cells: rows that carry the positive pointer of an invalid transaction, below the boundary or not.
         refuted: such rows at or below the boundary.
         sample_keys: the first of those.
+        withdrawn: how the boundary that was claimed before turned out to be false, until there is another one.
     """
 
     bound: int | None
@@ -67,6 +68,16 @@ class Audit:
     open_cells: int = 0
     refuted: int = 0
     sample_keys: list[bytes] = field(default_factory=list)
+    withdrawn: str = ""
+
+    @property
+    def refutation(self) -> str:
+        """How it refutes the boundary, as a clause; only where it does."""
+        return (
+            f"the boundary {self.bound} is refuted, and withdrawn: {self.refuted} rows carry the pointer "
+            f"of an invalid transaction, the first one is {self.sample_keys[0].hex()}; the invalid list must stay as "
+            "it is"
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -76,13 +87,14 @@ class Audit:
             "open_cells": self.open_cells,
             "refuted": self.refuted,
             "sample_keys": [key.hex() for key in self.sample_keys],
+            "withdrawn": self.withdrawn,
         }
 
 
 def audit(
     tables: Iterable[MessageTable], bound: int | None, is_invalid: Callable[[int], bool], heartbeat: Heartbeat
 ) -> Audit:
-    """Read every transactional row and hold it against the boundary (rule S4).
+    """Read every transactional row and check it against the boundary (rule S4).
 
     Args:
         tables: the message table, or its parts.

@@ -1,4 +1,4 @@
-"""Looking for what an answer is made of: the rows in the store, and what the memory has of those that are gone.
+"""Find what an answer is made of: the rows in the store, and what the state has of those that are gone.
 
 An id names no generation (``docs/formats.md``, "Message ids"), so every one that has rows is looked at. Of a row that
 is gone only the ledger can tell, and only of ranges. That a run took *this* row is certain of message rows, which go
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from janitor.policy import Delete, Row, Rule, decide
-from janitor.ranges import topic_stop
-from janitor.references import find_referenced, search_range, timeless_range
+from janitor.inspect.answer import Found, LedgerReach, Missing, Trace, Why
+from janitor.inspect.fate import judge
+from janitor.law.policy import Delete, Row, Rule, decide
+from janitor.law.ranges import topic_stop
+from janitor.law.references import find_referenced, search_range, timeless_range
 from janitor.state.base import LedgerEntry, State
-from janitor.txstate import pointer_state
-from janitor.why.answer import Found, Memory, Missing, Trace, Why
-from janitor.why.fate import judge
-from janitor.world import World, matches
+from janitor.sweep.context import World, matches
+from janitor.sweep.transactions import pointer_state
 from tms_core.rowkey import GENERATION_BYTES, Cutoff, MessageId, MessageKey, PayloadKey, java_abs, stop_key
 from tms_core.tables.base import MessageValue, Store
 from tms_core.topic import TopicId
@@ -41,7 +41,7 @@ def why(
     Args:
         world: as a thorough plan judges, its topics loaded.
         now_ms: the moment of the question.
-        history_days: how long the memory keeps its ledger.
+        history_days: how long the state keeps its ledger.
 
     Raises:
         StoreError: the store or the state could not be read.
@@ -64,7 +64,7 @@ def why(
     )
 
 
-def remembered(state: State, now_ms: int, history_days: int) -> Memory:
+def remembered(state: State, now_ms: int, history_days: int) -> LedgerReach:
     """How far back the state's ledger can be relied on.
 
     Raises:
@@ -72,14 +72,14 @@ def remembered(state: State, now_ms: int, history_days: int) -> Memory:
     """
     created_ms = state.created_ms()
     if created_ms is None:
-        return Memory(None, None, history_days)
+        return LedgerReach(None, None, history_days)
     since_ms = max(created_ms, now_ms - history_days * _DAY_MS, state.ledger_since_ms() or created_ms)
-    return Memory(created_ms, since_ms, history_days)
+    return LedgerReach(created_ms, since_ms, history_days)
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """One question, and all it is put to."""
+    """One question, and the store, state and context that answer it."""
 
     store: Store
     state: State

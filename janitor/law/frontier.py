@@ -1,7 +1,7 @@
 """How far each topic's deletions may advance in this run (rule S8).
 
 Honest time moves a cut-off forward by exactly the time that passed. Anything that moves it further, or makes a
-generation old, is somebody's doing: a ttl was shortened, a topic deleted, a clock jumped, a store restored. Most of
+generation old, has a cause outside: a ttl was shortened, a topic deleted, a clock jumped, a store restored. Most of
 these are meant and a few are accidents, and a deletion cannot be taken back, so what became due by such a jump is
 *held* for a while in which a person can look, and say so or undo it. Rows that became due by time alone go on being
 deleted meanwhile. No counting of rows is needed for this, so it costs nothing.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from janitor.policy import Frontier, Hold
+from janitor.law.policy import Frontier, Hold
 from janitor.state.base import ClockAnchor, FrontierRecord, PendingJump
 from tms_core.rowkey import Cutoff
 from tms_core.topic import TopicMetadata, first_kept_generation

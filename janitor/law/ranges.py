@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from janitor.policy import Frontier, Rule
+from janitor.law.policy import Frontier, Rule
 from tms_core.rowkey import NEGATIVE, generation_prefix, pointer_prefix, stop_key, time_prefix
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.model import TX_PER_MS

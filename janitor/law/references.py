@@ -13,10 +13,10 @@ then the window has no end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
-from janitor.ranges import Range
+from janitor.law.ranges import Range
 from tms_core.rowkey import LONG_MAX, NEGATIVE, PayloadKey, generation_prefix, java_abs, time_prefix
 from tms_core.tables.base import MessageTable
 from tms_core.topic import TopicId
@@ -38,7 +38,7 @@ class Lifetime(NamedTuple):
 
     @property
     def undecided_ms(self) -> int:
-        """How long after its begin, by our clock, a transaction nobody knows more of may still commit."""
+        """How long after its begin, by our clock, a transaction of which nothing more is known may still commit."""
         return self.max_ms + self.allowance_ms
 
     def window_end_ms(self, pointer: int) -> int:
@@ -54,6 +54,11 @@ class Progress(Protocol):
     """Called between pages of a long read."""
 
     def __call__(self) -> None: ...
+
+
+def stays(_: bytes) -> bool:
+    """No message that is there goes."""
+    return False
 
 
 def search_range(
@@ -82,12 +87,20 @@ def timeless_range(topic: TopicId, generation: int) -> Range:
 
 
 def find_referenced(
-    table: MessageTable, windows: Iterable[Range], pointers: set[int], page_rows: int, progress: Progress
+    table: MessageTable,
+    windows: Iterable[Range],
+    pointers: set[int],
+    page_rows: int,
+    progress: Progress,
+    goes: Callable[[bytes], bool] = stays,
 ) -> set[int]:
     """Which of ``pointers`` are referred to by a message row in one of ``windows``.
 
     Pointers are compared as CDAP reads them: by Java's absolute value, since a reader without a transaction sees
     rolled-back messages too. Memory is bounded by ``pointers``.
+
+    Args:
+        goes: whether the message of this key does not count, because a plan shows it as deleted.
 
     Raises:
         StoreError: the table could not be read.
@@ -98,7 +111,9 @@ def find_referenced(
         while start is not None and start < window.stop and len(found) < len(pointers):
             page = table.cells(start, window.stop, page_rows)
             for cell in page.items:
-                if cell.refers and (pointer := java_abs(cell.pointer)) in pointers:
+                if not cell.refers or (pointer := java_abs(cell.pointer)) not in pointers or pointer in found:
+                    continue
+                if not goes(cell.key):
                     found.add(pointer)
             progress()
             start = page.resume

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import product
 
+from janitor.law.policy import Hold, Rule
 from janitor.metrics.definition import Definition, Labels
-from janitor.policy import Hold, Rule
 from janitor.report import COUNTED_REASONS
-from janitor.txstate import Problem
+from janitor.sweep.transactions import Problem
 
 TABLES = ("message", "payload")
 
@@ -26,10 +26,10 @@ PHASES = ("message", "invert", "payload", "sync", "compact")
 #: Guards that stop a run.
 GUARDS = ("clock", "identity", "adoption")
 
-#: What wall time is compared with (``Picture.skew_seconds``).
+#: What wall time is compared with (``Status.skew_seconds``).
 CLOCKS = ("running_time",)
 
-#: Why a topic was left undone (``Tally.failures``).
+#: Why a topic was left undone (``Outcome.failures``).
 FAILURES = ("store", "moved")
 
 #: Operations a store counts (``Store.calls``).
@@ -67,7 +67,6 @@ COUNTERS = (
     _counter("store_calls", "Operations that runs asked of the store.", call=CALLS),
     _counter("snapshot_errors", "Runs that had no usable transaction snapshot.", reason=Problem),
     _counter("guard_trips", "Times a guard stopped a run.", guard=GUARDS),
-    _counter("canary_early", "Canary messages that went before they were due; ever one is an emergency."),
 )
 
 PHASE_DURATION = Definition(
@@ -102,7 +101,6 @@ GAUGES = (
     _gauge("in_progress_transactions", "Transactions that are in progress in the snapshot."),
     _gauge("prune_boundary_timestamp_seconds", "Transactions that began until then have no rows left to negate."),
     _gauge("clock_skew_seconds", "How far wall time is ahead of another clock.", source=CLOCKS),
-    _gauge("canary_late_seconds", "How long after it was due the last canary message went."),
     _gauge("statistics_timestamp_seconds", "When the whole store was last counted on Spark."),
     _gauge("statistics_overdue_ratio", "Overdue rows among all rows, by that count.", rule=DELETING),
     _gauge("orphan_payload_rows", "Payload rows that no message refers to, by that count."),

@@ -1,6 +1,6 @@
 """How far consumers are behind: which of them get series of their own, and those series.
 
-Their names are whatever somebody put, so there may be very many, and a series costs memory in Prometheus for as long as
+Their names come from clients, so there may be very many, and a series costs memory in Prometheus for as long as
 it is kept. So, as of topics, only the first ones are shown, those that are furthest behind, and the others as one.
 """
 
@@ -13,8 +13,8 @@ from prometheus_client.core import Metric
 
 from janitor.metrics.catalogue import LAG, LAG_COUNTED, OLDEST_UNREAD, POSITION
 from janitor.metrics.gauges import seconds
-from janitor.metrics.topics import PerTopic, largest
-from janitor.picture import ConsumerFigures
+from janitor.metrics.series import PerTopic, largest
+from janitor.status.status import ConsumerFigures
 
 
 class Name(NamedTuple):

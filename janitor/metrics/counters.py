@@ -1,4 +1,4 @@
-"""Counters: what the memory has added up over all runs (``State.counters``)."""
+"""Counters: what the state has added up over all runs (``State.counters``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from janitor.state.base import CounterKey
 
 
 def families(counters: Mapping[CounterKey, float]) -> Iterator[Metric]:
-    """Every counter of the catalogue; what else is in the memory was written by a newer version and is left out."""
+    """Every counter of the catalogue; what else is in the state was written by a newer version and is left out."""
     for definition in COUNTERS:
         yield definition.family({"": _series(definition, "", counters)})
     yield PHASE_DURATION.family(

@@ -1,4 +1,4 @@
-"""What one metric is, and how it becomes what prometheus-client writes out."""
+"""The definition of a metric, and how it becomes a metric of prometheus-client."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a scrape is answered with.
+"""Prepares the metrics and writes them out at a scrape.
 
-All that depends on the picture is prepared when the picture comes, once, and only written out when somebody asks. Until
-the first picture there are no metrics of the janitor: its counters go on from what the memory holds, and a 0 before
+All that depends on the status is prepared when the status comes, once, and only written out at a scrape. Until
+the first status there are no metrics of the janitor: its counters go on from what the state holds, and a 0 before
 that would look to Prometheus like a counter that began anew.
 """
 
@@ -15,9 +15,10 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from janitor.metrics import consumers, counters, gauges, topics
-from janitor.metrics.topics import Name, PerTopic
-from janitor.picture import Picture
+from janitor.metrics import consumers, counters, gauges
+from janitor.metrics import series as topics
+from janitor.metrics.series import Name, PerTopic
+from janitor.status.status import Status
 
 #: The version of OpenMetrics that prometheus-client writes.
 OPENMETRICS_VERSION = "1.0.0"
@@ -46,15 +47,15 @@ class Metrics(Collector):
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
 
-    def update(self, picture: Picture) -> None:
-        """Prepare the metrics of a picture; until it is done, scrapes get those of the one before."""
-        self._shown = topics.shown(picture.topics, self._shown, self._per_topic, self._top)
-        self._consumers = consumers.shown(picture.consumers, self._consumers, self._per_topic, self._top)
+    def update(self, status: Status) -> None:
+        """Prepare the metrics of a status; until it is done, scrapes get those of the one before."""
+        self._shown = topics.shown(status.topics, self._shown, self._per_topic, self._top)
+        self._consumers = consumers.shown(status.consumers, self._consumers, self._per_topic, self._top)
         self._families = (
-            *counters.families(picture.counters),
-            *gauges.families(picture),
-            *topics.families(picture.topics, self._shown),
-            *consumers.families(picture.consumers, self._consumers),
+            *counters.families(status.counters),
+            *gauges.families(status),
+            *topics.families(status.topics, self._shown),
+            *consumers.families(status.consumers, self._consumers),
         )
 
     def render(self, accept: str | None = None) -> tuple[bytes, str]:

@@ -16,7 +16,7 @@ from prometheus_client.core import Metric, Sample
 from janitor.metrics.catalogue import COUNTED, MESSAGES, NEWEST, OLDEST, SIZE
 from janitor.metrics.definition import Definition, legible
 from janitor.metrics.gauges import seconds
-from janitor.picture import TopicFigures
+from janitor.status.status import TopicFigures
 
 PerTopic = Literal["none", "top", "all"]
 #: What is compared: a topic's name, or that of something in it.

@@ -4,8 +4,9 @@ A run that covered everything moves frontiers, and if it was a thorough one it c
 (rule S4). A run that did not, because it was scoped, a topic failed, or no snapshot could be used, moves only what it
 really reached. The caller wraps all of it in one transaction.
 
-What does not wait for the end is evidence of a store in many parts: that one was covered is true whatever becomes of
-the others, so it is saved at once, and the run after one that died need not do it again (:mod:`janitor.rounds`).
+What does not wait for the end: that a jump was seen, so that a hold ages although every run is killed; and evidence of
+what was covered, which is true whatever becomes of the rest, so that the run after one that died need not do it again
+(:mod:`janitor.boundary.coverage`).
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from janitor import boundary, guards, quarantine, rounds, txstate
-from janitor.intervals import Interval
-from janitor.prepare import Prepared
-from janitor.report import GuardNote, Mode, Tally
-from janitor.rounds import Record, Round
+from janitor.boundary import claim as boundary
+from janitor.boundary import coverage as rounds
+from janitor.boundary.coverage import Record, Round
+from janitor.law.intervals import Interval
+from janitor.law.policy import Hold
+from janitor.report import GuardNote, Mode
+from janitor.run import guards, quarantine
+from janitor.run.prepare import Prepared, remember_snapshot
 from janitor.state.base import Claim, ClockAnchor, Evidence, FrontierRecord, State, StoreRecord, Strikes
-from janitor.txstate import TxState
-from janitor.world import Terms, TopicWork, World
+from janitor.sweep import transactions as txstate
+from janitor.sweep.context import Terms, TopicWork, World
+from janitor.sweep.outcome import Outcome
+from janitor.sweep.transactions import TxState
 from tms_core.errors import Interrupted
-from tms_core.side import Expiry
 from tms_core.tables.base import UNREADABLE, Store
 from tms_core.topic import TopicId
 from tms_core.transaction.model import VisibilityState
@@ -41,13 +46,9 @@ class Pass:
         calls: which store operations had been made by then.
         boundary: the claim in force; None while there is none.
         round: the round of thorough passes it goes on with; None as long as it proves nothing.
-        covered: evidence that waits for the end: intervals, and the lowest invalid pointer there that has to stay.
-        failed: metadata keys of topics that were left undone, and why.
-        withheld: metadata keys of topics in which deleting was stopped on the way.
-        expired: messages with a ttl of their own whose rows are gone.
         halted: why the walk ended early; None when it came to its end.
-        write_failed: whether the store refused to write something.
         truncated: transactions that were taken off the invalid list.
+        refutation: how the last claim was refuted, as that was known when it began.
         notes: what else is to be said of it.
     """
 
@@ -58,22 +59,18 @@ class Pass:
     calls: Counter[str]
     ready: Prepared
     world: World
-    tally: Tally
+    outcome: Outcome
     boundary: int | None = None
     round: Round | None = None
-    covered: list[tuple[Sequence[Interval], int | None]] = field(default_factory=list)
-    failed: Mapping[bytes, str] = field(default_factory=dict)
-    withheld: frozenset[bytes] = frozenset()
-    expired: Sequence[Expiry] = ()
     halted: Interrupted | None = None
-    write_failed: bool = False
     truncated: int = 0
+    refutation: rounds.Refutation | None = None
     notes: list[GuardNote] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
         """Whether it came to every topic that is not put aside."""
-        return not (self.tally.errors or self.world.patterns or self.withheld or self.halted)
+        return not (self.outcome.errors or self.world.patterns or self.outcome.withheld or self.halted)
 
     @property
     def complete(self) -> bool:
@@ -129,8 +126,45 @@ def notes_on_consumers(current: Pass) -> list[GuardNote]:
     return notes
 
 
+def begin_run(current: Pass, state: State, clocks: ClockAnchor, *, moves_frontiers: bool) -> None:
+    """Save what a run has seen before it does anything; call it inside the state's transaction.
+
+    Args:
+        clocks: what the machine's clocks show now.
+        moves_frontiers: whether it is a run of the janitor's own, and not of a plan file.
+    """
+    conclude_apply(current, state, clocks)
+    if moves_frontiers:
+        state.save_frontiers(_seen_jumps(current.world, state.frontiers()))
+    if current.ready.tx.usable is not None:
+        state.save_open_ids(current.ready.ids.open_ids())
+
+
+def _seen_jumps(world: World, present: Mapping[TopicId, FrontierRecord]) -> dict[TopicId, FrontierRecord]:
+    """What changes by the sight of a topic's metadata: a jump begins to wait, or has been taken back meanwhile.
+
+    A jump that has waited for long enough is remembered until all it lets go is gone.
+    """
+    changed = {}
+    for work in world.topics.values():
+        topic, hold, jump = work.topic.topic, work.frontier.hold, work.record.pending
+        known = present.get(topic)
+        if not world.in_scope(topic.prefix) or hold not in (None, Hold.CONSUMER, Hold.FRONTIER, Hold.PROTECTED):
+            continue
+        if known is None:
+            if jump is not None:
+                changed[topic] = work.record
+        elif known.pending is not None and jump is None:
+            target = (known.pending.generation, known.pending.ttl_seconds)
+            if hold is Hold.PROTECTED or target != (work.topic.generation, work.topic.ttl_seconds):
+                changed[topic] = replace(known, pending=None)
+        elif known.pending != jump:
+            changed[topic] = replace(known, pending=jump)
+    return changed
+
+
 def begin_round(current: Pass, state: State, record: Record) -> Round:
-    """Begin a round of thorough passes over many parts, or go on with one; call it inside the state's transaction.
+    """Begin a round of thorough passes, or go on with one; call it inside the state's transaction.
 
     Invalid transactions are saved as seen, since what is covered from now on counts for those that are known by now.
 
@@ -138,12 +172,14 @@ def begin_round(current: Pass, state: State, record: Record) -> Round:
         record: saves evidence at once.
     """
     ids, now_ms = current.ready.ids, current.ready.now.wall_ms
+    if current.ready.speaks_against(state.claim()):
+        state.save_claim(None)
     state.save_open_ids(ids.open_ids())
     state.forget_open_ids(ids.gone)
     progress = rounds.go_on(state, current.id, now_ms, _usable(current).timestamp_ms)
     open_ids = txstate.searched(ids.open_ids(), progress.since_ms)
     since_ms = txstate.search_since_ms(open_ids, current.world.terms.lifetime)
-    return Round(progress.began_ms, record, progress.done, since_ms)
+    return Round(progress.began_ms, record, progress.done, since_ms, payloads_from=progress.payloads_from)
 
 
 def save_evidence(current: Pass, state: State, covered: Sequence[Interval], untouchable: int | None) -> None:
@@ -160,7 +196,13 @@ def save_evidence(current: Pass, state: State, covered: Sequence[Interval], unto
     bound = max(0, min(bounds))
     newer = [Evidence(*interval, usable.timestamp_ms, bound, started_ms, current.id) for interval in covered]
     with state.transaction():
-        state.replace_evidence(boundary.with_newer(state.evidence(), newer))
+        if not _refuted_meanwhile(current, state):
+            state.replace_evidence(boundary.with_newer(state.evidence(), newer))
+
+
+def _refuted_meanwhile(current: Pass, state: State) -> bool:
+    """Whether a claim was refuted since the pass began: what it has covered before may be what was false."""
+    return rounds.refutation(state) != current.refutation
 
 
 def conclude_run(
@@ -172,15 +214,14 @@ def conclude_run(
         clocks: what the machine's clocks show now.
         barred: why it may claim nothing (:func:`obstacles`).
     """
-    conclude_apply(current, state, clocks)
+    _save_sight(current.ready, state, clocks)
     ready, world = current.ready, current.world
     done = {key: work for key, work in world.topics.items() if _is_done(current, key)}
     state.save_frontiers(_applied(state, world, [work for work in done.values() if not work.waits]))
     state.save_strikes(_strikes(current, state, [work.topic.topic for work in done.values() if not work.waits]))
     open_ids, started_ms = ready.ids.open_ids(), ready.now.wall_ms
-    proven = current.complete and current.round is not None
-    for covered, untouchable in current.covered if proven else ():
-        save_evidence(current, state, covered, untouchable)
+    refuted = _refuted_meanwhile(current, state)
+    proven = current.complete and current.round is not None and not refuted
     evidence = state.evidence()
     if current.complete and ready.tx.usable is not None:
         settled_ms = boundary.covered_since_ms(evidence) if proven else None
@@ -193,26 +234,35 @@ def conclude_run(
         rounds.end(state)
         if not barred:
             _save_claim(current, state, terms, evidence)
-    if current.finished and world.thorough:
+    if current.finished and world.thorough and not refuted:
+        rounds.searched(state, rounds.refutation(state))
         state.save_last_thorough_ms(current.round.began_ms if current.round else started_ms)
+        _stop_wanting(state, started_ms, finished_ms)
     _forget_the_future(state, started_ms)
+
+
+def _stop_wanting(state: State, started_ms: int, finished_ms: int) -> None:
+    """Everything was looked at: forget that this was asked for, unless it was while the run was under way."""
+    wanted_ms = state.note(rounds.WANTED)
+    if wanted_ms is not None and not started_ms < wanted_ms <= finished_ms:
+        state.save_note(rounds.WANTED, None)
 
 
 def _strikes(current: Pass, state: State, visited: list[TopicId]) -> dict[TopicId, Strikes | None]:
     """What changes in the records of failures. A topic without metadata has nothing left that could fail."""
     world, known = current.world, state.strikes()
-    failed = {topic: error for key, error in current.failed.items() if (topic := TopicId.from_prefix(key)) is not None}
+    blamed = {key: error for key, error in current.outcome.failed.items() if key not in current.outcome.refused}
+    failed = {topic: error for key, error in blamed.items() if (topic := TopicId.from_prefix(key)) is not None}
     gone = {topic for topic in known if topic.prefix not in world.topics and _is_done(current, topic.prefix)}
-    written = {key.topic for key, entry in current.tally.entries.items() if key.held is None and entry.rows}
-    return quarantine.judge(
-        known, failed, gone.union(visited), written, current.ready.now.wall_ms, write_failed=current.write_failed
-    )
+    written = {key.topic for key, entry in current.outcome.entries.items() if key.held is None and entry.rows}
+    now_ms, write_failed = current.ready.now.wall_ms, current.outcome.write_failed
+    return quarantine.judge(known, failed, gone.union(visited), written, now_ms, write_failed=write_failed)
 
 
 def _is_done(current: Pass, key: bytes) -> bool:
     """Whether all was done in this topic that was to be."""
     world = current.world
-    undone = key in current.failed or key in current.withheld or world.is_aside(key)
+    undone = key in current.outcome.failed or key in current.outcome.withheld or world.is_aside(key)
     return world.in_scope(key) and not undone
 
 
@@ -241,8 +291,14 @@ def _forget_the_future(state: State, now_ms: int) -> None:
 
 def conclude_apply(current: Pass, state: State, clocks: ClockAnchor) -> None:
     """Save the sight of clock and transaction system; a plan file carried out moves no frontier and claims nothing."""
+    _save_sight(current.ready, state, clocks)
+    state.save_open_ids(current.ready.ids.open_ids())
+
+
+def _save_sight(ready: Prepared, state: State, clocks: ClockAnchor) -> None:
     state.save_anchor(guards.next_anchor(state.anchor(), clocks))
-    state.save_store(seen(current.ready.record, current.ready.tx))
+    state.save_store(seen(ready.record, ready.tx))
+    remember_snapshot(state, ready)
 
 
 def obstacles(ready: Prepared, terms: Terms, store: Store) -> list[str]:
@@ -273,7 +329,7 @@ def _save_claim(current: Pass, state: State, terms: Terms, evidence: Sequence[Ev
     bound = boundary.claim(evidence, [record.pointer for record in lowest], terms.lifetime).bound
     made_ms = boundary.covered_since_ms(evidence)
     state.save_claim(None if bound is None or made_ms is None else Claim(bound, made_ms, current.id))
-    state.save_note(boundary.REFUTED, None)
+    state.save_note(rounds.REFUTED, None)
 
 
 def _usable(current: Pass) -> VisibilityState:

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from janitor.conclude import Pass
-from janitor.policy import Hold, Rule
-from janitor.report import Entry, EntryKey, Report
+from janitor.law.policy import Hold, Rule
+from janitor.report import DataTable, Entry, EntryKey, Report
+from janitor.run.conclude import Pass
 from janitor.state.base import CounterKey, State
+from janitor.sweep.booking import Sums
 from tms_core.topic import TopicMetadata
 
 #: Which table's rows are read in a phase of a pass.
@@ -71,11 +72,11 @@ def _save_plan(state: State, current: Pass, report: Report) -> None:
 
 
 def _counters(current: Pass, report: Report, calls: Mapping[str, int]) -> dict[CounterKey, float]:
-    tally = current.tally
-    amounts: Counter[CounterKey] = _rows(report) if report.mode == "apply" else Counter()
-    for phase, rows in tally.scanned.items():
+    outcome = current.outcome
+    amounts: Counter[CounterKey] = taken(report.entries) if report.mode == "apply" else Counter()
+    for phase, rows in outcome.scanned.items():
         amounts[CounterKey("rows_scanned_total", (("table", _TABLE_OF_PHASE[phase]),))] += rows
-    for (table, reason), times in tally.failures.items():
+    for (table, reason), times in outcome.failures.items():
         amounts[CounterKey("delete_errors_total", (("table", table), ("reason", reason)))] += times
     for call, times in calls.items():
         amounts[CounterKey("store_calls_total", (("call", call),))] += times
@@ -90,19 +91,38 @@ def _counters(current: Pass, report: Report, calls: Mapping[str, int]) -> dict[C
     return found
 
 
-def _rows(report: Report) -> Counter[CounterKey]:
+def taken(entries: Mapping[EntryKey, Entry]) -> Counter[CounterKey]:
     """What was deleted and inverted; what was held is no counter's."""
     amounts: Counter[CounterKey] = Counter()
-    for key, entry in report.entries.items():
-        if key.held is not None:
-            continue
-        if key.rule is Rule.INVALID_TRANSACTION:
-            amounts[CounterKey("rows_inverted_total")] += entry.rows
-            continue
-        labels = (("table", str(key.table)), ("rule", str(key.rule)))
-        amounts[CounterKey("rows_deleted_total", labels)] += entry.rows
-        amounts[CounterKey("bytes_deleted_total", labels)] += entry.size_bytes
+    for key, entry in entries.items():
+        if key.held is None:
+            amounts.update(_taken(key.table, key.rule, entry.rows, entry.size_bytes))
     return amounts
+
+
+def book(state: State, run_id: str, sums: Sums) -> None:
+    """Have the counters show what a run has taken so far.
+
+    Raises:
+        StoreError: the state could not be written.
+    """
+    amounts: Counter[CounterKey] = Counter()
+    for (table, rule), (rows, size_bytes) in sums.items():
+        amounts.update(_taken(table, rule, rows, size_bytes))
+    state.book(run_id, {key: float(amount) for key, amount in amounts.items()})
+
+
+def save_unreported(state: State, current: Pass, result: str) -> None:
+    """Add a run that failed as a whole, with what it took; call it inside the state's transaction, before it ends."""
+    known = {key: float(amount) for key, amount in taken(current.outcome.entries).items()}
+    state.add_counters({**results(result, 1), **(known or state.booked(current.id))})
+
+
+def _taken(table: DataTable, rule: Rule, rows: int, size_bytes: int) -> dict[CounterKey, int]:
+    if rule is Rule.INVALID_TRANSACTION:
+        return {CounterKey("rows_inverted_total"): rows}
+    labels = (("table", str(table)), ("rule", str(rule)))
+    return {CounterKey("rows_deleted_total", labels): rows, CounterKey("bytes_deleted_total", labels): size_bytes}
 
 
 def _snapshot(current: Pass) -> dict[str, Any]:
@@ -135,7 +155,7 @@ def _overdue(known: list[dict[str, Any]], current: Pass, report: Report) -> list
 def _was_seen(current: Pass, key: bytes) -> bool:
     """Whether the run came to the topic's end, where it had any reason to; paused ones only thorough passes read."""
     world = current.world
-    left = key in current.failed or key in current.withheld or world.is_quarantined(key)
+    left = key in current.outcome.failed or key in current.outcome.withheld or world.is_quarantined(key)
     return world.in_scope(key) and not left and (world.thorough or not world.is_paused(key))
 
 

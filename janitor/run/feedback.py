@@ -22,16 +22,16 @@ from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Protocol
 
-from janitor import guards, rounds
-from janitor.boundary import REFUTED
-from janitor.conclude import Pass, seen
-from janitor.inspect import Audit
-from janitor.permission import Withheld
+from janitor.boundary import coverage as rounds
+from janitor.inspect.rows import Audit
 from janitor.report import GuardNote
+from janitor.run import guards
+from janitor.run.conclude import Pass, seen
 from janitor.state.base import Claim, State
 from janitor.state.records import is_among
+from janitor.sweep.permission import Withheld
 from tms_core.errors import Interrupted, TmsError
-from tms_core.transaction.source import SnapshotSource
+from tms_core.transaction.source.source import SnapshotSource
 
 #: The participant of the transaction system whose rows this janitor looks at.
 OURS = "messaging"
@@ -151,23 +151,11 @@ class Feedback:
             return
         if found.refuted:
             permit()
-            current.tally.errors.append(_refute(state, found))
+            rounds.refute(state, found.refutation, current.ready.now.wall_ms)
+            current.outcome.errors.append(found.refutation)
             return
         for start in range(0, len(ids), BATCH_IDS):
             permit()
             batch = ids[start : start + BATCH_IDS]
             self._manager.truncate_invalid(batch)
             current.truncated += len(batch)
-
-
-def _refute(state: State, found: Audit) -> str:
-    """Withdraw a claim that does not hold, until a thorough pass makes another; returns what is to be said."""
-    message = (
-        f"an audit has refuted the boundary {found.bound}, which is withdrawn: {found.refuted} rows carry the pointer "
-        f"of an invalid transaction, the first one is {found.sample_keys[0].hex()}; the invalid list stays as it is"
-    )
-    with state.transaction():
-        state.save_claim(None)
-        state.save_note(REFUTED, message)
-        rounds.end(state)
-    return message

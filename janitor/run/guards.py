@@ -10,16 +10,37 @@ is *behind*, and then less is deleted, not more.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from janitor.report import GuardNote
-from janitor.state.base import UNKNOWN_MS, ClockAnchor, State, StoreRecord
+from janitor.state.base import UNKNOWN_MS, ClockAnchor, KnownIds, State, StoreRecord
+from janitor.state.records import LINEAGE, RESTORED
 from tms_core.clock import Clock
+from tms_core.printable import duration
+from tms_core.tables.base import Store
 from tms_core.transaction.model import VisibilityState
 
 #: Across a reboot only wall time is left; a machine that was off for longer than this has a jumped clock until
 #: somebody says otherwise.
 REBOOT_ALLOWANCE_MS = 7 * 24 * 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class InProgressThen:
+    """What was in progress in the snapshot that was used last.
+
+    Attributes:
+        write_pointer: the highest pointer issued by then.
+        pointers: of transactions in progress and of their checkpoints.
+    """
+
+    write_pointer: int
+    pointers: frozenset[int]
+
+    def had_issued(self, pointer: int) -> bool:
+        return pointer <= self.write_pointer
 
 
 def read_clocks(clock: Clock) -> ClockAnchor:
@@ -40,10 +61,12 @@ def check_clock(anchor: ClockAnchor | None, now: ClockAnchor, allowance_ms: int)
         return _check_across_boots(now.wall_ms - anchor.wall_ms)
     ahead_ms = now.wall_ms - _expected_ms(anchor, now)
     if ahead_ms > allowance_ms:
-        message = f"the clock is {ahead_ms / 1000:.0f} s ahead of what running time makes of the last run"
-        return GuardNote("clock", True, f"{message}; set it right, or if it is right now, say so with: janitor approve")
+        message = f"the clock is {duration(ahead_ms)} ahead of what running time makes of the last run"
+        return GuardNote(
+            "clock", True, f"{message}; set it right, or if it is right now, say so with: janitor approve --clock"
+        )
     if ahead_ms < -allowance_ms:
-        message = f"the clock is {-ahead_ms / 1000:.0f} s behind what running time makes of the last run"
+        message = f"the clock is {duration(-ahead_ms)} behind what running time makes of the last run"
         return GuardNote("clock", False, f"{message}; less is deleted than is due")
     return None
 
@@ -70,16 +93,16 @@ def check_elsewhere(elsewhere_ms: int | None, now: ClockAnchor, allowance_ms: in
     """
     if elsewhere_ms is None or now.wall_ms - elsewhere_ms <= allowance_ms:
         return None
-    message = f"the clock is {(now.wall_ms - elsewhere_ms) / 1000:.0f} s ahead of that of HBase's servers"
+    message = f"the clock is {duration(now.wall_ms - elsewhere_ms)} ahead of that of HBase's servers"
     return GuardNote("clock", True, f"{message}; set right the one that is wrong, and the next run goes on")
 
 
 def _check_across_boots(passed_ms: int) -> GuardNote | None:
     if passed_ms > REBOOT_ALLOWANCE_MS:
-        message = f"the last run was {_days(passed_ms)} days ago by this machine's clock, in another boot"
-        return GuardNote("clock", True, f"{message}; if that is right, say so with: janitor approve")
+        message = f"the last run was {duration(passed_ms)} ago by this machine's clock, in another boot"
+        return GuardNote("clock", True, f"{message}; if that is right, say so with: janitor approve --clock")
     if passed_ms < -REBOOT_ALLOWANCE_MS:
-        message = f"the last run, in another boot, was {_days(-passed_ms)} days later than the clock shows now"
+        message = f"the last run, in another boot, was {duration(-passed_ms)} later than the clock shows now"
         return GuardNote("clock", False, f"{message}; less is deleted than is due")
     return None
 
@@ -119,6 +142,32 @@ def check_store(record: StoreRecord, identity: str) -> GuardNote | None:
     return GuardNote("identity", True, f"{message}; look at janitor plan, then: janitor adopt")
 
 
+def check_lineage(state: State, store: Store, record: StoreRecord) -> tuple[StoreRecord, GuardNote | None]:
+    """Whether the store went on from where it was when it was last remembered, or was put back (rule S13).
+
+    What shows that it was put back may be gone by the next run, because it is being written to. So the adoption, and
+    all that was learnt and claimed, is withdrawn at once.
+
+    Returns:
+        The record from now on, and what there is to say.
+
+    Raises:
+        StoreError: the store or the state could not be read or written.
+    """
+    reason = state.note(RESTORED)
+    if reason is None and record.adopted_ms is not None:
+        reason = store.restored_since(state.note(LINEAGE) or {})
+        if reason is not None:
+            record = StoreRecord(successor_mark(record.mark, record.identity), record.identity)
+            with state.transaction():
+                state.save_store(record)
+                state.save_note(RESTORED, reason)
+    if reason is None:
+        return record, None
+    message = f"this is a backup that was put back, or another store in its place: {reason}"
+    return record, GuardNote("identity", True, f"{message}; look at janitor plan, then: janitor adopt")
+
+
 def successor_mark(mark: str, identity: str) -> str:
     """The mark of a store found where another was known; the same each time, until it is adopted."""
     return hashlib.sha256(f"{mark} {identity}".encode()).hexdigest()[: len(mark)]
@@ -134,13 +183,37 @@ def check_transaction_system(record: StoreRecord, snapshot: VisibilityState | No
     return GuardNote("identity", True, f"{message}; {advice}")
 
 
+def check_history(
+    before: InProgressThen | None, snapshot: VisibilityState, known: KnownIds, new: Iterable[int]
+) -> GuardNote | None:
+    """Whether the snapshot can follow the one before it (rule S13).
+
+    A pointer that had been issued by then was in progress, invalid, or decided for good. So it is invalid now only if
+    it was invalid or in progress, and in progress now only if it was either (a manager that recovers from its log may
+    find a transaction in progress that had just timed out). Checkpoints have pointers and go by the same rule.
+
+    Args:
+        before: what was in progress in the snapshot before; None: not known.
+        known: what was invalid, or had been for some time before.
+        new: what is invalid now and not known, ascending.
+    """
+    if before is None:
+        return None
+    in_progress = (pointer for pointer in sorted(snapshot.open_pointers) if pointer not in known)
+    for what, pointers in (("invalid", new), ("in progress", in_progress)):
+        for pointer in takewhile(before.had_issued, pointers):
+            if pointer not in before.pointers:
+                message = f"transaction {pointer} is {what} in the snapshot, and was decided before"
+                advice = (
+                    "another transaction system's, or a damaged file? look, and if it is the right one: janitor adopt"
+                )
+                return GuardNote("identity", True, f"{message}; {advice}")
+    return None
+
+
 def _same_boot(anchor: ClockAnchor, now: ClockAnchor) -> bool:
     return bool(now.boot_id) and anchor.boot_id == now.boot_id and anchor.running_ms <= now.running_ms
 
 
 def _expected_ms(anchor: ClockAnchor, now: ClockAnchor) -> int:
     return anchor.wall_ms + now.running_ms - anchor.running_ms
-
-
-def _days(milliseconds: int) -> str:
-    return f"{milliseconds / 86_400_000:.1f}"

@@ -1,6 +1,6 @@
 """What a run says in the log: what it did, and what is new about what stopped or troubled it.
 
-A daemon runs every minute, and a warning that is repeated every minute is soon read by nobody. So a run that did
+A daemon runs every minute, and a warning that is repeated every minute is soon not read any more. So a run that did
 nothing is a debugging line, and what a guard says is said when it begins; the status page shows it while it lasts.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from janitor.policy import Rule
+from janitor.law.policy import Rule
 from janitor.report import Report
 
 logger = logging.getLogger(__name__)
@@ -26,11 +26,15 @@ class RunLog:
         """Say what a run did, what stopped it and what failed."""
         figures = {str(rule): report.total(rule) for rule in Rule}
         held = report.held_rows()
-        fields = {"run": report.id, **figures, "held": held, "seconds": report.duration_seconds}
+        snapshot = report.snapshot.source if report.snapshot else ""
+        fields = {"run": report.id, **figures, "held": held, "seconds": report.duration_seconds, "snapshot": snapshot}
         summary = ", ".join(f"{count} {rule}" for rule, count in figures.items())
         level = logging.INFO if any(figures.values()) or self._first else logging.DEBUG
         self._first = False
-        logger.log(level, "%s %s: %s, %d held", _kind(report), report.id, summary, held, extra={"fields": fields})
+        judged = f"snapshot {snapshot}" if snapshot else "no snapshot"
+        logger.log(
+            level, "%s %s: %s, %d held; %s", _kind(report), report.id, summary, held, judged, extra={"fields": fields}
+        )
         if report.truncated:
             logger.info("%d transactions that left no rows were taken off the invalid list", report.truncated)
         self._write_notes(report)

@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from janitor.policy import Hold, Rule
-from janitor.ranges import Range, Span, intersect, message_spans, payload_spans
-from janitor.report import DataTable, EntryKey, Report, Tally
-from janitor.world import Limits, Terms, TopicWork, World
+from janitor.law.policy import Hold, Rule
+from janitor.law.ranges import Range, Span, intersect, message_spans, payload_spans
+from janitor.report import DataTable, EntryKey, Report
+from janitor.sweep.context import Limits, Terms, TopicWork, World
+from janitor.sweep.outcome import Outcome
 from tms_core.errors import ConfigurationError, PlanRefused, StoreError
 from tms_core.rowkey import generation_prefix
 from tms_core.topic import TopicId
@@ -70,7 +71,7 @@ class PlanFile:
 
 
 def document(
-    report: Report, tally: Tally, world: World, *, store_id: str, digest: str, what_if: bool
+    report: Report, outcome: Outcome, world: World, *, store_id: str, digest: str, what_if: bool
 ) -> dict[str, Any]:
     """A plan file's contents."""
     found = report.to_json()
@@ -78,10 +79,10 @@ def document(
         work = world.topics.get(key.topic.prefix)
         item["metadata"] = work and {"generation": work.topic.generation, "ttl_seconds": work.topic.ttl_seconds}
         item["ranges"] = [
-            {"start": r.start.hex(), "stop": r.stop.hex()} for r in [*_ranges(key, work), *_early(key, tally)]
+            {"start": r.start.hex(), "stop": r.stop.hex()} for r in [*_ranges(key, work), *_early(key, outcome)]
         ]
         inverted = key.rule is Rule.INVALID_TRANSACTION
-        item["pointers"] = [str(p) for p in sorted(tally.pointers.get(key.topic, ()))] if inverted else []
+        item["pointers"] = [str(p) for p in sorted(outcome.pointers.get(key.topic, ()))] if inverted else []
     found["format"] = FORMAT
     found["store_id"] = store_id
     found["config_digest"] = digest
@@ -203,9 +204,9 @@ def _ranges(key: EntryKey, work: TopicWork | None) -> list[Range]:
     return [Range(span.start, span.stop) for span in intersect(wanted, [own])]
 
 
-def _early(key: EntryKey, tally: Tally) -> list[Range]:
+def _early(key: EntryKey, outcome: Outcome) -> list[Range]:
     """Where the entry's messages with a ttl of their own lie; those among them that are not due are not taken."""
-    ends = tally.early.get((key.topic, key.generation))
+    ends = outcome.early.get((key.topic, key.generation))
     if ends is None or key.table != "message" or key.rule is not Rule.EXPIRED:
         return []
     return [Range(ends[0], ends[1] + b"\x00")]

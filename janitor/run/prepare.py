@@ -1,7 +1,8 @@
 """What every question to the janitor begins with: the clocks, the store's record, the snapshot, and the guards.
 
-Nothing here changes the store or what is remembered, but for one thing: a store that is met for the first time is
-given its mark, so that a plan made now can be recognised when it is applied.
+Nothing here changes the store or what is remembered, but for two things. A store that is met for the first time is
+given its mark, so that a plan made now can be recognised when it is applied. And of one that was put back from a backup
+all that was learnt is withdrawn.
 """
 
 from __future__ import annotations
@@ -9,13 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from janitor import guards, txstate
 from janitor.report import GuardNote
-from janitor.state.base import ClockAnchor, State, StoreRecord
-from janitor.txstate import Observed, TxState
-from janitor.world import Terms
+from janitor.run import guards
+from janitor.run.guards import InProgressThen
+from janitor.state.base import Claim, ClockAnchor, State, StoreRecord
+from janitor.state.records import RESTORED
+from janitor.sweep import transactions as txstate
+from janitor.sweep.context import Terms
+from janitor.sweep.transactions import Observed, TxState
 from tms_core.clock import Clock
-from tms_core.transaction.source import SnapshotSource
+from tms_core.tables.base import Store
+from tms_core.transaction.source.source import SnapshotSource
+
+#: The note that says what was in progress in the snapshot last used, and what its write pointer was.
+IN_PROGRESS = "in_progress"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +34,14 @@ class Prepared:
         now: the clocks; ``wall_ms`` is the moment rows are judged by.
         measured: the same moment as elapsed time is measured by, so that a wrong wall clock does not shorten a hold.
         record: what is known of the store; a fresh one for a store that is not the one remembered.
+        unknown: whether no adopted store is remembered, this one or another.
         ids: the snapshot's invalid list beside what was known of it; of none without a usable snapshot.
     """
 
     now: ClockAnchor
     measured: ClockAnchor
     record: StoreRecord
+    unknown: bool
     tx: TxState
     ids: Observed
     notes: list[GuardNote]
@@ -50,10 +60,16 @@ class Prepared:
         """Whether this store, or this transaction system, is not the one that was adopted (rule S13)."""
         return not self.adopted or any(note.guard == "identity" for note in self.notes)
 
+    def speaks_against(self, claim: Claim | None) -> bool:
+        """Whether a transaction that the claim takes for decided has become invalid since."""
+        if claim is None or claim.made_ms >= self.ids.seen_ms:
+            return False
+        return any(pointer <= claim.bound for pointer in self.ids.new[:1])
+
 
 def prepare(
     state: State,
-    identity: str,
+    store: Store,
     source: SnapshotSource | None,
     clock: Clock,
     terms: Terms,
@@ -63,7 +79,6 @@ def prepare(
     """Read all that a verdict rests on besides the tables.
 
     Args:
-        identity: the store's (``Store.identity``).
         at_ms: judge by another moment than the present; then the clock is not checked.
     """
     allowance_ms = terms.lifetime.allowance_ms
@@ -75,28 +90,59 @@ def prepare(
         later_ms = at_ms - now.wall_ms
         now = replace(now, wall_ms=at_ms, running_ms=now.running_ms + later_ms)
         measured = replace(measured, wall_ms=measured.wall_ms + later_ms, running_ms=measured.running_ms + later_ms)
-    record, store_note = _known_store(state, identity, token_hex)
+    record, store_note = _known_store(state, store, token_hex)
     interval_seconds = terms.snapshot_interval_seconds
     tx = txstate.refresh(source, now.wall_ms, interval_seconds=interval_seconds, allowance_ms=allowance_ms)
     if at_ms is not None and tx.usable is None:
         # A snapshot that is fresh today is the best there is to look ahead with.
         tx = txstate.refresh(source, clock.now_ms(), interval_seconds=interval_seconds, allowance_ms=allowance_ms)
-    system_note = guards.check_transaction_system(record, tx.usable)
-    ids = Observed(now.wall_ms)
-    if tx.usable is not None:
+    ids, system_note = Observed(now.wall_ms), None
+    if (usable := tx.usable) is not None:
         known = state.known_ids(now.wall_ms, terms.lifetime.window_end_ms(0))
-        ids = txstate.observe(known, tx.usable.invalid, now.wall_ms)
+        ids = txstate.observe(known, usable.invalid, now.wall_ms)
+        system_note = guards.check_transaction_system(record, usable)
+        system_note = system_note or guards.check_history(in_progress_then(state, record), usable, known, ids.new)
+        if system_note is not None and usable.timestamp_ms < (record.snapshot_timestamp_ms or 0):
+            # Of the same system from before, as far as can be told: the one that was used last has been removed.
+            tx, ids, system_note = txstate.older(tx), Observed(now.wall_ms), None
     notes = [note for note in (clock_note, store_note, system_note) if note is not None]
-    return Prepared(now, measured, record, tx, ids, notes)
+    return Prepared(now, measured, record, _knows_none(state), tx, ids, notes)
 
 
-def _known_store(state: State, identity: str, token_hex: Callable[[int], str]) -> tuple[StoreRecord, GuardNote | None]:
+def in_progress_then(state: State, record: StoreRecord) -> InProgressThen | None:
+    """What was in progress in the snapshot that the record is about; None: not known."""
+    note = state.note(IN_PROGRESS)
+    if note is None or note["write_pointer"] != record.snapshot_write_pointer:
+        return None
+    return InProgressThen(note["write_pointer"], frozenset(note["pointers"]))
+
+
+def remember_snapshot(state: State, ready: Prepared) -> None:
+    """Save what the next snapshot is held against (rule S13), and withdraw a claim that this one speaks against.
+
+    The invalid list is what is saved of it with the ids. Call it inside the state's transaction, with those.
+    """
+    usable, claim = ready.tx.usable, state.claim()
+    if usable is None:
+        return
+    pointers = sorted(usable.open_pointers)
+    state.save_note(IN_PROGRESS, {"write_pointer": usable.write_pointer, "pointers": pointers})
+    if ready.speaks_against(claim):
+        state.save_claim(None)
+
+
+def _known_store(state: State, store: Store, token_hex: Callable[[int], str]) -> tuple[StoreRecord, GuardNote | None]:
     """What is remembered of the store. One that is not the one remembered is a first contact."""
-    record = state.store()
+    record, identity = state.store(), store.identity()
     if record is None:
         record = StoreRecord.first_contact(identity, token_hex)
         state.save_store(record)
     note = guards.check_store(record, identity)
     if note is None:
-        return record, None
+        return guards.check_lineage(state, store, record)
     return StoreRecord(mark=guards.successor_mark(record.mark, identity), identity=identity), note
+
+
+def _knows_none(state: State) -> bool:
+    record = state.store()
+    return (record is None or record.adopted_ms is None) and state.note(RESTORED) is None

@@ -15,41 +15,59 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Required, TypedDict
 
-from janitor import archived, boundary, conclude, plan, quarantine, txstate
-from janitor.boundary import Boundary, Limit
-from janitor.conclude import Pass
-from janitor.crew import Crew
-from janitor.floor import ConsumerHolds
-from janitor.inspect import Audit, Heartbeat, Inspected, Table, audit, messages, metadata, payloads, snapshot_figures
-from janitor.observe import Guarded, Observer, tell_nobody
-from janitor.permission import never
-from janitor.policy import Hold
-from janitor.prepare import Prepared, prepare
-from janitor.report import GuardNote, Mode, Report, Tally
-from janitor.restore import Request, Restored, restore
-from janitor.rounds import Round
+from janitor.archive import index as archived
+from janitor.archive.restore import Request, Restored, restore
+from janitor.boundary import claim as boundary
+from janitor.boundary import coverage as rounds
+from janitor.boundary.claim import Boundary, Limit
+from janitor.boundary.coverage import Round
+from janitor.inspect.answer import Why
+from janitor.inspect.rows import (
+    Audit,
+    Heartbeat,
+    Inspected,
+    Table,
+    audit,
+    messages,
+    metadata,
+    payloads,
+    snapshot_figures,
+)
+from janitor.inspect.why import why
+from janitor.law.policy import Hold
+from janitor.report import GuardNote, Mode, Report
+from janitor.run import conclude, quarantine
+from janitor.run import plan_file as plan
+from janitor.run.conclude import Pass
+from janitor.run.prepare import Prepared, prepare
+from janitor.run.unrecognised import UnrecognisedRows
 from janitor.state.base import Claim, State
-from janitor.strangers import Strangers
-from janitor.txstate import TransactionView, TxState
-from janitor.walk import Act, Preview
-from janitor.why import Why, why
-from janitor.world import Limits, Terms, World, nobody_knows
+from janitor.sweep import transactions as txstate
+from janitor.sweep.consumer_holds import ConsumerHolds
+from janitor.sweep.context import Limits, Terms, World, nobody_knows
+from janitor.sweep.executor import Preview
+from janitor.sweep.outcome import Outcome
+from janitor.sweep.permission import never
+from janitor.sweep.progress import Guarded, Observer, tell_nobody
+from janitor.sweep.scan import Act, Part
+from janitor.sweep.sweep import Division, Over, Threads, sweep_store
+from janitor.sweep.transactions import TransactionView, TxState
 from tms_core.clock import Clock
-from tms_core.consumers import Floor
+from tms_core.consumers.positions import Floor
 from tms_core.errors import Halted, Interrupted, NoSnapshot
 from tms_core.rowkey import MessageId
-from tms_core.side import Expiries
 from tms_core.tables.base import Store
+from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
-from tms_core.transaction.source import SnapshotSource
+from tms_core.transaction.source.source import SnapshotSource
 
 NOT_ADOPTED = GuardNote(
-    "adoption", True, "nobody has adopted this store yet, nothing is deleted; look at janitor plan, then: janitor adopt"
+    "adoption", True, "this store is not adopted yet, nothing is deleted; look at janitor plan, then: janitor adopt"
 )
 
 
 class Planned(NamedTuple):
-    """A plan, and the document of its file (:func:`janitor.plan.save`)."""
+    """A plan, and the document of its file (:func:`janitor.run.plan_file.save`)."""
 
     report: Report
     document: dict[str, Any]
@@ -61,10 +79,11 @@ class Options(TypedDict, total=False):
     token_hex: Required[Callable[[int], str]]
     batch_rows: int
     workers: int
+    division: Division | None
     history_days: int
     observer: Observer
     halted: Callable[[], bool]
-    strangers: Strangers | None
+    unrecognised: UnrecognisedRows | None
     expiries: Expiries | None
     floor: Floor | None
     newborn: Callable[[TopicMetadata], bool]
@@ -81,11 +100,12 @@ class Inquiry:
         terms: the settings verdicts rest on.
         token_hex: makes that many random bytes, as hex (``secrets.token_hex``).
         batch_rows: rows per page, and so per batch of a run.
-        workers: how many parts of the store are walked at once.
+        workers: how many parts of the store are swept at once.
+        division: who does it instead, and in which parts; None: threads of this process.
         history_days: how long past runs are remembered.
         observer: told about progress.
         halted: whether to end before the next page or batch.
-        strangers: what was named in the log already; the questions and runs of one process share it.
+        unrecognised: what was named in the log already; the questions and runs of one process share it.
         expiries: messages with a ttl of their own (L6); None: there are none.
         floor: holds what registered consumers have not read; None: nothing is held for them.
         newborn: whether a topic is known to have been made with nothing in it, so that it need not be held.
@@ -102,10 +122,11 @@ class Inquiry:
         token_hex: Callable[[int], str],
         batch_rows: int = 2000,
         workers: int = 1,
+        division: Division | None = None,
         history_days: int = 30,
         observer: Observer = tell_nobody,
         halted: Callable[[], bool] = never,
-        strangers: Strangers | None = None,
+        unrecognised: UnrecognisedRows | None = None,
         expiries: Expiries | None = None,
         floor: Floor | None = None,
         newborn: Callable[[TopicMetadata], bool] = nobody_knows,
@@ -113,12 +134,12 @@ class Inquiry:
         self.store = store
         self.state = state
         self.terms = terms
-        self.strangers = strangers or Strangers()
+        self.unrecognised = unrecognised or UnrecognisedRows()
         self._source = source
         self._clock = clock
         self._token_hex = token_hex
         self._batch_rows = batch_rows
-        self._workers = workers
+        self._division = division or Threads(workers)
         self._history_ms = history_days * 86_400_000
         self._observer = Guarded(observer)
         self._halted = halted
@@ -127,7 +148,7 @@ class Inquiry:
         self._newborn = newborn
 
     def plan(self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "") -> Planned:
-        """What a run would do, without doing it.
+        """What a run would do, without doing it; the next run then looks at everything, as this did.
 
         Args:
             at_ms: judge by another moment than the present; such a plan cannot be applied.
@@ -141,8 +162,11 @@ class Inquiry:
         current = self._intend(self._prepare(at_ms), patterns, thorough=True)
         report = self._foresee(current)
         store_id, what_if = current.ready.record.mark, at_ms is not None
+        if report.entries and not what_if:
+            # A frequent run searches less, and would leave some of it for a day.
+            self.state.save_note(rounds.WANTED, current.ready.now.wall_ms)
         document = plan.document(
-            report, current.tally, current.world, store_id=store_id, digest=digest, what_if=what_if
+            report, current.outcome, current.world, store_id=store_id, digest=digest, what_if=what_if
         )
         return Planned(report, document)
 
@@ -183,20 +207,26 @@ class Inquiry:
             return claim, Boundary.none(*obstacles)
         pointers = (record.pointer for record in ready.ids.open_ids())
         found = boundary.claim(self.state.evidence(), pointers, self.terms.lifetime)
-        if refuted := self.state.note(boundary.REFUTED):
-            found = replace(found, bound=None, obstacles=(refuted, *found.obstacles))
+        refuted = rounds.refutation(self.state)
+        if refuted is not None:
+            found = replace(found, bound=None, obstacles=(refuted.message, *found.obstacles))
         return claim, replace(found, limits=tuple(map(self._with_region, found.limits)))
 
-    def audit(self) -> Audit:
-        """Read every transactional row, and prove the claim or refute it.
+    def verify(self) -> Audit:
+        """Read every transactional row, and prove the claim or refute it; one that is refuted is withdrawn.
 
         A pointer counts as invalid that is in the invalid list now, or was when it was last seen: an operator may
         have taken it off the list because of the claim.
 
         Raises:
-            StoreError: the store or the state could not be read.
+            StoreError: the store could not be read, or the state not read or written.
         """
-        return self._audit(self._prepare(), self.heartbeat)
+        found = self._audit(self._prepare(), self.heartbeat)
+        if found.refuted:
+            rounds.refute(self.state, found.refutation, self._clock.now_ms())
+        known = rounds.refutation(self.state)
+        found.withdrawn = known.message if known is not None else ""
+        return found
 
     def _audit(self, ready: Prepared, heartbeat: Heartbeat) -> Audit:
         usable, claim = ready.tx.usable, self._claim(ready)
@@ -240,8 +270,7 @@ class Inquiry:
     # -- what a plan and a run have in common -----------------------------------------------------------------------
 
     def _prepare(self, at_ms: int | None = None) -> Prepared:
-        identity = self.store.identity()
-        return prepare(self.state, identity, self._source, self._clock, self.terms, self._token_hex, at_ms)
+        return prepare(self.state, self.store, self._source, self._clock, self.terms, self._token_hex, at_ms)
 
     def _with_region(self, limit: Limit) -> Limit:
         return limit if limit.start is None else replace(limit, region=self.store.region(limit.start))
@@ -252,7 +281,7 @@ class Inquiry:
     def _claim(self, ready: Prepared) -> Claim | None:
         """The claim in force: not of another store, nor by a clock set back since, nor with a lifetime raised since."""
         claim = self.state.claim()
-        if claim is None or ready.first_contact:
+        if claim is None or ready.first_contact or ready.speaks_against(claim):
             return None
         now_ms, evidence = self._clock.now_ms(), self.state.evidence()
         return claim if boundary.in_force(claim, evidence, now_ms, self.terms.lifetime) else None
@@ -292,7 +321,8 @@ class Inquiry:
 
     def _restore(self, folder: Path, request: Request) -> Restored:
         files, now_ms = archived.find_topic(folder, request.source), self._clock.now_ms()
-        return restore(self.store, self.state, self.transactions().usable, files, request, now_ms, self.heartbeat)
+        transactions = TransactionView(self.transactions().usable, now_ms, self.terms.lifetime.undecided_ms)
+        return restore(self.store, self.state, transactions, files, request, now_ms, self.heartbeat)
 
     def _intend(self, ready: Prepared, patterns: tuple[str, ...], *, thorough: bool) -> Pass:
         """A plan that has yet to look."""
@@ -305,7 +335,7 @@ class Inquiry:
     def _foresee(self, current: Pass) -> Report:
         """Look, and change nothing."""
         current.world.load_topics()
-        self._walk(current, Preview(self._stop_if_halted))
+        self._walk(current, Preview(self._stop_if_halted, self._observer))
         if current.halted is not None:
             raise current.halted
         return self._report(current)
@@ -313,30 +343,31 @@ class Inquiry:
     def _begin(self, mode: Mode, ready: Prepared, world: World) -> Pass:
         started_ms = self._clock.now_ms()
         run_id = f"{started_ms}-{self._token_hex(4)}"
+        calls, refuted = Counter(self.store.calls), rounds.refutation(self.state)
         return Pass(
-            run_id, mode, started_ms, self._clock.running_ms(), Counter(self.store.calls), ready, world, Tally()
+            run_id, mode, started_ms, self._clock.running_ms(), calls, ready, world, Outcome(), refutation=refuted
         )
 
     def _walk(self, current: Pass, act: Act, begin_round: Callable[[Sequence[Store]], Round] | None = None) -> None:
-        crew = self._crew(current, act, begin_round)
-        try:
-            crew.walk(current.tally, partial(self._phase, current))
-        except Interrupted as error:
-            current.halted = error
-        current.failed, current.withheld, current.expired = crew.failed, crew.withheld, crew.expired
+        """Take the steps of a pass; what was found and done is in its outcome.
 
-    def _crew(self, current: Pass, act: Act, begin_round: Callable[[Sequence[Store]], Round] | None) -> Crew:
-        """Who walks."""
-        return Crew(
-            self.store,
-            current.world,
-            act,
-            page_rows=self._batch_rows,
-            observer=self._observer,
-            workers=self._workers,
-            begin_round=begin_round,
-            expiries=self._expiries,
-        )
+        Raises:
+            StoreError: the store failed as a whole.
+        """
+        planned = self._expiries if current.mode == "plan" else None
+
+        def part_of(store: Store) -> Part:
+            return Part.of(store, current.world, self._batch_rows, act, whole=self.store, planned=planned)
+
+        with self._division.begin(current.id, current.mode, self.store, current.world) as (stores, run):
+            parts = [part_of(store) for store in stores]
+            over = Over(part_of(self.store), parts, self._expiries, begin_round, partial(self._phase, current))
+            current.outcome += sweep_store(over, run)
+        ended = current.outcome.ended
+        if isinstance(ended, Interrupted):
+            current.halted = ended
+        elif ended is not None:
+            raise ended
 
     def _stop_if_halted(self) -> None:
         if self._halted():
@@ -346,11 +377,11 @@ class Inquiry:
     def _phase(self, current: Pass, name: str) -> Iterator[None]:
         started = self._clock.running_ms()
         yield
-        current.tally.phase_seconds[name] = (self._clock.running_ms() - started) / 1000
+        current.outcome.phase_seconds[name] = (self._clock.running_ms() - started) / 1000
 
     def _report(self, current: Pass) -> Report:
-        ready, tally = current.ready, current.tally
-        self.strangers.name(tally)
+        ready, outcome = current.ready, current.outcome
+        self.unrecognised.name(outcome)
         notes = list(ready.notes)
         if current.mode == "apply" and not ready.adopted:
             notes.append(NOT_ADOPTED)
@@ -370,15 +401,15 @@ class Inquiry:
             started_ms=current.started_ms,
             effective_now_ms=ready.now.wall_ms,
             snapshot=ready.tx.used,
-            entries=tally.entries,
-            kept=tally.kept,
+            entries=outcome.entries,
+            kept=outcome.kept,
             boundary=current.boundary,
             guards=notes,
-            errors=tally.errors,
+            errors=outcome.errors,
             store_calls=sum(conclude.calls_made(current, self.store).values()),
-            seeks_spared=current.tally.seeks_spared,
+            seeks_spared=outcome.seeks_spared,
             duration_seconds=(self._clock.running_ms() - current.running_ms) / 1000,
-            phase_seconds=tally.phase_seconds,
+            phase_seconds=outcome.phase_seconds,
             thorough=current.world.thorough,
             truncated=current.truncated,
         )

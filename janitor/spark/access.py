@@ -13,24 +13,24 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from janitor import txstate
-from janitor.policy import Frontier, Hold
+from janitor.law.policy import Frontier, Hold
 from janitor.settings import Settings
 from janitor.spark.columns import Policy
 from janitor.spark.whatif import WhatIf, changed
-from janitor.txstate import TransactionView
-from janitor.world import matches, parse_or_none
+from janitor.sweep import transactions as txstate
+from janitor.sweep.context import matches, parse_or_none
+from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError
-from tms_core.side import Expiries, HBaseSide, LevelDBSide, SideTable, beside
 from tms_core.tables.base import Store
-from tms_core.tables.hbase import HBasePart, HBaseStore
-from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.leveldb_clone import clone, copied
-from tms_core.tables.leveldb_layout import holds_database
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.store import HBasePart, HBaseStore
+from tms_core.tables.leveldb.clone import clone, copied
+from tms_core.tables.leveldb.layout import holds_database
 from tms_core.tables.read_only import read_only
+from tms_core.tables.side import Expiries, HBaseSide, LevelDBSide, SideTable, beside
 from tms_core.topic import TopicMetadata
-from tms_core.transaction.client import source_of
+from tms_core.transaction.rpc.client import source_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows it by
 
-from janitor.count import POINTER_BYTES
-from janitor.look import STATISTICS_NOTE
-from janitor.picture import StatisticsFigures
-from janitor.policy import Rule
-from janitor.spark.options import NAME
+from janitor.law.policy import Rule
 from janitor.spark.session import translated
+from janitor.spark.source.options import NAME
 from janitor.state.base import State, TopicCount
-from janitor.txstate import TransactionView
-from janitor.world import parse_or_none
+from janitor.stats.topic_sizes import POINTER_BYTES
+from janitor.status.collect import STATISTICS_NOTE
+from janitor.status.status import StatisticsFigures
+from janitor.sweep.context import parse_or_none
+from janitor.sweep.transactions import TransactionView
 from tms_core.tables.base import Store
 from tms_core.topic import TopicId
 from tms_core.transaction.model import transaction_ms

@@ -11,7 +11,7 @@ import re
 from copy import copy
 from dataclasses import dataclass, replace
 
-from janitor.world import matches, parse_or_none
+from janitor.sweep.context import matches, parse_or_none
 from tms_core.errors import ConfigurationError
 from tms_core.tables.base import MetadataTable, Store
 from tms_core.topic import INT_MAX, TopicMetadata, encode_properties

@@ -21,7 +21,7 @@ from janitor.state.base import (
     Strikes,
     TopicCount,
 )
-from janitor.state.sqlite import SqliteState
+from janitor.state.sqlite.state import SqliteState
 
 __all__ = [
     "EVERYTHING",

@@ -1,9 +1,9 @@
 """What the janitor has to remember from one run to the next.
 
-Nearly everything here exists to make a deletion *less* likely: a janitor without memory could not tell a jump of a
+Nearly everything here exists to make a deletion *less* likely: a janitor without state could not tell a jump of a
 frontier from the passing of time (rule S8), a copy of a store from the store (rule S13), or an invalid transaction
-whose client may still write from one that is finished. So memory that is lost is never dangerous: the store is a
-first contact again. Memory that is wrong would be, and therefore what belongs together is written together
+whose client may still write from one that is finished. So state that is lost is never dangerous: the store is a
+first contact again. State that is wrong would be, and therefore what belongs together is written together
 (:meth:`State.transaction`).
 
 Times are milliseconds since the epoch; write pointers, bounds and times are signed 64-bit numbers.
@@ -60,9 +60,9 @@ __all__ = [
 
 
 class State(ABC):
-    """The janitor's memory of one store.
+    """What the janitor remembers of one store.
 
-    Every method raises ``StoreError`` when the memory cannot be read or written, and ``StoreBusy`` when another
+    Every method raises ``StoreError`` when the state cannot be read or written, and ``StoreBusy`` when another
     process is writing it for longer than one is willing to wait.
     """
 
@@ -96,7 +96,7 @@ class State(ABC):
     def save_anchor(self, anchor: ClockAnchor) -> None: ...
 
     def clock_ms(self) -> int | None:
-        """What time it is where the memory is kept, by a clock that runs elsewhere (rule S7); None: there is none."""
+        """What time it is where the state is kept, by a clock that runs elsewhere (rule S7); None: there is none."""
         return None
 
     @abstractmethod
@@ -168,7 +168,7 @@ class State(ABC):
 
     @abstractmethod
     def lease(self) -> bytes | None:
-        """The lease as its holder wrote it; None when nobody ever did. Cheap: it is asked before every batch."""
+        """The lease as its holder wrote it; None when there never was one. Cheap: it is asked before every batch."""
 
     @abstractmethod
     def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
@@ -178,11 +178,11 @@ class State(ABC):
 
     @abstractmethod
     def created_ms(self) -> int | None:
-        """When this memory began; None before anybody said so. Nothing older is known."""
+        """When this state began; None before that was recorded. Nothing older is known."""
 
     @abstractmethod
     def save_created_ms(self, created_ms: int) -> None:
-        """Say when this memory began, unless that is known."""
+        """Record when this state began, unless that is known."""
 
     @abstractmethod
     def beat(self, run_id: str, heartbeat_ms: int) -> None:
@@ -245,7 +245,22 @@ class State(ABC):
 
     @abstractmethod
     def counters(self) -> dict[CounterKey, float]:
-        """Every counter since this memory began."""
+        """Every counter since this state began, with what runs have booked that go on."""
+
+    @abstractmethod
+    def book(self, run_id: str, amounts: Mapping[CounterKey, float]) -> None:
+        """Remember what a run has come to so far, in place of what it booked before.
+
+        Cheap, and in no transaction. It survives the death of the process. Without effect on a run that is unknown or
+        finished: ending a run makes it obsolete in the same transaction, which adds the final amounts.
+
+        Raises:
+            StoreError: it could not be written.
+        """
+
+    @abstractmethod
+    def booked(self, run_id: str) -> dict[CounterKey, float]:
+        """What a run has booked that goes on; nothing of any other."""
 
     @abstractmethod
     def add_counters(self, amounts: Mapping[CounterKey, float]) -> None:

@@ -1,4 +1,4 @@
-"""What is remembered, record by record: frozen values, so that whoever judges by one needs no memory to do so.
+"""The records of the state, as frozen values, so that code which judges by one does not need the state itself.
 
 Times are milliseconds since the epoch; write pointers, bounds and times are signed 64-bit numbers.
 """
@@ -16,6 +16,11 @@ from tms_core.topic import TopicId
 #: Later than any clock shows: where the wall time of readings lies of a boot whose clock is known to be wrong.
 UNKNOWN_MS = 2**62
 
+#: The note with the store's lineage as it was remembered last (rule S13): ``Store.lineage``.
+LINEAGE = "lineage"
+#: The note that says how it showed that the store was restored; until it is adopted anew.
+RESTORED = "restored"
+
 #: Bytes of randomness in a store's mark: enough that no two stores ever get the same.
 MARK_BYTES = 16
 
@@ -27,7 +32,7 @@ class StoreRecord:
     Attributes:
         mark: a random name given at first contact; another mark is another store.
         identity: ``Store.identity()`` when it was last found right.
-        adopted_ms: when it was adopted; None as long as nobody has.
+        adopted_ms: when it was adopted; None as long as it is not.
         snapshot_timestamp_ms: of the newest transaction snapshot used so far; None before the first.
         snapshot_write_pointer: that snapshot's write pointer; one below it is another transaction system's.
     """
@@ -120,7 +125,7 @@ class KnownIds:
 
     Attributes:
         open_ids: those whose client may still write, or that no thorough pass has come to since, in order of pointer.
-        closed: pointers of all the others, ascending. There may be a million, and nobody may change the array.
+        closed: pointers of all the others, ascending. There may be a million; the array must not be changed.
     """
 
     open_ids: Mapping[int, OpenIdRecord]
@@ -149,7 +154,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Topics nothing is done in until somebody resumes them; ``pattern`` is a shell pattern on ``NS:TOPIC``."""
+    """Topics in which nothing is done until they are resumed; ``pattern`` is a shell pattern on ``NS:TOPIC``."""
 
     pattern: str
     since_ms: int

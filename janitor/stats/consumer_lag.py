@@ -1,9 +1,9 @@
 """How far each consumer is behind: counted in the background, exactly, within the budget of the other count.
 
-What counts is :mod:`tms_core.lag`'s to say; here it is said of all topics, again and again, and kept with its time for
-metrics and status. A count of many rows takes many *turns*: in each, every topic that is due or under way is read for
-one turn's worth of rows at most. So a consumer that is a billion messages behind does not keep the figures of those who
-are almost there from being fresh.
+What counts is :mod:`tms_core.consumers.lag`'s to say; here it is said of all topics, again and again, and kept with its
+time for metrics and status. A count of many rows takes many *turns*: in each, every topic that is due or under way is
+read for one turn's worth of rows at most. So a consumer that is a billion messages behind does not keep the figures of
+those who are almost there from being fresh.
 
 Nothing is written here but the note the figures are kept in: counting consumes nothing.
 """
@@ -15,16 +15,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from janitor.pacing import Pacer
-from janitor.permission import never
 from janitor.state.base import State
-from tms_core import lag
+from janitor.sweep.permission import never
+from janitor.sweep.rate_limit import Pacer
 from tms_core.clock import Clock
-from tms_core.consumers import Floor, Positions
+from tms_core.consumers import lag
+from tms_core.consumers.lag import Counting, Lag
+from tms_core.consumers.positions import Floor, Positions
 from tms_core.errors import Halted, MetadataError, StoreError
-from tms_core.lag import Counting, Lag
-from tms_core.side import Expiries
 from tms_core.tables.base import Store
+from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
 
 #: The note that figures are kept in: a list of objects, one for each consumer.
@@ -59,7 +59,7 @@ class LagCount:
         floor: what holds unread messages; None: nothing does.
         state: where figures are kept.
         clock: what they are dated by.
-        pacer: the budget, shared with whoever else counts.
+        pacer: the budget, shared with everything else that counts.
         refresh_seconds: how old a figure may become before it is made again.
         halted: whether the process is ending; asked before every page.
     """
@@ -104,18 +104,18 @@ class LagCount:
             StoreError: the metadata or the positions could not be read, or the figures not be saved.
         """
         try:
-            self._look()
+            self._collect()
             while self._under_way:
                 for _ in range(len(self._under_way)):
                     self._take_turn(self._under_way.popleft())
                 self._save()
-                self._look()
+                self._collect()
         except Halted:
             return
         finally:
             self._save()
 
-    def _look(self) -> None:
+    def _collect(self) -> None:
         """Find out which topics have consumers, and begin with those that are due."""
         topics = {(topic.topic, topic.generation): topic for topic in self._living()}
         present = {topics[life]: found for life, found in self._positions.all().items() if life in topics}

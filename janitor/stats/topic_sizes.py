@@ -1,8 +1,8 @@
 """How many messages lie in each topic, and how many bytes: counted in the background, slowly, exactly.
 
-Nobody waits for these figures, so they have a small budget of rows of their own and are never on a sweep's way. What
+Nothing waits for these figures, so they have a small budget of rows of their own and are never on a sweep's way. What
 is counted is what lies there: the rows of a topic's living generation in both tables, also those that are due and not
-swept yet, rolled back or not committed yet. Whoever wants to know what a sweep would take has the plan.
+swept yet, rolled back or not committed yet. What a sweep would take is in the plan.
 
 * ``messages``: rows of the message table.
 * ``size_bytes``: of those rows the key, 8 bytes of write pointer where there is one, and the payload; of the topic's
@@ -27,9 +27,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from janitor.pacing import Pacer
-from janitor.permission import never
 from janitor.state.base import State, TopicCount
+from janitor.sweep.permission import never
+from janitor.sweep.rate_limit import Pacer
 from tms_core.clock import Clock
 from tms_core.errors import Halted, MetadataError, StoreError
 from tms_core.rowkey import (
@@ -42,7 +42,7 @@ from tms_core.rowkey import (
 from tms_core.tables.base import Store
 from tms_core.topic import TopicId, TopicMetadata
 
-#: Rows of one page at most: what is read before somebody who wants the count to stop is heard.
+#: Rows of one page at most: what is read before a request to stop the count is noticed.
 PAGE_ROWS = 1000
 #: Rows of a table's first page, when it is not known yet how large they are.
 FIRST_PAGE_ROWS = 100
@@ -90,7 +90,7 @@ class Census:
         self._turn_rows = rows_per_second * TURN_SECONDS
         self._refresh_ms = refresh_seconds * 1000
         self._halted = halted
-        #: The budget, for whoever shares it; ends a wait with ``Halted``.
+        #: The budget, which others may share; ends a wait with ``Halted``.
         self.pacer = Pacer(rows_per_second, clock, self._stop_if_halted)
         self._living: dict[TopicId, int] = {}
         self._looked_ms = 0
@@ -113,7 +113,7 @@ class Census:
         """
         try:
             self._stop_if_halted()
-            self._look()
+            self._collect()
             while (tally := self._next()) is not None:
                 self._take_turn(tally)
         except Halted:
@@ -121,7 +121,7 @@ class Census:
         finally:
             self._save()
 
-    def _look(self) -> None:
+    def _collect(self) -> None:
         """Find out which topics there are, and which of them are due."""
         self._looked_ms = self._clock.running_ms()
         unreadable = set()
@@ -149,7 +149,7 @@ class Census:
     def _next(self) -> _Tally | None:
         """Whose turn it is."""
         if self._unfinished and not self._due and self._clock.running_ms() - self._looked_ms >= self._refresh_ms:
-            self._look()
+            self._collect()
         if self._unfinished and (not self._due or self._ahead_rows >= self._turn_rows):
             self._ahead_rows = 0
             return self._unfinished.popleft()

@@ -1,6 +1,6 @@
-"""Taking the picture that operators see: from the memory, and from the daemon where one runs.
+"""Collects the status that operators see: from the state, and from the daemon where one runs.
 
-The memory alone is enough for all but what is happening this moment, so the figures are there when the process is
+The state alone is enough for all but what is happening this moment, so the figures are there when the process is
 down, and where sweeps are CronJobs and only an exporter runs. Nothing here reads the store.
 """
 
@@ -14,26 +14,28 @@ from importlib import metadata
 from itertools import pairwise
 from typing import Any, Literal
 
-from janitor import boundary, canary, guards
-from janitor.lag import NOTE as CONSUMERS
-from janitor.picture import (
+from janitor.boundary import claim as boundary
+from janitor.boundary import coverage as rounds
+from janitor.law.policy import Hold, Rule
+from janitor.run import guards
+from janitor.state.base import OpenIdRecord, RunRecord, State
+from janitor.stats.consumer_lag import NOTE as CONSUMERS
+from janitor.status.status import (
     BoundaryFigures,
     ConsumerFigures,
     GuardFigures,
     HeldTopic,
     OpenTransaction,
     Overdue,
-    Picture,
     Quarantined,
     Running,
     RunSummary,
     SnapshotFigures,
     StatisticsFigures,
+    Status,
     TopicFigures,
 )
-from janitor.policy import Hold, Rule
-from janitor.state.base import OpenIdRecord, RunRecord, State
-from janitor.world import Terms, matches
+from janitor.sweep.context import Terms, matches
 from tms_core.clock import Clock
 from tms_core.lease import LeaseRecord
 from tms_core.topic import TopicId
@@ -41,7 +43,7 @@ from tms_core.transaction.model import transaction_ms
 
 #: How many open transactions are named.
 NAMED_OPEN = 10
-#: How many past runs are looked through for the last one that finished.
+#: How many past runs are searched for the last one that finished.
 RECENT_RUNS = 20
 
 
@@ -70,13 +72,12 @@ class Site:
     schedule: str
     terms: Terms
     every_seconds: int | None = None
-    canary: bool = False
     arguments: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What only the daemon knows."""
+    """The part of the status that only the daemon knows."""
 
     started_ms: int
     heartbeat_ms: int
@@ -85,14 +86,14 @@ class Live:
     leader: bool = True
 
 
-def look(state: State, site: Site, clock: Clock, live: Live | None = None) -> Picture:
-    """The picture at this moment.
+def collect(state: State, site: Site, clock: Clock, live: Live | None = None) -> Status:
+    """Collect the status at this moment.
 
     Args:
         live: what the daemon adds; None where none runs.
 
     Raises:
-        StoreError: the memory cannot be read.
+        StoreError: the state cannot be read.
     """
     clocks = guards.read_clocks(clock)
     record = state.store()
@@ -102,7 +103,7 @@ def look(state: State, site: Site, clock: Clock, live: Live | None = None) -> Pi
     overdue = state.note("overdue") or []
     ahead_ms = guards.ahead_ms(state.anchor(), clocks)
     lease = LeaseRecord.parse(state.lease())
-    return Picture(
+    return Status(
         version=metadata.version("tms-janitor"),
         store=site.store,
         process="running" if live else _process(state, runs, clocks.wall_ms),
@@ -128,7 +129,6 @@ def look(state: State, site: Site, clock: Clock, live: Live | None = None) -> Pi
         guards=[GuardFigures(**note) for note in report.get("guards", ())],
         snapshot=_snapshot(state),
         boundary=_boundary(state, site.terms, clocks.wall_ms),
-        canary=canary.figures(state, enabled=site.canary, now_ms=clocks.wall_ms),
         skew_seconds={} if ahead_ms is None else {"running_time": ahead_ms / 1000},
         topics=_topics(state, overdue),
         consumers=[ConsumerFigures(**figures) for figures in state.note(CONSUMERS) or ()],
@@ -138,7 +138,7 @@ def look(state: State, site: Site, clock: Clock, live: Live | None = None) -> Pi
 
 
 def _process(state: State, runs: Sequence[RunRecord], now_ms: int) -> Literal["between_runs", "down"]:
-    """Whether somebody ought to be running: the last daemon, or else whatever starts runs from outside."""
+    """Whether a janitor should be running now: the last daemon, or else runs that are started from outside."""
     last_ms = _last_sign(runs)
     starts = [run.started_ms for run in runs]
     longest_ms = max((later - earlier for later, earlier in pairwise(starts)), default=0)
@@ -281,11 +281,12 @@ def _boundary(state: State, terms: Terms, now_ms: int) -> BoundaryFigures:
     obstacles = list(present.obstacles)
     if not terms.lifetime_known:
         obstacles.append("transactions.max_lifetime_seconds is not set, so it is not known how long one may write")
-    if refuted := state.note(boundary.REFUTED):
-        obstacles.insert(0, refuted)
+    refuted = rounds.refutation(state)
+    if refuted is not None:
+        obstacles.insert(0, refuted.message)
     claim = state.claim()
     if claim is None or not boundary.in_force(claim, evidence, now_ms, terms.lifetime):
-        return BoundaryFigures(limits=limits, obstacles=obstacles)
+        return BoundaryFigures(limits=limits, obstacles=obstacles, refuted=refuted.message if refuted else "")
     return BoundaryFigures(str(claim.bound), claim.made_ms, claim.run_id, limits, obstacles)
 
 

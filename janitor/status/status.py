@@ -1,8 +1,8 @@
 """What an operator sees of a janitor, as one frozen value.
 
 The status page, ``janitor status``, the API and the metrics are all drawn from it, so that they cannot contradict each
-other (rule S15). It is taken now and then, by the daemon or from the memory alone, and handed to whoever asks: nobody
-who looks ever waits for a sweep or reads a table.
+other (rule S15). It is taken now and then, by the daemon or from the state alone, and handed out on request: a
+reader never waits for a sweep and never makes the janitor read a table.
 
 Times are milliseconds since the epoch. In JSON, write pointers are decimal strings.
 """
@@ -195,13 +195,18 @@ class SnapshotFigures:
 
 @dataclass(frozen=True, slots=True)
 class BoundaryFigures:
-    """The prune boundary: the claim in force, and what holds back one made now."""
+    """The prune boundary: the claim in force, and what holds back one made now.
+
+    Attributes:
+        refuted: how the last claim turned out to be false, until there is another one; empty otherwise.
+    """
 
     bound: str | None = None
     made_ms: int | None = None
     run_id: str | None = None
     limits: Sequence[tuple[str, str]] = ()
     obstacles: Sequence[str] = ()
+    refuted: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,22 +216,6 @@ class GuardFigures:
     guard: str
     tripped: bool
     message: str
-
-
-@dataclass(frozen=True, slots=True)
-class CanaryFigures:
-    """What became of the janitor's own messages.
-
-    Attributes:
-        early: how many went before they were due; 0 for ever, or something is very wrong.
-        late_seconds: how long after it was due the last one went; None before the first.
-    """
-
-    enabled: bool = False
-    published: int = 0
-    early: int = 0
-    late_seconds: float | None = None
-    waiting: int = 0
 
 
 class Overdue(NamedTuple):
@@ -239,24 +228,24 @@ class Overdue(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """All of it.
+class Status:
+    """The whole status of a janitor.
 
     Attributes:
-        process: ``running`` in a daemon; ``between_runs`` when it was taken from the memory alone and runs are started
+        process: ``running`` in a daemon; ``between_runs`` when it was taken from the state alone and runs are started
             from outside, the last one not long ago; ``down`` otherwise.
         mode: ``apply`` or ``plan_only`` (``janitor.apply: false``).
         schedule: in words, as in ``every 60 s``.
         every_seconds: how often sweeps run; None by a crontab, or from outside.
         started_ms: when the daemon started; None when none runs.
         heartbeat_ms: when the daemon, or else the last run, last showed that it was alive.
-        history_since_ms: when the memory began; nothing older is known.
+        history_since_ms: when the state began; nothing older is known.
         leader: whether this process has the lease.
-        lease_holder: who has it; empty for nobody.
+        lease_holder: who has it; empty for none.
         skew_seconds: how far wall time is ahead, by the clock it was compared with.
         statistics: None before the store was ever counted on Spark.
         failing: jobs of the daemon that failed when they were last done, and why.
-        counters: every counter since the memory began, without the prefix.
+        counters: every counter since the state began, without the prefix.
     """
 
     version: str
@@ -284,7 +273,6 @@ class Picture:
     guards: Sequence[GuardFigures] = ()
     snapshot: SnapshotFigures = SnapshotFigures()
     boundary: BoundaryFigures = BoundaryFigures()
-    canary: CanaryFigures = CanaryFigures()
     skew_seconds: Mapping[str, float] = field(default_factory=dict)
     topics: Sequence[TopicFigures] = ()
     consumers: Sequence[ConsumerFigures] = ()
@@ -293,7 +281,7 @@ class Picture:
     counters: Mapping[CounterKey, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The picture as JSON values; counters are for the metrics and not in it."""
+        """The status as JSON values; counters are for the metrics and not in it."""
         rest = {name: getattr(self, name) for name in self.__slots__ if name not in ("counters", "topics")}
         document = {name: _plain(value) for name, value in rest.items()}
         document["paused"] = [{"pattern": pattern, "since_ms": since_ms} for pattern, since_ms in self.paused]
@@ -303,7 +291,7 @@ class Picture:
 
 
 def _plain(value: Any) -> Any:
-    """A value of the picture as JSON has it."""
+    """A value of the status as JSON has it."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return value._asdict()
     if isinstance(value, (list, tuple)):

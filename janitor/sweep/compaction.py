@@ -3,7 +3,7 @@
 A deleted row takes room until LevelDB compacts the tables it was in, and LevelDB only does so when it must. So what a
 run deleted is compacted explicitly, after all deleting is done, in slices: one compaction cannot be interrupted, and
 a run has to show between two of them that it is alive (rule S10). HBase's tables are told of the same slices, but judge
-by themselves where and when it is worth it (``tms_core/tables/hbase_regions.py``).
+by themselves where and when it is worth it (``tms_core/tables/hbase/regions.py``).
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from janitor.policy import Frontier, Hold
-from tms_core.consumers import Floor, Position
+from janitor.law.policy import Frontier, Hold
+from tms_core.consumers.positions import Floor, Position
 from tms_core.errors import StoreError
 from tms_core.rowkey import Cutoff
 from tms_core.topic import TopicId, TopicMetadata

@@ -10,15 +10,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from janitor.floor import ConsumerHolds
-from janitor.frontier import admit, advance, stand_still
-from janitor.own import is_own
-from janitor.policy import Frontier, Hold
-from janitor.ranges import Range
-from janitor.references import Lifetime
+from janitor.law.frontier import admit, advance, stand_still
+from janitor.law.policy import Frontier, Hold
+from janitor.law.ranges import Range
+from janitor.law.references import Lifetime
 from janitor.report import DataTable
 from janitor.state.base import ClockAnchor, FrontierRecord
-from janitor.txstate import TransactionView
+from janitor.sweep.consumer_holds import ConsumerHolds
+from janitor.sweep.transactions import TransactionView
 from tms_core.errors import MetadataError
 from tms_core.tables.base import MetadataTable
 from tms_core.topic import TopicId, TopicMetadata
@@ -188,7 +187,7 @@ class World:
             return Frontier.closed(self.now_ms, topic, Hold.QUARANTINED), stand_still(record, self.now)
         if self.terms.protects(topic.topic):
             return Frontier.closed(self.now_ms, topic, Hold.PROTECTED), stand_still(record, self.now)
-        if self.label is Hold.FIRST_CONTACT or is_own(topic) or (record is None and self.newborn(topic)):
+        if self.label is Hold.FIRST_CONTACT or (record is None and self.newborn(topic)):
             return Frontier.open(self.now_ms, topic), admit(topic, self.now)
         terms = self.terms
         return advance(

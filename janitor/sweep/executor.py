@@ -1,4 +1,4 @@
-"""Doing what a walk finds: deleting and inverting, batch by batch.
+"""What is done with findings: nothing by a plan; deleting and inverting, batch by batch, by a run.
 
 Between planning a topic and deleting its rows, the topic may be deleted, created again or given another ttl. So each
 batch reads the topic's metadata again and is dropped when it has moved (rule S2); what a reader then loses is never
@@ -8,21 +8,22 @@ more than what the metadata allowed an instant before. Before that it asks wheth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Protocol, cast
 
-from janitor.compaction import DeletedRanges
-from janitor.ledger import Ledger
-from janitor.pacing import Pacer
-from janitor.permission import Permission, Withheld, asked_of_memory
-from janitor.policy import Rule
-from janitor.state.base import LedgerEntry
-from janitor.walk import Batch, Moved
-from janitor.world import TopicWork
+from janitor.law.policy import Rule
+from janitor.sweep.booking import Booking
+from janitor.sweep.context import TopicWork
+from janitor.sweep.findings import Batch, Due, Finding, Invalid, Read
+from janitor.sweep.ledger import Ledger
+from janitor.sweep.outcome import NOTHING_DONE, Counted, Done
+from janitor.sweep.permission import Permission, asked_of_memory
+from janitor.sweep.progress import Observer, tell_nobody
+from janitor.sweep.rate_limit import Pacer
+from janitor.sweep.scan import Moved, NotArchived, Unsure
 from tms_core.errors import ArchiveError, StoreError
-from tms_core.rowkey import MessageKey
-from tms_core.tables.base import KeyTable, MessageTable, PayloadTable, Store, TxCell
+from tms_core.tables.base import KeyTable, MessageTable, MetadataTable, PayloadTable
 from tms_core.topic import TopicId
 
 
@@ -53,96 +54,129 @@ class Keeper(Protocol):
         ...
 
 
-class Sweep:
-    """The act of a run; threads that walk different parts of the store may share it.
+def nothing() -> None:
+    """There is nothing to ask."""
+
+
+class Preview:
+    """The act of a plan: nothing, and all would be done.
 
     Args:
-        store: what is swept.
+        alive: called after every page; may raise ``Interrupted``.
+        observer: told about progress.
+    """
+
+    def __init__(self, alive: Callable[[], None] = nothing, observer: Observer = tell_nobody) -> None:
+        self.alive = alive
+        self._observer = observer
+
+    def progress(self, read: Read) -> None:
+        self._observer(read.phase, read.topic, read.rows)
+        self.alive()
+
+    def apply(self, finding: Finding) -> Done:
+        """Leave the rows where they are."""
+        match finding:
+            case Due(hold=None):
+                return Done(finding.batch.keys)
+            case Invalid():
+                return Done(cells=finding.cells)
+            case _:
+                return NOTHING_DONE
+
+    def pay(self, taken: Counted) -> None:
+        """Looking costs nothing."""
+
+
+class Sweep:
+    """The act of a run; threads that sweep different parts of the store may share it.
+
+    Args:
+        metadata: read again before every batch.
         permission: asked before every batch.
         pacer: how fast.
-        ledger: where it is written down.
+        ledger: where it is announced.
         keeper: where rows go before they are deleted; None for nowhere.
-
-    Attributes:
-        archive_error: why rows could not be kept; from then on nothing is deleted, and the rest of the run goes on.
-        write_failed: whether the store refused to delete something, as it does when its disk is full.
+        observer: told about progress.
+        booking: told of what was taken; None: what a run comes to is known at its end.
     """
 
     def __init__(
-        self, store: Store, permission: Permission, pacer: Pacer, ledger: Ledger, keeper: Keeper | None = None
+        self,
+        metadata: MetadataTable,
+        permission: Permission,
+        pacer: Pacer,
+        ledger: Ledger,
+        keeper: Keeper | None = None,
+        observer: Observer = tell_nobody,
+        booking: Booking | None = None,
     ) -> None:
-        self._store = store
+        self._metadata = metadata
         self._permission = permission
         self._pacer = pacer
         self._ledger = ledger
         self._keeper = keeper
-        self.archive_error: ArchiveError | None = None
-        self.write_failed = False
-        self.deleted = DeletedRanges()
+        self._observer = observer
+        self._booking = booking
+        self._archive_error: ArchiveError | None = None
         self._lock = Lock()
 
     def alive(self) -> None:
         self._permission.alive()
 
-    def delete(self, work: TopicWork, table: KeyTable, batch: Batch) -> list[bytes]:
-        self._permission.check(work.topic.topic)
-        self._refuse_if_moved(work)
-        keys = batch.keys if self._keeper is None else self._keep(self._keeper, work, table, batch)
+    def progress(self, read: Read) -> None:
+        self._observer(read.phase, read.topic, read.rows)
+        self._permission.alive()
+
+    def pay(self, taken: Counted) -> None:
+        if self._booking is not None:
+            self._booking.add(taken)
+        self._pacer.pay(taken.rows)
+
+    def apply(self, finding: Finding) -> Done:
+        match finding:
+            case Due(hold=None) if finding.batch.keys:
+                return self._delete(finding)
+            case Invalid():
+                return self._invert(finding)
+            case _:
+                return NOTHING_DONE
+
+    def _delete(self, due: Due) -> Done:
+        self._permission.check(due.work.topic.topic)
+        self._refuse_if_moved(due.work)
+        keys = due.batch.keys if self._keeper is None else self._keep(self._keeper, due.work, due.table, due.batch)
         if not keys:
-            return []
-        batch = batch._replace(keys=keys)
-        with self._lock, asked_of_memory():
-            self._ledger.announce(work, batch)
+            return NOTHING_DONE
+        batch = due.batch._replace(keys=keys)
+        with asked_of_memory():
+            at_ms = self._ledger.announce(due.work, batch)
         try:
-            table.delete(keys)
-        except StoreError:
-            self.write_failed = True
-            raise
-        with self._lock:
-            self._ledger.deleted(work, batch)
-            self.deleted.add(table, keys)
-        return keys
+            due.table.delete(keys)
+        except StoreError as error:
+            raise Unsure(due, at_ms, error) from error
+        return Done(keys, at_ms=at_ms)
 
-    def take_in(self, entries: Iterable[LedgerEntry]) -> None:
-        """Told of what others took for the same run (:mod:`janitor.spark`)."""
-        with self._lock:
-            self._ledger.take_in(entries)
-
-    def announced(self, entry: LedgerEntry) -> bool:
-        """Whether this process itself has announced that it takes this."""
-        with self._lock:
-            return self._ledger.announced(entry)
-
-    def sync(self) -> None:
-        """Return when all that was deleted survives a crash of the machine."""
-        for table in {part.table.name: part.table for part in self.deleted.slices}.values():
-            table.sync()
-
-    def invert(self, topic: TopicId, table: MessageTable, cells: Sequence[TxCell]) -> list[bool]:
-        self._permission.check(topic)
-        return table.invert(cells)
-
-    def inverted(self, work: TopicWork | None, key: MessageKey, cell: TxCell) -> None:
-        with self._lock:
-            self._ledger.inverted(work, key, cell)
-
-    def pay(self, rows: int) -> None:
-        self._pacer.pay(rows)
+    def _invert(self, invalid: Invalid) -> Done:
+        self._permission.check(invalid.topic)
+        changed = invalid.table.invert(invalid.cells)
+        cells = [cell for cell, done in zip(invalid.cells, changed, strict=True) if done]
+        return Done(cells=cells, at_ms=self._ledger.now_ms())
 
     def _refuse_if_moved(self, work: TopicWork) -> None:
-        if self._store.metadata.get(work.topic.topic.prefix) != work.raw:
+        if self._metadata.get(work.topic.topic.prefix) != work.raw:
             raise Moved
 
     def _keep(self, keeper: Keeper, work: TopicWork, table: KeyTable, batch: Batch) -> list[bytes]:
         """Have the rows kept; returns the keys of those that are. The topic may have moved meanwhile."""
-        if self.archive_error is not None:
-            raise Withheld
+        if self._archive_error is not None:
+            raise NotArchived(self._archive_error)
         try:
             source = cast(MessageTable | PayloadTable, table)
             saved = keeper.save(work.topic.topic, batch.generation, source, batch.rule, batch.keys)
         except ArchiveError as error:
-            self.archive_error = error
-            raise Withheld from error
+            self._archive_error = error
+            raise NotArchived(error) from error
         try:
             self._permission.check(work.topic.topic)
             self._refuse_if_moved(work)

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from janitor.report import Tally
 from tms_core.errors import StoreError
 from tms_core.tables.base import KeyTable, MessageTable, Page, TxCell
 
@@ -29,20 +28,25 @@ class Ahead:
     Args:
         table: what to read.
         most_keys: how many may be read at once.
-        tally: where calls are counted that were spared.
     """
 
-    def __init__(self, table: KeyTable, most_keys: int, tally: Tally) -> None:
+    def __init__(self, table: KeyTable, most_keys: int) -> None:
         self._table = table
         self._most = most_keys
         self._least = min(most_keys, table.keys_per_call // 4)
         self._size = self._least
-        self._tally = tally
+        self._calls_spared = 0
         self.forget()
+
+    def take_spared(self) -> int:
+        """How many calls were spared since this was last asked."""
+        spared, self._calls_spared = self._calls_spared, 0
+        return spared
 
     def forget(self) -> None:
         """Ask anew from here on; for whoever goes back."""
         self._keep(b"", b"", [])
+        self._gap: tuple[bytes, bytes | None] = (b"", b"")
 
     def first(self, start: bytes) -> bytes | None:
         """The first key at or after ``start``; None when there is none.
@@ -50,6 +54,18 @@ class Ahead:
         Raises:
             StoreError: as :meth:`KeyTable.first`.
         """
+        if self._is_in_gap(start):
+            return self._gap[1]
+        found = self._first(start)
+        self._gap = (start, found)
+        return found
+
+    def _is_in_gap(self, start: bytes) -> bool:
+        """Whether the last answer shows that there is nothing before it."""
+        after, found = self._gap
+        return after < start and (found is None or start <= found)
+
+    def _first(self, start: bytes) -> bytes | None:
         if not self._least:
             return self._table.first(start)
         resume: bytes | None = start
@@ -112,7 +128,7 @@ class Ahead:
 
     def _spared(self) -> None:
         self._answered += 1
-        self._tally.seeks_spared += 1
+        self._calls_spared += 1
 
 
 class CellsAhead(Ahead):
@@ -120,9 +136,9 @@ class CellsAhead(Ahead):
 
     _cells: list[TxCell] | None
 
-    def __init__(self, table: MessageTable, most_keys: int, tally: Tally) -> None:
+    def __init__(self, table: MessageTable, most_keys: int) -> None:
         self._messages = table
-        super().__init__(table, most_keys, tally)
+        super().__init__(table, most_keys)
 
     def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
         """As :meth:`MessageTable.cells`; those of all keys that were read ahead at once, where the range is among them.

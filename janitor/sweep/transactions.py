@@ -13,16 +13,17 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from janitor.references import Lifetime
+from janitor.law.references import Lifetime
 from janitor.report import SnapshotUsed
 from janitor.state.base import KnownIds, OpenIdRecord
 from tms_core.errors import NoSnapshot, SnapshotError
+from tms_core.printable import duration
 from tms_core.transaction.model import VisibilityState, transaction_ms
-from tms_core.transaction.source import SnapshotSource
+from tms_core.transaction.source.source import SnapshotSource
 
 #: How long a closed pointer is remembered, at the least, that has left the invalid list.
 REMEMBER_CLOSED_MS = 30 * 24 * 3600 * 1000
@@ -38,6 +39,7 @@ class Problem(StrEnum):
     UNREADABLE = "unreadable"
     FUTURE = "future"
     STALE = "stale"
+    OLDER = "older"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +95,30 @@ def refresh(source: SnapshotSource | None, now_ms: int, *, interval_seconds: int
     state = TxState(loaded.snapshot, loaded.name, rejected=rejected)
     age_ms = now_ms - loaded.snapshot.timestamp_ms
     if age_ms < -allowance_ms:
-        message = f"{loaded.name} is {-age_ms / 1000:.0f} s ahead of this machine's clock; check the clocks of both"
+        message = f"{loaded.name} is {duration(-age_ms)} ahead of this machine's clock; check the clocks of both"
         return replace(state, problem=Problem.FUTURE, message=message)
     if age_ms > 2 * interval_seconds * 1000:
         message = (
-            f"{loaded.name} is {age_ms / 1000:.0f} s old, more than twice transactions.snapshot_interval_seconds "
+            f"{loaded.name} is {duration(age_ms)} old, more than twice transactions.snapshot_interval_seconds "
             f"({interval_seconds}); is the transaction service running?"
         )
         return replace(state, problem=Problem.STALE, message=message)
     return state
 
 
+def older(state: TxState) -> TxState:
+    """The state, not to be used: it is of a snapshot from before the one last used, which may have been removed."""
+    message = f"{state.name} is older than the snapshot that was used last; the next one will do"
+    return replace(state, problem=Problem.OLDER, message=message)
+
+
+#: Invalid ids that are put in a set, for the time of a search; about 10 MB.
+MOST_IN_A_SET = 100_000
+
+
 @dataclass(frozen=True, slots=True)
 class TransactionView:
-    """Answers the law's two questions (``janitor.policy.Transactions``).
+    """Answers the law's two questions (``janitor.law.policy.Transactions``).
 
     Attributes:
         snapshot: the usable snapshot, None without one.
@@ -120,6 +132,13 @@ class TransactionView:
 
     def is_invalid(self, pointer: int) -> bool:
         return self.snapshot is not None and self.snapshot.is_invalid(pointer)
+
+    def candidates(self) -> Container[int]:
+        """What tells quickly, for very many pointers, which of them may be invalid."""
+        ids = self.snapshot.invalid if self.snapshot is not None else ()
+        if not ids:
+            return ()
+        return frozenset(ids) if len(ids) <= MOST_IN_A_SET else range(max(1, ids[0]), ids[-1] + 1)
 
     def is_undecided(self, pointer: int) -> bool:
         if self.snapshot is not None:

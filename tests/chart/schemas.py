@@ -1,6 +1,7 @@
-"""What the API server says its objects look like, as JSON schemas for kubeconform; recorded, so none is needed.
+"""What API servers say their objects look like, as JSON schemas for kubeconform; recorded, so none is needed.
 
-``tests/cluster/test_plane.py`` compares the record with a real API server, and says how to make it anew.
+There are the oldest version that the chart is for, the newest, and that of the node in ``tests/cluster``.
+``tests/cluster/test_plane.py`` compares the last one's record with a real API server, and says how to make it anew.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).with_name("recorded")
+RECORDED = Path(__file__).with_name("recorded")
+#: Those of the node that tests start.
+FOLDER = RECORDED / "1.35"
 #: What the chart makes: group, version and kind.
 KINDS = (
     ("", "v1", "ConfigMap"),
@@ -20,9 +23,10 @@ KINDS = (
     ("", "v1", "Service"),
     ("", "v1", "ServiceAccount"),
     ("apps", "v1", "Deployment"),
+    ("apps", "v1", "StatefulSet"),
     ("batch", "v1", "CronJob"),
     ("batch", "v1", "Job"),
-    ("coordination.k8s.io", "v1", "Lease"),
+    ("networking.k8s.io", "v1", "Ingress"),
     ("networking.k8s.io", "v1", "NetworkPolicy"),
     ("policy", "v1", "PodDisruptionBudget"),
     ("rbac.authorization.k8s.io", "v1", "Role"),

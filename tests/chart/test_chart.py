@@ -13,11 +13,16 @@ import yaml
 
 from charts.schema import schema
 from charts.values import comments
+from janitor.app.stores import HBasePlace, LevelDBPlace
 from janitor.settings import Settings, load
 from tests.chart.programs import CHART, KUBERNETES, run, template
-from tms_core.layered import fields
+from tests.chart.schemas import FOLDER
+from tms_core.clock import SystemClock
+from tms_core.settings.fields import fields
 
 SCHEMAS = Path(__file__).with_name("recorded")
+#: The oldest Kubernetes that the chart is for, that of the tests' node, and the newest.
+VERSIONS = sorted(folder.name for folder in SCHEMAS.iterdir() if folder.is_dir())
 EXAMPLES = sorted((CHART / "ci").glob("*.yaml"))
 
 
@@ -30,7 +35,7 @@ def objects(*words: object) -> list[dict[str, Any]]:
 
 def settings_of(documents: list[dict[str, Any]], folder: Path, environ: dict[str, str] | None = None) -> Settings:
     """The settings that the program reads out of the chart's ConfigMap."""
-    [config] = [d for d in documents if d["kind"] == "ConfigMap" and "tms.yaml" in d["data"]]
+    config = next(d for d in documents if d["kind"] == "ConfigMap" and "tms.yaml" in d["data"])
     file = folder / "tms.yaml"
     file.write_text(config["data"]["tms.yaml"], encoding="utf-8")
     return load(file, environ or {}, {}).settings
@@ -65,21 +70,31 @@ def test_helm_finds_nothing_wrong_with_the_chart(example: Path) -> None:
         assert linted.returncode == 0, linted.stdout + linted.stderr
 
 
-def conforms(text: str) -> tuple[int, str]:
+def test_helm_4_finds_nothing_wrong_with_it_and_makes_the_same_objects(example: Path) -> None:
+    linted = run("helm4", "lint", "--strict", "--quiet", "--kube-version", KUBERNETES, CHART, "--values", example)
+    assert linted.returncode == 0, linted.stdout + linted.stderr
+    words = ("template", "x", CHART, "--namespace", "apps", "--kube-version", KUBERNETES, "--values", example)
+    three, four = (list(yaml.safe_load_all(run(helm, *words).stdout)) for helm in ("helm", "helm4"))
+    assert [each for each in four if each] == [each for each in three if each] != []
+
+
+def conforms(text: str, version: str = FOLDER.name) -> tuple[int, str]:
     """What kubeconform says of objects: its exit code and its complaints."""
-    place = f"{SCHEMAS}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
-    checked = run(
-        "kubeconform", "-strict", "-kubernetes-version", KUBERNETES, "-schema-location", place, "-summary", given=text
-    )
+    places = [f"{folder}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json" for folder in (SCHEMAS / version, SCHEMAS)]
+    locations = [word for place in places for word in ("-schema-location", place)]
+    checked = run("kubeconform", "-strict", "-kubernetes-version", f"{version}.0", *locations, "-summary", given=text)
     return checked.returncode, checked.stdout + checked.stderr
 
 
-def test_what_it_makes_is_what_kubernetes_knows(example: Path) -> None:
+def test_what_it_makes_is_what_kubernetes_knows_from_the_oldest_version_to_the_newest(example: Path) -> None:
     made = template("--values", example)
     assert made.returncode == 0, made.stderr
-    code, said = conforms(made.stdout)
-    assert code == 0, said
-    assert "Skipped: 0" in said
+    oldest = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["kubeVersion"]
+    assert oldest == f">={VERSIONS[0]}.0-0"
+    for version in VERSIONS:
+        code, said = conforms(made.stdout, version)
+        assert code == 0, (version, said)
+        assert "Skipped: 0" in said
 
 
 @pytest.mark.parametrize(
@@ -118,6 +133,43 @@ def test_the_program_reads_what_the_chart_writes(example: Path, tmp_path: Path) 
     assert settings.janitor.apply == given.get("janitor", {}).get("apply", False)
     assert settings.storage.kind == given["storage"].get("kind", "hbase")
     assert settings.janitor.http.host == "0.0.0.0"  # noqa: S104
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--values", CHART / "ci/embedded-values.yaml", "--set", "storage.leveldb.path=/var/lib/tms/x//y/"),
+        ("--values", CHART / "ci/cronjob-values.yaml"),
+        ("--set", "decisions.adopt=a,storage.hbase.thrift={a:1,b:2},storage.hbase.namespace=other"),
+    ],
+)
+def test_a_decision_is_about_the_store_that_the_program_finds_by_the_settings_made_for_it(
+    words: tuple[object, ...], tmp_path: Path
+) -> None:
+    documents = objects(*words)
+    [job] = [d for d in documents if d["kind"] == "Job" and "adopt" in d["metadata"]["name"]]
+    spec = job["spec"]["template"]["spec"]
+    [args] = [container["args"] for container in spec["containers"]]
+    mounted = next(volume for volume in spec["volumes"] if volume["name"] == "config")["configMap"]["name"]
+    made_for_it = [d for d in documents if d["kind"] == "ConfigMap" and d["metadata"]["name"] == mounted]
+    settings = settings_of(made_for_it, tmp_path)
+    assert settings == settings_of([d for d in documents if d not in made_for_it], tmp_path)
+    storage = settings.storage
+    place = (
+        HBasePlace(storage.hbase, SystemClock())
+        if storage.kind == "hbase"
+        else LevelDBPlace(Path(storage.leveldb.path), Path(settings.janitor.state))
+    )
+    assert args[args.index("--expect-store") + 1] == place.name
+
+
+def test_given_other_settings_then_the_settings_of_a_decision_have_another_name() -> None:
+    def mounted(*words: str) -> str:
+        [pod] = [pod for pod in pods(objects("--set", "decisions.adopt=a", *words)) if "adopt" in str(pod["spec"])]
+        return str(pod["spec"]["volumes"][0]["configMap"]["name"])
+
+    assert mounted() == mounted("--set", "podLabels.a=b")
+    assert mounted() != mounted("--set", "storage.hbase.thrift={other:9090}")
 
 
 def test_every_setting_of_the_program_is_a_value_of_the_chart() -> None:
@@ -219,12 +271,20 @@ def test_given_settings_of_spark_then_it_reads_them_as_they_were_written(tmp_pat
         (f"{ARCHIVED},spark.master=spark://a:7077", "spark/master"),
         (f"{ARCHIVED},spark.master=sc://a", "spark/master"),
         (f"{VOLUME},persistence.accessModes={{ReadWriteOncePod}},decisions.adopt=a", "accessModes"),
-        (f"{VOLUME},persistence.accessModes={{ReadWriteOncePod}},decisions.approve[0].id=a", "accessModes"),
+        (
+            f"{VOLUME},persistence.accessModes={{ReadWriteOncePod}},decisions.approve[0].id=a,decisions.approve[0].all=true",
+            "accessModes",
+        ),
+        ("decisions.approve[0].id=a", "approve"),
         (f"{VOLUME},storage.leveldb.path=/srv/messaging", "leveldb/path"),
         (f"{VOLUME},janitor.state=/srv/janitor", "state"),
         ("persistence.enabled=true,janitor.archive.enabled=true,janitor.archive.path=/srv", "archive/path"),
         ("janitor.lease.kind=none", "lease/kind"),
         ("mode=cronjob,janitor.lease.kind=none", "lease/kind"),
+        ("janitor.lease.kind=kubernetes", "lease/kind"),
+        ("janitor.canary.enabled=true", "janitor.canary is no longer a setting. Leave it out"),
+        ("janitor.lease.name=led", "janitor.lease.name is no longer a setting. Leave it out"),
+        ("janitor.lease.namespace=led", "janitor.lease.namespace is no longer a setting. Leave it out"),
         ("janitor.http.port=0", "http/port"),
         ("server.port=0", "server/port"),
         ("janitor.http.host=localhost", "http/host"),
@@ -257,6 +317,29 @@ def test_given_values_that_do_not_go_together_then_they_are_refused(options: str
     made = template("--set", options)
     assert made.returncode == 1
     assert re.search(about, made.stderr)
+
+
+def test_given_values_that_do_not_go_together_then_it_is_said_what_does() -> None:
+    for options, sentence in (
+        ("janitor.archive.enabled=true", "An archive needs a volume that outlives the pod."),
+        ("ingress.enabled=true", "An Ingress leads to the server, by names"),
+        (f"{SERVER},ingress.enabled=true", "An Ingress leads to the server, by names"),
+        ("podMonitor.enabled=true,serviceMonitor.enabled=true", "would scrape everything twice"),
+        ("server.enabled=true", "it has to know who asks"),
+    ):
+        assert sentence in template("--set", options).stderr
+
+
+@pytest.mark.parametrize("memory", ["524288Ki", "1.5Gi", "1e9", "128974848000m", "1000k", ".5Gi", "100000000"])
+def test_given_an_amount_as_kubernetes_writes_it_then_it_is_taken(memory: str) -> None:
+    assert template("--set-string", f"resources.limits.memory={memory}").returncode == 0
+
+
+@pytest.mark.parametrize("memory", ["512ki", "512mi", "1KB", "1 Gi", "Gi", "1.2.3Gi", "-1Gi", "1mi"])
+def test_given_an_amount_that_kubernetes_does_not_read_then_it_is_refused(memory: str) -> None:
+    made = template("--set-string", f"resources.limits.memory={memory}")
+    assert made.returncode == 1
+    assert "resources/limits/memory" in made.stderr
 
 
 def sections(values: dict[str, Any], path: str = "") -> list[str]:
@@ -317,7 +400,7 @@ def executor(*words: object) -> dict[str, Any]:
 
 
 def test_executors_of_spark_may_do_as_little_and_mount_the_archive() -> None:
-    made = executor("--set", f"{ARCHIVED},spark.master=k8s://https://a,janitor.lease.kind=kubernetes")
+    made = executor("--set", f"{ARCHIVED},spark.master=k8s://https://a")
     driver = next(pod for pod in pods(objects("--set", ARCHIVED)) if pod["spec"]["containers"][0]["name"] == "spark")
     assert conforms(json.dumps(made))[0] == 0
     [container], [of_driver] = made["spec"]["containers"], driver["spec"]["containers"]

@@ -14,8 +14,8 @@ import httpx2
 from tms_core.client import AsyncClient, Client, Retry, TransactionClient
 from tms_core.client.handover import InProcessTransport
 from tms_core.client.testing import InProcess
-from tms_core.transaction.line import Connection
-from tms_core.transaction.wire import Fields
+from tms_core.transaction.codec.wire import Fields
+from tms_core.transaction.rpc.line import RpcConnection
 
 #: ``before``: it was not done. ``after``: it was. ``late``: it is, when the test says so.
 When = Literal["before", "after", "late"]
@@ -30,7 +30,8 @@ _STEPS = {
     "invalidateTx": "invalidate",
     "checkpoint": "checkpoint",
 }
-SOON = Retry(attempts=3, first_seconds=0.001, longest_seconds=0.001)
+ATTEMPTS = 3
+SOON = Retry(attempts=ATTEMPTS, first_seconds=0.001, longest_seconds=0.001)
 
 
 class Faults:
@@ -110,7 +111,7 @@ class FaultyTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
 class FaultyConnection:
     """Passes calls on, and loses some of them, or their answers."""
 
-    def __init__(self, faults: Faults, connection: Connection) -> None:
+    def __init__(self, faults: Faults, connection: RpcConnection) -> None:
         self._faults = faults
         self._connection = connection
 

@@ -29,7 +29,7 @@ from tms_core.client import (
     WhenFull,
 )
 from tms_core.client.testing import InProcess
-from tms_core.client.waiting import Batch, PublishFigures, Waiting
+from tms_core.client.waiting import MessageBatch, MessageBuffer, PublishFigures
 from tms_core.errors import TmsError
 from tms_core.topic import TopicId
 
@@ -54,8 +54,8 @@ def wait_for_publishers() -> None:
 # --- the buffer ------------------------------------------------------------------------------------------------------
 
 
-def filled(buffer: Buffer, *given: tuple[TopicId, bytes]) -> Waiting:
-    waiting = Waiting(buffer, request_bytes=100)
+def filled(buffer: Buffer, *given: tuple[TopicId, bytes]) -> MessageBuffer:
+    waiting = MessageBuffer(buffer, request_bytes=100)
     for topic, payload in given:
         assert waiting.offer(topic, payload)
     return waiting
@@ -67,7 +67,7 @@ def test_batches_are_of_one_topic_and_the_one_that_waits_longest_goes_first() ->
     while batch := waiting.take():
         found.append(batch)
         waiting.settle(None)
-    assert found == [Batch(A, 0, [b"1", b"3"]), Batch(B, 1, [b"2"]), Batch(A, 3, [b"4"])]
+    assert found == [MessageBatch(A, 0, [b"1", b"3"]), MessageBatch(B, 1, [b"2"]), MessageBatch(A, 3, [b"4"])]
     assert waiting.figures == PublishFigures(published=4)
 
 
@@ -92,15 +92,15 @@ def test_given_no_room_when_another_comes_then_it_waits_until_there_is(buffer: B
 
 def test_given_no_room_when_the_newest_are_dropped_then_they_are_counted() -> None:
     waiting = filled(Buffer(messages=2, when_full=WhenFull.DROP_NEWEST), (A, b"1"), (A, b"2"), (A, b"3"), (B, b"4"))
-    assert waiting.take() == Batch(A, 0, [b"1", b"2"])
+    assert waiting.take() == MessageBatch(A, 0, [b"1", b"2"])
     assert waiting.figures == PublishFigures(waiting=2, dropped=2)
 
 
 def test_given_no_room_when_the_oldest_are_dropped_then_they_are_counted() -> None:
     buffer = Buffer(messages=3, when_full=WhenFull.DROP_OLDEST)
     waiting = filled(buffer, (A, b"1"), (B, b"2"), (A, b"3"), (A, b"4"), (B, b"5"))
-    assert waiting.take() == Batch(A, 2, [b"3", b"4"])
-    assert waiting.take() == Batch(B, 4, [b"5"])
+    assert waiting.take() == MessageBatch(A, 2, [b"3", b"4"])
+    assert waiting.take() == MessageBatch(B, 4, [b"5"])
     assert waiting.figures.dropped == 2
 
 

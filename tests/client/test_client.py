@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from tests.builders import NOW_MS
-from tests.client.faults import SOON, Faults, faulty_client
+from tests.client.faults import ATTEMPTS, Faults, faulty_client
 from tms_core.client import (
     AsyncClient,
     BadRequest,
@@ -237,7 +237,7 @@ def test_given_a_poll_that_is_not_answered_when_it_fails_then_it_is_sent_again(
         faults.at("poll", "after")
         with pytest.raises(Unanswered):
             next(faulty.poll(TOPIC))
-        assert faults.seen["poll"] == 3 + SOON.attempts
+        assert faults.seen["poll"] == 3 + ATTEMPTS
 
 
 def test_given_a_server_that_says_not_now_when_published_then_it_is_sent_again(site: InProcess) -> None:
@@ -452,3 +452,14 @@ def test_given_a_client_of_one_event_loop_when_used_in_another_then_the_error_sa
                 asyncio.run(use())
         assert len(home.run(poll())) == 1
         home.run(client.close())
+
+
+def test_given_a_time_when_polled_exclusively_then_that_millisecond_is_left_out(
+    client: Client, clock: ManualClock
+) -> None:
+    client.publish(TOPIC, [b"1"])
+    clock.advance(1)
+    client.publish(TOPIC, [b"2"])
+    first = next(client.poll(TOPIC))
+    assert payloads(client.poll(TOPIC, start=first.time)) == [b"1", b"2"]
+    assert payloads(client.poll(TOPIC, start=first.time, inclusive=False)) == [b"2"]

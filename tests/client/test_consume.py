@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
+from prometheus_client import CollectorRegistry
 
-from tests.client.faults import SOON, Faults, When, faulty_async_client, faulty_client
+from tests.client.faults import ATTEMPTS, Faults, When, faulty_async_client, faulty_client
 from tests.client.test_outcomes import ORDERS
 from tms_core.client import (
     AsyncClient,
@@ -20,12 +22,23 @@ from tms_core.client import (
     Message,
     Retry,
     TopicNotFound,
+    consuming,
 )
-from tms_core.client.handover import InProcessTransport
+from tms_core.client.handover import InProcessTransport, LoopThread
 from tms_core.client.testing import InProcess
+from tms_core.server.app import make_app
+from tms_core.server.metrics import ServerMetrics
+from tms_core.server.site import PollLimit
+from tms_core.server.site import Site as Server
 
 #: How long a test waits for what has to happen, in seconds.
 PATIENCE_SECONDS = 120
+
+
+@pytest.fixture(autouse=True)
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server does not wait unless a test says so: what happens, happens in the client's pauses."""
+    monkeypatch.setattr(consuming, "WAIT_SECONDS", 0)
 
 
 class Happenings:
@@ -240,7 +253,7 @@ def test_given_a_position_that_cannot_be_stored_when_it_goes_on_then_a_later_one
     site: InProcess, client: Client, faults: Faults
 ) -> None:
     client.publish(ORDERS, [b"1"])
-    faults.at("PUT billing", "before", times=SOON.attempts)
+    faults.at("PUT billing", "before", times=ATTEMPTS)
     happenings = Happenings(nothing, nothing, lambda: client.publish(ORDERS, [b"2"]))
     reader = faulty_client(site, faults, pause=happenings)
     with reader as faulty, faulty.consume(ORDERS, consumer="billing") as messages:
@@ -365,3 +378,82 @@ def test_given_a_task_that_waits_when_it_is_stopped_by_another_then_it_ends(site
 
 def test_a_consumption_is_what_both_clients_give(client: Client) -> None:
     assert isinstance(client.consume(ORDERS), Consumption)
+
+
+# --- waiting at the server -------------------------------------------------------------------------------------------
+
+
+class Asked(httpx2.BaseTransport):
+    """Passes polls on, and remembers what they said.
+
+    Attributes:
+        polls: body and headers of each.
+    """
+
+    def __init__(self, transport: InProcessTransport) -> None:
+        self._transport = transport
+        self.polls: list[tuple[bytes, httpx2.Headers]] = []
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        if request.url.path.endswith("/poll"):
+            self.polls.append((request.read(), request.headers))
+        return self._transport.handle_request(request)
+
+
+def test_given_a_consumer_that_waits_at_the_server_when_a_message_comes_then_it_has_it_without_a_pause(
+    site: InProcess, client: Client
+) -> None:
+    asked, happenings = Asked(site.transport), Happenings()
+    with site.client(transport=asked, pause=happenings) as reader, reader.consume(ORDERS, wait_seconds=60) as messages:
+        publishing = threading.Timer(0.05, client.publish, (ORDERS, [b"1"]))
+        publishing.start()
+        assert take(messages, 1) == [b"1"]
+        publishing.join()
+    assert happenings.pauses == []
+    assert asked.polls[0][1]["x-tms-wait-seconds"] == "60"
+
+
+def test_given_a_wait_in_vain_then_the_next_poll_follows_without_a_pause(site: InProcess, client: Client) -> None:
+    asked, happenings = Asked(site.transport), Happenings()
+    with site.client(transport=asked, pause=happenings) as reader, reader.consume(ORDERS, wait_seconds=1) as messages:
+        publishing = threading.Timer(1.5, client.publish, (ORDERS, [b"1"]))
+        publishing.start()
+        assert take(messages, 1) == [b"1"]
+        publishing.join()
+    assert (happenings.pauses, len(asked.polls) >= 2) == ([], True)
+
+
+def test_given_messages_that_are_not_for_it_when_it_polls_again_then_it_does_not_look_at_them_again(
+    site: InProcess, client: Client
+) -> None:
+    with site.transactions() as service:
+        invalid = service.start_short()
+        client.publish(ORDERS, [b"invalid"] * 10, transaction=invalid)
+        service.invalidate(invalid.transaction_id)
+    last = list(client.poll(ORDERS))[-1].id
+    asked, happenings = Asked(site.transport), Happenings(nothing, lambda: client.publish(ORDERS, [b"1"]))
+    with (
+        site.client(transport=asked, pause=happenings) as reader,
+        reader.consume(ORDERS, committed=True) as messages,
+    ):
+        assert take(messages, 1) == [b"1"]
+    starts = [body[2:12] for body, _ in asked.polls]
+    assert len(starts) == 3
+    behind = (int.from_bytes(last.pack()[:10], "big") + 1).to_bytes(10, "big")
+    assert starts[1:] == [behind, behind]
+
+
+def test_given_a_server_that_cuts_polls_short_when_polled_then_the_client_reads_on_up_to_its_own_limit(
+    site: InProcess, client: Client
+) -> None:
+    client.publish(ORDERS, [b"%d" % number for number in range(10)])
+    metrics = ServerMetrics(CollectorRegistry(), site.service)
+    with ThreadPoolExecutor(2) as threads, LoopThread() as loop:
+        app = make_app(Server(site.service, threads, metrics, 1_000_000, 100, poll_limit=PollLimit(messages=3)))
+        transport = InProcessTransport(app, loop)
+        with site.client(transport=transport) as cut:
+            assert len(list(cut.poll(ORDERS))) == 10
+            assert [message.payload for message in cut.poll(ORDERS, limit=5)] == [b"0", b"1", b"2", b"3", b"4"]
+            with cut.consume(ORDERS) as messages:
+                assert take(messages, 10) == [b"%d" % number for number in range(10)]
+        transport.finish()

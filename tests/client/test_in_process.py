@@ -6,6 +6,8 @@ import asyncio
 import logging
 import socket
 import threading
+from collections.abc import Iterator
+from itertools import islice
 
 import httpx2
 import pytest
@@ -19,6 +21,8 @@ from tms_core.client.handover import InProcessTransport, LoopThread
 from tms_core.client.testing import InProcess, in_process
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
+from tms_core.messaging.fetcher import Fetch
+from tms_core.messaging.model import Message as Stored
 from tms_core.tables.memory import MemoryStore
 
 #: How long a test waits for what has to happen, in seconds.
@@ -114,19 +118,17 @@ def test_given_a_server_that_crashes_at_a_request_when_asked_then_no_answer_come
 
 
 def test_given_a_server_that_crashes_in_the_middle_when_read_then_the_answer_is_cut_short(
-    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
     client.publish(ORDERS, [bytes(1000)] * 2000)
-    fetch = site.service.fetch
+    pages = Fetch.pages
 
-    def crash(*given: object) -> object:
-        pages = fetch(*given)  # type: ignore[arg-type]  # as it came
-        for _ in range(3):
-            yield next(pages)
+    def crash(fetch: Fetch) -> Iterator[list[Stored]]:
+        yield from islice(pages(fetch), 10)
         raise StoreError("The disk is gone.")
 
-    monkeypatch.setattr(site.service, "fetch", crash)
+    monkeypatch.setattr(Fetch, "pages", crash)
     found = client.poll(ORDERS)
     with pytest.raises(Unanswered):
         list(found)

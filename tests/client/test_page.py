@@ -15,9 +15,9 @@ from tms_core import client as package
 from tms_core.client import AsyncClient, Client, MessagingError, calls
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
 from tms_core.clock import SystemClock
-from tms_core.transaction.manager import TransactionManager
-from tms_core.transaction.service import TransactionService
-from tms_core.transaction.storage import MemoryStorage
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+from tms_core.transaction.rpc.service import TransactionService
 
 #: How long a test waits for what has to happen, in seconds.
 PATIENCE_SECONDS = 120
@@ -67,7 +67,7 @@ def test_what_a_code_means_is_what_the_page_says(code: int) -> None:
     rows = [line.split(" | ") for line in PAGE.splitlines() if line.startswith("| `")]
     [named] = [re.findall(r"`(\w+)`", cells[0]) for cells in rows if str(code) in cells[1]]
     with pytest.raises(MessagingError) as caught:
-        calls.check(calls.delete_topic("default:orders"), code, b"")
+        calls.check(calls.delete_topic("default:orders"), code, b"", {})
     assert type(caught.value).__name__ in named
 
 

@@ -96,7 +96,7 @@ def test_every_value_is_exported() -> None:
         for name, kind in vars(module).items()
         if inspect.isclass(kind) and kind.__module__ == module.__name__ and not name.startswith("_")
     }
-    assert found - {"Batch", "Waiting"} <= set(client.__all__)
+    assert found - {"MessageBatch", "MessageBuffer"} <= set(client.__all__)
 
 
 def test_every_exported_name_says_what_it_is() -> None:

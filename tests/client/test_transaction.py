@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Collection
+from dataclasses import replace
 
 import pytest
 
@@ -678,3 +679,63 @@ def test_given_an_event_loop_when_billed_then_each_is_billed_once(site: InProces
 
     asyncio.run(main())
     assert bills(client) == [b"1", b"2"]
+
+
+def test_given_a_pointer_that_was_not_issued_when_published_then_it_is_refused_and_readers_go_on(
+    site: InProcess, client: Client
+) -> None:
+    with client.transaction() as tx:
+        tx.publish(ORDERS, [b"1"])
+    made_up = replace(site.manager.start_short(), write_pointer=2**62)
+    with pytest.raises(BadRequest, match="was not issued"):
+        client.publish(ORDERS, [b"x"], transaction=made_up)
+    with client.transaction() as tx:
+        tx.publish(ORDERS, [b"2"])
+    with client.transaction() as tx:
+        assert [message.payload for message in tx.poll(ORDERS)] == [b"1", b"2"]
+
+
+def test_given_a_transaction_when_rolled_back_by_its_pointer_then_nothing_of_it_is_visible_in_that_topic(
+    site: InProcess, client: Client
+) -> None:
+    begun = site.manager.start_short()
+    for payload in (b"1", b"2"):
+        client.publish(ORDERS, [payload], transaction=begun)
+    client.publish(BILLS, [b"3"], transaction=begun)
+    client.rollback(ORDERS, begun.write_pointer)
+    site.manager.commit(begun.transaction_id)
+    with client.transaction() as tx:
+        assert [message.payload for message in tx.poll(ORDERS)] == []
+        assert [message.payload for message in tx.poll(BILLS)] == [b"3"]
+
+
+@pytest.mark.parametrize("transaction_bytes", [1, 4, 1000])
+def test_given_ttls_when_published_in_a_transaction_then_each_message_has_its_own_and_they_keep_their_order(
+    site: InProcess, clock: ManualClock, transaction_bytes: int
+) -> None:
+    with site.client(limits=Limits(transaction_bytes=transaction_bytes)) as other:
+        with other.transaction() as tx:
+            tx.publish(ORDERS, [b"1", b"2"])
+            tx.publish(ORDERS, [b"3"], ttl=60)
+            tx.publish(ORDERS, [b"4"])
+            tx.publish(BILLS, [b"5"], ttl=60)
+            tx.publish(ORDERS, [b"6"])
+        with other.transaction() as tx:
+            assert [message.payload for message in tx.poll(ORDERS)] == [b"1", b"2", b"3", b"4", b"6"]
+        clock.advance(60_001)
+        with other.transaction() as tx:
+            assert [message.payload for message in tx.poll(ORDERS)] == [b"1", b"2", b"4", b"6"]
+            assert [message.payload for message in tx.poll(BILLS)] == []
+
+
+@pytest.mark.parametrize("transaction_bytes", [1, 1000])
+def test_given_ttls_when_a_transaction_is_rolled_back_then_nothing_of_it_is_visible(
+    site: InProcess, transaction_bytes: int
+) -> None:
+    with site.client(limits=Limits(transaction_bytes=transaction_bytes)) as other:
+        with other.transaction() as tx:
+            tx.publish(ORDERS, [b"1"])
+            tx.publish(ORDERS, [b"2", b"3"], ttl=60)
+            tx.roll_back()
+        with other.transaction() as tx:
+            assert [message.payload for message in tx.poll(ORDERS)] == []

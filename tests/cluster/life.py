@@ -14,7 +14,7 @@ from tests.chart.programs import CHART
 from tests.cluster.node import Node
 from tests.cluster.plane import until
 from tests.cluster.release import CONFIG, NAMESPACE, WAITING, Release
-from tms_core.server.auth_tokens import new_token, token_line
+from tms_core.server.auth.tokens import new_token, token_line
 
 SCRAPE = (
     "import sys, urllib.request as r; "
@@ -47,7 +47,7 @@ class Life(Release):
         self.saw["mode before"] = self.janitor("status")["mode"]
         self.saw["root"] = self.inside(self.name, "touch", "/opt/tms/x").returncode
 
-        self.helm("upgrade", self.name, CHART, "--reuse-values", *WAITING, "--set", "janitor.apply=true")
+        self.helm("upgrade", self.name, CHART, "--reset-then-reuse-values", *WAITING, "--set", "janitor.apply=true")
         self.saw["mode after"] = self.janitor("status")["mode"]
 
         [before] = self.janitors()

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from janitor.cli.places import HBasePlace
+from janitor.app.stores import HBasePlace
 from tests.builders import HOUR, Topic, topic
 from tests.chart.programs import CHART
 from tests.cluster.node import ADDRESS, Node
@@ -23,7 +23,7 @@ from tests.cluster.relay import Relay, connect_to
 from tests.cluster.release import JOBS, WAITING, Release
 from tms_core.clock import SystemClock
 from tms_core.lease import Lease
-from tms_core.settings import HBaseSettings
+from tms_core.settings.models import HBaseSettings
 
 #: When runs begin by themselves.
 NEVER, ALWAYS = "0 0 29 2 *", "* * * * *"
@@ -61,7 +61,7 @@ class Runs(Release):
 
     def change(self, *words: str) -> None:
         """Other values."""
-        self.helm("upgrade", self.name, CHART, "--reuse-values", *WAITING, *words)
+        self.helm("upgrade", self.name, CHART, "--reset-then-reuse-values", *WAITING, *words)
 
     def install(self) -> None:
         """Runs that delete, which nothing starts yet."""
@@ -74,12 +74,12 @@ class Runs(Release):
         self.begin(self.name, "strange")
         self.saw["not adopted"] = self.outcome("strange")
         # The exporter does not come up with them, either.
-        apply = ("--set", "extraEnv[0].name=TMS_JANITOR__APPLY", "--set-string")
-        self.helm("upgrade", self.name, CHART, "--reuse-values", *apply, "extraEnv[0].value=perhaps")
+        threads = ("--set", "extraEnv[0].name=TMS_STORAGE__HBASE__CONNECTIONS", "--set-string")
+        self.helm("upgrade", self.name, CHART, "--reset-then-reuse-values", *threads, "extraEnv[0].value=perhaps")
         self.begin(self.name, "wrong")
         self.saw["wrong settings"] = self.outcome("wrong")
-        self.change(*apply, "extraEnv[0].value=true", "--set", "decisions.adopt=once")
-        with self._place.memory() as memory:
+        self.change(*threads, "extraEnv[0].value=2", "--set", "decisions.adopt=once")
+        with self._place.state() as memory:
             lease = Lease(memory, "somebody else", 3600, SystemClock())
             lease.acquire()
             self.begin(self.name, "second")

@@ -1,29 +1,19 @@
-"""The chart and the lease on a real API server: objects are accepted, controllers act on them, one janitor leads."""
+"""The chart on a real API server: objects are accepted, and controllers act on them."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from janitor.kubernetes_lease import KubernetesCell
-from tests.builders import DAY, NOW_MS, SECOND
 from tests.chart.programs import CHART, run, template
 from tests.chart.schemas import FOLDER, record
 from tests.cluster.plane import ControlPlane, until
-from tms_core.clock import ManualClock
-from tms_core.errors import LeaseHeld, LeaseLost, StoreError
-from tms_core.lease import Lease
 
 EXAMPLES = sorted((CHART / "ci").glob("*.yaml"))
-LEASES = "/apis/coordination.k8s.io/v1/namespaces/apps/leases"
 
 #: Where the objects of a kind are made.
 PLACES = {
@@ -31,7 +21,6 @@ PLACES = {
     "CronJob": "/apis/batch/v1",
     "Deployment": "/apis/apps/v1",
     "Job": "/apis/batch/v1",
-    "Lease": "/apis/coordination.k8s.io/v1",
     "NetworkPolicy": "/apis/networking.k8s.io/v1",
     "PersistentVolumeClaim": "/api/v1",
     "Pod": "/api/v1",
@@ -66,7 +55,7 @@ def settings(plane: ControlPlane, name: str) -> dict[str, Any]:
 
 def test_the_recorded_schemas_are_those_of_the_server(plane: ControlPlane) -> None:
     made = record(plane.get("/openapi/v2"))
-    recorded = {path.name: path.read_text() for path in FOLDER.iterdir() if "monitoring" not in path.name}
+    recorded = {path.name: path.read_text() for path in FOLDER.iterdir()}
     if made != recorded:
         for name, text in made.items():
             (FOLDER / name).write_text(text)
@@ -91,7 +80,7 @@ def test_a_release_is_installed_upgraded_rolled_back_and_gone(plane: ControlPlan
     before = settings(plane, name)
     until(lambda: any(pod.startswith(name) for pod in plane.named("/api/v1/namespaces/apps/pods")), "pods are made")
 
-    helm(plane, "upgrade", name, CHART, "--reuse-values", "--no-hooks", "--set", "janitor.apply=true")
+    helm(plane, "upgrade", name, CHART, "--reset-then-reuse-values", "--no-hooks", "--set", "janitor.apply=true")
     assert settings(plane, name)["janitor"]["apply"] is True
     helm(plane, "upgrade", name, CHART, *options, "--set", "janitor.history_days=7")
     assert settings(plane, name)["janitor"] == {**before["janitor"], "history_days": 7}
@@ -126,90 +115,3 @@ def test_a_cronjob_makes_its_job_and_no_second_one_beside_it(plane: ControlPlane
         "a pod is made",
     )
     helm(plane, "uninstall", "every", "--no-hooks")
-
-
-# --- the lease -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def release(plane: ControlPlane) -> Iterator[str]:
-    """A release with a Kubernetes lease."""
-    name = "led"
-    helm(plane, "install", name, CHART, "--set", "janitor.lease.kind=kubernetes", "--set", f"fullnameOverride={name}")
-    yield name
-    helm(plane, "uninstall", name)
-
-
-@pytest.fixture
-def as_the_pod(plane: ControlPlane, release: str, tmp_path: Path) -> Path:
-    """A kubeconfig with no more rights than the chart gives to the pod."""
-    path = f"/api/v1/namespaces/apps/serviceaccounts/{release}/token"
-    token = plane.create(path, {"spec": {"expirationSeconds": 3600}})["status"]["token"]
-    file = tmp_path / "kubeconfig"
-    file.write_text(yaml.safe_dump(plane.config(token)))
-    return file
-
-
-def cell(kubeconfig: Path, name: str) -> closing[KubernetesCell]:
-    return closing(KubernetesCell(name, "apps", environ={"KUBECONFIG": str(kubeconfig)}))
-
-
-def test_the_lease_is_acquired_renewed_lost_and_fenced_with_the_pods_own_rights(
-    plane: ControlPlane, release: str, as_the_pod: Path
-) -> None:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
-    with cell(as_the_pod, release) as place_:
-        one, two = (Lease(place_, holder, 60, clock) for holder in ("one", "two"))
-        one.acquire()
-        assert plane.get(f"{LEASES}/{release}")["spec"]["holderIdentity"] == "one"
-        with pytest.raises(LeaseHeld, match="one has the lease"):
-            two.acquire()
-        clock.advance(30 * SECOND)
-        one.check()
-        renewed = plane.get(f"{LEASES}/{release}")["spec"]
-        assert renewed["acquireTime"] < renewed["renewTime"]
-        with pytest.raises(LeaseHeld):
-            two.acquire()
-        clock.advance(61 * SECOND)
-        two.acquire()
-        assert (one.fence, two.fence) == (1, 2)
-        with pytest.raises(LeaseLost, match="two has it now"):
-            one.check()
-        two.release()
-        assert "holderIdentity" not in plane.get(f"{LEASES}/{release}")["spec"]
-
-
-def test_of_many_that_want_it_at_once_one_gets_it(plane: ControlPlane) -> None:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
-
-    def attempt(number: int) -> bool:
-        with cell(plane.kubeconfig, "wanted") as place_:
-            try:
-                Lease(place_, f"candidate-{number}", 60, clock).acquire()
-            except LeaseHeld:
-                return False
-            return True
-
-    with ThreadPoolExecutor(8) as threads:
-        assert sum(threads.map(attempt, range(8))) == 1
-
-
-def test_the_pod_may_do_nothing_else(plane: ControlPlane, release: str, as_the_pod: Path) -> None:
-    token = yaml.safe_load(as_the_pod.read_text())["users"][0]["user"]["token"]
-    for method, path in (
-        ("GET", "/api/v1/namespaces/apps/secrets"),
-        ("GET", LEASES),
-        ("DELETE", f"{LEASES}/{release}"),
-        ("POST", "/api/v1/namespaces/apps/pods"),
-    ):
-        assert plane.request(method, path, {}, token=token).status_code == 403, path
-    with cell(as_the_pod, "another") as place_, pytest.raises(StoreError, match="refused the lease apps/another"):
-        place_.lease()
-
-
-def test_kubectl_shows_who_has_it(plane: ControlPlane, release: str, as_the_pod: Path) -> None:
-    with cell(as_the_pod, release) as place_:
-        Lease(place_, "host:1:abc", 60, ManualClock(NOW_MS, running_ms=DAY)).acquire()
-    kubectl = [str(Path(".tools/bin/kubebox").resolve()), "kubectl", "--kubeconfig", str(plane.kubeconfig)]
-    shown = subprocess.run([*kubectl, "-n", "apps", "get", "leases"], capture_output=True, text=True, check=True)
-    assert "host:1:abc" in shown.stdout

@@ -12,7 +12,7 @@ from tests.cluster.node import watch
 from tests.cluster.relay import Relay, listen_at
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
-from tms_core.settings import HBaseSettings
+from tms_core.settings.models import HBaseSettings
 
 
 @pytest.fixture(scope="module")

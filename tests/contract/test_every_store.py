@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.hbase.tables import Tables
 from tms_core.tables.base import KeyTable, MessageValue, Page, Store, TxCell
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tms_core.tables.base import Store
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 
 MakeStore = Callable[[], Store]

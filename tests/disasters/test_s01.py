@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from janitor import boundary, plan
+from janitor.boundary import claim as boundary
+from janitor.run import plan_file as plan
 from janitor.state.base import Claim, Evidence
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, Topic, janitor, pointer, topic
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix

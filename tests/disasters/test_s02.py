@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from janitor import frontier
-from janitor.policy import Delete, Row, decide
+from janitor.law import frontier
+from janitor.law.policy import Delete, Row, decide
 from janitor.state.base import EVERYTHING
-from janitor.txstate import TransactionView
+from janitor.sweep.transactions import TransactionView
 from tests.builders import HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
 from tms_core.errors import MetadataError
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import Store, TxCell
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId, TopicMetadata
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from janitor import boundary
-from janitor.compaction import DeletedRanges
-from janitor.ranges import topic_stop
+from janitor.boundary import claim as boundary
+from janitor.law.ranges import topic_stop
+from janitor.sweep.compaction import DeletedRanges
 from tests.builders import (
     DAY,
     HOUR,

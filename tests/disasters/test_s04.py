@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import plyvel
 import pytest
 
+from janitor.boundary.claim import find_gap
+from janitor.status import collect
+from janitor.status.collect import Site
+from janitor.status.health import judge
+from janitor.status.status import Status
 from tests.builders import (
     DAY,
     HOUR,
@@ -29,7 +36,8 @@ from tms_core.errors import NoSnapshot, StoreError
 from tms_core.lease import Lease
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue, Store
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.layout import FOLDERS
+from tms_core.tables.leveldb.store import LevelDBStore
 
 #: Long past its lifetime and grace, so a pass that covers it closes it.
 OLD = pointer(NOW_MS - 10 * HOUR)
@@ -220,7 +228,29 @@ def test_given_an_invalid_pointer_under_a_key_that_is_not_ours_when_claimed_then
         write_pointer
     ]
     assert_true(rig)
-    assert rig.engine.audit().refuted == 0
+    assert rig.engine.verify().refuted == 0
+
+
+@pytest.mark.parametrize("tag", [b"\x03", b"\xff"])
+def test_given_invalid_pointers_under_a_tag_that_cdap_reads_as_a_reference_when_run_then_none_is_passed_over(
+    tmp_path: Path, tag: bytes
+) -> None:
+    with LevelDBStore(tmp_path / "messaging", create=True) as store:
+        rig, orders = prepared(store)
+        orders.stored(OLD, NOW_MS - 31 * DAY)
+    foreign, ours = b"foreign", MessageKey(orders.id, 1, NOW_MS - 9 * HOUR, 7).pack()
+    rows = {foreign: tag + (OLD - 5).to_bytes(8, "big"), ours: tag + OLD.to_bytes(8, "big")}
+    with closing(plyvel.DB(str(tmp_path / "messaging" / FOLDERS["message"]))) as database:
+        for key, value in rows.items():
+            database.put(key, value)
+    rig.snapshots.invalid = [OLD - 5, OLD]
+    with LevelDBStore(tmp_path / "messaging") as store:
+        report = rig.restart(store=store).engine.run_once()
+        assert report.boundary == OLD - 6
+        assert Topic(store, orders.id).stored_times() == [NOW_MS - 31 * DAY], "a message that stays refers to it"
+    with closing(plyvel.DB(str(tmp_path / "messaging" / FOLDERS["message"]))) as database:
+        assert database.get(foreign) == rows[foreign]
+        assert database.get(ours) == tag + (-OLD).to_bytes(8, "big", signed=True)
 
 
 @pytest.mark.parametrize(("ahead_ms", "thorough"), [(1, True), (DAY, True), (0, False), (1 - DAY, False), (-DAY, True)])
@@ -257,7 +287,7 @@ def test_given_a_claim_when_a_later_pass_finds_nothing_can_be_claimed_then_it_is
     rig.clock.advance(DAY)
     assert rig.engine.run_once().boundary is None
     assert rig.state.claim() is None
-    assert rig.engine.audit().refuted == 0
+    assert rig.engine.verify().refuted == 0
 
 
 def test_given_a_claim_made_after_a_plan_when_the_plan_is_applied_then_its_report_says_the_claim(
@@ -316,7 +346,7 @@ def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_asked_then_i
     rig.snapshots.write_pointer = pointer(NOW_MS)
     rig.engine.run_once()
     rig.clock.step(-1)
-    assert (rig.engine.preview().boundary, rig.engine.boundary()[0], rig.engine.audit().bound) == (None, None, None)
+    assert (rig.engine.preview().boundary, rig.engine.boundary()[0], rig.engine.verify().bound) == (None, None, None)
 
 
 def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_a_whole_pass_ends_then_it_is_made_anew(
@@ -466,7 +496,7 @@ def test_given_a_lifetime_that_is_raised_when_asked_then_what_was_claimed_with_t
     raised = rig.restart(lifetime=LIFETIME._replace(max_ms=12 * HOUR))
     orders.tx(OLD, NOW_MS - 8 * HOUR)
     assert raised.engine.boundary()[0] is None
-    assert raised.engine.audit().bound is None
+    assert raised.engine.verify().bound is None
     assert raised.engine.preview().boundary is None
     # Seen as what it was with the shorter one again, it is in force again.
     assert rig.engine.boundary()[0] is not None
@@ -560,5 +590,147 @@ def test_given_a_run_that_is_ended_early_when_it_had_covered_much_then_nothing_i
     watch(store, before=end)
     report = rig.restart(lease=lease, halted=lambda: asked == ["halted"]).engine.run_once()
     assert rig.state.runs(1)[0].result == "halted"
-    assert (report.boundary, rig.state.claim(), rig.state.evidence()) == (None, None, [])
+    assert (report.boundary, rig.state.claim()) == (None, None)
+    # What was searched to its end is evidence for the run that goes on.
+    assert (find_gap(rig.state.evidence()) is None) == (name == "payload.keys")
     assert rig.state.last_thorough_ms() is None
+
+
+# --- deletes of a run that failed -------------------------------------------------------------------------------------
+
+
+def test_given_a_run_that_fails_before_it_syncs_when_the_next_one_claims_then_all_deletes_are_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given rows of an invalid transaction that are due, so that they are deleted and not inverted,
+    with LevelDBStore(tmp_path / "messaging", create=True) as store:
+        rig, orders = prepared(store)
+        orders.tx(OLD, NOW_MS - 31 * DAY)
+        failing = [True]
+
+        def fail_as_a_whole(call: Call) -> None:
+            if failing[0] and call.name == "message.cells":
+                raise RuntimeError("a bug of ours")
+
+        watch(store, before=fail_as_a_whole)
+        # and a run that deletes them and fails as a whole before anything is synced,
+        with pytest.raises(RuntimeError, match="a bug of ours"):
+            rig.engine.run_once()
+        assert orders.times() == [NOW_MS - 9 * HOUR]
+        assert rig.state.claim() is None
+        failing[0] = False
+        synced: list[str] = []
+        monkeypatch.setattr("os.fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").readlink().name))
+        before_claim: list[int] = []
+        watch_state(
+            rig.state, before=lambda call: before_claim.append(len(synced)) if call.name == "state.save_claim" else None
+        )
+        # when the next run in the same process has nothing left to delete and claims,
+        rig.clock.advance(1)
+        rig.engine.run_once()
+        claim = rig.state.claim()
+        assert claim is not None
+        assert claim.bound == OLD
+        # then the log with those deletes was synced before.
+        assert any(name.endswith(".log") for name in synced[: before_claim[0]])
+
+
+def test_given_a_run_that_deletes_nothing_when_it_proves_something_then_the_store_is_synced_first(store: Store) -> None:
+    rig, _ = prepared(store)
+    rig.engine.run_once()
+    rig.clock.advance(DAY)
+    calls: list[str] = []
+    watch(store, before=lambda call: calls.append(call.name))
+    watch_state(rig.state, before=lambda call: calls.append(call.name))
+    assert rig.engine.run_once().thorough
+    evidence = calls.index("state.replace_evidence")
+    assert {"message.sync", "payload.sync"} <= set(calls[:evidence])
+
+
+# --- a claim that turns out to be false -------------------------------------------------------------------------------
+
+
+def refuted(store: Store) -> tuple[Rig, Topic]:
+    """A claim, and a row behind its back that makes it false."""
+    rig, orders = prepared(store)
+    rig.engine.run_once()
+    rig.clock.advance(MINUTE)
+    orders.tx(OLD, NOW_MS - 9 * HOUR)
+    return rig, orders
+
+
+def test_given_a_false_claim_when_verified_then_it_is_withdrawn_and_the_next_run_looks_at_everything(
+    store: Store,
+) -> None:
+    rig, orders = refuted(store)
+    found = rig.engine.verify()
+    assert found.refuted == 1
+    assert (rig.state.claim(), rig.state.evidence()) == (None, [])
+    claim, present = rig.engine.boundary()
+    assert claim is None
+    assert "is refuted, and withdrawn" in present.obstacles[0]
+    rig.clock.advance(MINUTE)
+    report = rig.engine.run_once()
+    assert (report.thorough, report.boundary) == (True, OLD)
+    assert set(orders.pointers()) == {-OLD}
+    assert rig.engine.boundary()[1].obstacles == ()
+    rig.clock.advance(MINUTE)
+    assert not rig.engine.run_once().thorough
+    assert rig.engine.verify().refuted == 0
+
+
+def test_given_a_false_claim_when_verified_then_status_and_page_say_so_until_there_is_another(store: Store) -> None:
+    rig, _ = refuted(store)
+    assert judge(seen(rig)).level == "well"
+    rig.engine.verify()
+    health = judge(seen(rig))
+    assert health.level == "attention"
+    assert health.reasons[0].about == "boundary"
+    assert health.reasons[0].text.startswith("The prune boundary was false: the boundary ")
+    rig.clock.advance(MINUTE)
+    rig.engine.run_once()
+    assert judge(seen(rig)).level == "well"
+
+
+def test_given_a_paused_topic_when_a_claim_is_refuted_then_one_run_is_thorough_and_it_stays_refuted(
+    store: Store,
+) -> None:
+    rig, orders = refuted(store)
+    rig.engine.verify()
+    topic(store, "default:other", ttl_seconds=60)
+    rig.state.pause("default:other", NOW_MS)
+    for thorough in (True, False):
+        rig.clock.advance(MINUTE)
+        assert rig.engine.run_once().thorough is thorough
+    assert set(orders.pointers()) == {-OLD}
+    assert judge(seen(rig)).reasons[0].about == "boundary"
+
+
+def test_given_a_claim_that_is_refuted_while_a_run_is_under_way_when_that_ends_then_it_claims_nothing(
+    store: Store,
+) -> None:
+    rig, orders = refuted(store)
+    rig.clock.advance(DAY)
+    beside = rig.restart()
+    done: list[int] = []
+
+    def verify(call: Call) -> None:
+        # The rows were searched by then, and only now a backup puts one back.
+        if call.name == "payload.keys" and not done:
+            orders.tx(OLD, NOW_MS - 8 * HOUR)
+            done.append(beside.engine.verify().refuted)
+
+    watch(store, before=verify)
+    assert rig.engine.run_once().thorough
+    assert done == [1]
+    assert rig.state.claim() is None
+    assert_true(rig)
+    rig.clock.advance(MINUTE)
+    assert rig.engine.run_once().thorough
+    assert rig.state.claim() is not None
+    assert_true(rig)
+
+
+def seen(rig: Rig) -> Status:
+    site = Site("a store", "apply", "every 60 s", rig.engine.terms)
+    return collect.collect(rig.state, site, rig.clock)

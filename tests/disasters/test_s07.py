@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from janitor.report import Report
+from janitor.state.base import EVERYTHING
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, Rig, Topic, janitor, pointer, topic
 from tms_core.errors import GuardTripped
 from tms_core.tables.base import Store
@@ -53,7 +54,7 @@ def test_given_a_machine_whose_clock_is_ahead_of_the_cluster_s_when_run_there_th
         with pytest.raises(GuardTripped):
             rig.engine.approve(("default:orders",))
         # An operator's word sets no other machine's clock.
-        rig.engine.approve()
+        rig.engine.approve((EVERYTHING,), clock=True)
         assert rig.engine.run_once().tripped
         monkeypatch.setattr(rig.state, "clock_ms", rig.clock.now_ms)
         assert not rig.engine.run_once().tripped
@@ -189,7 +190,7 @@ def test_given_a_clock_that_jumped_when_it_is_approved_then_runs_go_on_from_ther
     rig, orders = prepared(store)
     rig.clock.step(3 * HOUR)
     assert rig.engine.run_once().tripped
-    rig.engine.approve()
+    rig.engine.approve((EVERYTHING,), clock=True)
     assert not rig.engine.run_once().tripped
     assert orders.times() == []
     rig.clock.step(3 * HOUR)
@@ -253,5 +254,5 @@ def test_given_a_clock_in_doubt_when_one_topic_is_approved_then_it_is_refused_an
         rig.engine.approve(("default:orders",))
     assert rig.state.frontiers() == before
     # Without a topic the clock itself is approved.
-    assert [str(name) for name in rig.engine.approve()] == ["default:orders"]
+    assert [str(name) for name in rig.engine.approve((EVERYTHING,), clock=True)] == ["default:orders"]
     assert not rig.engine.run_once().tripped

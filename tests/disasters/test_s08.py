@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from janitor.policy import Hold
+from janitor.law.policy import Hold
 from janitor.report import Report
+from janitor.state.base import EVERYTHING
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, Call, Rig, Topic, janitor, pointer, topic, watch
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
@@ -116,7 +117,7 @@ def test_given_a_held_jump_when_approved_then_the_next_run_lets_it_go(
 def test_given_a_jump_nobody_has_run_on_when_approved_then_the_next_run_lets_it_go(store: Store) -> None:
     rig, orders = prepared(store)
     orders.describe(ttl_seconds=60)
-    rig.engine.approve()
+    rig.engine.approve((EVERYTHING,), clock=True)
     rig.engine.run_once()
     assert orders.times() == []
 
@@ -124,7 +125,7 @@ def test_given_a_jump_nobody_has_run_on_when_approved_then_the_next_run_lets_it_
 def test_given_an_approval_when_the_topic_jumps_again_then_it_is_not_for_that_jump(store: Store) -> None:
     rig, orders = prepared(store)
     orders.describe(ttl_seconds=12 * 3600)
-    rig.engine.approve()
+    rig.engine.approve((EVERYTHING,), clock=True)
     orders.describe(ttl_seconds=60)
     assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
     assert orders.times() == [SOON_MS, LIVE_MS]
@@ -133,7 +134,7 @@ def test_given_an_approval_when_the_topic_jumps_again_then_it_is_not_for_that_ju
 def test_given_an_approval_when_it_has_been_used_then_the_next_jump_is_held(store: Store) -> None:
     rig, orders = prepared(store)
     orders.describe(ttl_seconds=3600)
-    rig.engine.approve()
+    rig.engine.approve((EVERYTHING,), clock=True)
     rig.engine.run_once()
     orders.describe(ttl_seconds=TTL_SECONDS).plain(LIVE_MS)
     rig.engine.run_once()
@@ -236,7 +237,7 @@ def test_given_a_held_jump_when_the_topic_was_protected_for_days_then_it_is_held
     orders.describe(ttl_seconds=60)
     rig.engine.run_once()
     if approved:
-        rig.engine.approve()
+        rig.engine.approve((EVERYTHING,), clock=True)
     rig.clock.advance(MINUTE)
     protected = rig.restart(protect=("default:*",))
     protected.engine.run_once()
@@ -462,7 +463,7 @@ def test_given_one_of_two_topics_paused_when_both_jump_then_the_other_is_as_if_n
     assert (orders.times(), other.times()) == ([SOON_MS, LIVE_MS], [LIVE_MS])
     for described in (orders, other):
         described.describe(ttl_seconds=60)
-    assert set(rig.engine.approve()) == {other.id}
+    assert set(rig.engine.approve((EVERYTHING,), clock=True)) == {other.id}
     rig.engine.run_once()
     assert (orders.times(), other.times()) == ([SOON_MS, LIVE_MS], [])
 
@@ -511,11 +512,11 @@ def test_given_an_approval_that_was_used_when_given_again_while_that_run_is_unde
 ) -> None:
     rig, orders = prepared(store)
     orders.describe(ttl_seconds=3600)
-    rig.engine.approve()
+    rig.engine.approve((EVERYTHING,), clock=True)
 
     def again(call: Call) -> None:
         if call.name == "payload.keys":
-            rig.engine.approve()
+            rig.engine.approve((EVERYTHING,), clock=True)
 
     watch(store, before=again)
     rig.engine.run_once()
@@ -528,14 +529,86 @@ def test_given_an_approval_that_was_used_when_given_again_while_that_run_is_unde
 
 def test_given_a_run_that_is_ended_early_when_it_had_deleted_then_no_frontier_has_moved(store: Store) -> None:
     rig, orders = prepared(store)
-    topic(store, "default:other", ttl_seconds=TTL_SECONDS)
+    other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
     before = rig.state.frontiers()
     rig.clock.advance(10 * MINUTE + 1)
     stop: list[bool] = []
     watch(store, after=lambda call: stop.append(True) if call.name == "message.delete" else None)
     rig.restart(halted=lambda: bool(stop)).engine.run_once()
     assert orders.times() == [LIVE_MS]
-    assert rig.state.frontiers() == before
+    after = rig.state.frontiers()
+    assert after[orders.id] == before[orders.id]
+    assert (after[other.id].cutoff_ms, after[other.id].pending is not None) == (0, True), "only that it was seen"
     stop.clear()
     assert held(rig.engine.run_once()) == {}
     assert orders.stored_times() == [LIVE_MS]
+
+
+# --- runs that are killed before they end, as by the deadline of a CronJob --------------------------------------------
+
+
+class Death(BaseException):
+    """The process is gone."""
+
+
+def die(call: Call) -> None:
+    if call.name == "payload.keys":
+        raise Death
+
+
+def killed(store: Store, *, ttl_seconds: int = 10 * 86400) -> tuple[Rig, Topic, Callable[[], None]]:
+    """An adopted store, and runs of it that die before their end."""
+    orders = topic(store, "default:orders", ttl_seconds=ttl_seconds).plain(NOW_MS - 2 * HOUR)
+    rig = janitor(store, hold_seconds=3600)
+    rig.engine.run_once(adopt=True)
+    watch(store, before=die)
+
+    def run() -> None:
+        with pytest.raises(Death):
+            rig.engine.run_once()
+
+    return rig, orders, run
+
+
+def test_given_runs_that_all_die_before_their_end_when_the_hold_is_over_then_what_was_held_goes(store: Store) -> None:
+    rig, orders, run = killed(store)
+    orders.describe(ttl_seconds=3600)
+    for wait_ms in (MINUTE, HOUR - 1):
+        rig.clock.advance(wait_ms)
+        run()
+        assert orders.times() == [NOW_MS - 2 * HOUR]
+    rig.clock.advance(1)
+    run()
+    assert orders.times() == []
+
+
+def test_given_a_jump_that_was_taken_back_when_it_comes_again_then_it_is_held_as_long_as_any_though_all_runs_die(
+    store: Store,
+) -> None:
+    rig, orders, run = killed(store)
+    for ttl_seconds in (3600, 10 * 86400, 3600):
+        orders.describe(ttl_seconds=ttl_seconds)
+        rig.clock.advance(HOUR // 2)
+        run()
+    assert orders.times() == [NOW_MS - 2 * HOUR]
+    rig.clock.advance(HOUR - 1)
+    run()
+    assert orders.times() == [NOW_MS - 2 * HOUR]
+    rig.clock.advance(1)
+    run()
+    assert orders.times() == []
+
+
+def test_given_a_hold_that_is_over_when_the_run_that_lets_it_go_dies_then_the_next_one_goes_on(store: Store) -> None:
+    rig, orders, run = killed(store)
+    orders.describe(ttl_seconds=3600)
+    run()
+    rig.clock.advance(HOUR)
+    watch(store, before=lambda call: (_ for _ in ()).throw(Death) if call.name == "message.delete" else None)
+    run()
+    assert orders.times() == [NOW_MS - 2 * HOUR]
+    rig.clock.advance(1)
+    again = janitor(rig.store, state=rig.state, clock=rig.clock, snapshots=rig.snapshots)
+    with pytest.raises(Death):
+        again.engine.run_once()
+    assert rig.state.frontiers()[orders.id].pending is not None, "it does not begin to wait anew"

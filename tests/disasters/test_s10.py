@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from janitor import compaction
-from janitor.permission import HEARTBEAT_MS
-from janitor.state.sqlite import SqliteState
+from janitor.state.base import EVERYTHING
+from janitor.state.sqlite.state import SqliteState
+from janitor.sweep import compaction
+from janitor.sweep.permission import HEARTBEAT_MS
 from tests.builders import (
     DAY,
     HOUR,
@@ -113,7 +114,7 @@ def test_given_a_slow_store_when_swept_then_the_run_shows_all_the_time_that_it_l
     rig.engine.run_once(adopt=True)
     orders = fill(store)
     rig.snapshots.invalid = [INVALID]
-    rig.engine.approve()
+    rig.engine.approve((EVERYTHING,), clock=True)
     if thorough:
         rig.state.save_last_thorough_ms(0)
     else:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from janitor.pacing import Pacer
-from janitor.state.sqlite import SqliteState
+from janitor.state.sqlite.state import SqliteState
+from janitor.sweep.rate_limit import Pacer
 from tests.builders import DAY, HOUR, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
 from tests.disasters.spy import LevelDBSpy
 from tms_core.clock import ManualClock
 from tms_core.tables.base import Store
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 
 INVALID = pointer(NOW_MS - HOUR)
 ROWS = 30

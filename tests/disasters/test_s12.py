@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from janitor.cli.main import execute
-from janitor.permission import HEARTBEAT_MS
-from janitor.state.sqlite import SqliteState
+from janitor.state.sqlite.state import SqliteState
+from janitor.sweep.permission import HEARTBEAT_MS
 from tests.builders import HOUR, MINUTE, NOW_MS, Call, Topic, janitor, pointer, topic, watch, watch_state
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, StoreBusy, StoreError
 from tms_core.lease import WALL_ALLOWANCE_MS, Lease, LeaseRecord
 from tms_core.tables.base import Store
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 
 SECONDS = 60

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
-from janitor.policy import Hold
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic
+from janitor.law.policy import Hold
+from janitor.state.decided import NOTE as DECIDED
+from janitor.state.records import LINEAGE
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic, watch
+from tests.support import require_or_skip
+from tests.tables.test_leveldb_manifest import overstate
 from tms_core.errors import PlanRefused
 from tms_core.tables.base import Store
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.clone import clone
+from tms_core.tables.leveldb.store import LevelDBStore, release
 from tms_core.tables.memory import MemoryStore
 
 OLD = pointer(NOW_MS - 10 * HOUR)
@@ -47,14 +54,16 @@ def identity_guards(rig: Rig) -> list[bool]:
 
 
 def assert_first_contact(rig: Rig) -> None:
-    """Nothing is deleted, the plan says why, and adopting it is what helps."""
+    """Nothing is deleted or claimed, the plan says why, and only a person who adopts it helps."""
     due = orders(rig.store).times()
     assert due != []
     assert identity_guards(rig) == [True]
-    assert orders(rig.store).times() == due
+    assert rig.engine.boundary()[0] is None
     assert set(rig.engine.preview().held_topics().values()) == {Hold.FIRST_CONTACT}
-    report = rig.engine.run_once(adopt=True)
-    assert not report.tripped
+    assert rig.engine.run_once(adopt=True).tripped, "a timer that always adopts must not accept another store"
+    assert orders(rig.store).times() == due
+    rig.engine.adopt()
+    assert not rig.engine.run_once().tripped
     assert orders(rig.store).times() == []
     assert identity_guards(rig) == []
 
@@ -125,6 +134,266 @@ def test_given_a_plan_of_the_store_when_applied_to_a_copy_then_it_is_refused(
         assert orders(store).times() == [NOW_MS - 2 * DAY]
 
 
+# --- a backup put back in place --------------------------------------------------------------------------------------
+
+MESSAGE = "system.tms.message"
+Restore = Callable[[Path, Path], None]
+
+
+def copied_over(backup: Path, folder: Path) -> None:
+    """As ``cp -a``: what the backup does not have stays."""
+    shutil.copytree(backup, folder, dirs_exist_ok=True)
+
+
+def unpacked(backup: Path, folder: Path) -> None:
+    """As ``tar -x``: files are removed before they are written; what the backup does not have stays."""
+    for file in backup.glob("*/*"):
+        (folder / file.relative_to(backup)).unlink(missing_ok=True)
+    copied_over(backup, folder)
+
+
+def mirrored(backup: Path, folder: Path) -> None:
+    """As ``rsync -a --delete``: folders stay, files become those of the backup."""
+    for file in folder.glob("*/*"):
+        file.unlink()
+    copied_over(backup, folder)
+
+
+def one_table_replaced(backup: Path, folder: Path) -> None:
+    """As ``rm -rf`` and ``cp -a`` of one table, which often gets the inode it had."""
+    shutil.rmtree(folder / MESSAGE)
+    shutil.copytree(backup / MESSAGE, folder / MESSAGE)
+
+
+def one_table_mirrored(backup: Path, folder: Path) -> None:
+    """As ``rsync -a --delete`` of one table."""
+    for file in (folder / MESSAGE).glob("*"):
+        file.unlink()
+    copied_over(backup / MESSAGE, folder / MESSAGE)
+
+
+@pytest.fixture(params=[copied_over, unpacked, mirrored, one_table_replaced, one_table_mirrored])
+def restore(request: pytest.FixtureRequest) -> Restore:
+    """A way to put a backup back in place."""
+    way: Restore = request.param
+    return way
+
+
+@pytest.fixture
+def backup(folder: Path) -> Path:
+    """A backup made before the janitor came."""
+    return shutil.copytree(folder, folder.with_name("backup"))
+
+
+def test_given_a_backup_put_back_in_place_when_run_then_it_is_a_first_contact(
+    backup: Path, known: Rig, folder: Path, restore: Restore
+) -> None:
+    restore(backup, folder)
+    with LevelDBStore(folder) as store:
+        assert_first_contact(known.restart(store=store))
+
+
+def test_given_a_backup_put_back_in_place_when_run_then_claim_and_evidence_are_withdrawn_for_good(
+    backup: Path, known: Rig, folder: Path, restore: Restore
+) -> None:
+    assert known.state.claim() is not None
+    restore(backup, folder)
+    with LevelDBStore(folder) as store:
+        rig = known.restart(store=store)
+        rig.engine.run_once()
+    assert (known.state.claim(), known.state.evidence(), known.state.last_thorough_ms()) == (None, [], None)
+
+
+def test_given_a_backup_put_back_in_place_when_a_plan_is_made_first_then_it_says_so_and_so_does_the_run(
+    backup: Path, known: Rig, folder: Path, tmp_path: Path, restore: Restore
+) -> None:
+    restore(backup, folder)
+    with clone(folder, tmp_path / "clones") as cloned:
+        plan = known.restart(store=cloned).engine.preview()
+        assert "backup that was put back" in " ".join(note.message for note in plan.guards)
+    with LevelDBStore(folder) as store:
+        assert_first_contact(known.restart(store=store))
+
+
+@pytest.mark.parametrize("way", [mirrored, one_table_mirrored])
+def test_given_a_backup_put_back_and_written_to_since_when_run_then_it_is_a_first_contact(
+    backup: Path, known: Rig, folder: Path, way: Restore
+) -> None:
+    for _ in range(3):
+        assert_known(known, folder)
+    way(backup, folder)
+    with LevelDBStore(folder) as store:
+        orders(store).plain(*[NOW_MS - 2 * DAY] * 1000)
+    with LevelDBStore(folder) as store:
+        assert_first_contact(known.restart(store=store))
+
+
+def test_given_a_backup_put_back_when_the_server_writes_before_the_first_run_then_it_is_a_first_contact(
+    backup: Path, known: Rig, folder: Path, restore: Restore
+) -> None:
+    restore(backup, folder)
+    with LevelDBStore(folder) as store:
+        orders(store).plain(*[NOW_MS - 2 * DAY] * 100)
+        assert_first_contact(known.restart(store=store))
+
+
+def test_given_a_store_found_restored_when_it_is_written_to_before_it_is_adopted_then_it_stays_found_so(
+    backup: Path, known: Rig, folder: Path
+) -> None:
+    mirrored(backup, folder)
+    with LevelDBStore(folder) as store:
+        assert known.restart(store=store).engine.run_once().tripped
+        orders(store).plain(*[NOW_MS - 2 * DAY] * 100)
+    with LevelDBStore(folder) as store:
+        assert_first_contact(known.restart(store=store))
+
+
+@pytest.mark.parametrize("name", ["inode", "birth_ns", "generation"])
+def test_given_another_volume_at_the_same_path_when_run_then_it_is_a_first_contact(
+    known: Rig, folder: Path, name: str
+) -> None:
+    lineage = known.state.note(LINEAGE)
+    if lineage["message"][name] is None:
+        require_or_skip(f"the file system of {folder} does not tell the {name} of a folder")
+    # A volume with the same inode numbers was made at another time, or its inodes are of another generation.
+    lineage["message"][name] += 1
+    known.state.save_note(LINEAGE, lineage)
+    with LevelDBStore(folder) as store:
+        assert_first_contact(known.restart(store=store))
+
+
+def test_given_a_table_that_is_gone_when_run_then_it_is_a_first_contact(known: Rig, folder: Path) -> None:
+    shutil.rmtree(folder / MESSAGE)
+    with LevelDBStore(folder, create=True) as store:
+        orders(store).plain(NOW_MS - 2 * DAY)
+        assert_first_contact(known.restart(store=store))
+
+
+def test_given_a_backup_put_back_under_a_run_when_it_ends_then_nothing_is_claimed(store: Store) -> None:
+    described = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).tx(OLD, NOW_MS)
+    rig = janitor(store)
+    rig.snapshots.invalid = [OLD]
+    rig.engine.adopt()
+    restored: list[str] = []
+    with patch.object(type(store), "restored_since", lambda *_: restored[0] if restored else None):
+        watch(store, after=lambda call: restored.append("is back") if call.name == "message.invert" else None)
+        report = rig.engine.run_once()
+    assert report.tripped
+    assert described.pointers() == [-OLD]
+    assert (report.boundary, rig.state.claim(), rig.state.evidence()) == (None, None, [])
+
+
+# --- what a store does by itself is no restore ------------------------------------------------------------------------
+
+
+def assert_known(rig: Rig, folder: Path) -> None:
+    with LevelDBStore(folder) as store:
+        assert not rig.restart(store=store).engine.run_once().tripped
+        assert orders(store).times() == []
+
+
+def test_given_a_store_that_others_open_and_write_to_when_run_again_and_again_then_it_is_known(
+    known: Rig, folder: Path
+) -> None:
+    for number in range(12):
+        with LevelDBStore(folder) as store:
+            orders(store).plain(*[NOW_MS - 2 * DAY] * number)
+        if number % 2:
+            release(folder)
+        if number % 3:
+            assert_known(known, folder)
+
+
+def test_given_a_store_that_is_compacted_when_run_then_it_is_known(known: Rig, folder: Path) -> None:
+    for number in range(3):
+        with LevelDBStore(folder) as store:
+            rig = known.restart(store=store)
+            orders(store).plain(*[NOW_MS - 2 * DAY] * 3000, body=b"x" * 1000)
+            assert not rig.engine.run_once().tripped
+            store.message.compact(b"", b"\xff" * number)
+            assert not rig.engine.run_once().tripped
+        assert_known(known, folder)
+
+
+def test_given_a_manifest_with_the_sizes_that_java_writes_when_run_then_it_is_known(known: Rig, folder: Path) -> None:
+    with LevelDBStore(folder) as store:
+        orders(store).plain(*[NOW_MS - 2 * DAY] * 10)
+    overstate(folder / MESSAGE)
+    assert_known(known, folder)
+    assert_known(known, folder)
+
+
+def test_given_another_boot_and_another_device_number_when_run_then_it_is_known(known: Rig, folder: Path) -> None:
+    known.clock.reboot("boot 2")
+    assert "device" not in known.state.note(LINEAGE)["message"]
+    assert_known(known, folder)
+
+
+def test_given_a_store_adopted_without_a_message_table_when_that_appears_then_it_is_known(tmp_path: Path) -> None:
+    folder = tmp_path / "messaging"
+    with LevelDBStore(folder, create=True) as store:
+        topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
+    for table in ("system.tms.message", "system.tms.payload"):
+        shutil.rmtree(folder / table)
+    with LevelDBStore(folder) as store:
+        rig = janitor(store)
+        assert not rig.engine.run_once(adopt=True).tripped
+    with LevelDBStore(folder, create=True) as store:
+        orders(store).plain(NOW_MS - 2 * DAY)
+    assert_known(rig, folder)
+    assert_known(rig, folder)
+
+
+# --- --adopt, given for good -----------------------------------------------------------------------------------------
+
+
+def test_given_adopt_for_good_when_a_copy_takes_the_stores_place_then_it_is_not_accepted(
+    known: Rig, folder: Path
+) -> None:
+    copied = shutil.copytree(folder, folder.with_name("copied"))
+    with LevelDBStore(copied) as store:
+        rig = known.restart(store=store)
+        for _ in range(2):
+            assert rig.engine.run_once(adopt=True).tripped
+        assert orders(store).times() == [NOW_MS - 2 * DAY]
+
+
+def test_given_adopt_for_good_when_the_state_knows_no_adopted_store_then_the_store_is_accepted(
+    folder: Path,
+) -> None:
+    with LevelDBStore(folder) as store:
+        rig = janitor(store)
+        assert rig.engine.run_once().tripped
+        assert not rig.engine.run_once(adopt=True).tripped
+        assert orders(store).times() == []
+
+
+def test_given_a_store_found_restored_when_a_plan_file_is_applied_with_adopt_then_nothing_is_done(
+    backup: Path, known: Rig, folder: Path, tmp_path: Path
+) -> None:
+    mirrored(backup, folder)
+    with LevelDBStore(folder) as store:
+        rig = known.restart(store=store)
+        rig.engine.preview(out=tmp_path / "plan.json")
+        assert rig.engine.carry_out(tmp_path / "plan.json", adopt=True).tripped
+        assert orders(store).times() == [NOW_MS - 2 * DAY]
+
+
+def test_given_decisions_that_were_carried_out_when_the_store_is_found_restored_then_they_are_remembered(
+    backup: Path, known: Rig, folder: Path
+) -> None:
+    known.state.save_note(DECIDED, {"adopt": ["2024-01-01"]})
+    mirrored(backup, folder)
+    with LevelDBStore(folder) as store:
+        rig = known.restart(store=store)
+        rig.engine.run_once()
+        rig.engine.adopt()
+    assert known.state.note(DECIDED) == {"adopt": ["2024-01-01"]}
+
+
+# --- another transaction system --------------------------------------------------------------------------------------
+
+
 def wrong_directory(store: Store) -> tuple[Rig, Topic]:
     """An adopted store, and then snapshots of another transaction system: its pointers have not come so far."""
     described = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - DAY + MINUTE).tx(OLD, NOW_MS)
@@ -179,7 +448,7 @@ def test_given_another_transaction_system_when_asked_then_what_was_claimed_about
     claim, explained = rig.engine.boundary()
     assert (claim, explained.bound) == (None, None)
     assert "has not been adopted" in " ".join(explained.obstacles)
-    assert (rig.engine.preview().boundary, rig.engine.audit().bound) == (None, None)
+    assert (rig.engine.preview().boundary, rig.engine.verify().bound) == (None, None)
     assert rig.state.claim() is not None
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from janitor.engine import Engine
-from janitor.references import Lifetime
+from janitor.law.references import Lifetime
+from janitor.run.engine import Engine
 from tests.builders import (
     DAY,
     HOUR,
@@ -26,9 +26,9 @@ from tests.builders import (
 )
 from tms_core.clock import ManualClock
 from tms_core.tables.base import Store
+from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot, VisibilityState
-from tms_core.transaction.snapshot import write_snapshot
-from tms_core.transaction.source import DirectorySource, SnapshotSource
+from tms_core.transaction.source.source import DirectorySource, SnapshotSource
 
 INVALID = pointer(NOW_MS - 10 * HOUR)
 INTERVAL_MS = MINUTE

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from janitor import compaction
 from janitor.state.base import CounterKey
+from janitor.sweep import compaction
 from tests.builders import DAY, HOUR, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, unknown_topic, watch
 from tms_core.tables.base import MessageValue, Store
 

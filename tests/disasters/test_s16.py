@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from janitor import archived
+from janitor.archive import index as archived
+from janitor.archive import writer as archive
+from janitor.archive.restore import Request
+from janitor.archive.writer import CommitState, ParquetArchive
+from janitor.law.policy import Rule
 from janitor.state.base import OpenIdRecord
 from tests.archives import Undo, keys_of
-from tests.builders import HOUR, NOW_MS, SECOND, Topic, pointer, topic, unknown_topic, visibility
+from tests.builders import HOUR, NOW_MS, SECOND, Topic, janitor, pointer, topic, unknown_topic, visibility
+from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, Refused
+from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import Store
 from tms_core.transaction.model import VisibilityState
@@ -116,6 +122,84 @@ def test_given_a_reference_when_restored_then_its_payloads_keep_their_keys(undo:
     undo.restore(orders, snapshot=TRUNCATED)
     assert orders.pointers() == [-INVALID]
     assert keys_of(orders, undo.store.payload) == before
+
+
+# --- earlier generations ---------------------------------------------------------------------------------------------
+
+
+def published_and_rolled_back(store: Store, clock: ManualClock, *, by_cdap: bool) -> Topic:
+    """A topic that was deleted and created again between a transaction's publish and its rollback; then it aborts."""
+    orders = unknown_topic(store, "default:orders")
+    with MessagingService(store, clock) as service:
+        service.create_topic(orders.id)
+        published = service.publish(orders.id, [b"aborted"], pointer=COMMITTED)
+        service.delete_topic(orders.id)
+        service.create_topic(orders.id)
+        assert published is not None
+        if not by_cdap:
+            service.rollback(orders.id, published)
+    return orders
+
+
+def test_given_a_rollback_that_did_not_reach_an_earlier_generation_when_restored_then_no_transaction_sees_the_row(
+    undo: Undo, store: Store
+) -> None:
+    orders = published_and_rolled_back(store, undo.clock, by_cdap=True)
+    rig = janitor(store, clock=undo.clock, state=undo.state, archive=ParquetArchive(undo.folder, undo.clock))
+    undo.state.resume("default:orders")
+    assert rig.engine.run_once(adopt=True).total(Rule.OLD_GENERATION) == 1
+    undo.state.pause("default:orders", NOW_MS)
+    done = rig.engine.restore(undo.folder, Request(orders.id))
+    assert (done.restored, done.negated) == (1, 1)
+    assert visible(orders.at(2), rig.snapshots.latest().snapshot) == []
+
+
+def test_given_a_rollback_at_our_own_server_when_the_topic_was_created_again_then_it_reaches_the_earlier_generation(
+    undo: Undo, store: Store
+) -> None:
+    orders = published_and_rolled_back(store, undo.clock, by_cdap=False)
+    assert orders.pointers() == [-COMMITTED]
+    undo.sweep(orders, rule=Rule.OLD_GENERATION, snapshot=THEN)
+    undo.restore(orders, snapshot=TRUNCATED)
+    assert orders.at(2).pointers() == [-COMMITTED]
+
+
+@pytest.mark.parametrize("elder", [True, False])
+def test_given_a_row_of_an_old_generation_then_what_it_says_of_itself_is_no_proof_and_what_the_current_one_said_is(
+    undo: Undo, orders: Topic, elder: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders.tx(COMMITTED, BEGUN).tx(COMMITTED + 100, BEGUN)
+    if elder:
+        # As archives were written that did not know of this.
+        monkeypatch.setattr(archive, "commit_state", lambda *_: CommitState.COMMITTED)
+    undo.sweep(orders, rule=Rule.OLD_GENERATION, snapshot=THEN)
+    monkeypatch.undo()
+    undo.sweep(orders.at(2).tx(COMMITTED, BEGUN + 7), run_id="run-2", snapshot=THEN)
+    orders.describe(ttl_seconds=86_400, generation=3)
+    undo.restore(orders, snapshot=TRUNCATED)
+    assert orders.at(3).pointers() == [COMMITTED, -COMMITTED - 100, COMMITTED]
+
+
+@pytest.mark.parametrize("known", ["undecided", "invalid now"])
+def test_given_a_proof_that_does_not_hold_then_rows_of_old_generations_stay_hidden(
+    undo: Undo, orders: Topic, known: str
+) -> None:
+    undo.sweep(orders.tx(COMMITTED, BEGUN), rule=Rule.OLD_GENERATION, snapshot=THEN)
+    later = None if known == "undecided" else THEN
+    undo.sweep(orders.at(2).tx(COMMITTED, BEGUN + 7), run_id="run-2", snapshot=later)
+    orders.describe(ttl_seconds=86_400, generation=3)
+    undo.restore(orders, snapshot=visibility(NOW_MS, invalid=[COMMITTED] if later else []))
+    assert orders.at(3).pointers() == [-COMMITTED, -COMMITTED]
+
+
+def test_given_a_live_message_of_a_transaction_when_its_rows_elsewhere_are_restored_to_it_then_it_stays_what_it_is(
+    undo: Undo, orders: Topic
+) -> None:
+    found = topic(undo.store, "default:found", ttl_seconds=86_400).ref(COMMITTED, BEGUN).stored(COMMITTED, BEGUN)
+    undo.sweep(orders.ref(COMMITTED, BEGUN + 1).stored(COMMITTED, BEGUN + 1), snapshot=THEN)
+    with pytest.raises(Refused, match=f"transactions have other payloads there than in the archive: {COMMITTED}"):
+        undo.restore(orders, found, snapshot=THEN)
+    assert found.stored_times() == [BEGUN]
 
 
 # --- where to --------------------------------------------------------------------------------------------------------

@@ -24,17 +24,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from janitor import compaction
-from janitor.engine import Engine
-from janitor.references import Lifetime
-from janitor.state.sqlite import SqliteState
-from janitor.world import Terms
+from janitor.law.references import Lifetime
+from janitor.run.engine import Engine
+from janitor.state.sqlite.state import SqliteState
+from janitor.sweep import compaction
+from janitor.sweep.context import Terms
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, every, watch, watch_state
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import Store
-from tms_core.tables.leveldb import LevelDBStore, encode
-from tms_core.transaction.source import DirectorySource
+from tms_core.tables.leveldb.store import LevelDBStore, encode
+from tms_core.transaction.source.source import DirectorySource
 
 TERMS = Terms(3600, (), Lifetime(25 * HOUR, DAY, 5 * MINUTE), True, 1000)
 LEVELDB_FILE = re.compile(r"\d+\.(sst|log)|CURRENT|LOCK|LOG(\.old)?|MANIFEST-\d+")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from janitor.report import SnapshotUsed
-from janitor.state.sqlite import FILE_NAME, SqliteState
+from janitor.state.sqlite.state import FILE_NAME, SqliteState
 from tests.builders import (
     DAY,
     HOUR,
@@ -27,9 +27,9 @@ from tms_core.errors import SnapshotError, StoreError
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.memory import MemoryStore
+from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot
-from tms_core.transaction.snapshot import write_snapshot
-from tms_core.transaction.source import DirectorySource
+from tms_core.transaction.source.source import DirectorySource
 
 OLD = pointer(NOW_MS - 10 * DAY)
 DUE_MS = NOW_MS - 2 * DAY

@@ -20,17 +20,17 @@ from typing import Any
 
 import pytest
 
-from janitor.policy import Delete, Frontier, Invert, Row, decide
-from janitor.txstate import TransactionView
+from janitor.law.policy import Delete, Frontier, Invert, Row, decide
+from janitor.sweep.transactions import TransactionView
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, every, pointer, topic, unknown_topic, visibility
 from tests.faults.crashes import TERMS, Fates, digest
 from tests.support import size
 from tms_core.rowkey import MessageKey, PayloadKey, java_abs
 from tms_core.tables.base import MessageValue, Store
-from tms_core.tables.leveldb import LevelDBStore, encode
+from tms_core.tables.leveldb.store import LevelDBStore, encode
 from tms_core.topic import TopicMetadata
+from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot, VisibilityState
-from tms_core.transaction.snapshot import write_snapshot
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "tests" / "vectors" / "cdap-leveldb" / "sample.tar.xz"

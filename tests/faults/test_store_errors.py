@@ -13,7 +13,7 @@ import pytest
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch, watch_state
 from tms_core.errors import StoreError
 from tms_core.tables.base import Store
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 
 ROOT = Path(__file__).parents[2]
 OLD = pointer(NOW_MS - 10 * DAY)
@@ -40,11 +40,11 @@ def prepared(store: Store) -> tuple[Rig, list[Topic]]:
     """Three topics with the same rows, adopted a day ago, before they had any; a thorough pass is due."""
     topics = [topic(store, name, ttl_seconds=TTL_SECONDS) for name in NAMES]
     rig = janitor(store, now_ms=NOW_MS - DAY, batch_rows=2)
+    rig.snapshots.invalid = [OLD]
     rig.engine.run_once(adopt=True)
     rig.clock.advance(DAY)
     for described in topics:
         fill(described)
-    rig.snapshots.invalid = [OLD]
     return rig, topics
 
 
@@ -130,7 +130,7 @@ def test_given_a_store_that_fails_as_a_whole_when_swept_then_nothing_is_remember
     store: Store, name: str
 ) -> None:
     rig, topics = prepared(store)
-    before = (rig.state.frontiers(), rig.state.claim(), rig.state.evidence(), rig.state.open_ids())
+    before = (rig.state.frontiers(), rig.state.claim(), rig.state.evidence(), rig.state.last_thorough_ms())
     failing = [True]
 
     def fail(call: Call) -> None:
@@ -140,7 +140,8 @@ def test_given_a_store_that_fails_as_a_whole_when_swept_then_nothing_is_remember
     watch(store, before=fail)
     with pytest.raises(StoreError, match="Input/output error"):
         rig.engine.run_once()
-    assert (rig.state.frontiers(), rig.state.claim(), rig.state.evidence(), rig.state.open_ids()) == before
+    after = (rig.state.frontiers(), rig.state.claim(), rig.state.evidence(), rig.state.last_thorough_ms())
+    assert after == before
     [run] = rig.state.runs(1)
     assert run.result == "failed"
     assert "Input/output error" in json.loads(run.report)["error"]
@@ -158,7 +159,7 @@ def test_given_a_state_that_cannot_be_written_at_the_end_when_swept_then_it_is_a
     store: Store, name: str
 ) -> None:
     rig, topics = prepared(store)
-    before = (rig.state.frontiers(), rig.state.anchor(), rig.state.claim(), rig.state.evidence(), rig.state.open_ids())
+    before = (rig.state.frontiers(), rig.state.claim(), rig.state.last_thorough_ms(), rig.state.strikes())
     failing = [True]
 
     def fail(call: Call) -> None:
@@ -169,7 +170,7 @@ def test_given_a_state_that_cannot_be_written_at_the_end_when_swept_then_it_is_a
     with pytest.raises(StoreError, match="disk is full"):
         rig.engine.run_once()
     failing[0] = False
-    after = (rig.state.frontiers(), rig.state.anchor(), rig.state.claim(), rig.state.evidence(), rig.state.open_ids())
+    after = (rig.state.frontiers(), rig.state.claim(), rig.state.last_thorough_ms(), rig.state.strikes())
     assert after == before
     rig.clock.advance(MINUTE)
     assert rig.engine.run_once().errors == []
@@ -200,7 +201,7 @@ def test_given_a_history_that_cannot_be_written_when_swept_then_what_was_reached
 def test_given_a_compaction_that_fails_when_swept_then_what_was_reached_is_kept_and_the_report_names_it(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("janitor.compaction.WORTHWHILE_ROWS", 1)
+    monkeypatch.setattr("janitor.sweep.compaction.WORTHWHILE_ROWS", 1)
     rig, topics = prepared(store)
     seen: list[object] = []
 
@@ -242,7 +243,7 @@ import json, resource, sys
 from pathlib import Path
 from tests.builders import NOW_MS, janitor
 from tms_core.errors import StoreError
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 store = LevelDBStore(Path(sys.argv[1]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 rig = janitor(store, batch_rows=50)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tms_core.clock import SystemClock
-from tms_core.tables.hbase_pool import Connection, HBasePool
+from tms_core.tables.hbase.pool import Connection, HBasePool
 
 #: Told of a Thrift call: its name and what it is given.
 CallWatcher = Callable[[str, tuple[Any, ...]], None]

@@ -15,10 +15,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from janitor.state.sqlite import SqliteState
+from janitor.state.sqlite.state import SqliteState
 from tests.hbase.moments import watch_calls
 from tests.hbase.scene import sweeper
-from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase.store import HBaseStore
 
 
 def sweep(thrift: str, namespace: str, folder: Path, k: int) -> None:

@@ -11,7 +11,7 @@ from tms_core.clock import ManualClock
 from tms_core.errors import StoreUnavailable
 from tms_core.rowkey import PayloadKey
 from tms_core.tables.base import Store
-from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase.store import HBaseStore
 
 #: How long a call may take where nothing is answered any more.
 SHORT_SECONDS = 0.5

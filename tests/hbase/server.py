@@ -19,6 +19,10 @@ What :meth:`HBaseServer.command` takes (keys in hex, ``-`` for the empty one):
 ``set TABLE NAME VALUE``         a table attribute; without VALUE it is removed
 ``describe TABLE``               the table's settings as the master has them
 ``drop TABLE``
+``disable TABLE``, ``enable``
+``snapshot TABLE NAME``
+``restore TABLE NAME``           a snapshot, in place
+``clone TABLE NAME``             a snapshot, as a new table
 ``servers``                      ``up`` or ``down`` for each region server
 ``start-server``                 one more; answers its number
 ``abort-server SERVER``          as if it had crashed; returns when it has ended

@@ -13,10 +13,10 @@ from typing import Any, Self
 from tests.hbase.server import HBaseServer
 from tests.support import require_or_skip
 from tms_core.clock import SystemClock
-from tms_core.tables.hbase import HBaseStore
-from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.hbase_rows import HBaseRows
-from tms_core.tables.hbase_schema import TableSpec, create_tables, table_name, table_specs
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.rows import HBaseRows
+from tms_core.tables.hbase.schema import TableSpec, create_tables, table_name, table_specs
+from tms_core.tables.hbase.store import HBaseStore
 
 #: How long a call may take in a test: whoever waits so long waits for something that does not come.
 PATIENCE_SECONDS = 240.0

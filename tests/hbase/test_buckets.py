@@ -10,8 +10,8 @@ from pathlib import Path
 import happybase
 import pytest
 
+from janitor.app.stores import HBasePlace
 from janitor.cli.main import execute
-from janitor.cli.places import HBasePlace
 from tests.builders import DAY, MINUTE, NOW_MS, topic
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PATIENCE_SECONDS, Tables
@@ -19,9 +19,9 @@ from tms_core.cli.main import execute as tms
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import StoreError
 from tms_core.rowkey import salt
-from tms_core.settings import HBaseSettings
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import MessageValue
-from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase.store import HBaseStore
 
 BUCKETS = 16
 ATTRIBUTE = "cdap.messaging.key.distributor.buckets"
@@ -122,7 +122,7 @@ def test_given_rows_that_were_put_by_another_number_than_the_tables_then_that_is
 def test_given_empty_tables_that_cannot_be_asked_then_that_is_said_once_and_rows_are_put(
     hbase: HBaseServer, namespace: str, message: happybase.Table, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "tms_core.tables.hbase_buckets")
+    caplog.set_level(logging.INFO, "tms_core.tables.hbase.buckets")
     with opened(hbase, namespace, BUCKETS) as store:
         store.check_buckets()
         store.message.put([(b"k", ROW)])
@@ -147,7 +147,7 @@ def test_given_a_table_that_does_not_say_its_buckets_then_its_rows_do(
         hbase.command("set", f"{namespace}:tms.message", ATTRIBUTE, "16")
 
 
-def test_given_a_wrong_number_when_the_janitor_only_cleans_then_it_does_not_matter_and_a_canary_or_restore_is_refused(
+def test_given_a_wrong_number_when_the_janitor_only_cleans_then_it_does_not_matter_and_a_restore_is_refused(
     hbase: HBaseServer, namespace: str, message: happybase.Table
 ) -> None:
     fill(message)

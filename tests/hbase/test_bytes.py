@@ -14,8 +14,8 @@ import pytest
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 from tms_core.rowkey import MessageKey, PayloadKey
-from tms_core.tables.base import MessageValue
-from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.base import MessageValue, TxCell
+from tms_core.tables.hbase.store import HBaseStore
 from tms_core.topic import TopicId
 
 TOPIC = TopicId("default", "t1")
@@ -90,6 +90,23 @@ def test_given_a_pointer_when_inverted_then_the_eight_bytes_are_negated_and_the_
     assert store.message.invert([cell]) == [True]
     rows = dict(witness.table(f"{namespace}:tms.message".encode()).scan())
     assert [cells for row, cells in rows.items() if row[1:] == key] == [{P: b"hi", T: bytes.fromhex(MINUS)}]
+
+
+def test_given_a_pointer_cell_of_more_bytes_when_read_and_inverted_then_it_is_the_first_eight_as_cdap_reads_them(
+    store: HBaseStore, witness: happybase.Connection, namespace: str
+) -> None:
+    keys = [MessageKey(TOPIC, 3, PUBLISH_MS, sequence).pack() for sequence in range(3)]
+    store.message.put([(key, MessageValue(POINTER, None)) for key in keys])
+    message = witness.table(f"{namespace}:tms.message".encode())
+    longer, cut_short, usual = sorted((row for row, _ in message.scan() if row[1:] in keys), key=lambda row: row[1:])
+    message.put(longer, {T: bytes.fromhex(PLUS) + b"more"})
+    message.put(cut_short, {T: bytes.fromhex(PLUS)[:7]})
+    cells = store.message.cells(keys[0], keys[-1] + b"\x00", 9).items
+    assert cells == [TxCell(keys[0], POINTER, refers=True), TxCell(keys[2], POINTER, refers=True)]
+    assert store.message.rows(keys[0], keys[0] + b"\x00", 9).items == [(keys[0], MessageValue(POINTER, None))]
+    assert store.message.invert([*cells, TxCell(keys[1], POINTER, refers=True)]) == [True, True, False]
+    pointers = [message.row(row)[T] for row in (longer, cut_short, usual)]
+    assert pointers == [bytes.fromhex(MINUS) + b"more", bytes.fromhex(PLUS)[:7], bytes.fromhex(MINUS)]
 
 
 def test_given_a_payload_when_put_then_salt_key_and_cell_are_the_worked_example(

@@ -16,11 +16,11 @@ from tests.hbase.scene import Scene
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PATIENCE_SECONDS, Tables
 from tms_core.clock import ManualClock, SystemClock
-from tms_core.tables.hbase import HBaseStore
-from tms_core.tables.hbase_cdap import PRUNING_QUIET_MS, REMEMBERED_MS, CdapWatch, last_pruned_ms
-from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.hbase_rows import HBaseRows
-from tms_core.tables.hbase_wire import interface
+from tms_core.tables.hbase.cdap import PRUNING_QUIET_MS, REMEMBERED_MS, CdapWatch, last_pruned_ms
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.rows import HBaseRows
+from tms_core.tables.hbase.store import HBaseStore
+from tms_core.tables.hbase.thrift import interface
 from tms_core.tables.read_only import read_only
 
 OBSERVER = "co.cask.cdap.data2.transaction.messaging.coprocessor.hbase20.MessageTableRegionObserver"

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from janitor.cli.main import execute
-from janitor.look import DAEMON_NOTE
-from janitor.state.hbase import HBaseState
+from janitor.state.hbase.state import HBaseState
+from janitor.status.collect import DAEMON_NOTE
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, topic
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 from tms_core.clock import ManualClock
 from tms_core.lease import Lease
-from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase.store import HBaseStore
 
 Run = Callable[..., Any]
 
@@ -79,7 +79,7 @@ def test_given_a_cluster_when_the_commands_are_typed_then_they_do_what_they_do_e
         assert [entry["result"] for entry in history["runs"]] == ["done", "stopped"]
         code, ledger = run("ledger")
         assert sum(entry["rows"] for entry in ledger["entries"]) == 40
-        assert run("audit")[0] == 0
+        assert run("verify")[0] == 0
         assert run("boundary")[0] == 0
         code, findings = run("doctor")
         assert (code, {found["check"]: found["status"] for found in findings}["store"]) == (0, "ok")

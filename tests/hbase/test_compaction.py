@@ -15,11 +15,11 @@ from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PatientStore, Tables, empty
 from tms_core.clock import SystemClock
 from tms_core.rowkey import salt
-from tms_core.tables import hbase_regions
 from tms_core.tables.base import MessageValue
-from tms_core.tables.hbase import HBaseStore
-from tms_core.tables.hbase_regions import FLUSHED_MS, PAUSE_SECONDS
-from tms_core.tables.hbase_rows import FIRST_KEYS
+from tms_core.tables.hbase import regions as hbase_regions
+from tms_core.tables.hbase.regions import FLUSHED_MS, PAUSE_SECONDS
+from tms_core.tables.hbase.rows import FIRST_KEYS
+from tms_core.tables.hbase.store import HBaseStore
 
 BUCKETS = 4
 ROW = MessageValue(None, b"x")
@@ -139,7 +139,7 @@ def test_given_a_compaction_that_was_asked_for_when_it_is_over_then_the_markers_
 
     assert is_hidden()
     hbase.command("flush", table)
-    # What makes Thrift's requests major ones: see tms_core/tables/hbase_regions.py.
+    # What makes Thrift's requests major ones: see tms_core/tables/hbase/regions.py.
     hbase.command("set", table, "hbase.hregion.majorcompaction", 1)
     hbase.command("set", table, "hbase.hregion.majorcompaction.jitter", 0)
     clock.later_ms += FLUSHED_MS + HOUR

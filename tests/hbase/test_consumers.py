@@ -15,9 +15,9 @@ from tms_core.clock import ManualClock
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId
-from tms_core.side import HBaseSide
-from tms_core.tables.hbase import HBaseStore
-from tms_core.tables.hbase_pool import HBasePool
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.store import HBaseStore
+from tms_core.tables.side import HBaseSide
 
 
 def test_given_a_consumer_of_a_server_when_a_janitor_elsewhere_sweeps_then_both_show_and_hold_the_same(

@@ -7,23 +7,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from janitor.state.hbase import HBaseState
+from janitor.state.hbase.state import HBaseState
 from janitor.state.records import Pause
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PATIENCE_SECONDS, Tables
 from tests.support import require_or_skip
 from tms_core.cli.main import execute
 from tms_core.errors import StoreError, StoreNotFound
-from tms_core.tables.hbase import HBaseStore
-from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.hbase_schema import (
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.schema import (
     TableSpec,
     buckets_of,
     create_tables,
-    memory_spec,
+    janitor_table_spec,
     shell_script,
     table_specs,
 )
+from tms_core.tables.hbase.store import HBaseStore
 
 NEVER_SPLIT = "org.apache.hadoop.hbase.regionserver.DisabledRegionSplitPolicy"
 
@@ -116,7 +116,7 @@ def test_given_the_script_when_printed_then_it_says_the_same_in_the_shells_words
     assert "not with hbase shell -n" in script.splitlines()[0]
     assert execute(["admin", "create-tables", "--help"]) == 0
     assert "shell -n" not in capsys.readouterr().out
-    assert script == shell_script([*table_specs("cdap_system", 3, "GZ"), memory_spec("cdap_system")])
+    assert script == shell_script([*table_specs("cdap_system", 3, "GZ"), janitor_table_spec("cdap_system")])
     family = "{NAME => 'd', VERSIONS => 1, BLOOMFILTER => 'ROW', COMPRESSION => 'GZ'}"
     assert script.splitlines()[1:] == [
         "create_namespace 'cdap_system'",

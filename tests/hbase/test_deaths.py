@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from janitor.state.sqlite import SqliteState
+from janitor.state.sqlite.state import SqliteState
 from tests.hbase.moments import Hurried, Moments
 from tests.hbase.proxy import HONEST, Proxy
 from tests.hbase.scene import Scene, complaints, finish, lose_patience

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from janitor.cli.main import execute
-from janitor.state.hbase import HBaseState
+from janitor.state.hbase.state import HBaseState
 from tests.builders import DAY, HOUR, NOW_MS, Rig, janitor, pointer, topic, visibility
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreUnavailable
 from tms_core.tables.base import MessageTable, MessageValue, Page, TxCell
-from tms_core.tables.hbase import HBasePart, HBaseStore
+from tms_core.tables.hbase.store import HBasePart, HBaseStore
+from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot
-from tms_core.transaction.snapshot import write_snapshot
 
 INVALID = pointer(NOW_MS - 10 * HOUR)
 TIMES = [NOW_MS - 9 * HOUR + number * number for number in range(80)]
@@ -93,7 +93,7 @@ def test_given_a_salt_that_cannot_be_read_when_run_then_the_others_are_evidence_
         b"\x01": 0,
         b"\x02": HOUR,
     }
-    assert rig.engine.audit().refuted == 0
+    assert rig.engine.verify().refuted == 0
 
 
 def test_given_a_claim_when_regions_are_split_and_merged_then_it_stands_and_what_holds_it_is_named_with_its_region(
@@ -132,9 +132,14 @@ def test_given_a_row_in_any_salt_that_became_positive_again_when_audited_then_it
 ) -> None:
     rig = sweeper(store, state)
     assert rig.engine.run_once().boundary == INVALID
-    assert (rig.engine.audit().cells, rig.engine.audit().refuted) == (len(TIMES), 0)
+    assert (rig.engine.verify().cells, rig.engine.verify().refuted) == (len(TIMES), 0)
+    claim, evidence = rig.state.claim(), rig.state.evidence()
     for number, part in enumerate(store.parts(), start=1):
         key = part.message.keys(b"", None, 1).items[0]
         store.message.put([(key, MessageValue(INVALID, b"again"))])
-        found = rig.engine.audit()
+        # What was refuted is withdrawn, so it is claimed again before each look.
+        rig.state.replace_evidence(evidence)
+        rig.state.save_claim(claim)
+        found = rig.engine.verify()
         assert (found.cells, found.refuted, len(found.sample_keys)) == (len(TIMES), number, number)
+        assert rig.state.claim() is None

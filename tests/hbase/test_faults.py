@@ -19,9 +19,9 @@ from tests.hbase.proxy import HONEST, Conduct, Fault, Kind, Proxy
 from tests.hbase.scene import Scene, complaints, finish, lose_patience, sweeper
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PATIENCE_SECONDS, PatientStore, Tables
-from tms_core.tables.hbase import HBaseStore
-from tms_core.tables.hbase_pool import PAUSES_SECONDS, Connection
-from tms_core.tables.hbase_wire import Silence
+from tms_core.tables.hbase.pool import PAUSES_SECONDS, Connection
+from tms_core.tables.hbase.store import HBaseStore
+from tms_core.tables.hbase.thrift import ThriftTimeout
 
 KINDS: tuple[Kind, ...] = ("cut", "half-open", "blackhole")
 
@@ -116,7 +116,7 @@ def test_given_an_answer_that_comes_late_when_another_question_is_asked_then_it_
     lose_patience(through)
     proxy.treat(lambda _: HONEST)
     proxy.hold()
-    with pytest.raises(Silence, match=re.escape(proxy.address)):
+    with pytest.raises(ThriftTimeout, match=re.escape(proxy.address)):
         part.keys(orders, None, 1)
     connections, through.pool.timeout_seconds = proxy.connections, PATIENCE_SECONDS
     proxy.release()

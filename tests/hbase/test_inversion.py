@@ -18,17 +18,17 @@ from typing import Any, Literal
 import happybase
 import pytest
 
-from janitor.policy import Rule
+from janitor.law.policy import Rule
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Snapshots, janitor, pointer, topic
 from tests.hbase.moments import Hurried, watch_calls
 from tests.hbase.proxy import HONEST, Conduct, Fault, Proxy
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PatientStore, Tables
 from tms_core.clock import ManualClock
-from tms_core.tables.hbase import HBaseStore
-from tms_core.tables.hbase_rows import CHANGES_AT_ONCE, POINTERS
-from tms_core.tables.hbase_schema import PAYLOAD_COLUMN, POINTER_COLUMN
-from tms_core.tables.hbase_wire import ConnectionLost
+from tms_core.tables.hbase.rows import CHANGES_AT_ONCE, POINTERS
+from tms_core.tables.hbase.schema import PAYLOAD_COLUMN, POINTER_COLUMN
+from tms_core.tables.hbase.store import HBaseStore
+from tms_core.tables.hbase.thrift import ConnectionLost
 
 BUCKETS = 1
 INVALID = pointer(NOW_MS - DAY)

@@ -14,8 +14,8 @@ from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, StoreNotFound
 from tms_core.rowkey import salt
 from tms_core.tables.base import MessageValue
-from tms_core.tables.hbase_pool import IDLE_MS, HBasePool
-from tms_core.tables.hbase_wire import NotServed, ScannerLost, Silence, interface
+from tms_core.tables.hbase.pool import IDLE_MS, HBasePool
+from tms_core.tables.hbase.thrift import NotServed, ScannerLost, ThriftTimeout, interface
 
 POINTER = 1_500_000_000_000_000_007
 KEYS = [b"k%04d" % number for number in range(300)]
@@ -79,7 +79,7 @@ def test_given_a_thrift_server_that_hangs_when_asked_then_the_call_ends_and_the_
     # A connection of its own, with a limit that is waited out.
     clock.advance(IDLE_MS)
     pool.timeout_seconds = SHORT_SECONDS
-    with pytest.raises(Silence):
+    with pytest.raises(ThriftTimeout):
         pool.call("getRow", table, rows[1], {})
     pool.timeout_seconds = PATIENCE_SECONDS
     thrift.resume()

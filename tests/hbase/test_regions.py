@@ -18,7 +18,7 @@ from tests.hbase.scene import DUE, LIVE, Scene, complaints, finish
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PatientStore, Tables, empty
 from tms_core.rowkey import MessageKey
-from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase.store import HBaseStore
 from tms_core.topic import TopicId
 
 BUCKETS = 16

@@ -27,10 +27,10 @@ from janitor.state import (
     Strikes,
     TopicCount,
 )
-from janitor.state.hbase import HBaseState
-from janitor.state.hbase_ids import LEAF_IDS
-from janitor.state.hbase_root import INLINE_BYTES
-from janitor.state.hbase_view import BLOCK
+from janitor.state.hbase.ids import LEAF_IDS
+from janitor.state.hbase.root import INLINE_BYTES
+from janitor.state.hbase.state import HBaseState
+from janitor.state.hbase.view import BLOCK
 from tests.builders import DAY, LIFETIME, janitor
 from tests.hbase.server import HBaseServer
 from tests.janitor.state.entries import TOPIC, entry
@@ -38,8 +38,8 @@ from tests.support import require_or_skip
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreBusy, StoreError, StoreNotFound
 from tms_core.lease import Lease
-from tms_core.tables.hbase_pool import Connection
-from tms_core.tables.hbase_wire import ConnectionLost, Silence
+from tms_core.tables.hbase.pool import Connection
+from tms_core.tables.hbase.thrift import ConnectionLost, ThriftTimeout
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
 
@@ -110,7 +110,7 @@ def frontier(cutoff_ms: int) -> dict[TopicId, FrontierRecord]:
 
 
 def rows_of(state: HBaseState) -> list[bytes]:
-    return [key for key, _ in state._table.walk(b"", b"\xff", keys_only=True)]
+    return [key for key, _ in state._table.scan(b"", b"\xff", keys_only=True)]
 
 
 def end_of_run(state: HBaseState, run_id: str, number: int) -> None:
@@ -353,10 +353,10 @@ def test_given_an_answer_that_does_not_come_then_nothing_is_repeated_and_what_fo
     state = again()
 
     def silent() -> None:
-        raise Silence("no answer.")
+        raise ThriftTimeout("no answer.")
 
     calls[1] = once("checkAndPut", silent)
-    with pytest.raises(Silence):
+    with pytest.raises(ThriftTimeout):
         state.add_counters({ONE: 1})
     state.add_counters({ONE: 1})
     assert state.counters() == {ONE: 2}
@@ -440,13 +440,14 @@ def test_given_a_memory_with_everything_in_it_then_the_page_names_each_value_and
     Lease(state, "a", 60, ManualClock(1)).acquire()
     state.begin_run(RunRecord("run", "apply", 1))
     state.intend(entry())
+    state.book("run", {ONE: 1.0})
     state.beat("run", 2)
     fill(state)
     end_of_run(state, "other", 2)
     packed = state._table.get(b"root")
     assert packed is not None
     assert list(json.loads(packed)) == named("field")
-    values = {re.sub(r"^(note|ids\.closed)\..*", r"\1", name) for name in state._look(lambda view: view.names())}
+    values = {re.sub(r"^(note|ids\.closed)\..*", r"\1", name) for name in state._read_view(lambda view: view.names())}
     assert values == {name.partition(".<")[0] for name in named("value")}
     assert {key[:1].decode() for key in rows_of(state) if key != b"root"} == set(named("row"))
     assert f"`{state._table.name.partition(':')[2]}`" in section

@@ -21,15 +21,15 @@ from unittest.mock import patch
 
 import pytest
 
-from janitor.state.hbase import HBaseState
-from janitor.state.hbase_table import JanitorTable
+from janitor.state.hbase.state import HBaseState
+from janitor.state.hbase.table import JanitorTable
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, janitor, pointer, topic
 from tests.hbase.tables import Tables
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, StoreBusy
 from tms_core.lease import Lease
-from tms_core.tables.hbase import HBaseStore
-from tms_core.tables.hbase_tables import HBaseMessageTable, HBaseTable
+from tms_core.tables.hbase.cells import HBaseMessageTable, HBaseTable
+from tms_core.tables.hbase.store import HBaseStore
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60

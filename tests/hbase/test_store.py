@@ -13,7 +13,7 @@ from tests.hbase.tables import Tables
 from tms_core.errors import StoreError, StoreNotFound
 from tms_core.rowkey import salt
 from tms_core.tables.base import MessageValue, TxCell
-from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase.store import HBaseStore
 
 BUCKETS = 16
 POINTER = 1_500_000_000_000_000_007

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from janitor.policy import Rule
+from janitor.law.policy import Rule
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, janitor, pointer, topic, unknown_topic
 from tests.hbase.tables import Tables
-from tests.janitor.test_differential import Scene, check, scenes
+from tests.janitor.law.test_differential import Scene, check, scenes
 from tests.support import size
-from tms_core.tables.hbase import HBaseStore
+from tms_core.tables.hbase.store import HBaseStore
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_given_an_invalid_transaction_when_swept_then_its_rows_are_inverted_in_e
     assert report.total(Rule.INVALID_TRANSACTION) == 60
     assert sorted(set(orders.pointers()), key=str) == sorted({-doomed, fine}, key=str)
     assert report.boundary is not None
-    found = rig.engine.audit()
+    found = rig.engine.verify()
     assert (found.cells, found.open_cells, found.refuted) == (120, 0, 0)
 
 

@@ -25,16 +25,16 @@ from typing import Any
 import pytest
 
 from janitor.cli.main import execute
-from janitor.state.hbase import HBaseState
-from janitor.state.hbase_table import JanitorTable
+from janitor.state.hbase.state import HBaseState
+from janitor.state.hbase.table import JanitorTable
 from tests.builders import DAY, HOUR, MINUTE, Topic, pointer, topic
 from tests.hbase.tables import Tables
 from tests.support import require_or_skip
 from tms_core import lease
 from tms_core.lease import LeaseRecord
-from tms_core.tables.hbase_tables import HBaseMessageTable, HBaseTable
+from tms_core.tables.hbase.cells import HBaseMessageTable, HBaseTable
+from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot, VisibilityState
-from tms_core.transaction.snapshot import write_snapshot
 
 ROOT = Path(__file__).parents[2]
 LEASE_SECONDS = 2

@@ -25,7 +25,7 @@ from tests.hbase.tables import Tables
 from tests.server.client import JSON, PATIENCE_SECONDS, Answer, Client, TopicClient
 from tests.server.process import TMS, Serve
 from tms_core.cli.main import execute
-from tms_core.tables import hbase_wire
+from tms_core.tables.hbase import thrift as hbase_wire
 
 TOPIC = "events"
 #: What is acknowledged before the next blow, by each server's producers.

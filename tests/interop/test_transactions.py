@@ -14,13 +14,13 @@ from tests.interop.tephra import JavaRaised, TephraSession
 from tests.transaction.vectors import snapshot_of
 from tms_core.clock import ManualClock
 from tms_core.errors import Conflict, NotInProgress
-from tms_core.transaction.client import TransactionClient
-from tms_core.transaction.conflicts import ChangeLimits
-from tms_core.transaction.manager import BadArgument, TransactionManager
+from tms_core.transaction.codec.snapshot import read_snapshot
+from tms_core.transaction.manager.conflicts import ChangeLimits
+from tms_core.transaction.manager.manager import BadArgument, TransactionManager
+from tms_core.transaction.manager.storage import DirectoryStorage
 from tms_core.transaction.model import Snapshot, TransactionType
-from tms_core.transaction.service import TransactionService
-from tms_core.transaction.snapshot import read_snapshot
-from tms_core.transaction.storage import DirectoryStorage
+from tms_core.transaction.rpc.client import TransactionClient
+from tms_core.transaction.rpc.service import TransactionService
 
 #: Longer than anything takes that ends at all.
 PATIENCE_SECONDS = 60.0

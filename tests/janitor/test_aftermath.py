@@ -6,9 +6,8 @@ from threading import Thread
 
 import pytest
 
-from janitor.canary.watch import Waiting, Watch
-from janitor.look import SILENT_MS, Site, look
 from janitor.state.base import CounterKey
+from janitor.status.collect import SILENT_MS, Site, collect
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, janitor, topic, watch, watch_state
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
@@ -74,9 +73,9 @@ def test_given_a_plan_when_a_daemon_only_plans_then_nothing_counts_as_deleted_an
     names = {key.name for key in rig.state.counters()}
     assert "rows_deleted_total" not in names
     assert {"sweeps_total", "rows_scanned_total", "sweep_phase_duration_seconds_sum"} <= names
-    picture = look(rig.state, Site("memory", "plan_only", "every 60 s", rig.engine.terms), rig.clock)
-    assert picture.snapshot.timestamp_ms == NOW_MS
-    assert [(item.rule, item.rows) for item in picture.overdue] == [("expired", 1)]
+    status = collect(rig.state, Site("memory", "plan_only", "every 60 s", rig.engine.terms), rig.clock)
+    assert status.snapshot.timestamp_ms == NOW_MS
+    assert [(item.rule, item.rows) for item in status.overdue] == [("expired", 1)]
 
 
 def test_given_a_run_under_way_when_the_lease_is_looked_after_then_nobody_waits_for_anybody() -> None:
@@ -107,14 +106,6 @@ def test_given_a_run_under_way_when_the_lease_is_looked_after_then_nobody_waits_
     assert rig.state.lease() != before
 
 
-def test_given_canaries_that_do_not_go_when_looked_at_then_they_are_as_late_as_they_have_waited() -> None:
-    rig = janitor(MemoryStore())
-    waiting = (Waiting(NOW_MS - DAY, 0, NOW_MS - HOUR, 0, "manual"),)
-    Watch(late_ms=1000, waiting=waiting).save(rig.state)
-    picture = look(rig.state, Site("memory", "apply", "", rig.engine.terms, canary=True), rig.clock)
-    assert picture.canary.late_seconds == 3600
-
-
 def test_given_runs_that_are_hours_apart_when_looked_at_then_the_next_is_missed_when_it_is_late_by_their_measure() -> (
     None
 ):
@@ -124,6 +115,6 @@ def test_given_runs_that_are_hours_apart_when_looked_at_then_the_next_is_missed_
         rig.clock.advance(6 * HOUR)
     site = Site("memory", "apply", "", rig.engine.terms)
     assert 6 * HOUR > SILENT_MS
-    assert look(rig.state, site, rig.clock).process == "between_runs"
+    assert collect(rig.state, site, rig.clock).process == "between_runs"
     rig.clock.advance(7 * HOUR)
-    assert look(rig.state, site, rig.clock).process == "down"
+    assert collect(rig.state, site, rig.clock).process == "down"

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.policy import Hold
+from janitor.law.policy import Hold
 from janitor.report import Report
-from janitor.world import LEAST_WINDOW_MS
+from janitor.sweep.context import LEAST_WINDOW_MS
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic, watch
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore

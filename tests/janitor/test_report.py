@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from janitor.policy import Hold, Reason, Rule
+from janitor.law.policy import Hold, Reason, Rule
 from janitor.report import (
     COUNTED_REASONS,
     HISTORY_ENTRIES,
-    NAMED_KEYS,
     SAMPLE_KEYS,
     DataTable,
     Entry,
     EntryKey,
-    ForeignKey,
     GuardNote,
     Mode,
     Report,
     SnapshotUsed,
-    Tally,
 )
 from tms_core.topic import TopicId
 
@@ -83,47 +79,6 @@ def test_given_more_keys_than_are_shown_when_added_then_the_first_are() -> None:
     entry.add([b"e"], 0, 0, 0)
     assert entry.sample_keys == [b"a", b"b", b"c"]
     assert len(entry.sample_keys) == SAMPLE_KEYS
-
-
-def test_given_an_entry_when_asked_for_again_then_it_is_the_same() -> None:
-    tally = Tally()
-    tally.entry(about()).add([b"a"], 1, 1, 1)
-    assert tally.entry(about()).rows == 1
-    assert tally.entry(about(held=Hold.PAUSED)).rows == 0
-
-
-def test_given_rows_that_stay_when_counted_then_live_ones_are_not() -> None:
-    tally = Tally()
-    tally.keep(Reason.FOREIGN)
-    tally.keep(Reason.FOREIGN, 2)
-    tally.keep(Reason.LIVE, 5)
-    tally.keep(Reason.UNDECIDED, 0)
-    assert tally.kept == {Reason.FOREIGN: 3}
-
-
-def test_given_foreign_keys_when_counted_then_all_are_and_the_first_are_named() -> None:
-    tally = Tally()
-    tally.keep_foreign("message", [b"\x00\xff"])
-    tally.keep_foreign("payload", (bytes([number]) for number in range(30)))
-    assert tally.kept[Reason.FOREIGN] == 31
-    assert len(tally.foreign) == NAMED_KEYS
-    assert tally.foreign[:2] == [ForeignKey("message", "00ff"), ForeignKey("payload", "00")]
-
-
-def test_given_a_topic_that_is_walked_again_when_forgotten_then_only_what_stays_in_it_is_counted_anew() -> None:
-    tally = Tally()
-    tally.keep(Reason.FOREIGN)
-    before = tally.kept.copy()
-    tally.keep(Reason.NEWER_GENERATION, 4)
-    held, done = about(held=Hold.FRONTIER), about()
-    others = [about(RETURNS, held=Hold.FRONTIER), about(table="payload", held=Hold.FRONTIER)]
-    for key in (held, done, *others):
-        tally.entry(key).add([b"a"], 1, 1, 1)
-    tally.forget_kept(before, ORDERS, "message")
-    assert set(tally.entries) == {done, *others}
-    assert tally.kept == {Reason.FOREIGN: 1}
-    tally.keep(Reason.FOREIGN)
-    assert before == Counter({Reason.FOREIGN: 1})
 
 
 # --- totals ----------------------------------------------------------------------------------------------------------

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from docs.configuration import PAGE, page
-from janitor.cli.context import Session
-from janitor.cli.options import Common
-from janitor.settings import Loaded, Settings, config_digest, load
+from janitor.app.options import Common
+from janitor.app.session import Session
+from janitor.settings import LoadedSettings, Settings, config_digest, load
 from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError
-from tms_core.layered import extra, fields, kinds
-from tms_core.transaction.client import ServiceSource
+from tms_core.settings.fields import extra, fields, kinds
+from tms_core.transaction.rpc.client import ServiceSource
 
 CONF = Path(__file__).parents[2] / "conf"
 
 
 def loaded(
     tmp_path: Path, yaml: str = "", environ: Mapping[str, str] | None = None, **flags: object
-) -> Loaded[Settings]:
+) -> LoadedSettings[Settings]:
     file = tmp_path / "tms.yaml"
     file.write_text(yaml, encoding="utf-8")
     return load(file, environ or {}, flags)
@@ -131,7 +131,15 @@ def test_given_two_schedules_or_none_when_loaded_then_that_is_refused(tmp_path: 
 
 @pytest.mark.parametrize(
     "cron",
-    ["* * * * *", "0,30 8-18/2 1 jan-mar MON-fri", "59 23 31 12 7", "5/10 0 * * 0", "0 0 1-31/30 * *", "*/59 * * * *"],
+    [
+        "* * * * *",
+        "0,30 8-18/2 1 jan-mar MON-fri",
+        "59 23 31 12 7",
+        "5/10 0 * * 0",
+        "0 0 1-31/30 * *",
+        "*/60 * * * *",
+        "0 0 L * *",
+    ],
 )
 def test_given_a_crontab_line_when_loaded_then_it_is_taken(tmp_path: Path, cron: str) -> None:
     assert loaded(tmp_path, f"janitor: {{cron: '{cron}'}}").settings.janitor.cron == cron
@@ -143,17 +151,22 @@ def test_given_a_crontab_line_when_loaded_then_it_is_taken(tmp_path: Path, cron:
         ("* * * *", "five fields"),
         ("* * * * * *", "five fields"),
         ("@daily", "five fields"),
-        ("60 * * * *", "60 is not a minute, 0 to 59"),
-        ("* 24 * * *", "24 is not a hour"),
-        ("* * 0 * *", "0 is not a day"),
-        ("* * * 13 *", "13 is not a month"),
-        ("* * * * 8", "8 is not a weekday"),
-        ("* * * mon *", "mon is not a month"),
-        ("30-10 * * * *", "30-10 is not a minute"),
-        ("*/0 * * * *", "*/0 is not a minute"),
-        ("*/60 * * * *", "*/60 is not a minute"),
-        ("1, * * * *", "1, is not a minute"),
-        ("-1 * * * *", "-1 is not a minute"),
+        ("60 * * * *", "60 is not a valid minute (0 to 59)"),
+        ("* 24 * * *", "24 is not a valid hour"),
+        ("* * 0 * *", "0 is not a valid day"),
+        ("* * * 13 *", "13 is not a valid month"),
+        ("* * * * 8", "8 is not a valid weekday"),
+        ("* * * mon *", "mon is not a valid month"),
+        ("30-10 * * * *", "30-10 is not a valid minute"),
+        ("*/0 * * * *", "*/0 is not a valid minute"),
+        ("* * 30 2 *", "30 is not a valid day"),
+        ("0 0 */28 2 0#2", "there is no day on which it fires"),
+        ("4-4/2 * * * *", "4-4 with a step"),
+        ("4-04/2 * * * *", "4-04 with a step"),
+        ("* * * * mon-1/2", "mon-1 with a step"),
+        ("* * * * mon-MON/2", "mon-MON with a step"),
+        ("1, * * * *", "1, is not a valid minute"),
+        ("-1 * * * *", "-1 is not a valid minute"),
     ],
 )
 def test_given_what_is_no_crontab_line_when_loaded_then_the_field_is_named(
@@ -202,6 +215,28 @@ def test_given_an_impossible_value_when_loaded_then_the_setting_is_named(
 @pytest.mark.parametrize("janitor", ["hold_seconds: 0", "protect: ['*', 'default:a?[bc]-d']", "http: {port: 0}"])
 def test_given_a_value_at_its_limit_when_loaded_then_it_is_taken(tmp_path: Path, janitor: str) -> None:
     assert loaded(tmp_path, f"janitor: {{{janitor}}}").origins
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "instead"),
+    [
+        ("lease.kind", "kubernetes", "the lease is kept in the state store"),
+        ("canary.enabled", "true", "The age of overdue rows says the same"),
+        ("lease.name", "led", "needs no name"),
+        ("lease.namespace", "apps", "needs no namespace"),
+    ],
+)
+def test_given_what_an_earlier_version_had_when_loaded_then_the_refusal_says_what_to_do_instead(
+    tmp_path: Path, path: str, value: str, instead: str
+) -> None:
+    section, name = path.split(".")
+    in_file = refused(tmp_path, f"janitor: {{{section}: {{{name}: {value}}}}}")
+    with pytest.raises(ConfigurationError) as caught:
+        loaded(tmp_path, "", {f"TMS_JANITOR__{section}__{name}".upper(): value})
+    for message in (in_file, str(caught.value)):
+        assert f"janitor.{section}" in message
+        assert "is no longer" in message
+        assert instead in message
 
 
 def test_given_a_folder_of_ours_inside_the_store_when_loaded_then_that_is_refused(tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from tms_core.clock import ManualClock
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId
-from tms_core.side import LevelDBSide, MemorySide, SideTable
 from tms_core.tables.base import Store
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import LevelDBSide, MemorySide, SideTable
 from tms_core.topic import TopicId
 from tms_core.transaction.model import Transaction
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Snapshots, janitor, pointer
 from tests.messaging.desk import HOUR_SECONDS, Desk, P, named, reader
-from tms_core.messaging.cache import MessageCache, Run
+from tms_core.messaging.cache import CachedRun, MessageCache
 from tms_core.messaging.ids import Ids
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue, TxCell
@@ -16,8 +16,8 @@ from tms_core.tables.base import MessageValue, TxCell
 A, B = b"a", b"b"
 
 
-def run(first: int, *payloads: bytes, pointer: int | None = None) -> Run:
-    return Run(first, pointer, payloads, sum(map(len, payloads)))
+def run(first: int, *payloads: bytes, pointer: int | None = None) -> CachedRun:
+    return CachedRun(first, pointer, payloads, sum(map(len, payloads)))
 
 
 def filled(limit_bytes: int = 1 << 20) -> MessageCache:
@@ -144,7 +144,7 @@ def test_given_any_room_when_read_then_it_is_all_that_was_added_from_there_on(
 ) -> None:
     cache = MessageCache(limit_bytes)
     cache.open(A, Ids(3))
-    added: list[Run] = []
+    added: list[CachedRun] = []
     at = 3
     for size in sizes:
         added.append(run(at, *[b"x" * 20] * size))

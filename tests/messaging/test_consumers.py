@@ -12,8 +12,8 @@ from tms_core.errors import BadRequest, ConsumerNotFound, TopicNotFound
 from tms_core.messaging import consumers
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId
-from tms_core.side import MemorySide
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import MemorySide
 
 ORDERS = named("orders")
 READ_NONE = MessageId(0, 0)

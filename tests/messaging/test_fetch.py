@@ -390,6 +390,20 @@ def test_given_many_rows_when_rolled_back_then_all_are(desk: Desk) -> None:
     assert len(desk.payloads()) == 2500
 
 
+def test_given_a_topic_that_was_created_again_since_when_rolled_back_then_rows_of_its_earlier_generations_are_too(
+    desk: Desk,
+) -> None:
+    published = [desk.publish("orders", b"a", pointer=P), desk.publish("orders", b"q", pointer=Q)]
+    desk.store.message.put([(named("orders").prefix + b"\0\0\1", MessageValue(P, b"foreign"))])
+    for _ in range(3):
+        desk.service.delete_topic(named("orders"))
+        desk.create("orders")
+    published.append(desk.publish("orders", b"b", pointer=P))
+    desk.service.rollback(named("orders"), published[0]._replace(end_ms=published[2].end_ms))
+    found = [(MessageKey.parse(key), value.pointer) for key, value in desk.store.message.rows(b"", None, 9).items]
+    assert [(key and key.generation, pointer) for key, pointer in found] == [(1, -P), (1, Q), (4, -P), (None, P)]
+
+
 @pytest.mark.parametrize(
     "wrong", [{"start_ms": -1}, {"end_ms": 2**63}, {"start_sequence": -1}, {"end_sequence": 65_536}]
 )

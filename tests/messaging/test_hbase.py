@@ -13,8 +13,8 @@ from tests.messaging.desk import Desk, named, reader
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import StoreError
 from tms_core.rowkey import MessageId
-from tms_core.side import HBaseSide
-from tms_core.tables.hbase_pool import HBasePool
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.side import HBaseSide
 
 __all__ = ["hbase", "hbase_tables"]
 

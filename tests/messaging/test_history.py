@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.builders import HOUR, MINUTE, SECOND, Rig, janitor
 from tests.messaging.desk import MAKERS, named, reader
 from tests.messaging.reference import Book, Row, Spot
-from tms_core.errors import ClockJumped, TransactionExpired
+from tms_core.errors import BadRequest, ClockJumped, TransactionExpired
 from tms_core.messaging.model import RollbackRange
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey
 from tms_core.transaction.model import TX_PER_MS, Transaction
@@ -30,10 +30,11 @@ STEPS_MS = [0, 1, 999, SECOND, SECOND + 1, MINUTE, MINUTE + 1, ALLOWANCE_MS, HOU
 
 @dataclass
 class Tx:
-    """A client's transaction and what it published."""
+    """A client's transaction, what it published, and whether it has stored what it has not published."""
 
     pointer: int
     published: list[RollbackRange] = field(default_factory=list)
+    pending: bool = False
 
 
 class History(RuleBasedStateMachine):
@@ -72,15 +73,20 @@ class History(RuleBasedStateMachine):
     def _begin_time(self) -> None:
         self.forgiven_until_ms = self.desk.clock.running_ms()
         self.lead_ms = self.desk.clock.now_ms() - self.forgiven_until_ms
+        self.highest_lead_ms = self.lead_ms
         self.ahead_ms = 0
         self.now_ms = self.desk.clock.now_ms()
 
     def _look(self) -> None:
         """What time it is for the service, which looks after each step: it never goes back.
 
-        ``ahead_ms`` says how far the wall clock is ahead; that is forgiven a millisecond for each second.
+        ``ahead_ms`` says how far the wall clock is ahead; that is forgiven a millisecond for each second. One that was
+        set back, and is right again, is believed.
         """
         running_ms = self.desk.clock.running_ms()
+        lead_ms = self.desk.clock.now_ms() - running_ms
+        if abs(lead_ms - self.highest_lead_ms) <= ALLOWANCE_MS < lead_ms - self.lead_ms:
+            self.lead_ms = self.highest_lead_ms
         seconds = (running_ms - self.forgiven_until_ms) // SECOND
         ahead_ms = self.desk.clock.now_ms() - running_ms - self.lead_ms
         self.ahead_ms = min(ahead_ms, max(0, ahead_ms - seconds))
@@ -91,6 +97,7 @@ class History(RuleBasedStateMachine):
             self.ahead_ms = max(0, self.ahead_ms)
             self.lead_ms += ahead_ms - self.ahead_ms
             self.forgiven_until_ms = self.forgiven_until_ms + seconds * SECOND if self.ahead_ms else running_ms
+        self.highest_lead_ms = max(self.highest_lead_ms, self.lead_ms)
         self.now_ms = max(self.now_ms, self.desk.clock.now_ms() - max(0, self.ahead_ms - ALLOWANCE_MS))
 
     @rule(step_ms=st.sampled_from(STEPS_MS))
@@ -107,6 +114,9 @@ class History(RuleBasedStateMachine):
         # What the janitor took at the end of the topic is not known any more, unless it had a ttl of its own.
         self.last = max([self.announced, *(row.spot for row in self.book.rows)])
         self._begin_time()
+        for tx in self.open:
+            # What was stored before is remembered by the process alone.
+            tx.pending = False
 
     # -- producers ----------------------------------------------------------------------------------------------------
 
@@ -133,6 +143,10 @@ class History(RuleBasedStateMachine):
             with pytest.raises(ClockJumped):
                 self.desk.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
             return
+        if wanted and tx.pending:
+            with pytest.raises(BadRequest):
+                self.desk.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
+            return
         rows: Sequence[bytes | None] = wanted or [None]
         if tx.pointer // TX_PER_MS + LIFETIME_MS <= self._next().ms:
             with pytest.raises(TransactionExpired):
@@ -140,6 +154,7 @@ class History(RuleBasedStateMachine):
             return
         published = self.desk.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
         tx.published.append(published)
+        tx.pending = False
         first = self._written(tx.pointer, rows, ttl)
         assert published == RollbackRange(tx.pointer, *first, *first.plus(len(rows) - 1))
 
@@ -153,6 +168,7 @@ class History(RuleBasedStateMachine):
         except (ClockJumped, TransactionExpired):
             assert self._payloads() == before
             return
+        tx.pending = True
         new = {key: payload for key, payload in self._payloads().items() if key not in before}
         assert list(new.values()) == bodies
         spots = [Spot(key.write_ms, key.sequence) for key in new]
@@ -222,6 +238,7 @@ class History(RuleBasedStateMachine):
         self.book, self.last, self.announced = Book(ttl), NOWHERE, NOWHERE
         for tx in self.open:
             tx.published.clear()
+            tx.pending = False
 
     @rule()
     def sweep(self) -> None:

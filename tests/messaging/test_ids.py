@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import DAY, HOUR, NOW_MS
-from tms_core.clock import ManualClock
+from tms_core.clock import HonestClock, ManualClock
 from tms_core.errors import ClockJumped, Unavailable
 from tms_core.messaging.ids import (
     POSITIONS,
-    HonestClock,
     Ids,
     expires_ms,
     first_free,
@@ -106,6 +105,37 @@ def test_given_a_clock_that_was_set_back_when_it_jumps_forward_then_that_is_refu
     honest.now_ms()
     clock.step(20 * HOUR)
     with pytest.raises(ClockJumped, match="72000 s ahead"):
+        honest.publish_ms()
+
+
+@pytest.mark.parametrize("off_ms", [-HOUR, -DAY, -365 * DAY])
+@pytest.mark.parametrize("looks", [True, False])
+def test_given_a_clock_that_was_set_back_when_it_is_right_again_then_publishing_goes_on(
+    off_ms: int, looks: bool
+) -> None:
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    honest = HonestClock(clock, 1000)
+    for error_ms in (0, 900, -900):
+        clock.advance(HOUR)
+        clock.step(off_ms)
+        for _ in range(3):
+            if looks:
+                honest.publish_ms()
+            clock.advance(HOUR)
+        clock.step(error_ms - off_ms)
+        assert honest.publish_ms() == honest.now_ms() >= clock.now_ms() - 900
+        clock.advance(10 * HOUR)
+        assert honest.publish_ms() == clock.now_ms()
+
+
+def test_given_a_clock_that_was_set_back_and_is_right_again_when_it_jumps_then_that_is_refused() -> None:
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    honest = HonestClock(clock, 1000)
+    for step_ms in (-DAY, DAY):
+        clock.step(step_ms)
+        honest.publish_ms()
+    clock.step(1001)
+    with pytest.raises(ClockJumped):
         honest.publish_ms()
 
 

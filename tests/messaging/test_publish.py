@@ -396,3 +396,111 @@ def held_back(desk: Desk, submit: Callable[[], Answers]) -> Answers:
     go.set()
     first.result(PATIENCE_SECONDS)
     return submitted
+
+
+def test_given_a_pointer_above_all_that_were_issued_when_published_or_stored_then_it_is_refused(desk: Desk) -> None:
+    issued = [P]
+    desk.restart(last_pointer=lambda: issued[0])
+    for made_up in (P + 1, 2**62, LONG_MAX):
+        with pytest.raises(BadRequest, match=f"Write pointer {made_up} was not issued"):
+            desk.service.publish(named("orders"), [b"a"], pointer=made_up)
+        with pytest.raises(BadRequest, match=f"Write pointer {made_up} was not issued"):
+            desk.service.store(named("orders"), [b"a"], pointer=made_up)
+    desk.service.publish(named("orders"), [b"b"], pointer=P)
+    issued[0] = P + 1
+    desk.service.publish(named("orders"), [b"c"], pointer=P + 1)
+    assert desk.payloads("orders") == [b"b", b"c"]
+
+
+# --- transactions, as the topic wants them ---------------------------------------------------------------------------
+
+
+def test_given_a_topic_that_requires_or_forbids_transactions_when_published_then_what_does_not_fit_is_refused(
+    desk: Desk,
+) -> None:
+    desk.create("inside", transactions="required")
+    desk.create("outside", transactions="forbidden")
+    desk.create("either", transactions="optional")
+    with pytest.raises(BadRequest, match="in transactions only"):
+        desk.publish("inside", b"a")
+    with pytest.raises(BadRequest, match="no messages in transactions"):
+        desk.publish("outside", b"a", pointer=P)
+    with pytest.raises(BadRequest, match="no messages in transactions"):
+        desk.put("outside", P, b"a")
+    desk.put("inside", P, b"b")
+    desk.publish("inside", pointer=P)
+    desk.publish("outside", b"c")
+    desk.publish("either", b"d")
+    desk.publish("either", b"e", pointer=P)
+    assert [desk.payloads(name) for name in ("inside", "outside", "either")] == [[b"b"], [b"c"], [b"d", b"e"]]
+    desk.service.update_topic(named("inside"), {"transactions": "optional"})
+    desk.publish("inside", b"f")
+    assert desk.service.topic(named("inside"))["transactions"] == "optional"
+
+
+def test_given_a_batch_in_which_one_does_not_fit_when_written_then_the_others_are(desk: Desk) -> None:
+    desk.create("outside", transactions="forbidden")
+    answers = [
+        desk.service.submit_publish(named("outside"), [b"%d" % n], pointer=P if n == 1 else None) for n in range(3)
+    ]
+    with pytest.raises(BadRequest):
+        answers[1].result()
+    assert [answers[n].result() for n in (0, 2)] == [None, None]
+    assert desk.payloads("outside") == [b"0", b"2"]
+
+
+def test_given_a_word_that_is_none_for_transactions_when_created_then_it_is_a_bad_request(desk: Desk) -> None:
+    for word in ("", "Required", "yes"):
+        with pytest.raises(BadRequest, match="required, forbidden or optional"):
+            desk.create("other", transactions=word)
+
+
+# --- what is stored, and then published with messages ----------------------------------------------------------------
+
+
+def test_given_stored_payloads_when_messages_are_published_instead_then_it_is_refused_with_what_to_do(
+    desk: Desk,
+) -> None:
+    desk.put("orders", P, b"a", b"b")
+    with pytest.raises(BadRequest, match="Publish them first, with a publish that has no messages"):
+        desk.publish("orders", b"c", pointer=P)
+    desk.publish("orders", b"x", pointer=P + 1)
+    desk.publish("orders", b"y")
+    desk.publish("orders", pointer=P)
+    desk.publish("orders", b"c", pointer=P)
+    assert desk.payloads("orders") == [b"x", b"y", b"a", b"b", b"c"]
+    desk.put("orders", P, b"d")
+    with pytest.raises(BadRequest, match="are not published"):
+        desk.publish("orders", b"e", pointer=P)
+
+
+def test_given_a_ttl_with_the_publish_that_shows_stored_payloads_when_it_is_over_then_they_are_gone(desk: Desk) -> None:
+    desk.put("orders", P, b"a", b"b")
+    desk.publish("orders", pointer=P, ttl=60)
+    desk.clock.advance(60_000)
+    assert desk.payloads("orders") == [b"a", b"b"]
+    desk.clock.advance(1)
+    assert desk.payloads("orders") == []
+
+
+# --- all of a transaction taken back ---------------------------------------------------------------------------------
+
+
+def test_given_a_write_pointer_when_rolled_back_then_all_of_it_in_the_topic_is_gone_and_nothing_else(
+    desk: Desk,
+) -> None:
+    desk.publish("orders", b"1", pointer=P)
+    desk.publish("orders", b"2", pointer=P + 1)
+    desk.publish("orders", b"3")
+    desk.clock.advance(MINUTE)
+    desk.publish("orders", b"4", b"5", pointer=P)
+    desk.create("others")
+    desk.publish("others", b"6", pointer=P)
+    for _ in range(2):
+        desk.service.rollback(named("orders"), P)
+        assert desk.payloads("orders", transaction=reader()) == [b"2", b"3"]
+        desk.restart()
+    assert desk.payloads("others", transaction=reader()) == [b"6"]
+    for pointer_ in (0, -P, 2**63):
+        with pytest.raises(BadRequest, match="is no write pointer"):
+            desk.service.rollback(named("orders"), pointer_)

@@ -224,3 +224,35 @@ def test_given_a_topic_made_before_the_start_then_it_is_not_new(desk: Desk) -> N
     name = desk.create("old", ttl="60")
     desk.restart()
     assert not desk.service.is_newborn(TopicMetadata(name, 1, 60))
+
+
+def test_given_a_name_longer_than_255_bytes_when_created_then_it_is_a_bad_request(desk: Desk) -> None:
+    longest = TopicId("n" * 255, "t" * 255)
+    desk.service.create_topic(longest)
+    assert desk.service.topics("n" * 255) == ["t" * 255]
+    for topic in (TopicId("n" * 256, "t"), TopicId("n", "t" * 256)):
+        with pytest.raises(BadRequest, match="255 are the most"):
+            desk.service.create_topic(topic)
+        with pytest.raises(TopicNotFound):
+            desk.service.topic(topic)
+
+
+def test_given_more_than_64_kb_of_properties_when_created_or_updated_then_it_is_a_bad_request(desk: Desk) -> None:
+    rest = len(b'{"a":"","generation":"1","ttl":"604800"}') - len(b',"generation":"1"')
+    desk.create("other", a="x" * (65536 - rest))
+    with pytest.raises(BadRequest, match="65536 are the most"):
+        desk.create("another", a="x" * (65537 - rest))
+    with pytest.raises(BadRequest, match="65536 are the most"):
+        desk.service.update_topic(named("other"), {str(number): "ä" * 300 for number in range(120)})
+    assert set(desk.service.topics("default")) == {"orders", "other"}
+
+
+def test_given_what_cdap_wrote_longer_when_used_then_it_is_read_changed_and_deleted(desk: Desk) -> None:
+    topic = TopicId("default", "t" * 1000)
+    row = b'{"generation":"1","more":"%s","ttl":"60"}' % (b"x" * 100_000)
+    assert desk.store.metadata.compare_and_set(topic.prefix, None, row)
+    desk.service.publish(topic, [b"a"])
+    assert len(desk.service.topic(topic)["more"]) == 100_000
+    desk.service.update_topic(topic, {"ttl": "5"})
+    desk.service.delete_topic(topic)
+    assert desk.service.topics("default") == ["orders"]

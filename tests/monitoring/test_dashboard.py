@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from janitor.metrics.catalogue import CATALOGUE
-from janitor.monitoring import dashboard
-from janitor.monitoring.dashboard import COLUMNS, SCOPE, SERVERS, expressions
+from tools.monitoring.dashboard import COLUMNS, SCOPE, SERVERS, dashboard, expressions
 
 #: Fields of Grafana's that the document uses, by what they stand in; a misspelt one would be ignored without a word.
 FIELDS = {

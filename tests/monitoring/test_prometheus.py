@@ -13,20 +13,19 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from janitor.canary.watch import Watch
 from janitor.cli.main import execute
-from janitor.look import STATISTICS_NOTE
-from janitor.monitoring import dashboard, rules, thresholds
-from janitor.monitoring.dashboard import expressions
-from janitor.picture import StatisticsFigures
-from janitor.state.sqlite import SqliteState
+from janitor.state.sqlite.state import SqliteState
+from janitor.status.collect import STATISTICS_NOTE
+from janitor.status.status import StatisticsFigures
 from tests.builders import HOUR, topic
 from tests.monitoring.prometheus import Prometheus, until
 from tests.server.client import Client
 from tests.server.process import Serve, configure
 from tests.support import require_tool
 from tms_core.clock import SystemClock
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
+from tools.monitoring.dashboard import dashboard, expressions
+from tools.monitoring.rules import rules, thresholds
 
 #: What a dashboard's own variables stand for here.
 CHOSEN = {"$namespace": ".*", "$job": "janitor", "$__rate_interval": "1m"}
@@ -45,11 +44,9 @@ def settings(folder: Path) -> Path:
     path = configure(folder)
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
     document["transactions"] |= {"max_lifetime_seconds": 1, "grace_seconds": 0}
-    document["janitor"] |= {"canary": {"enabled": True}, "clock_allowance_seconds": 1, "hold_seconds": 3600}
+    document["janitor"] |= {"clock_allowance_seconds": 1, "hold_seconds": 3600}
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
     with SqliteState(folder / "state") as state:
-        # A message of the canary's takes five minutes; one went while an earlier daemon ran.
-        Watch(late_ms=1000).save(state)
         # Nobody counts everything on Spark here; somebody did once.
         counted_ms = SystemClock().now_ms()
         found = StatisticsFigures(counted_ms, rows=3, overdue={"expired": 1}, blocking_since_ms=counted_ms)
@@ -96,7 +93,7 @@ def test_alerts_come_and_go_and_every_panel_of_the_dashboard_has_data(site: Site
     prometheus = site.prometheus
     assert lint(site.server.port) == (0, "")
     janitor(f"pause default:paused --config {site.config}")
-    until(lambda: prometheus.firing("PausedTooLong"), "the alert fires")
+    until(lambda: prometheus.firing("TmsPausedTooLong"), "the alert fires")
 
     missing = {*expressions(dashboard()), ("sizing", sizing())}
 
@@ -107,11 +104,11 @@ def test_alerts_come_and_go_and_every_panel_of_the_dashboard_has_data(site: Site
     until(all_have_data, lambda: f"these panels have data: {missing}")
 
     janitor(f"resume default:paused --config {site.config}")
-    until(lambda: not prometheus.firing("PausedTooLong"), "the alert is resolved")
+    until(lambda: not prometheus.firing("TmsPausedTooLong"), "the alert is resolved")
 
-    assert not prometheus.firing("JanitorDown")
+    assert not prometheus.firing("TmsJanitorDown")
     site.server.end()
-    until(lambda: prometheus.firing("JanitorDown"), "nobody answers, and the alert fires")
+    until(lambda: prometheus.firing("TmsJanitorDown"), "nobody answers, and the alert fires")
 
 
 def lint(port: int) -> tuple[int, str]:

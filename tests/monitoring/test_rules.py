@@ -15,8 +15,8 @@ import yaml
 
 from charts.generate import files
 from janitor.metrics.catalogue import CATALOGUE
-from janitor.monitoring import ALERTS, THRESHOLDS, rules, thresholds
 from tests.support import require_tool
+from tools.monitoring.rules import ALERTS, THRESHOLDS, rules, thresholds
 
 ROOT = Path(__file__).parents[2]
 CASES = sorted(Path(__file__).parent.glob("cases_*.yaml"))
@@ -24,9 +24,9 @@ CRONJOB_CASES = sorted(Path(__file__).parent.glob("cronjob_*.yaml"))
 
 #: What the issue of being woken is about: the names that people's routing and silences are written against.
 NAMES = {
-    "CanaryEarly", "JanitorDown", "JanitorNotKeepingUp", "OverdueBudgetBurn", "SnapshotStale", "InvalidListGrowing",
-    "BoundaryStuck", "GuardTripped", "TopicQuarantined", "PausedTooLong", "PlanOnlyLeftOn", "DeleteErrors",
-    "ClockSkew", "TopicGrowing", "ConsumerLagging",
+    "TmsJanitorDown", "TmsJanitorNotKeepingUp", "TmsOverdueBudgetBurn", "TmsSnapshotStale", "TmsInvalidListGrowing",
+    "TmsBoundaryStuck", "TmsGuardTripped", "TmsTopicQuarantined", "TmsPausedTooLong", "TmsPlanOnlyLeftOn",
+    "TmsDeleteErrors", "TmsClockSkew", "TmsTopicGrowing", "TmsConsumerLagging",
 }  # fmt: skip
 
 
@@ -58,9 +58,8 @@ def test_there_are_the_alerts_that_people_route_by_each_with_its_severity() -> N
     assert {alert.name for alert in ALERTS} == NAMES
     severities = {rule["alert"]: rule["labels"]["severity"] for rule in of(rules())}
     assert {name for name, severity in severities.items() if severity == "critical"} == {
-        "CanaryEarly",
-        "JanitorDown",
-        "GuardTripped",
+        "TmsJanitorDown",
+        "TmsGuardTripped",
     }
     assert set(severities.values()) == {"critical", "warning", "info"}
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -14,14 +15,14 @@ from tests.server.client import Client, TopicClient
 from tms_core.clock import Clock, SystemClock
 from tms_core.messaging.service import MessagingService
 from tms_core.server.app import make_app
-from tms_core.server.auth import Gate
-from tms_core.server.listener import Listener
+from tms_core.server.auth.gate import Gate
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.site import Site
 from tms_core.server.turns import Turns
-from tms_core.side import MemorySide
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import MemorySide
+from tms_core.web.listener import Listener
 
 MAX_REQUEST_BYTES, JSON_POLL_LIMIT = 3_000_000, 100
 
@@ -34,6 +35,7 @@ class Serving:
     service: MessagingService
     store: Store
     metrics: ServerMetrics
+    site: Site
 
     @property
     def port(self) -> int:
@@ -50,19 +52,20 @@ def serving(
     cache_bytes: int = 30 << 20,
     gate: Gate | None = None,
     loop_writes: bool = False,
+    **options: Any,
 ) -> Iterator[Serving]:
     """A server that answers while the block runs; with ``loop_writes`` as ``tms serve`` has it."""
     store, turns = store or MemoryStore(), Turns()
     service = MessagingService(store, clock or SystemClock(), side=MemorySide(), cache_bytes=cache_bytes, work=turns)
     metrics = ServerMetrics(CollectorRegistry(), service)
     with ThreadPoolExecutor(4) as threads, service:
-        site = Site(service, threads, metrics, MAX_REQUEST_BYTES, JSON_POLL_LIMIT, gate)
+        site = Site(service, threads, metrics, MAX_REQUEST_BYTES, JSON_POLL_LIMIT, gate, **options)
         app = make_app(site, loopback=loopback, access_log=access_log)
-        listener = Listener(app, "127.0.0.1", 0)
+        listener = Listener(app, "127.0.0.1", 0, ending=site.waiting.close)
         listener.start()
         turns.alone = listener.alone if loop_writes else None
         try:
-            yield Serving(listener, service, store, metrics)
+            yield Serving(listener, service, store, metrics, site)
         finally:
             listener.stop()
 

@@ -18,12 +18,12 @@ from tests.server.identities import ROLES, Identities, JwtIdentities, TokenIdent
 from tms_core.clock import SystemClock
 from tms_core.messaging.service import MessagingService
 from tms_core.server import app
-from tms_core.server.auth_route import Guarded
-from tms_core.server.auth_rules import Need
+from tms_core.server.auth.rules import Need
+from tms_core.server.guarded_routes import Guarded
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.openapi import openapi
 from tms_core.server.site import Site
-from tms_core.settings import Settings
+from tms_core.settings.models import Settings
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
 

@@ -12,7 +12,7 @@ from tests.builders import NOW_MS
 from tms_core.cli.main import execute
 from tms_core.cli.token import make_token
 from tms_core.clock import ManualClock
-from tms_core.server.auth_tokens import Tokens
+from tms_core.server.auth.tokens import Tokens
 
 
 def test_given_a_principal_when_a_token_is_made_then_it_is_shown_with_a_line_that_the_server_takes(

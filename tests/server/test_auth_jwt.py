@@ -20,9 +20,9 @@ from tests.builders import NOW_MS
 from tests.server.identities import bearer, gate_of
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, Unauthorized
-from tms_core.server.auth_jwt import Jwt
-from tms_core.server.auth_kinds import make_gate
-from tms_core.settings import AuthSettings
+from tms_core.server.auth.jwt import Jwt
+from tms_core.server.auth.kinds import make_gate
+from tms_core.settings.models import AuthSettings
 
 NOW = NOW_MS // 1000
 RSA = rsa.generate_private_key(65537, 2048)
@@ -326,6 +326,41 @@ def test_given_a_jwks_with_keys_of_other_kinds_when_read_then_the_rest_is_used(t
     assert issuer(tmp_path, jwks(*odd)).identify(sign(kid="good").encode()).principal == "ada"
 
 
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+_MEMBERS = ("kty", "alg", "use", "crv", "n", "e", "x", "y")
+
+
+@given(st.sampled_from([jwk(RSA), jwk(P256), jwk(ED)]), st.dictionaries(st.sampled_from(_MEMBERS), _JSON, max_size=4))
+def test_given_any_members_of_a_key_when_read_then_it_is_used_or_left_out(
+    tmp_path_factory: pytest.TempPathFactory, key: dict[str, object], members: dict[str, object]
+) -> None:
+    good = jwk(P256, kid="good", alg="ES256")
+    found = issuer(tmp_path_factory.mktemp("keys"), jwks(key | {"kid": "odd"} | members, good))
+    assert found.identify(sign(kid="good").encode()).principal == "ada"
+
+
+@given(_JSON)
+def test_given_any_json_as_a_jwks_when_read_then_it_is_refused_in_a_sentence(
+    tmp_path_factory: pytest.TempPathFactory, keys: object
+) -> None:
+    folder = tmp_path_factory.mktemp("keys")
+    for contents in ({"keys": keys}, {"keys": [keys]}):
+        with pytest.raises(ConfigurationError):
+            issuer(folder, json.dumps(contents).encode())
+
+
+@pytest.mark.parametrize("contents", [b"{" * 100_000, b'{"keys": ' + b"[" * 100_000, b'{"keys": 1%s}' % (b"0" * 5000)])
+def test_given_a_jwks_too_deep_or_too_long_when_read_then_it_is_refused_in_a_sentence(
+    tmp_path: Path, contents: bytes
+) -> None:
+    with pytest.raises(ConfigurationError, match="is no JWKS"):
+        issuer(tmp_path, contents)
+
+
 def test_given_a_key_file_that_others_may_write_when_read_then_it_is_refused(tmp_path: Path) -> None:
     issuer(tmp_path)
     (tmp_path / "keys").chmod(0o646)
@@ -366,7 +401,7 @@ def test_given_a_token_that_is_remembered_when_it_expires_then_it_is_refused(tmp
 def test_given_no_pyjwt_when_jwt_is_wanted_then_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "tms_core.server.auth_jwt")
+    monkeypatch.delitem(sys.modules, "tms_core.server.auth.jwt")
     monkeypatch.setitem(sys.modules, "jwt", None)
     settings = AuthSettings(kind="jwt", key_file=tmp_path / "keys")
     with pytest.raises(ConfigurationError, match=r"pip install 'tms-janitor\[jwt\]'"):

@@ -12,9 +12,9 @@ from tests.server.client import JSON, Client
 from tests.server.conftest import serving
 from tests.server.identities import RULES, Identities, JwtIdentities, TokenIdentities
 from tms_core.errors import StoreError
-from tms_core.server.auth_tokens import new_token, token_line
+from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.server.exposure import exposed
-from tms_core.settings import Settings, load
+from tms_core.settings.models import Settings, load
 from tms_core.topic import TopicId
 
 PATH = "/v1/namespaces/default/topics/t"

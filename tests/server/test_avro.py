@@ -14,8 +14,8 @@ from tms_core.rowkey import MessageId
 from tms_core.server.avro import AvroCodec
 from tms_core.server.codec import CHUNK_BYTES
 from tms_core.topic import INT_MAX
+from tms_core.transaction.codec.thrift import decode_transaction, encode_transaction
 from tms_core.transaction.model import Transaction
-from tms_core.transaction.thrift import decode_transaction, encode_transaction
 
 AVRO = AvroCodec()
 T, W = 1_500_000_000_000, 1_500_000_000_000_000_007
@@ -128,7 +128,7 @@ def test_given_the_example_of_one_message_when_written_then_it_is_cdaps() -> Non
 
 def test_given_no_message_when_written_then_it_is_an_array_that_ends_at_once() -> None:
     assert list(AVRO.write_messages([])) == [b"\0"]
-    assert list(AVRO.write_messages([[], []])) == [b"\0"]
+    assert list(AVRO.write_messages([[], []])) == [b"", b"", b"\0"]
 
 
 # --- there and back --------------------------------------------------------------------------------------------------

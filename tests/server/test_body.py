@@ -18,7 +18,7 @@ def test_given_a_small_body_that_inflates_without_end_when_unpacked_then_no_more
     tracemalloc.start()
     try:
         with pytest.raises(HTTPException, match="1000000 bytes at most"):
-            unpacked({b"content-encoding": b"gzip"}, bomb, 1_000_000)
+            unpacked(bomb, 1_000_000)
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()

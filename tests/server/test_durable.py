@@ -11,6 +11,7 @@ import pytest
 from tests.server.client import Client, TopicClient
 from tests.server.process import Serve, configure
 from tests.support import require_tool
+from tms_core.transaction.rpc.client import TransactionClient
 
 BATCHES = 40
 
@@ -38,7 +39,10 @@ def test_given_batches_one_after_the_other_when_each_is_acknowledged_then_the_di
 ) -> None:
     with Serve(configure(tmp_path)) as server, Client(server.port) as client:
         topic = TopicClient(client, "t").create()
-        fields = {"transactionWritePointer": str(2**62)} if transactional else {}
+        fields = {}
+        if transactional:
+            with TransactionClient(server.transactions) as transactions:
+                fields = {"transactionWritePointer": str(transactions.start_short(300).write_pointer)}
         topic.publish("first", **fields)
         seen = [syncs(counter)]
         for number in range(BATCHES):

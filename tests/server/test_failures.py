@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import gzip
+import json
 import logging
 import select
 import threading
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.builders import NOW_MS, Call, watch
-from tests.server.client import AVRO, Client, TopicClient
+from tests.server.client import AVRO, PATIENCE_SECONDS, Client, TopicClient
 from tests.server.conftest import serving
 from tests.server.test_avro import decoded
-from tests.server.test_messages import EVERYTHING, avro
+from tests.server.test_messages import EVERYTHING, NOW_POINTER, avro, reading
+from tests.server.test_protocol import until
 from tms_core.clock import ManualClock
-from tms_core.errors import StoreError, StoreUnavailable
+from tms_core.errors import StoreError, StoreFull, StoreUnavailable
+from tms_core.messaging import fetcher
 from tms_core.server import poll
-from tms_core.server.room import Room
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.server.memory import Memory
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 
 
@@ -109,6 +111,27 @@ def test_given_a_store_that_fails_when_published_then_500_with_its_reason(
     assert error.message in caplog.text
 
 
+def test_given_a_full_disk_when_many_publish_then_each_is_told_503_and_one_line_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStore()
+    full = StoreFull("No space left on device.", "Free some space.")
+
+    def failing(call: Call) -> None:
+        if call.name == "message.put":
+            raise full
+
+    with serving(store=store) as server, Client(server.port) as client:
+        topic = TopicClient(client, "t").create()
+        watch(store, before=failing)
+        answers = [topic.post("publish", {"messages": ["a"]}) for _ in range(5)]
+    assert [answer.status for answer in answers] == [503] * 5
+    assert "Free some space" in answers[0].text
+    [line] = caplog.records
+    assert "No space left" in line.message
+    assert line.exc_info is None
+
+
 def test_given_a_clock_that_jumped_when_published_then_503_and_nothing_is_written() -> None:
     clock = ManualClock(NOW_MS)
     with serving(clock=clock) as server, Client(server.port) as client:
@@ -119,6 +142,23 @@ def test_given_a_clock_that_jumped_when_published_then_503_and_nothing_is_writte
         assert answer.status == 503
         clock.step(-3_600_000)
         assert topic.poll() == ["a"]
+        topic.publish("b")
+        assert topic.poll() == ["a", "b"]
+
+
+@pytest.mark.parametrize("off_ms", [3_600_000, -3_600_000])
+def test_given_a_clock_that_was_wrong_for_a_while_when_it_is_right_again_then_publishing_goes_on_by_itself(
+    off_ms: int,
+) -> None:
+    clock = ManualClock(NOW_MS)
+    with serving(clock=clock) as server, Client(server.port) as client:
+        topic = TopicClient(client, "t").create()
+        clock.step(off_ms)
+        topic.post("publish", {"messages": ["a"]})
+        clock.advance(60_000)
+        clock.step(-off_ms)
+        assert topic.post("publish", {"messages": ["b"]}).status == 200
+        assert topic.poll()[-1] == "b"
 
 
 def test_given_a_store_that_fails_in_the_middle_of_an_answer_then_the_answer_is_cut_short(
@@ -211,11 +251,8 @@ def test_given_a_transaction_that_is_too_old_when_published_then_500_as_in_cdap_
 # --- clients that do not read ----------------------------------------------------------------------------------------
 
 
-def test_given_a_client_that_does_not_read_when_others_need_the_room_then_it_is_cut_off_and_they_get_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(poll, "Room", partial(Room, 1, 0.2))
-    with serving() as server, Client(server.port) as stalled, Client(server.port) as other:
+def test_given_a_client_that_does_not_read_when_others_need_the_room_then_it_is_cut_off_and_they_get_all() -> None:
+    with serving(memory=Memory(10 << 20, 0.2)) as server, Client(server.port) as stalled, Client(server.port) as other:
         topic = TopicClient(other, "t").create()
         for _ in range(20):
             topic.post("publish", avro(bytes(1_000_000)), content_type=AVRO)
@@ -237,3 +274,32 @@ def _read_all(client: Client) -> None:
     while client.socket.recv(1 << 20):
         pass
     raise EOFError
+
+
+# --- clients that leave ----------------------------------------------------------------------------------------------
+
+
+def test_given_a_poll_that_finds_nothing_when_its_client_has_left_then_no_more_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetcher, "MAX_PAGE_ROWS", 5)
+    monkeypatch.setattr(poll, "STEP_SECONDS", 0.0)
+    store, reads, left = MemoryStore(), [], threading.Event()
+
+    def counting(call: Call) -> None:
+        if call.name == "message.rows":
+            reads.append(call)
+            left.wait(PATIENCE_SECONDS)
+
+    with serving(store=store, cache_bytes=0) as server, Client(server.port) as other:
+        topic = TopicClient(other, "t").create()
+        written = topic.publish(*["x"] * 20_000, transactionWritePointer=str(NOW_POINTER))
+        topic.post("rollback", written.body)
+        watch(store, before=counting)
+        body = json.dumps({"transaction": reading(NOW_POINTER, own=NOW_POINTER + 1)}).encode()
+        with Client(server.port) as leaving:
+            leaving.send("POST", f"{topic.path}/poll", body, content_type="application/json")
+            until(lambda: reads)
+        left.set()
+        until(lambda: 'code="499",route="poll"' in other.ask("GET", "/metrics").text)
+        assert 0 < len(reads) < 4000

@@ -16,11 +16,11 @@ from tms_core.messaging.ids import position
 from tms_core.messaging.model import FetchRequest, RollbackRange
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import generation_prefix
-from tms_core.server.fenced import FencedStore
-from tms_core.server.gaps import FRAME_ROWS, Seals
-from tms_core.side import MemorySide
+from tms_core.server.ha.fenced_store import FencedStore
+from tms_core.server.ha.sealed_ids import FRAME_ROWS, Seals
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
 
 TOPIC = TopicId.parse("default:t")

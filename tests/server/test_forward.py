@@ -24,10 +24,10 @@ from tms_core.clock import ManualClock
 from tms_core.messaging.service import MessagingService
 from tms_core.server.app import make_app
 from tms_core.server.forward import Forwarder
-from tms_core.server.listener import Listener
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.site import Site
 from tms_core.tables.memory import MemoryStore
+from tms_core.web.listener import Listener
 
 PATH = "/v1/namespaces/default/topics/t"
 #: More than all buffers between two processes together.

@@ -6,7 +6,7 @@ import pytest
 
 from tests.server.client import Client
 from tests.server.conftest import serving
-from tms_core.server.host import is_of_foreign_page
+from tms_core.web.host import is_of_foreign_page
 
 OWN = (b"host", b"localhost:11015")
 
@@ -51,3 +51,11 @@ def test_given_a_form_of_another_web_site_when_it_is_posted_then_it_is_refused(c
 def test_given_an_address_that_others_reach_then_pages_are_not_looked_at() -> None:
     with serving(loopback=False) as server, Client(server.port) as client:
         assert client.ask("GET", "/ping", origin="https://console.example").status == 200
+
+
+@pytest.mark.parametrize("second", ["localhost", "other.example"])
+@pytest.mark.parametrize("loopback", [True, False])
+def test_given_two_host_headers_then_the_request_is_refused(second: str, loopback: bool) -> None:
+    with serving(loopback=loopback) as server, Client(server.port) as client:
+        assert client.ask("GET", "/ping", HOST=second).status == 400
+        assert client.ask("GET", "/ping").status == 200

@@ -16,7 +16,7 @@ from tms_core.messaging.model import FetchRequest, Message, RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.server.codec import CHUNK_BYTES
 from tms_core.server.json_text import JsonCodec, read_properties
-from tms_core.transaction.thrift import encode_transaction
+from tms_core.transaction.codec.thrift import encode_transaction
 
 JSON = JsonCodec(poll_limit=7)
 T, W = 1_500_000_000_000, 1_500_000_000_000_000_007
@@ -108,6 +108,10 @@ def test_given_more_than_a_chunk_when_written_then_it_comes_in_pieces_of_one_arr
         (b"[]", "no JSON object"),
         (body({"ttl": 5}), "ttl: there is no such field. Write one of messages, transactionWritePointer, ttlSeconds"),
         (body({"messages": "a"}), "messages: this is no array"),
+        (body({"messages": ""}), "messages: this is no array"),
+        (body({"messages": {}}), "messages: this is no array"),
+        (body({"messages": 0}), "messages: this is no array"),
+        (body({"messages": False}), "messages: this is no array"),
         (body({"messages": [1]}), "messages: a payload is text or"),
         (body({"messages": [{"base64": "a", "more": 1}]}), "messages: a payload is text or"),
         (body({"messages": [{"base64": "a"}]}), "messages: this is no base64"),
@@ -150,7 +154,8 @@ RANGE = {"startTimestamp": "1", "startSequenceId": 0, "endTimestamp": "1", "endS
 @pytest.mark.parametrize(
     ("given_", "reason"),
     [
-        ({}, "rollbackRange: this is no object"),
+        ({}, "transactionWritePointer: this is no"),
+        ({"transactionWritePointer": 1, "rollbackRange": None}, "rollbackRange: this is no object"),
         ({"transactionWritePointer": None, "rollbackRange": RANGE}, "transactionWritePointer: this is no"),
         ({"transactionWritePointer": 1, "rollbackRange": {}}, "rollbackRange.startTimestamp: this is no 64-bit"),
         ({"transactionWritePointer": 1, "rollbackRange": {**RANGE, "endSequenceId": 2**31}}, "endSequenceId.* 32-bit"),

@@ -14,7 +14,7 @@ from tests.test_lease import Cell
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, StoreError, StoreUnavailable, Unavailable
 from tms_core.lease import Lease
-from tms_core.server.leadership import REACH_MS, Leadership, Term, Watch
+from tms_core.server.ha.leadership import REACH_MS, Leadership, Term, Watch
 from tms_core.server.metrics import LeadershipMetrics
 
 SECONDS, DELAY_SECONDS = 15, 5

@@ -10,13 +10,16 @@ from array import array
 
 import pytest
 
+from tests.builders import NOW_MS
 from tests.server.client import AVRO, Client, TopicClient
-from tests.server.conftest import JSON_POLL_LIMIT, MAX_REQUEST_BYTES, Serving
+from tests.server.conftest import JSON_POLL_LIMIT, MAX_REQUEST_BYTES, Serving, serving
 from tests.server.test_avro import block, decoded, long
-from tms_core.clock import SystemClock
+from tests.server.test_protocol import until
+from tms_core.clock import ManualClock, SystemClock
 from tms_core.server.codec import MESSAGE_BYTES
+from tms_core.server.site import PollLimit
+from tms_core.transaction.codec.thrift import encode_transaction
 from tms_core.transaction.model import TX_PER_MS, Transaction
-from tms_core.transaction.thrift import encode_transaction
 
 NOW_POINTER = SystemClock().now_ms() * TX_PER_MS
 MAX_INT = b"\x00\xfe\xff\xff\xff\x0f"
@@ -110,7 +113,8 @@ def test_given_a_ttl_of_its_own_when_it_is_over_then_the_message_is_gone(topic: 
         ("store", {"messages": ["a"], "transactionWritePointer": "5", "ttlSeconds": 5}, "ttlSeconds"),
         ("poll", {"limit": 0}, "limit of 0"),
         ("poll", {"startFrom": {"timeMs": "-1"}}, "-1 is no time"),
-        ("rollback", {}, "rollbackRange"),
+        ("rollback", {}, "transactionWritePointer"),
+        ("rollback", {"transactionWritePointer": "5", "rollbackRange": []}, "rollbackRange"),
     ],
 )
 def test_given_a_request_that_makes_no_sense_then_400_with_a_sentence(
@@ -331,3 +335,157 @@ def figures(server: Serving) -> tuple[float, float]:
     registry = server.metrics.registry
     ended = registry.get_sample_value("tms_requests_total", {"route": "poll", "code": "200"})
     return registry.get_sample_value("tms_messages_fetched_total") or 0, ended or 0
+
+
+# --- how far it has looked, waiting, limits --------------------------------------------------------------------------
+
+
+def test_given_messages_that_a_reader_may_not_see_when_polled_then_the_answer_says_where_to_go_on(
+    topic: TopicClient,
+) -> None:
+    for _ in range(3):
+        written = topic.publish("a", "b", transactionWritePointer=str(NOW_POINTER))
+        topic.post("rollback", written.body)
+    view = {"transaction": reading(NOW_POINTER, own=NOW_POINTER + 1)}
+    found = topic.post("poll", view)
+    assert (found.json, len(found.headers["x-tms-position"])) == ([], 40)
+    behind = {"startFrom": {"id": found.headers["x-tms-position"]}, **view}
+    again = topic.post("poll", behind)
+    assert (again.json, again.headers.get("x-tms-position")) == ([], None)
+    topic.publish("new")
+    assert topic.poll(**behind) == ["new"]
+
+
+def test_given_a_message_that_is_not_decided_when_polled_then_the_position_is_before_it(topic: TopicClient) -> None:
+    topic.publish("a")
+    written = topic.publish("b", transactionWritePointer=str(NOW_POINTER)).json["rollbackRange"]
+    found = topic.post("poll", {"transaction": reading(NOW_POINTER + 1, own=NOW_POINTER + 2, open_=(NOW_POINTER,))})
+    assert [message["payload"] for message in found.json] == ["a"]
+    assert int(found.headers["x-tms-position"][:16], 16) == int(written["startTimestamp"])
+    later = reading(NOW_POINTER + 1, own=NOW_POINTER + 2)
+    assert topic.poll(startFrom={"id": found.headers["x-tms-position"]}, transaction=later) == ["b"]
+
+
+def test_given_a_limit_that_ends_a_poll_then_there_is_no_position(topic: TopicClient) -> None:
+    topic.publish("a", "b")
+    assert "x-tms-position" not in topic.post("poll", {"limit": 1}).headers
+
+
+@pytest.mark.parametrize("language", ["avro", "json"])
+def test_given_a_poll_that_waits_when_a_message_comes_then_it_is_answered_with_it(
+    shared: Serving, topic: TopicClient, language: str
+) -> None:
+    with Client(shared.port) as waiting:
+        if language == "avro":
+            headers = {"content_type": AVRO, "x_tms_wait_seconds": "60"}
+            waiting.send("POST", f"{topic.path}/poll", EVERYTHING, **headers)
+        else:
+            waiting.send("POST", f"{topic.path}/poll", b'{"waitSeconds": 60}', content_type="application/json")
+        until(lambda: shared.site.waiting.polls)
+        topic.publish("a")
+        found = waiting.answer()
+        assert b"a" in found.body
+    assert shared.site.waiting.polls == 0
+
+
+def test_given_a_poll_that_waits_when_none_comes_then_it_is_answered_empty(topic: TopicClient) -> None:
+    assert topic.post("poll", {"waitSeconds": 1}).json == []
+
+
+def test_given_a_poll_that_waits_when_a_message_comes_that_is_not_decided_then_it_waits_no_longer(
+    shared: Serving, topic: TopicClient
+) -> None:
+    view = {"transaction": reading(NOW_POINTER, own=NOW_POINTER + 1, open_=(NOW_POINTER,)), "waitSeconds": 60}
+    with Client(shared.port) as waiting:
+        waiting.send("POST", f"{topic.path}/poll", json.dumps(view).encode(), content_type="application/json")
+        until(lambda: shared.site.waiting.polls)
+        topic.publish("a", transactionWritePointer=str(NOW_POINTER))
+        assert waiting.answer().json == []
+
+
+def test_given_a_poll_that_waits_when_its_client_leaves_or_the_server_stops_then_it_ends() -> None:
+    with serving() as server, Client(server.port) as client, Client(server.port) as staying:
+        topic = TopicClient(client, "t").create()
+        for one in (client, staying):
+            one.send("POST", f"{topic.path}/poll", b'{"waitSeconds": 60}', content_type="application/json")
+        until(lambda: server.site.waiting.polls == 2)
+        client.__exit__()
+        until(lambda: server.site.waiting.polls == 1)
+        server.listener.stop()
+        assert staying.answer().json == []
+
+
+@pytest.mark.parametrize("wait", ["61", "-1", "1.5", "x"])
+def test_given_a_wait_that_is_none_when_polled_then_400(topic: TopicClient, wait: str) -> None:
+    answer = topic.client.ask("POST", f"{topic.path}/poll", EVERYTHING, content_type=AVRO, x_tms_wait_seconds=wait)
+    assert (answer.status, "0 to 60" in answer.text) == (400, True)
+
+
+@pytest.mark.parametrize("limit", [PollLimit(messages=3), PollLimit(bytes=500)], ids=["messages", "bytes"])
+def test_given_the_servers_own_limit_when_polled_then_both_languages_are_cut_and_read_on(limit: PollLimit) -> None:
+    with serving(poll_limit=limit) as server, Client(server.port) as client:
+        topic = TopicClient(client, "t").create()
+        topic.publish(*"abcdefgh")
+        avro_answer = topic.post("poll", EVERYTHING, content_type=AVRO)
+        json_answer = topic.post("poll")
+        assert [payload for _, payload in decoded(avro_answer.body)] == [b"a", b"b", b"c"]
+        assert [message["payload"] for message in json_answer.json] == ["a", "b", "c"]
+        assert avro_answer.headers["x-tms-limited"] == json_answer.headers["x-tms-limited"] == "true"
+        behind = {"startFrom": {"id": json_answer.json[-1]["id"]}, "inclusive": False}
+        assert topic.poll(**behind) == ["d", "e", "f"]
+
+
+def test_given_a_limit_within_the_servers_own_then_the_answer_does_not_call_itself_limited() -> None:
+    with serving(poll_limit=PollLimit(messages=3)) as server, Client(server.port) as client:
+        topic = TopicClient(client, "t").create()
+        topic.publish(*"abcd")
+        answer = topic.post("poll", {"limit": 3})
+        assert (len(answer.json), answer.headers.get("x-tms-limited")) == (3, None)
+
+
+@pytest.mark.parametrize(("verb", "size"), [("rollback", 20_000), ("properties", 500_000), ("consumers/one", 20_000)])
+def test_given_a_body_that_is_far_too_large_for_what_it_says_then_413(topic: TopicClient, verb: str, size: int) -> None:
+    method = "POST" if verb == "rollback" else "PUT"
+    answer = topic.client.ask(method, f"{topic.path}/{verb}", b" " * size, content_type="application/json")
+    assert (answer.status, "bytes at most" in answer.text) == (413, True)
+
+
+def test_given_a_ttl_in_a_header_when_published_in_avro_then_it_is_that_of_these_messages() -> None:
+    clock = ManualClock(NOW_MS)
+    with serving(clock=clock) as server, Client(server.port) as client:
+        topic = TopicClient(client, "t").create()
+        path = f"{topic.path}/publish"
+        assert client.ask("POST", path, avro(b"a"), content_type=AVRO, x_tms_ttl_seconds="60").status == 200
+        assert client.ask("POST", path, avro(b"b"), content_type=AVRO).status == 200
+        for value in ("", "-1", "1.5", "0", str(2**31), "9" * 20):
+            assert client.ask("POST", path, avro(b"c"), content_type=AVRO, x_tms_ttl_seconds=value).status == 400
+        twice = json.dumps({"messages": ["c"], "ttlSeconds": 5}).encode()
+        answer = client.ask("POST", path, twice, content_type="application/json", x_tms_ttl_seconds="5")
+        assert (answer.status, "given twice" in answer.text) == (400, True)
+        assert topic.poll() == ["a", "b"]
+        clock.advance(60_001)
+        assert topic.poll() == ["b"]
+
+
+def test_given_a_time_when_polled_exclusively_in_json_then_that_millisecond_is_left_out() -> None:
+    clock = ManualClock(NOW_MS)
+    with serving(clock=clock) as server, Client(server.port) as client:
+        topic = TopicClient(client, "t").create()
+        topic.publish("a")
+        clock.advance(1)
+        topic.publish("b")
+        start = {"startFrom": {"timeMs": str(NOW_MS)}}
+        assert [one["payload"] for one in topic.post("poll", start).json] == ["a", "b"]
+        assert [one["payload"] for one in topic.post("poll", start | {"inclusive": False}).json] == ["b"]
+
+
+def test_given_a_write_pointer_alone_when_rolled_back_then_all_of_the_transaction_is(topic: TopicClient) -> None:
+    pointer = str(SystemClock().now_ms() * 1_000_000)
+    for payload in ("a", "b"):
+        assert topic.post("publish", {"messages": [payload], "transactionWritePointer": pointer}).status == 200
+    assert topic.post("rollback", {"transactionWritePointer": None}).status == 400
+    assert topic.post("rollback", {"transactionWritePointer": pointer, "rollbackRange": None}).status == 400
+    assert topic.post("rollback", {"transactionWritePointer": pointer}).status == 200
+    view = Transaction(2**62, 2**62, 2**62)
+    reads_in = base64.b64encode(encode_transaction(view)).decode()
+    assert topic.post("poll", {"transaction": reads_in}).json == []

@@ -19,11 +19,12 @@ from starlette.types import Receive, Scope, Send
 
 from tests.server.client import PATIENCE_SECONDS, Client
 from tests.support import require_tool
-from tms_core.server import listener as listener_module
-from tms_core.server.listener import Listener
-from tms_core.server.protocol import bounded
 from tms_core.server.site import answer
-from tms_core.settings import TlsSettings
+from tms_core.settings.models import TlsSettings
+from tms_core.web import listener as listener_module
+from tms_core.web import protocol
+from tms_core.web.listener import Listener
+from tms_core.web.protocol import bounded
 
 UPGRADE = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
 #: What is inside a body, and must never be carried out.
@@ -294,17 +295,102 @@ def test_given_too_many_connections_then_one_more_is_refused_until_another_goes(
     echo: Echo, caplog: pytest.LogCaptureFixture
 ) -> None:
     with listening(echo, max_connections=3) as port, ExitStack() as stack:
-        _, _, first = [stack.enter_context(Client(port)) for _ in range(3)]
-        assert first.ask("GET", "/").status == 200
+        _, _, first = all_ = [stack.enter_context(Client(port)) for _ in range(3)]
+        assert [one.ask("GET", "/").status for one in all_] == [200] * 3
         for _ in range(2):
             with Client(port) as client:
-                refusal = client.answer()
+                refusal = client.ask("GET", "/")
                 assert (refusal.status, refusal.headers["connection"]) == (503, "close")
                 assert "server.max_connections" in refusal.text
         assert first.ask("GET", "/").status == 200
         stack.close()
         until(partial(_gets_in, port))
     assert caplog.text.count("3 connections are open") == 1
+
+
+def test_given_too_many_connections_then_a_probe_is_answered_and_nothing_else(echo: Echo) -> None:
+    with listening(echo, max_connections=1) as port, Client(port) as client:
+        assert client.ask("GET", "/").status == 200
+        with Client(port) as probe:
+            answered = probe.ask("GET", "/ping?now")
+            assert (answered.status, answered.headers["connection"]) == (200, "close")
+        with Client(port) as other:
+            assert other.ask("POST", "/pings", b"a").status == 503
+    assert [path for _, path, _ in echo.asked] == ["/", "/ping"]
+
+
+def test_given_too_many_connections_when_one_more_says_nothing_then_it_does_not_stay(
+    monkeypatch: pytest.MonkeyPatch, echo: Echo
+) -> None:
+    monkeypatch.setattr(protocol, "_PING_SECONDS", 0.05)
+    with listening(echo, max_connections=1) as port, Client(port) as client:
+        assert client.ask("GET", "/").status == 200
+        with Client(port) as silent:
+            assert silent.answer().status == 503
+
+
+@pytest.mark.parametrize(
+    "owed", [b"", b"POST / HT", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab"]
+)
+def test_given_clients_that_owe_the_rest_of_a_request_then_one_more_takes_the_place_of_the_slowest(
+    monkeypatch: pytest.MonkeyPatch, echo: Echo, owed: bytes
+) -> None:
+    monkeypatch.setattr(protocol, "_OWED_SECONDS", 0.0)
+    with listening(echo, max_connections=3) as port, ExitStack() as stack:
+        idle = stack.enter_context(Client(port))
+        assert idle.ask("GET", "/").status == 200
+        slowest = stack.enter_context(Client(port))
+        slowest.socket.sendall(owed)
+        time.sleep(0.05)
+        other = stack.enter_context(Client(port))
+        other.socket.sendall(b"G")
+        time.sleep(0.05)
+        assert stack.enter_context(Client(port)).ask("GET", "/new").status == 200
+        with suppress(ConnectionError):
+            assert b"200" not in rest(slowest)
+        other.socket.sendall(request("GET", "/")[1:])
+        assert other.answer().status == 200
+        assert idle.ask("GET", "/").status == 200
+
+
+def test_given_a_head_that_comes_byte_by_byte_then_it_is_refused_when_its_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, echo: Echo
+) -> None:
+    monkeypatch.setattr(protocol.Protocol, "head_seconds", 0.2)
+    with listening(echo) as port, Client(port) as client:
+        for byte in b"POST / HTTP/1.1":
+            client.socket.sendall(bytes([byte]))
+        assert client.answer().status == 408
+        with Client(port) as second:
+            assert second.ask("GET", "/").status == 200
+    assert [path for _, path, _ in echo.asked] == ["/"]
+
+
+def test_given_a_body_that_comes_too_slowly_then_it_is_refused_and_nothing_is_done(
+    monkeypatch: pytest.MonkeyPatch, echo: Echo
+) -> None:
+    monkeypatch.setattr(protocol.Protocol, "body_seconds", 0.1)
+    monkeypatch.setattr(protocol.Protocol, "body_bytes", 1000)
+    with listening(echo) as port, Client(port) as client:
+        client.socket.sendall(request("POST", "/", bytes(5000))[:-1])
+        assert client.answer().status == 408
+    assert echo.asked == []
+
+
+def test_given_a_body_that_the_server_does_not_take_yet_then_its_client_is_not_too_slow(
+    monkeypatch: pytest.MonkeyPatch, echo: Echo
+) -> None:
+    monkeypatch.setattr(protocol.Protocol, "body_seconds", 0.05)
+    echo.may_read.clear()
+    body = bytes(4_000_000)
+    with listening(echo) as port, Client(port) as client:
+        sender = Thread(target=client.send, args=("POST", "/", body))
+        sender.start()
+        assert echo.begun.wait(PATIENCE_SECONDS)
+        time.sleep(0.5)
+        echo.may_read.set()
+        sender.join()
+        assert client.answer().body == body
 
 
 def _gets_in(port: int) -> bool:

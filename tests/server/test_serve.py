@@ -17,7 +17,7 @@ from tests.server.producers import Producer, check
 from tests.server.test_avro import decoded
 from tests.server.test_messages import EVERYTHING, avro
 from tests.support import require_tool
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 
 FOLDERS = {"system.tms.meta", "system.tms.message", "system.tms.payload"}
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+import stat
 import sys
 import threading
 from dataclasses import dataclass, field, replace
@@ -26,13 +28,14 @@ from tms_core.cli.serve import serving
 from tms_core.cli.signals import ending
 from tms_core.clock import Clock, ManualClock
 from tms_core.errors import ConfigurationError, StoreNotFound, TmsError
-from tms_core.server import companions, standing
-from tms_core.server.auth_tokens import new_token, token_line
+from tms_core.server import companions
+from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.server.companions import Host
-from tms_core.server.listener import Listener
-from tms_core.settings import HBaseSettings, TlsSettings
-from tms_core.side import MemorySide
+from tms_core.server.ha import member as standing
+from tms_core.settings.models import HBaseSettings, TlsSettings
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import MemorySide
+from tms_core.web.listener import Listener
 
 
 @dataclass
@@ -107,6 +110,27 @@ def test_given_a_companion_when_served_then_it_gets_what_is_open_and_is_stopped_
                     TopicClient(client, "t").create()
                 assert client.ask("GET", "/v1/namespaces/default/topics/t").json["ttl"] == "60"
     assert guest.seen == ["started", "stopped"] * 2
+
+
+def test_given_a_store_that_is_made_when_served_then_no_one_else_may_look_into_its_folders(tmp_path: Path) -> None:
+    with serving(None, {}, {"leveldb": str(tmp_path / "shop")}, janitor=False):
+        pass
+    folders = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert {path.name for path in folders} >= {"shop", "shop.tx", "system.tms.message"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
+
+
+def test_given_a_manager_when_served_then_a_pointer_that_it_did_not_issue_is_refused(tmp_path: Path) -> None:
+    clock = ManualClock(NOW_MS)
+    with (
+        serving(memory(tmp_path), {}, {}, janitor=False, clock=clock) as started,
+        Client(port_of(started.url)) as client,
+    ):
+        topic = TopicClient(client, "t").create()
+        answer = topic.post("publish", {"messages": ["a"], "transactionWritePointer": str(2**62)})
+        assert (answer.status, "was not issued" in answer.text) == (400, True)
+        issued = {"messages": ["a"], "transactionWritePointer": str(NOW_MS * 1_000_000)}
+        assert topic.post("publish", issued).status == 200
 
 
 def test_given_a_companion_when_served_without_then_it_is_not_started(guest: Guest, tmp_path: Path) -> None:
@@ -310,8 +334,12 @@ def test_given_the_command_when_it_is_up_then_it_prints_where_and_ends_when_aske
     config = memory(tmp_path)
     config.write_text(config.read_text() + "\n")
     monkeypatch.setenv("TMS_TRANSACTIONS__SOURCE", "none")
-    assert execute(["serve", "--config", str(config), "--no-janitor"]) == 0
-    assert [line.partition(": ")[0] for line in capsys.readouterr().out.splitlines()] == ["REST"]
+    assert execute(["serve", "--config", str(config), "--no-janitor", "--log-format", "json"]) == 0
+    streams = capsys.readouterr()
+    assert [line.partition(": ")[0] for line in streams.out.splitlines()] == ["REST"]
+    logged = [json.loads(line) for line in streams.err.splitlines()]
+    assert logged
+    assert all("time" in line for line in logged)
 
 
 def test_given_a_signal_when_it_comes_then_it_asks_and_the_second_ends_the_process(
@@ -391,3 +419,21 @@ def test_given_a_server_that_gives_up_when_started_then_the_error_says_where_to_
 )
 def test_the_url_is_one_that_a_client_on_this_machine_can_use(host: str, url: str) -> None:
     assert Listener(nobody, host, 5).url == url
+
+
+def test_given_a_token_for_transactions_when_served_then_it_is_demanded_and_the_commands_show_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "token").write_text("secret\n")
+    config = memory(tmp_path)
+    settings = yaml.safe_load(config.read_text())
+    settings.setdefault("transactions", {}).update(token_file=str(tmp_path / "token"))
+    config.write_text(yaml.safe_dump(settings))
+    with serving(config, {}, {}, janitor=False) as started:
+        assert started.transactions is not None
+        assert execute(["tx", "list", "--server", started.transactions]) == 1
+        assert "demands a token" in capsys.readouterr().err
+        assert execute(["tx", "list", "--config", str(config), "--server", started.transactions]) == 0
+    (tmp_path / "token").unlink()
+    with pytest.raises(TmsError, match="cannot be read"), serving(config, {}, {}, janitor=False):
+        pass

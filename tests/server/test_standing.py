@@ -13,11 +13,11 @@ from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import ConfigurationError, LeaseHeld, StoreError
 from tms_core.messaging.service import MessagingService
 from tms_core.server.companions import Companion
+from tms_core.server.ha.member import Standing
 from tms_core.server.standby import Standby, started
-from tms_core.server.standing import Standing
-from tms_core.settings import LeaderSettings, load
-from tms_core.side import MemorySide
+from tms_core.settings.models import LeaderSettings, load
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import MemorySide
 
 PATIENCE_SECONDS = 120
 

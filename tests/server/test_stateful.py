@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from janitor.embedded import Embedded
+from janitor.app.embedded import Embedded
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS
 from tests.server.told import Reader, Topic, Tx
 from tests.support import size
@@ -102,7 +102,7 @@ class Server:
             made.append(Jobs())
             return made[-1]
 
-        with patch("janitor.cli.serve.Schedule", schedule):
+        with patch("janitor.app.serve.Schedule", schedule):
             started = self._stack.enter_context(serving(None, environ, {}, clock=clock))
         assert started.transactions is not None
         [self._jobs] = made
@@ -114,7 +114,7 @@ class Server:
         """Have the janitor do all its jobs once."""
         for chore in self._jobs.chores:
             chore()
-        assert self._janitor.picture().failing == {}
+        assert self._janitor.status().failing == {}
 
     def stop(self) -> None:
         self._stack.close()

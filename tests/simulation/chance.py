@@ -15,6 +15,8 @@ from tests.simulation.commands import (
     Apply,
     Approve,
     BackUp,
+    BringBack,
+    DamageLog,
     LoseState,
     Pause,
     Plan,
@@ -22,6 +24,8 @@ from tests.simulation.commands import (
     Run,
     Trouble,
     Truncate,
+    Verify,
+    WriteBack,
 )
 from tests.simulation.model import (
     DAY_MS,
@@ -43,8 +47,10 @@ from tests.simulation.operations import (
     Create,
     DamageSnapshot,
     Delete,
+    FillDisk,
     Garble,
     Invalidate,
+    Misconfigure,
     Odd,
     Operation,
     Protect,
@@ -104,6 +110,12 @@ WEIGHTS = {
     "protect": 1,
     "put_foreign": 1,
     "reboot": 1,
+    "bring_back": 1.5,
+    "verify": 1,
+    "write_back": 0.7,
+    "misconfigure": 0.7,
+    "damage_log": 0.3,
+    "fill_disk": 0.7,
     "restore": 0.7,
     "lose_state": 0.3,
 }
@@ -150,6 +162,8 @@ class Chance:
         """Whatever happens next; what stops the janitor altogether is not left so for long."""
         if self.luck(0.15) and not self._site.clock_is_right:
             return SetClock(0)
+        if self.luck(0.15) and self._site.foreign is not None:
+            return Misconfigure(wrong=False)
         if self.luck(0.15) and not self._site.reference.adopted:
             return Adopt()
         (kind,) = self.random.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()))
@@ -259,6 +273,21 @@ class Chance:
     def approve(self) -> Operation:
         return Approve(self.pick((None, None, *TOPICS)))
 
+    def verify(self) -> Operation:
+        return Verify()
+
+    def write_back(self) -> Operation:
+        return WriteBack()
+
+    def misconfigure(self) -> Operation:
+        return Misconfigure(self.luck(0.6))
+
+    def damage_log(self) -> Operation:
+        return DamageLog(self.up_to(100) - 1, self.luck(0.4))
+
+    def fill_disk(self) -> Operation:
+        return FillDisk(self.luck(0.4))
+
     def truncate(self) -> Operation:
         return Truncate()
 
@@ -267,6 +296,9 @@ class Chance:
 
     def restore(self) -> Operation:
         return Restore(self.up_to(2), self.luck(0.5))
+
+    def bring_back(self) -> Operation:
+        return BringBack(self.topic(), self.pick((None, *TOPICS)))
 
     def lose_state(self) -> Operation:
         return LoseState()

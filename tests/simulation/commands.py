@@ -1,23 +1,28 @@
 """What the janitor and its operator do; each command of the janitor's is watched and judged.
 
 An operator in a hurry adopts, approves, truncates and restores at any moment, but not blindly: they look at the clock
-before they vouch for it, and do not trust a claim about a store into which they have just put a backup.
+before they vouch for it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from janitor.feedback import Feedback
+from janitor.archive.restore import Request
 from janitor.report import Report
+from janitor.run.feedback import Feedback
+from janitor.state.base import EVERYTHING
 from tests.builders import Desk
-from tests.simulation.invariants import Allowed, Watch, check_ledger
+from tests.simulation import log
+from tests.simulation.invariants import Allowed, Violation, Watch, check_ledger, check_searched, describe
 from tests.simulation.model import topic_id
 from tests.simulation.operations import Operation
 from tests.simulation.site import Site
-from tests.simulation.store import Crash
-from tms_core.errors import Refused, StoreError
+from tests.simulation.store import ALL, Crash
+from tms_core.errors import ArchiveError, Refused, StoreError
 
 
 class Trouble(StrEnum):
@@ -48,7 +53,7 @@ class Run(Operation):
     meanwhile: Operation | Trouble | None = None
 
     def on(self, site: Site) -> None:
-        if self.adopt and not site.clock_is_right:
+        if self.adopt and not site.looks_right:
             return
         watch = Watch(site)
         lease = site.take_lease()
@@ -69,8 +74,11 @@ class Run(Operation):
         else:
             lease.release()
         site.store.alarm.clear()
-        site.notice_adoption()
+        notice_adoption(site)
         watch.judge()
+        if report is None or not report.tripped:
+            seen = {name: topic for name, topic in watch.topics.items() if self.topic in (None, name)}
+            site.reference.glimpse(seen, site.now_ms)
         if report is not None:
             check_ledger(site, report.id, watch.changes)
             self._learn(site, watch, report)
@@ -96,6 +104,7 @@ class Run(Operation):
         site.reached["fed back"] += report.truncated
         if report.tripped:
             site.reached["stopped"] += 1
+            site.reached["read another system's snapshot"] += site.foreign is not None
             return
         notes = {note.guard for note in report.guards}
         site.reached["ended"] += bool(notes & {"halted", "lease"})
@@ -110,12 +119,17 @@ class Run(Operation):
             if self.topic in (None, name) and name not in watch.paused and not _failed(name, report)
         }
         site.reference.observe(watch.topics, seen, site.now_ms)
-        aside = watch.paused or site.reference.paused or "quarantine" in notes
-        complete = not report.errors and self.topic is None and report.snapshot is not None and not aside
-        if complete and report.thorough:
-            site.restored_in_place = False
+        if self.topic is None and report.snapshot is not None and not report.errors:
+            check_searched(site, watch)
         site.reached["held"] += report.held_rows()
         site.reached["claimed"] += report.boundary is not None
+
+
+def notice_adoption(site: Site) -> None:
+    """Take note if a run or an apply has adopted the store, which only a person may do where one was adopted before."""
+    adopted_before = site.has_adopted
+    if site.notice_adoption() and adopted_before:
+        raise Violation("no permission", "a run has adopted the store, and another one was adopted before")
 
 
 def recover(site: Site, engine: Desk) -> None:
@@ -156,7 +170,7 @@ class Apply(Operation):
 
     def on(self, site: Site) -> None:
         path = site.folder / f"plan.{self.slot}"
-        if not path.exists() or (self.adopt and not site.clock_is_right):
+        if not path.exists() or (self.adopt and not site.looks_right):
             return
         watch = Watch(site, allowed=Allowed.read(path))
         engine = site.engine(lease=site.take_lease())
@@ -166,7 +180,7 @@ class Apply(Operation):
         except Refused:
             site.reached["refused"] += 1
             return
-        site.notice_adoption()
+        notice_adoption(site)
         watch.judge()
         check_ledger(site, report.id, watch.changes)
         if not report.tripped:
@@ -180,13 +194,44 @@ class Apply(Operation):
 
 @dataclass(frozen=True, repr=False)
 class Adopt(Operation):
-    """Accept the store; the operator has looked at the clock first."""
+    """Accept the store; the operator has looked at the clock and the settings first."""
 
     def on(self, site: Site) -> None:
-        if site.clock_is_right:
+        if site.looks_right:
             site.engine().adopt()
             site.notice_adoption(anyway=True)
             site.read_claims()
+
+
+@dataclass(frozen=True, repr=False)
+class Verify(Operation):
+    """Hold every row against the claim."""
+
+    def on(self, site: Site) -> None:
+        before = site.state.claim()
+        found = site.engine().verify()
+        site.read_claims()
+        if found.refuted:
+            site.reached["claim refuted"] += 1
+            if site.state.claim() is not None:
+                raise Violation("false claim", f"{before} was refuted and stands")
+
+
+@dataclass(frozen=True, repr=False)
+class WriteBack(Operation):
+    """A tool writes a row of an aborted transaction as it was before it was inverted, and the claim is verified."""
+
+    def on(self, site: Site) -> None:
+        row = site.write_back()
+        if row is None or row.pointer is None:
+            return
+        # The janitor cannot know before it has looked.
+        site.claims = []
+        before = site.reached["claim refuted"]
+        Verify().on(site)
+        if site.reached["claim refuted"] == before:
+            raise Violation("false claim", f"it was verified with {describe(row)} below it")
+        site.refuted.add(row.pointer)
 
 
 @dataclass(frozen=True, repr=False)
@@ -198,9 +243,9 @@ class Approve(Operation):
     def on(self, site: Site) -> None:
         if self.topic is None and not site.clock_is_right:
             return
-        patterns = () if self.topic is None else (str(topic_id(self.topic)),)
+        patterns = (EVERYTHING,) if self.topic is None else (str(topic_id(self.topic)),)
         try:
-            site.engine().approve(patterns)
+            site.engine().approve(patterns, clock=self.topic is None)
         except Refused:
             return
         topics = {name: topic for name, topic in site.topics.items() if self.topic in (None, name)}
@@ -230,13 +275,10 @@ class Pause(Operation):
 
 @dataclass(frozen=True, repr=False)
 class Truncate(Operation):
-    """Drop from the invalid list what the janitor claims to be clean.
-
-    An operator who has restored a backup in place waits for a pass that looks at everything, as the runbook says.
-    """
+    """Drop from the invalid list what the janitor claims to be clean."""
 
     def on(self, site: Site) -> None:
-        if site.restored_in_place or site.state.store() is None:
+        if site.state.store() is None:
             return
         claim, _ = site.engine().boundary()
         if claim is not None:
@@ -249,6 +291,38 @@ class FeedBack(Operation):
 
     def on(self, site: Site) -> None:
         site.feeds_back = True
+
+
+@dataclass(frozen=True, repr=False)
+class DamageLog(Operation):
+    """The machine stops and the log of LevelDB is damaged; the operator puts it right before the janitor goes on.
+
+    Attributes:
+        percent: how far into the log a bit is another, or how much is left of its last record.
+        torn: whether the log ends there; a crash does no more than that.
+    """
+
+    percent: int = 0
+    torn: bool = False
+
+    def on(self, site: Site) -> None:
+        rows = site.store.message.rows(b"", None, ALL).items
+        if not rows:
+            return
+        with TemporaryDirectory(dir=site.folder) as folder:
+            written = log.write(Path(folder), rows)
+            (log.tear if self.torn else log.flip)(written, self.percent)
+            try:
+                left = log.keys_left(written)
+            except StoreError:
+                if self.torn:
+                    raise
+                site.reached["log refused"] += 1
+                return
+        site.reached["log opened"] += 1
+        lost = {key for key, _ in rows} - left - written.last
+        if lost:
+            raise Violation("live row lost", f"LevelDB has dropped {len(lost)} rows behind what is damaged in its log")
 
 
 @dataclass(frozen=True, repr=False)
@@ -268,7 +342,37 @@ class Restore(Operation):
 
     def on(self, site: Site) -> None:
         if site.restore(self.slot, in_place=self.in_place):
-            site.read_claims()
+            # Nobody has asked the janitor since; what it says next must be true of this store.
+            site.claims = []
+
+
+@dataclass(frozen=True, repr=False)
+class KeepRows(Operation):
+    """From now on rows are archived before they are deleted."""
+
+    def on(self, site: Site) -> None:
+        site.archives = True
+
+
+@dataclass(frozen=True, repr=False)
+class BringBack(Operation):
+    """Restore from the archive what there is of a topic, to itself or to another one."""
+
+    topic: str
+    target: str | None = None
+
+    def on(self, site: Site) -> None:
+        target = self.target or self.topic
+        request = Request(topic_id(self.topic), topic_id(target))
+        try:
+            done = site.engine().restore(site.archive_folder, request)
+        except Refused as error:
+            site.reached["refused to mix" if "transactions" in error.message else "not brought back"] += 1
+            return
+        except ArchiveError:
+            return
+        site.reached["brought back"] += done.restored
+        site.reached["brought back hidden"] += site.take_in_restored(target)
 
 
 @dataclass(frozen=True, repr=False)

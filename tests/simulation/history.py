@@ -14,10 +14,28 @@ from pathlib import Path
 from random import Random
 
 from tests.simulation.chance import TOPICS, TTLS, Chance
-from tests.simulation.commands import Adopt, FeedBack, Pause, Run, Truncate
-from tests.simulation.invariants import Violation, check_claim_reached, check_claims, check_complete, check_reader
+from tests.simulation.commands import Adopt, FeedBack, KeepRows, Pause, Run, Truncate
+from tests.simulation.invariants import (
+    Violation,
+    check_claim_reached,
+    check_claims,
+    check_complete,
+    check_payloads,
+    check_reader,
+)
 from tests.simulation.model import HOUR_MS
-from tests.simulation.operations import Break, Create, Garble, Operation, Protect, SetClock, SkewServer, Wait
+from tests.simulation.operations import (
+    Break,
+    Create,
+    FillDisk,
+    Garble,
+    Misconfigure,
+    Operation,
+    Protect,
+    SetClock,
+    SkewServer,
+    Wait,
+)
 from tests.simulation.site import Site
 from tests.simulation.stories import STORIES
 
@@ -59,13 +77,14 @@ def play(operations: Iterable[Operation], *, orderly_end: bool = True) -> Counte
 
 
 def play_seed(seed: int, steps: int = STEPS) -> Counter[str]:
-    """Play the random history of a seed; in every other one the janitor has the invalid list truncated itself.
+    """Play the random history of a seed; in every other one the janitor has the invalid list
+    truncated itself, and in half of them it archives what it deletes.
 
     Raises:
         Failed: an invariant does not hold.
     """
     with tempfile.TemporaryDirectory(prefix="tms-simulation-") as folder:
-        first = [FeedBack()] if seed % 2 else []
+        first = [*([FeedBack()] if seed % 2 else []), *([KeepRows()] if seed % 4 < 2 else [])]
         return _play(Site(Path(folder)), lambda site: chain(first, draw(Random(seed), site, steps)), orderly_end=True)
 
 
@@ -76,6 +95,7 @@ def _play(site: Site, operations: Callable[[Site], Iterator[Operation]], *, orde
             happened.append(operation)
             operation.on(site)
             check_reader(site)
+            check_payloads(site)
             check_claims(site)
         if orderly_end:
             put_in_order(site)
@@ -95,6 +115,8 @@ def put_in_order(site: Site) -> None:
         Break(name, broken=False).on(site)
         Garble(name, on_purpose=False).on(site)
         Protect(name, protected=False).on(site)
+    FillDisk(full=False).on(site)
+    Misconfigure(wrong=False).on(site)
     Pause(paused=False).on(site)
     SetClock(0).on(site)
     SkewServer(0).on(site)

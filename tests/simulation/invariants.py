@@ -5,6 +5,7 @@
 * **zombie**: a row is there that was never written, or that had been deleted, or its value is not what was written.
 * **aborted message visible**, **committed message hidden**: what a transactional reader with today's lists sees is not
   what was committed.
+* **payloads mixed**: a committed message would be given payloads that were not stored for it.
 * **false claim**: the janitor states a bound, and a row carries a positive pointer up to it that was not committed.
 * **frontier overrun**: a row was deleted before its hold was over, or by a clock that is ahead, or by a janitor that
   nobody let go.
@@ -120,6 +121,7 @@ class Watch:
         deleted, inverted = find_changes(self._site)
         for row in deleted:
             del self._site.rows[row.id]
+            self._site.gone[row.table, row.tail] = row
         for row in inverted:
             row.negated = True
         changed = deleted + inverted
@@ -240,17 +242,39 @@ def check_reader(site: Site) -> None:
         visible = not row.negated and reader.is_visible(row.pointer)
         if visible and row.pointer not in site.committed:
             raise Violation("aborted message visible", describe(row))
-        if not visible and row.pointer in site.committed:
+        if not visible and row.pointer in site.committed and row.origin is None:
             raise Violation("committed message hidden", describe(row))
+
+
+def check_payloads(site: Site) -> None:
+    """A committed message is given the payloads that its transaction stored for it, and no others."""
+    stored: dict[tuple[str, int, int | None], set[tuple[str, int]]] = {}
+    for row in site.rows.values():
+        if row.table == "payload":
+            stored.setdefault((row.topic, row.generation, row.pointer), set()).add(row.home)
+    for row in site.rows.values():
+        read = row.refers and not row.negated and row.pointer in site.committed
+        if read and stored.get((row.topic, row.generation, row.pointer), set()) - {row.home}:
+            raise Violation("payloads mixed", describe(row))
 
 
 def check_claims(site: Site) -> None:
     """No bound the janitor states has a positive pointer below it that was not committed."""
-    if site.restored_in_place or not site.claims:
+    if not site.claims:
         return
     for row in site.rows.values():
         if row.readable and row.pointer is not None and not row.lost_cause and row.pointer not in site.committed:
             check_bounds(row.pointer, describe(row), site.claims)
+
+
+def check_searched(site: Site, watch: Watch) -> None:
+    """After a claim was refuted: the next run that can has looked at every row, whatever its time (S4)."""
+    if watch.paused or site.reference.paused or site.store.damage:
+        return
+    for row in site.rows.values():
+        if row.readable and row.pointer in site.refuted & site.manager.invalid:
+            raise Violation("left behind", f"{describe(row)}, by which the claim was refuted")
+    site.refuted.clear()
 
 
 def check_bounds(pointer: int, what: str, claims: Collection[tuple[str, int]]) -> None:

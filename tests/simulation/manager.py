@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import replace
 
+from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import (
     NO_TX_IN_PROGRESS,
     TX_PER_MS,
@@ -22,8 +23,7 @@ from tms_core.transaction.model import (
     Transaction,
     VisibilityState,
 )
-from tms_core.transaction.snapshot import write_snapshot
-from tms_core.transaction.source import Loaded
+from tms_core.transaction.source.source import Loaded
 
 
 class Manager:

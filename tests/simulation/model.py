@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tms_core.rowkey import GENERATION_BYTES
 from tms_core.topic import TopicId, encode_properties
 
 SECOND_MS = 1000
@@ -56,6 +57,7 @@ class Row:
         foreign: its key is not one of ours, or nobody knows its topic; it must stay for ever.
         lost_cause: its transaction failed and no list names it any more, through no fault of the janitor: its client
             could not reach it when it rolled back, or an operator restored it. Readers see it; nobody can help that.
+        origin: topic and generation it was published in, where it came from the archive; None: where it is.
     """
 
     table: Table
@@ -68,6 +70,17 @@ class Row:
     negated: bool = False
     foreign: bool = False
     lost_cause: bool = False
+    origin: tuple[str, int] | None = None
+
+    @property
+    def home(self) -> tuple[str, int]:
+        """Topic and generation it was published in."""
+        return self.origin or (self.topic, self.generation)
+
+    @property
+    def tail(self) -> bytes:
+        """What of its key stays the same wherever it is restored to."""
+        return self.key[len(topic_id(self.topic).prefix) + GENERATION_BYTES :]
 
     @property
     def id(self) -> RowId:

@@ -113,6 +113,16 @@ class Break(Operation):
         (damage.add if self.broken else damage.discard)(prefix)
 
 
+@dataclass(frozen=True, repr=False)
+class FillDisk(Operation):
+    """The disk is full for the janitor, or has room again."""
+
+    full: bool = True
+
+    def on(self, site: Site) -> None:
+        site.store.damage.full = self.full
+
+
 # --- publishing ------------------------------------------------------------------------------------------------------
 
 
@@ -328,3 +338,16 @@ class DamageSnapshot(Operation):
             else:
                 data = path.read_bytes()
                 path.write_bytes(data[: len(data) * self.keep // 100])
+
+
+@dataclass(frozen=True, repr=False)
+class Misconfigure(Operation):
+    """``transactions.directory`` names the folder of another transaction service, or the right one again."""
+
+    wrong: bool = True
+
+    def on(self, site: Site) -> None:
+        if not self.wrong:
+            site.foreign = None
+        elif site.foreign is None:
+            site.go_astray()

@@ -108,6 +108,14 @@ class Reference:
                 if first is not None:
                     self._reach[name] = first.joined(self._reach[name])
 
+    def glimpse(self, topics: Mapping[str, Topic], now_ms: int) -> None:
+        """A run that did not come to its end saw the topics so: what jumps has begun to wait."""
+        for name, topic in _readable(topics).items():
+            if name not in self.protected | self.paused and not self._granted(name, topic, now_ms):
+                reach = self._reach.get(name, Reach(at_ms=now_ms))
+                since_ms = reach.pending.get(_pair(topic), now_ms)
+                self._reach[name] = replace(reach, pending={_pair(topic): since_ms})
+
     def _observe(self, name: str, topic: Topic, now_ms: int) -> None:
         if topic.garbled:
             return

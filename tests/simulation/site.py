@@ -8,14 +8,17 @@ and time, which passes when an operation says so.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from janitor.references import Lifetime
-from janitor.state.sqlite import SqliteState
-from janitor.world import Terms
+from janitor.archive.writer import ParquetArchive
+from janitor.law.references import Lifetime
+from janitor.run.prepare import in_progress_then
+from janitor.state.records import LINEAGE
+from janitor.state.sqlite.state import SqliteState
+from janitor.sweep.context import Terms
 from tests.builders import Desk
 from tests.simulation.manager import Manager
 from tests.simulation.model import (
@@ -33,17 +36,18 @@ from tests.simulation.model import (
     Client,
     Row,
     RowId,
+    Table,
     Topic,
     topic_id,
 )
 from tests.simulation.reference import Reference
-from tests.simulation.store import SimulatedStore
+from tests.simulation.store import ALL, SimulatedStore
 from tms_core.clock import ManualClock
 from tms_core.lease import Lease
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue
 from tms_core.transaction.model import TX_PER_MS
-from tms_core.transaction.source import DirectorySource
+from tms_core.transaction.source.source import DirectorySource
 
 
 class Backup(NamedTuple):
@@ -81,9 +85,12 @@ class Site:
         error_ms: how far the janitor's clock is ahead of it.
         rows: what is in the store, as the model has it.
         committed: write pointers of transactions that were.
-        restored_in_place: a backup was restored under the store's own identity, and no pass that looks at everything
-            has been completed since: what the janitor claimed may be false, and neither it nor its state can know.
         feeds_back: whether the janitor tells the transaction service what is proven clean.
+        archives: whether rows are archived before they are deleted.
+        gone: rows that were deleted, by table and tail.
+        brought_back: pointers of failed transactions, on no list, of which a backup has brought rows back.
+        foreign: the transaction service of another site, while the janitor reads that one's snapshots by mistake.
+        refuted: pointers by whose rows a claim was refuted, until a run has looked for them everywhere.
         claims: bounds the janitor states at this moment, each with where it does.
         unrecorded: what went in a run that has not ended, for the ledger to tell.
         reached: how often something worth reaching has happened.
@@ -93,6 +100,8 @@ class Site:
         self.folder = folder
         self.snapshots = folder / "snapshots"
         self.snapshots.mkdir()
+        self.foreign_snapshots = folder / "foreign"
+        self.foreign_snapshots.mkdir()
         self.now_ms = START_MS
         self.skew_ms = 0
         self.error_ms = 0
@@ -100,14 +109,18 @@ class Site:
         self.store = SimulatedStore()
         self.state = SqliteState.in_memory()
         self.manager = Manager(START_MS)
+        self.foreign: Manager | None = None
         self.reference = Reference()
         self.rows: dict[RowId, Row] = {}
         self.topics: dict[str, Topic] = {}
         self.clients: dict[int, Client] = {}
         self.backups: dict[int, Backup] = {}
         self.committed: set[int] = set()
-        self.restored_in_place = False
         self.feeds_back = False
+        self.archives = False
+        self.gone: dict[RowId, Row] = {}
+        self.brought_back: set[int] = set()
+        self.refuted: set[int] = set()
         self.claims: list[tuple[str, int]] = []
         self.unrecorded: list[Gone] = []
         self.reached: Counter[str] = Counter()
@@ -132,6 +145,11 @@ class Site:
     @property
     def clock_is_right(self) -> bool:
         return abs(self.error_ms) <= ERROR_MS
+
+    @property
+    def looks_right(self) -> bool:
+        """Whether an operator who looks at the clock and at the settings would vouch for them."""
+        return self.clock_is_right and self.foreign is None
 
     def pass_time(self, milliseconds: int) -> None:
         self.now_ms += milliseconds
@@ -278,14 +296,46 @@ class Site:
     # -- snapshots -----------------------------------------------------------------------------------------------
 
     def write_snapshot(self) -> None:
-        path = self.snapshots / f"snapshot.{self.server_ms}"
-        path.write_bytes(self.manager.snapshot(self.server_ms))
+        name = f"snapshot.{self.server_ms}"
+        (self.snapshots / name).write_bytes(self.manager.snapshot(self.server_ms))
+        if self.foreign is not None:
+            (self.foreign_snapshots / name).write_bytes(self.foreign.snapshot(self.server_ms))
         for old in self.snapshot_files()[:-3]:
             old.unlink()
 
     def snapshot_files(self) -> list[Path]:
         """Oldest first."""
         return sorted(self.snapshots.glob("snapshot.*"), key=lambda path: int(path.suffix[1:]))
+
+    def go_astray(self) -> None:
+        """Have the janitor read the snapshots of another transaction service, which has issued more ids.
+
+        There all has failed that began at the moments at which something began that was committed here by the last
+        snapshot used; where there is none of that, nothing tells the two apart.
+        """
+        record = self.state.store()
+        then = in_progress_then(self.state, record) if record is not None else None
+        if then is None:
+            return
+        decided = {pointer for pointer in self.committed if then.had_issued(pointer)} - then.pointers
+        if decided:
+            self.foreign = Manager(self.server_ms)
+            self.foreign.write_pointer = max(self.foreign.write_pointer, self.manager.write_pointer) + 1000
+            self.foreign.invalid = decided
+            self.write_snapshot()
+
+    def write_back(self) -> Row | None:
+        """Write an inverted row of an invalid transaction below the claim as it was before; None: there is none."""
+        claim = self.engine().boundary()[0] if self.state.store() is not None else None
+        for row in self.rows.values():
+            if claim is None or not row.negated or row.pointer not in self.manager.invalid:
+                continue
+            if row.pointer <= claim.bound:
+                ((key, value),) = self.store.message.rows(row.key, row.key + b"\x00", 1).items
+                self.store.message.put([(key, value._replace(pointer=row.pointer))])
+                row.negated = False
+                return row
+        return None
 
     # -- backups -------------------------------------------------------------------------------------------------
 
@@ -294,20 +344,56 @@ class Site:
         self.backups[slot] = Backup(self.store.copy(0), rows, dict(self.topics))
 
     def restore(self, slot: int, *, in_place: bool) -> bool:
-        """Replace the store by a backup, under its own identity or, as a copy has it, under a new one."""
+        """Replace the store by a backup, under its own identity or, as a copy has it, under a new one.
+
+        Either is a first contact; but for a backup that was made after the janitor last remembered how far the store
+        had come, which is the store as the janitor knows it.
+        """
         backup = self.backups.get(slot)
         if backup is None:
             return False
-        if in_place:
-            self.restored_in_place = True
-        else:
+        if not in_place:
             self._identities += 1
+        if not in_place or backup.store.sequence < (self.state.note(LINEAGE) or {}).get("sequence", 0):
             self.reference.adopted = False
         self.store = backup.store.copy(self._identities)
         self.rows = {row_id: replace(row) for row_id, row in backup.rows.items()}
         self.topics = dict(backup.topics)
         self._give_up(self.rows.values())
+        self.brought_back |= {row.pointer for row in self.rows.values() if row.lost_cause and row.pointer is not None}
         return True
+
+    # -- the archive ---------------------------------------------------------------------------------------------
+
+    @property
+    def archive_folder(self) -> Path:
+        return self.folder / "archive"
+
+    def take_in_restored(self, target: str) -> int:
+        """Take note of rows that came from the archive; returns how many are hidden though they were committed."""
+        topic, hidden = self.topics[target], 0
+        # What was archived need not be gone: its delete may have failed.
+        archived = {(row.table, row.tail): row for row in self.rows.values() if not row.foreign} | self.gone
+        for table, key, pointer in self._stored():
+            if (table, key) in self.rows:
+                continue
+            tail = key[-10:] if table == "message" else key[-18:]
+            known = archived.get((table, tail))
+            if known is None:
+                continue
+            row = replace(known, key=key, topic=target, generation=topic.generation, origin=known.home)
+            if table == "message" and row.pointer is not None:
+                row.negated = pointer is not None and pointer < 0
+                row.lost_cause = row.pointer in self.brought_back and not row.negated
+                hidden += row.negated and row.pointer in self.committed
+            self._add(row)
+        return hidden
+
+    def _stored(self) -> Iterator[tuple[Table, bytes, int | None]]:
+        for key, value in self.store.message.rows(b"", None, ALL).items:
+            yield "message", key, value.pointer
+        for key in self.store.payload.keys(b"", None, ALL).items:
+            yield "payload", key, None
 
     # -- the janitor ---------------------------------------------------------------------------------------------
 
@@ -326,11 +412,12 @@ class Site:
         return Desk(
             self.store,
             self.state,
-            DirectorySource(self.snapshots),
+            DirectorySource(self.snapshots if self.foreign is None else self.foreign_snapshots),
             self.clock,
             self.terms,
             token_hex=self._token_hex,
             batch_rows=batch_rows,
+            archive=ParquetArchive(self.archive_folder, self.clock) if self.archives else None,
             **options,
         )
 
@@ -349,28 +436,35 @@ class Site:
         self.state.close()
         self.state = SqliteState.in_memory()
         self.reference.forget()
-        self.restored_in_place = False
         self._accepted = None
         self._anchor = None
         self.unrecorded.clear()
         self.reference.paused.clear()
 
-    def notice_adoption(self, *, anyway: bool = False) -> None:
-        """Take note if somebody has just accepted the store, the transaction system and the clock as they are.
+    @property
+    def has_adopted(self) -> bool:
+        """Whether the janitor remembers a store that was adopted, be it this one or not."""
+        return self._accepted is not None
+
+    def notice_adoption(self, *, anyway: bool = False) -> bool:
+        """Take note if the store, the transaction system and the clock have just been accepted as they are.
 
         Args:
             anyway: it was done whether or not there was anything new.
+
+        Returns:
+            Whether they have been.
         """
         record = self.state.store()
         accepted = (record.mark, record.adopted_ms) if record and record.adopted_ms is not None else None
-        if not anyway and accepted == self._accepted:
-            return
+        if accepted is None or (not anyway and accepted == self._accepted):
+            return False
         if not self.reference.adopted:
             self.reference.forget()
-            self.restored_in_place = False
         self._accepted = accepted
         self.reference.adopt(self.topics, self.now_ms)
         self.clock_was_accepted()
+        return True
 
     def read_claims(self) -> None:
         """Ask what the janitor claims now."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from tms_core.errors import StoreError
+from tms_core.errors import StoreError, WriteRefused
 from tms_core.tables.base import TxCell
 from tms_core.tables.memory import MemoryMessageTable, MemoryMetadataTable, MemoryPayloadTable, MemoryStore
 
 #: More rows than any history writes.
 ALL = 1_000_000
+#: Calls that change something.
+_WRITES = ("put", "delete", "invert", "set")
 
 
 class Crash(BaseException):
@@ -40,9 +43,13 @@ class Alarm(Counter[str]):
 
 
 class Damage(set[bytes]):
-    """Prefixes of topics whose rows cannot be written."""
+    """Prefixes of topics whose rows cannot be written; ``full``: the disk is, and none can."""
+
+    full = False
 
     def refuse(self, key: bytes) -> None:
+        if self.full:
+            raise WriteRefused("No space left on device.")
         if any(key.startswith(prefix) for prefix in self):
             raise StoreError("a block is damaged.")
 
@@ -72,7 +79,10 @@ class _PayloadTable(MemoryPayloadTable):
 
 
 class SimulatedStore(MemoryStore):
-    """A store that can be interrupted at any call, damaged in part, copied, and replaced by a copy."""
+    """A store that can be interrupted at any call, damaged in part, copied, and replaced by a copy.
+
+    As in LevelDB each write has a number that only grows, and a copy goes on from the number of its original.
+    """
 
     def __init__(self, number: int = 1) -> None:
         super().__init__(f"store {number}")
@@ -83,6 +93,23 @@ class SimulatedStore(MemoryStore):
         self.damage = Damage()
         self.message = _MessageTable(self.alarm, self.damage)
         self.payload = _PayloadTable(self.alarm, self.damage)
+        self._before = self._opened = 0
+        self._recognised = False
+
+    @property
+    def sequence(self) -> int:
+        """The number of the last write."""
+        return self._before + sum(self.alarm[name] for name in _WRITES)
+
+    def lineage(self) -> Mapping[str, Any]:
+        self._recognised = True
+        return {"sequence": self.sequence}
+
+    def restored_since(self, known: Mapping[str, Any]) -> str | None:
+        if (self.sequence if self._recognised else self._opened) < known.get("sequence", 0):
+            return "it went back"
+        self._recognised = True
+        return None
 
     def copy(self, number: int) -> SimulatedStore:
         """The same rows under an identity of that number."""
@@ -91,4 +118,6 @@ class SimulatedStore(MemoryStore):
             twin.metadata.compare_and_set(key, None, value)
         twin.message.put(self.message.rows(b"", None, ALL).items)
         twin.payload.put(self.payload.rows(b"", None, ALL).items)
+        twin._before = self.sequence - twin.sequence
+        twin._opened = self.sequence
         return twin

@@ -9,7 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.simulation.chance import TTLS, Chance
-from tests.simulation.commands import Adopt, Apply, Approve, BackUp, Pause, Plan, Restore, Run, Trouble, Truncate
+from tests.simulation.commands import (
+    Adopt,
+    Apply,
+    Approve,
+    BackUp,
+    BringBack,
+    KeepRows,
+    Pause,
+    Plan,
+    Restore,
+    Run,
+    Trouble,
+    Truncate,
+    WriteBack,
+)
 from tests.simulation.model import (
     ALLOWANCE_MS,
     DAY_MS,
@@ -24,12 +38,14 @@ from tests.simulation.model import (
     SKEW_MS,
 )
 from tests.simulation.operations import (
+    Abort,
     Break,
     Checkpoint,
     Commit,
     Create,
     Delete,
     Garble,
+    Misconfigure,
     Operation,
     Protect,
     Publish,
@@ -229,8 +245,9 @@ def restored(chance: Chance) -> list[Operation]:
         Run(),
         Wait(MINUTE_MS),
         Run(),
-        Restore(3, in_place=chance.luck(0.5)),
-        chance.pick((Truncate(), Run(), Adopt())),
+        Restore(3, in_place=chance.luck(0.7)),
+        *(Publish(topic, 3) for _ in range(chance.up_to(6))),
+        chance.pick((Truncate(), Run(), Run(adopt=True), Adopt(), BackUp(3))),
         Run(),
         Truncate(),
     ]
@@ -285,6 +302,53 @@ def ended_early(chance: Chance) -> list[Operation]:
     ]
 
 
+def rolled_back_in_vain(chance: Chance) -> list[Operation]:
+    """A topic is deleted and created again between a publish and its rollback, and what went is brought back."""
+    tx, topic, other = chance.next_tx(), chance.topic(), chance.topic()
+    again = [Delete(topic), chance.pick((Wait(MINUTE_MS), Run())), Create(topic, TTLS[-1])]
+    return [
+        *(KeepRows(), Create(topic, TTLS[-1]), Create(other, TTLS[-1]), Start(tx, LIFETIME_MS)),
+        *(PublishIn(tx, topic), *again, chance.pick((PublishIn(tx, topic), Wait(1)))),
+        chance.pick((Abort(tx), Commit(tx))),
+        *(Wait(MINUTE_MS), Run(), Approve(), Run(), Pause(topic)),
+        chance.pick((BringBack(topic), BringBack(topic, other))),
+        Pause(topic, paused=False),
+    ]
+
+
+def wrote_to_both(chance: Chance) -> list[Operation]:
+    """A transaction stores and publishes in two topics; what one has lost is brought back to the other."""
+    tx, topic, other = chance.next_tx(), chance.topic(), chance.topic()
+    work = (Store(tx, topic), Store(tx, other), PublishIn(tx, topic, refers=True), PublishIn(tx, other, refers=True))
+    return [
+        *(KeepRows(), Create(topic, TTLS[0]), Create(other, TTLS[-1]), SetTtl(topic, TTLS[0]), Approve()),
+        *(Start(tx, LIFETIME_MS), *work, chance.pick((Commit(tx), Abort(tx), Wait(1)))),
+        *(Wait(HOUR_MS), Run(), chance.pick((BringBack(topic, other), BringBack(other, topic)))),
+        *(Store(tx, other), PublishIn(tx, other, refers=True), Commit(tx)),
+    ]
+
+
+def refuted(chance: Chance) -> list[Operation]:
+    """A claim is made, an aborted message comes back below it, and that is found out."""
+    tx, topic = chance.next_tx(), chance.topic()
+    return [
+        *(Create(topic, TTLS[-1]), SetTtl(topic, TTLS[-1]), Start(tx, 30_000), PublishIn(tx, topic)),
+        *(Wait(DAY_MS), Run(), Wait(MINUTE_MS), Run(), WriteBack()),
+        chance.pick((Truncate(), Run(patient=True), Run(topic=topic), Wait(MINUTE_MS))),
+        *(Run(patient=chance.luck(0.5)), Truncate()),
+    ]
+
+
+def misconfigured(chance: Chance) -> list[Operation]:
+    """The janitor reads the snapshots of another transaction service for a while."""
+    tx, topic = chance.next_tx(), chance.topic()
+    return [
+        *(Create(topic, TTLS[-1]), SetTtl(topic, TTLS[-1]), Start(tx), PublishIn(tx, topic), Commit(tx)),
+        *(Wait(MINUTE_MS), Run(), Misconfigure(), chance.pick((Wait(MINUTE_MS), Plan(3), Publish(topic)))),
+        *(Run(), Misconfigure(wrong=False), chance.pick((Apply(3), Run()))),
+    ]
+
+
 STORIES: tuple[Callable[[Chance], list[Operation]], ...] = (
     unaware_client,
     long_in_flight,
@@ -302,4 +366,8 @@ STORIES: tuple[Callable[[Chance], list[Operation]], ...] = (
     paused,
     failing,
     ended_early,
+    rolled_back_in_vain,
+    wrote_to_both,
+    refuted,
+    misconfigured,
 )

@@ -6,27 +6,36 @@ the way a hurried change would. The failing history must come out short enough t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from janitor import boundary, conclude, feedback, frontier, guards, inversions, payloads, permission, quarantine
-from janitor.engine import Engine
-from janitor.frontier import elapsed_ms
-from janitor.ledger import Ledger
-from janitor.permission import Permission
+from janitor.archive import restore, writer
+from janitor.archive.conflicts import Conflicts
+from janitor.archive.writer import CommitState, commit_state
+from janitor.boundary import claim as boundary
+from janitor.boundary import coverage
+from janitor.law import frontier
+from janitor.law.frontier import elapsed_ms
+from janitor.law.policy import Rule
+from janitor.run import conclude, feedback, guards, prepare, quarantine
+from janitor.run.engine import Engine
 from janitor.state.base import Evidence
-from janitor.state.sqlite import SqliteState
-from janitor.sweep import Sweep
-from janitor.txstate import TransactionView
-from janitor.walk import Walk
-from janitor.world import Terms, World
+from janitor.state.sqlite.state import SqliteState
+from janitor.sweep import inversions, ledger, messages, payloads, permission
+from janitor.sweep.context import Terms, World
+from janitor.sweep.executor import Sweep
+from janitor.sweep.findings import Invalid
+from janitor.sweep.outcome import Done, LedgerKey, Outcome
+from janitor.sweep.permission import Permission
+from janitor.sweep.scan import Part
+from janitor.sweep.transactions import TransactionView
 from tests.simulation.history import Failed, History, play
 from tests.simulation.shrink import failure_of, shortest, tell
 from tms_core.lease import Lease
 from tms_core.rowkey import Cutoff
+from tms_core.tables.leveldb import manifest
 from tms_core.topic import TopicMetadata
 
 #: Seeds tried for each bug; most are found by the first few.
@@ -35,6 +44,16 @@ SEEDS = 400
 READABLE = 16
 
 Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def a_backup_put_back_is_the_store_itself(patch: pytest.MonkeyPatch) -> None:
+    """S13: path and inode are all that is looked at."""
+    patch.setattr(guards, "check_lineage", lambda *known: (known[-1], None))
+
+
+def adopt_accepts_whatever_is_there(patch: pytest.MonkeyPatch) -> None:
+    """S13: ``--adopt`` in a timer adopts a backup that was put back."""
+    patch.setattr(prepare, "_knows_none", lambda _: True)
 
 
 def no_search_for_references(patch: pytest.MonkeyPatch) -> None:
@@ -64,6 +83,7 @@ def whatever_is_in_progress_is_invalid(patch: pytest.MonkeyPatch) -> None:
         return view.snapshot is not None and (view.snapshot.is_invalid(pointer) or view.snapshot.is_undecided(pointer))
 
     patch.setattr(TransactionView, "is_invalid", is_invalid)
+    patch.setattr(TransactionView, "candidates", lambda _: range(2**63))
 
 
 def nothing_jumps(patch: pytest.MonkeyPatch) -> None:
@@ -98,7 +118,8 @@ def nothing_is_protected(patch: pytest.MonkeyPatch) -> None:
 
 def apply_knows_no_ranges(patch: pytest.MonkeyPatch) -> None:
     """``apply`` deletes whatever the law takes."""
-    patch.setattr(Walk, "allowed", lambda *arguments: arguments[3])
+    for step in (messages, payloads):
+        patch.setattr(step, "allowed", lambda *arguments: arguments[3])
 
 
 def every_pass_counts_as_thorough(patch: pytest.MonkeyPatch) -> None:
@@ -130,18 +151,17 @@ def claim_after_part_of_the_store(patch: pytest.MonkeyPatch) -> None:
 
 
 def inversion_is_only_counted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Sweep, "invert", lambda *arguments: [True] * len(arguments[3]))
+    patch.setattr(Sweep, "_invert", lambda _, found: Done(cells=found.cells))
 
 
 def unknown_topics_are_passed_by(patch: pytest.MonkeyPatch) -> None:
     """L4: rows of topics nobody knows are left as they are."""
-    inverts = inversions.Inversions._inverts
+    judged = inversions._judged
 
-    def only_known(step: inversions.Inversions, cell: Any) -> Any:
-        key = inverts(step, cell)
-        return key if key is not None and key.topic.prefix in step._walk.world.topics else None
+    def only_known(part: Part, cells: Any) -> Iterator[Any]:
+        return (found for found in judged(part, cells) if not isinstance(found, Invalid) or found.work is not None)
 
-    patch.setattr(inversions.Inversions, "_inverts", only_known)
+    patch.setattr(inversions, "_judged", only_known)
 
 
 def unreadable_topics_get_a_ttl(patch: pytest.MonkeyPatch) -> None:
@@ -189,19 +209,18 @@ def nothing_is_announced(patch: pytest.MonkeyPatch) -> None:
 
 
 def announced_as_far_as_the_first_batch(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Ledger, "_furthest", lambda *arguments: arguments[2].keys[-1] + b"\x00")
+    patch.setattr(ledger, "_furthest", lambda _, batch: batch.keys[-1] + b"\x00")
 
 
 def only_the_last_batch_is_in_the_ledger(patch: pytest.MonkeyPatch) -> None:
     """An entry is written over by the next batch."""
-    add = Ledger._add
+    book = Outcome._book
 
-    def forget_and_add(ledger: Ledger, key: Any, keys: Sequence[bytes], *rest: int) -> None:
-        entry = ledger._entries[key]
-        ledger._entries[key] = replace(entry, start=keys[0], stop=keys[0], rows=0)
-        add(ledger, key, keys, *rest)
+    def forget_and_book(outcome: Outcome, key: LedgerKey, *rest: Any) -> None:
+        outcome.taken.pop(key, None)
+        book(outcome, key, *rest)
 
-    patch.setattr(Ledger, "_add", forget_and_add)
+    patch.setattr(Outcome, "_book", forget_and_book)
 
 
 def thorough_passes_are_patient(patch: pytest.MonkeyPatch) -> None:
@@ -221,11 +240,49 @@ def whatever_is_listed_is_proven(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(feedback, "proven", lambda listed, *_: listed)
 
 
+def old_generations_are_judged_by_the_snapshot(patch: pytest.MonkeyPatch) -> None:
+    """S16: a positive pointer that no list names counts as committed, also where no rollback could reach it."""
+
+    def signed(work: Any, _: object, pointer: int | None, known: str) -> int | None:
+        plain = pointer is None or pointer <= 0
+        return pointer if plain or (known == CommitState.COMMITTED and not work._is_void(pointer)) else -(pointer or 0)
+
+    patch.setattr(writer, "commit_state", lambda pointer, snapshot, _: commit_state(pointer, snapshot, Rule.EXPIRED))
+    patch.setattr(restore._Restore, "_signed", signed)
+
+
+def whatever_is_in_the_way_is_written_beside(patch: pytest.MonkeyPatch) -> None:
+    """S16: nobody asks what the target has of a transaction."""
+    patch.setattr(Conflicts, "refuse", lambda _: None)
+
+
+def any_snapshot_may_follow(patch: pytest.MonkeyPatch) -> None:
+    """S13: another system's snapshot is believed as long as its write pointer is higher."""
+    patch.setattr(guards, "check_history", lambda *_: None)
+
+
+def logs_are_opened_unread(patch: pytest.MonkeyPatch) -> None:
+    """What LevelDB drops of a damaged log is gone."""
+    patch.setattr(manifest, "find_damage", lambda _: None)
+
+
+def a_refuted_claim_stands(patch: pytest.MonkeyPatch) -> None:
+    """S4: an audit refutes, and what was claimed is told and relied on as before."""
+    patch.setattr(coverage, "refute", lambda *_: None)
+
+
+def a_refuted_claim_is_only_withdrawn(patch: pytest.MonkeyPatch) -> None:
+    """S4: the next run looks at the latest rows, and goes by what was covered before."""
+    patch.setattr(coverage, "refute", lambda state, *_: state.save_claim(None))
+
+
 PLANTED: dict[Plant, set[str]] = {
+    a_backup_put_back_is_the_store_itself: {"frontier overrun", "false claim", "aborted message visible"},
+    adopt_accepts_whatever_is_there: {"no permission"},
     no_search_for_references: {"live row lost"},
     nothing_is_undecided: {"live row lost"},
     cut_off_a_moment_late: {"live row lost"},
-    current_generation_is_old: {"live row lost"},
+    current_generation_is_old: {"live row lost", "not in the ledger"},
     whatever_is_in_progress_is_invalid: {"committed message hidden"},
     nothing_jumps: {"frontier overrun"},
     a_hold_is_over_at_once: {"frontier overrun"},
@@ -251,6 +308,12 @@ PLANTED: dict[Plant, set[str]] = {
     only_the_last_batch_is_in_the_ledger: {"not in the ledger"},
     thorough_passes_are_patient: {"false claim", "left behind"},
     whatever_is_listed_is_proven: {"aborted message visible"},
+    old_generations_are_judged_by_the_snapshot: {"aborted message visible"},
+    whatever_is_in_the_way_is_written_beside: {"payloads mixed"},
+    any_snapshot_may_follow: {"committed message hidden"},
+    logs_are_opened_unread: {"live row lost"},
+    a_refuted_claim_stands: {"false claim"},
+    a_refuted_claim_is_only_withdrawn: {"left behind", "false claim"},
 }
 
 

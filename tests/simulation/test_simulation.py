@@ -70,6 +70,13 @@ def test_histories_reach_what_they_are_about() -> None:
         "ended",
         "paused",
         "quarantined",
+        "brought back",
+        "brought back hidden",
+        "refused to mix",
+        "claim refuted",
+        "read another system's snapshot",
+        "log refused",
+        "log opened",
     ):
         assert reached[event] > 0, f"no history had anything {event}"
 
@@ -203,7 +210,7 @@ def test_a_row_that_vanishes_while_it_is_held_is_an_overrun(site: Site) -> None:
 
 def test_a_failing_history_is_cut_down_to_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a janitor that holds nothing, and a long history in which a ttl is shortened by mistake,
-    monkeypatch.setattr("janitor.frontier._jumps", lambda *_: False)
+    monkeypatch.setattr("janitor.law.frontier._jumps", lambda *_: False)
     history: History = [
         *(Create("a", 864_000), Create("b", 600), Adopt(), Publish("b", 2), Start(1), PublishIn(1, "b"), Commit(1)),
         *(Publish("a", 3), Wait(2 * HOUR_MS), Run(batch_rows=5), BackUp(1), SetTtl("a", 3600), Wait(MINUTE_MS), Run()),
@@ -237,7 +244,7 @@ def test_an_operation_is_shown_as_it_is_written() -> None:
 
 
 def test_an_error_that_nobody_expected_is_told_like_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("janitor.messages.Messages.delete", lambda _: 1 // 0)
+    monkeypatch.setattr("janitor.sweep.sweep.messages", lambda *_: 1 // 0)
 
     with pytest.raises(Failed, match="unexpected error: ZeroDivisionError"):
         play([Create("a", 600), Adopt(), Publish("a"), Run()])

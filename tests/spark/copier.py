@@ -14,10 +14,10 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from janitor.spark.publish import publish_batches
 from janitor.spark.session import translated
-from janitor.spark.source import register
-from tms_core.transaction.client import TransactionClient
+from janitor.spark.source.source import register
+from janitor.spark.stream.publish import publish_batches
+from tms_core.transaction.rpc.client import TransactionClient
 
 BatchFunction = Callable[[DataFrame, int], None]
 

@@ -12,16 +12,17 @@ from typing import Any
 
 from pyspark import cloudpickle
 
-from janitor.ranges import Range
-from janitor.spark.errands import Answer, Errand, Share
-from janitor.spark.ranged import RangedStore
-from janitor.spark.sweep import SparkEngine
-from janitor.spark.tasks import perform
+from janitor.law.ranges import Range
+from janitor.run.engine import Engine
+from janitor.spark.sweep.engine import spark_engine
+from janitor.spark.sweep.messages import Share, TaskResult, TaskSpec
+from janitor.spark.sweep.ranged import RangedStore
+from janitor.spark.sweep.task import perform
 from janitor.state.base import State
-from janitor.state.sqlite import SqliteState
-from janitor.sweep import Keeper
-from janitor.txstate import TransactionView
-from janitor.world import Terms
+from janitor.state.sqlite.state import SqliteState
+from janitor.sweep.context import Terms
+from janitor.sweep.executor import Keeper
+from janitor.sweep.transactions import TransactionView
 from tests.builders import DAY, NOW_MS
 from tms_core.clock import Clock, ManualClock
 from tms_core.tables.base import Store
@@ -77,20 +78,20 @@ class LocalSender:
     """
 
     ground: Any
-    before: Callable[[Errand, Share], None] = _nothing
+    before: Callable[[TaskSpec, Share], None] = _nothing
     times: int = 1
-    sent: list[tuple[Errand, Share]] = field(default_factory=list)
+    sent: list[tuple[TaskSpec, Share]] = field(default_factory=list)
 
-    def send(self, errand: Errand, shares: Sequence[Share], alive: Callable[[], None]) -> list[Answer]:
+    def send(self, errand: TaskSpec, shares: Sequence[Share], alive: Callable[[], None]) -> list[TaskResult]:
         alive()
         return [self._do(errand, share) for share in shares]
 
-    def _do(self, errand: Errand, share: Share) -> Answer:
-        travelled: Errand = cloudpickle.loads(_DUMPS(errand))
+    def _do(self, errand: TaskSpec, share: Share) -> TaskResult:
+        travelled: TaskSpec = cloudpickle.loads(_DUMPS(errand))
         self.sent.append((travelled, share))
         self.before(travelled, share)
         answers = [perform(self.ground, travelled, share, attempt) for attempt in range(self.times)]
-        return Answer.unpack(answers[-1].pack())
+        return TaskResult.unpack(answers[-1].pack())
 
 
 def salted(store: Store) -> list[tuple[Share, Store]]:
@@ -102,7 +103,7 @@ def salted(store: Store) -> list[tuple[Share, Store]]:
 class LocalRig:
     """A janitor on a store in memory whose passes are walked by tasks."""
 
-    engine: SparkEngine
+    engine: Engine
     store: Store
     state: State
     clock: ManualClock
@@ -120,7 +121,7 @@ def local_rig(store: Store, source: Any, *, terms: Terms, **options: Any) -> Loc
     state = options.pop("state", None) or SqliteState.in_memory()
     sender = LocalSender(options.pop("ground", None) or MemoryGround(store, state, clock))
     given = {"token_hex": secrets.token_hex, "sender": sender, "cut": salted, **options}
-    engine = SparkEngine(store, state, source, clock, terms, **given)
+    engine = spark_engine(store, state, source, clock, terms, **given)
     return LocalRig(engine, store, state, clock, sender)
 
 

@@ -13,9 +13,9 @@ from pyspark import cloudpickle
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
-from janitor.spark import feed as feeds
-from janitor.spark.feed import Feed
-from janitor.spark.stream import StreamReader
+from janitor.spark.stream import feed as feeds
+from janitor.spark.stream.feed import Feed
+from janitor.spark.stream.stream import StreamReader
 from tests.builders import NOW_MS
 from tests.client.faults import SOON, no_pause
 from tms_core.client import Client, Transaction

@@ -22,7 +22,7 @@ from tests.builders import HOUR, NOW_MS, topic
 from tests.support import require_or_skip
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 
 #: Processes have to be started, and machines may be busy.
 pytestmark = pytest.mark.timeout(900)

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from janitor.policy import Delete, Frontier, Hold, Invert, Keep, Row, Rule, decide
+from janitor.law.policy import Delete, Frontier, Hold, Invert, Keep, Row, Rule, decide
 from janitor.spark.columns import ACTIONS, RULES, DataTable, Pointers, Policy, Verdicts, split
-from janitor.txstate import TransactionView
+from janitor.sweep.transactions import TransactionView
 from tests.builders import visibility
-from tests.janitor.test_differential import LIFETIME, LONG_MAX, Scene, scenes
+from tests.janitor.law.test_differential import LIFETIME, LONG_MAX, Scene, scenes
 from tms_core.rowkey import Cutoff, MessageKey, PayloadKey
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import VisibilityState

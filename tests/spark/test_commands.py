@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 import pandas  # type: ignore[import-untyped]
 import pytest
 
+from janitor.app.stores import LevelDBPlace
 from janitor.cli import stats_table
 from janitor.cli.exporter import Exporter
-from janitor.cli.places import LevelDBPlace
-from janitor.look import Site as Shown
+from janitor.law.policy import Hold, Rule
 from janitor.metrics import Metrics
-from janitor.policy import Hold, Rule
 from janitor.report import Entry, EntryKey, Report
 from janitor.spark import session as on
 from janitor.spark.stats import GenerationStats
-from janitor.state.sqlite import SqliteState
-from janitor.world import Terms
+from janitor.state.sqlite.state import SqliteState
+from janitor.status.collect import Site as Shown
+from janitor.sweep.context import Terms
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, every, pointer, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
 from tms_core.clock import ManualClock
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
 if TYPE_CHECKING:
@@ -122,9 +122,9 @@ def test_given_a_store_when_swept_on_spark_then_report_rows_and_memory_are_those
     assert 'tms_janitor_rows_deleted_total{rule="expired",table="message"} 2.0' in text
     assert 'tms_janitor_last_success_timestamp_seconds{table="message"} 1.7e+09' in text
     assert "tms_janitor_orphan_payload_rows 0.0" in text
-    picture = desk.janitor("status --format json").json
-    assert picture["last_run"]["id"] == swept.json["id"]
-    assert picture["statistics"]["counted_ms"] == NOW_MS
+    status = desk.janitor("status --format json").json
+    assert status["last_run"]["id"] == swept.json["id"]
+    assert status["statistics"]["counted_ms"] == NOW_MS
     assert "payloads of no message" in desk.janitor("status").out
 
 

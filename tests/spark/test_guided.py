@@ -14,31 +14,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.archive import ParquetArchive
-from janitor.ranges import Range
+from janitor.archive.writer import ParquetArchive
+from janitor.law.ranges import Range
+from janitor.run.engine import Engine
 from janitor.settings import load
 from janitor.spark.access import Access
-from janitor.spark.errands import Answer, Errand, Share
-from janitor.spark.guided import Looking
-from janitor.spark.ranged import RangedStore
-from janitor.spark.sweep import Cut, SparkEngine, cutter
-from janitor.spark.tasks import StoreGround
+from janitor.spark.sweep.engine import Cut, Looking, cutter, spark_engine
+from janitor.spark.sweep.messages import Share, TaskResult, TaskSpec
+from janitor.spark.sweep.ranged import RangedStore
+from janitor.spark.sweep.task import StoreGround
 from janitor.state.base import State, StoreRecord
-from janitor.state.sqlite import SqliteState
-from janitor.world import Terms
+from janitor.state.sqlite.state import SqliteState
+from janitor.sweep.context import Terms
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, Desk, Snapshots, pointer, topic, watch
-from tests.janitor.test_differential import TERMS, FixedSource, Scene, scenes
+from tests.janitor.law.test_differential import TERMS, FixedSource, Scene, scenes
 from tests.spark.local import LocalSender, PiecesGround
 from tests.spark.test_sweep import rows_of, told, without_bytes
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreBusy, StoreError, StoreUnavailable
 from tms_core.rowkey import PayloadKey
-from tms_core.side import Expiries, MemorySide
-from tms_core.tables import leveldb_clone
 from tms_core.tables.base import Store
-from tms_core.tables.leveldb import LevelDBStore
-from tms_core.tables.leveldb_clone import still
+from tms_core.tables.leveldb import clone as leveldb_clone
+from tms_core.tables.leveldb.clone import still
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import Expiries, MemorySide
 
 DEAD = pointer(NOW_MS - 2 * DAY)
 USUAL = Terms(0, (), LIFETIME, True, 60)
@@ -77,9 +77,9 @@ def copying(store: Store, state: State, clock: ManualClock) -> Looking:
     return looking
 
 
-def guided(store: Store, state: State, source: Any, clock: ManualClock, terms: Terms, **options: Any) -> SparkEngine:
+def guided(store: Store, state: State, source: Any, clock: ManualClock, terms: Terms, **options: Any) -> Engine:
     given = {"token_hex": same, "sender": LocalSender(None), "looking": copying(store, state, clock)}
-    return SparkEngine(store, state, source, clock, terms, **{"cut": cut_at([b"a:t1:"]), **given, **options})
+    return spark_engine(store, state, source, clock, terms, **{"cut": cut_at([b"a:t1:"]), **given, **options})
 
 
 def left_behind(store: Store, state: State) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def leveldb(folder: Path, by_tasks: bool, **options: Any) -> Iterator[tuple[Any,
         given: dict[str, Any] = {"token_hex": same, "batch_rows": 20, **options}
         if by_tasks:
             given |= {"sender": LocalSender(None), "cut": cutter(access, 2), "looking": looking}
-        yield (SparkEngine if by_tasks else Desk)(*arguments, **given), store, state, clock
+        yield (spark_engine if by_tasks else Desk)(*arguments, **given), store, state, clock
 
 
 def test_given_a_store_in_leveldb_when_swept_with_tasks_then_the_next_run_of_one_process_has_nothing_left_to_do(
@@ -198,7 +198,7 @@ def filled() -> MemoryStore:
     return store
 
 
-def run_on(store: Store, **options: Any) -> tuple[SparkEngine, State]:
+def run_on(store: Store, **options: Any) -> tuple[Engine, State]:
     state, clock = SqliteState.in_memory(), ManualClock(NOW_MS, running_ms=DAY)
     source = Snapshots(clock, [DEAD])
     return guided(store, state, source, clock, USUAL, **{"batch_rows": 20, **options}), state
@@ -231,7 +231,7 @@ def test_given_a_topic_that_a_task_cannot_read_when_swept_then_it_is_left_and_no
 
 def test_given_tasks_that_fail_when_swept_then_the_run_fails_after_what_needs_no_looking() -> None:
     class Lost:
-        def send(self, errand: Errand, shares: Sequence[Share], alive: Callable[[], None]) -> list[Answer]:
+        def send(self, errand: TaskSpec, shares: Sequence[Share], alive: Callable[[], None]) -> list[TaskResult]:
             raise StoreUnavailable("the task for part 0 lost its store in the step invert: gone.")
 
     @contextmanager
@@ -252,7 +252,7 @@ def test_given_somebody_who_asks_the_run_to_stop_while_tasks_look_then_it_ends_a
     @contextmanager
     def looking() -> Iterator[Any]:
         class Stopped:
-            def send(self, errand: Errand, shares: Sequence[Share], alive: Callable[[], None]) -> list[Answer]:
+            def send(self, errand: TaskSpec, shares: Sequence[Share], alive: Callable[[], None]) -> list[TaskResult]:
                 asked.append(errand.step)
                 alive()
                 raise AssertionError("nobody asked")

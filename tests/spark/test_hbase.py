@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any
 import happybase
 import pytest
 
-from janitor.count import Census
-from janitor.parquet import summarise
-from janitor.policy import Rule
+from janitor.archive.parquet import summarise
+from janitor.law.policy import Rule
 from janitor.settings import Settings, load
 from janitor.spark import stats
 from janitor.spark.access import Access
-from janitor.spark.errands import Share
-from janitor.spark.options import Options
-from janitor.spark.sender import SparkSender
 from janitor.spark.session import translated
-from janitor.spark.source import FilteringSource, RowReader
-from janitor.spark.sweep import SparkEngine, cutter
-from janitor.spark.tasks import StoreGround, perform
+from janitor.spark.source.options import Options
+from janitor.spark.source.source import FilteringSource, RowReader
+from janitor.spark.sweep.engine import cutter, spark_engine
+from janitor.spark.sweep.messages import Share
+from janitor.spark.sweep.runner import SparkSender
+from janitor.spark.sweep.task import StoreGround, perform
 from janitor.state.base import State
-from janitor.state.hbase import HBaseState
-from janitor.state.sqlite import SqliteState
-from janitor.txstate import TransactionView
-from janitor.world import Terms
+from janitor.state.hbase.state import HBaseState
+from janitor.state.sqlite.state import SqliteState
+from janitor.stats.topic_sizes import Census
+from janitor.sweep.context import Terms
+from janitor.sweep.transactions import TransactionView
 from tests.builders import DAY, LIFETIME, NOW_MS, Desk, Snapshots, every, topic
 from tests.hbase.fixture import running
 from tests.hbase.proxy import Conduct, Fault, Proxy
@@ -43,10 +43,10 @@ from tests.spark.test_sweep import told
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreNotFound, StoreUnavailable
 from tms_core.lease import Lease
-from tms_core.side import Expiries, HBaseSide
-from tms_core.tables import hbase_pool
 from tms_core.tables.base import Store
-from tms_core.tables.hbase_pool import HBasePool
+from tms_core.tables.hbase import pool as hbase_pool
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.side import Expiries, HBaseSide
 from tms_core.topic import TopicId
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def test_given_a_store_in_hbase_when_swept_on_spark_then_rows_and_report_are_tho
             options: dict[str, Any] = {"token_hex": lambda n: "0" * n, "batch_rows": 50}
             if on_spark:
                 sender, cut = SparkSender(spark, StoreGround(made.access)), cutter(made.access, None)
-                engine: Any = SparkEngine(*arguments, sender=sender, cut=cut, **options)
+                engine: Any = spark_engine(*arguments, sender=sender, cut=cut, **options)
             else:
                 engine = Desk(*arguments, **options)
             planned, report = engine.plan().report, engine.run_once(adopt=True)
@@ -153,7 +153,7 @@ def test_given_tasks_that_die_while_they_delete_when_spark_tries_again_then_all_
     with made.opened() as (store, state):
         scene = Scene.on(store)
         ground = FirstAttemptsFail(made.access, str(tmp_path))
-        engine = SparkEngine(
+        engine = spark_engine(
             *(store, state, Snapshots(clock, [DOOMED]), clock, USUAL),
             sender=SparkSender(spark, ground),
             cut=cutter(made.access, None),
@@ -215,7 +215,7 @@ def test_given_tasks_on_hbase_when_done_in_this_process_then_they_delete_until_t
         sender = LocalSender(ground)
         lease = Lease(state, "driver", 60, clock)
         lease.acquire()
-        engine = SparkEngine(
+        engine = spark_engine(
             *(store, state, Snapshots(clock, [DOOMED]), clock, USUAL),
             sender=sender,
             cut=cutter(made.access, None),
@@ -229,12 +229,12 @@ def test_given_tasks_on_hbase_when_done_in_this_process_then_they_delete_until_t
         archived = sum(summarise(path).rows for path in tmp_path.rglob("*.parquet"))
         assert archived == report.total(Rule.EXPIRED) + report.total(Rule.OLD_GENERATION)
         late = scene.orders.plain(DUE[0])
-        errand, share = sender.sent[0]
-        ended = [perform(ground, errand, share, 1) for errand, share in sender.sent if errand.step == "message"]
+        spec, share = sender.sent[0]
+        ended = [perform(ground, spec, share, 1) for spec, share in sender.sent if spec.step == "message"]
         assert {answer.interrupted and answer.interrupted[0] for answer in ended} == {"LeaseLost"}
         assert DUE[0] in late.times()
         gone = replace(share, salt=200)
-        assert perform(ground, replace(errand, run=None), gone, 0).entries == []
+        assert perform(ground, replace(spec, run=None), gone, 0).outcome.entries == {}
 
 
 def test_given_tables_in_hbase_when_read_in_this_process_then_every_row_comes_once(tables: Tables) -> None:

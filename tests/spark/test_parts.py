@@ -12,17 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.ranges import Range
-from janitor.spark import pages
-from janitor.spark.pages import Ask
-from janitor.spark.parts import Piece, cut_evenly, pieces
-from janitor.spark.wanted import Wanted
-from janitor.spark.weights import between
+from janitor.law.ranges import Range
+from janitor.spark.source import pages
+from janitor.spark.source.pages import Ask
+from janitor.spark.source.parts import Piece, between, cut_evenly, pieces
+from janitor.spark.source.wanted import Wanted
 from tests.builders import NOW_MS, topic
 from tests.salted import BUCKETS, SaltedStore
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue, Store
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
 Body = Callable[[], bytes]
@@ -74,6 +73,7 @@ def rows_of(parts: Parts, piece: Piece, wanted: Wanted) -> list[bytes]:
     [part] = [part for salt, part in parts if salt == piece.salt]
     found: list[bytes] = []
     table = part.message if wanted.table == "message" else part.payload
+    wanted = piece.of(wanted)
     for page in pages.walk(table, piece, wanted, Ask()):
         found += [key for key in page.keys if wants(wanted, key)]
     return found
@@ -121,45 +121,52 @@ def test_given_one_topic_with_nine_tenths_of_all_rows_in_leveldb_when_cut_then_n
         check_even([(None, store)], wanted, 5, rows)
 
 
-@pytest.mark.parametrize("share", [1, 3])
 @pytest.mark.parametrize("wish", WISHES)
 def test_given_one_topic_with_nine_tenths_of_all_rows_under_salts_when_cut_then_no_piece_is_thrice_the_median(
-    wish: str, share: int, in_salts: SaltedStore
+    wish: str, in_salts: SaltedStore
 ) -> None:
     wanted, rows = WISHES[wish]
-    check_even(salts(in_salts), wanted, share * BUCKETS, rows)
+    check_even(salts(in_salts), wanted, BUCKETS, rows)
+
+
+def test_given_messages_between_two_times_under_salts_when_more_pieces_are_asked_for_then_each_salt_is_cut_by_time(
+    in_salts: SaltedStore,
+) -> None:
+    wanted, rows = WISHES["between"]
+    check_even(salts(in_salts), wanted, 3 * BUCKETS, rows)
+    first, last = NOW_MS + 10_000, NOW_MS + 17_000
+    times = [piece.times_ms for piece in pieces(salts(in_salts), wanted, 3 * BUCKETS)]
+    assert times == [(first, first + 2333), (first + 2333, first + 4666), (first + 4666, last)] * BUCKETS
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Wanted("message"),
+        Wanted("message", from_ms=NOW_MS),
+        Wanted("message", to_ms=NOW_MS),
+        Wanted("message", from_ms=NOW_MS, to_ms=NOW_MS + 2),
+        Wanted("message", from_ms=NOW_MS, to_ms=NOW_MS - 9),
+        Wanted("payload", from_ms=NOW_MS, to_ms=NOW_MS + 9000),
+    ],
+)
+def test_given_rows_that_no_two_times_bound_under_salts_when_more_pieces_are_asked_for_then_each_salt_stays_whole(
+    wanted: Wanted, in_salts: SaltedStore
+) -> None:
+    assert [piece[::2] for piece in pieces(salts(in_salts), wanted, 3 * BUCKETS)] == [(salt, None) for salt in range(4)]
 
 
 def test_given_salts_when_cut_then_there_is_a_piece_for_each_unless_more_are_asked_for(in_salts: SaltedStore) -> None:
     wanted = Wanted("message", ("default:huge", *TINIES))
     for number in (None, 1, BUCKETS):
         assert [piece.salt for piece in pieces(salts(in_salts), wanted, number)] == [0, 1, 2, 3]
-    assert [piece.salt for piece in pieces(salts(in_salts), wanted, 9)] == [0, 0, 1, 1, 2, 2, 3, 3]
     narrow = Wanted("message", salts=frozenset({2}))
     assert [piece.salt for piece in pieces(salts(in_salts), narrow, None)] == [2]
     assert pieces(salts(in_salts), Wanted("message", salts=frozenset({9})), None) == []
 
 
-def test_given_a_salt_with_a_handful_of_rows_when_cut_then_that_one_stays_whole(in_salts: SaltedStore) -> None:
-    strangers = SaltedStore()
-    topic(strangers, "default:huge", ttl_seconds=3600).plain(NOW_MS)
-    parts = [*salts(in_salts), (200, strangers)]
-    found = [piece.salt for piece in pieces(parts, Wanted("message"), 10)]
-    assert found == [0, 0, 1, 1, 2, 2, 3, 3, 200]
-
-
 def test_given_an_empty_store_when_cut_then_each_salt_is_one_piece() -> None:
     assert len(pieces(salts(SaltedStore()), Wanted("message"), 40)) == BUCKETS
-
-
-def test_given_rows_of_few_bytes_and_rows_of_many_when_cut_then_no_piece_is_thrice_the_median(place: Path) -> None:
-    bodies = random.Random(7)
-    with LevelDBStore(place, create=True) as store:
-        fill(store, "default:short", 20_000, lambda: b"x")
-        fill(store, "default:wide", 2500, lambda: bodies.randbytes(1000))
-    # Only what is in tables has a size.
-    with LevelDBStore(place) as store:
-        check_even([(None, store)], Wanted("message"), 6, 22_500)
 
 
 def test_given_rows_larger_than_a_cut_can_be_missed_by_when_cut_then_no_piece_is_thrice_the_median(place: Path) -> None:
@@ -181,6 +188,7 @@ def test_given_no_number_when_cut_then_there_are_as_many_pieces_as_there_are_byt
 
 def test_given_a_piece_of_several_ranges_when_named_then_its_ends_are_told() -> None:
     assert str(Piece(7, (Range(b"a:", b"b:"),))) == "salt 7, keys 613a to 623a"
+    assert str(Piece(7, (Range(b"a:", b"b:"),), (5, 9))) == "salt 7, keys 613a to 623a, from 5 until 9 ms"
     assert str(Piece(None, (Range(b"", b"b"), Range(b"c", b"")))) == "keys from the first to the last, in 2 ranges"
 
 

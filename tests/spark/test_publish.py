@@ -14,9 +14,9 @@ from pyspark import cloudpickle
 from pyspark.errors import AnalysisException
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
-from janitor.spark import publish as publishing
-from janitor.spark.markers import MARKERS_TTL_SECONDS, History
-from janitor.spark.publish import BatchPublisher, publish_batches
+from janitor.spark.stream import publish as publishing
+from janitor.spark.stream.markers import MARKERS_TTL_SECONDS, History
+from janitor.spark.stream.publish import BatchPublisher, publish_batches
 from tests.builders import NOW_MS
 from tests.client.faults import SOON, Faults, faulty_client, faulty_service, no_pause
 from tests.spark.streams import Scene, scene, texts

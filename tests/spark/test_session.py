@@ -29,7 +29,7 @@ from janitor.spark.session import (
 from tests.support import require_or_skip
 from tms_core import errors
 from tms_core.errors import ConfigurationError, StoreBusy, StoreUnavailable, TmsError
-from tms_core.tables.hbase_wire import ConnectionLost
+from tms_core.tables.hbase.thrift import ConnectionLost
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,7 +94,7 @@ tms_core.errors.StoreBusy: Somebody has the store open. Stop that one.
 
 
 def test_given_an_error_of_a_module_when_it_comes_back_then_it_is_of_the_kind_it_stands_for() -> None:
-    error = error_of("tms_core.tables.hbase_wire.ConnectionLost: gone.")
+    error = error_of("tms_core.tables.hbase.thrift.ConnectionLost: gone.")
     assert (type(error), plain_kind(ConnectionLost)) == (StoreUnavailable, StoreUnavailable)
     assert plain_kind(errors.Conflict) is errors.TransactionError
     assert plain_kind(ValueError) is TmsError

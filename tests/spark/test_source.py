@@ -15,27 +15,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual, Not
 
-from janitor.policy import Row
-from janitor.ranges import Range
-from janitor.spark import pages
+from janitor.law.policy import Row
+from janitor.law.ranges import Range
 from janitor.spark.columns import DataTable
-from janitor.spark.options import Options
-from janitor.spark.pages import Ask
-from janitor.spark.parts import Piece
-from janitor.spark.ranged import RangedStore
 from janitor.spark.session import translated
-from janitor.spark.source import FilteringReader, FilteringSource, RowReader, TmsSource
-from janitor.spark.wanted import Wanted
+from janitor.spark.source import pages
+from janitor.spark.source.options import Options
+from janitor.spark.source.pages import Ask
+from janitor.spark.source.parts import Piece
+from janitor.spark.source.source import FilteringReader, FilteringSource, RowReader, TmsSource
+from janitor.spark.source.wanted import Wanted
+from janitor.spark.sweep.ranged import RangedStore
 from tests.builders import DAY, HOUR, NOW_MS, pointer, topic, unknown_topic
-from tests.janitor.test_differential import LONG_MAX, Scene, leveldb_store, scenes
+from tests.janitor.law.test_differential import LONG_MAX, Scene, leveldb_store, scenes
 from tests.spark.test_columns import said
 from tms_core.errors import ConfigurationError, StoreBusy, StoreNotFound
 from tms_core.rowkey import MessageKey, PayloadKey
-from tms_core.side import Expiries, LevelDBSide, beside
 from tms_core.tables.base import MessageValue, Store, TxCell
-from tms_core.tables.leveldb import LevelDBMessageReads, LevelDBStore, decode
-from tms_core.tables.leveldb_database import Columns as RawColumns
+from tms_core.tables.leveldb.database import RowColumns as RawColumns
+from tms_core.tables.leveldb.store import LevelDBMessageReads, LevelDBStore, decode
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import Expiries, LevelDBSide, beside
 from tms_core.topic import TopicId
 
 if TYPE_CHECKING:
@@ -177,6 +177,7 @@ RAW = [
     [b"", b""],
     [b"\x00", b"\x00plain", b""],
     [b"\x01" + bytes(7), b"\x01" + bytes(8), b"\x02" + b"\xff" * 8, b"\x02", b"\x03" * 20, b""],
+    [b"\x00" * 20, b"\xff" + bytes(range(8)), b"\x80\x01\x02", b"", b"\x03"],
 ]
 
 

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 import pytest
 
-from janitor.count import Census
-from janitor.look import STATISTICS_NOTE
 from janitor.spark import stats
-from janitor.spark.source import register
-from janitor.state.sqlite import SqliteState
-from janitor.txstate import TransactionView
+from janitor.spark.source.source import register
+from janitor.state.sqlite.state import SqliteState
+from janitor.stats.topic_sizes import Census
+from janitor.status.collect import STATISTICS_NOTE
+from janitor.sweep.transactions import TransactionView
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic, unknown_topic, visibility
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import StoreNotFound
 from tms_core.tables.base import Store
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
+from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot
-from tms_core.transaction.snapshot import write_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from janitor.spark import feed as feeds
-from janitor.spark import messages as reading
-from janitor.spark.feed import Feed
-from janitor.spark.messages import messages, newest
-from janitor.spark.offsets import EARLIEST, NOT_BEGUN, Offset, Place
-from janitor.spark.source import TmsSource
-from janitor.spark.stream import STREAM_SCHEMA, StreamReader, StretchPartition
+from janitor.spark.source.source import TmsSource
+from janitor.spark.stream import feed as feeds
+from janitor.spark.stream import messages as reading
+from janitor.spark.stream.feed import Feed
+from janitor.spark.stream.messages import messages, newest
+from janitor.spark.stream.offsets import EARLIEST, NOT_BEGUN, Offset, Place
+from janitor.spark.stream.stream import STREAM_SCHEMA, StreamReader, StretchPartition
 from tests.builders import NOW_MS
 from tests.client.faults import SOON
 from tests.server.conftest import serving

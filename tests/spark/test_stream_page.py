@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from janitor.spark.feed import Feed
 from janitor.spark.session import translated
-from janitor.spark.source import register
-from janitor.spark.stream import STREAM_SCHEMA
+from janitor.spark.source.source import register
+from janitor.spark.stream.feed import Feed
+from janitor.spark.stream.stream import STREAM_SCHEMA
 from tests.server.conftest import serving
 from tests.spark.streams import persistently
 from tms_core.client import Client
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
 from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError, TopicNotFound
-from tms_core.transaction.manager import TransactionManager
-from tms_core.transaction.service import TransactionService
-from tms_core.transaction.storage import MemoryStorage
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+from tms_core.transaction.rpc.service import TransactionService
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

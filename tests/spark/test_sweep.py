@@ -12,32 +12,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from janitor.archive import ParquetArchive
-from janitor.parquet import read, summarise
-from janitor.policy import Rule
-from janitor.ranges import Range, topic_stop
+from janitor.archive.parquet import read, summarise
+from janitor.archive.writer import ParquetArchive
+from janitor.law.policy import Rule
+from janitor.law.ranges import Range, topic_stop
 from janitor.report import Report
-from janitor.spark.errands import Errand, Run, Share, portable
-from janitor.spark.options import Options
-from janitor.spark.ranged import RangedStore
-from janitor.spark.sender import SparkSender
-from janitor.spark.sweep import cutter
-from janitor.spark.tasks import FollowedLease, perform
+from janitor.spark.source.options import Options
+from janitor.spark.sweep.engine import cutter
+from janitor.spark.sweep.messages import Run, Share, TaskSpec, portable
+from janitor.spark.sweep.ranged import RangedStore
+from janitor.spark.sweep.runner import SparkSender
+from janitor.spark.sweep.task import FollowedLease, perform
 from janitor.state.base import RunRecord, StoreRecord
-from janitor.state.sqlite import SqliteState
-from janitor.world import Terms
+from janitor.state.sqlite.state import SqliteState
+from janitor.sweep.context import Terms
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, Desk, Snapshots, every, pointer, topic, watch
-from tests.janitor.test_differential import TERMS, FixedSource, Scene, scenes
+from tests.janitor.law.test_differential import TERMS, FixedSource, Scene, scenes
 from tests.salted import SaltedStore
 from tests.spark.local import ALL, EndlessGround, LocalRig, PiecesGround, local_rig, salted
 from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, Halted, LeaseLost, MemoryFailed, StoreError, StoreUnavailable
 from tms_core.lease import Lease
 from tms_core.rowkey import MessageKey
-from tms_core.side import Expiries, MemorySide
 from tms_core.tables.base import KeyTable, MessageValue, Store
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import Expiries, MemorySide
 from tms_core.topic import TopicId
 
 if TYPE_CHECKING:
@@ -175,11 +175,11 @@ def test_given_two_attempts_at_once_when_one_is_killed_then_the_ledger_has_what_
         if dying and call.name == "message.delete":
             raise KeyboardInterrupt
 
-    def duplicate(errand: Errand, share: Share) -> None:
-        if errand.step == "message" and share.number == 1:
+    def duplicate(spec: TaskSpec, share: Share) -> None:
+        if spec.step == "message" and share.number == 1:
             dying.append(True)
             with pytest.raises(KeyboardInterrupt):
-                perform(rig.sender.ground, errand, share, 1)
+                perform(rig.sender.ground, spec, share, 1)
             dying.clear()
 
     watch(store, after=kill)
@@ -194,8 +194,8 @@ def test_given_two_attempts_at_once_when_one_is_killed_then_the_ledger_has_what_
 def test_given_a_task_that_fails_for_good_when_swept_then_the_run_fails_and_says_where_it_took_rows() -> None:
     rig = rig_on(filled())
 
-    def fail(errand: Errand, share: Share) -> None:
-        if errand.step == "payload" and share.number == 2:
+    def fail(spec: TaskSpec, share: Share) -> None:
+        if spec.step == "payload" and share.number == 2:
             raise StoreUnavailable("HBase does not answer.")
 
     rig.sender.before = fail
@@ -203,8 +203,10 @@ def test_given_a_task_that_fails_for_good_when_swept_then_the_run_fails_and_says
         rig.engine.run_once(adopt=True)
     [run] = rig.state.runs(10)
     assert run.result == "failed"
-    rows = {entry.table: entry.rows for entry in rig.state.ledger(100) if str(entry.topic) == "default:orders"}
-    assert rows == {"message": 200, "payload": None}
+    entries = [entry for entry in rig.state.ledger(100) if str(entry.topic) == "default:orders"]
+    told = {(entry.table, entry.rule, entry.rows) for entry in entries}
+    assert told >= {("message", "expired", 200)}, told
+    assert {rows for table, _, rows in told if table == "payload"} == {None}
     rig.sender.before = lambda *_: None
     rig.engine.run_once()
     assert rows_of(rig.store) == swept(filled())
@@ -224,7 +226,7 @@ def test_given_a_store_that_fails_when_a_task_reads_it_then_the_error_names_step
     with pytest.raises(
         StoreUnavailable, match=r"the task for part 1 \(salt 7\) lost its store in the step message: HB"
     ):
-        perform(ground, Errand("message", portable(world), None, 10), share, 0)
+        perform(ground, TaskSpec("message", portable(world), None, 10), share, 0)
 
 
 def test_given_another_topic_by_the_same_name_when_a_task_comes_to_it_then_it_is_planned_anew() -> None:
@@ -232,8 +234,8 @@ def test_given_another_topic_by_the_same_name_when_a_task_comes_to_it_then_it_is
     rig = rig_on(store)
     orders = topic(store, "default:orders", ttl_seconds=3600)
 
-    def lengthen(errand: Errand, share: Share) -> None:
-        if errand.step == "message" and share.number == 3 and not errand.world.patterns:
+    def lengthen(spec: TaskSpec, share: Share) -> None:
+        if spec.step == "message" and share.number == 3 and not spec.world.patterns:
             orders.describe(ttl_seconds=86_400)
 
     def there() -> list[int]:
@@ -244,7 +246,7 @@ def test_given_another_topic_by_the_same_name_when_a_task_comes_to_it_then_it_is
     rig.sender.before = lengthen
     report = rig.engine.run_once(adopt=True)
     assert not report.errors
-    assert [share.number for errand, share in rig.sender.sent if errand.world.patterns] == [3]
+    assert [share.number for spec, share in rig.sender.sent if spec.world.patterns] == [3]
     assert there()[3] == before[3], "by the new ttl they are not due"
     assert sum(there()[:3]) < sum(before[:3]), "and before it was given they were"
     assert topic(store, "default:retired", ttl_seconds=1, generation=-1).times() == []
@@ -278,14 +280,14 @@ def test_given_a_task_that_cannot_ask_the_memory_when_it_searches_then_the_run_e
     closed = SqliteState.in_memory()
     closed.close()
 
-    def forget(errand: Errand, share: Share) -> None:
-        broken = errand.step == "invert" and share.number == 2
+    def forget(spec: TaskSpec, share: Share) -> None:
+        broken = spec.step == "invert" and share.number == 2
         rig.sender.ground.state = closed if broken else rig.state
 
     rig.sender.before = forget
     with pytest.raises((StoreError, MemoryFailed)):
         rig.engine.run_once(adopt=True)
-    assert [errand.step for errand, _ in rig.sender.sent][-1] == "invert", "it ends with this step"
+    assert [spec.step for spec, _ in rig.sender.sent][-1] == "invert", "it ends with this step"
     parts = {bytes([number]) for number in range(4)}
     assert [proven for proven in rig.state.evidence() if proven.start in parts] == [], "gaps between parts alone"
     assert [run.result for run in rig.state.runs(10)] == ["failed"]
@@ -300,7 +302,7 @@ def test_given_a_lease_that_is_lost_when_a_task_comes_to_its_next_batch_then_it_
     lease.acquire()
     rig = rig_on(store, state=state, lease=lease)
 
-    def lose(_: Errand, share: Share) -> None:
+    def lose(_: TaskSpec, share: Share) -> None:
         if share.number == 2:
             Lease(state, "second", 60, clock).acquire(sole=True)
 
@@ -315,19 +317,19 @@ def test_given_a_lease_that_is_lost_when_a_task_comes_to_its_next_batch_then_it_
 
 def test_given_a_zombie_when_its_run_has_ended_then_it_deletes_nothing() -> None:
     rig = rig_on(filled())
-    sent: list[tuple[Errand, Share]] = []
+    sent: list[tuple[TaskSpec, Share]] = []
 
-    def remember(errand: Errand, share: Share) -> None:
-        sent.append((errand, share))
+    def remember(spec: TaskSpec, share: Share) -> None:
+        sent.append((spec, share))
 
     rig.sender.before = remember
     rig.engine.run_once(adopt=True)
     late = topic(rig.store, "default:orders", ttl_seconds=3600).plain(NOW_MS - 3 * HOUR)
     before = rows_of(rig.store)
-    for errand, share in sent:
-        answer = perform(rig.sender.ground, errand, share, 1)
-        assert answer.entries == []
-        if errand.step == "message" and late.times():
+    for spec, share in sent:
+        answer = perform(rig.sender.ground, spec, share, 1)
+        assert answer.outcome.entries == {}
+        if spec.step == "message" and late.times():
             answer_kinds = {None} if answer.interrupted is None else {answer.interrupted[0]}
             assert answer_kinds <= {None, "LeaseLost"}
     assert rows_of(rig.store) == before
@@ -365,7 +367,7 @@ def test_given_tasks_at_work_on_spark_when_the_driver_must_end_then_they_are_cal
 
     sender = SparkSender(spark, EndlessGround(str(mark)))
     with pytest.raises(Halted):
-        sender.send(Errand("message", world, None, 10), [Share(0, 0, ALL, ALL)], alive)
+        sender.send(TaskSpec("message", world, None, 10), [Share(0, 0, ALL, ALL)], alive)
     assert spark.range(3).count() == 3
 
 
@@ -377,7 +379,7 @@ def test_given_a_rate_when_swept_by_tasks_then_each_has_its_share() -> None:
     started_ms = rig.clock.running_ms()
     report = rig.engine.run_once(adopt=True)
     rows = sum(report.total(rule) for rule in Rule)
-    assert {errand.run.rows_per_second for errand, _ in rig.sender.sent if errand.run} == {100}
+    assert {spec.run.rows_per_second for spec, _ in rig.sender.sent if spec.run} == {100}
     # Here tasks come one after the other, so each waits as long as its share says.
     assert rig.clock.running_ms() - started_ms >= rows / 100 * 1000 - 100
 

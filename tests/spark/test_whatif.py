@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from janitor.spark.whatif import WhatIf, changed, supposed
-from janitor.world import parse_or_none
+from janitor.sweep.context import parse_or_none
 from tests.builders import topic
 from tms_core.errors import ConfigurationError
 from tms_core.tables.memory import MemoryStore

@@ -15,7 +15,7 @@ from typing import Any, Self
 from thriftpy2.protocol.cybin import TCyBinaryProtocol
 from thriftpy2.transport.buffered import TCyBufferedTransport
 
-from tms_core.tables.hbase_wire import Service, interface
+from tms_core.tables.hbase.thrift import Service, interface
 
 _CALL, _REPLY, _EXCEPTION = 1, 2, 3
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tms_core.tables.hbase_cdap import observers
+from tms_core.tables.hbase.cdap import observers
 
 TABLE = "cdap_system:tms.message"
 PACKAGE = "cdap.data2.transaction.messaging.coprocessor"

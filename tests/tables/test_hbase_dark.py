@@ -9,7 +9,7 @@ import pytest
 from tests.tables.fake_thrift import FakeThrift, Request
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreUnavailable
-from tms_core.tables.hbase_pool import AVOID_AT_MOST_MS, DARK_LIMITS, PAUSES_SECONDS, HBasePool
+from tms_core.tables.hbase.pool import AVOID_AT_MOST_MS, DARK_LIMITS, PAUSES_SECONDS, HBasePool
 
 TIMEOUT_SECONDS = 30
 

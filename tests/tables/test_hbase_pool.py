@@ -14,8 +14,15 @@ import pytest
 from tests.tables.fake_thrift import FakeThrift, Request
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, StoreNotFound, StoreUnavailable
-from tms_core.tables.hbase_pool import AVOID_MS, IDLE_MS, PAUSES_SECONDS, Connection, HBasePool
-from tms_core.tables.hbase_wire import ConnectionLost, NotServed, ScannerLost, Service, Silence, interface
+from tms_core.tables.hbase.pool import AVOID_MS, IDLE_MS, PAUSES_SECONDS, Connection, HBasePool
+from tms_core.tables.hbase.thrift import (
+    ConnectionLost,
+    NotServed,
+    ScannerLost,
+    Service,
+    ThriftTimeout,
+    interface,
+)
 
 #: A time limit that a test waits out; nothing that has to succeed is bound by it.
 SHORT_SECONDS = 0.3
@@ -92,7 +99,7 @@ def test_given_an_answer_that_comes_late_when_the_next_question_is_asked_then_it
 
     with FakeThrift(nth(late, answered)) as server:
         pool = pools(server, connections=1, timeout_seconds=SHORT_SECONDS)
-        with pytest.raises(Silence, match=r"did not answer getRow within 0\.3 s"):
+        with pytest.raises(ThriftTimeout, match=r"did not answer getRow within 0\.3 s"):
             get(pool, b"first")
         pool.timeout_seconds = LONG_SECONDS
         gave_up.set()
@@ -103,7 +110,7 @@ def test_given_an_answer_that_comes_late_when_the_next_question_is_asked_then_it
 def test_given_a_time_out_when_it_happens_then_the_call_is_not_repeated_by_itself(pools: Pools) -> None:
     with FakeThrift(silent) as server:
         pool = pools(server, timeout_seconds=SHORT_SECONDS)
-        with pytest.raises(Silence):
+        with pytest.raises(ThriftTimeout):
             get(pool, b"once")
         assert pool.calls == {"getRow": 1}
 
@@ -199,7 +206,7 @@ def test_given_an_answer_that_trickles_when_it_takes_too_long_then_the_limit_hol
             if request.server.unheard.is_set() or request.server.over.wait(0.01):
                 return
 
-    with FakeThrift(trickle) as server, pytest.raises(Silence):
+    with FakeThrift(trickle) as server, pytest.raises(ThriftTimeout):
         get(pools(server, timeout_seconds=SHORT_SECONDS), b"slow")
 
 
@@ -246,7 +253,7 @@ def test_given_two_servers_when_one_hangs_then_the_next_calls_go_to_the_other(po
         lend_four(b"a")
         clock.advance(IDLE_MS)
         pool.timeout_seconds = SHORT_SECONDS
-        with pytest.raises(Silence):
+        with pytest.raises(ThriftTimeout):
             get(pool, b"on a connection to the first")
         pool.timeout_seconds = LONG_SECONDS
         lend_four(b"b")

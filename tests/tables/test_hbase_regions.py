@@ -9,9 +9,16 @@ import pytest
 
 from tests.tables.fake_thrift import FakeThrift, Request
 from tms_core.clock import ManualClock
-from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.hbase_regions import FLUSHED_MS, LONGEST_MS, PAUSE_SECONDS, WORTHWHILE_ROWS, Range, Regions
-from tms_core.tables.hbase_wire import interface
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.regions import (
+    FLUSHED_MS,
+    LONGEST_MS,
+    PAUSE_SECONDS,
+    WORTHWHILE_ROWS,
+    Range,
+    Regions,
+)
+from tms_core.tables.hbase.thrift import interface
 
 HOUR = 3_600_000
 ALL: Sequence[Range] = [(b"", None)]

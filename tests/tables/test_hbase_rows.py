@@ -12,11 +12,11 @@ import pytest
 from tests.tables.fake_thrift import FakeThrift, Request
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
-from tms_core.tables.hbase import HBaseStore
-from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.hbase_rows import CLOCKS_MS, KEYS, PAGE_BYTES, POINTERS, ROWS, HBaseRows
-from tms_core.tables.hbase_salts import OneSalt
-from tms_core.tables.hbase_wire import interface
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.rows import CLOCKS_MS, KEYS, PAGE_BYTES, POINTERS, ROWS, HBaseRows
+from tms_core.tables.hbase.salts import OneSalt
+from tms_core.tables.hbase.store import HBaseStore
+from tms_core.tables.hbase.thrift import interface
 
 NOW_MS = 1_500_000_000_000
 COLUMN, OLD, NEW = b"d:\x00\x00\x00t", b"\x00" * 7 + b"\x01", b"\xff" * 8

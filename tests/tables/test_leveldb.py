@@ -15,7 +15,7 @@ import pytest
 
 from tms_core.errors import StoreBusy, StoreError, StoreLayoutError, StoreNotFound
 from tms_core.tables.base import MessageValue, TxCell
-from tms_core.tables.leveldb import LevelDBStore, decode, encode, release
+from tms_core.tables.leveldb.store import LevelDBStore, decode, encode, release
 
 TABLES = ("system.tms.meta", "system.tms.message", "system.tms.payload")
 OWN_FILES = re.compile(r"CURRENT|LOCK|LOG(\.old)?|MANIFEST-\d+|\d+\.(log|sst|ldb)")
@@ -27,7 +27,7 @@ WRITE_FOR_EVER = """
 import os, sys
 from itertools import count
 from tms_core.tables.base import MessageValue
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 store = LevelDBStore(sys.argv[1], create=True)
 for number in count():
     value = MessageValue(None, os.urandom(2000))
@@ -144,7 +144,7 @@ def test_given_neither_pointer_nor_payload_when_encoded_then_it_is_refused() -> 
         encode(MessageValue(None, None))
 
 
-UNREADABLE = [b"", b"\x01", b"\x01" + bytes(7), b"\x02" + bytes(7), b"\x03" + bytes(20), b"\xff"]
+UNREADABLE = [b"", b"\x01", b"\x01" + bytes(7)]
 
 
 def test_given_unreadable_values_when_read_and_inverted_then_they_are_left_out_counted_and_untouched(
@@ -164,6 +164,36 @@ def test_given_unreadable_values_when_read_and_inverted_then_they_are_left_out_c
         assert store.message.keys(*EVERYTHING).items == sorted(rows)
         assert not any(store.message.invert([TxCell(key, 0, False) for key in rows]))
     assert raw_rows(folder) == rows
+
+
+POINTER_BYTES = (1500000000000000007).to_bytes(8, "big")
+NEGATED_BYTES = (-1500000000000000007).to_bytes(8, "big", signed=True)
+
+
+@pytest.mark.parametrize("tag", [2, 3, 0x7F, 0x80, 0xFF])
+@pytest.mark.parametrize(
+    ("behind", "pointer", "inverted"),
+    [
+        (POINTER_BYTES, 1500000000000000007, NEGATED_BYTES),
+        (POINTER_BYTES + b"more", 1500000000000000007, NEGATED_BYTES + b"more"),
+        (POINTER_BYTES[:3], 0x14D112 << 40, (-(0x14D112 << 40)).to_bytes(8, "big", signed=True)),
+    ],
+    ids=["whole", "with bytes behind it", "cut short"],
+)
+def test_given_any_tag_that_cdap_reads_as_a_reference_when_read_and_inverted_then_so_do_we(
+    tmp_path: Path, tag: int, behind: bytes, pointer: int, inverted: bytes
+) -> None:
+    LevelDBStore(tmp_path, create=True).close()
+    folder = tmp_path / "system.tms.message"
+    database = plyvel.DB(str(folder))
+    database.put(b"k", bytes([tag]) + behind)
+    database.close()
+    with LevelDBStore(tmp_path) as store:
+        assert store.message.rows(*EVERYTHING).items == [(b"k", MessageValue(pointer, None))]
+        assert store.message.cells(*EVERYTHING).items == [TxCell(b"k", pointer, refers=True)]
+        assert store.calls["unreadable"] == 0
+        assert store.message.invert([TxCell(b"k", pointer, refers=True)]) == [True]
+    assert raw_rows(folder) == {b"k": bytes([tag]) + inverted}
 
 
 def test_given_a_reference_with_bytes_behind_it_when_inverted_then_they_stay(tmp_path: Path) -> None:
@@ -300,7 +330,7 @@ def test_given_a_deleted_row_when_an_inversion_had_read_it_then_it_does_not_come
         assert store.message.keys(*EVERYTHING).items == []
 
 
-def test_given_writes_when_synced_then_every_log_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_deletes_when_synced_then_every_log_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     fsync = os.fsync
 
@@ -311,6 +341,7 @@ def test_given_writes_when_synced_then_every_log_is(tmp_path: Path, monkeypatch:
     with LevelDBStore(tmp_path, create=True) as store:
         older = tmp_path / "system.tms.message" / "000001.log"
         older.touch()
+        store.message.delete([b"k"])
         monkeypatch.setattr(os, "fsync", remember)
         store.message.sync()
         logs = {log.name for log in older.parent.glob("*.log")}
@@ -328,8 +359,8 @@ def test_given_a_copy_or_a_restored_folder_when_asked_then_the_identity_is_anoth
         assert store.identity() != identity
     with LevelDBStore(tmp_path / "copied" / ".." / "first") as store:
         assert store.identity() == identity
-    (first / "system.tms.message").rename(tmp_path / "aside")
-    shutil.copytree(tmp_path / "aside", first / "system.tms.message")
+    (first / "system.tms.meta").rename(tmp_path / "aside")
+    shutil.copytree(tmp_path / "aside", first / "system.tms.meta")
     with LevelDBStore(first) as store:
         assert store.identity() != identity
 

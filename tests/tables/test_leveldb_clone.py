@@ -12,8 +12,8 @@ import pytest
 
 from tms_core.errors import StoreBusy, StoreError, StoreLayoutError, StoreNotFound
 from tms_core.tables.base import MessageValue, TxCell
-from tms_core.tables.leveldb import LevelDBStore
-from tms_core.tables.leveldb_clone import ClonedStore, clone, remove_stale
+from tms_core.tables.leveldb.clone import ClonedStore, clone, remove_stale
+from tms_core.tables.leveldb.store import LevelDBStore
 
 TABLES = ("system.tms.meta", "system.tms.message", "system.tms.payload")
 EVERYTHING = (b"", None, 1_000_000)
@@ -210,7 +210,7 @@ def test_given_a_place_inside_the_store_when_cloned_there_then_it_is_refused(sam
 
 CLONE = """
 import sys
-from tms_core.tables.leveldb_clone import clone
+from tms_core.tables.leveldb.clone import clone
 kept = clone(sys.argv[1], sys.argv[2])
 print("cloned", flush=True)
 sys.stdin.read()

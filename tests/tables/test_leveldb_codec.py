@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tms_core.errors import FormatError
-from tms_core.tables.leveldb_codec import (
+from tms_core.tables.leveldb.manifest_codec import (
     BLOCK_BYTES,
     DELETED_TABLE,
     NEW_TABLE,
     NEXT_FILE,
     Field,
-    crc32c,
     live_tables,
+    masked_crc,
     pack_edit,
     parse_edit,
     read_records,
@@ -36,9 +36,12 @@ SIZES = st.one_of(st.integers(0, 200), st.integers(BLOCK_BYTES - 30, BLOCK_BYTES
 RECORDS = st.lists(SIZES.map(lambda size: bytes(index % 251 for index in range(size))), max_size=6)
 
 
-def test_given_the_standard_check_value_when_computed_then_it_is_castagnolis() -> None:
-    assert crc32c(b"123456789") == 0xE3069283
-    assert crc32c(b"") == 0
+@pytest.mark.parametrize(("data", "castagnoli"), [(b"123456789", 0xE3069283), (b"", 0)])
+def test_given_the_standard_check_value_when_computed_then_it_is_castagnolis_turned_as_leveldb_does(
+    data: bytes, castagnoli: int
+) -> None:
+    turned = castagnoli >> 15 | (castagnoli & 0x7FFF) << 17
+    assert masked_crc(data) == (turned + 0xA282EAD8) % 2**32
 
 
 @given(edit=st.lists(FIELDS, max_size=8))
@@ -122,9 +125,7 @@ def fragments(*sizes_and_kinds: tuple[int, int]) -> bytes:
     for size, kind in sizes_and_kinds:
         whole = write_records([bytes(size)])
         body = bytes([kind]) + bytes(size)
-        crc = crc32c(body)
-        masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-        out += masked.to_bytes(4, "little") + whole[4:6] + body
+        out += masked_crc(body).to_bytes(4, "little") + whole[4:6] + body
     return out
 
 

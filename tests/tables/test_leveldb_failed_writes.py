@@ -15,13 +15,13 @@ import pytest
 from tests.builders import NOW_MS
 from tests.messaging.desk import P, leveldb, named, reader
 from tests.tables.conftest import Child
-from tms_core.errors import StoreError
+from tms_core.errors import StoreError, WriteRefused
 from tms_core.messaging.model import RollbackRange
-from tms_core.side import LevelDBSide
-from tms_core.tables import leveldb_handle
 from tms_core.tables.base import MessageValue, TxCell
-from tms_core.tables.leveldb import LevelDBStore
-from tms_core.tables.leveldb_database import WritableDatabase
+from tms_core.tables.leveldb import handle as leveldb_handle
+from tms_core.tables.leveldb.database import WritableDatabase
+from tms_core.tables.leveldb.store import LevelDBStore
+from tms_core.tables.side import LevelDBSide
 
 PATIENCE_SECONDS = 60.0
 
@@ -30,9 +30,9 @@ FULL_DISK = """
 import os, resource, sys
 from pathlib import Path
 from tms_core.errors import StoreError
-from tms_core.side import LevelDBSide
+from tms_core.tables.side import LevelDBSide
 from tms_core.tables.base import MessageValue, TxCell
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 
 store, side = LevelDBStore(sys.argv[1] + "/store", create=True), LevelDBSide(Path(sys.argv[1]) / "side")
 writes = {
@@ -173,7 +173,7 @@ def rows(store: LevelDBStore) -> list[tuple[bytes, MessageValue]]:
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_given_a_write_that_failed_when_the_next_one_comes_then_the_folder_is_opened_anew_and_nobody_sees_the_first(
+def test_given_a_write_that_failed_when_the_next_one_comes_then_the_folder_is_opened_anew_and_no_put_is_seen(
     tmp_path: Path, disk: Disk, write: str
 ) -> None:
     with LevelDBStore(tmp_path, create=True) as store:
@@ -184,10 +184,12 @@ def test_given_a_write_that_failed_when_the_next_one_comes_then_the_folder_is_op
         with pytest.raises(StoreError, match="Input/output error"):
             store.message.put([(b"too early", MessageValue(None, b""))])
         disk.failing = False
-        assert rows(store) == OLD
+        # A delete and an inversion are asked for again, so they may be done although they failed.
+        found = {"put": OLD, "delete": [], "invert": [(b"old", MessageValue(-7, b""))]}
+        assert rows(store) == found[write]
         store.message.put([(b"z", MessageValue(None, b""))])
         assert disk.opened > opened
-        assert rows(store) == [*OLD, (b"z", MessageValue(None, b""))]
+        assert rows(store) == [*found[write], (b"z", MessageValue(None, b""))]
         opened = disk.opened
         WRITES[write](store)
         assert disk.opened == opened
@@ -236,7 +238,7 @@ def test_given_writes_that_wait_when_one_goes_on_then_they_are_written_together_
             go_on.set()
             outcomes = [future.exception(PATIENCE_SECONDS) for future in (first, *others)]
         disk.failing = False
-        assert [type(error) for error in outcomes] == [StoreError if failing else type(None)] * 4
+        assert [type(error) for error in outcomes] == [WriteRefused if failing else type(None)] * 4
         # Where it failed, the second is what would have taken it back.
         assert disk.batches - before == 2
     assert database.rows(b"", None, 9).items == [(b"a", b"1"), (b"b", b"1"), (b"c", b"1")]
@@ -263,7 +265,7 @@ def test_given_somebody_who_does_not_end_when_the_folder_is_to_be_opened_anew_th
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = broken(tmp_path, disk)
-    monkeypatch.setattr(leveldb_handle, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(leveldb_handle, "_REOPEN_SECONDS", 0.01)
     with database._handle:
         with ThreadPoolExecutor(1) as threads:
             error = threads.submit(database.put, [(b"b", b"2")]).exception(PATIENCE_SECONDS)
@@ -367,7 +369,7 @@ def test_given_a_disk_that_was_full_for_a_while_when_published_then_consumers_se
     desk.put("orders", P, b"b")
     disk.failing = True
     uses: list[Callable[[], object]] = [
-        lambda: desk.publish("orders", b"not", pointer=P),
+        lambda: desk.publish("orders", b"not", pointer=P + 1),
         lambda: desk.publish("orders", b"not"),
         lambda: desk.publish("orders", b"not", ttl=5),
         lambda: desk.put("orders", P, b"not"),
@@ -394,7 +396,7 @@ def test_given_a_disk_that_was_full_for_a_while_when_published_then_consumers_se
     again.close()
 
 
-def full(_: Path) -> None:
+def full(_: Path, __: int) -> None:
     raise OSError(28, "No space left on device")
 
 
@@ -415,3 +417,94 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < ends
         time.sleep(0.01)
+
+
+# --- what a failed delete costs ---------------------------------------------------------------------------------------
+
+
+def test_given_a_failed_delete_of_large_rows_when_opened_anew_then_none_of_their_values_is_kept_or_written_again(
+    tmp_path: Path, disk: Disk
+) -> None:
+    with LevelDBStore(tmp_path, create=True) as store:
+        keys = [b"%04d" % number for number in range(50)]
+        store.message.put([(key, MessageValue(7, b"v" * 20_000)) for key in keys])
+        database: WritableDatabase = store.message._writable  # type: ignore[attr-defined]
+        uses: list[Callable[[], object]] = [lambda: store.message.delete(keys[:25])] * 3
+        uses.append(lambda: store.message.invert([TxCell(key, 7, False) for key in keys[25:]]))
+        for use in uses:
+            disk.failing = True
+            with pytest.raises(WriteRefused):
+                use()
+            assert database._handle._undo == {}
+            disk.failing = False
+            batches = disk.batches
+            store.message.sync()
+            assert disk.batches == batches, "nothing is written to take it back"
+            assert database._handle._undo == {}
+
+
+def test_given_a_disk_with_no_room_for_what_is_to_be_undone_when_opened_anew_then_it_stays_open_for_reading(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def short(_: Path, more_bytes: int) -> None:
+        asked.append(more_bytes)
+        if more_bytes > 10_000:
+            raise OSError(28, "No space left on device")
+
+    database = WritableDatabase(tmp_path, create=True)
+    database.put([(b"a", b"v" * 20_000), (b"live", b"1")])
+    disk.failing = True
+    with pytest.raises(WriteRefused):
+        database.put([(b"a", b"w")])
+    disk.failing = False
+    monkeypatch.setattr(leveldb_handle, "_require_room", short)
+    with pytest.raises(WriteRefused, match="No space left"):
+        database.put([(b"b", b"2")])
+    assert asked == [2 * 20_001]
+    assert database.get(b"live") == b"1"
+    monkeypatch.undo()
+    database.put([(b"b", b"2")])
+    assert database.get(b"a") == b"v" * 20_000
+    database.close()
+
+
+# --- what is durable --------------------------------------------------------------------------------------------------
+
+
+def test_given_deletes_that_were_not_synced_when_synced_then_the_log_is_and_a_second_time_nothing_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = WritableDatabase(tmp_path, create=True)
+    database.put([(b"a", b"1"), (b"b", b"2")])
+    synced: list[int] = []
+    monkeypatch.setattr("os.fsync", synced.append)
+    database.sync()
+    assert synced == [], "puts are synced"
+    database.delete([b"a"])
+    database.sync()
+    assert len(synced) == 2, "the log and the folder"
+    database.sync()
+    assert len(synced) == 2
+    database.close()
+
+
+@pytest.mark.usefixtures("disk")
+@pytest.mark.parametrize("message", ["No space left on device", "Disk quota exceeded", "Read-only file system"])
+def test_given_a_disk_that_takes_nothing_when_written_then_that_is_a_refused_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
+    database = WritableDatabase(tmp_path, create=True)
+
+    def refuse(_: Batch) -> None:
+        raise plyvel.IOError(f"IO error: 000005.log: {message}".encode())
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Batch, "write", refuse)
+        uses: list[Callable[[], object]] = [lambda: database.delete([b"a"]), lambda: database.put([(b"a", b"1")])]
+        for write in uses:
+            with pytest.raises(WriteRefused, match=message):
+                write()
+    database.put([(b"a", b"1")])
+    database.close()

@@ -11,14 +11,14 @@ import plyvel
 import pytest
 
 from tms_core.errors import StoreBusy, StoreError
-from tms_core.tables.leveldb_folder import locked
+from tms_core.tables.leveldb.lock import locked
 
 HOLD = "import plyvel, sys; kept = plyvel.DB(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
 
 LOCK_SHARED = """
 import sys
 from pathlib import Path
-from tms_core.tables.leveldb_folder import locked
+from tms_core.tables.leveldb.lock import locked
 with locked(Path(sys.argv[1]), shared=True):
     print("locked", flush=True)
     sys.stdin.read()

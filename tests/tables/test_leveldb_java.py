@@ -11,7 +11,7 @@ import pytest
 
 from tests.interop.java import Interop, JavaFailed
 from tms_core.tables.base import MessageValue, Store
-from tms_core.tables.leveldb import LevelDBStore, encode, release
+from tms_core.tables.leveldb.store import LevelDBStore, encode, release
 
 NOW_MS = 1_700_000_000_000
 EVERYTHING = (b"", None, 1_000_000)
@@ -20,7 +20,7 @@ EVERYTHING = (b"", None, 1_000_000)
 WRITE_AND_DIE = """
 import os, signal, sys
 from tms_core.tables.base import MessageValue
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 store = LevelDBStore(sys.argv[1], create=True)
 for batch in range(60):
     store.message.put([(b"%04d-%04d" % (batch, row), MessageValue(None, os.urandom(2000))) for row in range(100)])

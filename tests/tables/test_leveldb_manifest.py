@@ -13,9 +13,16 @@ from hypothesis import strategies as st
 from tests.builders import every
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.tables.base import MessageValue
-from tms_core.tables.leveldb import LevelDBStore
-from tms_core.tables.leveldb_codec import BLOCK_BYTES, NEW_TABLE, pack_edit, parse_edit, read_records, write_records
-from tms_core.tables.leveldb_manifest import cure, current_manifest, prepare, rename_tables
+from tms_core.tables.leveldb.manifest import cure, current_manifest, prepare, rename_tables
+from tms_core.tables.leveldb.manifest_codec import (
+    BLOCK_BYTES,
+    NEW_TABLE,
+    pack_edit,
+    parse_edit,
+    read_records,
+    write_records,
+)
+from tms_core.tables.leveldb.store import LevelDBStore
 
 MESSAGE = "system.tms.message"
 TABLES = 300

@@ -11,8 +11,8 @@ import pytest
 from tests.builders import NOW_MS, WRITES, pointer, topic, watch
 from tms_core.errors import StoreError
 from tms_core.tables.base import UNREADABLE, MessageValue, Store, TxCell
-from tms_core.tables.leveldb import LevelDBStore
-from tms_core.tables.leveldb_layout import FOLDERS
+from tms_core.tables.leveldb.layout import FOLDERS
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.read_only import read_only
 
@@ -104,9 +104,9 @@ def test_given_a_value_that_cannot_be_read_then_the_face_counts_it(tmp_path: Pat
 
 
 def damage(folder: Path) -> None:
-    """Add a message row of an unknown kind."""
+    """Add a message row whose pointer is cut short."""
     database = plyvel.DB(str(folder / FOLDERS["message"]))
-    database.put(ORDERS + b"\x00\x00\x00\x01" + b"\x00" * 10, b"\x09")
+    database.put(ORDERS + b"\x00\x00\x00\x01" + b"\x00" * 10, b"\x01")
     database.close()
 
 

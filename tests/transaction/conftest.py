@@ -8,8 +8,8 @@ import pytest
 
 from tests.transaction.managers import NOW_MS
 from tms_core.clock import ManualClock
-from tms_core.transaction.manager import TransactionManager
-from tms_core.transaction.service import TransactionService
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.rpc.service import TransactionService
 
 
 @pytest.fixture

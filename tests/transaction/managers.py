@@ -7,10 +7,10 @@ from array import array
 from pathlib import Path
 
 from tms_core.clock import ManualClock
-from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import DirectoryStorage, Log, MemoryStorage, Recovered
 from tms_core.transaction.model import Snapshot, VisibilityState
-from tms_core.transaction.snapshot import read_snapshot, write_snapshot
-from tms_core.transaction.storage import DirectoryStorage, Log, MemoryStorage, Recovered
 
 NOW_MS = 1_795_000_000_000
 #: The first pointer of that millisecond.

@@ -12,15 +12,20 @@ import pytest
 from tests.transaction.managers import BASE, NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.errors import CannotSnapshot, ChangesTooLarge, Conflict, NoSnapshot, NotInProgress, TruncateTimeError
-from tms_core.transaction import wire
-from tms_core.transaction.client import TransactionClient
-from tms_core.transaction.conflicts import ChangeLimits
-from tms_core.transaction.line import MAX_ANSWER_BYTES, MethodUnknown, OutcomeUnknown, ServiceUnavailable
-from tms_core.transaction.manager import BadArgument, TransactionManager
+from tms_core.transaction.codec import wire
+from tms_core.transaction.codec.wire import Failure, MessageKind, RpcMessage
+from tms_core.transaction.manager.conflicts import ChangeLimits
+from tms_core.transaction.manager.manager import BadArgument, TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.model import Transaction, TransactionType
-from tms_core.transaction.service import TransactionService
-from tms_core.transaction.storage import MemoryStorage
-from tms_core.transaction.wire import Failure, Message, MessageKind
+from tms_core.transaction.rpc.client import TransactionClient
+from tms_core.transaction.rpc.line import (
+    MAX_ANSWER_BYTES,
+    MethodUnknown,
+    OutcomeUnknown,
+    ServiceUnavailable,
+)
+from tms_core.transaction.rpc.service import TransactionService
 
 #: Longer than anything takes that ends at all.
 PATIENCE_SECONDS = 60.0
@@ -130,7 +135,7 @@ class Misbehaving:
         calls: the names of the calls it got.
     """
 
-    def __init__(self, conduct: Callable[[Message], bytes | None]) -> None:
+    def __init__(self, conduct: Callable[[RpcMessage], bytes | None]) -> None:
         self.calls: list[str] = []
         self._conduct = conduct
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -166,7 +171,7 @@ class Misbehaving:
 
 @contextmanager
 def misbehaving(
-    conduct: Callable[[Message], bytes | None], seconds: float = PATIENCE_SECONDS
+    conduct: Callable[[RpcMessage], bytes | None], seconds: float = PATIENCE_SECONDS
 ) -> Iterator[tuple[Misbehaving, TransactionClient]]:
     service = Misbehaving(conduct)
     try:
@@ -180,13 +185,13 @@ def framed(data: bytes) -> bytes:
     return len(data).to_bytes(4) + data
 
 
-def reply(call: Message, *fields: bytes, number: int | None = None, name: str | None = None) -> bytes:
+def reply(call: RpcMessage, *fields: bytes, number: int | None = None, name: str | None = None) -> bytes:
     return framed(
         wire.message(MessageKind.REPLY, name or call.name, call.number if number is None else number, *fields)
     )
 
 
-def hang_up(_: Message) -> None:
+def hang_up(_: RpcMessage) -> None:
     """Say nothing, and close."""
 
 
@@ -213,7 +218,7 @@ def test_given_a_connection_that_breaks_then_what_may_be_done_once_only_is_not_r
 def test_given_a_connection_that_breaks_once_then_what_may_be_done_twice_is_repeated() -> None:
     answers = iter([None, b""])
 
-    def first_breaks(call: Message) -> bytes | None:
+    def first_breaks(call: RpcMessage) -> bytes | None:
         return None if next(answers) is None else reply(call)
 
     with misbehaving(first_breaks) as (service, client):
@@ -231,7 +236,7 @@ def test_given_connections_that_always_break_then_it_is_given_up_after_the_secon
 def test_given_no_answer_in_time_then_nothing_is_repeated() -> None:
     over = threading.Event()
 
-    def silent(_: Message) -> None:
+    def silent(_: RpcMessage) -> None:
         over.wait(PATIENCE_SECONDS)
 
     with misbehaving(silent, SHORT_SECONDS) as (service, client):
@@ -253,7 +258,7 @@ def test_given_nobody_at_the_address_then_nothing_was_done() -> None:
 
 
 OK = wire.string(0, "OK")
-NONSENSE: dict[str, Callable[[Message], bytes]] = {
+NONSENSE: dict[str, Callable[[RpcMessage], bytes]] = {
     "another call's number": lambda call: reply(call, OK, number=call.number + 1),
     "another call's name": lambda call: reply(call, OK, name="getSnapshot"),
     "too large": lambda _: (MAX_ANSWER_BYTES + 1).to_bytes(4),
@@ -270,7 +275,7 @@ def test_given_an_answer_that_is_none_of_this_call_then_it_is_not_taken_for_one(
 
 
 def test_given_a_service_of_tephras_when_asked_who_holds_what_then_nobody_is_known() -> None:
-    def unknown(call: Message) -> bytes:
+    def unknown(call: RpcMessage) -> bytes:
         fields = (wire.string(1, "Invalid method name"), wire.i32(2, Failure.UNKNOWN_METHOD))
         return framed(wire.message(MessageKind.EXCEPTION, call.name, call.number, *fields))
 
@@ -281,7 +286,7 @@ def test_given_a_service_of_tephras_when_asked_who_holds_what_then_nobody_is_kno
 
 
 def test_given_a_service_that_does_not_understand_then_nothing_was_done() -> None:
-    def refused(call: Message) -> bytes:
+    def refused(call: RpcMessage) -> bytes:
         fields = (wire.string(1, "no"), wire.i32(2, Failure.PROTOCOL_ERROR))
         return framed(wire.message(MessageKind.EXCEPTION, call.name, call.number, *fields))
 
@@ -290,7 +295,7 @@ def test_given_a_service_that_does_not_understand_then_nothing_was_done() -> Non
 
 
 def test_given_an_answer_without_a_transaction_then_the_outcome_is_unknown() -> None:
-    def empty(call: Message) -> bytes:
+    def empty(call: RpcMessage) -> bytes:
         return reply(call, wire.structure(0))
 
     with misbehaving(empty) as (_, client), pytest.raises(OutcomeUnknown, match="is not the number"):

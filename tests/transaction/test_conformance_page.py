@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tms_core.transaction.calls import METHODS
-from tms_core.transaction.manager import MAX_CLIENT_CHARACTERS
-from tms_core.transaction.service import MAX_CONNECTIONS, MAX_UNREAD_BYTES, REQUEST_SECONDS
+from tms_core.transaction.manager.manager import MAX_CLIENT_CHARACTERS
+from tms_core.transaction.rpc.calls import METHODS
+from tms_core.transaction.rpc.service import MAX_CONNECTIONS, MAX_UNREAD_BYTES, REQUEST_SECONDS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/conformance/transactions.md").read_text(encoding="utf-8")
@@ -30,7 +30,7 @@ def test_the_page_has_the_limits() -> None:
 
 
 def test_the_page_quotes_what_the_program_says() -> None:
-    files = [*(ROOT / "tms_core/transaction").glob("*.py")]
+    files = [*(ROOT / "tms_core/transaction").rglob("*.py")]
     # Texts are broken over lines and have values in them.
     source = " ".join(re.sub(r'"\s+f?"', "", path.read_text(encoding="utf-8")) for path in files)
     source = re.sub(r"\{[^{}]*\}", "…", source)

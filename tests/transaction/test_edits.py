@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.transaction.vectors import BASE, TIME_MS, load
 from tms_core.errors import FormatError
-from tms_core.transaction.edits import Edit, EditState, decode_edit, encode_edit, read_edit
+from tms_core.transaction.codec.edits import Edit, EditState, decode_edit, encode_edit, read_edit
+from tms_core.transaction.codec.varint import CHUNK_BYTES
 from tms_core.transaction.model import TransactionType
-from tms_core.transaction.varint import CHUNK_BYTES
 
 VECTORS = load("txlog/edits-v4.json")
 LONGS = st.integers(-(2**63), 2**63 - 1)

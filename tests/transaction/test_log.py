@@ -10,8 +10,8 @@ import pytest
 from tests.transaction.test_edits import EDITS
 from tests.transaction.vectors import TEPHRA
 from tms_core.errors import FormatError
-from tms_core.transaction.edits import Edit, EditState, encode_edit
-from tms_core.transaction.log import read_log
+from tms_core.transaction.codec.edits import Edit, EditState, encode_edit
+from tms_core.transaction.codec.log import read_log
 from tms_core.transaction.model import TransactionType
 
 LOCAL = TEPHRA / "txlog/local.txlog.1600000000000"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -19,11 +20,11 @@ from tms_core.errors import (
     StoreError,
     TruncateTimeError,
 )
-from tms_core.transaction.conflicts import ChangeLimits
-from tms_core.transaction.journal import LogFailed
-from tms_core.transaction.manager import BadArgument, ManagerStopped, TransactionManager
+from tms_core.transaction.manager.conflicts import ChangeLimits
+from tms_core.transaction.manager.journal import LogFailed
+from tms_core.transaction.manager.manager import BadArgument, ManagerStopped, TransactionManager
+from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, Recovered
 from tms_core.transaction.model import NO_TX_IN_PROGRESS, InProgressType, Transaction, TransactionType
-from tms_core.transaction.storage import MemoryStorage, Recovered
 
 SECOND = 1_000
 DAY = 86_400 * SECOND
@@ -594,15 +595,15 @@ def test_given_a_log_that_was_replaced_when_somebody_still_waits_for_it_then_the
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
     storage.failure = LogFailed("the disk is full.")
-    keeper = manager._keeper
-    replaced = keeper._log
+    durable = manager._durable
+    replaced = durable._log
     with pytest.raises(LogFailed):
         manager.start_short()
     storage.failure = None
     manager.visibility()
     storage.failure = LogFailed("the disk is full.")
     with pytest.raises(LogFailed):
-        keeper._sync(replaced, 1)
+        durable._sync(replaced, 1)
     storage.failure = None
     assert manager.running
 
@@ -669,3 +670,54 @@ def test_given_a_manager_when_closed_twice_then_a_last_snapshot_is_kept_once(clo
     manager.close()
     manager.close()
     assert storage.happened.count("save") == 2
+
+
+# --- a clock that is wrong -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step_ms", [86_400_000, -86_400_000, 299_000])
+def test_given_a_clock_that_steps_when_transactions_are_looked_through_then_running_time_decides(step_ms: int) -> None:
+    clock = ManualClock(NOW_MS)
+    with TransactionManager(MemoryStorage(), clock) as manager:
+        began = manager.checkpoint(manager.start_short(30))
+        clock.step(step_ms)
+        later = manager.start_short(40)
+        clock.advance(30_000)
+        assert manager.expire() == 0
+        clock.advance(1)
+        assert manager.expire() == 2
+        assert set(manager.visibility().invalid) == {began.transaction_id, began.write_pointer}
+        clock.advance(10_000)
+        assert manager.expire() == 1
+        assert later.transaction_id in manager.visibility().invalid
+
+
+def test_given_a_clock_that_jumps_when_pointers_are_issued_then_they_do_not(clock: ManualClock) -> None:
+    with TransactionManager(MemoryStorage(), clock, clock_allowance_seconds=300) as manager:
+        clock.step(365 * 86_400_000)
+        clock.advance(1_000)
+        right_ms = NOW_MS + 1_000
+        began = manager.start_short()
+        assert began.transaction_id == right_ms * 1_000_000
+        assert manager.checkpoint(began).write_pointer == right_ms * 1_000_000 + 1
+        assert manager.visibility().timestamp_ms == right_ms
+        clock.step(-365 * 86_400_000)
+        clock.advance(1)
+        assert manager.start_short().transaction_id == (right_ms + 1) * 1_000_000
+
+
+def test_given_transactions_in_progress_when_the_manager_begins_anew_then_what_is_left_of_their_time_counts(
+    tmp_path: Path,
+) -> None:
+    with TransactionManager(DirectoryStorage(tmp_path), ManualClock(NOW_MS)) as manager:
+        manager.start_short(30)
+        manager.start_short(60)
+    clock = ManualClock(NOW_MS + 20_000, running_ms=5)
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
+        clock.step(-3_600_000)
+        clock.advance(10_000)
+        assert manager.expire() == 0
+        clock.advance(1)
+        assert manager.expire() == 1
+        clock.advance(30_000)
+        assert manager.expire() == 1

@@ -19,11 +19,11 @@ from tests.support import size
 from tests.transaction.managers import BASE, NOW_MS, state
 from tms_core.clock import ManualClock
 from tms_core.errors import Conflict, NotInProgress, TruncateTimeError
-from tms_core.transaction.edits import Edit, decode_edit, encode_edit
-from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.codec.edits import Edit, decode_edit, encode_edit
+from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import Recovered
 from tms_core.transaction.model import NO_TX_IN_PROGRESS, Snapshot, Transaction, TransactionType
-from tms_core.transaction.snapshot import read_snapshot, write_snapshot
-from tms_core.transaction.storage import Recovered
 
 LONG_MS = 86_400_000
 

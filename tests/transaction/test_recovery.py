@@ -17,14 +17,14 @@ from tests.transaction.test_log import VERSION_3, edits, header, marker
 from tests.transaction.vectors import TEPHRA, load, names, snapshot_of
 from tms_core.clock import ManualClock
 from tms_core.errors import FormatError
-from tms_core.transaction.edits import Edit, EditState, encode_edit
-from tms_core.transaction.journal import LogFile
-from tms_core.transaction.log import read_log
-from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.codec.edits import Edit, EditState, encode_edit
+from tms_core.transaction.codec.log import read_log
+from tms_core.transaction.codec.snapshot import write_snapshot
+from tms_core.transaction.manager.journal import LogFile
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.state import ManagerState
+from tms_core.transaction.manager.storage import DirectoryStorage
 from tms_core.transaction.model import InProgress, InProgressType, Snapshot, TransactionType, VisibilityState
-from tms_core.transaction.snapshot import write_snapshot
-from tms_core.transaction.state import State
-from tms_core.transaction.storage import DirectoryStorage
 
 LONG_TIMEOUT_MS = 86_400_000
 #: The largest log that is cut at every byte.
@@ -33,7 +33,7 @@ LOG_BYTES = 2_048
 
 def replayed(snapshot: Snapshot, *history: Edit) -> Snapshot:
     """What the rules make of some edits."""
-    found = State(snapshot, LONG_TIMEOUT_MS)
+    found = ManagerState(snapshot, LONG_TIMEOUT_MS)
     for edit in history:
         found.apply(edit)
     return timeless(found.snapshot(0))
@@ -175,7 +175,7 @@ def test_given_edits_that_were_written_in_another_order_when_replayed_then_lists
         Edit(BASE + 3, EditState.COMMITTED, commit_pointer=BASE + 8, can_commit=True, changes=changes),
         Edit(BASE + 2, EditState.COMMITTED, commit_pointer=BASE + 7, can_commit=True, changes=changes),
     ]
-    found = State(NOTHING, LONG_TIMEOUT_MS)
+    found = ManagerState(NOTHING, LONG_TIMEOUT_MS)
     for edit in history:
         found.apply(edit)
     assert list(found.in_progress) == [BASE + 1, BASE + 9]

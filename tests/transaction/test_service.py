@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,17 +29,19 @@ from tests.transaction.test_thrift import interface
 from tests.transaction.vectors import load
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError
-from tms_core.transaction import service as module
-from tms_core.transaction import wire
-from tms_core.transaction.calls import METHODS, answer
-from tms_core.transaction.client import TransactionClient
-from tms_core.transaction.conflicts import ChangeLimits
-from tms_core.transaction.journal import LogFailed
-from tms_core.transaction.manager import TransactionManager
-from tms_core.transaction.service import MAX_FRAME_BYTES, TransactionService
-from tms_core.transaction.snapshot import read_snapshot
-from tms_core.transaction.storage import Log, MemoryStorage
-from tms_core.transaction.wire import Kind, MessageKind
+from tms_core.settings.models import TransactionSettings
+from tms_core.transaction.codec import wire
+from tms_core.transaction.codec.snapshot import read_snapshot
+from tms_core.transaction.codec.wire import Kind, MessageKind
+from tms_core.transaction.manager.conflicts import ChangeLimits
+from tms_core.transaction.manager.journal import LogFailed
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import Log, MemoryStorage
+from tms_core.transaction.rpc import service as module
+from tms_core.transaction.rpc.calls import METHODS, answer
+from tms_core.transaction.rpc.client import ServiceSource, TransactionClient
+from tms_core.transaction.rpc.line import ServiceUnavailable, read_token
+from tms_core.transaction.rpc.service import MAX_FRAME_BYTES, TransactionService
 
 #: Longer than anything takes that ends at all.
 PATIENCE_SECONDS = 60.0
@@ -360,7 +363,7 @@ def test_given_a_limit_of_open_files_then_there_are_not_so_many_connections_that
 STATUS = len(wire.message(MessageKind.CALL, "status", 1)).to_bytes(4) + wire.message(MessageKind.CALL, "status", 1)
 
 
-def asked(connection: socket.socket, data: bytes = STATUS) -> wire.Message:
+def asked(connection: socket.socket, data: bytes = STATUS) -> wire.RpcMessage:
     """The answer to a call."""
     connection.sendall(data)
     return wire.read_message(received(connection, int.from_bytes(received(connection, 4))))
@@ -536,3 +539,73 @@ def test_given_a_snapshot_that_fails_then_that_is_logged_and_the_next_one_is_tri
     before = storage.happened.count("save")
     wait_for(lambda: storage.happened.count("save") > before)
     service.stop()
+
+
+# --- a token ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guarded(manager: TransactionManager, tmp_path: Path) -> Iterator[TransactionService]:
+    """A service that demands the token in the file ``token``."""
+    (tmp_path / "token").write_bytes(b" secret\n")
+    service = TransactionService(manager, port=0, token=lambda: read_token(tmp_path / "token"))
+    service.start()
+    yield service
+    service.stop()
+
+
+def test_given_a_service_that_demands_a_token_when_it_is_shown_then_calls_are_done(
+    guarded: TransactionService, tmp_path: Path
+) -> None:
+    settings = TransactionSettings(thrift=guarded.address, token_file=tmp_path / "token")
+    with TransactionClient.configured(settings) as client:
+        for _ in range(2):
+            client.commit(client.start_short().transaction_id)
+    assert ServiceSource(guarded.address, token_file=tmp_path / "token").latest().snapshot.write_pointer
+
+
+@pytest.mark.parametrize("token", [b"wrong", b"secre", b"secret2"])
+def test_given_a_service_that_demands_a_token_when_another_is_shown_then_nothing_is_done(
+    guarded: TransactionService, manager: TransactionManager, tmp_path: Path, token: bytes
+) -> None:
+    (tmp_path / "mine").write_bytes(token)
+    settings = TransactionSettings(thrift=guarded.address, token_file=tmp_path / "mine")
+    with TransactionClient.configured(settings) as client, pytest.raises(ServiceUnavailable, match="refuses the token"):
+        client.start_short()
+    assert not manager.visibility().in_progress
+
+
+def test_given_a_service_that_demands_a_token_when_none_is_shown_then_nothing_is_done(
+    guarded: TransactionService, manager: TransactionManager
+) -> None:
+    pointer = manager.start_short().transaction_id
+    with TransactionClient(guarded.address) as client:
+        for _ in range(2):
+            with pytest.raises(ServiceUnavailable, match="demands a token"):
+                client.invalidate(pointer)
+    assert [entry.write_pointer for entry in manager.visibility().in_progress] == [pointer]
+
+
+def test_given_a_token_file_that_is_gone_or_empty_then_that_is_said(
+    guarded: TransactionService, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = TransactionSettings(thrift=guarded.address, token_file=tmp_path / "none")
+    with TransactionClient.configured(settings) as client, pytest.raises(ServiceUnavailable, match="cannot be read"):
+        client.start_short()
+    (tmp_path / "none").write_bytes(b"\n")
+    with TransactionClient.configured(settings) as client, pytest.raises(ServiceUnavailable, match="is empty"):
+        client.start_short()
+    (tmp_path / "none").write_bytes(b"secret")
+    (tmp_path / "token").unlink()
+    with TransactionClient.configured(settings) as client, pytest.raises(ServiceUnavailable, match="refuses the token"):
+        client.start_short()
+    assert "cannot be read" in caplog.text
+
+
+def test_given_a_service_that_demands_none_when_a_token_is_shown_then_calls_are_done(
+    service: TransactionService, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_bytes(b"secret")
+    settings = TransactionSettings(thrift=service.address, token_file=tmp_path / "token")
+    with TransactionClient.configured(settings) as client:
+        client.commit(client.start_short().transaction_id)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tests.transaction.vectors import BASE, TEPHRA, load, names, snapshot_of, state_of
 from tms_core.errors import SnapshotError, UnsupportedSnapshotVersion
+from tms_core.transaction.codec.snapshot import read_snapshot, read_visibility, write_snapshot
+from tms_core.transaction.codec.varint import CHUNK_BYTES, TruncatedSnapshot, varint
 from tms_core.transaction.model import InProgress, InProgressType, Snapshot, VisibilityState
-from tms_core.transaction.snapshot import read_snapshot, read_visibility, write_snapshot
-from tms_core.transaction.varint import CHUNK_BYTES, TruncatedSnapshot, varint
 
 LONGS = st.integers(-(2**63), 2**63 - 1)
 CHANGE_SETS = st.dictionaries(LONGS, st.frozensets(st.binary(max_size=200), max_size=5), max_size=4)

@@ -12,10 +12,14 @@ from pathlib import Path
 import pytest
 
 from tests.transaction.vectors import TEPHRA
+from tms_core.clock import ManualClock
 from tms_core.errors import NoSnapshot
+from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot, VisibilityState
-from tms_core.transaction.snapshot import write_snapshot
-from tms_core.transaction.source import DirectorySource, NoUsableSnapshot, Rejection
+from tms_core.transaction.source.source import DirectorySource, NoUsableSnapshot, Rejection
+
+#: A moment in 2020, in milliseconds.
+T = 1_600_000_000_000
 
 
 def snapshot(timestamp_ms: int) -> bytes:
@@ -257,3 +261,24 @@ def test_given_change_sets_when_asked_then_they_are_read_over(tmp_path: Path) ->
     (tmp_path / "snapshot.1600000000000").write_bytes((TEPHRA / "snapshots" / "v4-changesets.bin").read_bytes())
     loaded = DirectorySource(tmp_path).latest()
     assert (loaded.rejected, len(loaded.snapshot.invalid)) == ((), 1)
+
+
+@pytest.mark.parametrize("content_ms", [T - 86_400_000, 9_999_999_999_999], ids=["an old copy", "a clock in 2286"])
+def test_given_a_stray_file_of_a_large_number_when_read_then_its_content_counts(
+    tmp_path: Path, content_ms: int
+) -> None:
+    for name, taken_ms in ((9_999_999_999_999, content_ms), (T, T), (T - 1, T - 1)):
+        with (tmp_path / f"snapshot.{name}").open("wb") as file:
+            write_snapshot(file, Snapshot(VisibilityState(taken_ms, 1, 1)))
+    loaded = DirectorySource(tmp_path, ManualClock(T + 1000)).latest()
+    assert (loaded.name, loaded.snapshot.timestamp_ms) == (f"snapshot.{T}", T)
+    [passed_over] = loaded.rejected
+    assert passed_over.name == "snapshot.9999999999999"
+    assert passed_over.reason in (Rejection.MISNAMED, Rejection.FUTURE)
+
+
+def test_given_nothing_but_files_ahead_of_our_clock_when_read_then_the_newest_says_so(tmp_path: Path) -> None:
+    for taken_ms in (T, T + 1):
+        with (tmp_path / f"snapshot.{taken_ms}").open("wb") as file:
+            write_snapshot(file, Snapshot(VisibilityState(taken_ms, 1, 1)))
+    assert DirectorySource(tmp_path, ManualClock(T - 400_000)).latest().name == f"snapshot.{T + 1}"

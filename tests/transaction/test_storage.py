@@ -20,13 +20,13 @@ from tests.transaction.managers import BASE, NOW_MS, recovered, state
 from tests.transaction.vectors import TEPHRA
 from tms_core.clock import ManualClock
 from tms_core.errors import FormatError, NotInProgress, StoreBusy
-from tms_core.transaction.edits import Edit, EditState
-from tms_core.transaction.journal import LogFailed, LogFile
-from tms_core.transaction.log import read_log
-from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.codec.edits import Edit, EditState
+from tms_core.transaction.codec.log import read_log
+from tms_core.transaction.manager.journal import LogFailed, LogFile
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import DirectoryBusy, DirectoryFailed, DirectoryStorage
 from tms_core.transaction.model import InProgressType
-from tms_core.transaction.source import DirectorySource
-from tms_core.transaction.storage import DirectoryBusy, DirectoryFailed, DirectoryStorage
+from tms_core.transaction.source.source import DirectorySource
 
 
 def opened(directory: Path, **options: int) -> TransactionManager:
@@ -371,8 +371,8 @@ WORKER = """
 import sys
 from pathlib import Path
 from tms_core.clock import SystemClock
-from tms_core.transaction.manager import TransactionManager
-from tms_core.transaction.storage import DirectoryStorage
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import DirectoryStorage
 
 manager = TransactionManager(DirectoryStorage(Path(sys.argv[1])), SystemClock())
 while True:

@@ -19,10 +19,10 @@ from thriftpy2.transport.buffered import TCyBufferedTransport
 
 from tests.transaction.vectors import load
 from tms_core.errors import FormatError
-from tms_core.transaction import wire
+from tms_core.transaction.codec import wire
+from tms_core.transaction.codec.thrift import decode_transaction, encode_transaction
+from tms_core.transaction.codec.wire import Kind, MessageKind, read_message, read_struct
 from tms_core.transaction.model import Transaction, TransactionType, VisibilityLevel
-from tms_core.transaction.thrift import decode_transaction, encode_transaction
-from tms_core.transaction.wire import Kind, MessageKind, read_message, read_struct
 
 FRAMES = load("thrift/frames.json")
 I64 = st.integers(-(2**63), 2**63 - 1)

@@ -13,9 +13,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 from tms_core.errors import ConfigurationError, NoSnapshot
+from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot, VisibilityState
-from tms_core.transaction.snapshot import write_snapshot
-from tms_core.transaction.source import DirectorySource, NoUsableSnapshot, Rejection
+from tms_core.transaction.source.source import DirectorySource, NoUsableSnapshot, Rejection
 
 FOLDER = "/cdap/tx snapshot"
 
@@ -123,7 +123,7 @@ def namenode(hdfs: Hdfs) -> Iterator[str]:
 
 def content(at_ms: int, invalid: int = 1) -> bytes:
     stream = BytesIO()
-    state = VisibilityState(at_ms, 10, 10, array("q", range(1, invalid + 1)), ())
+    state = VisibilityState(at_ms, 5000, 5000, array("q", range(1, invalid + 1)), ())
     write_snapshot(stream, Snapshot(state))
     return stream.getvalue()
 

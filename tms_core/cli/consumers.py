@@ -39,8 +39,8 @@ def list_consumers(options: Remote, pattern: str) -> None:
 
     The lag counts what a reader outside a transaction sees. With a plus behind it, there may be
     more: no more were counted, or payloads were stored in the topic, of which all that one
-    transaction has published at once count as one. Looking at it moves nobody. Topics of a
-    pattern that you may not consume, or that are gone by now, are left out.
+    transaction has published at once count as one. This command moves no position. Topics
+    of a pattern that you may not consume, or that are gone by now, are left out.
 
     \b
     Examples:
@@ -98,7 +98,7 @@ def show(options: Remote, topic: TopicId, name: str) -> None:
 @click.option("--since", type=SinceType(), help="It goes on with what was published then and later: 1h (ago), now, …")
 @remote
 def set_position(options: Remote, topic: TopicId, name: str, position: MessageId | None, since: Moment | None) -> None:
-    """Say where a consumer goes on; a name that is not there yet is registered.
+    """Set where a consumer goes on; a name that is not there yet is registered.
 
     \b
     Examples:

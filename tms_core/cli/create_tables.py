@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from tms_core.errors import ConfigurationError
-from tms_core.layered import Flags, load_as
-from tms_core.settings import Settings
-from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.hbase_schema import create_tables, memory_spec, shell_script, table_specs
+from tms_core.settings.layers import Flags, load_as
+from tms_core.settings.models import Settings
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.schema import create_tables, janitor_table_spec, shell_script, table_specs
 
 #: Making a table waits until all its regions are open.
 _CREATE_SECONDS = 300
@@ -59,7 +59,7 @@ def create_hbase_tables(
     """
     flags = {"thrift2": thrift2, "namespace": namespace, "buckets": buckets}
     hbase = load_as(Settings, config, os.environ, flags, _FLAGS).settings.storage.hbase
-    specs = [*table_specs(hbase.namespace, hbase.buckets, compression.upper()), memory_spec(hbase.namespace)]
+    specs = [*table_specs(hbase.namespace, hbase.buckets, compression.upper()), janitor_table_spec(hbase.namespace)]
     if script:
         click.echo(shell_script(specs), nl=False)
         return

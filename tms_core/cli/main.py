@@ -17,7 +17,7 @@ from tms_core.cli.serve import serve
 from tms_core.cli.token import make_token
 from tms_core.cli.topics import topic
 from tms_core.cli.tx import tx
-from tms_core.tables.leveldb import release
+from tms_core.tables.leveldb.store import release
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

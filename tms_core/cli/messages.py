@@ -24,6 +24,7 @@ from tms_core.cli.times import Moment, SinceType, TtlType
 from tms_core.client import Client, Message
 from tms_core.clock import SystemClock
 from tms_core.errors import TmsError
+from tms_core.printable import printable
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 
@@ -69,8 +70,6 @@ def publish(
       tms publish default:images --binary < photo.png
       tms publish default:orders --transaction orders.txt
     """
-    if together and ttl is not None:
-        raise click.UsageError("--ttl and --transaction cannot be combined.")
     if messages:
         batches: Iterable[list[bytes]] = [[message.encode() for message in messages]]
     elif binary:
@@ -81,7 +80,7 @@ def publish(
         if together:
             with client.transaction() as transaction:
                 for batch in batches:
-                    transaction.publish(topic, batch)
+                    transaction.publish(topic, batch, ttl=ttl)
                     count(len(batch))
         else:
             for batch in batches:
@@ -147,6 +146,7 @@ def _counting() -> Iterator[_Counting]:
 @click.option("--from", "first", type=MessageIdType(), metavar="ID", help="From this message on.")
 @click.option("--after", type=MessageIdType(), metavar="ID", help="Behind this message.")
 @click.option("--consumer", metavar="NAME", help="Behind what this consumer has read; its position stays.")
+@click.option("--commit", is_flag=True, help="The consumer has read what was printed: with --consumer only.")
 @click.option("--committed", is_flag=True, help="Read in a transaction: nothing that is undecided or was taken back.")
 @click.option("--raw", is_flag=True, help="Payloads alone, byte by byte, a line end behind each.")
 @remote
@@ -159,6 +159,7 @@ def poll(
     after: MessageId | None,
     consumer: str | None,
     *,
+    commit: bool,
     follow: bool,
     committed: bool,
     raw: bool,
@@ -166,8 +167,8 @@ def poll(
     """Print the messages of a topic.
 
     From the beginning, or from a place of your choice. Reading changes nothing: not the topic, and
-    not how far any consumer has read. With --format json each line is an object with id, time_ms
-    and payload, which is {"base64": ...} if it is no text.
+    not how far any consumer has read, unless --commit says so. With --format json each line is an
+    object with id, time_ms and payload, which is {"base64": ...} if it is no text.
 
     \b
     Examples:
@@ -176,9 +177,12 @@ def poll(
       tms poll default:orders -n 5 --format json | jq .payload
       tms poll default:orders --committed --raw > orders.txt
       tms poll default:orders --consumer billing
+      tms poll default:orders --consumer billing --commit -n 100
     """
     if sum(place is not None for place in (since, first, after, consumer)) > 1:
         raise click.UsageError("Give one of --since, --from, --after and --consumer.")
+    if commit and consumer is None:
+        raise click.UsageError("--commit needs --consumer NAME: that is whose position moves.")
     write = _raw if raw else _json if options.format == "json" else _text
     with options.client() as client:
         start: MessageId | datetime | None = first or after
@@ -187,10 +191,18 @@ def poll(
         elif consumer is not None:
             start = client.position(topic, consumer)
         inclusive = after is None and consumer is None
-        for message in _messages(client, topic, start, limit, inclusive=inclusive, follow=follow, committed=committed):
+        messages = _messages(client, topic, start, limit, inclusive=inclusive, follow=follow, committed=committed)
+        last: MessageId | None = None
+        for message in messages:
             write(message)
             if follow:
                 sys.stdout.flush()
+                if commit and consumer is not None:
+                    client.set_position(topic, consumer, message.id)
+            last = message.id
+        if commit and consumer is not None and not follow and last is not None:
+            sys.stdout.flush()  # what was not written was not read
+            client.set_position(topic, consumer, last)
 
 
 def _messages(
@@ -233,5 +245,4 @@ def _json(message: Message) -> None:
 def _text(message: Message) -> None:
     """When, which and what, in one line. What a terminal would obey is shown, not sent."""
     text = message.payload.decode(errors="backslashreplace")
-    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-    sys.stdout.write(f"{moment(message.id.publish_ms)}  {message.id}  {shown}\n")
+    sys.stdout.write(f"{moment(message.id.publish_ms)}  {message.id}  {printable(text)}\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import click
 
@@ -27,7 +27,8 @@ def execute(
     *,
     obj: object = None,
     codes: Sequence[tuple[type[TmsError], int]] = CODES,
-    interrupted: str = "interrupted",
+    interrupted: Callable[[], str] = lambda: "interrupted",
+    complete: Callable[[str], str] = str,
 ) -> int:
     """Run a command and return its exit code.
 
@@ -37,6 +38,7 @@ def execute(
         obj: what the command finds in its context.
         codes: which errors have an exit code of their own.
         interrupted: what is said after Ctrl-C.
+        complete: gives the commands that a hint names the options they need here.
     """
     try:
         code = command.main(
@@ -50,14 +52,14 @@ def execute(
         error.show(sys.stderr)
         return error.exit_code
     except click.Abort:
-        click.echo(interrupted, err=True)
+        click.echo(interrupted(), err=True)
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone; Python must not complain about that while it shuts down.
+        # The reader of our output has gone; Python must not complain about that while it shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except TmsError as error:
-        click.secho(error.message, fg=None if os.environ.get("NO_COLOR") else "red", err=True)
+        click.secho(complete(error.message), fg=None if os.environ.get("NO_COLOR") else "red", err=True)
         if error.hint:
-            click.echo(error.hint, err=True)
+            click.echo(complete(error.hint), err=True)
         return next((code for kind, code in codes if isinstance(error, kind)), FAILED)

@@ -1,4 +1,4 @@
-"""What the commands share that ask a running server: which one, who asks, and how its answer is written."""
+"""Options and output that the commands of a running server share: its address, the token, how the answer is written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import click
 from tms_core.cli.names import TopicType
 from tms_core.client import Client
 from tms_core.errors import ConfigurationError
-from tms_core.settings import load
+from tms_core.settings.models import load
+from tms_core.transaction.rpc.client import TransactionClient
 
 #: What stands for "on every address" where one listens, and where one can then ask.
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 nothing is bound here
@@ -24,7 +25,7 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 nothing is bou
 
 @dataclass(frozen=True)
 class Remote:
-    """What every such command takes."""
+    """The options of every command that asks a running server."""
 
     server: str | None
     token_file: Path | None
@@ -43,10 +44,10 @@ class Remote:
         host = _EVERYWHERE.get(wanted.host, wanted.host)
         url = f"{'https' if wanted.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{wanted.port}"
         return Client(
-            self.server or url,
+            self.server.split(",") if self.server else url,
             token_file=self.token_file,
             tls=self._tls(),
-            transactions=settings.transactions.thrift,
+            transactions=TransactionClient.configured(settings.transactions),
         )
 
     def _tls(self) -> ssl.SSLContext | None:
@@ -71,7 +72,7 @@ class Remote:
 def remote(command: Callable[..., None]) -> Callable[..., None]:
     """The options of every such command, handed to it as one."""
 
-    @click.option("--server", metavar="URL", envvar="TMS_URL", help="The server; by default that of the settings.")
+    @click.option("--server", metavar="URL[,…]", envvar="TMS_URL", help="The server; by default that of the settings.")
     @click.option(
         "--token-file",
         type=click.Path(dir_okay=False, path_type=Path),

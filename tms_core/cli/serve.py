@@ -7,6 +7,7 @@ companions and the manager told, the store closed.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import resource
@@ -24,6 +25,7 @@ from typing import NamedTuple
 import click
 from prometheus_client import CollectorRegistry
 
+from tms_core import logs
 from tms_core.cli.signals import ending
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError, StoreError, TopicExists
@@ -31,16 +33,17 @@ from tms_core.messaging.service import MessagingService
 from tms_core.messaging.work import Work
 from tms_core.server import companions, standby
 from tms_core.server.app import make_app
-from tms_core.server.auth import Gate
-from tms_core.server.auth_kinds import make_gate
+from tms_core.server.auth.gate import Gate
+from tms_core.server.auth.kinds import make_gate
 from tms_core.server.exposure import exposed
 from tms_core.server.forward import Forwarder
-from tms_core.server.listener import Listener
+from tms_core.server.ha.member import on_hbase
+from tms_core.server.memory import Memory
 from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
-from tms_core.server.site import Site
-from tms_core.server.standing import on_hbase
+from tms_core.server.site import PollLimit, Site
 from tms_core.server.turns import Turns
-from tms_core.settings import (
+from tms_core.server.waiting import Waiting
+from tms_core.settings.models import (
     ASSUMED_LIFETIME_SECONDS,
     Settings,
     StorageSettings,
@@ -49,19 +52,27 @@ from tms_core.settings import (
     load,
     split_address,
 )
-from tms_core.side import HBaseSide, LevelDBSide, MemorySide, SideTable, beside
 from tms_core.tables.base import Store
-from tms_core.tables.hbase import HBaseStore
-from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.leveldb import LevelDBStore
-from tms_core.tables.leveldb_layout import FOLDERS, holds_database
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.store import HBaseStore
+from tms_core.tables.leveldb.layout import FOLDERS, holds_database
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
-from tms_core.transaction.manager import TransactionManager
-from tms_core.transaction.service import TransactionService
-from tms_core.transaction.storage import DirectoryStorage, MemoryStorage, Storage
+from tms_core.tables.side import HBaseSide, LevelDBSide, MemorySide, SideTable, beside
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, Storage
+from tms_core.transaction.rpc.line import read_token
+from tms_core.transaction.rpc.service import TransactionService
+from tms_core.web.listener import Listener
 
 #: How many polls read the store at once.
-_THREADS = 16
+_POLL_THREADS = 16
+#: glibc's names for the smallest block that goes back to the system when it is freed, and for how many pools there are.
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+#: Larger than what a page of messages takes, or each page would be fetched from the system anew.
+_LARGE_BLOCK_BYTES, _POOLS = 1 << 20, 2
+#: How many other calls that may wait are made at once: topics, consumers, roll backs, large bodies.
+_THREADS = 8
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +98,17 @@ class Started:
 @click.option("--hbase", metavar="HOST:PORT[,…]", help="HBase Thrift servers.")
 @click.option("--snapshots", metavar="DIR", help="Whose transactions these are; then none are managed here.")
 @click.option("--no-janitor", is_flag=True, help="Serve without the janitor: nothing is cleaned.")
+@click.option(
+    "--log-format", type=click.Choice(["auto", "text", "json"]), default="text", help="auto: JSON, but for a terminal."
+)
 def serve(
-    config: Path | None, leveldb: str | None, hbase: str | None, snapshots: str | None, *, no_janitor: bool
+    config: Path | None,
+    leveldb: str | None,
+    hbase: str | None,
+    snapshots: str | None,
+    *,
+    no_janitor: bool,
+    log_format: logs.LogFormat,
 ) -> None:
     """Serve messages and transactions until a signal ends it.
 
@@ -101,8 +121,9 @@ def serve(
       tms serve --leveldb data/messaging --no-janitor
     """
     flags = {"leveldb": leveldb, "hbase": hbase, "snapshots": snapshots}
-    _log_to_standard_error()
+    logs.configure(log_format, sys.stderr)
     _open_many_files()
+    _give_memory_back()
     stop = Event()
     with ending(stop.set), serving(config, os.environ, flags, janitor=not no_janitor) as started:
         if started.transactions is not None:
@@ -145,31 +166,33 @@ def serving(
         opened = _open(settings, clock)
         store = stack.enter_context(opened.store)
         side = _side(settings.storage, clock, stack)
-        standing = None
+        member = None
         if settings.storage.kind == "hbase":
             among = on_hbase(settings.storage.hbase, settings.server.leader, store, side, clock)
-            standing = stack.enter_context(among)
+            member = stack.enter_context(among)
         manager, address = _transactions(settings, clock, stack)
         turns = Turns()
-        service = _messaging(settings, standing.store if standing else store, side, clock, turns, stack)
+        service = _messaging(settings, member.store if member else store, side, clock, turns, manager, stack)
         registry = CollectorRegistry()
-        if standing is not None:
-            registry.register(LeadershipMetrics(standing.leadership))
-            if standing.is_alone:
-                standing.begin(service)
+        if member is not None:
+            registry.register(LeadershipMetrics(member.leadership))
+            if member.is_alone:
+                member.begin(service)
         _make_topics(settings.server.system_topics, service)
         started: dict[str, companions.Companion] = {}
         if janitor:
             host = companions.Host(config, environ, flags, store, opened.created, service, manager, registry, clock)
             for entry in companions.installed():
                 start = partial(companions.load(entry), host)
-                started[entry.name] = companion = start() if standing is None else standby.started(entry.name, start)
+                started[entry.name] = companion = start() if member is None else standby.started(entry.name, start)
                 stack.callback(companion.stop)
-        listener = _listen(settings, service, gate, registry, standing.forwarder if standing else None, stack)
-        if standing is None:
-            turns.alone = listener.alone
-        elif not standing.is_alone:
-            standing.begin(service, listener.port)
+        waiting = Waiting()
+        forwarder = member.forwarder if member else None
+        listener = _listen(settings, service, gate, registry, forwarder, waiting, stack)
+        if member is None:
+            turns.alone = lambda: listener.alone(waiting.polls)
+        elif not member.is_alone:
+            member.begin(service, listener.port)
         yield Started(listener.url, address, started)
 
 
@@ -188,7 +211,7 @@ def _open(settings: Settings, clock: Clock) -> _Opened:
         return _Opened(LevelDBStore(path, create=True), created)
     store = HBaseStore.configured(storage.hbase, clock)
     try:
-        # Or nobody would learn of it before the first message is published.
+        # Otherwise it would show only when the first message is published.
         store.check_buckets()
     except StoreError:
         store.close()
@@ -201,9 +224,16 @@ def _transactions(settings: Settings, clock: Clock, stack: ExitStack) -> tuple[T
     wanted = settings.transactions
     if wanted.source != "manager":
         return None, None
-    manager = stack.enter_context(TransactionManager(_transaction_storage(settings), clock))
+    manager = stack.enter_context(
+        TransactionManager(
+            _transaction_storage(settings), clock, clock_allowance_seconds=settings.server.clock_allowance_seconds
+        )
+    )
+    token = None if wanted.token_file is None else partial(read_token, wanted.token_file)
+    if token is not None:
+        token()
     host, port = split_address(wanted.thrift)
-    service = TransactionService(manager, host, port, snapshot_seconds=wanted.snapshot_interval_seconds)
+    service = TransactionService(manager, host, port, snapshot_seconds=wanted.snapshot_interval_seconds, token=token)
     service.start()
     stack.callback(service.stop)
     return manager, service.address
@@ -222,7 +252,13 @@ def _transaction_storage(settings: Settings) -> Storage:
 
 
 def _messaging(
-    settings: Settings, store: Store, side: SideTable, clock: Clock, work: Work, stack: ExitStack
+    settings: Settings,
+    store: Store,
+    side: SideTable,
+    clock: Clock,
+    work: Work,
+    manager: TransactionManager | None,
+    stack: ExitStack,
 ) -> MessagingService:
     server, transactions = settings.server, settings.transactions
     service = MessagingService(
@@ -236,6 +272,7 @@ def _messaging(
         consumer_hold_seconds=server.consumers.hold_seconds,
         side=side,
         work=work,
+        last_pointer=None if manager is None else lambda: manager.last_pointer,
     )
     stack.callback(service.close)
     return service
@@ -264,12 +301,23 @@ def _listen(
     gate: Gate | None,
     registry: CollectorRegistry,
     forwarder: Forwarder | None,
+    waiting: Waiting,
     stack: ExitStack,
 ) -> Listener:
     wanted = settings.server
-    threads = stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="poll"))
     metrics = ServerMetrics(registry, service)
-    site = Site(service, threads, metrics, wanted.max_request_mb << 20, wanted.json_poll_limit, gate)
+    site = Site(
+        service,
+        stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="call")),
+        metrics,
+        wanted.max_request_mb << 20,
+        wanted.json_poll_limit,
+        gate,
+        poll_threads=stack.enter_context(ThreadPoolExecutor(_POLL_THREADS, thread_name_prefix="poll")),
+        memory=Memory(wanted.memory << 20),
+        poll_limit=PollLimit(wanted.poll_limit.messages, wanted.poll_limit.bytes),
+        waiting=waiting,
+    )
     app = make_app(site, loopback=is_loopback(wanted.host), access_log=wanted.access_log, forwarder=forwarder)
     listener = Listener(
         app,
@@ -278,6 +326,7 @@ def _listen(
         wanted.tls,
         max_connections=wanted.max_connections,
         lives=forwarder is not None,
+        ending=waiting.close,
     )
     listener.start()
     stack.callback(listener.stop)
@@ -290,7 +339,13 @@ def _open_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _log_to_standard_error() -> None:
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(message)s")
-    for name in ("tms_core", "janitor"):
-        logging.getLogger(name).setLevel(logging.INFO)
+def _give_memory_back() -> None:
+    """Have the C library give large blocks back to the system when they are freed, and share its pools among threads.
+
+    Otherwise each thread keeps as much as its largest message took, beside what ``server.memory`` counts (mallopt(3)).
+    Without effect where the C library is another one than glibc.
+    """
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+        library.mallopt(_M_ARENA_MAX, _POOLS)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+from tms_core.printable import duration
+
+__all__ = ["columns", "duration", "moment"]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -13,16 +15,6 @@ def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def duration(milliseconds: int) -> str:
-    """In the two largest units."""
-    parts, rest = [], max(0, milliseconds) // 1000
-    for unit, seconds in _UNITS:
-        count, rest = divmod(rest, seconds)
-        if count:
-            parts.append(f"{count} {unit}")
-    return " ".join(parts[:2]) or "0 s"
 
 
 def moment(milliseconds: int) -> str:

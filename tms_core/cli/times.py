@@ -63,7 +63,7 @@ class SinceType(TimeType):
 
 
 class TtlType(click.ParamType[int]):
-    """Whole seconds: ``604800``, ``7d``, ``1h30m``."""
+    """Reads a time to live in whole seconds: ``604800``, ``7d``, ``1h30m``."""
 
     name = "ttl"
 

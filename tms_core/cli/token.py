@@ -1,4 +1,4 @@
-"""``tms admin token``: a new token for somebody, and the line by which the server knows it.
+"""``tms admin token``: makes a token for one user or program, and the line by which the server knows it.
 
 Tokens are made here and nowhere else: what a person would choose could be guessed from its hash, and a secret given as
 an argument would be in the list of processes and in the history of the shell.
@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from tms_core.errors import ConfigurationError
-from tms_core.server.auth_tokens import new_token, token_line
+from tms_core.server.auth.tokens import new_token, token_line
 
 
 @click.command("token")
@@ -46,7 +46,7 @@ def make_token(principal: str, token_file: Path | None) -> None:
 
 def _write(path: Path, token: str) -> None:
     try:
-        # Never into a file that is there, whose rights may be anybody's.
+        # Never into a file that is there already, which other users may be allowed to read.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise ConfigurationError(

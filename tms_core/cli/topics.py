@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from tms_core.cli.remote import Remote, remote, topic_argument
-from tms_core.cli.text import duration
+from tms_core.cli.text import columns, duration
 from tms_core.cli.times import TtlType
+from tms_core.client import Client
 from tms_core.topic import TopicId
 
 Command = Callable[..., None]
@@ -23,6 +24,9 @@ def _changes(command: Command) -> Command:
     ):
         command = option(command)
     return command
+
+
+_counted = click.option("--count", is_flag=True, help="Count the messages too, which reads all of them.")
 
 
 @click.group("topic")
@@ -51,32 +55,43 @@ def create(options: Remote, topic: TopicId, ttl: int | None, properties: tuple[s
 
 @topic.command("list")
 @click.argument("namespace", default="default")
+@_counted
 @remote
-def list_topics(options: Remote, namespace: str) -> None:
+def list_topics(options: Remote, namespace: str, *, count: bool) -> None:
     """List the topics of a namespace.
 
     \b
     Examples:
       tms topic list
       tms topic list system
+      tms topic list --count
     """
     with options.client() as client:
-        found = [str(one) for one in client.topics(namespace)]
-    options.print(found, lambda: found)
+        found = client.topics(namespace)
+        counts = {one: _count(client, one) for one in found} if count else {}
+    if count:
+        value: list[Any] = [{"topic": str(one), "messages": counts[one]} for one in found]
+        rows = [[str(one), f"{counts[one]:,}"] for one in found]
+        options.print(value, lambda: columns([["topic", "messages"], *rows]))
+        return
+    names = [str(one) for one in found]
+    options.print(names, lambda: names)
 
 
 @topic.command("show")
 @topic_argument
+@_counted
 @remote
-def show(options: Remote, topic: TopicId) -> None:
+def show(options: Remote, topic: TopicId, *, count: bool) -> None:
     """Show a topic: how long its messages live, how often it was made, its other properties.
 
     \b
-    Example:
+    Examples:
       tms topic show default:orders
+      tms topic show default:orders --count
     """
     with options.client() as client:
-        _print(options, client.topic(topic).properties, topic)
+        _print(options, client.topic(topic).properties, topic, _count(client, topic) if count else None)
 
 
 @topic.command("update")
@@ -128,13 +143,22 @@ def _properties(given: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def _print(options: Remote, properties: Mapping[str, str], topic: TopicId) -> None:
+def _count(client: Client, topic: TopicId) -> int:
+    """How many messages a reader outside a transaction gets."""
+    return sum(1 for _ in client.poll(topic))
+
+
+def _print(options: Remote, properties: Mapping[str, str], topic: TopicId, messages: int | None = None) -> None:
     value: dict[str, Any] = {"topic": str(topic), "properties": dict(properties)}
+    if messages is not None:
+        value["messages"] = messages
 
     def lines() -> Iterator[str]:
         ttl = int(properties["ttl"])
-        yield f"{topic}: messages live {duration(ttl * 1000)} ({ttl} s), generation {properties['generation']}"
+        yield f"{topic}: messages live {duration(ttl * 1000)}, generation {properties['generation']}"
         for name in sorted(set(properties) - {"ttl", "generation"}):
             yield f"  {name} = {properties[name]}"
+        if messages is not None:
+            yield f"  {messages:,} messages"
 
     options.print(value, lines)

@@ -21,8 +21,8 @@ from tms_core.cli.text import columns, duration, moment
 from tms_core.cli.times import Moment, TimeType
 from tms_core.clock import SystemClock
 from tms_core.errors import NotInProgress
-from tms_core.settings import load
-from tms_core.transaction.client import TransactionClient
+from tms_core.printable import printable
+from tms_core.settings.models import load
 from tms_core.transaction.model import (
     InProgress,
     InProgressType,
@@ -31,6 +31,7 @@ from tms_core.transaction.model import (
     VisibilityState,
     transaction_ms,
 )
+from tms_core.transaction.rpc.client import TransactionClient
 
 #: The longest a command waits for the service, in seconds.
 _TIMEOUT_SECONDS = 30
@@ -39,8 +40,8 @@ TransactionId = click.IntRange(0, 2**63 - 1)
 
 
 @dataclass(frozen=True)
-class Options:
-    """What every command of the group takes."""
+class CommandOptions:
+    """The options of every command of the group."""
 
     server: str | None
     config: Path | None
@@ -49,8 +50,8 @@ class Options:
     @contextmanager
     def client(self) -> Iterator[TransactionClient]:
         """The service that is meant."""
-        address = self.server or load(self.config, os.environ, {}).settings.transactions.thrift
-        with TransactionClient(address, _TIMEOUT_SECONDS) as client:
+        wanted = load(self.config, os.environ, {}).settings.transactions
+        with TransactionClient.configured(wanted, _TIMEOUT_SECONDS, address=self.server or "") as client:
             yield client
 
     def print(self, value: dict[str, Any], lines: Callable[[], Iterator[str]]) -> None:
@@ -70,7 +71,7 @@ def common(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--format", type=click.Choice(["table", "json"]), default="table", help="How the answer is written.")
     @wraps(command)
     def wrapped(*, server: str | None, config: Path | None, format: str, **rest: Any) -> None:  # noqa: A002
-        command(Options(server, config, format), **rest)
+        command(CommandOptions(server, config, format), **rest)
 
     return wrapped
 
@@ -81,23 +82,30 @@ def tx() -> None:
 
 
 @tx.command("list")
+@click.option("--invalid", is_flag=True, help="The invalid list instead: transactions whose writes are hidden.")
 @common
-def list_transactions(options: Options) -> None:
-    """List the transactions in progress, the oldest first.
+def list_transactions(options: CommandOptions, *, invalid: bool) -> None:
+    """List the transactions in progress, the oldest first, or those on the invalid list.
 
     \b
     Examples:
       tms tx list
+      tms tx list --invalid
       tms tx list --server tephra-1:15165 --format json
     """
     with options.client() as client:
         state, clients = client.latest().snapshot, client.clients()
+    if invalid:
+        _print_invalid(options, state)
+        return
     held = [_held(entry, state, clients) for entry in _transactions(state)]
 
     def lines() -> Iterator[str]:
         yield f"{len(held)} in progress, {len(state.invalid)} invalid; read pointer {state.read_pointer}"
         if held:
-            rows = [[one["id"], one["type"], one["client"] or "?", *_times(one), _count(one)] for one in held]
+            rows = [
+                [one["id"], one["type"], printable(one["client"] or "?"), *_times(one), _count(one)] for one in held
+            ]
             yield from columns([["id", "type", "client", "held for", "expires", "checkpoints"], *rows])
 
     options.print({**_summary(state), "in_progress": held}, lines)
@@ -106,7 +114,7 @@ def list_transactions(options: Options) -> None:
 @tx.command("show")
 @click.argument("transaction_id", metavar="ID", type=TransactionId)
 @common
-def show(options: Options, transaction_id: int) -> None:
+def show(options: CommandOptions, transaction_id: int) -> None:
     """Say what became of a transaction, or of one of its checkpoints.
 
     \b
@@ -127,7 +135,7 @@ def show(options: Options, transaction_id: int) -> None:
         yield f"  began {moment(found['began_ms'])}"
         if entry is not None:
             held_for, expires = _times(found)
-            yield f"  {found['type']}, held by {found['client'] or 'an unknown client'} for {held_for}"
+            yield f"  {found['type']}, held by {printable(found['client'] or 'an unknown client')} for {held_for}"
             yield f"  expires {expires}"
             yield from (f"  checkpoint {pointer}" for pointer in found["checkpoints"])
 
@@ -137,10 +145,10 @@ def show(options: Options, transaction_id: int) -> None:
 @tx.command("invalidate")
 @click.argument("transaction_ids", metavar="ID...", type=TransactionId, nargs=-1, required=True)
 @common
-def invalidate(options: Options, transaction_ids: tuple[int, ...]) -> None:
+def invalidate(options: CommandOptions, transaction_ids: tuple[int, ...]) -> None:
     """End transactions and hide for good what they wrote.
 
-    This is always safe: whoever still holds one of them is refused when it commits.
+    This is always safe: a client that still holds one of them is refused when it commits.
 
     \b
     Example:
@@ -158,10 +166,10 @@ def invalidate(options: Options, transaction_ids: tuple[int, ...]) -> None:
 @click.argument("transaction_id", metavar="ID", type=TransactionId)
 @click.option("--yes", is_flag=True, help="Do not ask: what it wrote has been taken back.")
 @common
-def abort(options: Options, transaction_id: int, *, yes: bool) -> None:
+def abort(options: CommandOptions, transaction_id: int, *, yes: bool) -> None:
     """End a transaction whose writes have been taken back.
 
-    What a short one has written and nobody took back becomes readable; if that is not known,
+    Writes of a short one that were not taken back become readable; if that is not known,
     invalidate it. A long one becomes invalid in any case.
 
     \b
@@ -186,7 +194,7 @@ def abort(options: Options, transaction_id: int, *, yes: bool) -> None:
 @click.option("--before", type=TimeType(), help="All that began before: milliseconds, or 2026-11-01T00:00:00Z.")
 @click.option("--yes", is_flag=True, help="Do not ask: nothing of theirs is left in any table.")
 @common
-def truncate(options: Options, transaction_ids: tuple[int, ...], before: Moment | None, *, yes: bool) -> None:
+def truncate(options: CommandOptions, transaction_ids: tuple[int, ...], before: Moment | None, *, yes: bool) -> None:
     """Take transactions off the invalid list.
 
     What they wrote becomes readable wherever it still lies, in every table that uses these
@@ -217,8 +225,22 @@ def truncate(options: Options, transaction_ids: tuple[int, ...], before: Moment 
 # --- what is said ----------------------------------------------------------------------------------------------------
 
 
+def _print_invalid(options: CommandOptions, state: VisibilityState) -> None:
+    """The invalid list with the time each of its transactions began."""
+    began = {str(pointer): transaction_ms(pointer) for pointer in sorted(state.invalid)}
+
+    def lines() -> Iterator[str]:
+        yield f"{len(began)} invalid"
+        if began:
+            rows = [[pointer, moment(began_ms)] for pointer, began_ms in began.items()]
+            yield from columns([["id", "began"], *rows])
+
+    found = [{"id": pointer, "began_ms": began_ms} for pointer, began_ms in began.items()]
+    options.print({**_summary(state), "invalid_transactions": found}, lines)
+
+
 def _transactions(state: VisibilityState) -> list[InProgress]:
-    """What is in progress, without checkpoints that belong to something that is."""
+    """The transactions in progress, without the checkpoints that belong to one of them."""
     children = {pointer for entry in state.in_progress for pointer in entry.checkpoints}
     return [entry for entry in state.in_progress if entry.write_pointer not in children]
 

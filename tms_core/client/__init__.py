@@ -19,6 +19,7 @@ from tms_core.client.iterators import AsyncConsumption, AsyncMessages, Consumpti
 from tms_core.client.messages import Message
 from tms_core.client.participant import Participant
 from tms_core.client.sync import Client
+from tms_core.client.tracing import Attempt
 from tms_core.client.values import Buffer, Limits, Retry, Timeouts, WhenFull
 from tms_core.client.waiting import PublishFigures
 from tms_core.errors import (
@@ -46,15 +47,16 @@ from tms_core.errors import (
 from tms_core.messaging.model import RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId, TopicMetadata
-from tms_core.transaction.client import TransactionClient
-from tms_core.transaction.line import OutcomeUnknown, ServiceUnavailable
 from tms_core.transaction.model import Transaction
+from tms_core.transaction.rpc.client import TransactionClient
+from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable
 
 __all__ = [
     "AsyncClient",
     "AsyncConsumption",
     "AsyncMessages",
     "AsyncTransactionContext",
+    "Attempt",
     "BadRequest",
     "Buffer",
     "BufferFull",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ssl
+import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -20,15 +22,16 @@ from tms_core.client.core import Core
 from tms_core.client.http import AsyncPause, LoopWire, pause_in_loop
 from tms_core.client.iterators import AsyncConsumption, AsyncMessages
 from tms_core.client.messages import Start
-from tms_core.client.site import Site, service_at
+from tms_core.client.site import Endpoint, service_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
 from tms_core.client.token import Token
 from tms_core.client.topics import AsyncTopics
+from tms_core.client.tracing import Hook, no_hook
 from tms_core.client.values import Buffer, Limits, Retry, Timeouts
-from tms_core.client.waiting import PublishFigures
+from tms_core.client.waiting import PublishFigures, Told
 from tms_core.messaging.model import RollbackRange
-from tms_core.transaction.client import TransactionClient
 from tms_core.transaction.model import Transaction
+from tms_core.transaction.rpc.client import TransactionClient
 
 
 class AsyncClient(AsyncTopics):
@@ -38,7 +41,8 @@ class AsyncClient(AsyncTopics):
     end with the client.
 
     Args:
-        url, token, token_file, transactions, timeouts, limits, retry, buffer, tls, transport, random: as of ``Client``.
+        url, token, token_file, transactions, timeouts, limits, retry, buffer, tls, hook, transport,
+            random, running: as of ``Client``.
         pause: how to wait: gets an event that ends the pause early, and seconds.
 
     Raises:
@@ -47,7 +51,7 @@ class AsyncClient(AsyncTopics):
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | Sequence[str] = DEFAULT_URL,
         *,
         token: str | Callable[[], str] | None = None,
         token_file: Path | str | None = None,
@@ -57,20 +61,22 @@ class AsyncClient(AsyncTopics):
         retry: Retry | None = None,
         buffer: Buffer | None = None,
         tls: ssl.SSLContext | None = None,
+        hook: Hook = no_hook,
         transport: httpx2.AsyncBaseTransport | None = None,
         random: Random | None = None,
+        running: Callable[[], float] = time.monotonic,
         pause: AsyncPause = pause_in_loop,
     ) -> None:
         timeouts = timeouts or Timeouts()
-        site = Site(url, Token(token, token_file), timeouts, limits or Limits(), tls)
-        self._wire = LoopWire(site, transport, pause)
-        self._core = Core(self._wire, retry or Retry(), random or Random())  # noqa: S311 it spreads pauses
+        endpoint = Endpoint(url, Token(token, token_file), timeouts, limits or Limits(), tls, hook)
+        self._wire = LoopWire(endpoint, transport, pause)
+        self._core = Core(self._wire, retry or Retry(), random or Random(), running)  # noqa: S311 it spreads pauses
         self._transactions = service_at(transactions, timeouts)
-        self._limits = site.limits
-        self._background = BackgroundTask(self._core, buffer or Buffer(), site.limits, timeouts.close_seconds)
+        self._limits = endpoint.limits
+        self._background = BackgroundTask(self._core, buffer or Buffer(), endpoint.limits, timeouts.close_seconds)
 
     def __repr__(self) -> str:
-        return f"<AsyncClient {self._wire.site.url}>"
+        return f"<AsyncClient {self._wire.endpoint}>"
 
     async def __aenter__(self) -> Self:
         return self
@@ -86,6 +92,12 @@ class AsyncClient(AsyncTopics):
         finally:
             await self._wire.close()
             self._transactions.close()
+
+    def within(self, seconds: float) -> Self:
+        """As :meth:`Client.within`; not awaited: ``await client.within(2).publish(…)``."""
+        found = copy(self)
+        found._core = self._core.within(seconds)
+        return found
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -116,7 +128,7 @@ class AsyncClient(AsyncTopics):
         """As :meth:`Client.store`."""
         await self._core.ask(calls.store(topic, messages, transaction.write_pointer))
 
-    async def rollback(self, topic: Topic, published: RollbackRange) -> None:
+    async def rollback(self, topic: Topic, published: RollbackRange | int) -> None:
         """As :meth:`Client.rollback`."""
         await self._core.ask(calls.rollback(topic, published))
 
@@ -130,7 +142,7 @@ class AsyncClient(AsyncTopics):
         transaction: Transaction | None = None,
     ) -> AsyncMessages:
         """As :meth:`Client.poll`; not awaited: ``async for message in client.poll(…)``."""
-        return AsyncMessages(self._core, calls.poll(topic, start, limit, transaction, inclusive=inclusive))
+        return AsyncMessages(self._core, calls.poll_on(topic, start, limit, transaction, inclusive=inclusive), limit)
 
     def consume(
         self,
@@ -142,6 +154,7 @@ class AsyncClient(AsyncTopics):
         committed: bool = False,
         idle: Retry = IDLE,
         failed: Retry = FAILED,
+        wait_seconds: int | None = None,
     ) -> AsyncConsumption:
         """As :meth:`Client.consume`; not awaited: ``async for message in client.consume(…)``."""
         service = self._transactions if committed else None
@@ -155,15 +168,23 @@ class AsyncClient(AsyncTopics):
                 service=service,
                 idle=idle,
                 failed=failed,
+                wait_seconds=wait_seconds,
             )
         )
 
     # --- some time ---------------------------------------------------------------------------------------------------
 
-    async def publish_async(self, topic: Topic, messages: Sequence[bytes]) -> None:
+    async def publish_async(
+        self,
+        topic: Topic,
+        messages: Sequence[bytes],
+        *,
+        ttl: timedelta | int | None = None,
+        told: Told | None = None,
+    ) -> None:
         """As :meth:`Client.publish_async`; waits for nothing but room. The loop has to run until all is published."""
         self._wire.settle()
-        await self._background.publish(topic, messages)
+        await self._background.publish(topic, messages, ttl, told)
 
     async def flush(self, timeout_seconds: float | None = None) -> None:
         """As :meth:`Client.flush`."""

@@ -1,4 +1,4 @@
-"""Messages that are published some time: a bounded buffer, and somebody who empties it.
+"""Publishing in the background: a bounded buffer of messages, and the thread or task that sends them.
 
 A program that must not wait for the disk of another machine hands its messages over and goes on. What is bounded is
 how many wait; what happens to the next one then is the program's choice, and whatever is not published is counted, and
@@ -20,21 +20,23 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
+from datetime import timedelta
+from itertools import count
 
 from tms_core.client import calls
 from tms_core.client.calls import Topic, topic_id
-from tms_core.client.core import NOT_DONE, UNKNOWN, Core
-from tms_core.client.messages import payloads_of
+from tms_core.client.core import NOT_DONE, UNKNOWN, Core, asked_seconds
+from tms_core.client.messages import payloads_of, seconds
 from tms_core.client.values import Buffer, Limits
-from tms_core.client.waiting import Batch, PublishFigures, Waiting
+from tms_core.client.waiting import Fate, MessageBatch, MessageBuffer, PublishFigures, Told
 from tms_core.client.wire import run
-from tms_core.errors import NotPublished, TmsError
+from tms_core.errors import BufferFull, NotPublished, TmsError
 
 logger = logging.getLogger(__name__)
 
 
 class _Background:
-    """What both publishers do: one batch after the other."""
+    """The part that both publishers share: it sends one batch after the other."""
 
     def __init__(self, core: Core, buffer: Buffer, limits: Limits, close_seconds: float) -> None:
         self._core = core
@@ -44,12 +46,12 @@ class _Background:
         self._begin()
 
     def _begin(self) -> None:
-        self._waiting = Waiting(self._buffer, self._request_bytes)
+        self._waiting = MessageBuffer(self._buffer, self._request_bytes)
         self._stop = self._core.wire.stop()
-        # Nobody waits for company any more.
+        # When it is set, a batch is sent without waiting for more messages.
         self._hurry = self._core.wire.stop()
 
-    async def _send(self, batch: Batch) -> TmsError | None:
+    async def _send(self, batch: MessageBatch) -> TmsError | None:
         """Publish a batch; what it failed of, whatever that is, since other batches have nothing to do with it."""
         try:
             await self._repeat(batch)
@@ -60,16 +62,30 @@ class _Background:
             return NotPublished(f"{type(error).__name__}: {error}")
         return None
 
-    async def _repeat(self, batch: Batch) -> None:
-        call = calls.publish(batch.topic, batch.payloads, None)
-        retry = self._buffer.retry
-        for failures in range(1, retry.attempts):
+    async def _repeat(self, batch: MessageBatch) -> None:
+        """Publish it, again and again as long as there is time; the last attempt is made when that is over."""
+        call = calls.publish(batch.topic, batch.payloads, batch.ttl_seconds)
+        retry, core = self._buffer.retry, self._core
+        ends = core.running() + self._buffer.delivery_seconds
+        for failures in count(1):
+            last = core.running() >= ends
             try:
-                return await self._core.wire.ask(call)
-            except (*NOT_DONE, *UNKNOWN):
+                await core.wire.ask(call)
+                break
+            except (*NOT_DONE, *UNKNOWN) as error:
+                if last or not retry.again(failures):
+                    raise
                 self._waiting.retries += 1
-                await self._stop.wait(retry.pause_seconds(failures, self._core.random))
-        return await self._core.wire.ask(call)
+                pause = retry.pause_seconds(failures, core.random, asked_seconds(error))
+                await self._stop.wait(min(pause, max(0.0, ends - core.running())))
+
+    def _tell(self, fates: Sequence[Fate]) -> None:
+        """Tell programs what became of their messages; whatever that raises has nothing to do with other messages."""
+        for told, payload, error in fates:
+            try:
+                told(payload, error)
+            except Exception:
+                logger.exception("what is told of messages has failed")
 
     def _give_up(self) -> None:
         """The time to close is over."""
@@ -97,21 +113,27 @@ class BackgroundThread(_Background):
 
     @property
     def figures(self) -> PublishFigures:
-        """What became of what it was given."""
+        """Counts of the messages it was given: sent, failed, dropped."""
         with self._here():
             return self._waiting.figures
 
-    def publish(self, topic: Topic, messages: Sequence[bytes]) -> None:
+    def publish(
+        self, topic: Topic, messages: Sequence[bytes], ttl: timedelta | int | None = None, told: Told | None = None
+    ) -> None:
         """Hand messages over."""
         name, payloads = topic_id(topic), payloads_of(messages)
-        with self._here():
-            for payload in payloads:
-                while not self._waiting.offer(name, payload):
-                    self._changed.wait()
-                if self._thread is None:
-                    thread = threading.Thread(target=self._work, name="tms-publish", daemon=True)
-                    thread.start()
-                    self._thread = thread
+        ttl_seconds = None if ttl is None else seconds(ttl)
+        try:
+            with self._here():
+                for payload in payloads:
+                    while not self._waiting.offer(name, payload, ttl_seconds, told):
+                        self._wait_for_room()
+                    if self._thread is None:
+                        thread = threading.Thread(target=self._work, name="tms-publish", daemon=True)
+                        thread.start()
+                        self._thread = thread
+        finally:
+            self._tell_all()
 
     def flush(self, timeout_seconds: float | None) -> None:
         """Return when all that was handed over until now is published."""
@@ -128,9 +150,14 @@ class BackgroundThread(_Background):
             self._waiting.closed = True
             self._hurry.set()
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: not self._waiting.figures.waiting, self._close_seconds):
+            mark = self._waiting.mark()
+            late = not self._changed.wait_for(lambda: self._waiting.settled(mark), self._close_seconds)
+            if late:
                 self._give_up()
                 self._changed.notify_all()
+        if late:
+            self._tell_all()
+        with self._here():
             self._waiting.tell()
 
     def flush_at_exit(self) -> None:
@@ -142,8 +169,24 @@ class BackgroundThread(_Background):
         except NotPublished as error:
             logger.error("the program ends before all is published: %s", error)
 
+    def _wait_for_room(self) -> None:
+        if threading.current_thread() is self._thread:
+            # It is the one that makes room.
+            raise BufferFull("There is no room, and who is told of messages cannot wait.", "Hand it over elsewhere.")
+        self._changed.wait()
+
+    def _tell_all(self) -> None:
+        """Call the callbacks that are due, without the lock, so that publishing goes on meanwhile."""
+        with self._here():
+            fates = self._waiting.fates()
+        self._tell(fates)
+        if fates:
+            with self._here():
+                self._waiting.were_told()
+                self._changed.notify_all()
+
     def _here(self) -> threading.Condition:
-        """What guards the buffer. Somebody may have held the parent's when this process was forked from it."""
+        """The lock of the buffer. A thread may have held the parent's when this process was forked from it."""
         if self._process != os.getpid():
             with self._forked:
                 if self._process != os.getpid():
@@ -161,15 +204,18 @@ class BackgroundThread(_Background):
                 error = run(self._send(batch))
                 with self._changed:
                     self._waiting.settle(error)
+                self._tell_all()
+                with self._changed:
                     self._changed.notify_all()
         except BaseException:
             with self._changed:
                 self._thread = None
                 self._waiting.abandon(NotPublished("The thread that publishes has failed."))
                 self._changed.notify_all()
+            self._tell_all()
             raise
 
-    def _next(self) -> Batch | None:
+    def _next(self) -> MessageBatch | None:
         if not self._waiting.full_batch:
             run(self._hurry.wait(self._buffer.linger_seconds))
         with self._changed:
@@ -190,18 +236,24 @@ class BackgroundTask(_Background):
 
     @property
     def figures(self) -> PublishFigures:
-        """What became of what it was given."""
+        """Counts of the messages it was given: sent, failed, dropped."""
         return self._waiting.figures
 
-    async def publish(self, topic: Topic, messages: Sequence[bytes]) -> None:
+    async def publish(
+        self, topic: Topic, messages: Sequence[bytes], ttl: timedelta | int | None = None, told: Told | None = None
+    ) -> None:
         """Hand messages over."""
         name, payloads = topic_id(topic), payloads_of(messages)
-        async with self._changed:
-            for payload in payloads:
-                while not self._waiting.offer(name, payload):
-                    await self._changed.wait()
-                if self._task is None:
-                    self._task = asyncio.create_task(self._work(), name="tms-publish")
+        ttl_seconds = None if ttl is None else seconds(ttl)
+        try:
+            async with self._changed:
+                for payload in payloads:
+                    while not self._waiting.offer(name, payload, ttl_seconds, told):
+                        await self._changed.wait()
+                    if self._task is None:
+                        self._task = asyncio.create_task(self._work(), name="tms-publish")
+        finally:
+            self._tell_all()
 
     async def flush(self, timeout_seconds: float | None) -> None:
         """Return when all that was handed over until now is published."""
@@ -224,10 +276,17 @@ class BackgroundTask(_Background):
             _, late = await asyncio.wait([self._task], timeout=self._close_seconds)
             if late:
                 self._give_up()
+                self._tell_all()
             for task in late:
                 task.cancel()
                 await asyncio.wait(late)
         self._waiting.tell()
+
+    def _tell_all(self) -> None:
+        """Tell what is due."""
+        if fates := self._waiting.fates():
+            self._tell(fates)
+            self._waiting.were_told()
 
     async def _work(self) -> None:
         try:
@@ -235,15 +294,17 @@ class BackgroundTask(_Background):
                 error = await self._send(batch)
                 async with self._changed:
                     self._waiting.settle(error)
+                    self._tell_all()
                     self._changed.notify_all()
         except BaseException:
             self._task = None
             self._waiting.abandon(NotPublished("The task that publishes was cancelled, or has failed."))
+            self._tell_all()
             async with self._changed:
                 self._changed.notify_all()
             raise
 
-    async def _next(self) -> Batch | None:
+    async def _next(self) -> MessageBatch | None:
         if not self._waiting.full_batch:
             await self._hurry.wait(self._buffer.linger_seconds)
         async with self._changed:

@@ -1,4 +1,4 @@
-"""What is asked of a server: each request as a value, with how its answer is read. Nothing here waits or sends.
+"""The requests to a server: each as a value, with how its answer is read. Nothing here waits or sends.
 
 Both clients send these, so a route, a code or a body is written down once.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import Any, Generic, TypeVar
 
 from tms_core.client.messages import (
@@ -25,7 +26,7 @@ from tms_core.client.messages import (
     seconds,
     time_at,
 )
-from tms_core.consumers import NAME
+from tms_core.consumers.positions import NAME
 from tms_core.errors import (
     BadRequest,
     ConsumerNotFound,
@@ -49,10 +50,16 @@ T_co = TypeVar("T_co", covariant=True)
 #: A topic, or its name: ``namespace:topic``.
 Topic = TopicId | str
 
+#: How long a poll may wait at the server for a message; what its answer says of how far it has read, of whether it
+#: has waited in vain, and of whether the server has cut it short (docs/rest.md, "Polling on").
+WAIT, POSITION, WAITED, LIMITED = "x-tms-wait-seconds", "x-tms-position", "x-tms-waited", "x-tms-limited"
+
 _OK = 200
 _MISSING = 404
 #: How much of an answer that is no sentence of ours is shown.
 _SHOWN_CHARS = 300
+#: Longer numbers of seconds are none.
+_MOST_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +70,9 @@ class Call(Generic[T_co]):
         method, path: where to; the path stands behind the server's URL.
         read: what its answer's body means.
         body, content_type: what is sent.
-        again: whether it may be done twice, so that it is sent again when nobody knows whether it was done.
+        again: whether it may be done twice, so that it is sent again when it is not known whether it was done.
         missing: what 404 means.
+        headers: what is said beside the body.
     """
 
     method: str
@@ -74,12 +82,13 @@ class Call(Generic[T_co]):
     content_type: str = JSON
     again: bool = False
     missing: type[MessagingError] = TopicNotFound
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
 
     def result(self, body: bytes) -> T_co:
-        """What the answer means.
+        """The value that the answer stands for.
 
         Raises:
             Unanswered: nothing that can be read.
@@ -161,15 +170,42 @@ def store(topic: Topic, payloads: Sequence[bytes], pointer: int) -> Call[None]:
     return Call("POST", _path(topic, "store"), _nothing, encode_publish(pointer, payloads_of(payloads)), AVRO)
 
 
-def rollback(topic: Topic, published: RollbackRange) -> Call[None]:
+def rollback(topic: Topic, published: RollbackRange | int) -> Call[None]:
+    if isinstance(published, int):
+        body = json.dumps({"transactionWritePointer": str(published)}).encode()
+        return Call("POST", _path(topic, "rollback"), _nothing, body, again=True)
     return Call("POST", _path(topic, "rollback"), _nothing, encode_rollback(published), AVRO, again=True)
 
 
 def poll(
-    topic: Topic, start: Start, limit: int | None, transaction: Transaction | None, *, inclusive: bool
+    topic: Topic,
+    start: Start,
+    limit: int | None,
+    transaction: Transaction | None,
+    *,
+    inclusive: bool,
+    wait_seconds: int = 0,
 ) -> Call[None]:
     body = encode_poll(start, limit, transaction, inclusive=inclusive)
-    return Call("POST", _path(topic, "poll"), _nothing, body, AVRO, again=True)
+    headers = {WAIT: str(wait_seconds)} if wait_seconds else {}
+    return Call("POST", _path(topic, "poll"), _nothing, body, AVRO, again=True, headers=headers)
+
+
+#: Makes a request of a poll: behind which message, None for where it begins, and for how many.
+Ask = Callable[[MessageId | None, int | None], Call[None]]
+
+
+def poll_on(topic: Topic, start: Start, limit: int | None, transaction: Transaction | None, *, inclusive: bool) -> Ask:
+    """Makes a poll's requests: the first, and those that go on behind a message where the server has cut it short."""
+    # What is wrong with it is said now.
+    poll(topic, start, limit, transaction, inclusive=inclusive)
+
+    def ask(behind: MessageId | None, limit: int | None) -> Call[None]:
+        if behind is None:
+            return poll(topic, start, limit, transaction, inclusive=inclusive)
+        return poll(topic, behind, limit, transaction, inclusive=False)
+
+    return ask
 
 
 # --- positions -------------------------------------------------------------------------------------------------------
@@ -229,7 +265,22 @@ _REFUSED: Mapping[int, type[MessagingError]] = {
 }
 
 
-def check(call: Call[object], status: int, body: bytes) -> None:
+def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
+    """How long an answer asks to be left alone (RFC 9110, 10.2.3), at least 0; None: it does not say.
+
+    A moment is compared with the server's own clock (``Date``); without one it says nothing.
+    """
+    given = headers.get("retry-after", "").strip()
+    if given.isdecimal() and len(given) <= _MOST_DIGITS:
+        return float(given)
+    try:
+        moments = (parsedate_to_datetime(given), parsedate_to_datetime(headers.get("date", "")))
+        return max(0.0, (moments[0] - moments[1]).total_seconds())
+    except (ValueError, TypeError):
+        return None
+
+
+def check(call: Call[object], status: int, body: bytes, headers: Mapping[str, str]) -> None:
     """See that an answer says that it was done.
 
     Raises:
@@ -239,6 +290,8 @@ def check(call: Call[object], status: int, body: bytes) -> None:
         return
     text = body[: 4 * _SHOWN_CHARS].decode(errors="replace").strip()[:_SHOWN_CHARS] or "it gave no reason."
     kind = call.missing if status == _MISSING else _REFUSED.get(status)
+    if kind is Unavailable:
+        raise Unavailable(text, retry_after_seconds=retry_after_seconds(headers))
     if kind is not None:
         raise kind(text)
     if 300 <= status < 500:

@@ -1,8 +1,10 @@
 """Reading a topic for ever: what comes next, when to wait, and where to go on after an error.
 
-A poll ends with what was there when it began; then the next one begins behind the last message that came. While there
-is nothing, and while the server does not answer, pauses grow. A position is stored once the program has asked for more,
-and so is done with what it was given: a program that ends in between is given some of it again, never too little.
+A poll ends with what was there when it began; then the next one begins behind the last message that came, or where the
+answer says that all before was read. Where there is nothing the server waits for a message. While there is only
+what is not decided yet, and while the server does not answer, pauses grow. A position is stored once the program has
+asked for more, and so is done with what it was given: a program that ends in between is given some of it again, never
+too little.
 """
 
 from __future__ import annotations
@@ -16,12 +18,15 @@ from tms_core.client.messages import Message, Start
 from tms_core.client.values import Retry
 from tms_core.errors import ClientClosed, ConsumerNotFound, TmsError
 from tms_core.rowkey import MessageId
-from tms_core.transaction.client import TransactionClient
 from tms_core.transaction.model import Transaction
+from tms_core.transaction.rpc.client import TransactionClient
 
 logger = logging.getLogger(__name__)
 
-#: Pauses while there is nothing to read.
+#: For how long the server waits for a message before it answers that there is none: as long as a consumer may take to
+#: notice that it was stopped.
+WAIT_SECONDS = 5
+#: Pauses while there is nothing that could be read yet, or a server that does not wait has nothing.
 IDLE = Retry(first_seconds=0.02, factor=1.5, longest_seconds=1)
 #: Pauses while the server does not answer.
 FAILED = Retry(first_seconds=0.1, longest_seconds=10)
@@ -39,6 +44,7 @@ class Consuming:
         consumer: under which name its position is stored; None: it is not. A stored one goes before ``start``.
         service: who says what is committed; None: everything is read, also what was rolled back or may still be.
         idle, failed: the pauses.
+        wait_seconds: how long the server waits for a message; None: :data:`WAIT_SECONDS`.
 
     Raises:
         ClientClosed: the client is closed already.
@@ -55,6 +61,7 @@ class Consuming:
         service: TransactionClient | None,
         idle: Retry,
         failed: Retry,
+        wait_seconds: int | None = None,
     ) -> None:
         self._core = core
         self._topic = topic_id(topic)
@@ -64,6 +71,8 @@ class Consuming:
         self._service = service
         self._idle = idle
         self._failed = failed
+        self._wait_seconds = WAIT_SECONDS if wait_seconds is None else wait_seconds
+        self._waited = False
         self._reading: Reading | None = None
         self._began = False
         self._pauses = 0
@@ -99,12 +108,15 @@ class Consuming:
                 self._paused = None
                 self._start, self._inclusive = found[-1].id, False
                 return found
-            await self._wait(self._idle, None)
+            if self._waited:
+                self._paused = None
+            else:
+                await self._wait(self._idle, None)
         await self._drop()
         return []
 
     async def store(self, done: MessageId | None) -> None:
-        """Say up to where it has read. Where nobody answers, a later call says it; a closed client says no more."""
+        """Store up to where it has read. Where no server answers, a later call does it; a closed client does not."""
         if self._consumer is None or done is None or done == self._stored:
             return
         try:
@@ -127,7 +139,7 @@ class Consuming:
         await self.store(done)
 
     async def _next(self) -> list[Message]:
-        """What follows; nothing where there is nothing now."""
+        """The next messages; an empty list where there are none now."""
         if not self._began and self._consumer is not None:
             await self._load(self._consumer)
         self._began = True
@@ -137,7 +149,10 @@ class Consuming:
         found = await self._reading.more()
         if found:
             return found
-        self._reading = None
+        ended, self._reading = self._reading, None
+        self._waited = ended.waited
+        if ended.position is not None:
+            self._start, self._inclusive = ended.position, True
         # What has come since an answer with messages began is asked for at once.
         return [] if polled else await self._next()
 
@@ -150,10 +165,12 @@ class Consuming:
 
     async def _poll(self) -> calls.Call[None]:
         view = None if self._service is None else await self._view(self._service)
-        return calls.poll(self._topic, self._start, None, view, inclusive=self._inclusive)
+        return calls.poll(
+            self._topic, self._start, None, view, inclusive=self._inclusive, wait_seconds=self._wait_seconds
+        )
 
     async def _view(self, service: TransactionClient) -> Transaction:
-        """What is committed now. A transaction that only reads need not stay open while its messages are read."""
+        """A view of what is committed. A transaction that only reads need not stay open while its messages are read."""
         view = await self._core.wire.blocking(service.start_short)
         await self._core.wire.blocking(service.abort, view)
         return view

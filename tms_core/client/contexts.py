@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
+from datetime import timedelta
 from typing import Self
 
 from tms_core.client import calls
@@ -11,12 +12,12 @@ from tms_core.client.core import Core
 from tms_core.client.iterators import AsyncMessages, Messages
 from tms_core.client.messages import Message, Start
 from tms_core.client.participant import Participant
-from tms_core.client.transaction import Work
+from tms_core.client.transaction import ClientTransaction
 from tms_core.client.values import Limits
 from tms_core.client.wire import run
 from tms_core.errors import NotInProgress, TransactionError
-from tms_core.transaction.client import TransactionClient
 from tms_core.transaction.model import Transaction
+from tms_core.transaction.rpc.client import TransactionClient
 
 
 class _Context:
@@ -31,7 +32,7 @@ class _Context:
         self._timeout_seconds = timeout_seconds
         self._long = long
         self._entered = False
-        self._begun: Work | None = None
+        self._begun: ClientTransaction | None = None
 
     @property
     def transaction(self) -> Transaction:
@@ -43,7 +44,7 @@ class _Context:
         self._work.cancelled = True
 
     @property
-    def _work(self) -> Work:
+    def _work(self) -> ClientTransaction:
         if self._begun is None:
             raise NotInProgress("The transaction has not begun.", "Begin it: with client.transaction() as tx:")
         return self._begun
@@ -52,7 +53,9 @@ class _Context:
         if self._entered:
             raise TransactionError("A transaction begins once.", "Begin another one: client.transaction().")
         self._entered = True
-        self._begun = await Work.begin(self._core, self._service, self._limits, self._timeout_seconds, long=self._long)
+        self._begun = await ClientTransaction.begin(
+            self._core, self._service, self._limits, self._timeout_seconds, long=self._long
+        )
 
     async def _end(self, error: BaseException | None) -> None:
         if error is not None or self._work.cancelled:
@@ -60,9 +63,9 @@ class _Context:
         else:
             await self._work.commit()
 
-    def _poll(self, topic: Topic, start: Start, limit: int | None, *, inclusive: bool) -> calls.Call[None]:
+    def _poll(self, topic: Topic, start: Start, limit: int | None, *, inclusive: bool) -> calls.Ask:
         self._work.require_open()
-        return calls.poll(topic, start, limit, self.transaction, inclusive=inclusive)
+        return calls.poll_on(topic, start, limit, self.transaction, inclusive=inclusive)
 
 
 class TransactionContext(_Context):
@@ -78,28 +81,32 @@ class TransactionContext(_Context):
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         run(self._end(error))
 
-    def publish(self, topic: Topic, messages: Sequence[bytes]) -> None:
+    def publish(self, topic: Topic, messages: Sequence[bytes], *, ttl: timedelta | int | None = None) -> None:
         """Publish messages when it commits.
 
         Args:
             topic: where to.
             messages: the payloads, in order.
+            ttl: how long these live, where that is shorter than the topic's ttl; whole seconds.
 
         Raises:
             MessagingError: payloads that are too much to keep could not be stored; it can only be rolled back then.
         """
-        run(self._work.publish(topic, messages))
+        run(self._work.publish(topic, messages, ttl))
 
     def poll(self, topic: Topic, *, start: Start = None, inclusive: bool = True, limit: int | None = None) -> Messages:
         """Read what it sees: committed when it began; see :meth:`tms_core.client.Client.poll`."""
-        return Messages(self._core, self._poll(topic, start, limit, inclusive=inclusive))
+        return Messages(self._core, self._poll(topic, start, limit, inclusive=inclusive), limit)
 
     def consume(self, topic: Topic, consumer: str, *, limit: int | None = None) -> Iterator[Message]:
         """Read what follows a consumer's position, and move that to what was given out last once it has committed.
 
+        That is at least once: a program that ends before the position is stored, or that runs in several copies, may
+        read a message again.
+
         Args:
             topic: whose messages.
-            consumer: whose position. Of two transactions that move it at the same time, one fails with ``Conflict``.
+            consumer: whose position. Run one copy of a program with a consumer at a time.
             limit: the most messages to read; None: all there are.
         """
         position = run(self._work.consumer(topic, consumer))
@@ -128,15 +135,15 @@ class AsyncTransactionContext(_Context):
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         await self._end(error)
 
-    async def publish(self, topic: Topic, messages: Sequence[bytes]) -> None:
+    async def publish(self, topic: Topic, messages: Sequence[bytes], *, ttl: timedelta | int | None = None) -> None:
         """As :meth:`TransactionContext.publish`."""
-        await self._work.publish(topic, messages)
+        await self._work.publish(topic, messages, ttl)
 
     def poll(
         self, topic: Topic, *, start: Start = None, inclusive: bool = True, limit: int | None = None
     ) -> AsyncMessages:
         """As :meth:`TransactionContext.poll`."""
-        return AsyncMessages(self._core, self._poll(topic, start, limit, inclusive=inclusive))
+        return AsyncMessages(self._core, self._poll(topic, start, limit, inclusive=inclusive), limit)
 
     async def consume(self, topic: Topic, consumer: str, *, limit: int | None = None) -> AsyncIterator[Message]:
         """As :meth:`TransactionContext.consume`."""

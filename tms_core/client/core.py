@@ -1,31 +1,37 @@
-"""What both clients do, once: requests, repetition, and reading answers.
+"""The core that both clients share: requests, repetition, and reading answers.
 
 Everything is a coroutine over a :class:`~tms_core.client.wire.Wire` (which see). A request is sent again when the
-server says that nothing was done, or was not reached; and, if it may be done twice, also when nobody knows. So nothing
-is published twice by a client that was not told to.
+server says that nothing was done, or was not reached; and, if it may be done twice, also when that is not known. So
+nothing is published twice by a client that was not told to.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Coroutine
+from copy import copy
+from itertools import count
 from random import Random
 from typing import Any, TypeVar
 
-from tms_core.client.calls import Call
+from tms_core.client.calls import LIMITED, POSITION, WAITED, Call
 from tms_core.client.messages import Message, MessageDecoder
 from tms_core.client.values import Retry
 from tms_core.client.wire import Pieces, Wire
-from tms_core.errors import TmsError, Unanswered, Unavailable
-from tms_core.transaction.line import OutcomeUnknown, ServiceUnavailable
+from tms_core.errors import ConfigurationError, FormatError, TmsError, Unanswered, Unavailable
+from tms_core.rowkey import MessageId
+from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
+#: What is left for an attempt at least, in seconds: no time at all is none.
+_SHORTEST_SECONDS = 0.001
 #: Nothing was done, so that doing it again does no harm.
 NOT_DONE = (Unavailable, ServiceUnavailable)
-#: Nobody knows whether it was done.
+#: It is not known whether it was done.
 UNKNOWN = (Unanswered, OutcomeUnknown)
 
 
@@ -36,13 +42,28 @@ class Core:
         wire: the way to the server.
         retry: how requests are tried again.
         random: what makes pauses differ.
+        running: the running time in seconds.
     """
 
-    def __init__(self, wire: Wire, retry: Retry, random: Random) -> None:
+    def __init__(self, wire: Wire, retry: Retry, random: Random, running: Callable[[], float] = time.monotonic) -> None:
         self.wire = wire
         self.random = random
+        self.running = running
         self._retry = retry
         self._stop = wire.stop()
+        self._limit_seconds: float | None = None
+
+    def within(self, seconds: float) -> Core:
+        """The same, but no call takes longer than so many seconds, all its attempts and pauses together.
+
+        Raises:
+            ConfigurationError: the time is none.
+        """
+        if not seconds > 0:
+            raise ConfigurationError(f"A limit of {seconds} s is none.", "Give a number above 0.")
+        found = copy(self)
+        found._limit_seconds = seconds
+        return found
 
     async def ask(self, call: Call[T]) -> T:
         """Send a request, and again where that does no harm.
@@ -50,31 +71,36 @@ class Core:
         Raises:
             MessagingError: what the last attempt came to.
         """
-        return await self.repeat(lambda: self.wire.ask(call), again=call.again)
+        return await self.repeat(lambda left: self.wire.ask(call, left), again=call.again)
 
     async def open(self, call: Call[Any]) -> Reading:
         """Send a poll, and again where that does no harm."""
-        return Reading(await self.repeat(lambda: self.wire.open(call), again=call.again))
+        return Reading(await self.repeat(lambda left: self.wire.open(call, left), again=call.again))
 
-    async def repeat(self, attempt: Callable[[], Coroutine[Any, Any, T]], *, again: bool) -> T:
-        """Try something as often as :class:`Retry` says.
+    async def repeat(self, attempt: Callable[[float | None], Coroutine[Any, Any, T]], *, again: bool) -> T:
+        """Try something as often as :class:`Retry` says, within the time there is.
 
         Args:
-            attempt: what is tried.
-            again: whether it is tried again also when nobody knows whether it was done.
+            attempt: what is tried; gets how many seconds it may take, or None.
+            again: whether it is tried again also when it is not known whether it was done.
         """
         known = (*NOT_DONE, *UNKNOWN) if again else NOT_DONE
-        for failures in range(1, self._retry.attempts):
+        ends = None if self._limit_seconds is None else self.running() + self._limit_seconds
+        for failures in count(1):
             try:
-                return await attempt()
+                return await attempt(None if ends is None else max(_SHORTEST_SECONDS, ends - self.running()))
             except known as error:
-                await self._wait(failures, error)
-        return await attempt()
+                seconds = self._retry.pause_seconds(failures, self.random, asked_seconds(error))
+                if not self._retry.again(failures) or (ends is not None and self.running() + seconds >= ends):
+                    raise
+                logger.info("trying again in %.1f s: %s", seconds, error)
+                await self._stop.wait(seconds)
+        raise AssertionError("it was tried again without end")
 
-    async def _wait(self, failures: int, error: TmsError) -> None:
-        seconds = self._retry.pause_seconds(failures, self.random)
-        logger.info("trying again in %.1f s: %s", seconds, error)
-        await self._stop.wait(seconds)
+
+def asked_seconds(error: TmsError) -> float | None:
+    """How long a server asked to be left alone when it refused."""
+    return error.retry_after_seconds if isinstance(error, Unavailable) else None
 
 
 class Reading:
@@ -82,11 +108,30 @@ class Reading:
 
     Args:
         pieces: its bytes.
+
+    Attributes:
+        waited: whether it is empty although the server has waited for as long as it was asked to.
+        limited: whether the server may have given less than it was asked for.
     """
 
     def __init__(self, pieces: Pieces) -> None:
+        self.waited = WAITED in pieces.headers
+        self.limited = LIMITED in pieces.headers
         self._pieces = pieces
         self._decoder = MessageDecoder()
+
+    @property
+    def position(self) -> MessageId | None:
+        """From where to read on, that message included; None: behind the last message that came.
+
+        Raises:
+            Unanswered: it makes no sense.
+        """
+        said = self._pieces.headers.get(POSITION)
+        try:
+            return None if said is None else MessageId.from_hex(said)
+        except FormatError as error:
+            raise Unanswered(f"The answer has a position that cannot be read: {error}.") from error
 
     async def more(self) -> list[Message]:
         """The next messages; none at the end.

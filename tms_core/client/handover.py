@@ -64,7 +64,7 @@ class InProcessTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         self._open: WeakSet[_Exchange] = WeakSet()
 
     def finish(self) -> None:
-        """Wait for all that was asked; whoever has not read his answer by now does not want it."""
+        """Wait for all requests; an answer that has not been read by now is dropped."""
         self._loop.begin(self._finish()).result()
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -128,7 +128,7 @@ class _Exchange:
         return piece
 
     async def close(self) -> None:
-        """Nobody reads any further."""
+        """End the answer: it is not read any further."""
         self._gone.set()
         while not self._pieces.empty():
             self._pieces.get_nowait()

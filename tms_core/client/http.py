@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from functools import partial
@@ -15,7 +16,7 @@ from weakref import WeakSet
 import httpx2
 
 from tms_core.client.calls import Call, check
-from tms_core.client.site import Site
+from tms_core.client.site import Endpoint
 from tms_core.client.values import Limits
 from tms_core.client.wire import Pieces, Stop
 from tms_core.errors import BadRequest
@@ -23,7 +24,7 @@ from tms_core.errors import BadRequest
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Waits until somebody sets the event, so many seconds at most.
+#: Waits until the event is set, so many seconds at most.
 Pause = Callable[[threading.Event, float], object]
 AsyncPause = Callable[[asyncio.Event, float], Awaitable[object]]
 
@@ -39,6 +40,20 @@ def library_limits(limits: Limits) -> httpx2.Limits:
     )
 
 
+def _in_time(pieces: Iterator[bytes], ends: float | None) -> bytes:
+    """A whole body, whose pieces each come in time.
+
+    Raises:
+        TimeoutError: together they do not.
+    """
+    found = []
+    for piece in pieces:
+        if ends is not None and time.monotonic() > ends:
+            raise TimeoutError
+        found.append(piece)
+    return b"".join(found)
+
+
 # --- waiting in the thread -------------------------------------------------------------------------------------------
 
 
@@ -46,13 +61,13 @@ class BlockingWire:
     """In the caller's thread (:class:`tms_core.client.wire.Wire`); threads may share it.
 
     Args:
-        site: which server.
+        endpoint: which server.
         transport: how requests get there; None: over the network.
         pause: how to wait.
     """
 
-    def __init__(self, site: Site, transport: httpx2.BaseTransport | None, pause: Pause) -> None:
-        self.site = site
+    def __init__(self, endpoint: Endpoint, transport: httpx2.BaseTransport | None, pause: Pause) -> None:
+        self.endpoint = endpoint
         self._transport = transport
         self._http = self._pool()
         self._process = os.getpid()
@@ -60,20 +75,25 @@ class BlockingWire:
         self._closed = _BlockingStop(pause)
         self._stops: WeakSet[_BlockingStop] = WeakSet()
 
-    async def ask(self, call: Call[T]) -> T:
-        with self.site.border(call, self._closed):
-            answer = self._here().send(self.site.request(call))
-        check(call, answer.status_code, answer.content)
-        return call.result(answer.content)
+    async def ask(self, call: Call[T], seconds: float | None = None) -> T:
+        ends = None if seconds is None else time.monotonic() + seconds
+        with self.endpoint.attempt(call, self._closed) as attempt:
+            answer = self._here().send(self.endpoint.request(call, attempt, seconds), stream=True)
+            try:
+                attempt.status = answer.status_code
+                content = _in_time(answer.iter_bytes(), ends)
+            finally:
+                answer.close()
+            check(call, answer.status_code, content, answer.headers)
+            return call.result(content)
 
-    async def open(self, call: Call[Any]) -> Pieces:
-        with self.site.border(call, self._closed):
-            answer = self._here().send(self.site.request(call), stream=True)
+    async def open(self, call: Call[Any], seconds: float | None = None) -> Pieces:
+        with self.endpoint.attempt(call, self._closed) as attempt:
+            answer = self._here().send(self.endpoint.request(call, attempt, seconds), stream=True)
+            attempt.status = answer.status_code
             if answer.status_code != _OK:
-                answer.read()
-        if answer.status_code != _OK:
-            check(call, answer.status_code, answer.content)
-        return _BlockingPieces(answer, partial(self.site.border, call, self._closed))
+                check(call, answer.status_code, answer.read(), answer.headers)
+        return _BlockingPieces(answer, partial(self.endpoint.border, call, self._closed, attempt.url))
 
     def stop(self) -> Stop:
         found = _BlockingStop(self._pause)
@@ -93,7 +113,7 @@ class BlockingWire:
         self._here().close()
 
     def _pool(self) -> httpx2.Client:
-        limits, verify = library_limits(self.site.limits), self.site.tls or True
+        limits, verify = library_limits(self.endpoint.limits), self.endpoint.tls or True
         return httpx2.Client(transport=self._transport, limits=limits, verify=verify, trust_env=False)
 
     def _here(self) -> httpx2.Client:
@@ -121,6 +141,7 @@ class _BlockingPieces:
     """A body that is read in the thread."""
 
     def __init__(self, answer: httpx2.Response, border: Callable[[], AbstractContextManager[None]]) -> None:
+        self.headers: Mapping[str, str] = answer.headers
         self._answer = answer
         self._pieces = answer.iter_bytes()
         self._border = border
@@ -140,21 +161,23 @@ class LoopWire:
     """In an event loop (:class:`tms_core.client.wire.Wire`).
 
     Args:
-        site: which server.
+        endpoint: which server.
         transport: how requests get there; None: over the network.
         pause: how to wait.
     """
 
-    def __init__(self, site: Site, transport: httpx2.AsyncBaseTransport | None, pause: AsyncPause) -> None:
-        self.site = site
-        limits = library_limits(site.limits)
-        self._http = httpx2.AsyncClient(transport=transport, limits=limits, verify=site.tls or True, trust_env=False)
+    def __init__(self, endpoint: Endpoint, transport: httpx2.AsyncBaseTransport | None, pause: AsyncPause) -> None:
+        self.endpoint = endpoint
+        limits = library_limits(endpoint.limits)
+        self._http = httpx2.AsyncClient(
+            transport=transport, limits=limits, verify=endpoint.tls or True, trust_env=False
+        )
         self._pause = pause
         self._closed = _LoopStop(pause)
         self._stops: WeakSet[_LoopStop] = WeakSet()
         self._loop: asyncio.AbstractEventLoop | None = None
         # Its threads begin when they are needed.
-        self._threads = ThreadPoolExecutor(site.limits.connections, thread_name_prefix="tms-client")
+        self._threads = ThreadPoolExecutor(endpoint.limits.connections, thread_name_prefix="tms-client")
 
     def settle(self) -> None:
         """Belong to the running loop: connections and conditions cannot be waited for in another one.
@@ -167,22 +190,24 @@ class LoopWire:
         if self._loop is not running:
             raise BadRequest("The AsyncClient was used in another event loop.", "Make one in each loop, and close it.")
 
-    async def ask(self, call: Call[T]) -> T:
+    async def ask(self, call: Call[T], seconds: float | None = None) -> T:
         self.settle()
-        with self.site.border(call, self._closed):
-            answer = await self._http.send(self.site.request(call))
-        check(call, answer.status_code, answer.content)
-        return call.result(answer.content)
+        with self.endpoint.attempt(call, self._closed) as attempt:
+            async with asyncio.timeout(seconds):
+                answer = await self._http.send(self.endpoint.request(call, attempt, seconds))
+            attempt.status = answer.status_code
+            check(call, answer.status_code, answer.content, answer.headers)
+            return call.result(answer.content)
 
-    async def open(self, call: Call[Any]) -> Pieces:
+    async def open(self, call: Call[Any], seconds: float | None = None) -> Pieces:
         self.settle()
-        with self.site.border(call, self._closed):
-            answer = await self._http.send(self.site.request(call), stream=True)
-            if answer.status_code != _OK:
-                await answer.aread()
-        if answer.status_code != _OK:
-            check(call, answer.status_code, answer.content)
-        return _LoopPieces(answer, partial(self.site.border, call, self._closed))
+        with self.endpoint.attempt(call, self._closed) as attempt:
+            async with asyncio.timeout(seconds):
+                answer = await self._http.send(self.endpoint.request(call, attempt, seconds), stream=True)
+                attempt.status = answer.status_code
+                if answer.status_code != _OK:
+                    check(call, answer.status_code, await answer.aread(), answer.headers)
+        return _LoopPieces(answer, partial(self.endpoint.border, call, self._closed, attempt.url))
 
     def stop(self) -> Stop:
         found = _LoopStop(self._pause)
@@ -228,6 +253,7 @@ class _LoopPieces:
     """A body that is read in the loop."""
 
     def __init__(self, answer: httpx2.Response, border: Callable[[], AbstractContextManager[None]]) -> None:
+        self.headers: Mapping[str, str] = answer.headers
         self._answer = answer
         self._pieces = answer.aiter_bytes()
         self._border = border

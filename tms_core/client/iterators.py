@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Self
 
-from tms_core.client.calls import Call
+from tms_core.client.calls import Ask
 from tms_core.client.consuming import Consuming
 from tms_core.client.core import Core, Reading
 from tms_core.client.messages import Message
@@ -14,23 +14,30 @@ from tms_core.rowkey import MessageId
 
 
 class _Poll:
-    """A poll whose request is sent when the first message is asked for."""
+    """A poll whose request is sent when the first message is asked for; takes what :class:`Messages` takes."""
 
-    def __init__(self, core: Core, call: Call[None]) -> None:
+    def __init__(self, core: Core, ask: Ask, limit: int | None) -> None:
         self._core = core
-        self._call = call
+        self._ask = ask
+        self._left = limit
+        self._last: MessageId | None = None
+        self._asked: MessageId | None = None
         self._reading: Reading | None = None
         self.ended = False
 
     async def more(self) -> list[Message]:
-        """The next messages; none at the end."""
-        if self.ended:
-            return []
-        if self._reading is None:
-            self._reading = await self._core.open(self._call)
-        found = await self._reading.more()
-        self.ended = not found
-        return found
+        """The next messages; none at the end. What the server has cut off is asked for with another poll."""
+        while not self.ended:
+            if self._reading is None:
+                self._reading = await self._core.open(self._ask(self._last, self._left))
+            if found := await self._reading.more():
+                self._last = found[-1].id
+                if self._left is not None:
+                    self._left -= len(found)
+                return found
+            self.ended = not self._reading.limited or self._last is self._asked or self._left == 0
+            self._reading, self._asked = None, self._last
+        return []
 
     async def close(self) -> None:
         """Read no more."""
@@ -44,11 +51,12 @@ class Messages:
 
     Args:
         core: who asks.
-        call: what is asked.
+        ask: makes the request, for the last message that came (None: none yet) and how many are still wanted.
+        limit: the most messages to read; None: all there are now.
     """
 
-    def __init__(self, core: Core, call: Call[None]) -> None:
-        self._poll = _Poll(core, call)
+    def __init__(self, core: Core, ask: Ask, limit: int | None) -> None:
+        self._poll = _Poll(core, ask, limit)
         self._batch: Iterator[Message] = iter(())
 
     def __iter__(self) -> Self:
@@ -75,8 +83,8 @@ class Messages:
 class AsyncMessages:
     """The messages of a poll, while they come; for one task. Takes what :class:`Messages` takes."""
 
-    def __init__(self, core: Core, call: Call[None]) -> None:
-        self._poll = _Poll(core, call)
+    def __init__(self, core: Core, ask: Ask, limit: int | None) -> None:
+        self._poll = _Poll(core, ask, limit)
         self._batch: Iterator[Message] = iter(())
 
     def __aiter__(self) -> Self:

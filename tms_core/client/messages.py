@@ -17,8 +17,8 @@ from tms_core.errors import BadRequest, FormatError, Unanswered
 from tms_core.messaging.model import RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.topic import INT_MAX
+from tms_core.transaction.codec.thrift import encode_transaction
 from tms_core.transaction.model import Transaction
-from tms_core.transaction.thrift import encode_transaction
 
 AVRO, JSON = "avro/binary", "application/json"
 #: Where a reader begins: at a message, at a time, or at the beginning.
@@ -49,7 +49,7 @@ class Message(NamedTuple):
 
 
 def payloads_of(messages: object) -> list[bytes]:
-    """Payloads as a list that nobody else changes.
+    """Payloads as a list of our own, which the caller cannot change later.
 
     Args:
         messages: what a program gave.
@@ -110,7 +110,7 @@ def encode_poll(start: Start, limit: int | None, transaction: Transaction | None
     """
     if limit is not None and not _is_count(limit):
         raise BadRequest(f"A limit of {limit} messages is none.", "Give 1 or more.")
-    parts = [_start(start), b"\1" if inclusive else b"\0"]
+    parts = [_start(start, inclusive=inclusive), b"\1" if inclusive else b"\0"]
     parts.append(_NULL if limit is None else _VALUE + encode_long(limit))
     parts.append(_NULL if transaction is None else _VALUE + _bytes(encode_transaction(transaction)))
     return b"".join(parts)
@@ -264,11 +264,12 @@ def seconds(ttl: timedelta | int) -> int:
 _OTHER_SERVER = "See that the URL is that of tms serve, and no proxy changes what it says."
 
 
-def _start(start: Start) -> bytes:
+def _start(start: Start, *, inclusive: bool) -> bytes:
     if start is None:
         return encode_long(2)
     if isinstance(start, datetime):
-        return encode_long(1) + encode_long(milliseconds(start))
+        # A server looks at ``inclusive`` only where an id is given, as CDAP does.
+        return encode_long(1) + encode_long(milliseconds(start) + (not inclusive))
     if not isinstance(start, MessageId):
         raise BadRequest(f"{start!r} is no place to begin at.", "Give a message's id, a time with its zone, or None.")
     return encode_long(0) + _bytes(start.pack())

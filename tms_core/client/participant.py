@@ -16,7 +16,7 @@ from tms_core.transaction.model import Transaction
 
 
 class Participant:
-    """Something whose writes belong to a transaction; override what it needs.
+    """A participant in a transaction: an object whose writes belong to it; override what it needs.
 
     With an ``AsyncClient`` each method may be a coroutine. Whatever a method raises fails the transaction, except in
     :meth:`post_tx_commit`, when it is committed already and ``PostCommitFailed`` is raised.
@@ -36,10 +36,13 @@ class Participant:
         """Make durable what was written; the transaction may still fail."""
 
     def post_tx_commit(self) -> Awaitable[None] | None:
-        """It is committed."""
+        """Called after the commit."""
 
     def rollback_tx(self) -> Awaitable[None] | None:
-        """It failed: take back what was written. If this raises, the transaction is invalidated, which hides it."""
+        """Called when the transaction failed: take back what was written.
+
+        If this raises, the transaction is invalidated, which hides it.
+        """
 
 
 class StoredPosition(Participant):
@@ -47,7 +50,7 @@ class StoredPosition(Participant):
 
     The server keeps it beside the messages, not in the transaction. So a program that ends between the commit and this
     call finds the old position, and reads again what it had read: at least once. Two transactions of one consumer that
-    overlap conflict, so that of two copies of a program one is refused.
+    overlap conflict; one that begins after another's commit and before this call does not, and reads the same again.
 
     Args:
         core: who stores it.

@@ -1,27 +1,29 @@
 """One server: how requests are addressed to it, and what the HTTP library's errors mean.
 
 What matters about an error is whether the request may have been done. It was not where there was no connection to send
-it on (``Unavailable``); once there was one, nobody knows (``Unanswered``). Neither proxies nor passwords are taken from
-the environment: a token must go where the program says, and nowhere else.
+it on (``Unavailable``); once there was one, it is unknown (``Unanswered``). Neither proxies nor passwords are taken
+from the environment: a token must go where the program says, and nowhere else.
 """
 
 from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import httpx2
 
 from tms_core.client.calls import Call
 from tms_core.client.token import Token
+from tms_core.client.tracing import Attempt, Hook, no_hook
 from tms_core.client.values import Limits, Timeouts
 from tms_core.client.wire import Stop
 from tms_core.errors import ClientClosed, ConfigurationError, Unanswered, Unavailable
-from tms_core.transaction.client import TransactionClient
+from tms_core.transaction.rpc.client import TransactionClient
 
 _ADDRESS = re.compile(r"[^:\[\]]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 #: Raised before there was a connection to send anything on.
@@ -29,56 +31,77 @@ _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, htt
 
 
 @dataclass(frozen=True)
-class Site:
+class Endpoint:
     """Which server, and how to speak to it.
 
     Args:
-        url: of the server.
+        url: of the server, or of several that serve the same topics: another one is asked when one does not answer.
         token: who asks.
         timeouts, limits: how long to wait, and how many connections.
         tls: how the server's certificate is checked; None: as the system does.
+        hook: what is done around each attempt.
 
     Raises:
         ConfigurationError: the URL is none.
     """
 
-    url: str
+    url: str | Sequence[str]
     token: Token
     timeouts: Timeouts
     limits: Limits
     tls: ssl.SSLContext | None = field(default=None, repr=False)
+    hook: Hook = field(default=no_hook, repr=False)
+    _urls: _Urls = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        try:
-            url = httpx2.URL(self.url)
-        except httpx2.InvalidURL as error:
-            raise ConfigurationError(f"{self.url!r} is no URL: {error}.", _URL_HINT) from error
-        if url.userinfo:
-            raise ConfigurationError("The URL has a password in it.", "Give a token instead.")
-        if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
-            raise ConfigurationError(f"{self.url!r} is no server's URL.", _URL_HINT)
-        object.__setattr__(self, "url", self.url.rstrip("/"))
+        given = [self.url] if isinstance(self.url, str) else list(self.url)
+        object.__setattr__(self, "_urls", _Urls([_checked(url) for url in given]))
 
-    def request(self, call: Call[Any]) -> httpx2.Request:
-        """A call as the library's request."""
-        headers = {"content-type": call.content_type, "accept-encoding": "identity", **self.token.headers()}
+    def __str__(self) -> str:
+        return ", ".join(self._urls.all)
+
+    @contextmanager
+    def attempt(self, call: Call[Any], stopped: Stop) -> Iterator[Attempt]:
+        """Send a call to the server that is asked now. One that does not answer is not the next to be asked.
+
+        Raises:
+            MessagingError: the library's errors become ours (:meth:`border`).
+        """
+        url = self._urls.now
+        attempt = Attempt(call.method, url + call.path)
+        try:
+            with self.hook(attempt), self.border(call, stopped, url):
+                yield attempt
+        except (Unavailable, Unanswered):
+            self._urls.leave(url)
+            raise
+
+    def request(self, call: Call[Any], attempt: Attempt, seconds: float | None) -> httpx2.Request:
+        """A call as the library's request.
+
+        Args:
+            call: what is asked.
+            attempt: where, and with which headers besides.
+            seconds: how long nothing may take longer; None: as long as the timeouts say.
+        """
+        own = {"content-type": call.content_type, "accept-encoding": "identity", **call.headers, **self.token.headers()}
+        headers = {name.lower(): value for name, value in attempt.headers.items()} | own
         return httpx2.Request(
-            call.method, self.url + call.path, headers=headers, content=call.body, extensions=self._waits
+            call.method, attempt.url, headers=headers, content=call.body, extensions=self._waits(seconds)
         )
 
-    @property
-    def _waits(self) -> dict[str, Any]:
-        waits = self.timeouts
+    def _waits(self, seconds: float | None) -> dict[str, Any]:
+        waits, most = self.timeouts, inf if seconds is None else seconds
         timeout = httpx2.Timeout(
-            connect=waits.connect_seconds,
-            read=waits.answer_seconds,
-            write=waits.send_seconds,
-            pool=waits.free_connection_seconds,
+            connect=min(waits.connect_seconds, most),
+            read=min(waits.answer_seconds, most),
+            write=min(waits.send_seconds, most),
+            pool=min(waits.free_connection_seconds, most),
         )
         return {"timeout": timeout.as_dict()}
 
     @contextmanager
-    def border(self, call: Call[Any], stopped: Stop) -> Iterator[None]:
+    def border(self, call: Call[Any], stopped: Stop, url: str) -> Iterator[None]:
         """The library's errors become ours."""
         if stopped.is_set():
             raise ClientClosed("The client is closed.", "Make another one.")
@@ -87,17 +110,53 @@ class Site:
         except _NOT_SENT as error:
             reason = str(error) or type(error).__name__
             raise Unavailable(
-                f"{self.url} cannot be reached: {reason}.", "Start it (tms serve), or correct the URL."
+                f"{url} cannot be reached: {reason}.", "Start it (tms serve), or correct the URL."
             ) from error
-        except httpx2.TimeoutException as error:
-            raise Unanswered(f"{self.url} did not answer {call} in time.", _UNKNOWN) from error
+        except (httpx2.TimeoutException, TimeoutError) as error:
+            raise Unanswered(f"{url} did not answer {call} in time.", _UNKNOWN) from error
         except (httpx2.RequestError, httpx2.StreamError) as error:
             reason = str(error) or type(error).__name__
-            raise Unanswered(f"{self.url} did not answer {call}: {reason}.", _UNKNOWN) from error
+            raise Unanswered(f"{url} did not answer {call}: {reason}.", _UNKNOWN) from error
         except RuntimeError as error:
             if not stopped.is_set():
                 raise
             raise ClientClosed("The client was closed.", "Make another one.") from error
+
+
+class _Urls:
+    """The URLs of servers, one of which is asked; threads may share it.
+
+    Args:
+        all_: in which order.
+    """
+
+    def __init__(self, all_: Sequence[str]) -> None:
+        if not all_:
+            raise ConfigurationError("There is no URL.", _URL_HINT)
+        self.all = tuple(all_)
+        self._at = 0
+
+    @property
+    def now(self) -> str:
+        return self.all[self._at]
+
+    def leave(self, url: str) -> None:
+        """Ask the next one from now on, if it is still this one that is asked."""
+        at = self._at
+        if self.all[at] == url:
+            self._at = (at + 1) % len(self.all)
+
+
+def _checked(given: str) -> str:
+    try:
+        url = httpx2.URL(given)
+    except (httpx2.InvalidURL, TypeError) as error:
+        raise ConfigurationError(f"{given!r} is no URL: {error}.", _URL_HINT) from error
+    if url.userinfo:
+        raise ConfigurationError("The URL has a password in it.", "Give a token instead.")
+    if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
+        raise ConfigurationError(f"{given!r} is no server's URL.", _URL_HINT)
+    return given.rstrip("/")
 
 
 _URL_HINT = "Write it as http://127.0.0.1:11015."

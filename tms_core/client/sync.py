@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ssl
 import threading
+import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -22,15 +24,16 @@ from tms_core.client.core import Core
 from tms_core.client.http import BlockingWire, Pause
 from tms_core.client.iterators import Consumption, Messages
 from tms_core.client.messages import Start
-from tms_core.client.site import Site, service_at
+from tms_core.client.site import Endpoint, service_at
 from tms_core.client.token import Token
 from tms_core.client.topics import Topics
+from tms_core.client.tracing import Hook, no_hook
 from tms_core.client.values import Buffer, Limits, Retry, Timeouts
-from tms_core.client.waiting import PublishFigures
+from tms_core.client.waiting import PublishFigures, Told
 from tms_core.client.wire import run
 from tms_core.messaging.model import RollbackRange
-from tms_core.transaction.client import TransactionClient
 from tms_core.transaction.model import Transaction
+from tms_core.transaction.rpc.client import TransactionClient
 
 #: Where ``tms serve`` listens unless told otherwise.
 DEFAULT_URL = "http://127.0.0.1:11015"
@@ -44,15 +47,18 @@ class Client(Topics):
     gives out (an iterator over messages, a transaction) belongs to the thread that asked for it.
 
     Args:
-        url: of the server.
+        url: of the server; or the URLs of several that serve the same topics, of which another one is asked when one
+            does not answer, or says that it cannot now.
         token: the bearer token, or what returns it; asked for each request.
         token_file: a file that holds it instead; read for each request.
         transactions: ``HOST:PORT`` of the transaction service, which is called when the first transaction begins.
         timeouts, limits, retry: how long to wait, how much to hold, how to try again.
         buffer: where :meth:`publish_async` puts messages.
         tls: how the server's certificate is checked; None: by the certificates that come with the HTTP library.
+        hook: what is done around each attempt to send a request (:mod:`tms_core.client.tracing`).
         transport: how requests get there, instead of the network (:mod:`tms_core.client.testing`).
         random: what makes pauses differ.
+        running: the running time in seconds.
         pause: how to wait: gets an event that ends the pause early, and seconds.
 
     Raises:
@@ -61,7 +67,7 @@ class Client(Topics):
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | Sequence[str] = DEFAULT_URL,
         *,
         token: str | Callable[[], str] | None = None,
         token_file: Path | str | None = None,
@@ -71,20 +77,22 @@ class Client(Topics):
         retry: Retry | None = None,
         buffer: Buffer | None = None,
         tls: ssl.SSLContext | None = None,
+        hook: Hook = no_hook,
         transport: httpx2.BaseTransport | None = None,
         random: Random | None = None,
+        running: Callable[[], float] = time.monotonic,
         pause: Pause = threading.Event.wait,
     ) -> None:
         timeouts = timeouts or Timeouts()
-        site = Site(url, Token(token, token_file), timeouts, limits or Limits(), tls)
-        self._wire = BlockingWire(site, transport, pause)
-        self._core = Core(self._wire, retry or Retry(), random or Random())  # noqa: S311 it spreads pauses
+        endpoint = Endpoint(url, Token(token, token_file), timeouts, limits or Limits(), tls, hook)
+        self._wire = BlockingWire(endpoint, transport, pause)
+        self._core = Core(self._wire, retry or Retry(), random or Random(), running)  # noqa: S311 it spreads pauses
         self._transactions = service_at(transactions, timeouts)
-        self._limits = site.limits
-        self._background = BackgroundThread(self._core, buffer or Buffer(), site.limits, timeouts.close_seconds)
+        self._limits = endpoint.limits
+        self._background = BackgroundThread(self._core, buffer or Buffer(), endpoint.limits, timeouts.close_seconds)
 
     def __repr__(self) -> str:
-        return f"<Client {self._wire.site.url}>"
+        return f"<Client {self._wire.endpoint}>"
 
     def __enter__(self) -> Self:
         return self
@@ -105,6 +113,20 @@ class Client(Topics):
         finally:
             run(self._wire.close())
             self._transactions.close()
+
+    def within(self, seconds: float) -> Self:
+        """This client with a time limit: ``client.within(2).publish(…)``.
+
+        Each call returns or raises within so many seconds, all its attempts and pauses together; of a poll, the first
+        piece of the answer is there by then. Calls of the transaction service have ``Timeouts.transaction_seconds``.
+        Connections and all else are shared, so it need not be closed.
+
+        Raises:
+            ConfigurationError: the time is none.
+        """
+        found = copy(self)
+        found._core = self._core.within(seconds)
+        return found
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -152,12 +174,12 @@ class Client(Topics):
         """Put payloads where an empty :meth:`publish` in the same transaction publishes them; raises as that does."""
         run(self._core.ask(calls.store(topic, messages, transaction.write_pointer)))
 
-    def rollback(self, topic: Topic, published: RollbackRange) -> None:
+    def rollback(self, topic: Topic, published: RollbackRange | int) -> None:
         """Take back what a publish in a transaction wrote.
 
         Args:
             topic: where it was published.
-            published: what publishing returned.
+            published: what publishing returned; or a write pointer, of which all in this topic is taken back.
 
         Raises:
             TopicNotFound: there is no such topic.
@@ -179,7 +201,7 @@ class Client(Topics):
         Args:
             topic: whose.
             start: a message's id, a time with its zone, or None for the beginning.
-            inclusive: whether the message that has the very id ``start`` is among them.
+            inclusive: whether the message that has the very id ``start`` is among them, or those of that millisecond.
             limit: the most messages to read; None: all there are now.
             transaction: who reads: then only what is committed for it; None: everything, also what was rolled back.
 
@@ -192,7 +214,7 @@ class Client(Topics):
             TopicNotFound: there is no such topic.
             Unanswered: the answer was cut short; poll again from the last message on.
         """
-        return Messages(self._core, calls.poll(topic, start, limit, transaction, inclusive=inclusive))
+        return Messages(self._core, calls.poll_on(topic, start, limit, transaction, inclusive=inclusive), limit)
 
     def consume(
         self,
@@ -204,10 +226,12 @@ class Client(Topics):
         committed: bool = False,
         idle: Retry = IDLE,
         failed: Retry = FAILED,
+        wait_seconds: int | None = None,
     ) -> Consumption:
         """Read messages in order, for ever: those that are there, then each as it comes.
 
-        While there is nothing, and while the server does not answer, it waits and asks again; the pauses grow.
+        While there is nothing, the server waits and answers when a message has come. While there is only what is not
+        decided yet, and while the server does not answer, it asks again after pauses that grow.
 
         Args:
             topic: whose.
@@ -218,6 +242,8 @@ class Client(Topics):
             committed: read only what is committed, and wait where something is not decided yet; needs the transaction
                 service. Otherwise everything is read, also what was rolled back or may still be.
             idle, failed: the pauses; how many attempts they name does not count.
+            wait_seconds: how long the server waits before it answers that there is nothing, 60 at most; None: 5.
+                ``stop()`` called by another thread is noticed within that time.
 
         Returns:
             Iterate over it, best in a ``with`` block, which stores the position at its end. ``stop()`` ends it.
@@ -236,20 +262,33 @@ class Client(Topics):
                 service=service,
                 idle=idle,
                 failed=failed,
+                wait_seconds=wait_seconds,
             )
         )
 
     # --- some time ---------------------------------------------------------------------------------------------------
 
-    def publish_async(self, topic: Topic, messages: Sequence[bytes]) -> None:
+    def publish_async(
+        self,
+        topic: Topic,
+        messages: Sequence[bytes],
+        *,
+        ttl: timedelta | int | None = None,
+        told: Told | None = None,
+    ) -> None:
         """Hand messages over to be published some time, in batches, in order; what there is room for is the ``buffer``.
 
-        A batch that was not answered is sent again, so a message may be there twice. What is not published is logged
-        and counted, and :meth:`flush` and :meth:`close` raise.
+        A batch that was not answered is sent again for ``Buffer.delivery_seconds``, so a message may be there twice,
+        and none is lost while the server is away for less than that. What is not published is logged and counted, and
+        :meth:`flush` and :meth:`close` raise.
 
         Args:
             topic: where to.
             messages: the payloads.
+            ttl: how long these live, where that is shorter than the topic's ttl; whole seconds.
+            told: called once for each of them, with its payload and None when it is on the server's disk, or else with
+                the error that says why it is not (:class:`BufferFull`: there was no room). It is called by the thread
+                that publishes, mostly, and should be quick; before :meth:`flush` returns.
 
         Raises:
             BadRequest: there is no such topic's name, or a payload that is not bytes; none is taken.
@@ -257,7 +296,7 @@ class Client(Topics):
                 room are taken.
             ClientClosed: the client is closed.
         """
-        self._background.publish(topic, messages)
+        self._background.publish(topic, messages, ttl, told)
 
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Return when all that :meth:`publish_async` was given until now is on the server's disk.
@@ -272,7 +311,7 @@ class Client(Topics):
 
     @property
     def publish_figures(self) -> PublishFigures:
-        """What became of what :meth:`publish_async` was given."""
+        """Counts of the messages that :meth:`publish_async` was given."""
         return self._background.figures
 
     # --- transactions ------------------------------------------------------------------------------------------------
@@ -293,7 +332,7 @@ class Client(Topics):
             Conflict: another transaction changed the same; this one is rolled back.
             NotInProgress: it took too long.
             Invalidated: it was given up, nothing of it is or will be visible.
-            OutcomeUnknown: nobody answers who knows whether it is committed; it is as a whole, or never will be.
+            OutcomeUnknown: no server says whether it is committed; it is as a whole, or never will be.
             PostCommitFailed: it is committed, but what was to follow failed: a position that was to be stored, say.
             MessagingError: something could not be published, and it is rolled back.
         """

@@ -27,16 +27,16 @@ from tms_core.messaging.service import MessagingService
 from tms_core.server.app import make_app
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.site import Site
-from tms_core.side import MemorySide
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
-from tms_core.transaction import wire
-from tms_core.transaction.calls import answer
-from tms_core.transaction.client import TransactionClient
-from tms_core.transaction.line import result_of
-from tms_core.transaction.manager import TransactionManager
-from tms_core.transaction.storage import MemoryStorage
-from tms_core.transaction.wire import Fields, MessageKind
+from tms_core.tables.side import MemorySide
+from tms_core.transaction.codec import wire
+from tms_core.transaction.codec.wire import Fields, MessageKind
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+from tms_core.transaction.rpc.calls import answer
+from tms_core.transaction.rpc.client import TransactionClient
+from tms_core.transaction.rpc.line import result_of
 
 #: How many polls read the store at once.
 _THREADS = 4
@@ -51,7 +51,7 @@ class InProcess:
     Attributes:
         transport: what clients send their requests through (``Client(transport=…, transactions=…)``).
         service, store: its messages; tests may look into them.
-        manager: its transactions. Nobody gives up those that are late unless a test calls ``manager.expire()``.
+        manager: its transactions. Those that are late end only when a test calls ``manager.expire()``.
         clock: whose time all of it goes by.
     """
 
@@ -85,7 +85,7 @@ def in_process(*, clock: Clock | None = None, store: Store | None = None) -> Ite
     clock, store = clock or SystemClock(), store or MemoryStore()
     with (
         TransactionManager(MemoryStorage(), clock) as manager,
-        MessagingService(store, clock, side=MemorySide()) as service,
+        MessagingService(store, clock, side=MemorySide(), last_pointer=lambda: manager.last_pointer) as service,
         ThreadPoolExecutor(_THREADS, thread_name_prefix="in-process") as threads,
     ):
         metrics = ServerMetrics(CollectorRegistry(), service)
@@ -99,7 +99,7 @@ def in_process(*, clock: Clock | None = None, store: Store | None = None) -> Ite
 
 
 class _Handover:
-    """A connection to a transaction manager that is here (:class:`tms_core.transaction.line.Connection`)."""
+    """A connection to a transaction manager that is here (:class:`tms_core.transaction.rpc.line.RpcConnection`)."""
 
     def __init__(self, manager: TransactionManager) -> None:
         self._manager = manager

@@ -33,7 +33,7 @@ class Token:
         return "<Token>" if self._given is not None or self._file is not None else "<no Token>"
 
     def headers(self) -> dict[str, str]:
-        """What a request carries.
+        """The headers of a request that carry the token.
 
         Raises:
             ConfigurationError: the file cannot be read, or what was found is no token.

@@ -1,4 +1,4 @@
-"""What clients ask about topics and consumers: requests that are answered at once. Each comes plain and awaited."""
+"""Requests about topics and consumers, which are answered at once. Each comes plain and awaited."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Topics:
         run(self._core.ask(calls.update_topic(topic, ttl, properties)))
 
     def topic(self, topic: Topic) -> TopicMetadata:
-        """What there is to know about a topic: its ttl, its generation, all its properties.
+        """A topic's ttl, its generation and all its properties.
 
         Raises:
             TopicNotFound: there is none.
@@ -74,7 +74,7 @@ class Topics:
         return run(self._core.ask(calls.position(topic, consumer)))
 
     def set_position(self, topic: Topic, consumer: str, position: MessageId) -> None:
-        """Say up to where a consumer has read; the first time it is registered.
+        """Set up to where a consumer has read; the first time it is registered.
 
         Raises:
             TopicNotFound: there is no such topic.

@@ -1,11 +1,11 @@
 """A transaction from its begin to its end, in the manner of Tephra's ``TransactionContext``.
 
-The order at commit: ask whether somebody else has changed the same, have everybody who takes part write, publish the
-messages, commit, tell everybody. What fails before the commit is taken back, and the transaction aborted. But a request
-that was not answered may still be done later, when the transaction has been aborted and its writes count as committed;
-so then it is invalidated instead, which hides what it wrote whenever it was written. And after a commit that was not
-answered nothing is taken back before it is known not to be committed: the transaction is invalidated, which does
-nothing to one that is, and a look at what a new transaction sees tells which of the two it was.
+The order at commit: ask whether another transaction has changed the same, have all participants write, publish the
+messages, commit, tell the participants. What fails before the commit is taken back, and the transaction aborted. But a
+request that was not answered may still be done later, when the transaction has been aborted and its writes count as
+committed; so then it is invalidated instead, which hides what it wrote whenever it was written. And after a commit that
+was not answered nothing is taken back before it is known not to be committed: the transaction is invalidated, which
+does nothing to one that is, and what a new transaction sees tells which of the two it was.
 
 Tephra's client repeats the commit, is told "not in progress", and takes back what was committed.
 """
@@ -17,6 +17,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import ParamSpec, TypeVar
 
 from tms_core.client.calls import Topic, topic_id
@@ -26,9 +27,9 @@ from tms_core.client.participant import Failures, Participant, StoredPosition, d
 from tms_core.client.values import Limits
 from tms_core.errors import Invalidated, NotInProgress, PostCommitFailed, TmsError, TransactionError
 from tms_core.topic import TopicId
-from tms_core.transaction.client import TransactionClient
-from tms_core.transaction.line import OutcomeUnknown
 from tms_core.transaction.model import Transaction
+from tms_core.transaction.rpc.client import TransactionClient
+from tms_core.transaction.rpc.line import OutcomeUnknown
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,7 +37,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-class Work:
+class ClientTransaction:
     """One transaction of a client.
 
     Args:
@@ -62,7 +63,7 @@ class Work:
     @classmethod
     async def begin(
         cls, core: Core, service: TransactionClient, limits: Limits, timeout_seconds: int | None, *, long: bool
-    ) -> Work:
+    ) -> ClientTransaction:
         """Begin a transaction. One whose begin was not answered has written nothing, and times out.
 
         Raises:
@@ -73,7 +74,7 @@ class Work:
         def start() -> Transaction:
             return service.start_long(holder) if long else service.start_short(timeout_seconds, holder)
 
-        transaction = await core.repeat(lambda: core.wire.blocking(start), again=True)
+        transaction = await core.repeat(lambda _: core.wire.blocking(start), again=True)
         return cls(core, service, limits, transaction)
 
     # --- while it is open --------------------------------------------------------------------------------------------
@@ -84,10 +85,10 @@ class Work:
             self._participants.append(participant)
             await done(participant.start_tx(self.transaction))
 
-    async def publish(self, topic: Topic, messages: Sequence[bytes]) -> None:
+    async def publish(self, topic: Topic, messages: Sequence[bytes], ttl: timedelta | int | None = None) -> None:
         """Have messages published when it commits."""
         with self._step():
-            await self._outbox.add(topic, messages)
+            await self._outbox.add(topic, messages, ttl)
 
     async def checkpoint(self) -> None:
         """Give it another write pointer, once all have written what they have."""
@@ -126,7 +127,7 @@ class Work:
 
         Raises:
             TransactionError, MessagingError: nothing of it is visible, now or later, except:
-            OutcomeUnknown: nobody can say; it is all visible, or never will be.
+            OutcomeUnknown: it is not known; it is all visible, or never will be.
             PostCommitFailed: all of it is.
         """
         self.require_open()
@@ -205,7 +206,7 @@ class Work:
 
         Raises:
             Invalidated: it is not, and never will be.
-            OutcomeUnknown: nobody answers.
+            OutcomeUnknown: no server answers.
         """
         self._ended = self._doubtful = True
         pointer = self.transaction.transaction_id
@@ -233,9 +234,9 @@ class Work:
 
     async def _sees(self, pointer: int) -> bool:
         """Whether a transaction that begins now sees one that is not in progress any more."""
-        look = await self._call(self._service.start_short, again=True)
-        await self._call(self._service.abort, look)
-        return look.is_visible(pointer)
+        later = await self._call(self._service.start_short, again=True)
+        await self._call(self._service.abort, later)
+        return later.is_visible(pointer)
 
     async def _end(self) -> None:
         """Abort if all was taken back for certain, else invalidate."""
@@ -267,11 +268,11 @@ class Work:
         return await self._call(self._service.invalidate, self.transaction.transaction_id, again=True)
 
     async def _call(self, function: Callable[..., T], *args: object, again: bool = False) -> T:
-        return await self._core.repeat(lambda: self._core.wire.blocking(function, *args), again=again)
+        return await self._core.repeat(lambda _: self._core.wire.blocking(function, *args), again=again)
 
     @contextmanager
     def _step(self) -> Iterator[None]:
-        """Something that it needs: it cannot commit without, even if its program goes on after an error."""
+        """A step that the transaction needs: when it fails, there is no commit, even if the program goes on."""
         self.require_open()
         try:
             with self._doubting():
@@ -282,7 +283,7 @@ class Work:
 
     @contextmanager
     def _doubting(self) -> Iterator[None]:
-        """Note when nobody knows whether something was done: not answered, or interrupted while waiting for it."""
+        """Note when it is not known whether something was done: not answered, or interrupted while waiting for it."""
         try:
             yield
         except BaseException as error:
@@ -292,7 +293,7 @@ class Work:
 
 @contextmanager
 def _left_to_time_out(pointer: int) -> Iterator[None]:
-    """What is no harm where the service does not answer."""
+    """Ignore that the service does not answer, where the transaction may be left to time out."""
     try:
         yield
     except TransactionError as error:

@@ -1,6 +1,6 @@
 """What a client waits for, how much it holds and how it tries again, as values that can be printed and compared.
 
-The defaults fit a server in the same building. Pauses grow, so that a server that comes back is not met by everybody
+The defaults fit a server in the same building. Pauses grow, so that a server that comes back is not met by all clients
 at once, and are drawn at random for the same reason.
 """
 
@@ -36,7 +36,8 @@ class Timeouts(_Positive):
         free_connection_seconds: for a connection of the pool, where all are busy.
         transaction_seconds: for one call of the transaction service, from beginning to end.
         close_seconds: for all that ``publish_async`` was given to be published, when the client is closed or the
-            program ends. A call of the transaction service that is under way is waited for besides.
+            program ends; longer than ``Buffer.delivery_seconds``, so that a server may be away just then. A call of the
+            transaction service that is under way is waited for besides.
     """
 
     connect_seconds: float = 5
@@ -44,7 +45,7 @@ class Timeouts(_Positive):
     send_seconds: float = 60
     free_connection_seconds: float = 60
     transaction_seconds: float = 30
-    close_seconds: float = 30
+    close_seconds: float = 150
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +73,37 @@ class Retry(_Positive):
     """How often, and after which pauses, something is tried again.
 
     Attributes:
-        attempts: how often altogether; 1: never again.
+        attempts: how often altogether; 1: never again; None: as often as there is time for.
         first_seconds: the first pause, before chance shortens it.
         factor: how much longer each further pause is.
-        longest_seconds: no pause is longer.
+        longest_seconds: no pause is longer, unless the server asks for a longer one (``Retry-After``).
+        longest_asked_seconds: no pause is longer that a server asks for.
     """
 
-    attempts: int = 4
+    attempts: int | None = 4
     first_seconds: float = 0.1
     factor: float = 2
     longest_seconds: float = 5
+    longest_asked_seconds: float = 60
 
-    def pause_seconds(self, failures: int, random: Random) -> float:
-        """How long to wait after so many failures (1 and more): between half of the pause and all of it."""
+    def again(self, failures: int) -> bool:
+        """Whether it is tried again after so many failures."""
+        return self.attempts is None or failures < self.attempts
+
+    def pause_seconds(self, failures: int, random: Random, asked_seconds: float | None = None) -> float:
+        """How long to wait after so many failures (1 and more): between half of the pause and all of it.
+
+        Args:
+            failures: how many.
+            random: what shortens the pause.
+            asked_seconds: how long the server asks to be left alone; the pause is not shorter.
+        """
         try:
             whole = min(self.longest_seconds, self.first_seconds * self.factor ** (failures - 1))
         except OverflowError:
             whole = self.longest_seconds
-        return whole * (1 + random.random()) / 2
+        pause = whole * (1 + random.random()) / 2
+        return pause if asked_seconds is None else max(pause, min(asked_seconds, self.longest_asked_seconds))
 
 
 class WhenFull(Enum):
@@ -115,7 +129,9 @@ class Buffer(_Positive):
         batch_messages: how many are published in one request.
         linger_seconds: how long a message waits for company.
         when_full: what happens to a message for which there is no room.
-        retry: how a batch that was not published is tried again.
+        retry: the pauses after which a batch that was not published is tried again, and how often at most.
+        delivery_seconds: how long a batch is tried again, from its first attempt on; longer than another server needs
+            to take over from one that died (``server.leader``).
     """
 
     messages: int = 10_000
@@ -123,4 +139,5 @@ class Buffer(_Positive):
     batch_messages: int = 1_000
     linger_seconds: float = 0.01
     when_full: WhenFull = WhenFull.BLOCK
-    retry: Retry = Retry(attempts=8)
+    retry: Retry = Retry(attempts=None)
+    delivery_seconds: float = 120

@@ -8,7 +8,7 @@ of every decision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -19,7 +19,13 @@ T = TypeVar("T")
 
 
 class Pieces(Protocol):
-    """An answer's body while it comes."""
+    """An answer's body while it comes.
+
+    Attributes:
+        headers: what came before it; names in any case.
+    """
+
+    headers: Mapping[str, str]
 
     async def more(self) -> bytes:
         """The next piece; empty at its end.
@@ -35,7 +41,7 @@ class Pieces(Protocol):
 
 
 class Stop(Protocol):
-    """Something that ends, once and for all, and pauses that end with it."""
+    """A stop signal that is set once and for all, and pauses that end with it."""
 
     def set(self) -> None:
         """End it."""
@@ -53,8 +59,8 @@ class Stop(Protocol):
 class Wire(Protocol):
     """The way to the server."""
 
-    async def ask(self, call: Call[T]) -> T:
-        """Send a request and read its whole answer.
+    async def ask(self, call: Call[T], seconds: float | None = None) -> T:
+        """Send a request and read its whole answer, in so many seconds at most.
 
         Raises:
             MessagingError: as of :func:`tms_core.client.calls.check`, ``Unavailable`` where the server was not
@@ -62,12 +68,13 @@ class Wire(Protocol):
         """
         ...
 
-    async def open(self, call: Call[Any]) -> Pieces:
-        """Send a request and read its answer piece by piece; raises as :meth:`ask` does."""
+    async def open(self, call: Call[Any], seconds: float | None = None) -> Pieces:
+        """Send a request and read its answer piece by piece, of which the first has so many seconds; raises as
+        :meth:`ask` does."""
         ...
 
     def stop(self) -> Stop:
-        """Something to end; it ends with the client."""
+        """Make a stop signal; it is set when the client ends."""
         ...
 
     async def blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -76,7 +83,7 @@ class Wire(Protocol):
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns that never waits.
+    """Run a coroutine that never waits; returns its result.
 
     Raises:
         TypeError: it does wait; it was told so where it stood.

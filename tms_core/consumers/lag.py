@@ -6,8 +6,8 @@ stored payloads of a transaction counts as one message, as long as there is any 
 such a row, so where a topic has payloads stored, all its counts say that there may be more.
 
 Only keys are read, and what several consumers of a topic have not read is counted once: the one who is furthest first,
-then from each position to the one before. The work comes in steps, a page each, so that whoever counts in the
-background can pay for each and let others have their turn. Looking changes nothing, and consumes nothing.
+then from each position to the one before. The work comes in steps, a page each, so that a count in the background can
+pay for each and let others have their turn. Counting changes nothing, and consumes nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator
 from typing import NamedTuple
 
-from tms_core.consumers import Floor, Position, unread_from
+from tms_core.consumers.positions import Floor, Position, unread_from
 from tms_core.rowkey import (
     GENERATION_BYTES,
     MESSAGE_TAIL_BYTES,
@@ -25,8 +25,8 @@ from tms_core.rowkey import (
     generation_prefix,
     stop_key,
 )
-from tms_core.side import Expiries
 from tms_core.tables.base import Store
+from tms_core.tables.side import Expiries
 from tms_core.topic import TopicMetadata
 
 #: Keys of one page at most.
@@ -45,7 +45,7 @@ class Lag(NamedTuple):
         oldest_ms: when the oldest of them was published; None when it has read all.
         expired: whether messages may have gone unread: what is as old as its position is gone now, and was not when it
             said so. Of one that has read nothing yet it is said when what was published since it said so is gone. In
-            a topic that is quiet for so long nobody can tell any more that there were none.
+            a topic that is quiet for so long it can no longer be known that there were none.
     """
 
     position: Position
@@ -92,19 +92,19 @@ def count(
     stop = generation + NEGATIVE
     has_stored = bool(positions) and store.payload.first(generation, stop_key(generation)) is not None
     found: list[Lag] = []
-    tally = _Tally(store, expiries, topic, now_ms, most_rows)
+    count = _RangeCount(store, expiries, topic, now_ms, most_rows)
     for position, start in sorted(starts.items(), key=lambda item: item[1], reverse=True):
-        yield from tally.add(start, stop)
+        yield from count.add(start, stop)
         stop = start
-        at_least = tally.cut_short or (has_stored and tally.messages > 0)
-        found.append(Lag(position, tally.messages, at_least, tally.oldest_ms, gone.expires(_heard_ms(position))))
+        at_least = count.cut_short or (has_stored and count.messages > 0)
+        found.append(Lag(position, count.messages, at_least, count.oldest_ms, gone.expires(_heard_ms(position))))
     return sorted(found, key=lambda lag: lag.position.name)
 
 
 def _heard_ms(position: Position) -> int:
-    """Until when a consumer has missed nothing, as far as anybody knows.
+    """Until when a consumer has missed nothing, as far as is known.
 
-    How old what was there is when one begins without a message it has read, nobody has looked.
+    When one begins without a message it has read, the age of what was there is not read.
     """
     began = position.id.publish_ms == 0
     return position.updated_ms if began else max(position.id.publish_ms, position.since_ms)
@@ -120,8 +120,8 @@ def finish(counting: Counting) -> list[Lag]:
             return found
 
 
-class _Tally:
-    """What was counted from some key to the end of a topic; grows towards its beginning."""
+class _RangeCount:
+    """The rows counted from some key to the end of a topic; grows towards its beginning."""
 
     def __init__(
         self, store: Store, expiries: Expiries | None, topic: TopicMetadata, now_ms: int, most_rows: int | None

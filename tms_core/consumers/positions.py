@@ -1,13 +1,13 @@
 """How far named consumers have read, and messages that live on because one has not read them yet.
 
-A position is a row of the side table (:mod:`tms_core.side`): ``c`` + topic + generation + name. A topic that was
-deleted and made again is another generation, so its consumers begin anew; nobody ever reads the former ones' rows.
+A position is a row of the side table (:mod:`tms_core.tables.side`): ``c`` + topic + generation + name. A topic that was
+deleted and made again is another generation, so its consumers begin anew; the former ones' rows are never read.
 
-With the *floor*, a message does not expire for anybody as long as a registered consumer has not read it, but no longer
-than a stated time after its ttl. That only means something if readers and janitor agree, so both ask here for the
-cut-off. It never goes back: what was gone when a position was written is not held for it
-(:attr:`Position.since_ms`). So nothing that may be deleted can become something that may not, and whoever looked once,
-as a sweep does, need not look again.
+With the *floor*, a message does not expire for any reader as long as a registered consumer has not read it, but no
+longer than a stated time after its ttl. That only means something if readers and janitor agree, so both ask here for
+the cut-off. It never goes back: what was gone when a position was written is not held for it
+(:attr:`Position.since_ms`). So nothing that may be deleted can become something that may not, and a sweep that has
+asked once need not ask again.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tms_core.rowkey import (
     time_prefix,
     topic_prefix,
 )
-from tms_core.side import SideTable
 from tms_core.tables.base import Store
+from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
 
 #: What a consumer may be called: as topics are, so that it is a part of a path; and short enough for a row key.
@@ -122,7 +122,7 @@ class Floor:
 
     Args:
         positions: of all consumers.
-        store: where it is looked what they have not read.
+        store: where what they have not read is found.
         max_hold_seconds: how long after its ttl a message is held at most.
     """
 
@@ -169,8 +169,8 @@ def cutoff_at(topic: TopicMetadata, now_ms: int, floor: Floor | None, from_ms: i
 
     Args:
         floor: what may lower it; None: nothing.
-        from_ms: the time of the first message that somebody wants to read. What lies behind the ttl's own cut-off is
-            not looked at for somebody who does not go there.
+        from_ms: the time of the first message that is wanted. What lies behind the ttl's own cut-off is not read when
+            the reader begins after it.
     """
     due = Cutoff.at(now_ms, topic.ttl_seconds)
     return floor.cutoff(topic, due) if floor is not None and due.expires(from_ms) else due

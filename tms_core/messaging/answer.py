@@ -1,7 +1,7 @@
-"""What becomes of a request, for whoever waits for it: a thread, or an event loop through a callback.
+"""The result of a request, which a thread can wait for, or an event loop receive through a callback.
 
-``concurrent.futures.Future`` is the same with a condition and states that nobody here needs. To make one, settle it and
-look at it costs as much as writing a small message into LevelDB's memory does.
+``concurrent.futures.Future`` is the same with a condition and states that are not needed here. To make one, settle it
+and read it costs as much as writing a small message into LevelDB's memory does.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Answer(Generic[R]):
         return self._done
 
     def set_result(self, result: R) -> None:
-        """It went well."""
+        """Settle it with a result."""
         self._result = result
         self._settle()
 
     def set_exception(self, error: BaseException) -> None:
-        """It did not."""
+        """Settle it with an error."""
         self._error = error
         self._settle()
 

@@ -9,7 +9,7 @@ generation, or are due by a ttl of their own, and fetches show none of these any
 still positive here. That is no difference while the reader's own transaction lists it as invalid; it may be dropped
 from there only ``lifetime + grace`` after its transaction began, so a reader in a transaction is served rows that are
 younger than half of either (``CachingMessageTable`` has the same rule, in milliseconds where seconds were meant).
-Rollbacks come through the same service and are made here too. Whoever else writes must say so: :meth:`forget`.
+Rollbacks come through the same service and are made here too. Any other writer must say so: :meth:`forget`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tms_core.messaging.ids import Ids
 _RUN_BYTES, _PAYLOAD_BYTES = 300, 48
 
 
-class Run(NamedTuple):
+class CachedRun(NamedTuple):
     """Rows at consecutive positions that one request published.
 
     Attributes:
@@ -59,20 +59,20 @@ class Run(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What the cache did: answers it could give, and could not; what it holds."""
+    """Figures of the cache: hits, misses, and how much it holds."""
 
     hits: int
     misses: int
     weight: int
 
 
-class _Line:
+class _CachedLine:
     """The runs of one generation of a topic, all there are from ``floor`` on."""
 
     def __init__(self, floor: int) -> None:
         self.floor = floor
         self.firsts: list[int] = []
-        self.runs: list[Run] = []
+        self.runs: list[CachedRun] = []
         self.gone = 0
 
     def clear(self, floor: int) -> int:
@@ -105,8 +105,8 @@ class MessageCache:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._lines: dict[bytes, _Line] = {}
-        self._order: deque[_Line] = deque()
+        self._lines: dict[bytes, _CachedLine] = {}
+        self._order: deque[_CachedLine] = deque()
         self._weight = 0
         self._hits = 0
         self._misses = 0
@@ -127,9 +127,9 @@ class MessageCache:
         with self._lock:
             self._drop(prefix)
             if self._limit_bytes:
-                self._lines[prefix] = _Line(ids.free)
+                self._lines[prefix] = _CachedLine(ids.free)
 
-    def add(self, prefix: bytes, runs: Sequence[Run]) -> None:
+    def add(self, prefix: bytes, runs: Sequence[CachedRun]) -> None:
         """Take in what was just made durable, in order of position."""
         with self._lock:
             line = self._lines.get(prefix)
@@ -142,7 +142,7 @@ class MessageCache:
                 self._weight += run.weight
             self._shrink()
 
-    def read(self, prefix: bytes, at: int, stop: int, limit_bytes: int, oldest: int) -> list[Run] | None:
+    def read(self, prefix: bytes, at: int, stop: int, limit_bytes: int, oldest: int) -> list[CachedRun] | None:
         """Runs from the one that has ``at``, up to the one that has the position before ``stop``.
 
         The first and the last may hold rows outside of that.
@@ -162,7 +162,7 @@ class MessageCache:
                 self._misses += 1
                 return None
             self._hits += 1
-            found: list[Run] = []
+            found: list[CachedRun] = []
             weight = 0
             index = line.since(at)
             while index < len(line.runs) and (run := line.runs[index]).first < stop and weight < limit_bytes:
@@ -187,14 +187,14 @@ class MessageCache:
                 index += 1
 
     def forget(self, prefix: bytes, floor: int) -> None:
-        """Something else than what was added may lie before ``floor``."""
+        """Drop the runs before ``floor``, where the store may hold other rows than were added."""
         with self._lock:
             line = self._lines.get(prefix)
             if line is not None:
                 self._forget(line, floor)
 
     def drop(self, prefix: bytes) -> None:
-        """Know nothing of a generation any more."""
+        """Drop all rows of a generation."""
         with self._lock:
             self._drop(prefix)
 
@@ -203,7 +203,7 @@ class MessageCache:
         if line is not None:
             self._forget(line, 0)
 
-    def _forget(self, line: _Line, floor: int) -> None:
+    def _forget(self, line: _CachedLine, floor: int) -> None:
         self._weight -= line.clear(max(floor, line.floor, line.runs[-1].stop if line.runs else 0))
         self._order = deque(entry for entry in self._order if entry is not line)
 

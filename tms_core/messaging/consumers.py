@@ -1,29 +1,29 @@
 """Consumers by name: how far each has read, kept for them, and how far they are behind.
 
-A position is whatever the consumer says, so it may also go back, to read again. Nothing here reads messages for
-anybody, and looking changes no position.
+A position is whatever the consumer says, so it may also go back, to read again. No messages are read here, and reading
+a lag changes no position.
 """
 
 from __future__ import annotations
 
 from threading import Lock
 
-from tms_core import lag
-from tms_core.consumers import NAME, Floor, Position, Positions, cutoff_at
+from tms_core.clock import HonestClock
+from tms_core.consumers import lag
+from tms_core.consumers.lag import Lag
+from tms_core.consumers.positions import NAME, Floor, Position, Positions, cutoff_at
 from tms_core.errors import BadRequest, ConsumerNotFound
-from tms_core.lag import Lag
-from tms_core.messaging.ids import HonestClock
-from tms_core.messaging.topics import Topics
+from tms_core.messaging.topics import TopicRegistry
 from tms_core.rowkey import MessageId
-from tms_core.side import Expiries
 from tms_core.tables.base import Store
+from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
 
 #: How many rows are counted for one answer, of all consumers of a topic together: about a second's work.
 COUNTED_ROWS = 100_000
 
 
-class Consumers:
+class ConsumerRegistry:
     """The consumers of one store's topics; threads may share it.
 
     Args:
@@ -37,7 +37,7 @@ class Consumers:
 
     def __init__(
         self,
-        topics: Topics,
+        topics: TopicRegistry,
         store: Store,
         positions: Positions,
         expiries: Expiries,
@@ -53,7 +53,7 @@ class Consumers:
         self._lock = Lock()
 
     def put(self, topic: TopicId, name: str, message: MessageId) -> None:
-        """Say how far a consumer has read; the first time, it is registered. Durable on return.
+        """Store how far a consumer has read; the first time, it is registered. Durable on return.
 
         Args:
             message: the last one it has read; all zeros for one that has read nothing yet.
@@ -117,7 +117,7 @@ class Consumers:
 
 
 def check_name(name: str) -> None:
-    """Nothing, for a name that a consumer can have.
+    """Check that a consumer can have this name.
 
     Raises:
         BadRequest: it is none.

@@ -11,30 +11,38 @@ whatever reference comes first; a reference without payloads uses up its limit.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from itertools import groupby
+from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import NamedTuple
 
-from tms_core.consumers import Floor, cutoff_at
-from tms_core.messaging.cache import MessageCache, Run
-from tms_core.messaging.ids import SEQUENCE_BITS, HonestClock, expires_ms, position, tail
+from tms_core.clock import HonestClock
+from tms_core.consumers.positions import Floor, cutoff_at
+from tms_core.harmless import harmless
+from tms_core.messaging.cache import CachedRun, MessageCache
+from tms_core.messaging.ids import POSITIONS, SEQUENCE_BITS, expires_ms, position, tail
 from tms_core.messaging.lines import Lines
 from tms_core.messaging.model import FetchRequest, Message
 from tms_core.messaging.visible import FirstReads
-from tms_core.rowkey import MESSAGE_TAIL_BYTES, Cutoff, java_abs, pointer_prefix, stop_key
-from tms_core.side import Expiries
+from tms_core.rowkey import MESSAGE_TAIL_BYTES, Cutoff, MessageId, java_abs, pointer_prefix, stop_key
 from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.side import Expiries
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.model import Transaction
 
-#: Bytes of payloads in a page, at first and at most; a page has at least one message. Larger ones are slower: their
+#: Bytes of messages in a page, at first and at most; a page has at least one message. Larger ones are slower: their
 #: memory goes back to the system each time.
 PAGE_BYTES, MAX_PAGE_BYTES = 60_000, 240_000
+#: What a message takes beside its payload, in bytes: its id, and the objects that hold both; measured. Without it a
+#: page of empty messages would have no end.
+MESSAGE_BYTES = 160
 #: Rows in one read of the store, at most.
 MAX_PAGE_ROWS = 4000
+#: After so many reads a page is given out however small it is, so that a reader does not wait for the rest of it.
+_PAGE_READS = 8
 #: What ends the id of a message that lies in the message table.
 _INLINE = bytes(MESSAGE_TAIL_BYTES)
 
@@ -84,80 +92,155 @@ class Fetch:
         self._line = shelf.lines.messages(topic)
         self._transaction = request.transaction
         self._left = request.limit
+        self._left_bytes = request.limit_bytes
         cutoff = cutoff_at(topic, shelf.clock.now_ms(), shelf.floor, _from_ms(request))
         self._at, self._inside = _start(request, cutoff)
-        self._end = self._line.ids.end
+        self._end = self._behind = self._line.ids.end
+        self._undecided = False
+        self._read_up_to: int | None = None
+        self._notes_read = True
         self._page_bytes = PAGE_BYTES
         self._page_rows = max(1, min(PAGE_BYTES // self._line.row_bytes, MAX_PAGE_ROWS))
         self._reads = 0
 
+    @property
+    def position(self) -> MessageId | None:
+        """Where a later fetch of the same reader may begin, that message included, and miss nothing.
+
+        It is behind the last row that was read, or at the first that cannot be decided yet. None: nothing was read, or
+        the limit has ended the fetch, so that the last message says where to go on.
+        """
+        if self._read_up_to is None or self._is_full or self._read_up_to >= POSITIONS:
+            return None
+        return MessageId.parse(tail(self._read_up_to) + _INLINE)
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether all that there was has been read; not so where something cannot be decided yet."""
+        return self._at >= self._end and not self._undecided
+
+    @property
+    def has_more(self) -> bool:
+        """Whether messages came to the topic since this began."""
+        return self._line.ids.end > self._behind
+
+    @property
+    def largest_bytes(self) -> int:
+        """The largest payload that was ever read of this topic here."""
+        return self._line.largest_bytes
+
+    @contextmanager
+    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Have something called, by any thread, whenever messages have come to the topic while the block runs."""
+        self._line.wakes[wake] = None
+        try:
+            yield
+        finally:
+            del self._line.wakes[wake]
+
     def pages(self) -> Iterator[list[Message]]:
-        """The messages, in pages of about ``PAGE_BYTES``, growing; none is empty.
+        """The messages, in pages of about ``PAGE_BYTES``, growing; one read of the store at most between two of them.
+
+        A page is empty where a read has found too little, so that the caller can see to other things meanwhile.
 
         Raises:
             StoreError: the store could not be read; what came is right.
         """
         page: list[Message] = []
-        size = 0
+        size = reads = 0
         for messages, length in self._pieces():
             page += messages
             size += length
-            if size >= self._page_bytes:
+            reads += not messages
+            if size >= self._page_bytes or (page and reads >= _PAGE_READS):
                 yield self._read(page)
-                page, size = [], 0
+                page, size, reads = [], 0, 0
                 self._page_bytes = min(self._page_bytes * 2, MAX_PAGE_BYTES)
+            elif not messages:
+                yield []
         if page:
             yield self._read(page)
 
     def _read(self, page: list[Message]) -> list[Message]:
-        self._shelf.first_reads.note(self._line, page, self._shelf.clock.now_ms())
+        harmless(self._shelf.first_reads.note, self._line, page, self._shelf.clock.now_ms())
         return page
 
     def _pieces(self) -> Iterator[tuple[list[Message], int]]:
-        """The messages in lists of at most about a page, each with its bytes."""
+        """The messages in lists of at most about a page, each with its bytes; an empty one ends each read."""
         for messages in self._lists():
-            size = sum(map(len, map(_payload, messages)))
-            rows = max(1, len(messages) * self._page_bytes // (size + 1))
-            if rows >= len(messages):
-                yield messages, size
+            if not messages:
+                yield messages, 0
                 continue
+            size = sum(map(len, map(_payload, messages))) + MESSAGE_BYTES * len(messages)
+            rows = max(1, len(messages) * self._page_bytes // size)
             for first in range(0, len(messages), rows):
-                piece = messages[first : first + rows]
-                yield piece, sum(map(len, map(_payload, piece)))
+                piece = messages if rows >= len(messages) else messages[first : first + rows]
+                yield self._up_to_bytes(piece)
+                if self._left_bytes <= 0:
+                    return
+
+    def _up_to_bytes(self, piece: list[Message]) -> tuple[list[Message], int]:
+        """As much of a piece as the limit of bytes lets through, at least one message, with its bytes."""
+        size = sum(map(len, map(_payload, piece))) + MESSAGE_BYTES * len(piece)
+        if size > self._left_bytes:
+            sizes = list(accumulate(len(payload) + MESSAGE_BYTES for _, payload in piece))
+            piece = piece[: max(1, bisect_right(sizes, self._left_bytes))]
+            size = self._left_bytes
+        self._left_bytes -= size
+        return piece, size
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether a limit is reached."""
+        return not self._left or self._left_bytes <= 0
 
     def _lists(self) -> Iterator[list[Message]]:
-        """The messages, as they come together."""
-        while self._at < self._end and self._left:
+        """The messages, as they come together; an empty list ends each read."""
+        while self._at < self._end and not self._is_full:
             runs = self._cached()
-            yield from self._from_store() if runs is None else self._from_cache(runs)
+            yield from filter(None, self._from_store() if runs is None else self._from_cache(runs))
+            yield []
+
+    def _note_read(self, at: int) -> None:
+        """All rows before a position are read, for good."""
+        if self._notes_read:
+            self._read_up_to = at
 
     # -- the cache ----------------------------------------------------------------------------------------------------
 
-    def _cached(self) -> list[Run] | None:
+    def _cached(self) -> list[CachedRun] | None:
         oldest = 0
         if self._transaction is not None:
             oldest = position(max(0, self._shelf.clock.now_ms() - self._shelf.cached_ms))
         return self._shelf.cache.read(self._line.prefix, self._at, self._end, self._page_bytes, oldest)
 
-    def _from_cache(self, runs: list[Run]) -> Iterator[list[Message]]:
+    def _from_cache(self, runs: list[CachedRun]) -> Iterator[list[Message]]:
         behind = self._end
         for run in runs:
             first, stop = max(self._at, self._living(run)), min(run.stop, self._end)
-            verdict = first < stop and _see(self._transaction, run.pointer)
-            if verdict is None:
-                self._end = 0
+            visible = first < stop and _see(self._transaction, run.pointer)
+            if visible is None:
+                self._end, self._undecided = 0, True
+                self._note_read(first)
                 return
-            if verdict and run.payloads is not None:
-                stop = min(stop, first + self._left)
-                ids = [tail(at) + _INLINE for at in range(first, stop)]
-                payloads = run.payloads[first - run.first : stop - run.first]
-                yield self._limited(list(map(_message, zip(ids, payloads, strict=True))))
-            elif verdict and run.pointer is not None:
+            if visible and run.payloads is not None:
+                yield from self._of_run(run, run.payloads, first, min(stop, first + self._left))
+            elif visible and run.pointer is not None:
                 yield from self._reference(run.first, run.pointer)
             behind = run.stop
+            self._note_read(min(behind, self._end))
         self._at = behind
 
-    def _living(self, run: Run) -> int:
+    def _of_run(self, run: CachedRun, payloads: Sequence[bytes], first: int, stop: int) -> Iterator[list[Message]]:
+        """The messages of a run from one position to another; a run of empty ones may be long."""
+        for at in range(first, stop, MAX_PAGE_ROWS):
+            rows = range(at, min(at + MAX_PAGE_ROWS, stop))
+            found = payloads[at - run.first : rows.stop - run.first]
+            self._learn_largest(found)
+            ids = [tail(row) + _INLINE for row in rows]
+            yield self._limited(list(map(_message, zip(ids, found, strict=True))))
+
+    def _living(self, run: CachedRun) -> int:
         """The first position of a run that no ttl of its own has taken; they come due in order."""
         first = run.first
         if run.ttl_ms is not None:
@@ -174,6 +257,7 @@ class Fetch:
         page = self._shelf.store.message.rows(first, stop, self._rows(), self._page_bytes)
         rows = self._shown(page.items)
         payloads = [payload for _, (_, payload) in rows]
+        self._learn_largest(filter(None, payloads))
         if None in payloads:
             yield from self._with_references(rows)
         else:
@@ -181,9 +265,11 @@ class Fetch:
             yield self._limited(list(map(_message, zip(ids, payloads, strict=True))))
         self._line.row_bytes = self._learn(sum(map(len, filter(None, payloads))), len(payloads))
         self._at = self._end if page.resume is None else _position(page.resume, len(prefix))
+        if page.items and self._end:
+            self._note_read(_position(page.items[-1][0] + b"\0", len(prefix)))
 
     def _shown(self, rows: list[MessageRow]) -> list[MessageRow]:
-        """Those of some rows that are messages and that the reader sees, up to the first that nobody can tell of."""
+        """Those of some rows that are messages and that the reader sees, up to the first that is undecided."""
         keys = [key for key, _ in rows]
         size = len(self._line.prefix) + MESSAGE_TAIL_BYTES
         if not set(map(len, keys)) <= {size}:
@@ -194,11 +280,12 @@ class Fetch:
             return rows
         shown: list[MessageRow] = []
         for pointer, group in groupby(rows, key=_pointer):
-            verdict = _see(self._transaction, pointer)
-            if verdict is None:
-                self._end = 0
+            visible = _see(self._transaction, pointer)
+            if visible is None:
+                self._end, self._undecided = 0, True
+                self._note_read(_position(next(group)[0], len(self._line.prefix)))
                 break
-            if verdict:
+            if visible:
                 shown += group
         return shown
 
@@ -211,6 +298,9 @@ class Fetch:
 
     def _reference(self, at: int, pointer: int) -> Iterator[list[Message]]:
         """The payloads that a row stands for: all of its transaction, in the order they were stored."""
+        if self._transaction is None or pointer >= self._transaction.transaction_id:
+            # More may be stored in it yet.
+            self._notes_read = False
         prefix = pointer_prefix(self._topic.topic.prefix, self._topic.generation, java_abs(pointer))
         start: bytes | None = prefix
         if self._inside is not None and self._inside[0] == at:
@@ -219,6 +309,7 @@ class Fetch:
         while start is not None and self._left:
             page = self._shelf.store.payload.rows(start, stop, self._rows(), self._page_bytes)
             self._learn(sum(map(len, map(_payload, page.items))), len(page.items))
+            self._learn_largest(map(_payload, page.items))
             yield self._limited(
                 [Message(head + key[-MESSAGE_TAIL_BYTES:], payload) for key, payload in page.items if len(key) == size]
             )
@@ -231,9 +322,12 @@ class Fetch:
     def _learn(self, size: int, rows: int) -> int:
         """Read more at once from now on, but not more bytes than a page has; returns the bytes of a row."""
         self._reads += 1
-        row_bytes = size // (rows or 1) + 1
+        row_bytes = size // (rows or 1) + MESSAGE_BYTES
         self._page_rows = max(1, min(self._page_rows * 4, self._page_bytes // row_bytes, MAX_PAGE_ROWS))
         return row_bytes
+
+    def _learn_largest(self, payloads: Iterable[bytes]) -> None:
+        self._line.largest_bytes = max(self._line.largest_bytes, max(map(len, payloads), default=0))
 
     def _gone(self, keys: list[bytes]) -> frozenset[bytes]:
         """Those of some rows, in key order, that a ttl of their own has taken."""
@@ -282,7 +376,7 @@ def _start(request: FetchRequest, cutoff: Cutoff) -> tuple[int, tuple[int, bytes
 
 
 def _see(transaction: Transaction | None, pointer: int | None) -> bool | None:
-    """Whether a reader sees a row; None: nobody can tell yet, so the fetch ends here (``TransactionMessageFilter``)."""
+    """Whether a reader sees a row; None: undecided yet, so the fetch ends here (``TransactionMessageFilter``)."""
     if transaction is None or pointer is None:
         return True
     if pointer < 0:

@@ -9,12 +9,8 @@ and overwrites messages.
 Readers and publishers go by one clock, which never goes back: a message is never older than what readers go by at
 that moment, or it would be too old for them before it was there.
 
-A clock that jumps *forward* is not followed: ids cannot be taken back, and messages from the future would outlive
-their ttl (rule S7). It is compared with the machine's running time since it was last right. Small steps forward are
-forgiven with time, since many of them are what a drifting clock that is put right every day looks like; a step back is
-believed at once, so what it takes back cannot be jumped again. **The way out**: set the clock right; or, if it is right
-now and was wrong before, restart the service. That is also what a virtual machine needs that was paused for longer than
-the allowance, since its running time stood still as well.
+A clock that jumps *forward* is not followed (:class:`tms_core.clock.HonestClock`): ids cannot be taken back, and
+messages from the future would outlive their ttl (rule S7).
 """
 
 from __future__ import annotations
@@ -22,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Lock
 
-from tms_core.clock import Clock
-from tms_core.errors import ClockJumped, Unavailable
+from tms_core.errors import Unavailable
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, NEGATIVE
 from tms_core.tables.base import Page
 
@@ -35,9 +30,6 @@ POSITIONS = (LONG_MAX + 1) << SEQUENCE_BITS
 _PAGE_KEYS = 256
 #: How far back the last key is first looked for, in milliseconds, and how much farther each time.
 _FIRST_STEP_MS, _STEP_FACTOR = 1_000, 32
-
-#: In how much running time one part of it is forgiven by which wall time is ahead.
-_FORGIVEN_PART = 1_000
 
 #: Reads keys of a range: start, stop, limit.
 ReadKeys = Callable[[bytes, bytes | None, int], Page[bytes]]
@@ -66,67 +58,6 @@ def expires_ms(at: int, ttl_ms: int) -> int:
 def tail(at: int) -> bytes:
     """The last ten bytes of the key of a position."""
     return at.to_bytes(MESSAGE_TAIL_BYTES, "big")
-
-
-class HonestClock:
-    """Wall time, checked against running time; threads may share it.
-
-    Args:
-        clock: the machine's clocks.
-        allowance_ms: how far wall time may get ahead of running time at once. What it is ahead by is forgiven at a
-            rate of a thousandth of running time, twice of what a clock is off that can be kept right at all.
-    """
-
-    def __init__(self, clock: Clock, allowance_ms: int) -> None:
-        self._clock = clock
-        self._allowance_ms = allowance_ms
-        self._lock = Lock()
-        self._forgiven_until_ms = clock.running_ms()
-        #: By how much wall time is ahead of running time while it is right.
-        self._lead_ms = clock.now_ms() - self._forgiven_until_ms
-        self._now_ms = 0
-
-    def now_ms(self) -> int:
-        """The time to read by: what a jumped clock calls old is not, and what was too old once stays so."""
-        return self._look()[0]
-
-    def publish_ms(self) -> int:
-        """The time to publish by, which is that to read by.
-
-        Raises:
-            ClockJumped: the wall clock is ahead by more than the allowance.
-        """
-        now_ms, ahead_ms = self._look()
-        if ahead_ms > self._allowance_ms:
-            raise ClockJumped(
-                f"The clock is {ahead_ms / 1000:.0f} s ahead of this machine's running time.",
-                "Set it right; if it is right now, restart the server.",
-            )
-        return now_ms
-
-    def _look(self) -> tuple[int, int]:
-        """The time, and by how much the wall clock is ahead of what it should be."""
-        with self._lock:
-            # In this order: whoever is stopped between the two sees a clock that is ahead for once, and not one that
-            # stepped back.
-            running_ms = self._clock.running_ms()
-            wall_ms = self._clock.now_ms()
-            ahead_ms = self._forgive(running_ms, wall_ms - running_ms - self._lead_ms)
-            self._now_ms = max(self._now_ms, wall_ms - max(0, ahead_ms - self._allowance_ms))
-            return self._now_ms, ahead_ms
-
-    def _forgive(self, running_ms: int, ahead_ms: int) -> int:
-        """Take a step back for right, and a little of one forward; what is left of it."""
-        due_ms, rest_ms = divmod(running_ms - self._forgiven_until_ms, _FORGIVEN_PART)
-        if ahead_ms - due_ms > self._allowance_ms:
-            # A jump becomes no smaller with time.
-            self._forgiven_until_ms = running_ms
-            return ahead_ms
-        forgiven_ms = min(ahead_ms, due_ms)
-        self._lead_ms += forgiven_ms
-        # What was too short to forgive a millisecond for still counts, but only while there is something to forgive.
-        self._forgiven_until_ms = running_ms if forgiven_ms == ahead_ms else running_ms - rest_ms
-        return ahead_ms - forgiven_ms
 
 
 class Ids:
@@ -168,13 +99,13 @@ class Ids:
             self._in_flight, self._free = first, stop
 
     def release(self) -> None:
-        """What was taken is written, or will not be."""
+        """Note that the positions taken are written, or never will be."""
         with self._lock:
             self._in_flight = None
 
     @property
     def free(self) -> int:
-        """The lowest position that nobody took."""
+        """The lowest position that is not taken."""
         return self._free
 
     @property

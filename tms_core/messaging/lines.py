@@ -1,21 +1,24 @@
 """The lines of ids that are in use: opened once, from what the store holds.
 
-A line belongs to a topic and a generation. It is opened by whoever comes first, a batch or a fetch, behind the last
-row that is there, and behind the last one that was announced with a ttl of its own. From then on this process gives
-out the ids, so it knows where the line ends without asking the store; that is why only one process may publish.
+A line belongs to a topic and a generation. It is opened by the first batch or fetch, behind the last row that is
+there, and behind the last one that was announced with a ttl of its own. From then on this process gives out the ids,
+so it knows where the line ends without asking the store; that is why only one process may publish.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import cast
 
+from tms_core.clock import HonestClock
+from tms_core.harmless import harmless
 from tms_core.messaging.cache import MessageCache
-from tms_core.messaging.ids import HonestClock, Ids, first_free
+from tms_core.messaging.ids import Ids, first_free
 from tms_core.rowkey import generation_prefix, pointer_prefix, stop_key
-from tms_core.side import Expiries
 from tms_core.tables.base import Store
+from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
 
 #: Transactions of a topic whose last stored payload is remembered; one that was forgotten is looked up again.
@@ -32,6 +35,8 @@ class Line:
         mortal: whether some may have a ttl of their own.
         row_bytes: about how large their payloads are, by the last page that was read.
         unread: the first position behind all that was there when it was opened, or was read since.
+        largest_bytes: the largest payload that was read of it.
+        wakes: called when messages have come; by any thread, so they must not wait.
     """
 
     prefix: bytes
@@ -39,6 +44,13 @@ class Line:
     mortal: bool = False
     row_bytes: int = 512
     unread: int = 0
+    largest_bytes: int = 0
+    wakes: dict[Callable[[], None], None] = field(default_factory=dict)
+
+    def tell(self) -> None:
+        """Wake the polls that wait for messages of this line."""
+        for wake in list(self.wakes):
+            harmless(wake)
 
 
 @dataclass(slots=True)
@@ -53,10 +65,12 @@ class _Place:
 
 @dataclass(slots=True)
 class _Stored:
-    """The payloads of one generation of a topic, and the transactions behind whose rows ``ids`` are already."""
+    """The payloads of one generation of a topic, the transactions behind whose rows ``ids`` are already, and those of
+    which there are payloads that no message refers to yet."""
 
     ids: Ids = field(default_factory=lambda: Ids(0))
     pointers: dict[int, None] = field(default_factory=dict)
+    hidden: dict[int, None] = field(default_factory=dict)
 
 
 class Lines:
@@ -106,11 +120,10 @@ class Lines:
             StoreError: they could not be looked up.
         """
         with self._lock:
-            prefix = generation_prefix(topic.topic.prefix, topic.generation)
-            stored = self._stored.setdefault(prefix, _Stored())
+            stored = self._stored_of(topic)
         if pointer not in stored.pointers:
             table, prefix = self._store.payload, pointer_prefix(topic.topic.prefix, topic.generation, pointer)
-            # Most transactions are new, and one look tells so.
+            # Most transactions are new, and one read tells so.
             if table.first(prefix, stop_key(prefix)) is not None:
                 stored.ids.skip(first_free(table.keys, prefix, self._clock.now_ms()))
             stored.pointers[pointer] = None
@@ -118,8 +131,30 @@ class Lines:
                 del stored.pointers[next(iter(stored.pointers))]
         return stored.ids
 
+    def hide(self, topic: TopicMetadata, pointer: int) -> None:
+        """A transaction has stored payloads, which are seen when a message refers to them."""
+        with self._lock:
+            hidden = self._stored_of(topic).hidden
+            hidden[pointer] = None
+            if len(hidden) > _KNOWN_POINTERS:
+                del hidden[next(iter(hidden))]
+
+    def show(self, topic: TopicMetadata, pointer: int) -> None:
+        """A message refers to what a transaction has stored."""
+        with self._lock:
+            self._stored_of(topic).hidden.pop(pointer, None)
+
+    def hides(self, topic: TopicMetadata, pointer: int) -> bool:
+        """Whether a transaction is known to have stored payloads to which no message refers."""
+        with self._lock:
+            stored = self._stored.get(generation_prefix(topic.topic.prefix, topic.generation))
+            return stored is not None and pointer in stored.hidden
+
+    def _stored_of(self, topic: TopicMetadata) -> _Stored:
+        return self._stored.setdefault(generation_prefix(topic.topic.prefix, topic.generation), _Stored())
+
     def forget(self, topic: TopicId | None = None) -> None:
-        """Look again before the next use, because somebody else may have written; None: all lines."""
+        """Read again before the next use, because another process may have written; None: all lines."""
         with self._lock:
             for prefix in self._of(topic, self._places):
                 self._places[prefix].wanted += 1

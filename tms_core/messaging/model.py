@@ -1,4 +1,4 @@
-"""What goes into a messaging service and what comes out, as values without I/O."""
+"""Requests to a messaging service and its results, as values without I/O."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from tms_core.rowkey import LONG_MAX, MessageId
 from tms_core.topic import INT_MAX
 from tms_core.transaction.model import Transaction
 
+#: How long a fetch may wait for a message, in seconds.
+MOST_WAIT_SECONDS = 60
+
 
 class RollbackRange(NamedTuple):
-    """What one publish wrote into the message table: rows that are contiguous, both ends included.
+    """The rows that one publish wrote into the message table: contiguous, both ends included.
 
     Attributes:
         pointer: the write pointer they carry.
@@ -47,18 +50,27 @@ class FetchRequest:
         start: a message id, a publish time in milliseconds (>= 0), or None for the beginning.
         inclusive: whether a message that has the very id ``start`` is among them.
         limit: the most messages to return, at least 1.
+        limit_bytes: after how many bytes of messages, with what each takes beside its payload, no further one is
+            returned; the first one always is.
         transaction: who reads; None sees everything, also what was rolled back.
+        wait_seconds: how long to wait for a message where there is none.
 
     Raises:
-        BadRequest: a limit below 1, or a start time below 0.
+        BadRequest: a limit below 1, a start time below 0, or a wait of more than a minute.
     """
 
     start: MessageId | int | None = None
     inclusive: bool = True
     limit: int = INT_MAX
     transaction: Transaction | None = None
+    limit_bytes: int = LONG_MAX
+    wait_seconds: int = 0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.wait_seconds <= MOST_WAIT_SECONDS:
+            raise BadRequest(
+                f"A poll cannot wait for {self.wait_seconds} s.", f"Give 0 to {MOST_WAIT_SECONDS} whole seconds."
+            )
         if self.limit < 1:
             raise BadRequest(f"A limit of {self.limit} messages is none.", "Give 1 or more.")
         if isinstance(self.start, int) and not 0 <= self.start <= LONG_MAX:

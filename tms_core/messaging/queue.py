@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Generic, NamedTuple, TypeVar
 
-from tms_core.errors import TransactionExpired
+from tms_core.clock import HonestClock
+from tms_core.errors import BadRequest, TransactionExpired
 from tms_core.messaging.answer import Answer
-from tms_core.messaging.ids import HonestClock, milliseconds
+from tms_core.messaging.ids import milliseconds
 from tms_core.messaging.lines import Lines
-from tms_core.messaging.topics import Topics
+from tms_core.messaging.topics import FORBIDDEN, REQUIRED, TRANSACTIONS, TopicRegistry
 from tms_core.messaging.work import Work
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import transaction_ms
@@ -30,8 +31,8 @@ BATCH_BYTES = 8 << 20
 _ROW_BYTES = 100
 
 
-class Request(Generic[R]):
-    """What one client wants to have written.
+class WriteRequest(Generic[R]):
+    """The messages that one client wants to have written.
 
     Attributes:
         messages: the payloads.
@@ -51,8 +52,8 @@ class Request(Generic[R]):
         self.answer: Answer[R] = Answer()
 
 
-class Site(NamedTuple):
-    """What all writers of a store share.
+class WriterContext(NamedTuple):
+    """The parts that all writers of a store share.
 
     Attributes:
         topics: read before each batch.
@@ -62,7 +63,7 @@ class Site(NamedTuple):
         work: runs batches, and counts requests.
     """
 
-    topics: Topics
+    topics: TopicRegistry
     lines: Lines
     clock: HonestClock
     max_lifetime_ms: int
@@ -74,49 +75,50 @@ class Queue(ABC, Generic[R]):
 
     Args:
         topic: whose it is.
-        site: what all writers share.
+        context: what all writers share.
     """
 
-    def __init__(self, topic: TopicId, site: Site) -> None:
+    def __init__(self, topic: TopicId, context: WriterContext) -> None:
         self.topic = topic
-        self._site = site
-        self._queue: deque[Request[R]] = deque()
+        self._context = context
+        self._queue: deque[WriteRequest[R]] = deque()
         self._busy = False
         self._lock = Lock()
 
-    def submit(self, request: Request[R]) -> Answer[R]:
+    def submit(self, request: WriteRequest[R]) -> Answer[R]:
         """Queue a request; its answer comes when a batch has it.
 
         Raises:
             Unavailable: the service is closed.
         """
-        self._site.work.accept(request.size)
+        self._context.work.accept(request.size)
         with self._lock:
             self._queue.append(request)
             idle, self._busy = not self._busy, True
         if idle:
-            self._site.work.run(self._run)
+            self._context.work.run(self._run)
         return request.answer
 
     @abstractmethod
-    def _write(self, topic: TopicMetadata, now_ms: int, batch: Sequence[Request[R]]) -> None:
+    def _write(self, topic: TopicMetadata, now_ms: int, batch: Sequence[WriteRequest[R]]) -> None:
         """Write a batch and answer it."""
 
     def _run(self) -> None:
         """Write the next batch, and have this called again if there is more."""
         batch = self._take()
         with _Owed(batch):
-            topic = self._site.topics.get(self.topic)
-            self._write(topic, self._site.clock.publish_ms(), batch)
-        self._site.work.done(len(batch), sum(request.size for request in batch))
+            topic = self._context.topics.get(self.topic)
+            if fitting := [request for request in batch if _fits(topic, request)]:
+                self._write(topic, self._context.clock.publish_ms(), fitting)
+        self._context.work.done(len(batch), sum(request.size for request in batch))
         with self._lock:
             more = self._busy = bool(self._queue)
         if more:
-            self._site.work.run(self._run)
+            self._context.work.run(self._run)
 
-    def _take(self) -> list[Request[R]]:
-        """What is queued, up to a number of bytes."""
-        batch: list[Request[R]] = []
+    def _take(self) -> list[WriteRequest[R]]:
+        """Take what is queued, up to a number of bytes."""
+        batch: list[WriteRequest[R]] = []
         size = 0
         with self._lock:
             while self._queue and size < BATCH_BYTES:
@@ -125,7 +127,7 @@ class Queue(ABC, Generic[R]):
                 size += request.size + _ROW_BYTES * len(request.messages)
         return batch
 
-    def _in_time(self, request: Request[R], at: int) -> bool:
+    def _in_time(self, request: WriteRequest[R], at: int) -> bool:
         """Whether the transaction may still write at that position; answers if not.
 
         What decides is the time the row will have, which may be ahead of the clock: the janitor relies on it that no
@@ -133,11 +135,11 @@ class Queue(ABC, Generic[R]):
         """
         if request.pointer is None:
             return True
-        if transaction_ms(request.pointer) + self._site.max_lifetime_ms > milliseconds(at):
+        if transaction_ms(request.pointer) + self._context.max_lifetime_ms > milliseconds(at):
             return True
         request.answer.set_exception(
             TransactionExpired(
-                f"Transaction {request.pointer} is older than {self._site.max_lifetime_ms // 1000} s, "
+                f"Transaction {request.pointer} is older than {self._context.max_lifetime_ms // 1000} s, "
                 "the longest a transaction may write.",
                 "Start another one.",
             )
@@ -145,14 +147,27 @@ class Queue(ABC, Generic[R]):
         return False
 
 
+def _fits(topic: TopicMetadata, request: WriteRequest[R]) -> bool:
+    """Whether the topic takes what is (or is not) published in a transaction; answers if not."""
+    wanted, pointer = topic.properties.get(TRANSACTIONS), request.pointer
+    if wanted == REQUIRED and pointer is None:
+        said = (f"Topic {topic.topic} takes messages in transactions only.", "Publish in a transaction.")
+    elif wanted == FORBIDDEN and pointer is not None:
+        said = (f"Topic {topic.topic} takes no messages in transactions.", "Publish outside of one.")
+    else:
+        return True
+    request.answer.set_exception(BadRequest(*said))
+    return False
+
+
 class _Owed(Generic[R]):
-    """What is owed to the requests of a batch: an error that ends it goes to all that have no answer, and no further.
+    """The answers still owed to the requests of a batch: an error that ends it goes to all that have no answer.
 
     Args:
         batch: the requests.
     """
 
-    def __init__(self, batch: Sequence[Request[R]]) -> None:
+    def __init__(self, batch: Sequence[WriteRequest[R]]) -> None:
         self._batch = batch
 
     def __enter__(self) -> None:

@@ -2,37 +2,38 @@
 
 Methods block and may be called by any number of threads; ``submit_publish`` and ``submit_store`` do not block, for
 callers that run an event loop. One process at a time may publish to a store: ids, and what the cache knows, rest on
-that. Whoever becomes the one calls :meth:`MessagingService.forget` first.
+that. A process that becomes the one calls :meth:`MessagingService.forget` first.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
 from typing import Self
 from weakref import WeakValueDictionary
 
-from tms_core.clock import Clock
-from tms_core.consumers import Floor, Positions
+from tms_core.clock import Clock, HonestClock
+from tms_core.consumers.positions import Floor, Positions
 from tms_core.errors import BadRequest, Unavailable
 from tms_core.messaging.answer import Answer
 from tms_core.messaging.cache import Figures, MessageCache
-from tms_core.messaging.consumers import Consumers
+from tms_core.messaging.consumers import ConsumerRegistry
 from tms_core.messaging.fetcher import Fetch, Shelf
-from tms_core.messaging.ids import HonestClock, position
+from tms_core.messaging.ids import position
 from tms_core.messaging.lines import Lines
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
-from tms_core.messaging.queue import Request, Site
-from tms_core.messaging.topics import Topics
+from tms_core.messaging.queue import WriterContext, WriteRequest
+from tms_core.messaging.topics import TopicRegistry
 from tms_core.messaging.visible import Delays, FirstReads
 from tms_core.messaging.work import Work
-from tms_core.messaging.writer import MessageWriter, PayloadWriter, roll_back
+from tms_core.messaging.writer import MessageWriter, PayloadWriter, earlier_generations, roll_back
 from tms_core.rowkey import LONG_MAX, generation_prefix, stop_key
-from tms_core.side import Expiries, SideTable
 from tms_core.tables.base import Store
+from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import INT_MAX, TopicId, TopicMetadata
+from tms_core.transaction.model import transaction_ms
 
 #: The highest sequence id.
 _MAX_SEQUENCE = 2**16 - 1
@@ -54,6 +55,8 @@ class MessagingService:
         clock_allowance_seconds: how far the wall clock may get ahead of running time (rule S7).
         consumer_hold_seconds: how long after its ttl a message lives that a consumer has not read; None: no longer.
         work: has batches written; closed with the service. None: by threads of its own.
+        last_pointer: tells the highest write pointer that was ever issued; None: transactions are managed elsewhere,
+            and any pointer is taken.
     """
 
     def __init__(
@@ -69,9 +72,12 @@ class MessagingService:
         clock_allowance_seconds: int = 300,
         consumer_hold_seconds: int | None = None,
         work: Work | None = None,
+        last_pointer: Callable[[], int] | None = None,
     ) -> None:
+        self._last_pointer = last_pointer
+        self._allowance_ms = clock_allowance_seconds * 1000
         self._store = store
-        self._topics = Topics(store.metadata, default_ttl_seconds)
+        self._topics = TopicRegistry(store.metadata, default_ttl_seconds)
         self._side = side
         self._expiries = Expiries(side) if side is not None else None
         honest = HonestClock(clock, clock_allowance_seconds * 1000)
@@ -80,19 +86,19 @@ class MessagingService:
         if side is not None and self._expiries is not None:
             positions = Positions(side)
             floor = None if consumer_hold_seconds is None else Floor(positions, store, consumer_hold_seconds)
-            self._consumers = Consumers(self._topics, store, positions, self._expiries, floor, honest)
+            self._consumers = ConsumerRegistry(self._topics, store, positions, self._expiries, floor, honest)
         self._cache = MessageCache(cache_bytes)
         self._lines = Lines(store, honest, self._cache, self._expiries)
         self._work = work or Work()
         lifetime_ms = max_lifetime_seconds * 1000
-        self._site = Site(self._topics, self._lines, honest, lifetime_ms, self._work)
+        self._context = WriterContext(self._topics, self._lines, honest, lifetime_ms, self._work)
         cached_ms = min(max_lifetime_seconds, grace_seconds) * 1000 // 2
         self._first_reads = FirstReads()
         self._shelf = Shelf(
             store, self._lines, self._cache, self._expiries, honest, cached_ms, self._first_reads, floor
         )
         # A writer lives as long as it has something to write, or is one of the last few that were made, so that names
-        # nobody uses any more cost nothing.
+        # that are no longer used cost nothing.
         self._recent: deque[MessageWriter] = deque(maxlen=_RECENT_WRITERS)
         self._latest: MessageWriter | None = None
         self._messages: WeakValueDictionary[TopicId, MessageWriter] = WeakValueDictionary()
@@ -115,7 +121,7 @@ class MessagingService:
             MetadataError, StoreError, Unavailable: its row is damaged; the store failed; others keep changing it.
         """
         made = self._topics.create(topic, properties or {})
-        # Made it is, though a server that does not lead cannot look.
+        # The topic is made, though a server that does not lead cannot read it back.
         with suppress(Unavailable):
             if made.generation == 1 and not self._has_rows(topic):
                 self._newborn[topic] = made
@@ -168,7 +174,7 @@ class MessagingService:
     def is_newborn(self, topic: TopicMetadata) -> bool:
         """Whether this process made the topic as it is, in its first life, and there was not a row of it.
 
-        So by time alone something of it will come due, and by no mistake of anybody's (rule S8).
+        So what of it comes due does so by time alone, and by no mistake in its settings (rule S8).
         """
         return self._newborn.get(topic.topic) == topic
 
@@ -202,18 +208,18 @@ class MessagingService:
             ``StoreError`` (what was written of a transaction is rolled back, if that can be done).
 
         Raises:
-            BadRequest: neither message nor transaction, or a number that is none.
+            BadRequest: neither message nor transaction, a number that is none, or a pointer that was not issued.
             Unavailable: the service is closed.
         """
         if not messages and pointer is None:
             raise BadRequest("A message outside a transaction has a payload.", "Send at least one.")
-        _check_pointer(pointer)
+        self._check_issued(pointer)
         if ttl_seconds is not None and not 0 < ttl_seconds <= INT_MAX:
             raise BadRequest(f"A ttl of {ttl_seconds} s is none.", f"Give whole seconds from 1 to {INT_MAX}.")
         if ttl_seconds is not None and self._expiries is None:
             raise BadRequest("This server has nowhere to note a ttl of single messages.", "Leave it to the topic.")
         ttl_ms = None if ttl_seconds is None else ttl_seconds * 1000
-        return self._message_writer(topic).submit(Request(messages, pointer, ttl_ms))
+        return self._message_writer(topic).submit(WriteRequest(messages, pointer, ttl_ms))
 
     def store(self, topic: TopicId, messages: Sequence[bytes], *, pointer: int) -> None:
         """Store payloads, and return when they are durable: see :meth:`submit_store`."""
@@ -231,28 +237,36 @@ class MessagingService:
             Done when they are durable; fails as :meth:`submit_publish` does.
 
         Raises:
-            BadRequest: no message, or a pointer that is none.
+            BadRequest: no message, or a pointer that is none or was not issued.
             Unavailable: the service is closed.
         """
         if not messages:
             raise BadRequest("There is nothing to store.", "Send at least one payload.")
-        _check_pointer(pointer)
-        return self._payload_writer(topic).submit(Request(messages, pointer))
+        self._check_issued(pointer)
+        return self._payload_writer(topic).submit(WriteRequest(messages, pointer))
 
-    def rollback(self, topic: TopicId, published: RollbackRange) -> None:
+    def rollback(self, topic: TopicId, published: RollbackRange | int) -> None:
         """Take back what a publish wrote: readers in transactions do not see it any more.
 
-        Only rows that carry the publish's own pointer are changed, whatever else lies in the range.
+        Only rows that carry the publish's own pointer are changed, whatever else lies in the range; those of earlier
+        generations too, in which the topic may have been when they were published. CDAP leaves them: they are not read
+        until they are restored from an archive.
 
         Args:
             topic: where it was published.
-            published: what publishing answered.
+            published: what publishing answered; or a write pointer, of which all is taken back. Checkpoints have
+                pointers of their own.
 
         Raises:
             BadRequest: that is no range of rows.
             TopicNotFound, MetadataError: there is no such topic, or its row is damaged.
             StoreError: the store failed; some rows may be rolled back. The transaction must be invalidated.
         """
+        if isinstance(published, int):
+            _check_pointer(published)
+            # No row of a transaction is older than it is, but for what clocks of several machines differ.
+            first_ms = max(0, transaction_ms(published) - self._allowance_ms)
+            published = RollbackRange(published, first_ms, 0, LONG_MAX, _MAX_SEQUENCE)
         pointer, start_ms, start_sequence, end_ms, end_sequence = published
         _check_pointer(pointer)
         if not (0 <= start_ms <= LONG_MAX and 0 <= end_ms <= LONG_MAX):
@@ -266,6 +280,8 @@ class MessagingService:
         first, last = position(start_ms, start_sequence), position(end_ms, end_sequence)
         try:
             roll_back(self._store.message, prefix, first, last, pointer)
+            for earlier in earlier_generations(self._store.message, metadata):
+                roll_back(self._store.message, earlier, first, last, pointer)
         finally:
             self._cache.roll_back(prefix, first, last, pointer)
 
@@ -285,10 +301,18 @@ class MessagingService:
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: before the first page.
         """
-        return Fetch(self._shelf, self._topics.get(topic), request).pages()
+        return filter(None, self.begin_fetch(topic, request).pages())
+
+    def begin_fetch(self, topic: TopicId, request: FetchRequest) -> Fetch:
+        """Like :meth:`fetch`, for callers that want to know how far it has read, or to wait for more.
+
+        Raises:
+            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`fetch`.
+        """
+        return Fetch(self._shelf, self._topics.get(topic), request)
 
     @property
-    def consumers(self) -> Consumers:
+    def consumers(self) -> ConsumerRegistry:
         """Consumers by name, and how far they have read.
 
         Raises:
@@ -307,7 +331,7 @@ class MessagingService:
 
     @property
     def cache(self) -> Figures:
-        """What the cache did and holds."""
+        """Figures of the cache."""
         return self._cache.figures
 
     @property
@@ -326,7 +350,7 @@ class MessagingService:
         return self._side
 
     def forget(self, topic: TopicId | None = None) -> None:
-        """Look at the store again, because somebody else may have written to it.
+        """Forget what was read of the store, because another process may have written to it.
 
         Args:
             topic: which topic; None: all.
@@ -345,6 +369,12 @@ class MessagingService:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _check_issued(self, pointer: int | None) -> None:
+        """Refuse a pointer above all that were issued: readers in transactions would wait at its rows until it is."""
+        _check_pointer(pointer)
+        if pointer is not None and self._last_pointer is not None and pointer > self._last_pointer():
+            raise BadRequest(f"Write pointer {pointer} was not issued.", "Send the one the transaction has.")
+
     def _message_writer(self, topic: TopicId) -> MessageWriter:
         latest = self._latest
         if latest is not None and latest.topic is topic:
@@ -352,7 +382,7 @@ class MessagingService:
         with self._lock:
             writer = self._messages.get(topic)
             if writer is None:
-                writer = MessageWriter(topic, self._site, self._store.message, self._cache, self._expiries)
+                writer = MessageWriter(topic, self._context, self._store.message, self._cache, self._expiries)
                 self._messages[topic] = writer
                 self._recent.append(writer)
             self._latest = writer
@@ -362,7 +392,7 @@ class MessagingService:
         with self._lock:
             writer = self._payloads.get(topic)
             if writer is None:
-                writer = self._payloads[topic] = PayloadWriter(topic, self._site, self._store.payload)
+                writer = self._payloads[topic] = PayloadWriter(topic, self._context, self._store.payload)
             return writer
 
 

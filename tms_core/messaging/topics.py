@@ -17,14 +17,19 @@ from typing import NamedTuple
 
 from tms_core.errors import BadRequest, MetadataError, TopicExists, TopicNotFound, Unavailable
 from tms_core.tables.base import MetadataTable
-from tms_core.topic import INT_MAX, INT_MIN, TopicId, TopicMetadata, encode_properties, parse_java_int
+from tms_core.topic import INT_MAX, INT_MIN, NAME_BYTES, TopicId, TopicMetadata, encode_properties, parse_java_int
 
 #: How often a change is tried again because another one came in between.
 _ATTEMPTS = 20
+#: The most bytes that the properties of a topic may have as they are stored; each read of the topic reads them.
+PROPERTIES_BYTES = 64 << 10
 _GENERATION, _TTL = "generation", "ttl"
+#: The property that says whether messages are published in transactions, and what it may be.
+TRANSACTIONS = "transactions"
+REQUIRED, FORBIDDEN, OPTIONAL = "required", "forbidden", "optional"
 
 
-class _Row(NamedTuple):
+class _MetadataRow(NamedTuple):
     """A metadata row and what it says; both None when there is none."""
 
     raw: bytes | None
@@ -35,7 +40,7 @@ class _Row(NamedTuple):
         return self.topic is not None and not self.topic.deleted
 
 
-class Topics:
+class TopicRegistry:
     """The topics of one store; threads may share it.
 
     Args:
@@ -69,12 +74,13 @@ class Topics:
         """Make a topic, again if it was deleted (``HBaseMetadataTable.createTopic``); returns it.
 
         Raises:
-            BadRequest: the name, a ttl or a generation that is none.
+            BadRequest: the name, a ttl or a generation that is none, or more of them than is kept.
             TopicExists: there is one.
             MetadataError: its row is damaged.
             Unavailable: others keep changing it.
         """
         wanted = self._completed(properties)
+        _check_length(topic)
         for _ in range(_ATTEMPTS):
             row = self._row(topic)
             if row.lives:
@@ -92,7 +98,7 @@ class Topics:
         """Replace all properties but the generation; what is left out is the default again, not what it was.
 
         Raises:
-            BadRequest: the name, a ttl or a generation that is none.
+            BadRequest: the name, a ttl or a generation that is none, or more of them than is kept.
             TopicNotFound: there is none, or it was deleted.
             MetadataError: its row is damaged.
             Unavailable: others keep changing it.
@@ -131,15 +137,15 @@ class Topics:
                 found.append(topic)
         return found
 
-    def _living(self, topic: TopicId) -> _Row:
+    def _living(self, topic: TopicId) -> _MetadataRow:
         row = self._row(topic)
         if not row.lives:
             raise TopicNotFound(f"There is no topic {topic}.", "Create it first.")
         return row
 
-    def _row(self, topic: TopicId) -> _Row:
+    def _row(self, topic: TopicId) -> _MetadataRow:
         raw = self._table.get(_prefix(topic))
-        return _Row(raw, None if raw is None else self._parse(topic, raw))
+        return _MetadataRow(raw, None if raw is None else self._parse(topic, raw))
 
     def _parse(self, topic: TopicId, raw: bytes) -> TopicMetadata:
         known = self._parsed.get(topic)
@@ -150,17 +156,30 @@ class Topics:
         return parsed
 
     def _completed(self, properties: Mapping[str, str]) -> dict[str, str]:
-        """Defaults and the caller's; a generation is looked at and does not count (``CoreMessagingService``)."""
+        """Defaults and the caller's; a generation is checked and does not count (``CoreMessagingService``)."""
         wanted = self._defaults | dict(properties)
         ttl = parse_java_int(wanted[_TTL])
         if ttl is None or ttl <= 0:
             raise BadRequest(f"A ttl of {wanted[_TTL]!r} is none.", f"Give whole seconds from 1 to {INT_MAX}.")
         if _GENERATION in wanted and parse_java_int(wanted[_GENERATION]) in (None, 0, INT_MIN):
             raise BadRequest(f"{wanted[_GENERATION]!r} is no generation.", "Leave it out: the store counts them.")
+        if wanted.get(TRANSACTIONS, OPTIONAL) not in (REQUIRED, FORBIDDEN, OPTIONAL):
+            raise BadRequest(
+                f"transactions: {wanted[TRANSACTIONS]!r} is none of its values.",
+                "Write required, forbidden or optional.",
+            )
+        size = len(encode_properties(wanted))
+        if size > PROPERTIES_BYTES:
+            raise BadRequest(
+                f"The properties have {size} bytes, where {PROPERTIES_BYTES} are the most.",
+                "Keep what is larger elsewhere, and its name here.",
+            )
         return wanted
 
-    def _write(self, topic: TopicId, row: _Row, properties: Mapping[str, str], generation: int) -> TopicMetadata | None:
-        """The topic as it is now; None: somebody else came first."""
+    def _write(
+        self, topic: TopicId, row: _MetadataRow, properties: Mapping[str, str], generation: int
+    ) -> TopicMetadata | None:
+        """The topic as it is now; None: another writer came first."""
         value = encode_properties({**properties, _GENERATION: str(generation)})
         return self._parse(topic, value) if self._table.compare_and_set(topic.prefix, row.raw, value) else None
 
@@ -176,6 +195,14 @@ def _prefix(topic: TopicId) -> bytes:
     if TopicId.from_prefix(prefix) != topic:
         raise BadRequest(f"{str(topic)!r} cannot be a topic.", "Use letters, digits and '_'; in a topic also '-'.")
     return prefix
+
+
+def _check_length(topic: TopicId) -> None:
+    for kind, name in (("namespace", topic.namespace), ("topic", topic.topic)):
+        if len(name) > NAME_BYTES:
+            raise BadRequest(
+                f"The {kind}'s name has {len(name)} bytes, where {NAME_BYTES} are the most.", "Shorten it."
+            )
 
 
 def _contended(topic: TopicId) -> Unavailable:

@@ -1,8 +1,8 @@
-"""How long after they were published messages are first read: what a consumer who keeps up feels.
+"""How long after they were published messages are first read: the latency of a consumer that keeps up.
 
-Only messages count that were published since their topic's line was opened here, since of older ones nobody knows who
-has read them. Of each page of a fetch that goes farther than any before it, one message is looked at: the oldest that
-nobody has read yet. That costs a few microseconds a page, and nothing at all for those that read again what is old.
+Only messages count that were published since their topic's line was opened here, since older ones may have been read
+before. Of each page of a fetch that goes farther than any before it, one message is measured: the oldest that was not
+read yet. That costs a few microseconds a page, and nothing at all for consumers that read again what is old.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who writes what was accepted: a few threads, each a batch at a time, and how much is still to be done.
+"""The threads that write what was accepted, each a batch at a time, and a count of what is still to be done.
 
 The threads are started once and take batches from one queue. A pool of ``concurrent.futures`` would do the same, but
 makes a future for each batch and takes four locks, which is a fifth of what publishing one message costs here.
@@ -33,7 +33,7 @@ class Work:
         self._lock = Lock()
         self._answered = Condition(self._lock)
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
-        # A process that ends without close() need not wait for them: nobody was told that anything is written.
+        # A process that ends without close() need not wait for them: no caller was told that anything is written.
         self._threads = [Thread(target=self._serve, name=f"publish_{number}", daemon=True) for number in range(threads)]
         for thread in self._threads:
             thread.start()

@@ -9,21 +9,21 @@ published outside transactions. A client that does not know the outcome invalida
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import repeat
 from typing import cast
 
-from tms_core.errors import StoreError
-from tms_core.messaging.cache import MessageCache, Run
+from tms_core.errors import BadRequest, StoreError
+from tms_core.messaging.cache import CachedRun, MessageCache
 from tms_core.messaging.ids import expires_ms, id_parts, tail
 from tms_core.messaging.lines import Line
 from tms_core.messaging.model import RollbackRange
-from tms_core.messaging.queue import Queue, Request, Site
-from tms_core.rowkey import MESSAGE_TAIL_BYTES, pointer_prefix
-from tms_core.side import Expiries
+from tms_core.messaging.queue import Queue, WriterContext, WriteRequest
+from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, generation_prefix, pointer_prefix
 from tms_core.tables.base import MessageTable, MessageValue, PayloadTable, TxCell
+from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
 
 #: Cells read at once by a rollback.
@@ -42,22 +42,27 @@ class MessageWriter(Queue[RollbackRange | None]):
     """
 
     def __init__(
-        self, topic: TopicId, site: Site, table: MessageTable, cache: MessageCache, expiries: Expiries | None
+        self,
+        topic: TopicId,
+        context: WriterContext,
+        table: MessageTable,
+        cache: MessageCache,
+        expiries: Expiries | None,
     ) -> None:
-        super().__init__(topic, site)
+        super().__init__(topic, context)
         self._table = table
         self._cache = cache
         self._expiries = expiries
 
-    def _write(self, topic: TopicMetadata, now_ms: int, batch: Sequence[Request[RollbackRange | None]]) -> None:
-        line = self._site.lines.messages(topic)
+    def _write(self, topic: TopicMetadata, now_ms: int, batch: Sequence[WriteRequest[RollbackRange | None]]) -> None:
+        line = self._context.lines.messages(topic)
         first = stop = line.ids.first(now_ms)
-        runs: list[Run] = []
-        written: list[Request[RollbackRange | None]] = []
+        runs: list[CachedRun] = []
+        written: list[WriteRequest[RollbackRange | None]] = []
         for request in batch:
-            if self._in_time(request, stop):
+            if self._in_time(request, stop) and self._hides_nothing(topic, request):
                 written.append(request)
-                runs.append(Run(stop, request.pointer, request.messages or None, request.size, request.ttl_ms))
+                runs.append(CachedRun(stop, request.pointer, request.messages or None, request.size, request.ttl_ms))
                 stop += len(request.messages) or 1
         if not runs:
             return
@@ -72,9 +77,29 @@ class MessageWriter(Queue[RollbackRange | None]):
         finally:
             line.ids.release()
         for request, run in zip(written, runs, strict=True):
+            if run.pointer is not None and run.payloads is None:
+                self._context.lines.show(topic, run.pointer)
             request.answer.set_result(_rollback_range(run))
+        line.tell()
 
-    def _announce(self, line: Line, runs: Sequence[Run]) -> None:
+    def _hides_nothing(self, topic: TopicMetadata, request: WriteRequest[RollbackRange | None]) -> bool:
+        """Whether all that its transaction has stored here is published already; answers if not.
+
+        Readers would take its messages for all there is, and what was stored would never be seen (CDAP publishes one or
+        the other in a transaction).
+        """
+        pointer = request.pointer
+        if pointer is None or not request.messages or not self._context.lines.hides(topic, pointer):
+            return True
+        request.answer.set_exception(
+            BadRequest(
+                f"Transaction {pointer} has stored payloads in {topic.topic} that are not published.",
+                "Publish them first, with a publish that has no messages.",
+            )
+        )
+        return False
+
+    def _announce(self, line: Line, runs: Sequence[CachedRun]) -> None:
         """Write down which messages have a ttl of their own, before they are there."""
         mortal = [(run, run.ttl_ms) for run in runs if run.ttl_ms is not None]
         if mortal and self._expiries is not None:
@@ -85,7 +110,7 @@ class MessageWriter(Queue[RollbackRange | None]):
                 for at in range(run.first, run.stop)
             )
 
-    def _put(self, prefix: bytes, runs: Sequence[Run]) -> None:
+    def _put(self, prefix: bytes, runs: Sequence[CachedRun]) -> None:
         rows: list[tuple[bytes, MessageValue]] = []
         for run in runs:
             payloads = (None,) if run.payloads is None else run.payloads
@@ -105,24 +130,25 @@ class PayloadWriter(Queue[None]):
         table: the payload table.
     """
 
-    def __init__(self, topic: TopicId, site: Site, table: PayloadTable) -> None:
-        super().__init__(topic, site)
+    def __init__(self, topic: TopicId, context: WriterContext, table: PayloadTable) -> None:
+        super().__init__(topic, context)
         self._table = table
 
-    def _write(self, topic: TopicMetadata, now_ms: int, batch: Sequence[Request[None]]) -> None:
+    def _write(self, topic: TopicMetadata, now_ms: int, batch: Sequence[WriteRequest[None]]) -> None:
         rows: list[tuple[bytes, bytes]] = []
-        written: list[Request[None]] = []
+        written: list[WriteRequest[None]] = []
         for request in batch:
             pointer = cast(int, request.pointer)
-            ids = self._site.lines.payloads(topic, pointer)
+            ids = self._context.lines.payloads(topic, pointer)
             first = ids.first(now_ms)
             if self._in_time(request, first):
                 ids.skip(first + len(request.messages))
                 prefix = pointer_prefix(topic.topic.prefix, topic.generation, pointer)
-                rows += zip(_keys(prefix, Run(first, None, request.messages, 0)), request.messages, strict=True)
+                rows += zip(_keys(prefix, CachedRun(first, None, request.messages, 0)), request.messages, strict=True)
                 written.append(request)
         self._put(rows)
         for request in written:
+            self._context.lines.hide(topic, cast(int, request.pointer))
             request.answer.set_result(None)
 
     def _put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
@@ -152,11 +178,26 @@ def roll_back(table: MessageTable, prefix: bytes, first: int, last: int, pointer
         start = page.resume
 
 
-def _keys(prefix: bytes, run: Run) -> list[bytes]:
+def earlier_generations(table: MessageTable, topic: TopicMetadata) -> Iterator[bytes]:
+    """Key prefixes of the generations before the topic's own that still have rows; one read of the table for each.
+
+    Raises:
+        StoreError: the store failed.
+    """
+    prefix = topic.topic.prefix
+    start, stop = (generation_prefix(prefix, generation) for generation in (1, topic.generation))
+    while start < stop and (key := table.first(start, stop)) is not None:
+        # A key that is none of ours may end in the middle of that number.
+        generation = int.from_bytes(key[len(prefix) : len(start)].ljust(GENERATION_BYTES, b"\0"), "big")
+        yield generation_prefix(prefix, generation)
+        start = generation_prefix(prefix, generation + 1)
+
+
+def _keys(prefix: bytes, run: CachedRun) -> list[bytes]:
     return [prefix + at.to_bytes(MESSAGE_TAIL_BYTES, "big") for at in range(run.first, run.stop)]
 
 
-def _rollback_range(run: Run) -> RollbackRange | None:
+def _rollback_range(run: CachedRun) -> RollbackRange | None:
     if run.pointer is None:
         return None
     return RollbackRange(run.pointer, *id_parts(run.first), *id_parts(run.stop - 1))

@@ -9,19 +9,21 @@ Errors that are nobody's on purpose go on to uvicorn, which answers 500 and logs
 
 from __future__ import annotations
 
-import logging
 import time
+from collections.abc import Sequence
 from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tms_core.errors import (
     BadRequest,
     ConsumerNotFound,
     Forbidden,
+    StoreFull,
     TmsError,
     TopicExists,
     TopicNotFound,
@@ -29,22 +31,22 @@ from tms_core.errors import (
     Unauthorized,
     Unavailable,
 )
-from tms_core.server.auth_route import Guarded, known_only
-from tms_core.server.auth_rules import Need
+from tms_core.harmless import get_logger, harmless
+from tms_core.server.auth.rules import Need
 from tms_core.server.body import Disconnected
 from tms_core.server.consumers import Consumers
 from tms_core.server.forward import Forwarder
-from tms_core.server.host import is_of_foreign_page, names_loopback
+from tms_core.server.guarded_routes import Guarded, known_only
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.openapi import openapi
-from tms_core.server.paths import Paths
 from tms_core.server.poll import Poll
 from tms_core.server.publish import Publish, Rollback, Store
 from tms_core.server.site import Site, answer
 from tms_core.server.topics import Topics
+from tms_core.web.host import is_of_foreign_page, names_loopback, names_two_hosts
 
-logger = logging.getLogger(__name__)
-access = logging.getLogger("tms_core.access")
+logger = get_logger(__name__)
+access = get_logger("tms_core.access")
 
 #: What errors of the service are in HTTP (CDAP's HttpExceptionHandler); any other is 500, and goes to the log.
 _STATUS: dict[type[TmsError], int] = {
@@ -55,13 +57,18 @@ _STATUS: dict[type[TmsError], int] = {
     ConsumerNotFound: 404,
     TopicExists: 409,
     TransactionExpired: 500,
+    StoreFull: 503,
     Unavailable: 503,
 }
 #: A client that went away before it was answered; never sent.
 _NOBODY = 499
 _TEXT = b"text/plain; charset=utf-8"
+#: How long after a full disk was logged it is not logged again, in seconds.
+_FULL_SECONDS = 60
 #: Goes with 401: how one proves who one is (RFC 6750).
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="tms"')
+#: Goes with 503: when to try again, in seconds.
+_RETRY = (b"retry-after", b"1")
 
 _TOPICS = "/v1/namespaces/{namespace}/topics"
 _TOPIC = _TOPICS + "/{topic}"
@@ -79,11 +86,29 @@ def make_app(
         forwarder: passes on what another server has to answer; None: there is no other.
     """
     gates = [route.behind(site.gate) for route in routes(site)]
-    paths = Paths(gates, known_only(_nothing_here, site.gate))
+    paths = routed(gates, known_only(_nothing_here, site.gate))
     if forwarder is None:
         return Door(paths, site.metrics, loopback=loopback, access_log=access_log)
     # Behind the door, or a stranger's name would get in by way of a server that does not lead.
     return forwarder.living(Door(forwarder.around(paths), site.metrics, loopback=loopback, access_log=access_log))
+
+
+def routed(routes: Sequence[Route], default: ASGIApp) -> ASGIApp:
+    """The routes as one application; as in CDAP, one slash at the end of a path does not count.
+
+    Args:
+        routes: the first that fits has a request; one that fits but for its method answers 405.
+        default: has the requests that no route fits.
+    """
+    router = Router(routes, redirect_slashes=False, default=default)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        if path.endswith("/") and not path.endswith("//"):
+            scope["path"] = path[:-1]
+        await router(scope, receive, send)
+
+    return app
 
 
 def routes(site: Site) -> list[Guarded]:
@@ -125,6 +150,7 @@ class Door:
         self._metrics = metrics
         self._loopback = loopback
         self._access_log = access_log
+        self._say_full_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
@@ -137,10 +163,7 @@ class Door:
             await send(message)
 
         try:
-            if self._loopback and not names_loopback(scope):
-                raise HTTPException(400, "This address answers to localhost only. Ask for http://localhost.")
-            if self._loopback and is_of_foreign_page(scope):
-                raise HTTPException(403, "A page of another web site may ask for nothing here.")
+            self._check(scope)
             await self._app(scope, receive, sent)
         except Disconnected:
             pass
@@ -148,15 +171,31 @@ class Door:
             if status != _NOBODY:
                 # The answer has begun; all that is left is to cut it short.
                 raise
+            if isinstance(error, StoreFull):
+                self._say_full(error, started)
             await _refuse(sent, error)
         finally:
             seconds = time.perf_counter() - started
             route = scope.get("route")
-            self._metrics.request(route.name if route else "none", status, seconds)
+            harmless(self._metrics.request, route.name if route else "none", status, seconds)
             if self._access_log:
                 # Encoded, or a path with a line end in it would make up lines of its own.
                 path, who = quote(scope["path"]), f" {scope['principal']}" if "principal" in scope else ""
                 access.info("%s %s %d %.1f ms%s", scope["method"], path, status, seconds * 1000, who)
+
+    def _check(self, scope: Scope) -> None:
+        if names_two_hosts(scope):
+            raise HTTPException(400, "A request has one Host header.")
+        if self._loopback and not names_loopback(scope):
+            raise HTTPException(400, "This address answers to localhost only. Ask for http://localhost.")
+        if self._loopback and is_of_foreign_page(scope):
+            raise HTTPException(403, "A page of another web site may ask for nothing here.")
+
+    def _say_full(self, error: StoreFull, now: float) -> None:
+        """Log it from time to time: every publish meets a full disk, and the log may lie on it."""
+        if now >= self._say_full_at:
+            self._say_full_at = now + _FULL_SECONDS
+            logger.error("publishing is refused (503): %s", error)
 
 
 async def _refuse(send: Send, error: TmsError | HTTPException) -> None:
@@ -167,7 +206,9 @@ async def _refuse(send: Send, error: TmsError | HTTPException) -> None:
     if status is None:
         status = 500
         logger.error("a request failed: %s", error, exc_info=error)
-    more = (_CHALLENGE,) if isinstance(error, Unauthorized) else ()
+    more = [_CHALLENGE] if isinstance(error, Unauthorized) else []
+    if isinstance(error, (Unavailable, StoreFull)):
+        more.append(_RETRY)
     await answer(send, status, str(error).encode("utf-8", "replace"), _TEXT, *more)
 
 

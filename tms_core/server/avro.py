@@ -24,6 +24,8 @@ from tms_core.topic import INT_MAX, INT_MIN
 _END = b"\0"
 #: How CDAP counts a message towards a chunk: its id, its payload, and 8.
 _MESSAGE_BYTES = 20 + 8
+#: What a message's object takes beside its bytes, and its place in a list.
+_OBJECT_BYTES = 48
 #: A message's id is always 20 bytes long.
 _ID_LENGTH = b"\x28"
 
@@ -49,6 +51,10 @@ class AvroCodec:
             raise reader.cut_short() from error
         reader.end()
         return PublishRequest(pointer, messages)
+
+    def publish_cost(self, body: bytes) -> int:
+        """The messages, and what their objects take; an empty message takes none of its own."""
+        return len(body) + _OBJECT_BYTES * min(len(body) // 2, self._most_messages)
 
     def read_rollback(self, body: bytes) -> RollbackRange:
         reader = _Reader(body, "PublishResponse")
@@ -87,6 +93,7 @@ class AvroCodec:
         count = size = 0
         for page in pages:
             if not page:
+                yield b""
                 continue
             ids, payloads = zip(*page, strict=True)
             lengths = list(map(len, payloads))

@@ -1,7 +1,8 @@
 """The body of a request, read to its end within a limit.
 
 A body is held whole, because a batch is written whole; so its size is limited, before and after decompression, and a
-small body that inflates without end is stopped at the limit like a large one. CDAP 6's clients send gzip.
+small body that inflates without end is stopped at the limit like a large one. CDAP 6's clients send gzip. What a body
+takes is taken from the memory of all requests (:mod:`tms_core.server.memory`) before more of it is read.
 """
 
 from __future__ import annotations
@@ -12,23 +13,35 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive
 
 from tms_core.errors import BadRequest
+from tms_core.server.memory import FREE_BYTES, Share
 
 Headers = dict[bytes, bytes]
 
 #: zlib's window bits for gzip.
 GZIP = 31
+#: By how much gzip makes bytes fewer, at most (RFC 1951: 258 bytes from two bits).
+_GZIP_RATIO = 1032
+#: What a body takes for each of its bytes while it comes in pieces and when these are put together.
+_HELD = 2
 
 
 class Disconnected(Exception):
     """The client went away before it had said everything."""
 
 
-async def read_body(headers: Headers, receive: Receive, limit_bytes: int) -> bytes:
+async def read_body(headers: Headers, receive: Receive, limit_bytes: int, share: Share) -> bytes:
     """The whole body as it was sent.
+
+    Args:
+        headers: of the request.
+        receive: brings the body.
+        limit_bytes: how large it may be.
+        share: grows with it.
 
     Raises:
         HTTPException: it is larger than ``limit_bytes``, or compressed in a way that is not served.
         Disconnected: the client went away.
+        Unavailable: there is no memory for it.
     """
     if headers.get(b"content-encoding", b"identity").lower() not in (b"identity", b"gzip"):
         raise HTTPException(415, "Of all compressions only gzip is read.")
@@ -38,15 +51,24 @@ async def read_body(headers: Headers, receive: Receive, limit_bytes: int) -> byt
     parts: list[bytes] = []
     size = 0
     while True:
+        share.begin_waiting()
         message = await receive()
+        share.end_waiting()
         if message["type"] == "http.disconnect":
             raise Disconnected
         parts.append(message["body"])
         size += len(parts[-1])
         if size > limit_bytes:
             raise _too_large(limit_bytes)
+        if size > FREE_BYTES:
+            await share.take(_HELD * size - share.size)
         if not message["more_body"]:
             return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def unpacked_bytes(size: int, limit_bytes: int) -> int:
+    """How large a body of so many packed bytes may become, within a limit, and twice that while it is put together."""
+    return _HELD * min(_GZIP_RATIO * size, limit_bytes + 1)
 
 
 def is_packed(headers: Headers) -> bool:
@@ -54,15 +76,13 @@ def is_packed(headers: Headers) -> bool:
     return headers.get(b"content-encoding", b"identity").lower() != b"identity"
 
 
-def unpacked(headers: Headers, body: bytes, limit_bytes: int) -> bytes:
-    """The body as it was before it was compressed.
+def unpacked(body: bytes, limit_bytes: int) -> bytes:
+    """A body as it was before it was compressed.
 
     Raises:
         HTTPException: it is larger than ``limit_bytes``.
         BadRequest: it is no gzip, though it should be, or cut short.
     """
-    if not is_packed(headers):
-        return body
     member = zlib.decompressobj(GZIP)
     try:
         # One byte more, to see whether there is more than is allowed.
@@ -77,7 +97,7 @@ def unpacked(headers: Headers, body: bytes, limit_bytes: int) -> bytes:
 
 
 def _too_large(limit_bytes: int) -> HTTPException:
-    return HTTPException(413, f"A body may have {limit_bytes} bytes at most (server.max_request_mb).")
+    return HTTPException(413, f"A body may have {limit_bytes} bytes at most here (server.max_request_mb).")
 
 
 def accepts_gzip(headers: Headers) -> bool:

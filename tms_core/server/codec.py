@@ -15,8 +15,8 @@ from starlette.exceptions import HTTPException
 from tms_core.errors import BadRequest, FormatError
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
 from tms_core.rowkey import MessageId
+from tms_core.transaction.codec.thrift import decode_transaction
 from tms_core.transaction.model import Transaction
-from tms_core.transaction.thrift import decode_transaction
 
 #: About how many bytes of messages make one piece of an answer (CDAP's messaging.http.server.consume.chunk.size).
 CHUNK_BYTES = 60_000
@@ -58,8 +58,12 @@ class Codec(Protocol):
         """
         ...
 
-    def read_rollback(self, body: bytes) -> RollbackRange:
-        """The body of ``rollback``, which is the answer of ``publish``."""
+    def publish_cost(self, body: bytes) -> int:
+        """How much memory :meth:`read_publish` takes at most, in bytes, the messages included."""
+        ...
+
+    def read_rollback(self, body: bytes) -> RollbackRange | int:
+        """The body of ``rollback``, which is the answer of ``publish``; or a write pointer, in JSON."""
         ...
 
     def read_poll(self, body: bytes) -> FetchRequest:
@@ -71,7 +75,7 @@ class Codec(Protocol):
         ...
 
     def write_messages(self, pages: Iterable[list[Message]]) -> Iterator[bytes]:
-        """The answer of ``poll``, in pieces of about :data:`CHUNK_BYTES`, at least one."""
+        """The answer of ``poll``, in pieces of about :data:`CHUNK_BYTES`, at least one; empty for an empty page."""
         ...
 
 

@@ -19,7 +19,7 @@ from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError
 from tms_core.messaging.service import MessagingService
 from tms_core.tables.base import Store
-from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.manager.manager import TransactionManager
 
 #: The entry-point group.
 GROUP = "tms.companions"

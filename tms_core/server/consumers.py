@@ -7,9 +7,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tms_core.lag import Lag
+from tms_core.consumers.lag import Lag
 from tms_core.server.json_text import read_position
 from tms_core.server.site import Site, headers_of, topic_of
+from tms_core.web.protocol import abort_of
+
+#: The largest body of a position, which is 40 digits.
+_POSITION_BYTES = 16 << 10
 
 
 class Consumers:
@@ -28,7 +32,10 @@ class Consumers:
         """``PUT``, ``GET`` and ``DELETE …/topics/{topic}/consumers/{name}``."""
         site, topic, name = self._site, topic_of(request.scope), request.path_params["name"]
         if request.method == "PUT":
-            message = await site.read(headers_of(request.scope), request.receive, read_position)
+            with site.memory.share(abort_of(request.scope)) as share:
+                message = await site.read(
+                    headers_of(request.scope), request.receive, read_position, share, limit_bytes=_POSITION_BYTES
+                )
             await site.in_thread(site.service.consumers.put, topic, name, message)
         elif request.method == "DELETE":
             await site.in_thread(site.service.consumers.delete, topic, name)

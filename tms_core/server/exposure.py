@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tms_core.settings import Settings, is_loopback, split_address
+from tms_core.settings.models import Settings, is_loopback, split_address
 
 
 def exposed(settings: Settings) -> Iterator[str]:
@@ -22,9 +22,9 @@ def exposed(settings: Settings) -> Iterator[str]:
         if not server.auth.rules:
             yield "server.auth.rules is empty: nobody may do anything. Give at least one principal something"
     host, _ = split_address(transactions.thrift)
-    if transactions.source == "manager" and not is_loopback(host):
+    if transactions.source == "manager" and not is_loopback(host) and transactions.token_file is None:
         yield (
             f"transactions.thrift is {transactions.thrift}, and Tephra's protocol has no authentication: whoever "
-            "reaches it can end transactions and have invalid ones seen. Bind it to 127.0.0.1, or let only trusted "
-            "machines reach it"
+            "reaches it can end transactions and have invalid ones seen. Bind it to 127.0.0.1, set "
+            "transactions.token_file, or let only trusted machines reach it"
         )

@@ -13,8 +13,8 @@ from typing import Any
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tms_core.server.auth import Gate
-from tms_core.server.auth_rules import Need
+from tms_core.server.auth.gate import Gate
+from tms_core.server.auth.rules import Need
 from tms_core.server.site import topic_of
 
 

@@ -24,6 +24,11 @@ from tms_core.topic import INT_MAX, INT_MIN
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 _LONG = range(-(2**63), 2**63)
 _INT = range(INT_MIN, INT_MAX + 1)
+#: How often a text is in memory while it is taken apart: decoded, cut up and encoded again; a character that is not
+#: ASCII makes each of a text four bytes wide.
+_COPIES, _WIDE_COPIES = 3, 9
+#: What the value behind each of these takes in memory at most, in bytes.
+_OBJECT_BYTES = {b"{": 300, b"[": 100, b",": 60}
 _RANGE = ("startTimestamp", "startSequenceId", "endTimestamp", "endSequenceId")
 
 
@@ -42,7 +47,9 @@ class JsonCodec:
 
     def read_publish(self, body: bytes) -> PublishRequest:
         given = _object(body, {"transactionWritePointer", "messages", "ttlSeconds"})
-        messages = given.get("messages") or []
+        messages = given.get("messages")
+        if messages is None:
+            messages = []
         if not isinstance(messages, list):
             raise BadRequest("messages: this is no array.")
         if len(messages) > self.most_messages:
@@ -54,9 +61,16 @@ class JsonCodec:
             None if ttl_seconds is None else _number("ttlSeconds", ttl_seconds, _INT),
         )
 
-    def read_rollback(self, body: bytes) -> RollbackRange:
+    def publish_cost(self, body: bytes) -> int:
+        """Three copies of the text, and as many objects as it can have at most: many small ones take most."""
+        objects = sum(size * body.count(mark) for mark, size in _OBJECT_BYTES.items())
+        return (_COPIES if body.isascii() else _WIDE_COPIES) * len(body) + objects
+
+    def read_rollback(self, body: bytes) -> RollbackRange | int:
         given = _object(body, {"transactionWritePointer", "rollbackRange"})
-        rows = given.get("rollbackRange")
+        if "rollbackRange" not in given:
+            return _number("transactionWritePointer", given.get("transactionWritePointer"))
+        rows = given["rollbackRange"]
         if not isinstance(rows, dict):
             raise BadRequest("rollbackRange: this is no object. Send the answer of publish as it is.")
         _known(rows, set(_RANGE), "rollbackRange.")
@@ -67,15 +81,20 @@ class JsonCodec:
         return RollbackRange(pointer, start_ms, start_sequence, end_ms, end_sequence)
 
     def read_poll(self, body: bytes) -> FetchRequest:
-        given = _object(body, {"startFrom", "inclusive", "limit", "transaction"})
+        given = _object(body, {"startFrom", "inclusive", "limit", "transaction", "waitSeconds"})
         inclusive, limit, reads_in = given.get("inclusive", True), given.get("limit"), given.get("transaction")
         if not isinstance(inclusive, bool):
             raise BadRequest("inclusive: this is neither true nor false.")
+        start = _start(given.get("startFrom"))
+        if isinstance(start, int) and not inclusive:
+            # CDAP does not look at it where a time is given, and so neither does Avro.
+            start += 1
         return FetchRequest(
-            _start(given.get("startFrom")),
+            start,
             inclusive,
             self.poll_limit if limit is None else _number("limit", limit, _INT),
             None if reads_in is None else transaction(_base64("transaction", reads_in)),
+            wait_seconds=_number("waitSeconds", given.get("waitSeconds", 0), _INT),
         )
 
     def write_published(self, written: RollbackRange) -> bytes:
@@ -88,6 +107,8 @@ class JsonCodec:
         """One array."""
         parts, size, mark = ["["], 1, ""
         for page in pages:
+            if not page:
+                yield b""
             for id_, payload in page:
                 part = f'{mark}{{"id":"{id_.hex()}","payload":{_written(payload)}}}'
                 parts.append(part)

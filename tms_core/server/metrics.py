@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from tms_core.messaging.service import MessagingService
 from tms_core.messaging.visible import BOUNDS_MS
-from tms_core.server.leadership import Leadership
+from tms_core.server.ha.leadership import Leadership
 
 #: From a publish that waits for nobody to one that waits for a slow disk, in seconds.
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -68,13 +68,17 @@ _SCHEMAS: Document = {
     "PublishResponse": _record(
         ["transactionWritePointer", "rollbackRange"],
         transactionWritePointer=_is("Long"),
-        rollbackRange=_record(
-            ["startTimestamp", "startSequenceId", "endTimestamp", "endSequenceId"],
-            startTimestamp=_is("Long"),
-            startSequenceId=_SEQUENCE,
-            endTimestamp=_is("Long"),
-            endSequenceId=_SEQUENCE,
-        ),
+        rollbackRange=_is("RollbackRange"),
+    ),
+    "RollbackRequest": _record(
+        ["transactionWritePointer"], transactionWritePointer=_is("Long"), rollbackRange=_is("RollbackRange")
+    ),
+    "RollbackRange": _record(
+        ["startTimestamp", "startSequenceId", "endTimestamp", "endSequenceId"],
+        startTimestamp=_is("Long"),
+        startSequenceId=_SEQUENCE,
+        endTimestamp=_is("Long"),
+        endSequenceId=_SEQUENCE,
     ),
     "ConsumeRequest": _record(
         [],
@@ -86,6 +90,7 @@ _SCHEMAS: Document = {
             "contentEncoding": "base64",
             "description": "The Thrift struct of a Tephra transaction.",
         },
+        waitSeconds={"type": "integer", "minimum": 0, "maximum": 60, "default": 0},
     ),
     "Position": _record(["position"], position=_ID),
     "Consumers": {
@@ -210,7 +215,11 @@ def _messages() -> Document:
     calls = {
         "publish": ("Publish messages, or in a transaction what was stored.", "PublishRequest", published),
         "store": ("Store payloads of a transaction, to be published later.", "PublishRequest", None),
-        "rollback": ("Take back a transactional publish.", "PublishResponse", None),
+        "rollback": (
+            "Take back a transactional publish; without rollbackRange, all of the transaction in the topic.",
+            "RollbackRequest",
+            None,
+        ),
         "poll": ("Read messages.", "ConsumeRequest", _answer("The messages.", _is("ConsumeResponse"))),
     }
     return {

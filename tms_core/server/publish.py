@@ -10,10 +10,19 @@ from __future__ import annotations
 from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest
+from tms_core.harmless import harmless
 from tms_core.server.avro import AvroCodec
+from tms_core.server.body import Headers
 from tms_core.server.codec import Codec
 from tms_core.server.json_text import JsonCodec
 from tms_core.server.site import Site, answer, headers_of, json_name, outcome, topic_of
+from tms_core.web.protocol import abort_of
+
+#: How long these messages live, in seconds, where that is shorter than the topic's ttl.
+TTL = b"x-tms-ttl-seconds"
+_TTL_DIGITS = 10
+#: The largest body of a roll back, whose five numbers take some hundred bytes.
+_ROLLBACK_BYTES = 16 << 10
 
 
 class Publish:
@@ -25,9 +34,16 @@ class Publish:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         site, headers = self._site, headers_of(scope)
         topic, codec = topic_of(scope), site.codec(headers)
-        pointer, messages, ttl_seconds = await site.read(headers, receive, codec.read_publish)
-        written = await outcome(site.service.submit_publish(topic, messages, pointer=pointer, ttl_seconds=ttl_seconds))
-        site.metrics.published.inc(len(messages))
+        with site.memory.share(abort_of(scope)) as share:
+            pointer, messages, ttl_seconds = await site.read(
+                headers, receive, codec.read_publish, share, cost=codec.publish_cost
+            )
+            site.sizes.note(topic, messages, share.size)
+            ttl_seconds = _ttl(headers, ttl_seconds)
+            written = await outcome(
+                site.service.submit_publish(topic, messages, pointer=pointer, ttl_seconds=ttl_seconds)
+            )
+        harmless(site.metrics.published.inc, len(messages))
         if written is None:
             await answer(send, 200)
         else:
@@ -43,13 +59,20 @@ class Store:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         site, headers = self._site, headers_of(scope)
         topic, codec = topic_of(scope), site.codec(headers)
-        pointer, messages, ttl_seconds = await site.read(headers, receive, codec.read_publish)
-        if pointer is None:
-            raise BadRequest("Payloads are stored in a transaction only.", "Give its transactionWritePointer.")
-        if ttl_seconds is not None:
-            raise BadRequest("ttlSeconds: a stored payload lives as long as its message.", "Leave it out.")
-        await outcome(site.service.submit_store(topic, messages, pointer=pointer))
-        site.metrics.published.inc(len(messages))
+        with site.memory.share(abort_of(scope)) as share:
+            pointer, messages, ttl_seconds = await site.read(
+                headers, receive, codec.read_publish, share, cost=codec.publish_cost
+            )
+            if pointer is None:
+                raise BadRequest("Payloads are stored in a transaction only.", "Give its transactionWritePointer.")
+            if _ttl(headers, ttl_seconds) is not None:
+                raise BadRequest(
+                    "ttlSeconds: a stored payload lives as long as the message that publishes it.",
+                    "Give the ttl with the publish that makes it visible.",
+                )
+            site.sizes.note(topic, messages, share.size)
+            await outcome(site.service.submit_store(topic, messages, pointer=pointer))
+        harmless(site.metrics.published.inc, len(messages))
         await answer(send, 200)
 
 
@@ -65,6 +88,23 @@ class Rollback:
         site, headers = self._site, headers_of(scope)
         topic = topic_of(scope)
         codec = self._json if json_name(headers.get(b"content-type", b"")) else self._avro
-        written = await site.read(headers, receive, codec.read_rollback)
+        with site.memory.share(abort_of(scope)) as share:
+            written = await site.read(headers, receive, codec.read_rollback, share, limit_bytes=_ROLLBACK_BYTES)
         await site.in_thread(site.service.rollback, topic, written)
         await answer(send, 200)
+
+
+def _ttl(headers: Headers, given: int | None) -> int | None:
+    """The ttl of these messages: the header's, which goes beside CDAP's bytes, or that of the body.
+
+    Raises:
+        BadRequest: both are given, or the header's is no number.
+    """
+    named = headers.get(TTL)
+    if named is None:
+        return given
+    if given is not None:
+        raise BadRequest("The ttl of the messages is given twice.", "Give it in the header or in the body.")
+    if not named.isdigit() or len(named) > _TTL_DIGITS:
+        raise BadRequest("X-TMS-TTL-Seconds: this is no number of seconds.", "Give a whole number.")
+    return int(named)

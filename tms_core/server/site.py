@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,12 +16,14 @@ from starlette.types import Receive, Scope, Send
 from tms_core.errors import BadRequest
 from tms_core.messaging.answer import Answer
 from tms_core.messaging.service import MessagingService
-from tms_core.server.auth import Gate
+from tms_core.server.auth.gate import Gate
 from tms_core.server.avro import AvroCodec
-from tms_core.server.body import Headers, is_packed, read_body, unpacked
+from tms_core.server.body import Headers, is_packed, read_body, unpacked, unpacked_bytes
 from tms_core.server.codec import MESSAGE_BYTES, Codec
 from tms_core.server.json_text import JsonCodec
+from tms_core.server.memory import FREE_BYTES, Memory, Share
 from tms_core.server.metrics import ServerMetrics
+from tms_core.server.waiting import Waiting
 from tms_core.topic import TopicId
 
 P = ParamSpec("P")
@@ -30,6 +32,46 @@ T = TypeVar("T")
 #: From this size on a body is taken apart in a thread, so that the other requests need not wait for it. As many
 #: messages without a payload take a few milliseconds.
 _LARGE_BYTES = 250_000
+#: How many large bodies are taken apart at once: only one can be at a time, and more would keep the event loop waiting.
+_DECODING = 1
+#: Topics whose largest message is remembered.
+_KNOWN_TOPICS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class PollLimit:
+    """What a poll answers at most.
+
+    Attributes:
+        messages: how many; None: as many as it asks for.
+        bytes: how many of messages, with what each takes beside its payload; None: as many as there are.
+    """
+
+    messages: int | None = None
+    bytes: int | None = None
+
+
+class Sizes:
+    """The largest message of each topic that was published or read here lately, as far as it matters."""
+
+    def __init__(self) -> None:
+        self._largest: dict[TopicId, int] = {}
+
+    def of(self, topic: TopicId) -> int | None:
+        """That of a topic; None: nothing is known of it."""
+        return self._largest.get(topic)
+
+    def learn(self, topic: TopicId, largest: int) -> None:
+        """A topic has a message that large."""
+        known = self._largest.pop(topic, 0)
+        self._largest[topic] = max(known, largest)
+        if len(self._largest) > _KNOWN_TOPICS:
+            self._largest.pop(next(iter(self._largest)), None)
+
+    def note(self, topic: TopicId, messages: Sequence[bytes], size: int) -> None:
+        """These were published, with a request that took so much; small requests have no large messages."""
+        if size and messages:
+            self.learn(topic, max(map(len, messages)))
 
 
 @dataclass(frozen=True)
@@ -38,11 +80,16 @@ class Site:
 
     Args:
         service: what they speak for.
-        threads: where calls that may wait are made.
+        threads: where calls that may wait are made, but for polls.
         metrics: what they count.
         max_request_bytes: the largest body, before and after decompression.
         json_poll_limit: the limit of a poll in JSON that names none.
         gate: knows who may do what; None: everybody may do everything.
+        poll_threads: where polls read the store, so that nothing else waits for them; None: in ``threads`` too.
+        memory: what requests and answers may take together.
+        poll_limit: what a poll answers at most, whatever it asks for.
+        waiting: polls that wait for messages.
+        sizes: how large messages are.
     """
 
     service: MessagingService
@@ -51,6 +98,12 @@ class Site:
     max_request_bytes: int
     json_poll_limit: int
     gate: Gate | None = None
+    poll_threads: Executor | None = None
+    memory: Memory = field(default_factory=Memory)
+    poll_limit: PollLimit = field(default_factory=PollLimit)
+    waiting: Waiting = field(default_factory=Waiting)
+    sizes: Sizes = field(default_factory=Sizes)
+    _decoding: asyncio.Semaphore = field(init=False, repr=False, default_factory=lambda: asyncio.Semaphore(_DECODING))
     _codecs: dict[bytes, Codec] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -71,23 +124,54 @@ class Site:
             raise BadRequest("The Content-Type is neither of those that are read.", f"Send {choices}.")
         return known
 
-    async def read(self, headers: Headers, receive: Receive, decode: Callable[[bytes], T]) -> T:
+    async def read(
+        self,
+        headers: Headers,
+        receive: Receive,
+        decode: Callable[[bytes], T],
+        share: Share,
+        *,
+        limit_bytes: int | None = None,
+        cost: Callable[[bytes], int] = len,
+    ) -> T:
         """A request's body as values.
+
+        Args:
+            headers: of the request.
+            receive: brings the body.
+            decode: makes values of it.
+            share: what the request takes of the memory; it grows with the body, and with what becomes of it.
+            limit_bytes: how large the body may be; None: as a request may be.
+            cost: how much memory ``decode`` takes at most.
 
         Raises:
             BadRequest: it cannot be decoded.
             HTTPException: it is too large, or compressed in a way that is not served.
+            Unavailable: there is no memory for it.
         """
-        limit = self.max_request_bytes
-        body = await read_body(headers, receive, limit)
-        # How large a packed one is, nobody knows before.
-        if len(body) >= _LARGE_BYTES or is_packed(headers):
-            return await self.in_thread(lambda: decode(unpacked(headers, body, limit)))
-        return decode(unpacked(headers, body, limit))
+        limit = min(self.max_request_bytes, limit_bytes or self.max_request_bytes)
+        body = await read_body(headers, receive, limit, share)
+        if is_packed(headers):
+            held = share.size
+            await share.take(unpacked_bytes(len(body), limit))
+            async with self._decoding:
+                body = await self.in_thread(unpacked, body, limit)
+            share.shrink(held + len(body))
+        if len(body) > FREE_BYTES:
+            await share.take(cost(body))
+        if len(body) < _LARGE_BYTES:
+            return decode(body)
+        async with self._decoding:
+            return await self.in_thread(decode, body)
 
     def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Call something that may wait."""
         return asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))
+
+    def in_poll_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+        """Call something that reads messages."""
+        threads = self.poll_threads or self.threads
+        return asyncio.get_running_loop().run_in_executor(threads, partial(function, *args, **kwargs))
 
 
 def json_name(content_type: bytes) -> bytes:

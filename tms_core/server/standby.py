@@ -6,17 +6,17 @@ Which of the servers leads is another question: a janitor works beside any of th
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from threading import Event, Thread
 
 from tms_core.errors import LeaseHeld, TmsError
+from tms_core.harmless import get_logger
 from tms_core.server.companions import Companion
 
 #: How often it is tried, in seconds.
 RETRY_SECONDS = 10.0
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Standby:

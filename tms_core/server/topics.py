@@ -8,6 +8,10 @@ from starlette.responses import JSONResponse, Response
 from tms_core.server.json_text import read_properties
 from tms_core.server.site import Site, headers_of, named_topic, topic_of
 from tms_core.topic import TopicId
+from tms_core.web.protocol import abort_of
+
+#: The largest body of properties: what they may have together, with each character written as six.
+_PROPERTIES_BYTES = 400 << 10
 
 
 class Topics:
@@ -47,4 +51,7 @@ class Topics:
         return Response()
 
     async def _properties(self, request: Request) -> dict[str, str]:
-        return await self._site.read(headers_of(request.scope), request.receive, read_properties)
+        site = self._site
+        with site.memory.share(abort_of(request.scope)) as share:
+            headers = headers_of(request.scope)
+            return await site.read(headers, request.receive, read_properties, share, limit_bytes=_PROPERTIES_BYTES)

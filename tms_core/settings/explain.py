@@ -1,4 +1,4 @@
-"""What to say about a setting that is wrong: which one, where it came from, and what to write instead."""
+"""Error texts for a setting that is wrong: which one, where it came from, and what to write instead."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from tms_core.errors import ConfigurationError
-from tms_core.layered.model import DEFAULT, Section, fields, text
+from tms_core.settings.fields import DEFAULT, Section, fields, text
 
 
 def explained(
@@ -59,7 +59,7 @@ def shown(value: object) -> str:
 
 
 def help_text(field: FieldInfo) -> str:
-    """What a setting is, and its default as an example of what to write."""
+    """The meaning of a setting, and its default as an example of what to write."""
     default = "" if field.is_required() else f"; default: {text(field.default)}"
     return f"Meaning: {field.description}{default}."
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-#: The origin of a value nobody gave.
+#: The origin of a value that no layer gave.
 DEFAULT = "default"
 
 
@@ -21,8 +22,11 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    #: Names at the top of the file that are somebody else's.
+    #: Names at the top of the file that belong to another program.
     left_alone: ClassVar[frozenset[str]] = frozenset()
+    #: What to write instead of settings that an earlier version had: by ``path``, or by ``path=value`` where only that
+    #: value is gone. Of the model of a whole file.
+    removed: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
 
 S = TypeVar("S", bound=Section)
@@ -32,7 +36,7 @@ def setting(default: object, meaning: str, *, reason: str, unit: str = "", place
     """Declare a setting.
 
     Args:
-        default: its value when nobody says otherwise; ``...`` if it has to be given.
+        default: its value when no layer gives one; ``...`` if it has to be given.
         meaning: what it is.
         reason: why the default is what it is.
         unit: of a number.

@@ -14,9 +14,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from tms_core.errors import ConfigurationError
-from tms_core.layered import yaml_file
-from tms_core.layered.explain import closest, explained, help_text, meant, shown
-from tms_core.layered.model import DEFAULT, S, Section, extra, fields, kinds, section_of
+from tms_core.settings import yaml_file
+from tms_core.settings.explain import closest, explained, help_text, meant, shown
+from tms_core.settings.fields import DEFAULT, S, Section, extra, fields, kinds, section_of
 
 PREFIX = "TMS_"
 
@@ -29,7 +29,7 @@ _INJECTED = (
 )
 
 
-class Entry(NamedTuple):
+class SettingEntry(NamedTuple):
     """One setting in force."""
 
     path: str
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded(Generic[S]):
+class LoadedSettings(Generic[S]):
     """Settings in force.
 
     Attributes:
@@ -52,9 +52,9 @@ class Loaded(Generic[S]):
         """``flag --leveldb``, ``environment TMS_…``, ``file conf/x.yaml`` or ``default``."""
         return self.origins.get(path, DEFAULT)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[SettingEntry]:
         """Every setting with its value and origin, in the order of the models."""
-        return [Entry(path, value, self.origin(path)) for path, value in _values(self.settings, "")]
+        return [SettingEntry(path, value, self.origin(path)) for path, value in _values(self.settings, "")]
 
 
 def load_as(
@@ -64,7 +64,7 @@ def load_as(
     flags: Mapping[str, object],
     known_flags: Flags,
     moved_defaults: Flags = MappingProxyType({}),
-) -> Loaded[S]:
+) -> LoadedSettings[S]:
     """Read, merge and check all four layers.
 
     Args:
@@ -87,7 +87,7 @@ def load_as(
     origins = {path: value.origin for path, value in given.items() if value.origin != DEFAULT}
     values = {path: _placed(path, known[path], value) for path, value in given.items()}
     try:
-        return Loaded(model.model_validate(_nested(values)), origins)
+        return LoadedSettings(model.model_validate(_nested(values)), origins)
     except ValidationError as error:
         raise explained(error.errors(include_url=False), known, origins) from error
 
@@ -104,14 +104,15 @@ def _from_file(model: type[Section], file: Path, folder: Path) -> dict[str, _Giv
     origin = f"file {file}"
     content = yaml_file.read(file)
     own = {key: value for key, value in content.items() if key not in model.left_alone}
-    return {path: _Given(value, origin, folder) for path, value in _flat(model, own, "", origin)}
+    return {path: _Given(value, origin, folder) for path, value in _flat(model, own, "", origin, model.removed)}
 
 
 def _flat(
-    model: type[Section], mapping: Mapping[Any, object], prefix: str, origin: str
+    model: type[Section], mapping: Mapping[Any, object], prefix: str, origin: str, removed: Mapping[str, str]
 ) -> Iterator[tuple[str, object]]:
     for key, value in mapping.items():
         path = f"{prefix}{key}"
+        _refuse_removed(path, value, origin, removed)
         field = model.model_fields.get(key) if isinstance(key, str) else None
         if field is None:
             raise ConfigurationError(f"{path} is not a setting ({origin}).", meant(path, model, prefix))
@@ -119,12 +120,21 @@ def _flat(
         if inner is None:
             yield path, value
         elif isinstance(value, dict):
-            yield from _flat(inner, value, f"{path}.", origin)
+            yield from _flat(inner, value, f"{path}.", origin, removed)
         elif value is not None:  # a section all of whose lines are commented out is None
             names = ", ".join(inner.model_fields)
             raise ConfigurationError(
                 f"{path} is a section, not {shown(value)} ({origin}).", f"Write below it: {names}."
             )
+
+
+def _refuse_removed(path: str, value: object, origin: str, removed: Mapping[str, str]) -> None:
+    """Refuse what an earlier version had, and say what to do instead."""
+    for gone, instead in removed.items():
+        if path == gone or path.startswith(f"{gone}."):
+            raise ConfigurationError(f"{path} is no longer a setting ({origin}).", instead)
+        if gone == f"{path}={value}":
+            raise ConfigurationError(f"{path} = {value} is no longer possible ({origin}).", instead)
 
 
 def _from_environment(
@@ -136,6 +146,7 @@ def _from_environment(
         if not name.startswith(PREFIX) or not any(f"{inner}_".startswith(f"{top}_") for top in model.model_fields):
             continue
         path, origin = inner.replace("__", "."), f"environment {name}"
+        _refuse_removed(path, value, origin, model.removed)
         if path not in known:
             close = closest(path, known)
             better = f"Did you mean {PREFIX}{close.replace('.', '__').upper()}? " if close else ""

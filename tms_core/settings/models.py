@@ -14,19 +14,21 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, Strict, model_validator
 
-from tms_core.layered import Entry, Flags, Loaded, Section, load_as, setting, wrong
+from tms_core.settings.fields import Section, setting, wrong
+from tms_core.settings.layers import Flags, LoadedSettings, SettingEntry, load_as
 from tms_core.topic import INT_MAX, TopicId
 
 __all__ = [
     "AuthRule",
     "AuthSettings",
     "ConsumerSettings",
-    "Entry",
     "HBaseSettings",
     "LeaderSettings",
     "LevelDbSettings",
-    "Loaded",
+    "LoadedSettings",
+    "PollLimitSettings",
     "ServerSettings",
+    "SettingEntry",
     "Settings",
     "StorageSettings",
     "TlsSettings",
@@ -40,6 +42,8 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 #: What a shell pattern over ``namespace:topic`` can be made of.
 _PATTERN = re.compile(r"[A-Za-z0-9_:*?\[\]!-]+")
 _MAX_PORT = 65535
+#: How much memory the largest request needs, and a poll that reads it again, as a multiple of its size.
+_MEMORY_OF_REQUEST = 6
 #: How many topics one entry may stand for; CDAP's own have ten.
 _MOST_NUMBERED = 1000
 
@@ -56,7 +60,7 @@ def _address_or_any_port(address: str) -> str:
     return address
 
 
-#: What a transaction may live where nobody says (``transactions.max_lifetime_seconds``); Tephra's own default
+#: What a transaction may live where that is not set (``transactions.max_lifetime_seconds``); Tephra's own default
 #: (data.tx.max.lifetime).
 ASSUMED_LIFETIME_SECONDS = 90_000
 
@@ -199,6 +203,13 @@ class TransactionSettings(Section):
         "printed)",
         reason="Tephra's default port",
     )
+    token_file: Path | None = setting(
+        None,
+        "a file with a token that the transaction service of `tms serve` demands, and that commands which read these "
+        "settings show it; null: who reaches the port may end any transaction. Tephra's own client has no token",
+        reason="Tephra's protocol has no authentication, and its clients go on working",
+        place=True,
+    )
     snapshot_interval_seconds: Count = setting(
         60,
         "how often a snapshot is written; one older than twice this is not used",
@@ -250,8 +261,8 @@ class AuthRule(Section):
 class AuthSettings(Section):
     kind: Literal["none", "tokens", "jwt"] = setting(
         "none",
-        "how a request proves who sent it; none accepts everybody, on a loopback address only",
-        reason="nothing to set up at a desk",
+        "how a request proves who sent it; none accepts every request, on a loopback address only",
+        reason="nothing to set up for a first try",
     )
     tokens_file: Path | None = setting(
         None,
@@ -285,13 +296,13 @@ class AuthSettings(Section):
         30,
         "for kind jwt: how far the issuer's clock may be off, before a token counts and after it has expired",
         unit="seconds",
-        reason="more than any NTP offset, less than anybody could use",
+        reason="more than any NTP offset, too short for a thief of a token to use",
     )
     rules: tuple[AuthRule, ...] = setting(
         (),
         "who may do what: a list of {principal, topics, can: [admin, publish, consume]}; principal * is each that is "
         "known",
-        reason="nobody may do anything until it is said",
+        reason="a principal may do only what a rule allows",
     )
 
     @model_validator(mode="after")
@@ -301,20 +312,20 @@ class AuthSettings(Section):
         if self.kind == "jwt" and self.key_file is None:
             raise wrong("key_file", "kind jwt needs it; write the path of a PEM or JWKS file")
         if self.kind == "none" and self.rules:
-            raise wrong("rules", "kind none asks nobody who they are; write kind: tokens or jwt, or no rules")
+            raise wrong("rules", "kind none does not authenticate clients; write kind: tokens or jwt, or no rules")
         return self
 
 
 class ConsumerSettings(Section):
     floor: Switch = setting(
         False,
-        "whether a message lives on after its topic's ttl, for everybody, as long as a registered consumer has not "
+        "whether a message lives on after its topic's ttl, for all readers, as long as a registered consumer has not "
         "read it; server and janitor both go by it",
         reason="without it a topic's ttl says how much space the topic takes",
     )
     max_hold_seconds: Count = setting(
         86400,
-        "how long after its ttl such a message lives at most, whoever has not read it",
+        "how long after its ttl such a message lives at most, even if a consumer has not read it",
         unit="seconds",
         reason="a day to bring a consumer back; one that never comes costs no more than that",
     )
@@ -336,7 +347,7 @@ class LeaderSettings(Section):
     )
     seconds: Annotated[int, Strict(), Field(ge=2, le=3600)] = setting(
         15,
-        "how long the lead lasts without being renewed, so for how long nobody answers when its holder has died",
+        "how long the lead lasts without being renewed, so for how long no instance answers when its holder has died",
         unit="seconds",
         reason="longer than HBase takes to open a region elsewhere",
     )
@@ -349,8 +360,27 @@ class LeaderSettings(Section):
     )
 
 
+class PollLimitSettings(Section):
+    messages: Count | None = setting(
+        None,
+        "messages that a poll is answered at most, in Avro and in JSON, whatever limit it names; what is cut off is "
+        "read by the next poll; null: as many as it asks for",
+        unit="messages",
+        reason="answers are sent while they are read, so that a long one takes no more memory than a short one",
+    )
+    bytes: Count | None = setting(
+        None,
+        "bytes of messages that a poll is answered at most, with 160 more for each message; at least one message "
+        "comes; null: as many as there are",
+        unit="bytes",
+        reason="as for messages",
+    )
+
+
 class ServerSettings(Section):
-    host: Host = setting("127.0.0.1", "the address to listen at", reason="without authentication nobody else may")
+    host: Host = setting(
+        "127.0.0.1", "the address to listen at", reason="without authentication only this machine may connect"
+    )
     port: Port = setting(11015, "the port to listen at; 0: a free one, printed", reason="CDAP's router port")
     default_ttl_seconds: Count = setting(
         604800,
@@ -368,6 +398,15 @@ class ServerSettings(Section):
         unit="connections",
         reason="fits the usual limit of 1024 files, of which the store needs some",
     )
+    memory: Annotated[int, Strict(), Field(ge=64, le=INT_MAX)] = setting(
+        256,
+        "memory that requests and answers take together, beside the cache: bodies while they come, what they are "
+        "unpacked and taken apart into, and answers that are not fetched yet; requests that need more wait, and "
+        "clients that keep them waiting are cut off",
+        unit="MB",
+        reason="eight publishes of 10 MB at once",
+    )
+    poll_limit: PollLimitSettings = PollLimitSettings()
     json_poll_limit: Count = setting(
         1000,
         "messages in a JSON answer to a poll without a limit",
@@ -397,7 +436,17 @@ class ServerSettings(Section):
     leader: LeaderSettings = LeaderSettings()
 
     @model_validator(mode="after")
-    def _nobody_else(self) -> Self:
+    def _holds_a_request(self) -> Self:
+        if self.memory < _MEMORY_OF_REQUEST * self.max_request_mb:
+            raise wrong(
+                "memory",
+                f"a request of {self.max_request_mb} MB (max_request_mb) needs {_MEMORY_OF_REQUEST} times as much; "
+                f"write {_MEMORY_OF_REQUEST * self.max_request_mb} or more",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _loopback_without_authentication(self) -> Self:
         if self.auth.kind == "none" and not is_loopback(self.host):
             raise wrong(
                 "host", f"without authentication {self.host} is open to all; write 127.0.0.1, or set server.auth"
@@ -406,7 +455,7 @@ class ServerSettings(Section):
 
 
 class Settings(Section):
-    """What ``tms`` reads."""
+    """The settings of ``tms``."""
 
     left_alone: ClassVar[frozenset[str]] = frozenset({"janitor"})
 
@@ -456,7 +505,7 @@ FLAGS: Flags = {
 MOVED_DEFAULTS: Flags = {"leveldb": lambda folder: {"transactions.directory": f"{Path(folder).absolute()}.tx"}}
 
 
-def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Loaded[Settings]:
+def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> LoadedSettings[Settings]:
     """The settings of ``tms``, from flags, else the environment, else the file, else the defaults.
 
     Args:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
-from typing import Generic, Literal, NamedTuple, Self, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class Page(NamedTuple, Generic[T]):
 
 
 class MessageValue(NamedTuple):
-    """What a row of the message table holds.
+    """The value of a row of the message table.
 
     Attributes:
         pointer: the stored write pointer, negative once rolled back or inverted; None if published without one.
@@ -61,7 +61,7 @@ class TxCell(NamedTuple):
 
 
 class KeyTable(ABC):
-    """What the message table and the payload table have in common: keys, and deleting by key.
+    """The part that message table and payload table share: keys, and deleting by key.
 
     Attributes:
         weighs_compaction: whether :meth:`compact` itself judges what is worth it, and so is asked for few rows too.
@@ -125,7 +125,7 @@ class MessageTable(KeyTable):
     def rows(
         self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
     ) -> Page[tuple[bytes, MessageValue]]:
-        """Whole rows.
+        """Read whole rows.
 
         Args:
             start, stop: the range.
@@ -202,10 +202,10 @@ class Store(ABC):
         return self.calls.total() - self.calls[UNREADABLE]
 
     def parts(self) -> Sequence[Store]:
-        """The store cut in pieces that can be walked side by side, each in key order; a whole store is its only one.
+        """The store cut in pieces that can be scanned side by side, each in key order; a whole store is its only one.
 
-        A part shows the rows of its piece and shares everything else. Whoever looks for rows wherever they are asks
-        the whole store. No two parts' spans have a key in common; where no part has keys, there are no messages.
+        A part shows the rows of its piece and shares everything else. To find rows wherever they are, ask the whole
+        store. No two parts' spans have a key in common; where no part has keys, there are no messages.
         """
         return (self,)
 
@@ -231,8 +231,30 @@ class Store(ABC):
         """Names this very store, and changes when it is copied or replaced (rule S13)."""
 
     @abstractmethod
+    def lineage(self) -> Mapping[str, Any]:
+        """The marks that a backup of this store would not have, as JSON values: recorded after each pass (rule S13).
+
+        Raises:
+            StoreError: it cannot be found out now.
+        """
+
+    @abstractmethod
+    def restored_since(self, known: Mapping[str, Any]) -> str | None:
+        """How it shows that this is a backup put back in the store's place, or another store.
+
+        Args:
+            known: the lineage that was remembered; empty: nothing was.
+
+        Returns:
+            The rest of a sentence, for people; None: this may be the store itself as it went on from there.
+
+        Raises:
+            StoreError: it cannot be found out now.
+        """
+
+    @abstractmethod
     def close(self) -> None:
-        """Let go of the store; closing twice is no error."""
+        """Close the store; closing twice is no error."""
 
     def __enter__(self) -> Self:
         return self

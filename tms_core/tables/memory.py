@@ -6,10 +6,10 @@ import sys
 from abc import abstractmethod
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from threading import RLock
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tms_core.tables.base import (
     MessageTable,
@@ -50,7 +50,7 @@ class _Rows(Generic[V]):
 
     @abstractmethod
     def _payload(self, value: V) -> bytes | None:
-        """What a row holds."""
+        """The payload of a row."""
 
     def delete(self, keys: Sequence[bytes]) -> None:
         self._calls["delete"] += 1
@@ -163,5 +163,13 @@ class MemoryStore(Store):
     def identity(self) -> str:
         return self._identity
 
+    def lineage(self) -> Mapping[str, Any]:
+        """None: a store in memory is never restored from a backup."""
+        return {}
+
+    def restored_since(self, known: Mapping[str, Any]) -> str | None:
+        """Never."""
+        return None
+
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: no file is open."""

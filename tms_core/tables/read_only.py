@@ -1,7 +1,7 @@
-"""A store's face for those who only look, over a store that is held to be written as well.
+"""A store that can only be read, over a store that the same process also writes.
 
-Whoever holds a LevelDB store cannot be asked for a clone: its files change under one's hands. So what only looks (a
-plan, an audit, the background count) is given this face, whose tables have no way to write (rule S5).
+A LevelDB store that is open for writing cannot be cloned, because its files change all the time. So what only reads (a
+plan, an audit, the background count) is given this store, whose tables have no way to write (rule S5).
 
 The trade against a clone: a face shows the store as it is while one reads, not as it was at one moment.
 """
@@ -9,8 +9,8 @@ The trade against a clone: a face shows the store as it is while one reads, not 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Generic, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from tms_core.errors import StoreError
 from tms_core.tables.base import (
@@ -30,21 +30,21 @@ K = TypeVar("K", bound=KeyTable)
 
 
 def read_only(store: Store) -> Store:
-    """The store's face for reading. Closing it does nothing: whoever opened the store closes that."""
+    """The store for reading only. Closing it does nothing: the caller that opened the store closes it."""
     return ReadOnlyStore(store)
 
 
 class ReadOnlyStore(Store):
-    """What can be asked of a store without being able to change it; :func:`read_only` makes one.
+    """A store that can be read and not changed; :func:`read_only` makes one.
 
-    What would write raises :class:`StoreError`. Its ``calls`` are those that were asked of it, and nobody else's.
+    What would write raises :class:`StoreError`. Its ``calls`` are those made through it, and no others.
     """
 
     def __init__(self, store: Store) -> None:
         store = store.apart()
         self.calls = Counter()
         self._identity, self._obstacles = store.identity, store.obstacles
-        self._region = store.region
+        self._region, self._lineage, self._restored_since = store.region, store.lineage, store.restored_since
         self.metadata = ReadOnlyMetadataTable(store.metadata, self.calls)
         self.message = ReadOnlyMessageTable(store.message, self.calls, store.calls)
         self.payload = ReadOnlyPayloadTable(store.payload, self.calls)
@@ -53,8 +53,16 @@ class ReadOnlyStore(Store):
         """That of the store itself."""
         return self._identity()
 
+    def lineage(self) -> Mapping[str, Any]:
+        """That of the store itself."""
+        return self._lineage()
+
+    def restored_since(self, known: Mapping[str, Any]) -> str | None:
+        """Whether the store itself was."""
+        return self._restored_since(known)
+
     def obstacles(self) -> Sequence[str]:
-        """Those of the store itself."""
+        """The obstacles of the store itself."""
         return self._obstacles()
 
     def region(self, row: bytes) -> str:
@@ -62,11 +70,11 @@ class ReadOnlyStore(Store):
         return self._region(row)
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: the store belongs to the caller."""
 
 
 class _Face(Generic[K]):
-    """What the message and the payload table let one read, and refuse to do."""
+    """The reads that message and payload table allow, and the writes they refuse."""
 
     def __init__(self, table: K, calls: Counter[str]) -> None:
         self._table = table

@@ -3,7 +3,7 @@
 Two kinds of thing cannot be said in CDAP's bytes: that a message shall live shorter than its topic's ttl (rule L6), and
 how far a named consumer has read. They go into one small sorted table: a LevelDB folder of its own, a table
 ``tms.side`` in HBase, or memory. The first byte of a key says what it is about. In HBase it also has who leads, and
-which rows came late (:mod:`tms_core.server.standing`, :mod:`tms_core.server.gaps`).
+which rows came late (:mod:`tms_core.server.ha.member`, :mod:`tms_core.server.ha.sealed_ids`).
 
 An expiry is there twice. ``e`` + moment + message key is in the order in which messages come due, for the janitor;
 ``m`` + message key holds the moment, for fetches. Both are written and synced before the message itself, so no message
@@ -24,12 +24,13 @@ from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreError, StoreNotFound
 from tms_core.rowkey import MessageKey, stop_key
 from tms_core.tables.base import Page
-from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.hbase_rows import ROWS, HBaseRows
-from tms_core.tables.hbase_schema import FAMILY, TableSpec
-from tms_core.tables.leveldb_database import WritableDatabase
-from tms_core.tables.leveldb_folder import sync, translated
-from tms_core.tables.leveldb_layout import holds_database
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.rows import ROWS, HBaseRows
+from tms_core.tables.hbase.schema import FAMILY, TableSpec
+from tms_core.tables.leveldb.database import WritableDatabase
+from tms_core.tables.leveldb.layout import holds_database
+from tms_core.tables.leveldb.lock import locked, sync, translated
+from tms_core.tables.leveldb.manifest import check_logs
 from tms_core.topic import TopicId
 
 #: First bytes of keys: an expiry by its moment, an expiry by its message.
@@ -60,7 +61,7 @@ class SideTable(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go; closing twice is no error."""
+        """Close the table; closing twice is no error."""
 
     def __enter__(self) -> Self:
         return self
@@ -100,7 +101,7 @@ class MemorySide(SideTable):
             self._keys = sorted(self._values)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: no file is open."""
 
 
 class LevelDBSide(SideTable):
@@ -116,9 +117,12 @@ class LevelDBSide(SideTable):
 
     def __init__(self, folder: Path) -> None:
         present = holds_database(folder)
-        if not present:
+        if present:
+            with locked(folder):
+                check_logs(folder)
+        else:
             with translated(folder):
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 sync(folder.parent)
         self._database = WritableDatabase(folder, create=not present)
 
@@ -150,7 +154,7 @@ class HBaseSide(SideTable):
         pool: connections to Thrift 1 servers; closed with this.
         namespace: the HBase namespace.
         clock: our own clock.
-        create: make it if it is not there; else it is taken for one without rows, until somebody has made it.
+        create: make it if it is not there; else it is taken for one without rows until it has been made.
 
     Raises:
         StoreUnavailable: no Thrift server answers, or HBase does not.
@@ -239,7 +243,7 @@ class Expiries:
         self._table = table
 
     def put(self, moments: Iterable[tuple[bytes, int]]) -> None:
-        """Say of messages when they come due, before they are there. Durable on return.
+        """Announce when messages come due, before they are written. Durable on return.
 
         Args:
             moments: message keys, each with the first moment in ms at which it is gone.

@@ -35,7 +35,7 @@ class TransactionType(IntEnum):
 
 
 class InProgressType(IntEnum):
-    """What an in-progress entry stands for. Values are those of snapshots."""
+    """The kind of an in-progress entry. Values are those of snapshots."""
 
     SHORT = 0
     LONG = 1
@@ -150,7 +150,7 @@ class InProgress:
 
 @dataclass(frozen=True, slots=True)
 class VisibilityState:
-    """What a snapshot says about who may see what: all that cleaning needs.
+    """The part of a snapshot that decides which writes readers see: all that cleaning needs.
 
     Attributes:
         timestamp_ms: wall time at which the state was copied.
@@ -175,7 +175,7 @@ class VisibilityState:
         object.__setattr__(self, "_open", frozenset(_pointers(entries)))
 
     def is_invalid(self, pointer: int) -> bool:
-        """Whether the transaction failed, so that nobody may see what it wrote."""
+        """Whether the transaction failed, so that no reader may see what it wrote."""
         return _contains(self.invalid, pointer)
 
     def is_undecided(self, pointer: int) -> bool:
@@ -185,6 +185,23 @@ class VisibilityState:
         for everything that began after the snapshot.
         """
         return pointer > self.write_pointer or pointer in self._open
+
+    @property
+    def open_pointers(self) -> frozenset[int]:
+        """All that was in progress: ids, and pointers of checkpoints."""
+        return self._open
+
+    def implausible(self) -> str:
+        """What no manager can have written, in a few words; empty if there is nothing.
+
+        Ids are positive, and none is above the write pointer, which is the highest that was issued.
+        """
+        for name, pointers in (("invalid", self.invalid), ("in progress", sorted(self._open))):
+            if pointers and pointers[0] <= 0:
+                return f"{pointers[0]} is {name}, which is no transaction"
+            if pointers and pointers[-1] > self.write_pointer:
+                return f"{pointers[-1]} is {name}, and its write pointer is {self.write_pointer}"
+        return ""
 
     def visibility_upper_bound(self) -> int:
         """What the oldest transaction in progress could see when it started, else the read pointer.

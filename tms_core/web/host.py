@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from starlette.types import Scope
 
-from tms_core.settings import is_loopback
+from tms_core.settings.models import is_loopback
 
 #: An IPv6 address in brackets or a name or IPv4 address, and a port.
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::\d+)?")
@@ -22,6 +22,11 @@ _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::\d+)?")
 def names_loopback(scope: Scope) -> bool:
     """Whether a request's ``Host`` header is a loopback name."""
     return _is_loopback_header(next((value for name, value in scope["headers"] if name == b"host"), b""))
+
+
+def names_two_hosts(scope: Scope) -> bool:
+    """Whether a request has two ``Host`` headers: a proxy may go by the other one (RFC 9112, 3.2)."""
+    return [name for name, _ in scope["headers"]].count(b"host") > 1
 
 
 def is_of_foreign_page(scope: Scope) -> bool:

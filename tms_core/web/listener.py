@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from tms_core.errors import ConfigurationError
-from tms_core.server.protocol import bounded
-from tms_core.server.thread import ThreadedServer
-from tms_core.settings import TlsSettings
+from tms_core.settings.models import TlsSettings
+from tms_core.web.protocol import bounded
+from tms_core.web.thread import ThreadedServer
 
 #: How many connections may wait to be accepted.
 _BACKLOG = 1024
@@ -28,11 +29,12 @@ class Listener(ThreadedServer):
 
     Args:
         app: what is served.
-        host, port: as of :class:`~tms_core.server.thread.ThreadedServer`.
+        host, port: as of :class:`~tms_core.web.thread.ThreadedServer`.
         tls: certificate and key; None: plain HTTP.
         stop_seconds: how long answers under way may take when it stops.
         max_connections: how many there may be at once.
         lives: whether the application wants to be told when its event loop begins and ends.
+        ending: called before it stops, so that what waits for something ends.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Listener(ThreadedServer):
         *,
         max_connections: int = _CONNECTIONS,
         lives: bool = False,
+        ending: Callable[[], None] | None = None,
     ) -> None:
         config = uvicorn.Config(
             app,
@@ -64,6 +67,7 @@ class Listener(ThreadedServer):
         )
         super().__init__(config, host, port, setting="server", other="another tms serve", backlog=_BACKLOG)
         self._tls = tls
+        self._ending = ending
 
     def start(self) -> None:
         """Listen; returns when requests are answered.
@@ -73,6 +77,12 @@ class Listener(ThreadedServer):
         """
         self._load()
         super().start()
+
+    def stop(self) -> None:
+        """Have ended what waits, answer what is under way and close the port."""
+        if self._ending is not None:
+            self._ending()
+        super().stop()
 
     def _load(self) -> None:
         """Read the certificate, before there is anything to undo."""

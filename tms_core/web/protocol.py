@@ -4,10 +4,13 @@
   their first request) is ignored, as RFC 9110 wants it. The parser takes it for agreed upon: it skips the body and
   reads what comes next as another request, so that the body of one is carried out as the next (request smuggling). So
   such a request is read again without its ``Upgrade`` header, by a new parser, which goes on from there.
-* **Connections that say nothing** end: uvicorn gives its time limit to those only that were answered before. A client
-  may be as slow as it likes while it says something, or has an answer to read.
+* **Connections that say nothing** end: uvicorn gives its time limit to those only that were answered before.
+* **Slow clients**: a request's head has a deadline, and its body a least rate, both counted only while the server is
+  ready to read. A client may be as slow as it likes while it has an answer to read.
 * **There is a bound on connections**, or a few hundred idle ones would take all the files that the process may open,
-  and with them those the store needs. One too many is answered 503 without being read, and closed.
+  and with them those the store needs. For one too many, that client is cut off which has owed the rest of its request
+  for longest; where there is none, the new one may ask for ``/ping`` only, so that a server that has much to do is not
+  restarted by who watches over it, and is answered 503 to all else.
 * **A head may not grow without end**, and nor may what follows a body; trailers do not count as headers.
 * **A client that has said all and closes its half** is answered (not over TLS, which has no halves).
 
@@ -18,24 +21,33 @@ Traded: it overrides what uvicorn's protocol calls and keeps, so that a new vers
 from __future__ import annotations
 
 import asyncio
-import logging
 import resource
 from collections.abc import Callable
-from typing import Any, ClassVar
+from operator import itemgetter
+from typing import Any, ClassVar, NamedTuple
 
 import httptools
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-logger = logging.getLogger(__name__)
+from tms_core.harmless import get_logger
+
+logger = get_logger(__name__)
 
 #: What a client may send before what it sends makes sense: a head, or whatever is neither head nor body.
 _SENSELESS_BYTES = 64 << 10
 #: How long one warning of too many connections stands for all others, in seconds.
 _WARNING_SECONDS = 60
-#: Under this name a request's state has what ends its connection.
-_ABORT = "abort"
+#: Under these names a request's state has what ends its connection, and what finds out whether it still has a client.
+_ABORT, _PROBE = "abort", "probe"
 _BUSY = b"There are too many connections (server.max_connections)."
+#: How many more connections there may be that ask for nothing but /ping.
+_PING_CONNECTIONS = 16
+#: How long these may take to ask, in seconds.
+_PING_SECONDS = 2.0
+_PING = b"/ping"
+#: For how long a client must have owed the rest of its request before another one takes its place, in seconds.
+_OWED_SECONDS = 1.0
 
 
 def bounded(most_connections: int) -> type[Protocol]:
@@ -58,48 +70,148 @@ def abort_of(scope: Scope) -> Callable[[], None]:
     return abort
 
 
+def probe_of(scope: Scope) -> Callable[[], None]:
+    """What has the connection of a request end if its client is gone; to be called before there is an answer.
+
+    A client that has closed its half, and one that is gone for good, look the same until something is sent.
+    """
+    probe: Callable[[], None] = scope["state"].get(_PROBE, _no_probe)
+    return probe
+
+
+def _no_probe() -> None:
+    """Nothing can be found out."""
+
+
 class Protocol(HttpToolsProtocol):
     """One connection; :func:`bounded` makes the class that a server uses.
 
     Attributes:
         most: how many there may be.
         warn_at: before when, by the event loop's clock, it is not said again that there are too many.
+        head_seconds: how long a request's head may take from its first byte on.
+        body_seconds, body_bytes: how much of a body has to come within how long, as long as there is more of it.
     """
 
     most: ClassVar[int]
     warn_at: ClassVar[float] = 0.0
+    head_seconds: ClassVar[float] = 20.0
+    body_seconds: ClassVar[float] = 10.0
+    body_bytes: ClassVar[int] = 10_000
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._in_body = False
         self._senseless_bytes = 0
+        self._ping_only = self._turned_away = self._half_closed = self._cut_off = False
+        #: Since when the client owes the rest of a request, or its first; None: it owes nothing.
+        self._owing_since: float | None = self.loop.time()
+        #: When and with how many bytes the present stretch of a body began; None: no body is coming.
+        self._stretch: _Stretch | None = None
+        self._body_bytes = 0
+        self._said_at = self.loop.time()
+        self._head_begun = False
 
     # -- the connection -----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.most:
+        if len(self.connections) > self.most and not self._take_a_place():
             self._warn()
-            self._refuse(b"503 Service Unavailable", b"There are too many connections (server.max_connections).")
-        else:
-            self._wait()
+            if len(self.connections) > self.most + _PING_CONNECTIONS:
+                self._refuse(b"503 Service Unavailable", _BUSY)
+                return
+            self._ping_only = True
+        self._wait()
+
+    def _take_a_place(self) -> bool:
+        """Cut off the client that has owed the rest of its request for longest; whether there was one."""
+        owing = [
+            (one._owing_since, one)
+            for one in self.connections
+            if isinstance(one, Protocol) and one is not self and one._owing_since is not None
+            if not (one._cut_off or one.flow.read_paused)
+        ]
+        since, slowest = min(owing, key=itemgetter(0), default=(self.loop.time(), self))
+        if self.loop.time() - since < _OWED_SECONDS:
+            return False
+        slowest._cut_off = True
+        slowest.transport.abort()
+        return True
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether to stay until what was asked is answered."""
         if self.scheme == "https" or not self._owes():
             return False
+        self._half_closed = True
         self.cycle.keep_alive = False
         return True
 
+    def probe(self) -> None:
+        """See whether a client that has closed its half is still there (RFC 9110, 15.2)."""
+        if self._half_closed and not self.cycle.response_started and self.parser.get_http_version() == "1.1":
+            self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+
     def timeout_keep_alive_handler(self) -> None:
+        now = self.loop.time()
+        if self.transport.is_closing():
+            return
         if self.flow.read_paused:
-            self._wait()  # it is not the client who keeps the other waiting
-        else:
+            # It is not the client who keeps the other waiting.
+            self._said_at = now
+            if self._owing_since is not None:
+                self._owing_since = now
+            if self._stretch is not None:
+                self._stretch = _Stretch(now, self._body_bytes, paused=True)
+            self._wait()
+        elif self._ping_only and not self._head_is_whole:
+            self._end(b"503 Service Unavailable", _BUSY)
+        elif now - self._said_at >= self.timeout_keep_alive:
             super().timeout_keep_alive_handler()
+        elif self._head_begun and now >= self._head_deadline:
+            self._end(b"408 Request Timeout", b"The head of the request did not come in time.")
+        elif self._stretch is not None and self._is_too_slow(self._stretch, now):
+            self._end(b"408 Request Timeout", b"The body of the request comes too slowly.")
+        else:
+            self._wait()
+
+    def on_response_complete(self) -> None:
+        self._said_at = self.loop.time()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def _is_too_slow(self, stretch: _Stretch, now: float) -> bool:
+        """Whether too little of a body came; begins the next stretch where one is over."""
+        if now < stretch.since + self.body_seconds:
+            return False
+        came = self._body_bytes - stretch.bytes
+        self._stretch = _Stretch(now, self._body_bytes, paused=self.flow.read_paused)
+        return came < self.body_bytes and not stretch.paused
 
     def _wait(self) -> None:
+        """Look again at the next moment at which the client could be too late."""
         self._unset_keepalive_if_required()
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        now = self.loop.time()
+        due = self._said_at + self.timeout_keep_alive
+        if self._ping_only and not self._head_is_whole:
+            due = min(due, self._said_at + _PING_SECONDS)
+        if self._head_begun:
+            due = min(due, self._head_deadline)
+        if self._stretch is not None:
+            due = min(due, self._stretch.since + self.body_seconds)
+        self.timeout_keep_alive_task = self.loop.call_later(max(0.0, due - now), self.timeout_keep_alive_handler)
+
+    @property
+    def _head_deadline(self) -> float:
+        return (self._owing_since or self._said_at) + self.head_seconds
+
+    @property
+    def _head_is_whole(self) -> bool:
+        """Whether a request's head has come, of the first request."""
+        return self._last is not None
 
     def _owes(self) -> bool:
         """Whether all that was said is whole requests, and the last has no answer yet."""
@@ -128,10 +240,14 @@ class Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         self._in_body = False
+        self._said_at = self.loop.time()
         try:
             self._parse(data)
         except httptools.HttpParserError:
-            self._end()
+            if self._turned_away:
+                self._refuse(b"503 Service Unavailable", _BUSY)
+            else:
+                self._end()
             return
         if self._owes():
             return
@@ -173,20 +289,48 @@ class Protocol(HttpToolsProtocol):
 
     # -- what the parser finds ----------------------------------------------------------------------------------------
 
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_begun = True
+        self._owing_since = self._said_at
+
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 raise httptools.HttpParserError("this is no proxy")
             return
         self._senseless_bytes = 0
-        self.scope["state"][_ABORT] = self.transport.abort
+        self._head_begun = False
+        self._stretch = _Stretch(self._said_at, self._body_bytes, paused=self.flow.read_paused)
+        if self._ping_only and self.url.partition(b"?")[0] != _PING:
+            self._turned_away = True
+            raise httptools.HttpParserError("there are too many connections")
+        self.scope["state"] |= {_ABORT: self.transport.abort, _PROBE: self.probe}
         super().on_headers_complete()
+        if self._ping_only:
+            self.cycle.keep_alive = False
         self.headers = []  # for trailers, which nobody reads
 
     def on_body(self, body: bytes) -> None:
         self._in_body = True
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
+            self._stretch = self._owing_since = None
             super().on_message_complete()
+
+
+class _Stretch(NamedTuple):
+    """A stretch of time in which a body comes.
+
+    Attributes:
+        since: when it began.
+        bytes: how much had come before.
+        paused: whether the server was not ready to read when it began.
+    """
+
+    since: float
+    bytes: int
+    paused: bool

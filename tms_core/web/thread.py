@@ -16,6 +16,46 @@ import uvicorn
 from tms_core.errors import ConfigurationError
 
 
+class ServerThread:
+    """uvicorn's server in a thread, on a socket that listens already.
+
+    Args:
+        config: what is served and how.
+        listening: the socket; it is closed with the server.
+        name: the thread's.
+        give_up_seconds: after how long stopping no longer waits for the thread, which then does not keep the process
+            from ending either; None: it waits for as long as the configuration lets answers take.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, listening: socket.socket, name: str = "http", give_up_seconds: float | None = None
+    ) -> None:
+        self._server = _Server(config)
+        self._listening = listening
+        self._give_up_seconds = give_up_seconds
+        self._thread = threading.Thread(
+            target=self._server.run, args=([listening],), name=name, daemon=give_up_seconds is not None
+        )
+
+    @property
+    def unanswered(self) -> int:
+        """How many requests were received and are not answered yet."""
+        return len(self._server.server_state.tasks)
+
+    def start(self) -> bool:
+        """Take connections; returns when they are taken, with whether they are."""
+        self._thread.start()
+        self._server.settled.wait()
+        if not self._server.started:
+            self._listening.close()
+        return self._server.started
+
+    def stop(self) -> None:
+        """Answer what is under way and close the socket."""
+        self._server.should_exit = True
+        self._thread.join(self._give_up_seconds)
+
+
 class ThreadedServer:
     """Serves what a configuration of uvicorn's names, until it is stopped.
 
@@ -26,8 +66,7 @@ class ThreadedServer:
         setting: under which settings host and port stand, for errors: ``server``.
         other: the program that may have the port: ``another tms serve``.
         backlog: how many connections may wait to be accepted.
-        give_up_seconds: after how long stopping no longer waits for the thread, which then does not keep the process
-            from ending either; None: it waits for as long as the configuration lets answers take.
+        give_up_seconds: as of :class:`ServerThread`.
     """
 
     def __init__(
@@ -48,8 +87,7 @@ class ThreadedServer:
         self._other = other
         self._backlog = backlog
         self._give_up_seconds = give_up_seconds
-        self._server: _Server | None = None
-        self._thread: threading.Thread | None = None
+        self._server: ServerThread | None = None
 
     @property
     def url(self) -> str:
@@ -58,9 +96,13 @@ class ThreadedServer:
         scheme = "https" if self._config.is_ssl else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
-    def alone(self) -> bool:
-        """Whether, of all that was received, one request only is not answered yet. For that one to ask."""
-        return self._server is not None and len(self._server.server_state.tasks) == 1
+    def alone(self, waiting: int = 0) -> bool:
+        """Whether, of all that was received, one request only is not answered yet. For that one to ask.
+
+        Args:
+            waiting: how many others are not to count, because they only wait.
+        """
+        return self._server is not None and self._server.unanswered - waiting == 1
 
     def start(self) -> None:
         """Listen; returns when requests are answered.
@@ -70,22 +112,15 @@ class ThreadedServer:
         """
         listener = self._listen()
         self.port = listener.getsockname()[1]
-        self._server = _Server(self._config)
-        daemon = self._give_up_seconds is not None
-        self._thread = threading.Thread(target=self._server.run, args=([listener],), name="http", daemon=daemon)
-        self._thread.start()
-        self._server.settled.wait()
-        if not self._server.started:
-            listener.close()
+        self._server = ServerThread(self._config, listener, give_up_seconds=self._give_up_seconds)
+        if not self._server.start():
             raise ConfigurationError(f"nothing can be served on {self.url}.", "The log says why.")
 
     def stop(self) -> None:
         """Answer what is under way and close the port; without effect on a server that does not run."""
-        if self._server is None or self._thread is None:
-            return
-        self._server.should_exit = True
-        self._thread.join(self._give_up_seconds)
-        self._server = self._thread = None
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
 
     def _listen(self) -> socket.socket:
         try:

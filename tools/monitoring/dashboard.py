@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from string import Template
 from typing import Any
 
-from janitor.monitoring.panels import ROWS, Panel, Row
+from tools.monitoring.panels import ROWS, Panel, Row
 
 #: Grafana's grid, and how high panels are in it.
 COLUMNS, HEIGHTS = 24, {"stat": 4, "timeseries": 8, "table": 6}
@@ -57,7 +57,7 @@ def _chosen_source() -> dict[str, Any]:
 
 
 def _chosen(label: str, scope: str) -> dict[str, Any]:
-    """A variable whose values are those that a label has; where it has none, as outside Kubernetes, all is shown."""
+    """A variable whose values are those that the label has on janitors: all of them are no other program's."""
     query = f"label_values(tms_janitor_build_info{{{scope}}}, {label})"
     return {
         "name": label,
@@ -69,7 +69,6 @@ def _chosen(label: str, scope: str) -> dict[str, Any]:
         "sort": 1,
         "multi": True,
         "includeAll": True,
-        "allValue": ".*",
         "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
     }
 

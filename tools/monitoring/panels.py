@@ -1,5 +1,7 @@
 """What the dashboard shows: one panel for each question an operator has, in the order the questions come.
 
+Of gauges the largest that a release shows counts, so that two pods, or two who scrape one, are not added up.
+
 A panel's expressions have ``${scope}`` where the alerts have it, and ``${servers}`` where they are about servers, too.
 What is said of a panel here is what one reads when pointing at it.
 """
@@ -45,7 +47,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels that belong together; ``folded`` ones are loaded when somebody opens them."""
+    """Panels that belong together; ``folded`` ones are loaded when they are opened."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -87,7 +89,7 @@ OVERVIEW = (
         "stat",
         "short",
         "What is held, paused or quarantined; with janitor.apply: false everything that is due.",
-        _of("sum(tms_janitor_overdue_rows{${scope}})"),
+        _of("sum(max by (namespace, job, table, rule) (tms_janitor_overdue_rows{${scope}}))"),
         ((None, "green"), (1.0, "orange")),
         width=4,
     ),
@@ -116,16 +118,7 @@ OVERVIEW = (
         "stat",
         "short",
         "Topics put aside because they failed three times in a row.",
-        _of("sum(tms_janitor_quarantined_topics{${scope}})"),
-        BAD,
-        width=3,
-    ),
-    Panel(
-        "Canary went early",
-        "stat",
-        "short",
-        "Messages of the janitor's own that went before they were due: 0 for ever, anything else is an emergency.",
-        _of("sum(tms_janitor_canary_early_total{${scope}})"),
+        _of("sum(max by (namespace, job) (tms_janitor_quarantined_topics{${scope}}))"),
         BAD,
         width=3,
     ),
@@ -213,7 +206,10 @@ WAITING = (
         "timeseries",
         "short",
         "As last counted; rows under janitor.protect are never due.",
-        _of("sum by (table, rule) (tms_janitor_overdue_rows{${scope}})", "{{table}} {{rule}}"),
+        _of(
+            "sum by (table, rule) (max by (namespace, job, table, rule) (tms_janitor_overdue_rows{${scope}}))",
+            "{{table}} {{rule}}",
+        ),
     ),
     Panel(
         "Age of the oldest of them",
@@ -230,14 +226,14 @@ WAITING = (
         "timeseries",
         "short",
         "By why; the operations guide says for each what to do.",
-        _of("sum by (reason) (tms_janitor_held_topics{${scope}})", "{{reason}}"),
+        _of("sum by (reason) (max by (namespace, job, reason) (tms_janitor_held_topics{${scope}}))", "{{reason}}"),
     ),
     Panel(
         "Rows kept for another reason",
         "timeseries",
         "short",
         "As the last thorough run counted them.",
-        _of("sum by (reason) (tms_janitor_kept_rows{${scope}})", "{{reason}}"),
+        _of("sum by (reason) (max by (namespace, job, reason) (tms_janitor_kept_rows{${scope}}))", "{{reason}}"),
     ),
     Panel(
         "Payloads without messages, and messages without payloads",
@@ -245,8 +241,8 @@ WAITING = (
         "short",
         "As janitor spark stats last counted them.",
         (
-            Target("sum(tms_janitor_orphan_payload_rows{${scope}})", "orphan payload rows"),
-            Target("sum(tms_janitor_missing_payloads{${scope}})", "missing payloads"),
+            Target("sum(max by (namespace, job) (tms_janitor_orphan_payload_rows{${scope}}))", "orphan payload rows"),
+            Target("sum(max by (namespace, job) (tms_janitor_missing_payloads{${scope}}))", "missing payloads"),
         ),
     ),
     Panel(
@@ -329,13 +325,6 @@ TRANSACTIONS = (
         _of("tms_janitor_clock_skew_seconds{${scope}}", "{{instance}} {{source}}"),
         signed=True,
     ),
-    Panel(
-        "How late the canary went",
-        "timeseries",
-        "s",
-        "An upper bound. Nothing is shown with janitor.canary.enabled: false.",
-        _of("max(tms_janitor_canary_late_seconds{${scope}})", "canary"),
-    ),
 )
 
 QUEUES = (
@@ -347,10 +336,10 @@ QUEUES = (
         _of("topk(10, max by (tms_namespace, topic) (tms_topic_bytes{${scope}}))", "{{tms_namespace}}:{{topic}}"),
     ),
     Panel(
-        "Messages",
+        "Topics with the most messages",
         "timeseries",
         "short",
-        "In the topics with the most of them.",
+        "How many messages there are in each.",
         _of("topk(10, max by (tms_namespace, topic) (tms_topic_messages{${scope}}))", "{{tms_namespace}}:{{topic}}"),
     ),
     Panel(
@@ -367,7 +356,7 @@ QUEUES = (
         "Newest message",
         "timeseries",
         "s",
-        "How long ago it was published: which topics nobody publishes to any more.",
+        "How long ago it was published: which topics get no messages any more.",
         _of(
             "topk(10, time() - max by (tms_namespace, topic) (tms_topic_newest_message_timestamp_seconds{${scope}}))",
             "{{tms_namespace}}:{{topic}}",
@@ -437,9 +426,9 @@ SERVER = (
         ),
     ),
     Panel(
-        "Messages",
+        "Messages per second",
         "timeseries",
-        "short",
+        "cps",
         "Published, and sent to consumers.",
         (
             Target("sum(rate(tms_messages_published_total{${servers}}[$__rate_interval]))", "published"),
@@ -447,10 +436,10 @@ SERVER = (
         ),
     ),
     Panel(
-        "Requests not on disk yet",
+        "Publishes not on disk yet",
         "timeseries",
         "short",
-        "The queue in front of the disk.",
+        "Requests to publish that wait for the disk.",
         _of("sum(tms_publish_queue_size{${servers}})", "queue"),
     ),
 )

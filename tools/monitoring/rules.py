@@ -1,10 +1,12 @@
-"""What somebody is told of, and when.
+"""The alerts: what people are told of, and when.
 
 Each alert is one expression over the metrics of ``docs/metrics.md``, with names in braces for what differs between
 sites: ``${scope}`` is which janitors it is about, the others are the thresholds below. A daemon that sweeps every
 minute has other figures than a CronJob that sweeps every night, and they differ in nothing else.
 
-Two severities: ``critical`` is for what should wake somebody, because rows may be lost or nothing works any more, and
+Alerts are about releases (a namespace and a job), never about a pod, which may be gone by the time it is looked up.
+
+Two severities: ``critical`` is for what should wake a person, because rows may be lost or nothing works any more, and
 ``warning`` for what waits until the morning. ``info`` is only shown.
 """
 
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from string import Template
 from typing import Any, Literal
 
-#: The janitors that alerts are about, where nobody says otherwise: those that are scraped under this name.
+#: The janitors that alerts are about, unless it is set otherwise: those that are scraped under this name.
 SCOPE = 'job="tms-janitor"'
 #: Where the guide with a section for each alert is read; forks and sites name their own.
 RUNBOOK = "https://tms-janitor.example/operations.md"
@@ -42,9 +44,9 @@ class Threshold:
 
 THRESHOLDS = (
     Threshold("downSeconds", 600, 93_600, "seconds without a sign of life before a janitor counts as down"),
-    Threshold("absentSeconds", 600, 600, "seconds in which nobody is scraped, as while a pod is replaced"),
+    Threshold("absentSeconds", 600, 600, "seconds in which no janitor is scraped, as while a pod is replaced"),
     Threshold("newSeconds", 0, 93_600, "seconds that may pass after it was switched on before the first run"),
-    Threshold("successSeconds", 3_600, 93_600, "seconds without a successful run, or by which the canary is late"),
+    Threshold("successSeconds", 3_600, 93_600, "seconds without a successful run"),
     Threshold("windowSeconds", 3_600, 93_600, "seconds over which guards, errors and unusable snapshots are counted"),
     Threshold("overdueSeconds", 21_600, 43_200, "seconds out of the last day in which rows that are due may stay"),
     Threshold("snapshotSeconds", 600, 93_600, "seconds a transaction snapshot may be old"),
@@ -71,7 +73,7 @@ class Alert:
         name: as Prometheus shows it; a section of the operations guide has the same name.
         wait: how long the expression has to hold: a threshold's name, or ``now``.
         summary: one line with Prometheus' own placeholders, for a screen or a telephone.
-        meaning: what it says of the store, and why anybody wants to know.
+        meaning: what it says of the store, and why it matters.
     """
 
     name: str
@@ -89,28 +91,19 @@ def _of_any_pod(metric: str) -> str:
 
 
 _TRIPS, _BY_GUARD = "tms_janitor_guard_trips_total{${scope}}", "max by (namespace, job, guard)"
-#: Whether rows stay that are due, 1 or 0. What waits for a first look, or for a consumer as the settings want it, is
-#: nobody's failure.
+#: Whether rows stay that are due, 1 or 0. What waits to be adopted, or for a consumer as the settings want it, is
+#: no failure.
 _OVERDUE = (
     "((sum by (namespace, job) (tms_janitor_overdue_rows{${scope}})"
     " unless max by (namespace, job) (tms_janitor_plan_only{${scope}}) == 1"
     ' unless sum by (namespace, job) (tms_janitor_held_topics{reason!~"consumer|protected",${scope}}) == 0) > bool 0)'
 )
 
+_OF_CONSUMER = "max by (namespace, job, tms_namespace, topic, consumer)"
+
 ALERTS = (
     Alert(
-        "CanaryEarly",
-        "critical",
-        # Of the last day: one that fired for ever would be silenced for ever, and the next loss with it.
-        "max by (namespace, job) (tms_janitor_canary_early_total{${scope}})"
-        " - (max by (namespace, job) (last_over_time(tms_janitor_canary_early_total{${scope}}[1d] offset 1d))"
-        " or 0 * max by (namespace, job) (tms_janitor_canary_early_total{${scope}})) > 0",
-        "now",
-        "{{ $value }} canary messages went before they were due: live messages may have gone, too",
-        "A message of the janitor's own went too early. Pause first, then look.",
-    ),
-    Alert(
-        "JanitorDown",
+        "TmsJanitorDown",
         "critical",
         # An offset of nothing is not allowed, so a minute stands before it. Single runs that only plan leave no sign of
         # life; a daemon does, and it is who knows when the next run is due.
@@ -118,18 +111,18 @@ ALERTS = (
         " unless on () max(tms_janitor_plan_only{${scope}}) == 1"
         " unless on () (max(tms_janitor_plan_only{${scope}})"
         " unless on () max(max_over_time(tms_janitor_plan_only{${scope}}[1h] offset 1m${newSeconds}s)) == 0)"
-        " or time() - tms_janitor_heartbeat_timestamp_seconds{${scope}} > ${downSeconds}"
-        " unless on (job, instance) (tms_janitor_plan_only{${scope}} == 1"
-        " unless on (job, instance) tms_janitor_next_run_timestamp_seconds{${scope}})",
+        " or time() - max by (namespace, job) (tms_janitor_heartbeat_timestamp_seconds{${scope}}) > ${downSeconds}"
+        " unless on (namespace, job) (max by (namespace, job) (tms_janitor_plan_only{${scope}}) == 1"
+        " unless on (namespace, job) max by (namespace, job) (tms_janitor_next_run_timestamp_seconds{${scope}}))",
         "forSeconds",
         "No janitor shows that it is alive; nothing is deleted",
-        "Nobody is scraped, a daemon hangs, or no run began any more. Nothing wrong is deleted; the disk fills.",
+        "No janitor is scraped, a daemon hangs, or no run began any more. Nothing wrong is deleted; the disk fills.",
     ),
     Alert(
-        "JanitorNotKeepingUp",
+        "TmsJanitorNotKeepingUp",
         "warning",
-        "time() - tms_janitor_last_success_timestamp_seconds{${scope}} > ${successSeconds}"
-        " or tms_janitor_canary_late_seconds{${scope}} > ${successSeconds}"
+        "time() - max by (namespace, job, table) (tms_janitor_last_success_timestamp_seconds{${scope}})"
+        " > ${successSeconds}"
         " or ${successSeconds} + (max by (namespace, job)"
         " (max_over_time(tms_janitor_plan_only{${scope}}[1h] offset 1m${successSeconds}s)) == 0)"
         " and max by (namespace, job) (tms_janitor_plan_only{${scope}}) == 0"
@@ -139,7 +132,7 @@ ALERTS = (
         "Runs fail, are too slow, or do not begin: rows stay longer than they should.",
     ),
     Alert(
-        "OverdueBudgetBurn",
+        "TmsOverdueBudgetBurn",
         "warning",
         f"sum_over_time({_OVERDUE}[1d:5m]) * 300 > ${{overdueSeconds}} and sum_over_time({_OVERDUE}[1h:5m]) > 6",
         "forSeconds",
@@ -147,10 +140,10 @@ ALERTS = (
         "Something is held, paused or quarantined for so long that the disk fills. An hour now and then is normal.",
     ),
     Alert(
-        "SnapshotStale",
+        "TmsSnapshotStale",
         "warning",
-        "time() - tms_janitor_snapshot_timestamp_seconds{${scope}} > ${snapshotSeconds}"
-        " or sum by (namespace, job, instance) (increase(tms_janitor_snapshot_errors_total"
+        "time() - max by (namespace, job) (tms_janitor_snapshot_timestamp_seconds{${scope}}) > ${snapshotSeconds}"
+        " or sum by (namespace, job) (increase(tms_janitor_snapshot_errors_total"
         '{reason!="not_configured",${scope}}'
         "[${windowSeconds}s])) > ${repeats}",
         "forSeconds",
@@ -158,16 +151,16 @@ ALERTS = (
         "The transaction service writes no snapshots, or not where they are read. Expiry goes on.",
     ),
     Alert(
-        "InvalidListGrowing",
+        "TmsInvalidListGrowing",
         "warning",
         "max by (namespace, job) (tms_janitor_invalid_transactions{${scope}})"
         " - max by (namespace, job) (tms_janitor_invalid_transactions{${scope}} offset 1d) > ${invalidGrowth}",
         "forSeconds",
         "The invalid list has grown by {{ $value }} transactions in a day",
-        "Transactions time out, or nobody truncates the list. It is in every snapshot and every client's memory.",
+        "Transactions time out, or the list is not truncated. It is in every snapshot and every client's memory.",
     ),
     Alert(
-        "BoundaryStuck",
+        "TmsBoundaryStuck",
         "warning",
         # One that was withdrawn is stuck, too: what was last said of it grows old.
         "time() - max by (namespace, job) (last_over_time(tms_janitor_prune_boundary_timestamp_seconds{${scope}}[7d]))"
@@ -177,7 +170,7 @@ ALERTS = (
         "Two to three days are normal. Something is paused or quarantined, or a transaction stays open.",
     ),
     Alert(
-        "GuardTripped",
+        "TmsGuardTripped",
         "critical",
         # The last minute in which the counter went up, be it in a pod that took a while to follow the one before, and
         # whether a run has succeeded since.
@@ -189,26 +182,26 @@ ALERTS = (
         # Nothing is deleted meanwhile, and who switches on adopts a moment later.
         "forSeconds",
         "The {{ $labels.guard }} guard stopped a run; nothing is deleted",
-        "The clock jumped, it is another store or another transaction system, or nobody has adopted it.",
+        "The clock jumped, it is another store or another transaction system, or it is not adopted.",
     ),
     Alert(
-        "TopicQuarantined",
+        "TmsTopicQuarantined",
         "warning",
-        "tms_janitor_quarantined_topics{${scope}} > 0",
+        "max by (namespace, job) (tms_janitor_quarantined_topics{${scope}}) > 0",
         "forSeconds",
         "{{ $value }} topics are put aside, because they failed three times in a row",
         "The other topics are done. Until these are, no prune boundary moves.",
     ),
     Alert(
-        "PausedTooLong",
+        "TmsPausedTooLong",
         "warning",
         _of_any_pod("tms_janitor_paused") + " > 0",
         "pausedSeconds",
         "Something has been paused for long, and its rows stay",
-        "Most likely somebody forgot to resume.",
+        "Most likely the pause was forgotten.",
     ),
     Alert(
-        "PlanOnlyLeftOn",
+        "TmsPlanOnlyLeftOn",
         "info",
         _of_any_pod("tms_janitor_plan_only") + " > 0",
         "planOnlySeconds",
@@ -216,24 +209,24 @@ ALERTS = (
         "A new installation was never switched on.",
     ),
     Alert(
-        "DeleteErrors",
+        "TmsDeleteErrors",
         "warning",
-        "sum by (namespace, job, instance, table, reason)"
+        "sum by (namespace, job, table, reason)"
         " (increase(tms_janitor_delete_errors_total{${scope}}[${windowSeconds}s])) > ${repeats}",
         "forSeconds",
         "Topics are left undone again and again ({{ $labels.table }}, {{ $labels.reason }})",
         "The store fails, or a topic's metadata keeps changing.",
     ),
     Alert(
-        "ClockSkew",
+        "TmsClockSkew",
         "warning",
-        "abs(tms_janitor_clock_skew_seconds{${scope}}) > ${skewSeconds}",
+        "max by (namespace, job, source) (abs(tms_janitor_clock_skew_seconds{${scope}})) > ${skewSeconds}",
         "forSeconds",
         "The wall clock is {{ $value }} s off ({{ $labels.source }})",
         "Put the clocks right before the guard stops everything at janitor.clock_allowance_seconds.",
     ),
     Alert(
-        "TopicGrowing",
+        "TmsTopicGrowing",
         "warning",
         "max by (namespace, job, tms_namespace, topic) (tms_topic_bytes{${scope}})"
         " - max by (namespace, job, tms_namespace, topic) (tms_topic_bytes{${scope}} offset 1d) > ${growthBytes}"
@@ -244,10 +237,10 @@ ALERTS = (
         "A publisher went wild, or a ttl is far too long. The janitor deletes what is due and no more.",
     ),
     Alert(
-        "ConsumerLagging",
+        "TmsConsumerLagging",
         "warning",
-        "tms_consumer_lag_messages{${scope}} > ${lagMessages}"
-        " and time() - tms_consumer_oldest_unread_timestamp_seconds{${scope}} > ${lagSeconds}",
+        f"{_OF_CONSUMER} (tms_consumer_lag_messages{{${{scope}}}}) > ${{lagMessages}} and"
+        f" time() - {_OF_CONSUMER} (tms_consumer_oldest_unread_timestamp_seconds{{${{scope}}}}) > ${{lagSeconds}}",
         "forSeconds",
         "{{ $labels.consumer }} is {{ $value }} messages behind in {{ $labels.tms_namespace }}:{{ $labels.topic }}",
         "It stands still or is too slow. Messages that expire before they are read are lost to it.",

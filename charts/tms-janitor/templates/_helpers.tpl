@@ -39,7 +39,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 
 {{- define "tms.image" -}}
 {{- $name := .Values.image.repository }}
-{{- with .Values.image.registry }}{{ $name = printf "%s/%s" . $name }}{{ end }}
+{{- with .Values.global.imageRegistry | default .Values.image.registry }}{{ $name = printf "%s/%s" . $name }}{{ end }}
 {{- if .Values.image.digest }}
 {{- printf "%s@%s" $name .Values.image.digest }}
 {{- else }}
@@ -60,18 +60,8 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- if eq .Values.storage.kind "leveldb" }}yes{{ end }}
 {{- end }}
 
-{{- define "tms.usesLease" -}}
-{{- if eq (dig "lease" "kind" "store" .Values.janitor) "kubernetes" }}yes{{ end }}
-{{- end }}
-
 {{- define "tms.hasManager" -}}
 {{- if and .Values.server.enabled (eq .Values.transactions.source "manager") (not (include "tms.embedded" .)) }}yes{{ end }}
-{{- end }}
-
-{{/* The Lease of Kubernetes: its name and namespace, as the settings have them. */}}
-{{- define "tms.lease" -}}
-{{- $given := .Values.janitor.lease }}
-{{- dict "name" ($given.name | default (include "tms.nameIn" (dict "root" . "namespace" $given.namespace))) "namespace" ($given.namespace | default .Release.Namespace) | toJson }}
 {{- end }}
 
 {{- define "tms.sparkOnKubernetes" -}}
@@ -110,15 +100,29 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- if eq .Values.mode "cronjob" }}exporter{{ else }}janitor{{ end }}
 {{- end }}
 
+{{/* Settings that an earlier version had are refused with what to do instead. */}}
+{{- define "tms.refuseRemoved" -}}
+{{- range $path, $instead := .Files.Get "files/removed.json" | fromJson }}
+{{- $node := $.Values }}
+{{- range splitList "." $path }}
+{{- if kindIs "map" $node }}{{ $node = get $node . }}{{ else }}{{ $node = "" }}{{ end }}
+{{- end }}
+{{- if ne (toString $node) "" }}
+{{- fail (printf "%s is no longer a setting. %s" $path $instead) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* The settings file. JSON is YAML, and its numbers stay whole. */}}
 {{- define "tms.config" -}}
+{{- include "tms.refuseRemoved" . }}
 {{- $settings := dict "storage" .Values.storage "transactions" .Values.transactions "janitor" .Values.janitor }}
+{{- if eq .Values.mode "cronjob" }}
+{{- $by := printf "CronJob %s (%s)" .Values.cronjob.schedule .Values.cronjob.timeZone }}
+{{- $_ := set $settings "janitor" (merge (dict) .Values.janitor (dict "started_by" $by)) }}
+{{- end }}
 {{- if .Values.server.enabled }}
 {{- $_ := set $settings "server" (omit .Values.server "enabled") }}
-{{- end }}
-{{- if include "tms.usesLease" . }}
-{{- $lease := merge (include "tms.lease" . | fromJson) .Values.janitor.lease }}
-{{- $_ := set $settings "janitor" (merge (dict "lease" $lease) .Values.janitor) }}
 {{- end }}
 {{- toPrettyJson $settings }}
 {{- end }}
@@ -137,11 +141,38 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- printf "%s-transactions:15165" (include "tms.fullname" .) }}
 {{- end }}
 
+{{/* The store as the program names it. A decision about another one is refused. */}}
+{{- define "tms.storeName" -}}
+{{- if include "tms.embedded" . }}{{ clean .Values.storage.leveldb.path }}
+{{- else }}{{ printf "HBase namespace %s at %s" (.Values.storage.hbase.namespace | default "cdap_system") (join ", " .Values.storage.hbase.thrift) }}
+{{- end }}
+{{- end }}
+
+{{/* What every object says of itself. Takes a dict: root; name, suffix, namespace, component, labels, annotations. */}}
 {{- define "tms.metadata" -}}
 name: {{ .name | default (include "tms.nameIn" .) }}{{ with .suffix }}-{{ . }}{{ end }}
 namespace: {{ .namespace | default .root.Release.Namespace }}
 labels:
   {{- include "tms.labels" . | nindent 2 }}
+{{- with merge (dict) (.annotations | default dict) (.root.Values.commonAnnotations | default dict) }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/*
+What a failed pod of a Job means. In Kubernetes 1.26 every rule has conditions and every condition a status. Takes a dict:
+container; codes, which trying again does not change.
+*/}}
+{{- define "tms.failurePolicy" -}}
+podFailurePolicy:
+  rules:
+    - action: FailJob
+      onExitCodes: {containerName: {{ .container }}, operator: In, values: {{ toJson .codes }}}
+      onPodConditions: []
+    # Not the run's fault.
+    - action: Ignore
+      onPodConditions: [{type: DisruptionTarget, status: "True"}]
 {{- end }}
 
 {{/* Environment variables, each once: the chart's, then the site's. Takes a dict: root, env. */}}
@@ -150,7 +181,9 @@ labels:
 {{- $names := list }}
 {{- range $extra }}{{ $names = append $names .name }}{{ end }}
 {{- $env := list }}
-{{- range .env }}
+{{- /* Neither a variable of the site's nor one out of a Secret switches deleting on: a variable that stands here wins over those. */}}
+{{- $apply := dict "name" "TMS_JANITOR__APPLY" "value" (toString .root.Values.janitor.apply) }}
+{{- range append (.env | default list) $apply }}
 {{- if not (has .name $names) }}
 {{- $env = append $env . }}
 {{- else if hasPrefix "TMS_" .name }}
@@ -162,30 +195,34 @@ labels:
 
 {{/*
 A pod. Takes a dict: root; component; args; and where they apply: command, image, ports, probes, env, resources,
-restartPolicy, data (mount the volume for data), token (mount the service account's token), serviceAccountName, near.
+restartPolicy, data (mount the volume for data), token (mount the service account's token), serviceAccountName, near,
+config (another ConfigMap with the settings), graceSeconds. What the values say under components comes before the rest.
 */}}
 {{- define "tms.pod" -}}
 {{- $root := .root }}
-{{- with $root.Values }}
+{{- $own := get ($root.Values.components | default dict) .component | default dict }}
+{{- $values := omit $root.Values "components" }}
+{{- range $name, $value := $own }}{{ $_ := set $values $name $value }}{{ end }}
+{{- with $values }}
 metadata:
   labels:
     {{- include "tms.labels" (dict "root" $root "component" $.component "labels" .podLabels) | nindent 4 }}
   annotations:
     checksum/config: {{ include "tms.config" $root | sha256sum }}
-    {{- with .podAnnotations }}
+    {{- with merge (dict) (.podAnnotations | default dict) (.commonAnnotations | default dict) }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
   serviceAccountName: {{ $.serviceAccountName | default (include "tms.serviceAccountName" $root) }}
   automountServiceAccountToken: {{ $.token | default false }}
   enableServiceLinks: false
-  terminationGracePeriodSeconds: {{ include "tms.graceSeconds" $root }}
+  terminationGracePeriodSeconds: {{ $.graceSeconds | default (include "tms.graceSeconds" $root) }}
   {{- with $.restartPolicy }}
   restartPolicy: {{ . }}
   {{- end }}
   securityContext:
     {{- toYaml (.podSecurityContext | default dict) | nindent 4 }}
-  {{- with .imagePullSecrets }}
+  {{- with concat (.imagePullSecrets | default list) (.global.imagePullSecrets | default list) | uniq }}
   imagePullSecrets:
     {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -219,6 +256,18 @@ spec:
   topologySpreadConstraints:
     {{- toYaml . | nindent 4 }}
   {{- end }}
+  {{- with .dnsConfig }}
+  dnsConfig:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .hostAliases }}
+  hostAliases:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .initContainers }}
+  initContainers:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   containers:
     - name: {{ $.component }}
       image: {{ $.image | default (include "tms.image" $root) | quote }}
@@ -230,7 +279,7 @@ spec:
       securityContext:
         {{- toYaml (.securityContext | default dict) | nindent 8 }}
       resources:
-        {{- toYaml ($.resources | default .resources | default dict) | nindent 8 }}
+        {{- toYaml ($own.resources | default $.resources | default .resources | default dict) | nindent 8 }}
       {{- with include "tms.env" (dict "root" $root "env" $.env) | fromJsonArray }}
       env:
         {{- toYaml . | nindent 8 }}
@@ -247,7 +296,7 @@ spec:
         {{- end }}
       {{- end }}
       {{- with $.probes }}
-      {{- toYaml . | nindent 6 }}
+      {{- mustMergeOverwrite (deepCopy .) ($own.probes | default dict) | toYaml | nindent 6 }}
       {{- end }}
       volumeMounts:
         - name: config
@@ -265,10 +314,13 @@ spec:
         {{- with .extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+    {{- with .extraContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   volumes:
     - name: config
       configMap:
-        name: {{ include "tms.fullname" $root }}
+        name: {{ $.config | default (include "tms.fullname" $root) }}
     - name: data
       {{- if and .persistence.enabled $.data }}
       persistentVolumeClaim:
@@ -322,5 +374,29 @@ readinessProbe:
 - {name: TMS_TRANSACTIONS__THRIFT, value: {{ include "tms.transactionsAddress" . | quote }}}
 {{- else }}
 []
+{{- end }}
+{{- end }}
+
+{{/* Where `tms` finds the server of its own pod, without being told. A certificate would be for another name. */}}
+{{- define "tms.clientEnv" -}}
+{{- if .Values.server.tls }}
+[]
+{{- else }}
+- {name: TMS_URL, value: {{ printf "http://%s:%d" (ternary "[::1]" "127.0.0.1" (contains ":" .Values.server.host)) (int .Values.server.port) | quote }}}
+{{- end }}
+{{- end }}
+
+{{/* How many seconds lie between two turns of a crontab's at most. */}}
+{{- define "tms.cronSeconds" -}}
+{{- $named := dict "@hourly" "0 * * * *" "@daily" "0 0 * * *" "@midnight" "0 0 * * *" "@weekly" "0 0 * * 0" "@monthly" "0 0 1 * *" "@yearly" "0 0 1 1 *" "@annually" "0 0 1 1 *" }}
+{{- $fields := regexSplit "\\s+" (get $named . | default . | trim) -1 }}
+{{- $minute := index $fields 0 }}{{ $hour := index $fields 1 }}
+{{- if ne (index $fields 3) "*" }}31622400
+{{- else if not (has (index $fields 2) (list "*" "?")) }}2678400
+{{- else if not (has (index $fields 4) (list "*" "?")) }}604800
+{{- else if regexMatch "^[*]/[0-9]+$" $hour }}{{ trimPrefix "*/" $hour | int64 | mul 3600 }}
+{{- else if ne $hour "*" }}86400
+{{- else if regexMatch "^[*]/[0-9]+$" $minute }}{{ trimPrefix "*/" $minute | int64 | mul 60 }}
+{{- else }}3600
 {{- end }}
 {{- end }}

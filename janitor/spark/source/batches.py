@@ -19,8 +19,8 @@ from pyspark.sql.types import (
 )
 
 from janitor.spark.columns import ACTIONS, RULES, Columns, DataTable, Flags, Verdicts
-from janitor.spark.options import Table
-from janitor.spark.pages import Ask, Rows
+from janitor.spark.source.options import Table
+from janitor.spark.source.pages import Ask, Rows
 
 ROW_COLUMNS = (
     StructField("namespace", StringType()),

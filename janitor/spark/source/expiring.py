@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from janitor.spark.columns import NEVER_MS, Longs
-from tms_core.side import Expiries
+from tms_core.tables.side import Expiries
 
 #: Moments read at once.
 _ROWS = 8192

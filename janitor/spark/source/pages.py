@@ -14,20 +14,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from janitor.ranges import Range
+from janitor.law.ranges import Range
 from janitor.spark.columns import Flags, Longs, Pointers
-from janitor.spark.parts import Piece
-from janitor.spark.wanted import Wanted
+from janitor.spark.source.parts import Piece
+from janitor.spark.source.wanted import Wanted
 from tms_core.tables.base import MessageTable, MessageValue, Page, PayloadTable
-from tms_core.tables.leveldb import LevelDBMessageReads, decode
+from tms_core.tables.leveldb.store import LevelDBMessageReads, decode, pointer_of
 
 #: Rows of the first page and of the first after a leap, and of any: a leap is worth more than what it leaps over.
 FIRST_ROWS, PAGE_ROWS = 64, 8192
-#: First byte of a plain message's value, and the bytes before the payload of a message and of a transactional one.
-_PLAIN, _PLAIN_BYTES, _TX_BYTES = 0, 1, 9
-_REFERENCE = 2
-#: What stands for the tag of an empty value.
-_NO_TAG = 255
+#: First byte of a message's value: plain, and transactional with a payload; any other is a reference's.
+_PLAIN, _TRANSACTIONAL = 0, 1
+#: The bytes before the payload of a plain message and of a transactional one.
+_PLAIN_BYTES, _TX_BYTES = 1, 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +101,20 @@ def _of_stored(keys: list[bytes], values: list[bytes], ask: Ask) -> Rows:
     data = np.frombuffer(buffers[2] if buffers[2] is not None else b"", dtype=np.uint8)
     lengths, starts = np.diff(offsets), offsets[:-1]
     tags = data[np.minimum(starts, len(data) - 1)] if len(data) else np.zeros(len(values), dtype=np.uint8)
-    tags[lengths == 0] = _NO_TAG
-    transactional = (tags > _PLAIN) & (tags <= _REFERENCE) & (lengths >= _TX_BYTES)
+    plain = (tags == _PLAIN) & (lengths > 0)
+    whole = lengths >= _TX_BYTES
+    with_payload = (tags == _TRANSACTIONAL) & whole
+    transactional = with_payload | ((tags > _TRANSACTIONAL) & (lengths > 0))
     value = np.zeros(len(values), dtype=np.int64)
-    if transactional.any():
+    if (there := transactional & whole).any():
         # What eight bytes say, wherever they begin.
         longs = np.ndarray((len(data) - _TX_BYTES + 1,), ">i8", data, 1, (1,))
-        value[transactional] = longs[starts[transactional]]
+        value[there] = longs[starts[there]]
+    for row in np.flatnonzero(transactional & ~whole):
+        value[row] = pointer_of(values[row])
     sizes = None
     if ask.sizes:
-        plain = tags == _PLAIN
-        head = np.where(plain, _PLAIN_BYTES, _TX_BYTES)
-        sizes = (lengths - head, plain | (transactional & (tags != _REFERENCE)))
+        sizes = (lengths - np.where(plain, _PLAIN_BYTES, _TX_BYTES), plain | with_payload)
     payloads = [found.payload if (found := decode(raw)) else None for raw in values] if ask.payloads else None
     return Rows(keys, Pointers(value, transactional), sizes, payloads)
 

@@ -1,10 +1,10 @@
-"""Where a LevelDB table is to be cut, so that what lies between two cuts takes about as long to be read.
+"""Cutting a table into pieces, of which each is one task's.
 
-LevelDB tells how many bytes lie between two keys, which costs microseconds, so a key with so many bytes before it is
-found by halving. Bytes alone mislead: of small rows a hundred times as many fit into them. So bytes are a ruler only:
-along it lie bins of equal length, a few rows in each tell how many it has, and cuts are made by the weight of both.
-
-The trade: a few hundred rows stand for a bin, which may be a quarter of a piece.
+Topics are no unit: one of them may hold nine tenths of all rows, and a thousand others a handful each. So a piece is
+what lies between two keys, in one range or in many, and a cut may lie inside a topic or a generation, since every
+decision is about one row. LevelDB tells how many bytes lie between two keys, which costs microseconds: pieces have
+about as many bytes. In HBase the salt is a hash of the whole key and has cut already; where more pieces are asked for
+and the rows between two times are wanted, each salt is cut into equal stretches of time.
 """
 
 from __future__ import annotations
@@ -12,21 +12,18 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
-from janitor.ranges import Range
-from tms_core.tables.base import KeyTable
+from janitor.law.ranges import Range
+from janitor.spark.source.wanted import Wanted
+from tms_core.tables.base import KeyTable, Store
 
-#: How many bytes, as they lie on disk, one piece should have where nobody says how many pieces there should be.
+#: How many bytes, as they lie on disk, one piece has where no number of pieces is given.
 PIECE_BYTES = 16 << 20
 #: LevelDB tells sizes by the block, about 4 KiB: a piece of fewer bytes could not be cut evenly.
 LEAST_BYTES = 64 << 10
-#: Bytes that take as long as a row does besides.
-ROW_BYTES = 1024
-#: Bins for each piece, and at most, as long as there are not more pieces.
-_BINS, _MOST_BINS = 4, 1024
-#: Rows that tell what a bin holds.
-_SAMPLE_ROWS = 1024
 #: What LevelDB reads and compresses at once.
 _BLOCK_BYTES = 4096
 #: How near a cut has to come to its place, as a share of what is cut.
@@ -36,8 +33,71 @@ _TOLERANCE = 20
 _WIDTH = 96
 
 
+class Piece(NamedTuple):
+    """Rows of one task.
+
+    Attributes:
+        salt: under which they lie; None where there are no salts.
+        ranges: their keys, in order; an empty stop is the table's end.
+        times_ms: half-open, of the rows' own time; None: any.
+    """
+
+    salt: int | None
+    ranges: tuple[Range, ...]
+    times_ms: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        salt = "" if self.salt is None else f"salt {self.salt}, "
+        first, last = self.ranges[0].start, self.ranges[-1].stop
+        several = f", in {len(self.ranges)} ranges" if len(self.ranges) > 1 else ""
+        times = "" if self.times_ms is None else ", from {} until {} ms".format(*self.times_ms)
+        return f"{salt}keys {_shown(first) or 'from the first'} to {_shown(last) or 'the last'}{several}{times}"
+
+    def of(self, wanted: Wanted) -> Wanted:
+        """What is wanted, as far as this piece has it."""
+        return wanted if self.times_ms is None else replace(wanted, from_ms=self.times_ms[0], to_ms=self.times_ms[1])
+
+
+#: No rows at all.
+NOTHING = Piece(None, ())
+
+
+def pieces(parts: Sequence[tuple[int | None, Store]], wanted: Wanted, number: int | None) -> list[Piece]:
+    """What is to be read for some rows, in pieces.
+
+    Args:
+        parts: the store's, by their salts.
+        number: about how many pieces; never fewer than there are salts. None: in LevelDB as many as there are bytes
+            for, in HBase one for each salt.
+    """
+    ranges = wanted.ranges()
+    tables = [
+        (salt, part.message if wanted.table == "message" else part.payload)
+        for salt, part in parts
+        if wanted.salts is None or salt in wanted.salts
+    ]
+    if not ranges or not tables:
+        return []
+    salt, table = tables[0]
+    if salt is None:
+        cuts = cut_keys(table, wanted.stretches(table), number)
+        return [Piece(None, some) for some in between(ranges, cuts) if some]
+    times = _times(wanted, round((number or 0) / len(tables)))
+    return [Piece(salt, tuple(ranges), some) for salt, _ in tables for some in times]
+
+
+def cut_evenly(table: KeyTable, reach: Range, number: int | None) -> list[Range]:
+    """Cut a range of a LevelDB table into pieces of about as many bytes.
+
+    Args:
+        reach: an empty stop is the table's end.
+        number: how many; fewer where they would become too small. None: as many as there are bytes for.
+    """
+    return [one for some in between([reach], cut_keys(table, [reach], number)) for one in some]
+
+
 def cut_keys(table: KeyTable, stretches: Sequence[Range], number: int | None) -> list[bytes]:
-    """Keys at which to cut.
+    """Keys at which to cut a LevelDB table.
 
     Args:
         stretches: where the rows lie that are to be read, in key order and apart; an empty stop is the table's end.
@@ -47,12 +107,8 @@ def cut_keys(table: KeyTable, stretches: Sequence[Range], number: int | None) ->
     number = min(number or -(-ruler.length // PIECE_BYTES), ruler.length // LEAST_BYTES)
     if number < 2:
         return []
-    bins = min(number * _BINS, max(number, _MOST_BINS))
-    marks = [ruler.length * at // bins for at in range(bins + 1)]
-    edges = sorted(ruler.key(mark, ruler.length // bins // _TOLERANCE) for mark in marks[1:-1])
-    weights = [_weight(table, some) for some in between(stretches, edges)]
     tolerance = ruler.length // number // _TOLERANCE
-    return sorted({ruler.key(mark, tolerance) for mark in _even(marks, weights, number)})
+    return sorted({ruler.key(ruler.length * at // number, tolerance) for at in range(1, number)})
 
 
 def between(ranges: Sequence[Range], cuts: Sequence[bytes]) -> Iterator[tuple[Range, ...]]:
@@ -73,6 +129,19 @@ def between(ranges: Sequence[Range], cuts: Sequence[bytes]) -> Iterator[tuple[Ra
             else:
                 some.append(Range(start, stop))
         yield tuple(some)
+
+
+def _times(wanted: Wanted, share: int) -> list[tuple[int, int] | None]:
+    """The stretches of time that each salt is cut into: so many of the same length, if it can be.
+
+    Keys of payloads tell no time by which rows could be leapt over, so payloads are not cut.
+    """
+    if share < 2 or wanted.table == "payload" or wanted.from_ms is None or wanted.to_ms is None:
+        return [None]
+    first, length = wanted.from_ms, wanted.to_ms - wanted.from_ms
+    if length < share:
+        return [None]
+    return [*pairwise(first + length * at // share for at in range(share + 1))]
 
 
 class _Ruler:
@@ -103,27 +172,8 @@ class _Ruler:
         return max(start, _key(high))
 
 
-def _even(marks: Sequence[int], weights: Sequence[int], number: int) -> Iterator[int]:
-    """Marks between so many pieces of the same weight, where each bin is alike throughout."""
-    ends = list(accumulate(weights))
-    for piece in range(1, number):
-        share = ends[-1] * piece // number
-        at = bisect_right(ends, share)
-        before = ends[at - 1] if at else 0
-        yield marks[at] + (marks[at + 1] - marks[at]) * (share - before) // weights[at]
-
-
-def _weight(table: KeyTable, some: Sequence[Range]) -> int:
-    """Of a bin: its bytes, and what its rows take besides."""
-    seen, seen_bytes, whole = 0, 0, sum(_size(table, *reach) for reach in some)
-    for start, stop in some:
-        page = table.keys(start, stop or None, _SAMPLE_ROWS - seen)
-        seen += len(page.items)
-        seen_bytes += _size(table, start, page.resume or stop)
-        if page.resume is not None:
-            # The rest is taken for more of the same.
-            return whole + seen * max(whole, seen_bytes) // max(seen_bytes, _BLOCK_BYTES) * ROW_BYTES
-    return whole + seen * ROW_BYTES
+def _shown(key: bytes) -> str:
+    return key[:32].hex()
 
 
 def _size(table: KeyTable, start: bytes, stop: bytes) -> int:

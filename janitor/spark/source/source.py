@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING, Any, cast
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from janitor.spark import pages
-from janitor.spark.batches import METADATA_COLUMNS, arrow_batch, columns_of, row_batch
 from janitor.spark.columns import DataTable, split
-from janitor.spark.expiring import expiring
-from janitor.spark.feed import Feed
-from janitor.spark.options import NAME, Options
-from janitor.spark.parts import NOTHING, Piece, pieces
 from janitor.spark.session import plain_kind
-from janitor.spark.stream import STREAM_SCHEMA, StreamReader
-from janitor.spark.wanted import Wanted
+from janitor.spark.source import pages
+from janitor.spark.source.batches import METADATA_COLUMNS, arrow_batch, columns_of, row_batch
+from janitor.spark.source.expiring import expiring
+from janitor.spark.source.options import NAME, Options
+from janitor.spark.source.parts import NOTHING, Piece, pieces
+from janitor.spark.source.wanted import Wanted
+from janitor.spark.stream.feed import Feed
+from janitor.spark.stream.stream import STREAM_SCHEMA, StreamReader
 from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError, MetadataError, StoreError
-from tms_core.side import Expiries
 from tms_core.tables.base import MetadataTable, Store
+from tms_core.tables.side import Expiries
 from tms_core.topic import TopicMetadata
 
 if TYPE_CHECKING:
@@ -148,12 +148,13 @@ class RowReader(DataSourceReader):
             expiries: of messages; None for payload rows, which have no ttl of their own.
         """
         table = part.message if self.wanted.table == "message" else part.payload
-        for page in pages.walk(table, piece, self.wanted, self._asked.ask):
-            rows = split(self.wanted.table, page.keys)
-            keep = self.wanted.mask(rows)
+        wanted = piece.of(self.wanted)
+        for page in pages.walk(table, piece, wanted, self._asked.ask):
+            rows = split(wanted.table, page.keys)
+            keep = wanted.mask(rows)
             if keep.any():
-                verdicts = self.policy.judge(self.wanted.table, rows, page.pointers, expiring(expiries, page.keys))
-                yield row_batch(self.wanted.table, page, rows, verdicts, keep, piece.salt)
+                verdicts = self.policy.judge(wanted.table, rows, page.pointers, expiring(expiries, page.keys))
+                yield row_batch(wanted.table, page, rows, verdicts, keep, piece.salt)
 
 
 class FilteringReader(RowReader):

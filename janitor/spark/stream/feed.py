@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from janitor.spark.offsets import EARLIEST, Place
+from janitor.spark.stream.offsets import EARLIEST, Place
 from tms_core.client import Client, ConfigurationError, Retry, TopicId, TransactionClient
 from tms_core.client.messages import milliseconds, time_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS
@@ -117,7 +117,7 @@ def connect(url: str, transactions: str | TransactionClient, token_file: str | N
         raise ConfigurationError(
             f"ca_file is {ca_file}, which cannot be read: {error}.", "Give the file of a certificate in PEM."
         ) from error
-    return Client(url, transactions=transactions, token_file=token_file, tls=tls, retry=PATIENCE)
+    return Client(url.split(","), transactions=transactions, token_file=token_file, tls=tls, retry=PATIENCE)
 
 
 def named(topic: str) -> TopicId:

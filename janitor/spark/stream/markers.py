@@ -13,9 +13,9 @@ import logging
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from janitor.spark.checkpoint import Planned
-from janitor.spark.messages import messages
-from janitor.spark.offsets import EARLIEST, Place
+from janitor.spark.stream.checkpoint import Planned
+from janitor.spark.stream.messages import messages
+from janitor.spark.stream.offsets import EARLIEST, Place
 from tms_core.client import (
     Client,
     Forbidden,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from janitor.spark.offsets import Place
+from janitor.spark.stream.offsets import Place
 from tms_core.client import Client, Message, MessageId, TopicId, Transaction, Unanswered, Unavailable
 from tms_core.client.messages import time_at
 

@@ -12,9 +12,9 @@ import logging
 from dataclasses import replace
 from typing import NamedTuple
 
-from janitor.spark.feed import Feed
-from janitor.spark.messages import messages, newest
-from janitor.spark.offsets import EARLIEST, Offset, Place, Stretch
+from janitor.spark.stream.feed import Feed
+from janitor.spark.stream.messages import messages, newest
+from janitor.spark.stream.offsets import EARLIEST, Offset, Place, Stretch
 from tms_core.client import Client, MessageId, Transaction
 from tms_core.client.messages import time_at
 from tms_core.clock import Clock

@@ -3,7 +3,7 @@
 Spark does a batch again if it ends between doing it and writing that down. So the batch's number is published with it,
 as a *marker* in a topic beside: in the same transaction, and so exactly if the batch is. A batch that is done again
 finds its marker and does nothing. Another batch of that number, from a checkpoint that was put back or copied, would be
-lost if it did nothing: it is told by when it was planned (:mod:`janitor.spark.checkpoint`), and is refused.
+lost if it did nothing: it is told by when it was planned (:mod:`janitor.spark.stream.checkpoint`), and is refused.
 
 Messages go to the server while the batch is computed (``tms_core.client.outbox``), where nobody sees them; rows that
 hold back readers are written last, just before the commit. The price of all this is a small message for each batch, and
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql.types import BinaryType, StringType
 
-from janitor.spark.checkpoint import planned, query_id
-from janitor.spark.feed import connect, named
-from janitor.spark.markers import History, Marking, require_topic
+from janitor.spark.stream.checkpoint import planned, query_id
+from janitor.spark.stream.feed import connect, named
+from janitor.spark.stream.markers import History, Marking, require_topic
 from tms_core.client import Client, ConfigurationError, NotInProgress, Timeouts, TopicId
 from tms_core.client.site import service_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS
@@ -46,6 +46,7 @@ def publish_batches(
     markers: str | None = None,
     timeout_seconds: int = TIMEOUT_SECONDS,
     first_batch: int | None = None,
+    ttl_seconds: int | None = None,
 ) -> BatchPublisher:
     """What ``foreachBatch`` calls to have each batch published in one transaction, and once.
 
@@ -62,6 +63,7 @@ def publish_batches(
         timeout_seconds: after how long a batch's transaction is given up.
         first_batch: the first batch to publish, by somebody who has looked that it is not published yet and those
             before it are; None: the query's first, unless it was planned so long ago that its marker may have expired.
+        ttl_seconds: how long these messages live, where that is shorter than the topic's ttl; whole seconds.
 
     Raises:
         ConfigurationError: an argument is wrong.
@@ -72,9 +74,11 @@ def publish_batches(
         raise ConfigurationError("markers is the topic itself.", "Give another one: its readers would see markers.")
     if timeout_seconds < 1:
         raise ConfigurationError(f"timeout_seconds is {timeout_seconds}.", "Give 1 or more.")
+    if ttl_seconds is not None and ttl_seconds < 1:
+        raise ConfigurationError(f"ttl_seconds is {ttl_seconds}.", "Give 1 or more.")
     connect(url, transactions, token_file, ca_file).close()
     site = _Site(url, transactions, token_file, ca_file, timeout_seconds)
-    return BatchPublisher(site, target, beside, checkpoint, column, first_batch)
+    return BatchPublisher(site, target, beside, checkpoint, column, first_batch, ttl_seconds)
 
 
 class _Site(NamedTuple):
@@ -97,6 +101,7 @@ class BatchPublisher:
         checkpoint: where the query's id is.
         column: what is published.
         first_batch: the first batch.
+        ttl_seconds: of its messages; None: as long as the topic's live.
     """
 
     site: _Site
@@ -105,6 +110,7 @@ class BatchPublisher:
     checkpoint: str
     column: str
     first_batch: int | None
+    ttl_seconds: int | None = None
     _history: History | None = field(default=None, repr=False)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
@@ -131,7 +137,7 @@ class BatchPublisher:
                         return
                     transaction.register(Marking(client, history, known, transaction.transaction))
                     for chunk in _chunks(batch, self.column):
-                        transaction.publish(self.topic, chunk)
+                        transaction.publish(self.topic, chunk, ttl=self.ttl_seconds)
             except NotInProgress as error:
                 raise NotInProgress(
                     f"Batch {batch_id} took longer than its transaction may, {self.site.timeout_seconds} s, or another "

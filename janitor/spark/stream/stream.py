@@ -5,10 +5,10 @@ holds back all behind its first message. What was found (places, numbers) goes i
 the messages themselves: each is sent twice, and the driver keeps none.
 
 **Why a batch is the same when it is read again.** Ids of a topic only grow, and no reader passes the lowest that is
-not acknowledged (``tms_core.server.gaps`` keeps that over a change of leaders), so nothing comes to lie before a
-batch's end later. All in it was decided when it was planned, and a decision stands: what is committed stays so, what is
-invalid is hidden by the invalid list until its rows are negated (rule L4). What can happen is that messages expire, and
-that the topic is made again; each task counts, so neither goes unseen. Nothing of this needs the transaction of the
+not acknowledged (``tms_core.server.ha.sealed_ids`` keeps that over a change of leaders), so nothing comes to lie before
+a batch's end later. All in it was decided when it was planned, and a decision stands: what is committed stays so, what
+is invalid is hidden by the invalid list until its rows are negated (rule L4). What can happen is that messages expire,
+and that the topic is made again; each task counts, so neither goes unseen. Nothing of this needs the transaction of the
 plan to stay open: a view that is taken later shows the same.
 """
 
@@ -23,10 +23,10 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from janitor.spark.feed import Feed
-from janitor.spark.messages import messages
-from janitor.spark.offsets import NOT_BEGUN, Offset, Stretch
-from janitor.spark.planner import Planner, lost
+from janitor.spark.stream.feed import Feed
+from janitor.spark.stream.messages import messages
+from janitor.spark.stream.offsets import NOT_BEGUN, Offset, Stretch
+from janitor.spark.stream.planner import Planner, lost
 from tms_core.client import Message, Transaction
 from tms_core.client.consuming import IDLE
 from tms_core.clock import Clock, SystemClock

@@ -7,12 +7,12 @@ nothing of cuts, which may lie anywhere: each verdict is on one row.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from janitor.ranges import Range
+from janitor.law.ranges import Range
 from tms_core.tables.base import KeyTable, MessageTable, MessageValue, Page, PayloadTable, Store, TxCell
 
 K = TypeVar("K", bound=KeyTable)
@@ -40,6 +40,12 @@ class RangedStore(Store):
 
     def identity(self) -> str:
         return self._store.identity()
+
+    def lineage(self) -> Mapping[str, Any]:
+        return self._store.lineage()
+
+    def restored_since(self, known: Mapping[str, Any]) -> str | None:
+        return self._store.restored_since(known)
 
     def close(self) -> None:
         """Nothing of its own is open."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from janitor.spark.errands import Answer, Errand, Share
 from janitor.spark.session import attended, translated
-from janitor.spark.tasks import Ground, perform
+from janitor.spark.sweep.messages import Share, TaskResult, TaskSpec
+from janitor.spark.sweep.task import Ground, perform
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Sender(Protocol):
     """Has tasks done somewhere."""
 
-    def send(self, errand: Errand, shares: Sequence[Share], alive: Callable[[], None]) -> list[Answer]:
+    def send(self, spec: TaskSpec, shares: Sequence[Share], alive: Callable[[], None]) -> list[TaskResult]:
         """Have each share done; the answers come in their order.
 
         Args:
@@ -42,10 +42,10 @@ class SparkSender:
         self._spark = spark
         self._ground = ground
 
-    def send(self, errand: Errand, shares: Sequence[Share], alive: Callable[[], None]) -> list[Answer]:
-        return attended(self._spark, partial(self._collect, errand, shares), alive)
+    def send(self, spec: TaskSpec, shares: Sequence[Share], alive: Callable[[], None]) -> list[TaskResult]:
+        return attended(self._spark, partial(self._collect, spec, shares), alive)
 
-    def _collect(self, errand: Errand, shares: Sequence[Share]) -> list[Answer]:
+    def _collect(self, spec: TaskSpec, shares: Sequence[Share]) -> list[TaskResult]:
         ground, numbered = self._ground, list(shares)
 
         def work(batches: Iterator[Any]) -> Iterator[Any]:
@@ -56,11 +56,11 @@ class SparkSender:
             attempt = context.attemptNumber() if context is not None else 0
             for batch in batches:
                 for at in batch.column(0).to_pylist():
-                    answer = perform(ground, errand, numbered[at], attempt).pack()
+                    answer = perform(ground, spec, numbered[at], attempt).pack()
                     yield pa.RecordBatch.from_pydict({"at": [at], "answer": [answer]})
 
         with translated():
             numbers = self._spark.range(0, len(numbered), 1, len(numbered))
             asked = numbers.mapInArrow(work, "at long, answer string")
             found = {row.at: row.answer for row in asked.collect()}
-        return [Answer.unpack(found[at]) for at in range(len(numbered))]
+        return [TaskResult.unpack(found[at]) for at in range(len(numbered))]

@@ -1,49 +1,43 @@
 """What one task of a sweep does: one step of a pass, in one part of the store, under the law of the driver's run.
 
-A task gets what the pass knows (:class:`~janitor.world.World`) and walks its part exactly as a thread of a crew would;
-what it counted goes back as an answer. Before each batch it reads again what a driver's thread would (rules S2, S12):
-the topic's metadata, the pauses, the lease and whether the run still goes on. So a task may run twice at once, or go on
-after its run has ended: deletes are the same whoever repeats them, and a *zombie* ends at its next batch.
+A task gets what the pass knows (:class:`~janitor.sweep.context.World`) and runs the same step in its part as a thread
+would; its outcome goes back. Before each batch it reads again what a driver's thread would (rules S2,
+S12): the topic's metadata, the pauses, the lease and whether the run still goes on. So a task may run twice at once, or
+go on after its run has ended: deletes are the same whoever repeats them, and a *zombie* ends at its next batch.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from janitor import permission
-from janitor.archive import ParquetArchive
-from janitor.archive_folder import local_folder
-from janitor.compaction import DeletedRanges
-from janitor.crew import StepName
-from janitor.inversions import Inversions
-from janitor.ledger import Ledger
-from janitor.messages import Messages
-from janitor.observe import tell_nobody
-from janitor.pacing import Pacer
-from janitor.payloads import Payloads
-from janitor.permission import Permission, Withheld
-from janitor.report import DataTable, Tally
+from janitor.archive.folder import local_folder
+from janitor.archive.writer import ParquetArchive
+from janitor.law.ranges import Range
 from janitor.spark.access import Access
-from janitor.spark.errands import Answer, Errand, Run, Share
-from janitor.spark.finding import Finder, FoundInversions, FoundPayloads
-from janitor.spark.ranged import RangedStore
 from janitor.spark.session import plain_kind
+from janitor.spark.sweep.messages import Run, Share, TaskResult, TaskSpec
+from janitor.spark.sweep.ranged import RangedStore
 from janitor.state.base import State
-from janitor.state.hbase import HBaseState
-from janitor.sweep import Keeper, Sweep
-from janitor.txstate import TransactionView
-from janitor.walk import Act, Batch, Moved, Preview, Visit, Walk
-from janitor.world import TopicWork
+from janitor.state.hbase.state import HBaseState
+from janitor.sweep import permission
+from janitor.sweep.executor import Keeper, Preview, Sweep
+from janitor.sweep.findings import Due, Finding, Invalid, Read
+from janitor.sweep.ledger import Ledger
+from janitor.sweep.outcome import NOTHING_DONE, Counted, Done, Outcome
+from janitor.sweep.permission import Permission
+from janitor.sweep.rate_limit import Pacer
+from janitor.sweep.scan import Act, Part
+from janitor.sweep.sweep import Job
+from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import Interrupted, LeaseLost, StoreError
 from tms_core.lease import Lease, LeaseRecord
-from tms_core.tables.base import KeyTable, Store
+from tms_core.tables.base import Store
 from tms_core.tables.read_only import read_only
-from tms_core.topic import TopicId
 
 #: Archive files that one attempt of one task may write; each has numbers of its own.
 FILES_PER_ATTEMPT = 100_000
@@ -142,40 +136,33 @@ class FollowedLease(Lease):
             raise LeaseLost("the run of this task has ended; the next one goes on from there.")
 
 
-class TaskSweep(Sweep):
-    """The act of a task; a topic that has moved is left to the driver, who plans it anew.
+class Finder:
+    """The act of a task that looks for a driver which alone may write: it says where something is to be done."""
 
-    Attributes:
-        moved: metadata keys of such topics.
-    """
+    def alive(self) -> None:
+        """Spark ends a task that is not wanted any more."""
 
-    def __init__(
-        self, store: Store, permission: Permission, pacer: Pacer, ledger: Ledger, keeper: Keeper | None
-    ) -> None:
-        super().__init__(store, permission, pacer, ledger, keeper)
-        self.moved: set[bytes] = set()
+    def progress(self, read: Read) -> None:
+        """Progress is shown by the driver."""
 
-    def delete(self, work: TopicWork, table: KeyTable, batch: Batch) -> list[bytes]:
-        try:
-            return super().delete(work, table, batch)
-        except Moved:
-            self.moved.add(work.topic.topic.prefix)
-            raise Withheld from None
+    def apply(self, finding: Finding) -> Done:
+        match finding:
+            case Due(hold=None):
+                return Done(finding.batch.keys, found=_around(finding.batch.keys))
+            case Invalid():
+                return Done(found=_around([cell.key for cell in finding.cells]))
+            case _:
+                return NOTHING_DONE
 
-
-class TaskWalk(Walk):
-    """A walk that counts nothing as staying in a topic that is planned anew."""
-
-    def _visit(self, name: DataTable, table: KeyTable, prefix: bytes, key: bytes, visit: Visit) -> bytes:
-        kept = self.tally.kept.copy()
-        behind = super()._visit(name, table, prefix, key, visit)
-        topic = TopicId.from_prefix(prefix)
-        if isinstance(self.act, TaskSweep) and prefix in self.act.moved and topic is not None:
-            self.tally.forget_kept(kept, topic, name)
-        return behind
+    def pay(self, taken: Counted) -> None:
+        """Looking costs nothing."""
 
 
-def perform(ground: Ground, errand: Errand, share: Share, attempt: int) -> Answer:
+def _around(keys: Sequence[bytes]) -> Range | None:
+    return Range(keys[0], keys[-1] + b"\x00") if keys else None
+
+
+def perform(ground: Ground, spec: TaskSpec, share: Share, attempt: int) -> TaskResult:
     """Do one task.
 
     Args:
@@ -185,93 +172,56 @@ def perform(ground: Ground, errand: Errand, share: Share, attempt: int) -> Answe
         StoreError: the store could not be read between topics either; names the part.
     """
     try:
-        answer = (
-            _planned(ground, errand, share)
-            if errand.run is None
-            else _swept(ground, errand, errand.run, share, attempt)
-        )
+        result = _planned(ground, spec, share) if spec.run is None else _swept(ground, spec, spec.run, share, attempt)
     except StoreError as error:
-        message = f"the task for {share} lost its store in the step {errand.step}: {error.message}"
+        message = f"the task for {share} lost its store in the step {spec.step}: {error.message}"
         raise plain_kind(type(error))(message, error.hint) from error
-    answer.again = attempt > 0
-    return answer
+    result.again = attempt > 0
+    return result
 
 
-def _planned(ground: Ground, errand: Errand, share: Share) -> Answer:
+def _planned(ground: Ground, spec: TaskSpec, share: Share) -> TaskResult:
     with ground.reading(share) as (part, whole):
-        act = Finder() if errand.finds else Preview()
-        answer = _walked(errand, share, part, whole, act)
-        answer.found = act.ranges if isinstance(act, Finder) else []
-        return answer
+        before = Counter(whole.calls)
+        outcome = _step(spec, share, part, whole, Finder() if spec.finds else Preview())
+        return TaskResult.of(outcome, whole.calls - before)
 
 
-def _swept(ground: Ground, errand: Errand, run: Run, share: Share, attempt: int) -> Answer:
+def _swept(ground: Ground, spec: TaskSpec, run: Run, share: Share, attempt: int) -> TaskResult:
     with ground.writing(share) as (part, whole, state):
+        before = Counter(whole.calls)
         lease = FollowedLease(state, run, ground.clock)
         allowed = Permission(state, lease, ground.clock, run.id, permission.never)
-        snapshot = errand.world.transactions.snapshot
+        snapshot = spec.world.transactions.snapshot
         ledger = Ledger(state, ground.clock, run.id, None if snapshot is None else snapshot.timestamp_ms)
         first = (share.number * ATTEMPTS + attempt % ATTEMPTS) * FILES_PER_ATTEMPT + 1
-        keeper = ground.archive(run.id, errand.world.transactions, first)
+        keeper = ground.archive(run.id, spec.world.transactions, first)
         pacer = Pacer(run.rows_per_second, ground.clock, allowed.alive)
-        sweep = TaskSweep(whole, allowed, pacer, ledger, keeper)
-        answer = _walked(errand, share, part, whole, sweep)
-        if answer.interrupted is None:
-            _finish(sweep, sweep.deleted, allowed, answer)
-        answer.ledger = ledger.entries()
-        answer.moved = sorted(sweep.moved)
-        answer.withheld = [prefix for prefix in answer.withheld if prefix not in sweep.moved]
-        answer.archive_error = None if sweep.archive_error is None else str(sweep.archive_error)
-        answer.write_failed = sweep.write_failed
-        return answer
+        outcome = _step(spec, share, part, whole, Sweep(whole.metadata, allowed, pacer, ledger, keeper))
+        if outcome.ended is None:
+            _finish(part, allowed, outcome)
+        return TaskResult.of(outcome, whole.calls - before)
 
 
-def _finish(sweep: Sweep, deleted: DeletedRanges, allowed: Permission, answer: Answer) -> None:
+def _finish(part: Store, allowed: Permission, outcome: Outcome) -> None:
     """Make durable what was done, and have its space given back: only here it is known where rows were."""
-    sweep.sync()
+    part.message.sync()
+    part.payload.sync()
     try:
-        deleted.compact(allowed.alive)
+        outcome.deleted.compact(allowed.alive)
     except Interrupted as error:
-        answer.interrupted = (type(error).__name__, error.message)
+        outcome.ended = error
     except StoreError as error:
-        answer.errors.append(f"space was not given back: {error}")
+        outcome.errors.append(f"space was not given back: {error}")
 
 
-def _walked(errand: Errand, share: Share, part: Store, whole: Store, act: Act) -> Answer:
-    world = replace(errand.world, metadata=whole.metadata)
+def _step(spec: TaskSpec, share: Share, store: Store, whole: Store, act: Act) -> Outcome:
     # What dataclasses replace they share, and a task changes its own.
-    world.reread_topics = set(errand.world.reread_topics)
-    before = Counter(whole.calls)
-    walk = TaskWalk(part, world, act, Tally(), page_rows=errand.page_rows, observer=tell_nobody, whole=whole)
-    walk.failed.update(share.failed)
-    walk.withheld |= share.withheld
-    interrupted = None
-    try:
-        if isinstance(act, Finder):
-            _look(errand.step, walk, act, share)
-        else:
-            _step(errand.step, walk, share)
-    except Interrupted as error:
-        interrupted = (type(error).__name__, error.message)
-    answer = Answer.of(walk.tally)
-    answer.interrupted = interrupted
-    answer.failed = sorted((prefix, why) for prefix, why in walk.failed.items() if prefix not in share.failed)
-    answer.withheld = sorted(walk.withheld - share.withheld)
-    answer.calls = sorted((whole.calls - before).items())
-    return answer
-
-
-def _step(step: StepName, walk: Walk, share: Share) -> None:
-    if step == "message":
-        Messages(walk).delete()
-    elif step == "invert":
-        Inversions(walk, share.since_ms, everything=share.everything).invert()
-    else:
-        Payloads(walk).delete()
-
-
-def _look(step: StepName, walk: Walk, finder: Finder, share: Share) -> None:
-    if step == "invert":
-        FoundInversions(walk, finder, share.since_ms, everything=share.everything).invert()
-    else:
-        FoundPayloads(walk, finder).delete()
+    reread = set(spec.world.reread_topics)
+    context = replace(spec.world, metadata=whole.metadata, reread_topics=reread)
+    part = Part.of(store, context, spec.page_rows, act, whole=whole, replans=False)
+    job = Job(spec.step, part, share.failed, share.since_ms, share.everything, refers=not spec.finds)
+    outcome = job.run()
+    if outcome.ended is not None and not isinstance(outcome.ended, Interrupted):
+        raise outcome.ended
+    return outcome

@@ -1,11 +1,11 @@
-"""How the memory in HBase is committed, and by whom.
+"""How the state in HBase is committed, and which process may commit.
 
 First the new blocks and rows of history are written, then the root is replaced, then goes what no longer counts. So
 a process that dies in between leaves blocks that do not count, which the next one removes, or a page of history
 without its effect; never an effect without its history.
 
-Nobody is kept waiting: whoever replaces the root first has committed. The other one writes again on the new root when
-nothing it has read or changed is different there, and otherwise has lost the race.
+No process waits for another: the one that replaces the root first has committed. The other one writes again on the
+new root when nothing it has read or changed is different there, and otherwise has lost the race.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from threading import RLock
 
-from janitor.state.hbase_root import Root
-from janitor.state.hbase_table import JanitorTable
-from janitor.state.hbase_view import BLOCK, CLOSED, Changes, Committed, Gone, with_changes
+from janitor.state.hbase.root import Root
+from janitor.state.hbase.table import JanitorTable
+from janitor.state.hbase.view import BLOCK, CLOSED, Changes, Committed, Gone, with_changes
 from tms_core.errors import StoreBusy, StoreError, StoreUnavailable
 from tms_core.lease import LeaseRecord
 
@@ -39,7 +39,7 @@ class LostRace(StoreBusy):
 
 
 class Commits:
-    """Replaces the root.
+    """Commits changes by replacing the root.
 
     Args:
         table: where it is.
@@ -69,7 +69,7 @@ class Commits:
         raise crowded(self._table.name)
 
     def root(self) -> Root:
-        """The present one."""
+        """The root as it is now."""
         return Root.parse(self._table.get(ROOT), self._table.name)
 
     def present(self) -> Committed:
@@ -145,8 +145,8 @@ class Commits:
         if self._is_fenced_off(present, changes):
             record = LeaseRecord.parse(present.lease)
             raise StoreBusy(
-                f"{self._table.name}: {record.holder if record and record.holder else 'nobody'} has the lease now, and "
-                "what was learnt under the former one is not written.",
+                f"{self._table.name}: {record.holder if record and record.holder else 'no process'} has the lease now, "
+                "and what was learnt under the former one is not written.",
                 "The next holder goes on from there.",
             )
         if any(present.entry(name) != base.entry(name) for name in changes.touched):
@@ -180,16 +180,16 @@ class Commits:
             if not tidy:
                 # What processes have left that died before they replaced the root; none can be of its version any more.
                 named, end = root.named(), BLOCK + (root.version + 1).to_bytes(8, "big")
-                went += [key for key, _ in self._table.walk(BLOCK, end, keys_only=True) if key.hex() not in named]
+                went += [key for key, _ in self._table.scan(BLOCK, end, keys_only=True) if key.hex() not in named]
             self._table.delete(dict.fromkeys(went))
             self._tidy = True
 
 
 def lost(where: str) -> LostRace:
-    """What is raised when a transaction rests on what is different now."""
+    """The error for a transaction that read values which are different now."""
     return LostRace(f"{where} was changed by another process at this moment.", _AGAIN)
 
 
 def crowded(where: str) -> StoreBusy:
-    """What is raised when others came before too often."""
+    """The error for a transaction that other processes overtook too often."""
     return StoreBusy(f"{where} is being written by other processes all the time.", _AGAIN)

@@ -1,4 +1,4 @@
-"""What the memory in HBase keeps of runs, and what a run announces.
+"""What the state in HBase keeps of runs, and what a run announces.
 
 A run that has ended is a row under its id, and an empty one by time leads to it; runs that go on are few, and one value
 on the root. A heartbeat, and an announcement before a topic's first batch, is one put of a row of its own and in no
@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count, islice
 from typing import Any, NamedTuple
 
-from janitor.state.base import LedgerEntry, RunRecord, State
-from janitor.state.hbase_ledger import entry_of, entry_row
-from janitor.state.hbase_memory import HBaseMemory
-from janitor.state.hbase_table import after, newest_first, oldest_first
-from janitor.state.hbase_view import packed
+from janitor.state.base import CounterKey, LedgerEntry, RunRecord, State
+from janitor.state.hbase.ledger import entry_of, entry_row
+from janitor.state.hbase.table import after, newest_first, oldest_first
+from janitor.state.hbase.transactions import HBaseTransactions
+from janitor.state.hbase.view import packed
 from tms_core.errors import StoreError
 
-#: Rows: a finished run by its id; by time; a heartbeat by run; an announcement.
-RUN, RUN_BY_TIME, BEAT, INTENT = b"r", b"q", b"h", b"n"
+#: Rows: a finished run by its id; by time; a heartbeat by run; an announcement; what a run has booked.
+RUN, RUN_BY_TIME, BEAT, INTENT, BOOKED = b"r", b"q", b"h", b"n", b"k"
 _TOKEN_BYTES = 6
 
 
@@ -35,8 +35,8 @@ class _Going(NamedTuple):
     number: int
 
 
-class HBaseHistory(HBaseMemory, State):
-    """The part of the memory that is about runs."""
+class HBaseHistory(HBaseTransactions, State):
+    """The part of the state that is about runs."""
 
     def __init__(self, thrift: Sequence[str], **options: Any) -> None:
         super().__init__(thrift, **options)
@@ -66,13 +66,14 @@ class HBaseHistory(HBaseMemory, State):
             self._put_finished(ended, order)
             if going.pop(run_id, None) is not None:
                 self._delete_row(_beat_key(run_id))
+                self._delete_row(_booked_key(run_id))
                 self._save_going(number, going)
 
         self._write(finish)
 
     def runs(self, limit: int) -> list[RunRecord]:
         _, going = self._going()
-        keys = islice(self._walk_keys(RUN_BY_TIME, after(RUN_BY_TIME)), limit + len(going))
+        keys = islice(self._scan_keys(RUN_BY_TIME, after(RUN_BY_TIME)), limit + len(going))
         ids = [key[17:].decode() for key in keys]
         rows = self._rows_of([_run_key(run_id) for run_id in ids if run_id not in going])
         found = [_finished(row) for row in rows.values()] + self._alive(going)
@@ -99,8 +100,9 @@ class HBaseHistory(HBaseMemory, State):
             for run_id in lost:
                 del going[run_id]
                 self._delete_row(_beat_key(run_id))
+                self._delete_row(_booked_key(run_id))
             begin = RUN_BY_TIME + newest_first(before_ms) + b"\xff" * 8
-            old = list(self._walk_keys(begin, after(RUN_BY_TIME)))
+            old = list(self._scan_keys(begin, after(RUN_BY_TIME)))
             for key in old:
                 self._delete_row(key)
                 self._delete_row(RUN + key[17:])
@@ -114,10 +116,44 @@ class HBaseHistory(HBaseMemory, State):
         self._table.put([(key, packed(entry_row(entry)))])
 
     def intents(self) -> list[LedgerEntry]:
-        return [entry_of(json.loads(value)) for _, value in self._table.walk(INTENT, after(INTENT))]
+        return [entry_of(json.loads(value)) for _, value in self._table.scan(INTENT, after(INTENT))]
 
     def clear_intents(self) -> None:
-        self._table.delete([key for key, _ in self._table.walk(INTENT, after(INTENT), keys_only=True)])
+        self._table.delete([key for key, _ in self._table.scan(INTENT, after(INTENT), keys_only=True)])
+
+    def counters(self) -> dict[CounterKey, float]:
+        booked = self._booked_of(self._going()[1])
+        # Both of one moment, and after what was booked: a run that ends meanwhile is then counted once.
+        told, runs = self._read_view(lambda view: (view.value("counters"), view.value("runs")))
+        sums = _sums(json.loads(told) if told else [])
+        going = {each[0] for each in json.loads(runs)["going"]} if runs else set()
+        for run_id in booked.keys() & going:
+            for key, amount in booked[run_id].items():
+                sums[key] = sums.get(key, 0.0) + amount
+        return dict(sorted(sums.items()))
+
+    def add_counters(self, amounts: Mapping[CounterKey, float]) -> None:
+        def add() -> None:
+            sums = _sums(self._json("counters", []))
+            for key, amount in amounts.items():
+                sums[key] = sums.get(key, 0.0) + amount
+            self._save("counters", _rows_of_sums(sums) or None)
+
+        self._write(add)
+
+    def book(self, run_id: str, amounts: Mapping[CounterKey, float]) -> None:
+        _, going = self._going()
+        if run_id in going:
+            self._table.put([(_booked_key(run_id), packed(_rows_of_sums(amounts)))])
+
+    def booked(self, run_id: str) -> dict[CounterKey, float]:
+        _, going = self._going()
+        return self._booked_of([run_id]).get(run_id, {}) if run_id in going else {}
+
+    def _booked_of(self, run_ids: Iterable[str]) -> dict[str, dict[CounterKey, float]]:
+        keys = {_booked_key(run_id): run_id for run_id in run_ids}
+        found = self._table.get_many(list(keys)) if keys else {}
+        return {keys[key]: _sums(json.loads(row)) for key, row in found.items()}
 
     def _going(self) -> tuple[int, dict[str, _Going]]:
         """The number of the next run, and the runs that go on."""
@@ -157,6 +193,18 @@ def _finished(row: bytes) -> tuple[RunRecord, int]:
 
 def _run_key(run_id: str) -> bytes:
     return RUN + run_id.encode()
+
+
+def _sums(rows: Iterable[Any]) -> dict[CounterKey, float]:
+    return {CounterKey(name, tuple(map(tuple, labels))): value for name, labels, value in rows}
+
+
+def _rows_of_sums(sums: Mapping[CounterKey, float]) -> list[list[Any]]:
+    return [[key.name, key.labels, value] for key, value in sums.items()]
+
+
+def _booked_key(run_id: str) -> bytes:
+    return BOOKED + run_id.encode()
 
 
 def _beat_key(run_id: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What the memory in HBase keeps of invalid transactions.
+"""What the state in HBase keeps of invalid transactions.
 
 There may be a million of them, of which all but a few are closed, and a daemon asks every minute. So open ones are one
 block, and closed ones leaves of some ten thousand in order of pointer, as columns of 64-bit numbers: a change rewrites
@@ -17,8 +17,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from janitor.state.base import KnownIds, OpenIdRecord, State
-from janitor.state.hbase_memory import HBaseMemory
-from janitor.state.hbase_view import CLOSED, View
+from janitor.state.hbase.transactions import HBaseTransactions
+from janitor.state.hbase.view import CLOSED, View
 from janitor.state.records import is_among
 from tms_core.transaction.model import transaction_ms
 
@@ -61,8 +61,8 @@ class _Closed(NamedTuple):
     pointers: array[int]
 
 
-class HBaseIds(HBaseMemory, State):
-    """The part of the memory that is about invalid transactions."""
+class HBaseIds(HBaseTransactions, State):
+    """The part of the state that is about invalid transactions."""
 
     _known_closed: _Closed | None = None
 
@@ -71,7 +71,7 @@ class HBaseIds(HBaseMemory, State):
             stored = [_open(view), *(_unpack(view.value(leaf.name)) for leaf in _leaves(view))]
             return dict(sorted((record.pointer, record) for record in chain.from_iterable(stored)))
 
-        return self._look(read)
+        return self._read_view(read)
 
     def known_ids(self, now_ms: int, window_ms: int) -> KnownIds:
         def read(view: View) -> KnownIds:
@@ -84,10 +84,10 @@ class HBaseIds(HBaseMemory, State):
             found = dict(sorted((record.pointer, record) for record in open_ids))
             return KnownIds(found, array("q", (pointer for pointer in closed if pointer not in found)))
 
-        return self._look(read)
+        return self._read_view(read)
 
     def lowest_open(self, limit: int) -> tuple[int, list[OpenIdRecord]]:
-        found = self._look(_open)
+        found = self._read_view(_open)
         return len(found), found[:limit]
 
     def save_open_ids(self, records: Iterable[OpenIdRecord]) -> None:
@@ -107,14 +107,14 @@ class HBaseIds(HBaseMemory, State):
 
     def _change_ids(self, changed: _Changed, may: _May) -> None:
         """Put ids in their place, or (None) drop them; of those present only where ``may`` allows it."""
-        present = {record.pointer: record for record in self._look(_open)}
+        present = {record.pointer: record for record in self._read_view(_open)}
         opened = {
             pointer: record if record and record.closed_ms is None else None for pointer, record in changed.items()
         }
         new = _merged(present, opened, may)
         if new != present:
             self._save_packed(_OPEN, _pack(new) if new else None)
-        known = self._look(self._closed_pointers)
+        known = self._read_view(self._closed_pointers)
         closed = {
             pointer: record if record and record.closed_ms is not None else None
             for pointer, record in changed.items()
@@ -124,7 +124,7 @@ class HBaseIds(HBaseMemory, State):
             self._change_closed(closed, may)
 
     def _change_closed(self, changed: _Changed, may: _May) -> None:
-        leaves = self._look(_leaves)
+        leaves = self._read_view(_leaves)
         number = max((leaf.number for leaf in leaves), default=0)
         concerned: dict[Leaf | None, dict[int, OpenIdRecord | None]] = {}
         firsts = [leaf.first for leaf in leaves]
@@ -149,7 +149,7 @@ class HBaseIds(HBaseMemory, State):
     def _present(self, leaf: Leaf | None) -> dict[int, OpenIdRecord]:
         if leaf is None:
             return {}
-        return {record.pointer: record for record in self._look(lambda view: _unpack(view.value(leaf.name)))}
+        return {record.pointer: record for record in self._read_view(lambda view: _unpack(view.value(leaf.name)))}
 
     def _save_leaf(self, number: int, records: dict[int, OpenIdRecord]) -> Leaf:
         # Where one was never searched for, no window has ended for all.

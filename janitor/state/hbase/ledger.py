@@ -16,9 +16,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from janitor.state.base import LedgerEntry, State
-from janitor.state.hbase_memory import HBaseMemory
-from janitor.state.hbase_table import after, newest_first, oldest_first
-from janitor.state.hbase_view import packed
+from janitor.state.hbase.table import after, newest_first, oldest_first
+from janitor.state.hbase.transactions import HBaseTransactions
+from janitor.state.hbase.view import packed
 from tms_core.topic import TopicId
 
 #: Rows: a page; an entry by topic; a page by run.
@@ -46,7 +46,7 @@ class Page(NamedTuple):
 
     @classmethod
     def parse(cls, tail: bytes) -> Page:
-        """From a key without its first byte."""
+        """Read a key without its first byte."""
         first = 2**63 - 1 - int.from_bytes(tail[:8], "big")
         earliest_ms = int.from_bytes(tail[8:16], "big") - 2**63
         return cls(first, earliest_ms, int.from_bytes(tail[16:18], "big"), tail[18:])
@@ -63,8 +63,8 @@ class _Numbered(NamedTuple):
     entry: LedgerEntry
 
 
-class HBaseLedger(HBaseMemory, State):
-    """The part of the memory that is the ledger."""
+class HBaseLedger(HBaseTransactions, State):
+    """The part of the state that is the ledger."""
 
     def add_ledger(self, entries: Iterable[LedgerEntry]) -> None:
         added = list(entries)
@@ -97,7 +97,7 @@ class HBaseLedger(HBaseMemory, State):
         elif topic is not None:
             found = (entry for entry in self._of_topic(topic) if key is None or entry.start <= key < entry.stop)
         else:
-            pages = (_numbered(value) for _, value in self._walk(PAGE, after(PAGE)))
+            pages = (_numbered(value) for _, value in self._scan(PAGE, after(PAGE)))
             found = (each.entry for page in pages for each in reversed(page))
         fitting = (entry for entry in found if not patterns or _fits(str(entry.topic), patterns))
         return list(islice(fitting, limit))
@@ -105,7 +105,7 @@ class HBaseLedger(HBaseMemory, State):
     def ledger_generations(self, topic: TopicId) -> list[int]:
         prefix = BY_TOPIC + topic.prefix
         at = len(prefix) + 8
-        keys = self._walk_keys(prefix, after(prefix))
+        keys = self._scan_keys(prefix, after(prefix))
         return sorted({int.from_bytes(key[at : at + 8], "big") - 2**63 for key in keys})
 
     def ledger_since_ms(self) -> int | None:
@@ -117,7 +117,7 @@ class HBaseLedger(HBaseMemory, State):
 
     def _prune(self, before_ms: int, keep: int) -> int:
         forgotten, oldest = 0, None
-        for page in [Page.parse(key[1:]) for key in self._walk_keys(PAGE, after(PAGE))]:
+        for page in [Page.parse(key[1:]) for key in self._scan_keys(PAGE, after(PAGE))]:
             if page.earliest_ms >= before_ms and page.entries <= keep:
                 keep -= page.entries
                 oldest = page
@@ -134,7 +134,7 @@ class HBaseLedger(HBaseMemory, State):
         return forgotten
 
     def _shrink(self, page: Page, present: list[_Numbered], left: list[_Numbered]) -> Page | None:
-        """Leave of a page only these."""
+        """Keep only these entries of a page."""
         for run_id in {each.entry.run_id for each in present}:
             self._delete_row(_run_prefix(run_id) + page.tail)
         for each in present:
@@ -153,12 +153,12 @@ class HBaseLedger(HBaseMemory, State):
 
     def _of_run(self, run_id: str) -> Iterator[LedgerEntry]:
         prefix = _run_prefix(run_id)
-        for key in self._walk_keys(prefix, after(prefix)):
+        for key in self._scan_keys(prefix, after(prefix)):
             yield from (each.entry for each in reversed(self._entries(Page.parse(key[len(prefix) :]))))
 
     def _of_topic(self, topic: TopicId) -> Iterator[LedgerEntry]:
         prefix = BY_TOPIC + topic.prefix
-        return (entry_of(json.loads(value)) for _, value in self._walk(prefix, after(prefix)))
+        return (entry_of(json.loads(value)) for _, value in self._scan(prefix, after(prefix)))
 
     def _entries(self, page: Page) -> list[_Numbered]:
         """Oldest first; none of a page that another process has just forgotten."""
@@ -189,7 +189,7 @@ def entry_row(entry: LedgerEntry) -> list[Any]:
 
 
 def entry_of(row: Sequence[Any]) -> LedgerEntry:
-    """The other way round."""
+    """An entry from JSON values."""
     run_id, at_ms, namespace, topic, generation, table, rule, start, stop, *rest = row
     name = TopicId(namespace, topic)
     return LedgerEntry(run_id, at_ms, name, generation, table, rule, bytes.fromhex(start), bytes.fromhex(stop), *rest)

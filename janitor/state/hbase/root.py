@@ -1,8 +1,8 @@
-"""The root of the memory in HBase: one cell, whose replacement is the commit.
+"""The root of the state in HBase: one cell, whose replacement is the commit.
 
 HBase changes one row at a time, and Thrift 1 compares one cell and writes one cell. So everything that has to be
 written together hangs on one cell: small values are in it, large ones are blocks, rows of their own that never change
-and that only count while the root names them. A transaction writes new blocks, which nobody sees, and then replaces
+and that only count while the root names them. A transaction writes new blocks, which no reader sees, and then replaces
 the root if it is still the one it began with. That is all or nothing, whenever the process dies.
 
 The lease is in it too. Thereby a holder that was stopped, and woken when another one had the lease, cannot replace the
@@ -71,7 +71,7 @@ class Root:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreError(
                 f"The root of {where} cannot be read: {error!r}.",
-                "Somebody else has written into the table. Drop it, and the store is a first contact again.",
+                "Another program has written into the table. Drop it, and the store is a first contact again.",
             ) from error
 
     def next(self, token: str, **changes: Any) -> Root:
@@ -89,7 +89,7 @@ class Root:
         return replace(new, packed=json.dumps(content, separators=(",", ":")).encode())
 
     def entry(self, name: str) -> Any:
-        """What stands under a name, to be compared with what stands there in another root."""
+        """The value or blocks under a name, to be compared with those of another root."""
         return self.values.get(name), self.blocks.get(name)
 
     def named(self) -> set[str]:

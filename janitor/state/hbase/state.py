@@ -1,7 +1,7 @@
-"""The memory in a table of its own beside the store's, for a janitor that has no disk that stays.
+"""The state in a table of its own beside the store's, for a janitor that has no disk that stays.
 
 Values are JSON, under names; records are lists of their fields in the order of :mod:`janitor.state.records`, bytes in
-hex. How they are written together stands in :mod:`janitor.state.hbase_root`, what the table holds in
+hex. How they are written together stands in :mod:`janitor.state.hbase.root`, what the table holds in
 ``docs/formats.md``, "State in HBase".
 """
 
@@ -13,7 +13,6 @@ from typing import Any
 from janitor.state.base import (
     Claim,
     ClockAnchor,
-    CounterKey,
     Evidence,
     FrontierRecord,
     Pause,
@@ -22,10 +21,11 @@ from janitor.state.base import (
     Strikes,
     TopicCount,
 )
-from janitor.state.hbase_history import HBaseHistory
-from janitor.state.hbase_ids import HBaseIds
-from janitor.state.hbase_ledger import HBaseLedger
-from janitor.state.hbase_table import TABLE
+from janitor.state.decided import NOTE as DECIDED
+from janitor.state.hbase.history import HBaseHistory
+from janitor.state.hbase.ids import HBaseIds
+from janitor.state.hbase.ledger import HBaseLedger
+from janitor.state.hbase.table import TABLE
 from tms_core.errors import StoreError
 from tms_core.topic import TopicId
 
@@ -36,7 +36,7 @@ _OF_STORE = frozenset({"frontiers", "ids", "evidence", "claim", "thorough", "str
 
 
 class HBaseState(HBaseIds, HBaseLedger, HBaseHistory):
-    """The memory of one store; see :class:`~janitor.state.hbase_memory.HBaseMemory` for how it is opened."""
+    """The state of one store; see :class:`~janitor.state.hbase.transactions.HBaseTransactions` for how it is opened."""
 
     def store(self) -> StoreRecord | None:
         row = self._json("store")
@@ -46,8 +46,8 @@ class HBaseState(HBaseIds, HBaseLedger, HBaseHistory):
         def save() -> None:
             known = self.store()
             if known is not None and known.mark != record.mark:
-                for name in self._look(lambda view: view.names()):
-                    if name.partition(".")[0] in _OF_STORE:
+                for name in self._read_view(lambda view: view.names()):
+                    if name.partition(".")[0] in _OF_STORE and name != f"note.{DECIDED}":
                         self._save_packed(name, None)
             snapshot = record.snapshot_timestamp_ms, record.snapshot_write_pointer
             self._save("store", [record.mark, record.identity, record.adopted_ms, *snapshot])
@@ -147,19 +147,6 @@ class HBaseState(HBaseIds, HBaseLedger, HBaseHistory):
 
     def save_created_ms(self, created_ms: int) -> None:
         self._write(lambda: self._save("created", self._json("created", created_ms)))
-
-    def counters(self) -> dict[CounterKey, float]:
-        rows = sorted(self._json("counters", []))
-        return {CounterKey(name, tuple(map(tuple, labels))): value for name, labels, value in rows}
-
-    def add_counters(self, amounts: Mapping[CounterKey, float]) -> None:
-        def add() -> None:
-            sums = self.counters()
-            for key, amount in amounts.items():
-                sums[key] = sums.get(key, 0.0) + amount
-            self._save("counters", [[key.name, key.labels, value] for key, value in sums.items()] or None)
-
-        self._write(add)
 
     def note(self, name: str) -> Any:
         return self._json(f"note.{name}")

@@ -1,4 +1,4 @@
-"""The memory's table in HBase: rows of one cell each, and the one among them that is compared before it is changed.
+"""The state's table in HBase: rows of one cell each, and the one among them that is compared before it is changed.
 
 All cells but that one, and one that is there to read their clock by, carry the same timestamp, 1, and so do the markers
 that delete them. So nothing here depends on the clocks of HBase's servers: of two values of a cell the later one
@@ -14,13 +14,13 @@ from contextlib import closing
 
 from tms_core.clock import Clock
 from tms_core.errors import StoreError, StoreNotFound
-from tms_core.tables.hbase_pool import Connection, HBasePool
-from tms_core.tables.hbase_rows import KEYS, ROWS, HBaseRows, batches
-from tms_core.tables.hbase_schema import FAMILY, MEMORY_TABLE, create_tables, memory_spec
-from tms_core.tables.hbase_wire import interface
+from tms_core.tables.hbase.pool import Connection, HBasePool
+from tms_core.tables.hbase.rows import KEYS, ROWS, HBaseRows, batches
+from tms_core.tables.hbase.schema import FAMILY, JANITOR_TABLE, create_tables, janitor_table_spec
+from tms_core.tables.hbase.thrift import interface
 
 #: The table's name in its namespace.
-TABLE = MEMORY_TABLE
+TABLE = JANITOR_TABLE
 #: The only column.
 COLUMN = FAMILY + b":v"
 
@@ -47,7 +47,7 @@ class JanitorTable:
         thrift = interface()
         self.name = f"{namespace}:{TABLE}"
         self._pool = pool
-        self._spec = memory_spec(namespace)
+        self._spec = janitor_table_spec(namespace)
         self._prefix = prefix
         self._closed = False
         self._rows = HBaseRows(pool, self.name.encode(), clock)
@@ -105,7 +105,7 @@ class JanitorTable:
                 found[row.row[len(self._prefix) :]] = row.columns[COLUMN].value
         return found
 
-    def walk(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values of ``[start, stop)`` in order; with ``keys_only`` all values are empty."""
         self._ensure_open()
         at, end = self._prefix + start, self._prefix + stop
@@ -161,7 +161,7 @@ class JanitorTable:
 
     def _ensure_open(self) -> None:
         if self._closed:
-            raise StoreError(f"{self.name}: this memory is closed.")
+            raise StoreError(f"{self.name}: this state is closed.")
 
     def _create_plainly(self) -> None:
         with self._pool.connection() as connection:
@@ -179,7 +179,7 @@ class JanitorTable:
 
     def _missing(self, reason: str) -> StoreNotFound:
         return StoreNotFound(
-            f"There is no table {self.name}, where the janitor keeps its memory, and it could not be made. {reason}",
+            f"There is no table {self.name}, where the janitor keeps its state, and it could not be made. {reason}",
             f"Make it in the HBase shell: {self._spec.shell_line()}",
         )
 
@@ -195,5 +195,5 @@ def newest_first(number: int) -> bytes:
 
 
 def after(prefix: bytes) -> bytes:
-    """Where keys that begin so end; the last byte must not be 0xff."""
+    """The first key after all that begin with a prefix; its last byte must not be 0xff."""
     return prefix[:-1] + bytes([prefix[-1] + 1])

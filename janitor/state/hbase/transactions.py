@@ -1,4 +1,4 @@
-"""Transactions over the memory's table: what is changed inside one is gathered here and written at its end.
+"""Transactions over the state's table: what is changed inside one is gathered here and written at its end.
 
 Inside one, its thread reads what it has changed; other threads and processes read what counts at that moment.
 """
@@ -13,18 +13,18 @@ from heapq import merge
 from threading import RLock, get_ident
 from typing import Any, TypeVar
 
-from janitor.state.hbase_commit import ATTEMPTS, Commits, LostRace, crowded, lost
-from janitor.state.hbase_table import JanitorTable
-from janitor.state.hbase_view import Changes, Gone, View, packed
+from janitor.state.hbase.commit import ATTEMPTS, Commits, LostRace, crowded, lost
+from janitor.state.hbase.table import JanitorTable
+from janitor.state.hbase.view import Changes, Gone, View, packed
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreError
-from tms_core.tables.hbase_pool import HBasePool
+from tms_core.tables.hbase.pool import HBasePool
 
 T = TypeVar("T")
 
 
-class HBaseMemory:
-    """The memory's table on a cluster. Threads may share one; processes may each have their own on the same table.
+class HBaseTransactions:
+    """The state's table on a cluster. Threads may share one; processes may each have their own on the same table.
 
     Args:
         thrift: ``HOST:PORT`` of each Thrift 1 server.
@@ -33,7 +33,7 @@ class HBaseMemory:
         connections: how many may be open at once.
         timeout_seconds: the longest one call may take.
         clock: our own clock.
-        prefix: what the keys of this memory begin with, where several share the table.
+        prefix: what the keys of this state begin with, where several share the table.
 
     Attributes:
         pool: the connections; its ``calls`` counts Thrift calls.
@@ -100,9 +100,9 @@ class HBaseMemory:
     def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
         return self._commits.swap_lease(expected, value)
 
-    # -- for the parts of the memory ------------------------------------------------------------------------------
+    # -- for the parts of the state -------------------------------------------------------------------------------
 
-    def _look(self, read: Callable[[View], T]) -> T:
+    def _read_view(self, read: Callable[[View], T]) -> T:
         """Read values of one moment: the transaction's, or the present."""
         if self._changes is not None and self._inside == get_ident():
             try:
@@ -116,7 +116,7 @@ class HBaseMemory:
 
     def _json(self, name: str, default: Any = None) -> Any:
         """One value; a new object each time."""
-        value = self._look(lambda view: view.value(name))
+        value = self._read_view(lambda view: view.value(name))
         return default if value is None else json.loads(value)
 
     def _write(self, work: Callable[[], T]) -> T:
@@ -132,7 +132,7 @@ class HBaseMemory:
     def _save(self, name: str, value: Any) -> None:
         """Change a value, inside a transaction; None removes it, and one that did not change costs no write."""
         new = None if value is None else packed(value)
-        if new != self._look(lambda view: view.value(name)):
+        if new != self._read_view(lambda view: view.value(name)):
             self._save_packed(name, new)
 
     def _save_packed(self, name: str, value: bytes | None) -> None:
@@ -158,17 +158,17 @@ class HBaseMemory:
         found |= {key: value for key in keys if (value := changed.get(key)) is not None}
         return {key: zlib.decompress(found[key]) for key in keys if key in found}
 
-    def _walk(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def _scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Rows of history from ``start`` until before ``stop``, in order."""
         return ((key, zlib.decompress(value)) for key, value in self._merged(start, stop, keys_only=False))
 
-    def _walk_keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
+    def _scan_keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
         return (key for key, _ in self._merged(start, stop, keys_only=True))
 
     def _merged(self, start: bytes, stop: bytes, *, keys_only: bool) -> Iterator[tuple[bytes, bytes]]:
         changed = self._changed_rows()
         new = sorted((key, row) for key, row in changed.items() if row is not None and start <= key < stop)
-        stored = self._table.walk(start, stop, keys_only=keys_only)
+        stored = self._table.scan(start, stop, keys_only=keys_only)
         return merge(((key, row) for key, row in stored if key not in changed), new)
 
     def _changing(self) -> Changes:

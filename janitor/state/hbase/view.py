@@ -1,6 +1,6 @@
-"""The values of the memory in HBase, as they are at one moment and as a transaction has changed them.
+"""The values of the state in HBase, as they are at one moment and as a transaction has changed them.
 
-They are packed, so that nobody gets hold of an object that somebody else changes.
+They are packed, so that no caller gets an object that another one changes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from janitor.state.hbase_root import INLINE_BYTES, Root
+from janitor.state.hbase.root import INLINE_BYTES, Root
 
 #: Blocks are rows that begin so; then comes the version of the root that named them first.
 BLOCK = b"b"
@@ -33,7 +33,7 @@ class View(Protocol):
         ...
 
     def names(self) -> set[str]:
-        """Of all values there are."""
+        """The names of all values."""
         ...
 
     def stamp(self, name: str) -> tuple[str, ...] | None:

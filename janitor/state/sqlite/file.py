@@ -15,8 +15,9 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Self
 
-from janitor.state import schema
-from janitor.state.sqlite_intents import Intents
+from janitor.state.sqlite import schema
+from janitor.state.sqlite.booked import Booked
+from janitor.state.sqlite.intents import Intents
 from tms_core.errors import StoreBusy, StoreError
 
 FILE_NAME = "state.sqlite3"
@@ -28,11 +29,11 @@ _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
 class SqliteFile:
-    """The memory's file. Threads may share one; processes may each have their own on the same folder.
+    """The state's file. Threads may share one; processes may each have their own on the same folder.
 
     Args:
         folder: where ``state.sqlite3`` is or shall be, made (for this user only) if it is not there; None keeps the
-            memory in memory, see :meth:`in_memory`.
+            state in memory, see :meth:`in_memory`.
         busy_seconds: how long to wait for another process that is writing.
 
     Raises:
@@ -43,6 +44,7 @@ class SqliteFile:
     def __init__(self, folder: Path | None, *, busy_seconds: float = BUSY_SECONDS) -> None:
         self._where = "the state in memory" if folder is None else str(folder / FILE_NAME)
         self._intents = Intents(folder)
+        self._booked = Booked(folder)
         self._lock = RLock()
         self._depth = 0
         if folder is not None:
@@ -62,7 +64,7 @@ class SqliteFile:
 
     @classmethod
     def in_memory(cls) -> Self:
-        """A memory that ends with the object."""
+        """A state that ends with the object."""
         return cls(None)
 
     def close(self) -> None:
@@ -89,9 +91,9 @@ class SqliteFile:
     def _open(self) -> None:
         with self._border():
             self._connection.execute("PRAGMA synchronous = EXTRA")
-            if schema.version(self._connection, self._where) < schema.SCHEMA_VERSION:
+            if schema.is_empty(self._connection, self._where):
                 with self.transaction():
-                    schema.bring_up(self._connection, self._where)
+                    schema.make_tables(self._connection, self._where)
 
     def _undo(self, inner: bool) -> None:
         if not self._connection.in_transaction:  # SQLite itself has undone everything, as it does when the disk is full
@@ -130,7 +132,7 @@ class SqliteFile:
 
     @contextmanager
     def _border(self) -> Iterator[None]:
-        """Turns SQLite's errors into ours."""
+        """Translates SQLite's errors into the state's."""
         try:
             yield
         except sqlite3.Error as error:

@@ -1,4 +1,4 @@
-"""What the memory's file keeps of the past: runs, the ledger of what they took, counters, counts of the queues."""
+"""What the state's file keeps of the past: runs, the ledger of what they took, counters, counts of the queues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from janitor.state.base import CounterKey, LedgerEntry, RunRecord, State, TopicCount
-from janitor.state.sqlite_file import SqliteFile
+from janitor.state.sqlite.file import SqliteFile
 from tms_core.errors import StoreError
 from tms_core.topic import TopicId
 
@@ -30,7 +30,7 @@ _ENTRY_COLUMNS = len(fields(LedgerEntry)) + 1
 
 
 class SqliteHistory(SqliteFile, State):
-    """The part of the memory that looks back."""
+    """The part of the state that is about the past."""
 
     def begin_run(self, run: RunRecord) -> None:
         self._write(
@@ -124,8 +124,35 @@ class SqliteHistory(SqliteFile, State):
             self._intents.clear()
 
     def counters(self) -> dict[CounterKey, float]:
-        rows = self._rows("SELECT name, labels, value FROM counters ORDER BY name, labels")
-        return {CounterKey(name, _labels(labels)): value for name, labels, value in rows}
+        # Read before the rest: a run that ends meanwhile is then counted once.
+        booked = self._read_booked()
+        with self._view():
+            rows = self._rows("SELECT name, labels, value FROM counters")
+            going = {run.id for run in self.unfinished_runs()}
+        sums = {CounterKey(name, _labels(labels)): value for name, labels, value in rows}
+        for run_id, amounts in booked.items():
+            for key, amount in amounts.items() if run_id in going else ():
+                sums[key] = sums.get(key, 0.0) + amount
+        return dict(sorted(sums.items()))
+
+    def book(self, run_id: str, amounts: Mapping[CounterKey, float]) -> None:
+        with self._lock:
+            if any(run.id == run_id for run in self.unfinished_runs()):
+                self._booked.write([run_id, [[key.name, key.labels, amount] for key, amount in amounts.items()]])
+
+    def booked(self, run_id: str) -> dict[CounterKey, float]:
+        going = any(run.id == run_id for run in self.unfinished_runs())
+        return self._read_booked().get(run_id, {}) if going else {}
+
+    def _read_booked(self) -> dict[str, dict[CounterKey, float]]:
+        """What was booked last, by run: only one writes at a time."""
+        with self._lock:
+            found = self._booked.read()
+        try:
+            run_id, rows = found
+            return {run_id: {CounterKey(name, tuple(map(tuple, labels))): float(n) for name, labels, n in rows}}
+        except (TypeError, ValueError):
+            return {}
 
     def add_counters(self, amounts: Mapping[CounterKey, float]) -> None:
         self._write(

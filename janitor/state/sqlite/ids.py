@@ -1,4 +1,4 @@
-"""What the memory's file keeps of invalid transactions.
+"""What the state's file keeps of invalid transactions.
 
 There may be a million of them, of which all but a few are closed, and a daemon asks every minute. So the closed ones
 are read once, as bare pointers, 8 bytes each, and kept until the file's are others: because this connection changed
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from janitor.state.base import KnownIds, OpenIdRecord, State
 from janitor.state.records import is_among
-from janitor.state.sqlite_file import SqliteFile
+from janitor.state.sqlite.file import SqliteFile
 
 _ALL = "SELECT pointer, first_seen_ms, scanned_ms, closed_ms FROM open_ids ORDER BY pointer"
 _NOT_CLOSED = """
@@ -59,7 +59,7 @@ class _Closed(NamedTuple):
 
 
 class SqliteIds(SqliteFile, State):
-    """The part of the memory that is about invalid transactions."""
+    """The part of the state that is about invalid transactions."""
 
     #: None: to be read when it is next asked for.
     _closed: _Closed | None = None

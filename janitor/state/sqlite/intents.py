@@ -1,6 +1,6 @@
-"""What a run announces before it deletes, in a plain file beside the memory's.
+"""What a run announces before it deletes, in a plain file beside the state's.
 
-A commit of the memory costs several syncs, and a sweep of a thousand topics would wait for them longer than for its
+A commit of the state costs several syncs, and a sweep of a thousand topics would wait for them longer than for its
 deletes. An announcement only has to outlive the process: the deletes that follow it are not synced either until the
 run's end, when the ledger takes over. So it is one line appended to ``intents.jsonl``, without a sync.
 """

@@ -1,6 +1,6 @@
 """The tables of the state file, and whether a file is one of ours.
 
-The layout carries a version number, so that a janitor never guesses at a newer one's file: it says so and stops.
+The layout carries a version number, so that a janitor never guesses at a file of another one: it says so and stops.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOSS = (
     "the store is then a first contact and nothing is deleted until `janitor adopt`."
 )
 
-_LAYOUT_1 = (
+_TABLES = (
     """CREATE TABLE store (
         only_row INTEGER PRIMARY KEY CHECK (only_row = 1), mark TEXT NOT NULL, identity TEXT NOT NULL,
         adopted_ms INTEGER, snapshot_timestamp_ms INTEGER, snapshot_write_pointer INTEGER)""",
@@ -39,7 +39,7 @@ _LAYOUT_1 = (
         pointer INTEGER PRIMARY KEY, first_seen_ms INTEGER NOT NULL, scanned_ms INTEGER, closed_ms INTEGER)""",
     """CREATE TABLE runs (
         id TEXT PRIMARY KEY, mode TEXT NOT NULL, started_ms INTEGER NOT NULL, finished_ms INTEGER,
-        result TEXT NOT NULL, report TEXT NOT NULL)""",
+        result TEXT NOT NULL, report TEXT NOT NULL, heartbeat_ms INTEGER)""",
     "CREATE INDEX runs_by_start ON runs (started_ms)",
     """CREATE TABLE evidence (
         start BLOB PRIMARY KEY, stop BLOB, snapshot_timestamp_ms INTEGER NOT NULL, bound INTEGER NOT NULL,
@@ -49,11 +49,6 @@ _LAYOUT_1 = (
         bound INTEGER NOT NULL, made_ms INTEGER NOT NULL, run_id TEXT NOT NULL)""",
     """CREATE TABLE thorough (
         only_row INTEGER PRIMARY KEY CHECK (only_row = 1), completed_ms INTEGER NOT NULL)""",
-)
-
-#: What layout 2 added: history beyond runs, pauses, quarantine, the lease, a short way to the open ids.
-_LAYOUT_2 = (
-    "ALTER TABLE runs ADD COLUMN heartbeat_ms INTEGER",
     """CREATE TABLE created (
         only_row INTEGER PRIMARY KEY CHECK (only_row = 1), created_ms INTEGER NOT NULL)""",
     "CREATE TABLE pauses (pattern TEXT PRIMARY KEY, since_ms INTEGER NOT NULL) WITHOUT ROWID",
@@ -84,20 +79,17 @@ _LAYOUT_2 = (
     "CREATE INDEX open_ids_not_closed ON open_ids (pointer) WHERE closed_ms IS NULL",
 )
 
-#: The statements that lead from one layout to the next; the first makes an empty file one of layout 1.
-_STEPS = (_LAYOUT_1, _LAYOUT_2)
 
-
-def version(connection: sqlite3.Connection, where: str) -> int:
-    """The layout of the open file; 0 of an empty one.
+def is_empty(connection: sqlite3.Connection, where: str) -> bool:
+    """Whether the open file has no tables yet; else it has those of this layout.
 
     Args:
         where: the file, for messages.
 
     Raises:
-        StoreError: another program's database, or a newer janitor's.
+        StoreError: another program's database, or one of another layout.
     """
-    # In this order another process that makes the tables between two of the readings is no stranger.
+    # In this order tables that another process makes between two of the readings are taken for a janitor's.
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     (number,) = connection.execute("PRAGMA user_version").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -108,13 +100,19 @@ def version(connection: sqlite3.Connection, where: str) -> int:
             f"{where} was written by a newer janitor (layout {number}; this one knows {SCHEMA_VERSION}).",
             f"Use that version, or move the folder away: {LOSS}",
         )
-    return int(number)
+    if number not in (0, SCHEMA_VERSION):
+        raise StoreError(
+            f"{where} has layout {number}, which no released janitor wrote (this one knows {SCHEMA_VERSION}).",
+            f"Move the folder away: {LOSS}",
+        )
+    return bool(number == 0)
 
 
-def bring_up(connection: sqlite3.Connection, where: str) -> None:
-    """Make the tables that an empty file, or one of an earlier layout, lacks; call it inside a transaction."""
-    for step in _STEPS[version(connection, where) :]:
-        for statement in step:
-            connection.execute(statement)
+def make_tables(connection: sqlite3.Connection, where: str) -> None:
+    """Make the tables if the file is still empty; call it inside a transaction."""
+    if not is_empty(connection, where):
+        return
+    for statement in _TABLES:
+        connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

@@ -1,4 +1,4 @@
-"""The memory as one SQLite file, ``state.sqlite3``, in a folder of its own.
+"""The state as one SQLite file, ``state.sqlite3``, in a folder of its own.
 
 One file rather than many, so that a run's end is one commit.
 """
@@ -18,9 +18,10 @@ from janitor.state.base import (
     StoreRecord,
     Strikes,
 )
-from janitor.state.sqlite_file import BUSY_SECONDS, FILE_NAME
-from janitor.state.sqlite_history import SqliteHistory
-from janitor.state.sqlite_ids import SqliteIds
+from janitor.state.decided import NOTE as DECIDED
+from janitor.state.sqlite.file import BUSY_SECONDS, FILE_NAME
+from janitor.state.sqlite.history import SqliteHistory
+from janitor.state.sqlite.ids import SqliteIds
 from tms_core.topic import TopicId
 
 __all__ = ["BUSY_SECONDS", "FILE_NAME", "SqliteState"]
@@ -33,12 +34,11 @@ _FORGET_STORE = (
     "DELETE FROM thorough",
     "DELETE FROM strikes",
     "DELETE FROM counts",
-    "DELETE FROM notes",
 )
 
 
 class SqliteState(SqliteIds, SqliteHistory):
-    """The memory of one store; see :class:`~janitor.state.sqlite_file.SqliteFile` for how it is opened."""
+    """The state of one store; see :class:`~janitor.state.sqlite.file.SqliteFile` for how it is opened."""
 
     def store(self) -> StoreRecord | None:
         row = self._one("SELECT mark, identity, adopted_ms, snapshot_timestamp_ms, snapshot_write_pointer FROM store")
@@ -50,6 +50,7 @@ class SqliteState(SqliteIds, SqliteHistory):
             if known is not None and known.mark != record.mark:
                 for statement in _FORGET_STORE:
                     self._connection.execute(statement)
+                self._connection.execute("DELETE FROM notes WHERE name <> ?", (DECIDED,))
                 self._forget_what_was_read()
             self._connection.execute(
                 "INSERT OR REPLACE INTO store VALUES (1, ?, ?, ?, ?, ?)",

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, generate_latest
 
+from janitor.app.embedded import GENTLE_BATCH_ROWS, Embedded, start
 from janitor.cli.main import cli
-from janitor.embedded import GENTLE_BATCH_ROWS, Embedded, start
 from tests.builders import HOUR, Call, topic, watch
 from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError
@@ -22,18 +22,18 @@ from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageKey
 from tms_core.server.companions import Host
 from tms_core.tables.base import MessageValue, Store
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
-from tms_core.transaction.manager import TransactionManager
-from tms_core.transaction.storage import MemoryStorage
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
 
 ORDERS = TopicId.parse("default:orders")
 PATIENCE_SECONDS = 60
 SETTINGS = """
 storage: {{kind: {kind}, leveldb: {{path: messaging}}}}
 transactions: {{directory: tx}}
-janitor: {{every_seconds: 1, state: state, http: {{port: 0}}, canary: {{enabled: false}}}}
+janitor: {{every_seconds: 1, state: state, http: {{port: 0}}, history_days: 30}}
 """
 
 
@@ -117,8 +117,10 @@ def test_given_feedback_when_a_transaction_is_proven_then_it_leaves_the_servers_
 ) -> None:
     server = Server(tmp_path, stack)
     limits = "transactions: {directory: tx, max_lifetime_seconds: 1, grace_seconds: 0}"
-    told = f"clock_allowance_seconds: 0, boundary: {{feedback: on, participants: [{participants}]}}, canary"
-    text = SETTINGS.format(kind="leveldb").replace("transactions: {directory: tx}", limits).replace("canary", told)
+    told = f"clock_allowance_seconds: 0, boundary: {{feedback: on, participants: [{participants}]}}, history_days"
+    text = (
+        SETTINGS.format(kind="leveldb").replace("transactions: {directory: tx}", limits).replace("history_days", told)
+    )
     server.config.write_text(text)
     server.service.create_topic(ORDERS, {"ttl": "86400"})
     transaction = server.manager.start_short()
@@ -131,7 +133,7 @@ def test_given_feedback_when_a_transaction_is_proven_then_it_leaves_the_servers_
     until(lambda: server.metric('tms_janitor_sweeps_total{result="done"} 1.0'))
     assert server.manager.invalid_size() == int(participants != "messaging")
     assert server.pointers() == [-transaction.write_pointer]
-    assert companion.daemon.picture().boundary.bound == str(transaction.write_pointer)
+    assert companion.daemon.status().boundary.bound == str(transaction.write_pointer)
     reader = server.manager.start_short()
     assert list(server.service.fetch(ORDERS, FetchRequest(transaction=reader))) == []
 

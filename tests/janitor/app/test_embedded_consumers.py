@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from janitor.embedded import Embedded
+from janitor.app.embedded import Embedded
 from tests.server.client import Client, TopicClient
 from tms_core.cli.serve import serving
 

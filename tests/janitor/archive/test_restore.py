@@ -13,17 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor import archived
-from janitor.archived import Selection
-from janitor.policy import Rule
-from janitor.restore import Request, Restored, restore
-from tests.archives import Undo
+from janitor.archive import index as archived
+from janitor.archive.index import Selection
+from janitor.archive.restore import Request, Restored, restore
+from janitor.law.policy import Rule
+from janitor.sweep.transactions import TransactionView
+from tests.archives import Undo, keys_of
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, pointer, topic, visibility, watch
+from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, Refused, StoreError
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.model import VisibilityState
 
 BEGUN = NOW_MS - 2 * HOUR
 COMMITTED = pointer(BEGUN, 1)
@@ -237,8 +240,9 @@ def test_given_a_file_with_rows_of_another_topic_when_restored_then_nothing_is_w
     schema = table.schema.with_metadata({**table.schema.metadata, b"tms_janitor.topic": b"default:found"})
     pq.write_table(pa.Table.from_batches(table.to_batches()).cast(schema), saved.path)
     files = archived.find(undo.folder).files
+    known = TransactionView(None, NOW_MS, HOUR)
     with pytest.raises(ArchiveError, match="not of default:found"):
-        restore(undo.store, undo.state, None, files, Request(found.id, orders.id), NOW_MS, lambda _: None)
+        restore(undo.store, undo.state, known, files, Request(found.id, orders.id), NOW_MS, lambda _: None)
     assert (orders.times(), found.times()) == ([], [])
 
 
@@ -320,7 +324,8 @@ def test_given_a_message_whose_payloads_are_nowhere_when_restored_then_that_is_s
 
 def test_given_rows_of_any_generation_when_restored_then_they_are_of_the_present_one(undo: Undo, orders: Topic) -> None:
     for generation in (1, 2):
-        undo.sweep(orders.at(generation).plain(OLD_MS + generation).stored(COMMITTED, OLD_MS + generation))
+        orders.at(generation).plain(OLD_MS + generation).stored(COMMITTED, OLD_MS + generation)
+        undo.sweep(orders.at(generation))
     orders.describe(ttl_seconds=86_400, generation=3)
     assert undo.restore(orders).generation == 3
     assert orders.at(3).times() == [OLD_MS + 1, OLD_MS + 2]
@@ -343,12 +348,11 @@ def test_given_another_topic_when_restored_to_it_then_it_need_not_be_paused(
 
 
 def test_given_rows_that_are_there_when_restored_then_they_stay_as_they_are(undo: Undo, orders: Topic) -> None:
-    undo.sweep(orders.plain(OLD_MS, OLD_MS + 1, body=b"archived").stored(COMMITTED, OLD_MS, body=b"archived"))
-    undo.store.message.put([(MessageKey(orders.id, 1, OLD_MS, 0).pack(), MessageValue(7, b"present"))])
-    undo.store.payload.put([(PayloadKey(orders.id, 1, COMMITTED, OLD_MS, 2).pack(), b"present")])
-    assert counted(undo.restore(orders)) == (1, 0, 2, 0)
-    assert [value.payload for _, value in orders.messages()] == [b"present", b"archived"]
-    assert [row for _, row in undo.store.payload.rows(b"", None, 9).items] == [b"present"]
+    undo.archive(orders.plain(OLD_MS).tx(COMMITTED, OLD_MS + 1).stored(COMMITTED, OLD_MS), snapshot=SNAPSHOT)
+    [_, there] = undo.store.message.keys(b"", None, 9).items
+    undo.store.message.put([(there, MessageValue(-COMMITTED, b"body"))])
+    assert counted(undo.restore(orders, snapshot=SNAPSHOT)) == (0, 0, 3, 0)
+    assert orders.pointers() == [None, -COMMITTED]
 
 
 def test_given_a_restore_when_it_is_repeated_then_nothing_changes(undo: Undo, orders: Topic) -> None:
@@ -378,6 +382,117 @@ def test_given_a_dry_run_then_it_reports_what_the_real_one_does_and_writes_nothi
     assert made == []
     assert {**told, "dry_run": False} == undo.restore(orders).to_json()
     assert (told["restored"], told["already_there"], told["expired"]) == (4, 4, 1)
+
+
+# --- what is in the way ----------------------------------------------------------------------------------------------
+
+
+def test_given_other_rows_under_the_same_keys_when_restored_then_nothing_is_and_they_are_counted(
+    undo: Undo, orders: Topic, found: Topic
+) -> None:
+    undo.sweep(orders.plain(OLD_MS, OLD_MS + 1, OLD_MS + 2).stored(COMMITTED, OLD_MS))
+    message = MessageKey(found.id, 5, OLD_MS, 0).pack()
+    undo.store.message.put([(message, MessageValue(7, b"body"))])
+    undo.store.payload.put([(PayloadKey(found.id, 5, COMMITTED, OLD_MS, 3).pack(), b"present")])
+    made = puts(undo.store)
+    for dry_run in (True, False):
+        with pytest.raises(Refused, match=rf"restored to default:found: 2 of its rows .* first one {message.hex()}"):
+            undo.restore(orders, found, dry_run=dry_run)
+    assert made == []
+    assert counted(undo.restore(orders, found, since_ms=OLD_MS + 1)) == (2, 0, 0, 2)
+
+
+@pytest.mark.parametrize("archived_too", ["nothing", "its payload", "both"])
+def test_given_a_transaction_that_wrote_to_both_topics_when_restored_to_the_other_then_it_is_refused(
+    undo: Undo, orders: Topic, found: Topic, archived_too: str
+) -> None:
+    orders.ref(COMMITTED, OLD_MS + 5).stored(COMMITTED, OLD_MS + 1, body=b"A1")
+    found.ref(COMMITTED, OLD_MS + 4).stored(COMMITTED, OLD_MS, body=b"B0")
+    undo.sweep(orders, snapshot=SNAPSHOT)
+    if archived_too != "nothing":
+        # A message that has lost its payloads must not be given others.
+        undo.store.payload.delete(keys_of(found, undo.store.payload))
+    if archived_too == "both":
+        undo.store.message.delete(keys_of(found, undo.store.message))
+        assert undo.restore(orders, found, snapshot=SNAPSHOT).restored == 2
+        assert undo.restore(orders, found, snapshot=SNAPSHOT).already_there == 2
+        return
+    with pytest.raises(Refused, match=f"1 transactions have other payloads there .*: {COMMITTED}"):
+        undo.restore(orders, found, snapshot=SNAPSHOT)
+    assert len(keys_of(found, undo.store.payload)) == (1 if archived_too == "nothing" else 0)
+    orders.plain(OLD_MS + 9)
+    undo.sweep(orders, run_id="run-2")
+    assert undo.restore(orders, found, run_id="run-2").restored == 1
+
+
+@pytest.mark.parametrize("snapshot", [visibility(NOW_MS, in_progress=[COMMITTED]), visibility(BEGUN), None])
+def test_given_a_transaction_that_may_still_write_when_its_payloads_are_restored_elsewhere_then_it_is_refused(
+    undo: Undo, orders: Topic, found: Topic, snapshot: VisibilityState | None
+) -> None:
+    undo.sweep(orders.ref(COMMITTED, OLD_MS + 5).stored(COMMITTED, OLD_MS), snapshot=snapshot)
+    if snapshot is None:
+        undo.clock = ManualClock(BEGUN + HOUR - 1)
+    with pytest.raises(Refused, match=f"1 transactions are not over and may still write there: {COMMITTED}"):
+        undo.restore(orders, found, snapshot=snapshot)
+    assert undo.restore(orders, snapshot=snapshot).restored == 2
+
+
+def test_given_messages_of_the_same_transaction_that_carry_their_payload_when_restored_then_nothing_is_in_the_way(
+    undo: Undo, orders: Topic, found: Topic
+) -> None:
+    undo.sweep(orders.ref(COMMITTED, OLD_MS + 5).stored(COMMITTED, OLD_MS), snapshot=SNAPSHOT)
+    found.tx(COMMITTED, OLD_MS + 4, body=b"B")
+    assert undo.restore(orders, found, snapshot=SNAPSHOT).restored == 2
+
+
+def test_given_a_payload_that_lives_on_when_the_message_is_restored_to_its_own_generation_then_they_belong_together(
+    undo: Undo, orders: Topic
+) -> None:
+    undo.sweep(orders.ref(COMMITTED, OLD_MS + 5).stored(COMMITTED, OLD_MS), snapshot=SNAPSHOT)
+    orders.stored(COMMITTED, OLD_MS + 1)
+    assert undo.restore(orders, snapshot=SNAPSHOT).restored == 2
+    assert orders.stored_times() == [OLD_MS, OLD_MS + 1]
+
+
+@pytest.mark.parametrize("generation", [2, 3])
+def test_given_a_transaction_that_wrote_to_two_generations_when_restored_to_one_then_it_is_refused(
+    undo: Undo, orders: Topic, generation: int
+) -> None:
+    for life in (1, 2):
+        orders.at(life).ref(COMMITTED, OLD_MS + life).stored(COMMITTED, OLD_MS + 2 * life)
+    undo.sweep(orders.at(1), snapshot=SNAPSHOT)
+    if generation == 3:
+        undo.sweep(orders.at(2), run_id="run-2", snapshot=SNAPSHOT)
+    orders.describe(ttl_seconds=86_400, generation=generation)
+    with pytest.raises(Refused, match=f"1 transactions .*: {COMMITTED}"):
+        undo.restore(orders, snapshot=SNAPSHOT)
+    assert undo.restore(orders, snapshot=SNAPSHOT, since_ms=NOW_MS).restored == 0
+
+
+def test_given_rows_that_were_restored_and_archived_again_when_restored_to_a_later_generation_then_they_are_one(
+    undo: Undo, orders: Topic
+) -> None:
+    undo.sweep(orders.ref(COMMITTED, OLD_MS).stored(COMMITTED, OLD_MS).plain(OLD_MS), snapshot=SNAPSHOT)
+    orders.describe(ttl_seconds=86_400, generation=2)
+    assert undo.restore(orders, snapshot=SNAPSHOT).restored == 3
+    undo.clock.advance(1)
+    undo.sweep(orders.at(2), run_id="run-2", rule=Rule.OLD_GENERATION, snapshot=SNAPSHOT)
+    orders.describe(ttl_seconds=86_400, generation=3)
+    assert counted(undo.restore(orders, snapshot=SNAPSHOT)) == (3, 0, 3, 0)
+    assert len(orders.at(3).messages()) == 2
+
+
+def test_given_messages_of_two_generations_with_the_same_id_when_restored_then_it_is_refused(
+    undo: Undo, orders: Topic
+) -> None:
+    for life in (1, 2):
+        key = MessageKey(orders.id, life, OLD_MS, 0).pack()
+        undo.store.message.put([(key, MessageValue(None, b"of %d" % life))])
+        undo.sweep(orders.at(life), run_id=f"run-{life}")
+    orders.describe(ttl_seconds=86_400, generation=3)
+    with pytest.raises(Refused, match="1 of its rows"):
+        undo.restore(orders)
+    assert undo.restore(orders, run_id="run-1").restored == 1
 
 
 # --- in which order, and what comes between --------------------------------------------------------------------------
@@ -474,9 +589,10 @@ def test_given_rows_older_than_the_ttl_when_restored_then_it_names_the_ttl_that_
     if not expired:
         assert (done.warnings, done.ttl_seconds) == ([], None)
         return
-    assert done.ttl_seconds == age_seconds + 86_400
+    # A day more than the oldest row's age, in whole days.
+    assert done.ttl_seconds == 3 * 86_400
     [warning] = done.warnings
-    assert f"set its ttl to {done.ttl_seconds} s" in warning
+    assert "set its ttl to 3d" in warning
     assert "when the topic is resumed" in warning
     kept = TopicMetadata(TopicId("default", "orders"), 1, done.ttl_seconds)
     assert NOW_MS + DAY - kept.ttl_seconds * 1000 <= min(orders.times())
@@ -539,7 +655,8 @@ def test_given_any_rows_when_restored_to_another_topic_then_the_committed_and_pl
         for generation in (1, 2, 3):
             undo.sweep(orders.at(generation), run_id="last", snapshot=snapshot)
         if rows:
-            undo.restore(orders, found, snapshot=snapshot)
+            # By now all of them are over.
+            undo.restore(orders, found, snapshot=visibility(NOW_MS + DAY) if fresh else None)
             assert not undo.restore(orders, found).restored
     assert dict(found.messages()) == expected
 

@@ -23,21 +23,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor import archive, archive_folder, archived, parquet
-from janitor.archive import PAGE_ROWS, ParquetArchive, Verdict, pick, verdict
-from janitor.archive_folder import NO_VALUE
-from janitor.policy import Rule
+from janitor.archive import folder as archive_folder
+from janitor.archive import index as archived
+from janitor.archive import parquet
+from janitor.archive import writer as archive
+from janitor.archive.folder import NO_VALUE
+from janitor.archive.writer import PAGE_ROWS, CommitState, ParquetArchive, commit_state, pick
+from janitor.law.policy import Rule
 from tests.archives import Undo, keys_of
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Topic, pointer, topic, visibility
 from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, ConfigurationError, StoreError, TmsError
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue, Page
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 BEGUN = NOW_MS - 2 * HOUR
 COMMITTED, INVALID, OPEN, LATER = (pointer(BEGUN, number) for number in (1, 2, 3, 10**12))
@@ -94,7 +97,8 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 def test_given_a_pointer_and_a_snapshot_when_judged_then_the_verdict_is_what_the_snapshot_says(
     stored: int | None, expected: str
 ) -> None:
-    assert verdict(stored, SNAPSHOT) == expected
+    assert commit_state(stored, SNAPSHOT, Rule.EXPIRED) == expected
+    assert commit_state(stored, SNAPSHOT, Rule.OLD_GENERATION) == ("undecided" if stored == COMMITTED else expected)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +108,7 @@ def test_given_a_pointer_and_a_snapshot_when_judged_then_the_verdict_is_what_the
 def test_given_no_snapshot_when_a_pointer_is_judged_then_a_transaction_is_undecided(
     stored: int | None, expected: str
 ) -> None:
-    assert verdict(stored, None) == expected
+    assert {commit_state(stored, None, rule) for rule in (Rule.EXPIRED, Rule.OLD_GENERATION)} == {expected}
 
 
 # --- what is written -------------------------------------------------------------------------------------------------
@@ -142,7 +146,7 @@ def test_given_rows_when_saved_then_plain_readers_of_hive_folders_find_every_col
     stored_key = PayloadKey(orders.id, 3, OPEN, NOW_MS - HOUR - 5, 4)
     assert rows_of(undo.folder) == [
         made(0, None, b"plain\x00\xff", "none"),
-        made(1, COMMITTED, b"body", "committed"),
+        made(1, COMMITTED, b"body", "undecided"),
         made(2, -INVALID, b"body", "rolled_back"),
         made(3, OPEN, None, "undecided"),
         {
@@ -189,7 +193,7 @@ def test_given_the_description_in_the_formats_then_it_names_every_column_and_ver
     columns = re.findall(r"^\| `(\w+)` \| (\w+) \| (yes|no) \|", section, flags=re.MULTILINE)
     assert columns == [(column.name, column.type, "yes" if column.nullable else "no") for column in parquet.COLUMNS]
     verdicts = section.partition("| verdict |")[2].partition("\n\n")[0]
-    assert re.findall(r"^\| `(\w+)` \|", verdicts, flags=re.MULTILINE) == [str(item) for item in Verdict]
+    assert re.findall(r"^\| `(\w+)` \|", verdicts, flags=re.MULTILINE) == [str(item) for item in CommitState]
     assert f"| `tms_janitor.layout` | {parquet.LAYOUT} " in section
 
 
@@ -237,7 +241,7 @@ def test_given_a_row_that_cannot_be_read_when_saved_then_it_is_not_among_the_key
     keys = [MessageKey(TopicId("default", "orders"), 1, NOW_MS, number).pack() for number in range(3)]
     LevelDBStore(tmp_path / "store", create=True).close()
     with closing(plyvel.DB(str(tmp_path / "store" / "system.tms.message"))) as database:
-        for key, value in zip(keys, (b"\x00good", b"\x07unknown tag", b"\x00good"), strict=True):
+        for key, value in zip(keys, (b"\x00good", b"\x01short", b"\x00good"), strict=True):
             database.put(key, value)
     with LevelDBStore(tmp_path / "store") as store:
         run = Undo(store, tmp_path / "archive").begin()
@@ -506,8 +510,8 @@ def test_given_no_pyarrow_when_an_archive_is_listed_then_it_names_what_to_instal
 
 
 def test_given_no_archive_in_use_then_pyarrow_is_not_loaded() -> None:
-    modules = "janitor.archive, janitor.archived, janitor.restore, janitor.cli.archive"
-    code = f"import {modules}, sys; janitor.parquet.require_pyarrow(); sys.exit('pyarrow' in sys.modules)"
+    modules = "janitor.archive, janitor.archive.index, janitor.archive.restore, janitor.cli.archive"
+    code = f"import {modules}, sys; janitor.archive.parquet.require_pyarrow(); sys.exit('pyarrow' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
@@ -519,7 +523,7 @@ def test_one_module_alone_knows_pyarrow() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             if any(name.partition(".")[0] == "pyarrow" for name in names):
                 knowing.add(path.relative_to(ROOT).as_posix())
-    assert {path for path in knowing if not path.startswith("janitor/spark/")} == {"janitor/parquet.py"}
+    assert {path for path in knowing if not path.startswith("janitor/spark/")} == {"janitor/archive/parquet.py"}
 
 
 def test_given_a_url_when_an_archives_folder_is_wanted_then_it_is_refused() -> None:

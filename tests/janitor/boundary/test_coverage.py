@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from janitor.boundary import find_gap
+from janitor.boundary.claim import find_gap
+from janitor.report import Report
+from janitor.run.engine import PROGRESS_MS
 from tests.builders import (
     DAY,
     HOUR,
@@ -23,6 +25,7 @@ from tests.builders import (
     janitor,
     pointer,
     topic,
+    watch,
     watch_state,
 )
 from tests.salted import BUCKETS, SaltedStore
@@ -31,6 +34,7 @@ from tms_core.errors import StoreError
 from tms_core.lease import Lease
 from tms_core.rowkey import salt
 from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.memory import MemoryStore
 
 #: Long past its lifetime and grace.
 OLD = pointer(NOW_MS - 10 * HOUR)
@@ -121,7 +125,7 @@ def test_given_a_store_in_parts_when_a_pass_is_complete_then_each_part_is_eviden
     assert {(item.bound, item.started_ms) for item in rig.state.evidence()} == {(OLD, NOW_MS)}
     assert set(orders.pointers()) == {-OLD}
     assert rig.state.note("round") is None
-    assert rig.engine.audit().refuted == 0
+    assert rig.engine.verify().refuted == 0
 
 
 @pytest.mark.parametrize("name", ["cells", "keys", "invert", "delete"])
@@ -341,7 +345,7 @@ def test_given_a_round_when_its_last_run_dies_after_all_was_covered_then_the_nex
     store = Parts()
     rig, _ = prepared(store)
     store.hook = lambda *_: None
-    die_at(rig, "state.save_frontiers", 1)
+    die_at(rig, "state.save_frontiers", 2)
     assert spans(rig) == EVERYTHING
     rig.snapshots.invalid = [OLD]
     again = rig.restart()
@@ -396,13 +400,13 @@ def test_given_an_id_that_is_first_seen_in_the_second_run_of_a_round_when_it_end
 @pytest.mark.parametrize(
     ("meanwhile", "goes_on"),
     [
-        (lambda rig: rig.clock.advance(DAY - 1), True),
-        (lambda rig: rig.clock.advance(DAY), False),
+        (lambda rig: rig.clock.advance(7 * DAY - 1), True),
+        (lambda rig: rig.clock.advance(7 * DAY), False),
         (lambda rig: rig.clock.step(-1), False),
         (lambda rig: rig.engine.adopt(), False),
         (lambda rig: setattr(rig.snapshots, "age_ms", 1), False),
     ],
-    ids=["a day less 1 ms", "a day", "the clock was set back", "adopted again", "an older snapshot"],
+    ids=["a week less 1 ms", "a week", "the clock was set back", "adopted again", "an older snapshot"],
 )
 def test_given_a_round_under_way_when_it_counts_no_more_then_the_next_run_searches_everything(
     meanwhile: Callable[[Rig], object], goes_on: bool
@@ -547,3 +551,122 @@ def test_given_any_story_of_runs_that_fail_and_die_when_there_is_a_claim_then_it
         story.play(5)
         claims += story.claims
     assert claims > 0
+
+
+# --- a store in one piece ---------------------------------------------------------------------------------------------
+
+
+class Budget:
+    """Lets a run make so many calls of a kind, each of which takes a while, and then the process dies."""
+
+    def __init__(self, rig: Rig, name: str, calls: int) -> None:
+        self.rig, self.name, self.calls = rig, name, calls
+        self.left = calls
+        watch(rig.store, before=self)
+
+    def __call__(self, call: Call) -> None:
+        if call.name != self.name:
+            return
+        if not self.left:
+            raise Death
+        self.left -= 1
+        self.rig.clock.advance(PROGRESS_MS)
+
+    def run(self) -> Report | None:
+        """A run; None where it was killed."""
+        self.left = self.calls
+        try:
+            return self.rig.engine.run_once()
+        except Death:
+            return None
+        finally:
+            self.left = 1_000_000
+
+    def run_to_the_end(self) -> tuple[Report, int]:
+        """Runs until one ends, and how many were killed."""
+        for killed in range(60):
+            report = self.run()
+            assert_true(self.rig)
+            if report is not None:
+                return report, killed
+        raise AssertionError("no run gets any further than the one before")
+
+
+def in_one_piece(*, topics: int = 3) -> tuple[Rig, list[Topic]]:
+    """An adopted store in one piece, with aborted rows in every topic, some behind keys that are none of ours."""
+    store = MemoryStore()
+    described = [topic(store, f"default:t{number}", ttl_seconds=30 * 86400) for number in range(topics)]
+    for each in described:
+        each.tx(OLD, *many(NOW_MS - 9 * HOUR)).stored(pointer(NOW_MS - 9 * HOUR, 1), *many(NOW_MS - 9 * HOUR))
+    store.message.put([(b"default:t1!", MessageValue(None, b"foreign"))])
+    rig = janitor(store, batch_rows=4)
+    rig.snapshots.invalid = [OLD]
+    rig.engine.adopt()
+    return rig, described
+
+
+@pytest.mark.parametrize("calls", [5, 9])
+def test_given_runs_that_are_all_killed_in_the_search_when_repeated_then_each_gets_further_and_the_last_one_claims(
+    calls: int,
+) -> None:
+    rig, topics = in_one_piece()
+    report, killed = Budget(rig, "message.cells", calls).run_to_the_end()
+    assert killed > 2
+    assert report.thorough
+    assert report.boundary == OLD
+    assert {pointer for each in topics for pointer in each.pointers()} == {-OLD}
+    evidence = rig.state.evidence()
+    assert find_gap(evidence) is None
+    assert len({item.run_id for item in evidence}) > 2
+    assert rig.state.note("round") is None
+    assert rig.engine.verify().refuted == 0
+
+
+def test_given_a_part_that_was_searched_when_its_client_publishes_there_again_then_the_next_run_finds_that() -> None:
+    rig, topics = in_one_piece()
+    rig.snapshots.invalid = [OLD, YOUNG]
+    budget = Budget(rig, "message.cells", 14)
+    assert budget.run() is None
+    assert rig.state.evidence() != []
+    topics[0].tx(YOUNG, rig.clock.now_ms() - MINUTE)
+    budget.calls = 1000
+    report = budget.run()
+    assert report is not None
+    assert report.boundary is not None
+    assert report.boundary < YOUNG
+    assert YOUNG not in topics[0].pointers()
+
+
+def test_given_runs_that_are_all_killed_among_payloads_when_repeated_then_a_thorough_one_ends() -> None:
+    rig, _ = in_one_piece(topics=6)
+    report, killed = Budget(rig, "payload.keys", 20).run_to_the_end()
+    assert killed > 0
+    assert report.thorough
+    assert report.boundary == OLD
+    rig.clock.advance(MINUTE)
+    assert not rig.engine.run_once().thorough
+
+
+def test_given_a_run_that_is_killed_when_its_deletes_are_evidence_then_they_were_synced_before() -> None:
+    rig, _ = in_one_piece()
+    calls: list[str] = []
+    watch(rig.store, before=lambda call: calls.append(call.name))
+    watch_state(rig.state, before=lambda call: calls.append(call.name))
+    assert Budget(rig, "message.cells", 9).run() is None
+    saved = [number for number, name in enumerate(calls) if name == "state.replace_evidence"]
+    assert saved
+    assert all("message.sync" in calls[before:after] for before, after in zip([0, *saved], saved, strict=False))
+
+
+def test_given_a_topic_that_fails_when_killed_behind_it_then_nothing_behind_it_is_evidence() -> None:
+    rig, topics = in_one_piece()
+    failed = topics[1].id.prefix
+
+    def fail(call: Call) -> None:
+        if call.name == "message.invert" and call.arguments[0][0].key.startswith(failed):
+            raise StoreError("a block is damaged")
+
+    watch(rig.store, before=fail)
+    assert Budget(rig, "message.cells", 20).run() is None
+    assert all(item.stop is not None and item.stop <= topics[1].id.prefix + b"\xff" for item in rig.state.evidence())
+    assert any(OLD in topic.pointers() for topic in topics[1:])

@@ -16,9 +16,9 @@ import pytest
 from janitor.cli.main import execute
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic
 from tms_core.clock import ManualClock
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
+from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot, VisibilityState
-from tms_core.transaction.snapshot import write_snapshot
 
 #: Published before its transaction became invalid; nothing else in the store is of that transaction.
 INVALID = pointer(NOW_MS - 4 * HOUR)

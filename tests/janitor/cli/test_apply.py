@@ -11,7 +11,7 @@ import pytest
 
 from tests.builders import DAY, MINUTE, NOW_MS, Topic, pointer
 from tests.janitor.cli.conftest import SETTINGS, Site
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
 
@@ -61,7 +61,10 @@ def test_given_something_moved_since_the_plan_when_applied_then_it_is_named_and_
     before = site.janitor("inspect message --format json").json["rows"]
     refused = site.janitor("apply plan.json")
     assert (refused.code, refused.out) == (3, "")
-    assert f"the plan was not applied: {named}.\nMake a new one: janitor plan --out FILE\n" in refused.err
+    assert (
+        f"the plan was not applied: {named}.\nMake a new one: janitor plan --out FILE --config janitor.yaml\n"
+        in refused.err
+    )
     assert site.janitor("inspect message --format json").json["rows"] == before
 
 
@@ -93,7 +96,7 @@ def test_given_a_plan_of_one_topic_when_applied_then_the_others_stay(site: Site)
     assert {entry["topic"] for entry in site.janitor("plan --format json").json["topics"]} == {"orders"}
 
 
-@pytest.mark.parametrize("line", ["plan", "run --once --adopt", "inspect message", "audit", "adopt"])
+@pytest.mark.parametrize("line", ["plan", "run --once --adopt", "inspect message", "verify", "adopt"])
 def test_given_a_damaged_store_then_every_command_fails_in_a_sentence(site: Site, line: str) -> None:
     current: Path = site.store / "system.tms.message" / "CURRENT"
     current.write_text("nonsense\n")

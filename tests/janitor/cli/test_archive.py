@@ -8,11 +8,12 @@ import pytest
 
 from janitor.cli import archive
 from janitor.cli.main import cli
-from janitor.state.sqlite import SqliteState
+from janitor.state.sqlite.state import SqliteState
 from tests.archives import Undo
 from tests.builders import DAY, HOUR, NOW_MS, topic, unknown_topic, visibility
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.rowkey import MessageId
+from tms_core.tables.leveldb.store import LevelDBStore
 
 ARCHIVED = SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: data/archive}, ")
 OLD_MS = NOW_MS - 2 * DAY
@@ -95,7 +96,7 @@ def test_given_a_damaged_file_when_listed_then_it_is_named_and_the_rest_is_shown
 def test_given_a_topic_that_is_not_paused_when_restored_then_it_names_the_command(archived: Site) -> None:
     refused = archived.janitor("archive restore default:billing")
     assert refused.code == 3
-    assert refused.err.splitlines()[-1] == "janitor pause default:billing"
+    assert refused.err.splitlines()[-1] == "janitor pause default:billing --config janitor.yaml"
     assert billing(archived) == []
 
 
@@ -104,16 +105,32 @@ def test_given_a_paused_topic_when_restored_then_its_rows_are_back_and_the_inval
 ) -> None:
     pause(archived, "default:billing")
     told = archived.janitor("archive restore default:billing --dry-run")
-    assert told.out.startswith("2 rows would be restored to default:billing, generation 1: 2 messages, 0 payloads\n")
+    listed, summary = told.out.split("\n2 rows would be restored to ")
+    cells = listed.splitlines()[1].split()
+    assert cells[:7] == ["default:billing", "2023-11-14", "run-1", "1", "expired", "2", "0"]
+    assert listed.count("2023-11-12") == 2
+    assert summary.startswith("default:billing, generation 1: 2 messages, 0 payloads\n")
+    [group] = archived.janitor("archive restore default:billing --dry-run --format json").json["archived"]
+    assert (group["run_id"], group["oldest_ms"], group["newest_ms"]) == ("run-1", OLD_MS, OLD_MS + HOUR)
     assert billing(archived) == []
     done = archived.janitor("archive restore default:billing")
     assert done.code == 0
     assert done.out.startswith("2 rows restored to default:billing, generation 1")
     assert "1 of them negated" in done.out
-    assert "set its ttl to 259200 s" in done.out
+    assert "set its ttl to 3d before" in done.out
     assert billing(archived) == [(OLD_MS, None), (OLD_MS + HOUR, -INVALID)]
     again = archived.janitor("archive restore default:billing --format json").json
     assert (again["restored"], again["already_there"], again["warnings"]) == (0, 2, [])
+
+
+def test_given_an_archived_message_when_asked_why_then_the_commands_it_prints_bring_it_back(archived: Site) -> None:
+    shown = archived.janitor(f"why default:billing {MessageId(OLD_MS, 0)}").out.splitlines()
+    at = shown.index("it is archived; these bring it back, into a paused topic:")
+    for line in shown[at + 1 : at + 3]:
+        assert archived.run(line.removeprefix("  janitor ")).code == 0
+    assert billing(archived) == [(OLD_MS, None)]
+    never_there = archived.janitor(f"why default:billing {MessageId(OLD_MS, 7)}").out
+    assert "archived" not in never_there
 
 
 def test_given_another_topic_and_a_window_when_restored_then_only_that_is_there(archived: Site) -> None:

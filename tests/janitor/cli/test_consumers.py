@@ -6,10 +6,10 @@ import pytest
 
 from tests.builders import DAY, MINUTE, NOW_MS
 from tests.janitor.cli.conftest import SETTINGS, Site
-from tms_core.consumers import Position, Positions
+from tms_core.consumers.positions import Position, Positions
 from tms_core.rowkey import MessageId
-from tms_core.side import LevelDBSide, beside
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
+from tms_core.tables.side import LevelDBSide, beside
 from tms_core.topic import TopicId, TopicMetadata
 
 ORDERS = TopicMetadata(TopicId("default", "orders"), 1, 86400)
@@ -93,7 +93,7 @@ def test_given_a_store_without_consumers_when_run_then_nothing_is_held(site: Sit
 
 def test_given_a_consumer_when_everything_is_looked_at_then_its_position_is_what_it_was(consumer: Site) -> None:
     consumer.janitor("run --once --adopt")
-    for line in ("inspect message", "inspect meta", "plan", "status", f"why default:orders {UNREAD}", "audit"):
+    for line in ("inspect message", "inspect meta", "plan", "status", f"why default:orders {UNREAD}", "verify"):
         assert consumer.janitor(line).code == 0
     with LevelDBSide(beside(consumer.store)) as side:
         assert Positions(side).all() == {(ORDERS.topic, 1): [Position("billing", READ, NOW_MS, 0)]}

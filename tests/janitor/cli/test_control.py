@@ -26,7 +26,7 @@ from tests.janitor.cli.conftest import INVALID, SETTINGS, Outcome, Site
 from tests.janitor.control.holder import token_hex
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageId
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 
 ROOT = Path(__file__).parents[3]
 LIVE = MessageId(NOW_MS - MINUTE, 2)
@@ -44,9 +44,9 @@ class Holder:
         self._process.stdin.flush()
 
     def hear(self, word: str) -> None:
-        """Wait until it says so; ``nudged`` is passed over."""
+        """Wait until it says so; ``refreshed`` is passed over."""
         assert self._process.stdout is not None
-        said = next(line.strip() for line in self._process.stdout if line.strip() != "nudged" or word == "nudged")
+        said = next(line.strip() for line in self._process.stdout if line.strip() != "refreshed" or word == "refreshed")
         assert said == word
 
     def wait(self) -> None:
@@ -157,12 +157,12 @@ VERBS: dict[str, Verb] = {
         "inspect snapshot",
         "boundary --explain --format json",
         "boundary --explain",
-        "audit --format json",
-        "audit",
+        "verify --format json",
+        "verify",
         f"why default:orders {LIVE} --format json",
         f"why default:orders {LIVE}",
         "adopt --format json",
-        "approve --format json",
+        "approve --all --format json",
         "approve default:orders",
         "approve 'system:*'",
     )
@@ -175,6 +175,24 @@ def sentences(outcome: Outcome) -> list[str]:
     return [sentence for sentence in said if not sentence.startswith("a run begins on")]
 
 
+def test_given_a_daemon_that_has_the_store_when_something_is_decided_then_no_run_is_proposed(
+    make_site: MakeSite, hold: Hold
+) -> None:
+    site = make_site()
+    hold(site)
+    for line in ("approve default:orders", "adopt"):
+        shown = site.janitor(line).out
+        assert "next: janitor status --config janitor.yaml\nthe daemon that has the store does it" in shown
+        assert "run --once" not in shown
+    assert "run --once" not in site.janitor("plan").out
+    assert site.janitor("status").code == 0
+
+
+def answer(outcome: Outcome) -> str:
+    """What is printed, without what to type next: a daemon that has the store does that by itself."""
+    return outcome.out.split("next: ")[0]
+
+
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 def test_given_a_held_store_then_every_verb_says_what_it_says_of_a_free_one(
     make_site: MakeSite, hold: Hold, verb: Verb
@@ -183,7 +201,7 @@ def test_given_a_held_store_then_every_verb_says_what_it_says_of_a_free_one(
     site = make_site()
     hold(site)
     held = verb(site)
-    assert (held.code, held.out, sentences(held)) == (free.code, free.out, sentences(free))
+    assert (held.code, answer(held), sentences(held)) == (free.code, answer(free), sentences(free))
     assert free.out
     assert held.code == 0
 
@@ -223,10 +241,10 @@ FAILURES: dict[str, tuple[Callable[[Site], None], str, int]] = {
     "stale plan": (plan_gone_stale, "apply plan.json", 3),
     "other settings": (plan_by_other_settings, "apply plan.json", 3),
     "another store's plan": (state_lost, "apply plan.json", 3),
-    "not adopted": (state_lost, "approve", 3),
+    "not adopted": (state_lost, "approve --all", 3),
     "clock": (clock_in_doubt, "approve default:orders", 3),
     "no snapshot": (no_snapshots, "inspect snapshot", 1),
-    "refuted": (row_damaged, "audit --format json", 1),
+    "refuted": (row_damaged, "verify --format json", 1),
 }
 
 
@@ -374,7 +392,7 @@ def test_given_a_pause_and_its_end_then_the_holder_shows_it_at_once(make_site: M
     holder = hold(site)
     for words, paused in (("pause", [{"pattern": "*:*", "since_ms": NOW_MS + MINUTE}]), ("resume", [])):
         assert site.janitor(f"{words} --format json").json["paused"] == paused
-        holder.hear("nudged")
+        holder.hear("refreshed")
         assert site.janitor("status --format json").json["paused"] == paused
 
 
@@ -396,7 +414,7 @@ def test_given_a_topic_without_an_approval_when_approved_through_the_holder_then
     holder = hold(site)
     held = site.janitor("plan --format json").json["topics"]
     assert "frontier" in {entry["held"] for entry in held}
-    assert site.janitor("approve default:orders --format json").json == {"approved": ["default:orders"]}
+    assert site.janitor("approve default:orders --format json").json == {"approved": ["default:orders"], "clock": False}
     holder.tell("sweep")
     holder.hear("swept")
     assert "plain" not in site.janitor("inspect message --topic default:orders --format json").json["counts"]

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from janitor.engine import Engine
+from janitor.run.engine import Engine
 from tests.builders import DAY, HOUR, topic
 from tests.janitor.cli.conftest import SETTINGS, Site
 from tms_core.errors import StoreError
-from tms_core.tables.leveldb import LevelDBMessageTable, LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBMessageTable, LevelDBStore
 
 ROOT = Path(__file__).parents[3]
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 # --- 0: done ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("line", ["plan", "run --once --adopt", "adopt", "config show", "doctor", "audit", "boundary"])
+@pytest.mark.parametrize("line", ["plan", "run --once --adopt", "adopt", "config show", "doctor", "verify", "boundary"])
 def test_given_a_store_when_all_goes_well_then_0(site: Site, line: str) -> None:
     assert site.janitor(line).code == 0
 
@@ -79,6 +79,7 @@ def test_given_a_plan_file_that_cannot_be_written_then_1(site: Site) -> None:
         ("inspect message --limit -1", "--limit"),
         ("apply", "FILE"),
         ("plan --snapshots webhdfs://host/tx", "webhdfs"),
+        ("plan --snapshots nowhere/tx", "nowhere/tx: there is no such folder"),
         ("plan --config absent.yaml", "absent.yaml"),
     ],
 )
@@ -129,7 +130,7 @@ def test_given_no_plan_file_when_applied_then_2(site: Site) -> None:
 def test_given_a_store_never_adopted_when_run_then_3_a_report_and_what_to_do(site: Site) -> None:
     refused = site.janitor("run --once")
     assert refused.code == 3
-    assert "nobody has adopted this store yet" in refused.out
+    assert "this store is not adopted yet" in refused.out
     assert "next: janitor plan --config janitor.yaml" in refused.out
     assert site.janitor("plan --format json").json["totals"]["expired"] == 2, "nothing was deleted"
 
@@ -163,7 +164,8 @@ def test_given_a_clock_that_jumped_when_run_then_3(site: Site) -> None:
     refused = site.janitor("run --once")
     assert refused.code == 3
     assert "clock:" in refused.out
-    assert site.janitor("approve").code == 0
+    assert "janitor approve --clock --config janitor.yaml" in refused.out
+    assert site.janitor("approve --clock").code == 0
     assert site.janitor("run --once").code == 0
 
 
@@ -180,7 +182,7 @@ def test_given_another_store_at_the_place_when_run_then_3_until_it_is_adopted(si
 
 
 def test_given_a_store_never_adopted_when_approved_then_3(site: Site) -> None:
-    refused = site.janitor("approve")
+    refused = site.janitor("approve --all")
     assert (refused.code, refused.out) == (3, "")
     assert "janitor adopt" in refused.err
 
@@ -211,7 +213,7 @@ def held(site: Site) -> Any:
 
 
 @pytest.mark.usefixtures("held")
-@pytest.mark.parametrize("line", ["plan", "run --once", "adopt", "inspect meta", "audit"])
+@pytest.mark.parametrize("line", ["plan", "run --once", "adopt", "inspect meta", "verify"])
 def test_given_another_process_holds_the_store_then_4_and_who(site: Site, line: str) -> None:
     busy = site.janitor(line)
     assert (busy.code, busy.out) == (4, "")
@@ -259,7 +261,7 @@ def test_given_ctrl_c_then_130_and_a_sentence(site: Site, monkeypatch: pytest.Mo
     monkeypatch.setattr(Engine, "plan", interrupted)
     stopped = site.janitor("plan")
     assert (stopped.code, stopped.out) == (130, "")
-    assert "interrupted" in stopped.err
+    assert stopped.err.splitlines()[-1] == "interrupted; nothing in the store was changed"
     assert not list((site.folder / "data/janitor").glob("leveldb-clone-*"))
 
 

@@ -16,12 +16,12 @@ from threading import Event
 
 import pytest
 
+from janitor.app.stores import LevelDBPlace
 from janitor.cli.exporter import LATE_MS, REFRESH_SECONDS, Exporter
-from janitor.cli.places import LevelDBPlace
-from janitor.look import Site as Shown
 from janitor.metrics import Metrics
-from janitor.state.sqlite import FILE_NAME
-from janitor.world import Terms
+from janitor.state.sqlite.state import FILE_NAME
+from janitor.status.collect import Site as Shown
+from janitor.sweep.context import Terms
 from tests.builders import LIFETIME, MINUTE
 from tests.janitor.cli.conftest import SETTINGS, Site
 
@@ -54,7 +54,7 @@ def test_given_no_run_was_made_yet_then_it_says_so_and_makes_no_memory_of_its_ow
     assert "no memory" in exporter.ready()
     assert exporter.alive() == ""
     assert exporter.runs(10) == []
-    assert exporter.picture().last_run is None
+    assert exporter.status().last_run is None
     assert b"tms_janitor" not in exporter.metrics()[0]
     assert not memory.exists()
 
@@ -66,7 +66,7 @@ def test_given_runs_are_made_then_they_are_shown(exporter: Exporter, site: Site)
     assert exporter.ready() == ""
     assert SWEPT in exporter.metrics()[0]
     assert [run.result for run in exporter.runs(10)] == ["done"]
-    last = exporter.picture().last_run
+    last = exporter.status().last_run
     assert last is not None
     assert last.expired == 2
     assert exporter.metrics("application/openmetrics-text")[0].endswith(b"# EOF\n")
@@ -186,3 +186,10 @@ def test_the_memory_is_as_it_was_after_it_was_read(exporter: Exporter, site: Sit
     site.clock.advance(MINUTE)
     exporter.refresh()
     assert {path.name: path.read_bytes() for path in memory.iterdir() if path.is_file()} == before
+
+
+def test_given_single_runs_that_a_cronjob_starts_then_the_status_says_its_schedule(site: Site) -> None:
+    site.set(SETTINGS.replace("{state: data/janitor}", '{state: data/janitor, started_by: "CronJob 10 3 * * *"}'))
+    sweep(site)
+    assert "CronJob 10 3 * * *" in site.janitor("status").out
+    assert site.janitor("status --format json").json["schedule"] == "CronJob 10 3 * * *"

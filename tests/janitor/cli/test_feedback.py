@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from janitor.cli.context import Session
-from janitor.cli.options import Common
+from janitor.app.options import Common
+from janitor.app.session import Session
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
 from tests.transaction.managers import LeftBehind
-from tms_core.transaction.manager import TransactionManager
-from tms_core.transaction.service import TransactionService
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.rpc.service import TransactionService
 
 JANITOR = "janitor: {state: data/janitor"
 ON = f"{JANITOR}, boundary: {{feedback: on}}"
@@ -59,7 +59,7 @@ def test_given_a_transaction_service_when_run_then_what_is_proven_leaves_its_lis
     assert manager.invalid_size() == 0
     assert site.janitor("inspect message --format json").json["counts"]["rolled_back"] == 1
     site.snapshot(invalid=())
-    assert site.janitor("audit").code == 0
+    assert site.janitor("verify").code == 0
 
 
 def test_given_only_plans_when_run_then_nothing_leaves_the_list(

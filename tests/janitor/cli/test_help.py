@@ -33,12 +33,10 @@ def examples(site: Site, verb: str) -> list[str]:
 def test_every_verb_of_this_version_is_there() -> None:
     assert sorted(ALL) == [
         "adopt",
-        "advise",
         "apply",
         "approve",
         "archive list",
         "archive restore",
-        "audit",
         "boundary",
         "completion",
         "config show",
@@ -57,6 +55,7 @@ def test_every_verb_of_this_version_is_there() -> None:
         "spark stats",
         "spark sweep",
         "status",
+        "verify",
         "why",
     ]
 

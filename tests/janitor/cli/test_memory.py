@@ -11,9 +11,10 @@ import pytest
 from janitor.cli.history import LOST, RUNNING, status
 from janitor.cli.ledger import cells, parts
 from janitor.cli.why import lines
-from janitor.policy import Hold, Reason, Rule
+from janitor.inspect.answer import Found, LedgerReach, Missing, Trace, Why
+from janitor.inspect.fate import Fate
+from janitor.law.policy import Hold, Reason, Rule
 from janitor.state import RunRecord, SqliteState
-from janitor.why import Fate, Found, Memory, Missing, Trace, Why
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer
 from tests.janitor.cli.conftest import Site
 from tests.janitor.state.entries import TOPIC, entry
@@ -73,7 +74,7 @@ def test_given_another_process_that_is_writing_then_it_is_no_hindrance(
         (NOW_MS - 40 * DAY, NOW_MS - 40 * DAY, ["known: the last 30 days"]),
         (NOW_MS - HOUR, NOW_MS - DAY, ["known since 2023-11-14 21:13:20 UTC; nothing older", "is lost"]),
         (NOW_MS - HOUR, None, ["known since 2023-11-14 21:13:20 UTC; nothing older"]),
-        (None, None, ["nobody wrote down since when"]),
+        (None, None, ["not written down since when"]),
     ],
 )
 def test_given_a_memory_then_its_first_lines_say_since_when_it_knows(
@@ -116,7 +117,7 @@ def test_given_runs_then_each_is_a_line_with_what_it_did_newest_first(site: Site
 def test_given_a_run_that_a_guard_stopped_or_that_failed_then_its_line_says_why(site: Site, state: SqliteState) -> None:
     site.janitor("run --once")
     assert "stopped" in site.janitor("history").out
-    assert "nobody has adopted this store yet" in site.janitor("history").out
+    assert "this store is not adopted yet" in site.janitor("history").out
     state.begin_run(RunRecord("bad", "apply", NOW_MS + 1))
     state.finish_run("bad", NOW_MS + 2, "failed", json.dumps({"error": "the disk is full"}))
     assert "the disk is full" in site.janitor("history --limit 1").out
@@ -265,7 +266,7 @@ HELD = Fate("keep", Reason.HELD, Rule.EXPIRED, DUE_MS)
 
 
 def answer(*found: Found, **changes: object) -> Why:
-    memory = Memory(NOW_MS - DAY, NOW_MS - DAY, 30)
+    memory = LedgerReach(NOW_MS - DAY, NOW_MS - DAY, 30)
     told = Why(TOPIC, MESSAGE_ID, NOW_MS, 1, 3600, "", found, (), memory)
     return replace(told, **changes)  # type: ignore[arg-type]
 
@@ -387,8 +388,8 @@ def test_given_a_row_that_nobody_took_then_it_is_said_since_when_that_would_be_k
         "  no run is known to have taken it: this memory knows what was deleted since 2023-11-13 22:13:20 UTC;"
         " it went before, was deleted by CDAP, or never was there"
     )
-    unknown = list(lines(answer(missing=(gone,), memory=Memory(None, None, 30))))[-1]
-    assert "nobody wrote down since when this memory knows" in unknown
+    unknown = list(lines(answer(missing=(gone,), memory=LedgerReach(None, None, 30))))[-1]
+    assert "not written down since when this state knows" in unknown
 
 
 def test_given_an_id_with_a_payload_of_a_message_that_carries_its_own_then_that_is_said() -> None:

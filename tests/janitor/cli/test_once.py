@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from janitor.cli.once import NOTE, REMEMBERED
-from janitor.state.sqlite import SqliteState
+import json
+
+import pytest
+
+from janitor.state import decided
+from janitor.state.decided import NOTE, REMEMBERED
+from janitor.state.sqlite.state import SqliteState
 from tests.builders import DAY
 from tests.janitor.cli.conftest import Site
 
@@ -20,26 +25,26 @@ def test_given_a_decision_when_it_is_read_again_then_it_is_not_carried_out_again
 
 def test_given_a_clock_that_jumped_then_an_old_decision_does_not_accept_it_and_a_new_one_does(site: Site) -> None:
     assert site.janitor("run --once --adopt").code == 0
-    assert site.janitor("approve --once-for monday").code == 0
+    assert site.janitor("approve --clock --once-for monday").code == 0
     site.clock.step(DAY)
     assert site.janitor("run --once").code == 3
-    assert site.janitor("approve --once-for monday").code == 0
+    assert site.janitor("approve --clock --once-for monday").code == 0
     assert site.janitor("run --once").code == 3
-    assert site.janitor("approve --once-for tuesday").code == 0
+    assert site.janitor("approve --clock --once-for tuesday").code == 0
     assert site.janitor("run --once").code == 0
 
 
 def test_given_the_same_text_for_other_topics_then_it_is_another_decision(site: Site) -> None:
     assert site.janitor("adopt --once-for x").code == 0
-    for topics in ("default:a*", "default:b*", ""):
+    for topics in ("default:a*", "default:b*", "--all", "--clock", "--all --clock"):
         assert "before" not in site.janitor(f"approve {topics} --once-for x").err
         assert "before" in site.janitor(f"approve {topics} --once-for x").err
 
 
 def test_given_a_decision_that_failed_then_it_is_carried_out_when_it_can_be(site: Site) -> None:
-    assert site.janitor("approve --once-for x").code == 3
+    assert site.janitor("approve --all --once-for x").code == 3
     assert site.janitor("adopt --once-for x").code == 0
-    assert "before" not in site.janitor("approve --once-for x").err
+    assert "before" not in site.janitor("approve --all --once-for x").err
 
 
 def test_not_more_is_remembered_than_files_hold(site: Site) -> None:
@@ -50,3 +55,36 @@ def test_not_more_is_remembered_than_files_hold(site: Site) -> None:
     with SqliteState(site.folder / "data/janitor") as state:
         assert len(state.note(NOTE)["adopt"]) == REMEMBERED
         assert state.note(NOTE)["adopt"][-1] == "new"
+
+
+def test_given_a_process_that_dies_while_it_notes_a_decision_then_the_store_is_not_adopted(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Died(BaseException):
+        pass
+
+    def dies(*_: object) -> None:
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decided, "note_done", dies)
+        with pytest.raises(Died):
+            site.janitor("adopt --once-for monday")
+    with SqliteState(site.folder / "data/janitor") as state:
+        record = state.store()
+        assert record is None or record.adopted_ms is None
+    assert site.janitor("run --once").code == 3
+    assert "adopted, with" in site.janitor("adopt --once-for monday").out
+
+
+def test_given_a_decision_about_another_store_then_this_one_is_not_adopted(site: Site) -> None:
+    refused = site.janitor("adopt --once-for monday --expect-store other")
+    assert refused.code == 3
+    assert "The store that is meant is other, and this one is " in refused.err
+    assert site.janitor("run --once").code == 3
+    assert site.janitor("plan --out plan.json").code == 0
+    store_id = json.loads((site.folder / "plan.json").read_text(encoding="utf-8"))["store_id"]
+    assert store_id in refused.err
+    for meant in (store_id, str(site.store)):
+        assert "adopted, with" in site.janitor(f"adopt --once-for {meant} --expect-store {meant}").out
+    assert site.janitor("run --once").code == 0

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from janitor.app.progress import progress
 from janitor.cli import render
-from janitor.cli.progress import progress
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
 PLAN = """\
@@ -141,7 +141,7 @@ LINES = [
     "adopt",
     "boundary",
     "boundary --explain",
-    "audit",
+    "verify",
     "doctor",
     "config show",
     "inspect message",
@@ -161,14 +161,14 @@ def test_given_json_then_standard_output_is_one_json_value_and_logs_go_elsewhere
 
 def test_given_json_then_approve_is_json_too(site: Site) -> None:
     site.janitor("adopt")
-    assert site.janitor("approve --format json").json == {"approved": []}
+    assert site.janitor("approve --all --format json").json == {"approved": [], "clock": False}
 
 
 def test_given_64_bit_ids_in_json_then_they_are_strings(site: Site) -> None:
     site.janitor("run --once --adopt")
     assert site.janitor("plan --format json").json["boundary"] == str(INVALID)
     assert site.janitor("boundary --format json").json["boundary"] == str(INVALID)
-    assert site.janitor("audit --format json").json["boundary"] == str(INVALID)
+    assert site.janitor("verify --format json").json["boundary"] == str(INVALID)
     [row] = [row for row in site.janitor("inspect message --format json").json["rows"] if row["pointer"]]
     assert row["pointer"] == str(-INVALID)
     figures = site.janitor("inspect snapshot --format json").json
@@ -214,7 +214,7 @@ def test_given_a_run_then_its_begin_and_its_figures_are_logged(site: Site) -> No
 def test_given_a_guard_that_trips_and_a_snapshot_passed_over_then_both_are_logged(site: Site) -> None:
     (site.folder / "data/tx/snapshot.1699999999999").write_bytes(b"")
     said = site.janitor("run --once --log-format text").err
-    assert "ERROR adoption: nobody has adopted this store yet" in said
+    assert "ERROR adoption: this store is not adopted yet" in said
     assert "WARNING snapshot: passed over snapshot.1699999999999" in said
 
 
@@ -306,7 +306,7 @@ def test_given_a_terminal_then_progress_is_one_line_told_rarely_and_gone_at_the_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("janitor.cli.progress.time.monotonic", lambda: now)
+    monkeypatch.setattr("janitor.app.progress.time.monotonic", lambda: now)
     stream = Terminal()
     with progress(stream) as observer:
         for _ in range(100):

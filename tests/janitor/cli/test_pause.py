@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
+
 import pytest
 
-from janitor.state.base import Strikes
-from janitor.state.sqlite import SqliteState
-from tests.builders import DAY, MINUTE, NOW_MS, topic
+from janitor.cli.status import lines
+from janitor.state.base import RunRecord, Strikes
+from janitor.state.sqlite.state import SqliteState
+from janitor.status.health import judge
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, topic
 from tests.janitor.cli.conftest import SETTINGS, Site
-from tms_core.tables.leveldb import LevelDBStore
+from tests.janitor.http.statuses import full
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
 STATE = "data/janitor"
@@ -146,7 +152,7 @@ def test_given_quarantined_topics_when_resumed_then_those_that_fit_are_tried_aga
 def test_given_a_store_nobody_has_swept_then_the_status_says_so_and_makes_no_state(site: Site) -> None:
     shown = site.janitor("status")
     assert shown.code == 0
-    assert "Nobody has adopted this store; until then nothing is deleted.\n" in shown.out
+    assert "This store is not adopted; until it is, nothing is deleted.\n" in shown.out
     assert "last run     never\n" in shown.out
     assert not (site.folder / STATE).exists()
 
@@ -203,3 +209,36 @@ def test_given_more_of_a_kind_than_are_read_at_a_glance_then_the_rest_is_counted
     shown = site.janitor("status").out
     assert shown.count("\npaused       ") == 10
     assert "and 2 more paused; all of them with --format json" in shown
+
+
+def test_given_a_run_of_another_process_under_way_then_the_status_says_so_and_does_not_say_never(site: Site) -> None:
+    site.janitor("adopt")
+    with SqliteState(site.folder / "data" / "janitor") as state:
+        state.begin_run(RunRecord("at-work", "apply", NOW_MS - 5 * MINUTE, heartbeat_ms=NOW_MS - SECOND))
+    shown = site.janitor("status").out
+    assert "under way    run at-work of another process, begun 2023-11-14 22:08:20 UTC (5 min ago)" in shown
+    assert "last run     none has ended yet" in shown
+    assert site.janitor("status --format json").json["running"]["id"] == "at-work"
+    site.clock.advance(HOUR)
+    assert "under way" not in site.janitor("status").out
+
+
+def test_given_a_next_run_that_is_due_then_it_is_now() -> None:
+    found = replace(full(NOW_MS), next_run_ms=NOW_MS - SECOND)
+    assert "next run     now" in [line.plain for line in lines(found, judge(found))]
+
+
+def test_given_a_monitoring_plugin_then_status_check_is_one_line_and_its_exit_code(site: Site) -> None:
+    site.janitor("run --once --adopt")
+    well = site.janitor("status --check")
+    assert (well.code, well.out) == (0, "JANITOR OK: Nothing needs you.\n")
+    site.janitor("pause")
+    paused = site.janitor("status --check")
+    assert (paused.code, paused.out) == (1, "JANITOR WARNING: Everything is paused.\n")
+    site.janitor("resume")
+    site.clock.advance(30 * DAY)
+    down = site.janitor("status --check --format json")
+    assert (down.code, down.json["status"]) == (2, "CRITICAL")
+    shutil.rmtree(site.folder / "data")
+    unknown = site.janitor("status --check")
+    assert (unknown.code, unknown.out[:17]) == (3, "JANITOR UNKNOWN: ")

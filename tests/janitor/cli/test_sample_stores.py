@@ -60,7 +60,7 @@ def digests(folder: Path) -> dict[str, str]:
         "plan --at now+7d --out plan.json",
         "adopt",
         "boundary --explain",
-        "audit",
+        "verify",
         "doctor",
         "inspect message",
         "inspect payload",

@@ -8,14 +8,16 @@ from typing import cast
 
 import pytest
 
-from janitor.cli import lease as leases
-from janitor.cli.context import Session
-from janitor.cli.options import Common
-from janitor.cli.places import Place
-from janitor.state.sqlite import SqliteState
+from janitor.app import lease as leases
+from janitor.app import serve as serving
+from janitor.app.options import Common
+from janitor.app.session import Session
+from janitor.app.stores import Place
+from janitor.state.sqlite.state import SqliteState
 from tms_core.clock import ManualClock
-from tms_core.errors import LeaseHeld
+from tms_core.errors import ConfigurationError, LeaseHeld, StoreUnavailable
 from tms_core.lease import Lease
+from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
 
 SECONDS = 60
@@ -104,3 +106,39 @@ def test_given_nobody_who_may_wait_when_the_lease_is_held_then_it_says_so_at_onc
     Lease(state, "at work", SECONDS, clock).acquire()
     with pytest.raises(LeaseHeld), current.lease(state, MemoryStore()):
         raise AssertionError("two have the lease")
+
+
+class PlaceThatIsDown(SharedPlace):
+    """A store whose servers do not answer for some attempts; then opening it goes on to the next error."""
+
+    def __init__(self, attempts: int) -> None:
+        self._attempts = attempts
+
+    def writable(self) -> Store:
+        self._attempts -= 1
+        if self._attempts >= 0:
+            raise StoreUnavailable("No Thrift server answers.", "")
+        raise ConfigurationError("It answers.", "")
+
+
+def test_given_a_store_that_is_down_when_a_daemon_begins_then_it_tries_until_it_answers(
+    clock: ManualClock, current: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current.place = cast(Place, PlaceThatIsDown(3))
+    waiting = Patience(clock)
+    monkeypatch.setattr(serving, "Event", lambda: waiting)
+    with pytest.raises(ConfigurationError, match="It answers"):
+        serving.serve(current, standby=True)
+    assert waiting.waits == [serving.RETRY_SECONDS] * 3
+
+
+def test_given_a_daemon_that_waits_for_its_store_when_it_is_to_end_then_it_ends_well(
+    clock: ManualClock, current: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    current.place = cast(Place, PlaceThatIsDown(1_000))
+    waiting = Patience(clock, ends_after=3 * serving.RETRY_SECONDS)
+    monkeypatch.setattr(serving, "Event", lambda: waiting)
+    assert serving.serve(current, standby=True) == 0
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "No Thrift server answers. The janitor tries again every 10 s."
+    ]

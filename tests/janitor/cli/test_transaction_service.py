@@ -10,8 +10,8 @@ import pytest
 from tests.builders import HOUR
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
 from tests.transaction.managers import LeftBehind
-from tms_core.transaction.manager import TransactionManager
-from tms_core.transaction.service import TransactionService
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.rpc.service import TransactionService
 
 
 @pytest.fixture

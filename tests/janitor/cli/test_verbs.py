@@ -12,7 +12,7 @@ import pytest
 
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 
 
 def digests(folder: Path) -> dict[str, bytes]:
@@ -30,7 +30,7 @@ def digests(folder: Path) -> dict[str, bytes]:
         "inspect meta",
         "inspect snapshot",
         "boundary --explain",
-        "audit",
+        "verify",
         "doctor",
     ],
 )
@@ -61,13 +61,38 @@ def test_given_held_topics_when_one_is_approved_then_that_one_goes(site: Site) -
     assert approved.out == "approved:\n  default:bills\nnext: janitor run --once --config janitor.yaml\n"
     done = site.janitor("run --once --format json").json
     assert [(entry["topic"], entry["held"]) for entry in done["topics"]] == [("bills", None), ("orders", "frontier")]
-    assert site.janitor("approve --format json").json == {"approved": ["default:orders"]}
+    assert site.janitor("approve --all --format json").json == {"approved": ["default:orders"], "clock": False}
 
 
 def test_given_nothing_held_when_approved_then_that_is_said(site: Site) -> None:
     site.janitor("adopt")
-    assert site.janitor("approve").out == "nothing is held; the clock is accepted\n"
+    assert site.janitor("approve --all").out == "nothing is held\n"
+    assert site.janitor("approve --clock").out == "the clock is accepted\nnext: janitor plan --config janitor.yaml\n"
     assert site.janitor("approve default:orders").out == "nothing is held of default:orders\n"
+
+
+def test_given_approve_alone_then_2_and_both_things_it_can_do_are_named(site: Site) -> None:
+    site.janitor("adopt")
+    refused = site.janitor("approve")
+    assert (refused.code, refused.out) == (2, "")
+    assert "--all" in refused.err
+    assert "--clock" in refused.err
+    assert site.janitor("approve default:orders --all").code == 2
+
+
+def test_given_a_held_topic_and_a_clock_that_jumped_then_each_is_approved_by_itself(site: Site) -> None:
+    site.janitor("run --once --adopt")
+    with LevelDBStore(site.store) as store:
+        topic(store, "default:orders", ttl_seconds=30)
+    site.clock.step(DAY)
+    refused = site.janitor("approve --all")
+    assert refused.code == 3
+    assert "janitor approve --clock --config janitor.yaml" in refused.err
+    assert site.janitor("approve --clock --format json").json == {"approved": [], "clock": True}
+    held = site.janitor("run --once --format json").json
+    assert {entry["held"] for entry in held["topics"]} == {"frontier"}
+    assert site.janitor("approve --all --format json").json == {"approved": ["default:orders"], "clock": False}
+    assert {entry["held"] for entry in site.janitor("run --once --format json").json["topics"]} == {None}
 
 
 # --- inspect ---------------------------------------------------------------------------------------------------------
@@ -121,7 +146,7 @@ def test_given_a_snapshot_then_its_transactions_are_shown_with_their_times(site:
 
 def test_given_a_stale_snapshot_then_it_is_shown_with_the_problem(site: Site) -> None:
     site.clock.advance(HOUR)
-    assert "problem: snapshot.1699999999000 is 3601 s old" in site.janitor("inspect snapshot").out
+    assert "problem: snapshot.1699999999000 is 1 h 1 s old" in site.janitor("inspect snapshot").out
 
 
 def test_given_no_snapshot_when_inspected_then_1_and_why(site: Site) -> None:
@@ -150,9 +175,9 @@ def test_given_no_known_lifetime_then_explain_names_the_setting(site: Site) -> N
 
 
 def test_given_a_true_boundary_when_audited_then_it_is_proven(site: Site) -> None:
-    assert "no boundary has been claimed" in site.janitor("audit").out
+    assert "no boundary has been claimed" in site.janitor("verify").out
     site.janitor("run --once --adopt")
-    proven = site.janitor("audit")
+    proven = site.janitor("verify")
     assert proven.code == 0
     assert f"proven: no row up to {INVALID}" in proven.out
 
@@ -166,13 +191,17 @@ def test_given_a_row_that_makes_the_boundary_false_when_audited_then_it_is_refut
         topic(store, "default:orders", ttl_seconds=86400).tx(INVALID, NOW_MS - 2 * HOUR)
     if not listed:  # an operator has taken it off the list because of the claim
         site.snapshot((), age_ms=500)
-    refuted = site.janitor("audit")
+    refuted = site.janitor("verify")
     assert refuted.code == 1
     assert f"refuted: 1 rows up to {INVALID}" in refuted.out
     assert b"default:orders:".hex() in refuted.out
+    again = site.janitor("verify")
+    assert again.code == 1
+    assert f"no boundary is claimed: the boundary {INVALID} is refuted" in again.out
     found = site.janitor("audit --format json")
-    assert found.code == 1
-    assert (found.json["refuted"], found.json["open_cells"]) == (1, 1)
+    assert found.code == 1, "its former name is understood for a version"
+    assert (found.json["boundary"], found.json["refuted"], found.json["open_cells"]) == (None, 0, 1)
+    assert "was false" in site.janitor("status").out
 
 
 def test_given_an_invalid_row_above_the_boundary_when_audited_then_it_refutes_nothing(site: Site) -> None:
@@ -181,7 +210,7 @@ def test_given_an_invalid_row_above_the_boundary_when_audited_then_it_refutes_no
     with LevelDBStore(site.store) as store:
         topic(store, "default:orders", ttl_seconds=86400).tx(later, NOW_MS - MINUTE)
     site.snapshot((INVALID, later), age_ms=500)
-    found = site.janitor("audit --format json")
+    found = site.janitor("verify --format json")
     assert found.code == 0
     assert (found.json["refuted"], found.json["open_cells"]) == (0, 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 from collections.abc import Callable, Iterator
@@ -12,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from janitor.control import Audience, Caller, ControlServer, RemoteEngine, wire
-from janitor.control.desk import Asks
-from janitor.engine import Engine
-from janitor.inspect import Audit
-from janitor.observe import Observer
-from janitor.picture import Picture
+from janitor.control import api
+from janitor.control.api import Asks, Behind, Observers, greeting
+from janitor.control.client import Caller, RemoteEngine
+from janitor.control.server import ControlServer
+from janitor.inspect.rows import Audit
+from janitor.run.engine import Engine
+from janitor.status.status import Status
+from janitor.sweep.progress import Observer
 from tests.builders import DAY, NOW_MS, Rig, janitor, topic
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.read_only import read_only
@@ -25,21 +28,21 @@ from tms_core.tables.read_only import read_only
 #: An audit as a test wants it: given the observer, and what tells it to end.
 Act = Callable[[Observer, Callable[[], bool]], Audit]
 
-PICTURE = Picture("0", "memory", "running", "apply", "every 60 s", NOW_MS)
+PICTURE = Status("0", "memory", "running", "apply", "every 60 s", NOW_MS)
 STORE, SETTINGS = "memory:1", "digest"
 
 
 @dataclass
 class Views:
-    """Counts how often it was nudged."""
+    """Counts how often it was told to look again."""
 
-    nudges: int = 0
+    refreshed: int = 0
 
-    def picture(self) -> Picture:
+    def status(self) -> Status:
         return PICTURE
 
-    def nudge(self) -> None:
-        self.nudges += 1
+    def refresh_status(self) -> None:
+        self.refreshed += 1
 
 
 class Auditing(Engine):
@@ -49,7 +52,7 @@ class Auditing(Engine):
     halted: Callable[[], bool]
     observer: Observer
 
-    def audit(self) -> Audit:
+    def verify(self) -> Audit:
         return self.act(self.observer, self.halted)
 
 
@@ -63,7 +66,7 @@ class Desk:
 
     folder: Path
     rig: Rig
-    audience: Audience
+    observers: Observers
     views: Views = field(default_factory=Views)
     act: Act | None = None
     server: ControlServer | None = None
@@ -86,16 +89,15 @@ class Desk:
         return reader
 
     def start(self, **options: Any) -> ControlServer:
-        self.server = ControlServer(
-            self.folder,
+        behind = Behind(
             options.pop("decider", self.rig.engine),
             self.make_reader,
             self.views,
-            store=STORE,
-            settings=SETTINGS,
-            audience=self.audience,
-            **options,
+            greeting(STORE, SETTINGS),
+            self.observers,
+            options.pop("page", None),
         )
+        self.server = ControlServer(self.folder, behind, **options)
         self.server.start()
         return self.server
 
@@ -115,41 +117,62 @@ class Client:
     def __init__(self, folder: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(60)
-        with wire.address(folder) as address:
+        with api.address(folder) as address:
             self.socket.connect(address)
-        self._lines = wire.lines(self.socket)
+        self._response: http.client.HTTPResponse | None = None
 
     def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.socket.close()
+        if self._response is not None:
+            self._response.close()
 
     def say(self, raw: bytes) -> None:
         # A server may have sent us away before we had said anything.
         with suppress(BrokenPipeError, ConnectionResetError):
             self.socket.sendall(raw)
 
+    def post(self, method: str, body: bytes) -> None:
+        head = f"POST /control/{method} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+        self.say(head.encode() + body)
+
     def ask(self, method: str, **params: Any) -> None:
-        self.say(json.dumps({"protocol": wire.PROTOCOL, "method": method, "params": params}).encode() + b"\n")
+        self.post(method, json.dumps({"protocol": api.PROTOCOL, "params": params}).encode())
+
+    @property
+    def response(self) -> http.client.HTTPResponse:
+        """What is answered, its head at least."""
+        if self._response is None:
+            self._response = http.client.HTTPResponse(self.socket)
+            self._response.begin()
+        return self._response
 
     def hear(self) -> dict[str, Any] | None:
-        """The next message; None where the server has hung up."""
-        return next(self._lines, None)
+        """The next message; None where the server has nothing more to say."""
+        try:
+            line = self.response.readline()
+        except (ConnectionError, http.client.HTTPException):
+            return None
+        found: dict[str, Any] | None = json.loads(line) if line else None
+        return found
 
     def answer(self) -> dict[str, Any] | None:
         """The next message that is no progress."""
-        return next((message for message in self._lines if "progress" not in message), None)
+        while (message := self.hear()) is not None and "progress" in message:
+            continue
+        return message
 
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
     """A store with two expired messages, adopted; its server is not started yet."""
-    audience = Audience()
-    rig = janitor(MemoryStore(), observer=audience)
+    observers = Observers()
+    rig = janitor(MemoryStore(), observer=observers)
     topic(rig.store, "default:orders", ttl_seconds=3600).plain(NOW_MS - DAY, NOW_MS - DAY + 1, NOW_MS)
     rig.engine.adopt()
-    made = Desk(tmp_path, rig, audience)
+    made = Desk(tmp_path, rig, observers)
     yield made
     if made.server is not None:
         made.server.stop()

@@ -18,16 +18,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Semaphore, Thread
 
-from janitor.cli.context import Session
-from janitor.cli.options import Common
-from janitor.control import Audience, ControlServer
-from janitor.control.desk import Asks
-from janitor.engine import Engine
-from janitor.look import Live, look
-from janitor.observe import Observer
-from janitor.picture import Picture
+from janitor.app.options import Common
+from janitor.app.session import Session
+from janitor.control.api import Asks, Behind, Observers, greeting
+from janitor.control.server import ControlServer
+from janitor.run.engine import Engine
 from janitor.settings import config_digest
 from janitor.state.base import State
+from janitor.status.collect import Live, collect
+from janitor.status.status import Status
+from janitor.sweep.progress import Observer
 from tests.builders import Call, watch
 from tms_core.clock import ManualClock
 from tms_core.tables.read_only import read_only
@@ -51,40 +51,34 @@ class Shown:
         self._state = state
         self._live = Live(started_ms=current.clock.now_ms(), heartbeat_ms=current.clock.now_ms())
 
-    def picture(self) -> Picture:
-        return look(self._state, self._current.site(), self._current.clock, self._live)
+    def status(self) -> Status:
+        return collect(self._state, self._current.site(), self._current.clock, self._live)
 
-    def nudge(self) -> None:
-        say("nudged")
+    def refresh_status(self) -> None:
+        say("refreshed")
 
 
 @contextmanager
 def held(current: Session, watched: str) -> Iterator[tuple[Engine, Semaphore]]:
     """The engine that writes, while the store is held and asked for."""
-    audience, gate = Audience(), Semaphore(0)
+    observers, gate = Observers(), Semaphore(0)
     with (
         current.held_store() as store,
-        current.place.memory() as state,
+        current.place.state() as state,
         current.lease(state, store) as lease,
     ):
         stop = stopping_at(watched, gate)
         watch(store, before=stop)
-        engine = current.engine(store, state, observer=audience, lease=lease)
+        engine = current.engine(store, state, observer=observers, lease=lease)
 
         def make_reader(observer: Observer, halted: Callable[[], bool]) -> Asks:
             face = read_only(store)
             watch(face, before=stop)
             return current.engine(face, state, observer=observer, halted=halted)
 
-        server = ControlServer(
-            current.state_path,
-            engine,
-            make_reader,
-            Shown(current, state),
-            store=store.identity(),
-            settings=config_digest(current.settings),
-            audience=audience,
-        )
+        who = greeting(store.identity(), config_digest(current.settings))
+        behind = Behind(engine, make_reader, Shown(current, state), who, observers)
+        server = ControlServer(current.state_path, behind)
         server.start()
         try:
             yield engine, gate

@@ -13,9 +13,9 @@ from typing import NoReturn
 
 import pytest
 
-from janitor.control import Caller, wire
-from janitor.control.client import RemoteEngine
-from janitor.control.desk import Greeting
+from janitor.control import api, values
+from janitor.control.api import Greeting
+from janitor.control.client import Caller, RemoteEngine
 from tests.janitor.control.conftest import PICTURE, Desk
 from tms_core.errors import StoreBusy, StoreError, TmsError
 
@@ -23,13 +23,17 @@ GREETING = Greeting("0", 1, "memory:1", "digest")
 
 
 @contextmanager
-def server(folder: Path, behave: Callable[[socket.socket], None]) -> Iterator[RemoteEngine]:
+def server(
+    folder: Path, behave: Callable[[socket.socket], None], silence_seconds: float = 60
+) -> Iterator[RemoteEngine]:
     """Somebody who listens in a folder, and behaves like that to one client."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(str(folder / wire.SOCKET_NAME))
+        listening.bind(str(folder / api.SOCKET_NAME))
         listening.listen()
 
         def serve() -> None:
+            knocking, _ = listening.accept()
+            knocking.close()
             connection, _ = listening.accept()
             with connection:
                 behave(connection)
@@ -37,7 +41,7 @@ def server(folder: Path, behave: Callable[[socket.socket], None]) -> Iterator[Re
         thread = Thread(target=serve)
         thread.start()
         try:
-            yield RemoteEngine(Caller(folder, silence_seconds=0.05), GREETING)
+            yield RemoteEngine(Caller(folder, silence_seconds=silence_seconds), GREETING)
         finally:
             thread.join()
 
@@ -46,8 +50,21 @@ def saying(raw: bytes) -> Callable[[socket.socket], None]:
     def behave(connection: socket.socket) -> None:
         connection.recv(1 << 20)
         connection.sendall(raw)
+        end(connection)
 
     return behave
+
+
+def end(connection: socket.socket) -> None:
+    """Say no more; what was not read yet is, or the client would hear of an error instead."""
+    connection.shutdown(socket.SHUT_WR)
+    while connection.recv(1 << 20):
+        pass
+
+
+def answering(lines: bytes) -> Callable[[socket.socket], None]:
+    """Says lines, in an answer that a whole one would go on from."""
+    return saying(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n" + lines)
 
 
 def test_given_nobody_then_nobody_answers(tmp_path: Path) -> None:
@@ -57,7 +74,7 @@ def test_given_nobody_then_nobody_answers(tmp_path: Path) -> None:
 
 def test_given_the_socket_of_a_dead_process_then_nobody_answers(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
-        dead.bind(str(tmp_path / wire.SOCKET_NAME))
+        dead.bind(str(tmp_path / api.SOCKET_NAME))
     assert Caller(tmp_path).greeting() is None
 
 
@@ -68,7 +85,7 @@ def test_given_a_process_that_ends_when_it_is_greeted_then_nobody_answers(tmp_pa
 
 def test_given_a_holder_that_has_ended_since_then_that_is_said(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="ended before it had answered"):
-        RemoteEngine(Caller(tmp_path), GREETING).audit()
+        RemoteEngine(Caller(tmp_path), GREETING).verify()
 
 
 def test_given_a_silent_server_then_it_is_not_waited_for_for_ever(tmp_path: Path) -> None:
@@ -76,20 +93,20 @@ def test_given_a_silent_server_then_it_is_not_waited_for_for_ever(tmp_path: Path
         while connection.recv(1 << 20):
             pass
 
-    with server(tmp_path, silent) as remote, pytest.raises(StoreBusy, match="does not answer"):
-        remote.audit()
+    with server(tmp_path, silent, 0.05) as remote, pytest.raises(StoreBusy, match="does not answer"):
+        remote.verify()
 
 
 @pytest.mark.parametrize("said", [b"", b'{"progress": {}}\n', b'{"result": {"cells"'])
 def test_given_a_server_that_dies_before_its_answer_is_whole_then_that_is_said(tmp_path: Path, said: bytes) -> None:
-    with server(tmp_path, saying(said)) as remote, pytest.raises(StoreError, match="ended before it had answered"):
-        remote.audit()
+    with server(tmp_path, answering(said)) as remote, pytest.raises(StoreError, match="ended before it had answered"):
+        remote.verify()
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        b"SSH-2.0-OpenSSH\r\n",
+        b"no json\n",
         b"[]\n",
         b'{"result": 5}\n',
         b'{"result": {"cells": "many"}}\n',
@@ -97,36 +114,50 @@ def test_given_a_server_that_dies_before_its_answer_is_whole_then_that_is_said(t
     ],
 )
 def test_given_an_answer_that_is_none_then_that_is_said(tmp_path: Path, said: bytes) -> None:
+    with server(tmp_path, answering(said)) as remote, pytest.raises(StoreError, match="is not understood"):
+        remote.verify()
+
+
+@pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH\r\n\r\n", b'{"error": {"kind": "TmsError"}}\n\n'])
+def test_given_what_is_no_http_then_it_is_not_understood(tmp_path: Path, said: bytes) -> None:
     with server(tmp_path, saying(said)) as remote, pytest.raises(StoreError, match="is not understood"):
-        remote.audit()
+        remote.verify()
 
 
-@pytest.mark.parametrize(("kind", "raised"), [(name, kind) for name, kind in wire.KINDS.items()])
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 20"])
+def test_given_a_server_that_dies_within_the_head_then_that_is_said(tmp_path: Path, said: bytes) -> None:
+    with server(tmp_path, saying(said)) as remote, pytest.raises(StoreError, match="ended before"):
+        remote.verify()
+
+
+@pytest.mark.parametrize(("kind", "raised"), [(name, kind) for name, kind in values.KINDS.items()])
 def test_given_an_error_then_it_is_raised_as_what_it_was(tmp_path: Path, kind: str, raised: type[TmsError]) -> None:
     said = json.dumps({"error": {"kind": kind, "message": "No.", "hint": "Try."}}).encode() + b"\n"
-    with server(tmp_path, saying(said)) as remote, pytest.raises(TmsError) as found:
-        remote.audit()
+    with server(tmp_path, answering(said)) as remote, pytest.raises(TmsError) as found:
+        remote.verify()
     assert (type(found.value), found.value.message, found.value.hint) == (raised, "No.", "Try.")
 
 
 @pytest.mark.parametrize("error", [{"kind": "SystemExit", "message": "No."}, {"kind": 5}, None])
 def test_given_an_error_of_no_known_kind_then_it_is_one_of_ours(tmp_path: Path, error: object) -> None:
     said = json.dumps({"error": error}).encode() + b"\n"
-    with server(tmp_path, saying(said)) as remote, pytest.raises(TmsError) as found:
-        remote.audit()
+    with server(tmp_path, answering(said)) as remote, pytest.raises(TmsError) as found:
+        remote.verify()
     assert type(found.value) is TmsError
 
 
 def test_given_a_server_that_refuses_before_it_has_read_all_then_its_reason_is_heard(tmp_path: Path) -> None:
     def refuse(connection: socket.socket) -> None:
-        connection.sendall(b'{"error": {"kind": "StoreBusy", "message": "Too many.", "hint": ""}}\n')
+        body = b'{"error": {"kind": "StoreBusy", "message": "Too many.", "hint": ""}}\n'
+        connection.sendall(b"HTTP/1.1 503 Busy\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        end(connection)
 
     with server(tmp_path, refuse) as remote, pytest.raises(StoreBusy, match="Too many"):
         remote.approve(("default:" + "x" * (1 << 20),))
 
 
 def test_given_a_request_that_is_too_long_then_it_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "MAX_BYTES", 100)
+    monkeypatch.setattr(values, "MAX_BYTES", 100)
     with pytest.raises(StoreError, match="too much to be handed"):
         RemoteEngine(Caller(tmp_path), GREETING).approve(("default:" + "x" * 100,))
 
@@ -134,14 +165,16 @@ def test_given_a_request_that_is_too_long_then_it_is_not_sent(tmp_path: Path, mo
 def test_given_another_users_socket_then_who_has_to_ask_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / api.SOCKET_NAME).touch()
+
     def refuse(_: Path) -> NoReturn:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(wire, "address", refuse)
+    monkeypatch.setattr(api, "address", refuse)
     with pytest.raises(StoreBusy, match="another user's"):
         Caller(tmp_path).greeting()
 
 
 def test_given_a_picture_then_it_is_the_servers(desk: Desk) -> None:
     desk.start()
-    assert json.dumps(desk.remote().picture().to_json()) == json.dumps(PICTURE.to_json())
+    assert json.dumps(desk.remote().status().to_json()) == json.dumps(PICTURE.to_json())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import socket
@@ -13,13 +14,16 @@ from threading import Event
 from typing import Any
 
 import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
-from janitor import plan
-from janitor.control import link, values, wire
+from janitor.control import api, values
 from janitor.control import server as server_module
-from janitor.inspect import Audit
-from janitor.observe import Observer
-from janitor.policy import Rule
+from janitor.inspect.rows import Audit
+from janitor.law.policy import Rule
+from janitor.run import plan_file as plan
+from janitor.state.base import EVERYTHING
+from janitor.sweep.progress import Observer
 from tests.builders import Call, watch
 from tests.janitor.control.conftest import SETTINGS, STORE, Client, Desk
 from tms_core.errors import Halted, StoreBusy, StoreError
@@ -63,7 +67,7 @@ def test_given_the_socket_of_a_dead_process_then_it_is_replaced(desk: Desk) -> N
 
 def test_given_a_janitor_that_answers_there_then_its_socket_is_left_to_it(desk: Desk, tmp_path: Path) -> None:
     desk.start()
-    second = Desk(tmp_path, desk.rig, desk.audience)
+    second = Desk(tmp_path, desk.rig, desk.observers)
     with pytest.raises(StoreBusy, match="Another janitor answers"):
         second.start()
     assert desk.remote().greeting.store == STORE
@@ -107,7 +111,7 @@ def test_given_a_users_process_then_it_is_answered_if_it_is_the_owners_or_roots(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, uid: int, welcome: bool
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
-    monkeypatch.setattr(wire, "peer_uid", lambda _: uid)
+    monkeypatch.setattr(server_module, "peer_uid", lambda _: uid)
     desk.start()
     with desk.connect() as client:
         client.ask("hello")
@@ -119,63 +123,87 @@ def test_given_a_users_process_then_it_is_answered_if_it_is_the_owners_or_roots(
 def test_given_a_connection_then_the_kernel_says_whose_it_is() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
-        assert wire.peer_uid(ours) == os.getuid()
+        assert server_module.peer_uid(ours) == os.getuid()
+
+
+GOOD = b'{"protocol": 2, "params": {}}'
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("method", "body"),
     [
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"\x00\xff\xfe\n",
-        b"[]\n",
-        b"{}\n",
-        b"\n",
-        b'{"protocol": 1}\n',
-        b'{"protocol": 1, "method": 5, "params": {}}\n',
-        b'{"protocol": 1, "method": "__class__", "params": {}}\n',
-        b'{"protocol": 1, "method": "at_work", "params": {}}\n',
-        b'{"protocol": 1, "method": "run_once", "params": {}}\n',
-        b'{"protocol": 1, "method": "audit", "params": {"self": 1}}\n',
-        b'{"protocol": 1, "method": "inspect", "params": {"table": "secrets", "patterns": [], "limit": 1}}\n',
-        b'{"protocol": 1, "method": "inspect", "params": {"table": "message", "patterns": [], "limit": "x"}}\n',
-        b'{"protocol": 1, "method": "inspect", "params": {}}\n',
-        b'{"protocol": 1, "method": "apply", "params": {"wanted": {}}}\n',
+        ("verify", b"\x00\xff\xfe"),
+        ("verify", b""),
+        ("verify", b"[]"),
+        ("verify", b"{}"),
+        ("verify", b'{"protocol": 2}'),
+        ("verify", b'{"protocol": 2, "params": 5}'),
+        ("__class__", GOOD),
+        ("at_work", GOOD),
+        ("run_once", GOOD),
+        ("verify", b'{"protocol": 2, "params": {"self": 1}}'),
+        ("inspect", b'{"protocol": 2, "params": {"table": "secrets", "patterns": [], "limit": 1}}'),
+        ("inspect", b'{"protocol": 2, "params": {"table": "message", "patterns": [], "limit": "x"}}'),
+        ("inspect", GOOD),
+        ("apply", b'{"protocol": 2, "params": {"wanted": {}}}'),
     ],
 )
-def test_given_garbage_then_it_is_refused_and_the_next_client_is_answered(desk: Desk, said: bytes) -> None:
+def test_given_garbage_then_it_is_refused_and_the_next_client_is_answered(desk: Desk, method: str, body: bytes) -> None:
     desk.start()
     with desk.connect() as client:
-        client.say(said)
-        assert kind_of(client.hear()) in ("TmsError", "StoreBusy")
+        client.post(method, body)
+        answer = client.hear()
+        assert kind_of(answer) == "TmsError"
+        assert answer is not None
+        assert "not understood" in answer["error"]["message"]
         assert client.hear() is None
     assert desk.remote().greeting.settings == SETTINGS
 
 
-def test_given_an_endless_line_then_it_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = wire.lines
-    monkeypatch.setattr(wire, "lines", lambda connection: lines(connection, 1000))
+@pytest.mark.parametrize(
+    "said", [b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b'{"protocol": 1, "method": "hello", "params": {}}\n']
+)
+def test_given_what_is_no_question_then_it_is_refused_and_the_next_client_is_answered(desk: Desk, said: bytes) -> None:
+    desk.start()
+    with desk.connect() as client:
+        client.say(said)
+        assert client.response.status in (400, 404)
+    assert desk.remote().greeting.settings == SETTINGS
+
+
+def test_given_an_endless_question_then_it_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values, "MAX_BYTES", 1000)
     desk.start()
     with Client(desk.folder) as client:
-        client.say(b"x" * 1001)
+        client.post("verify", b"x" * 1001)
+        assert client.response.status == 413
         assert "more than 1000 bytes" in json.dumps(client.hear())
+
+
+def test_given_an_answer_longer_than_is_taken_then_that_is_said(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.start()
+    remote = desk.remote()
+    monkeypatch.setattr(values, "MAX_BYTES", 300)
+    with pytest.raises(StoreError, match="too much to be handed"):
+        remote.plan()
 
 
 def test_given_another_protocol_then_both_versions_are_named(desk: Desk) -> None:
     desk.start()
     with desk.connect() as client:
-        client.say(b'{"protocol": 99, "method": "hello", "params": {}}\n')
+        client.post("hello", b'{"protocol": 99, "params": {}}')
         answer = client.hear()
     assert kind_of(answer) == "StoreBusy"
     assert answer is not None
-    assert f"speaks protocol {wire.PROTOCOL}, this one 99" in answer["error"]["message"]
+    assert f"speaks protocol {api.PROTOCOL}, this one 99" in answer["error"]["message"]
 
 
-@pytest.mark.parametrize("said", [b"", b'{"protocol": 1, "meth'])
+@pytest.mark.parametrize("said", [b"", b"POST /cont", b"POST /control/verify HTTP/1.1\r\ncontent-length: 9\r\n\r\n{"])
 def test_given_a_client_that_breaks_off_then_the_next_one_is_answered(desk: Desk, said: bytes) -> None:
     desk.start()
     with desk.connect() as client:
         client.say(said)
-    assert desk.remote().audit().cells == 0
+    assert desk.remote().verify().cells == 0
 
 
 def test_given_a_client_that_says_nothing_then_it_is_sent_away(desk: Desk) -> None:
@@ -188,9 +216,24 @@ def test_given_more_clients_than_are_answered_at_once_then_one_more_is_sent_away
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "MAX_CLIENTS", 1)
+    desk.act = endless = Endless()
     desk.start()
-    with desk.connect(), desk.connect() as second:
+    with desk.connect() as first, desk.connect() as second:
+        first.ask("verify")
+        assert endless.began.wait(60)
+        second.ask("hello")
         assert kind_of(second.hear()) == "StoreBusy"
+    assert endless.ended.wait(60)
+
+
+def test_given_a_status_page_then_the_socket_has_it_too(desk: Desk) -> None:
+    async def page(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse(scope["path"])(scope, receive, send)
+
+    desk.start(page=page)
+    with desk.connect() as client:
+        client.say(b"GET /api/status HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert client.response.read() == b"/api/status"
 
 
 def test_given_a_bug_then_the_client_hears_of_it_and_the_log_says_where(
@@ -202,7 +245,7 @@ def test_given_a_bug_then_the_client_hears_of_it_and_the_log_says_where(
     desk.act = fail
     desk.start()
     with desk.connect() as client:
-        client.ask("audit")
+        client.ask("verify")
         answer = client.hear()
     assert answer is not None
     assert "ZeroDivisionError" in answer["error"]["message"]
@@ -219,7 +262,7 @@ def test_given_a_question_then_nothing_is_asked_of_the_store_that_writes(desk: D
     watch(desk.rig.store, before=lambda call: asked.append(call.name))
     remote = desk.remote()
     report = remote.plan(digest="mine").report
-    remote.audit()
+    remote.verify()
     remote.inspect("message", (), 1)
     assert sum(entry.rows for entry in report.entries.values()) == 2
     assert {name.partition(".")[2] for name in asked} <= {"rows", "get", "keys", "cells"}
@@ -250,7 +293,7 @@ def test_given_a_client_that_goes_away_then_its_question_ends(desk: Desk) -> Non
     desk.act = endless = Endless()
     desk.start()
     with desk.connect() as client:
-        client.ask("audit")
+        client.ask("verify")
         assert endless.began.wait(60)
     assert endless.ended.wait(60)
 
@@ -259,7 +302,7 @@ def test_given_a_question_under_way_when_stopped_then_the_client_is_told(desk: D
     desk.act = endless = Endless()
     server = desk.start()
     with desk.connect() as client:
-        client.ask("audit")
+        client.ask("verify")
         assert endless.began.wait(60)
         server.stop()
         assert kind_of(client.answer()) == "Halted"
@@ -284,21 +327,22 @@ def test_given_a_client_that_reads_nothing_then_its_question_is_not_held_up(desk
     desk.act = chatty
     desk.start()
     with desk.connect() as client:
-        client.ask("audit")
+        client.ask("verify")
         answer = client.answer()
     assert answer is not None
     assert answer["result"]["cells"] == 10_000
 
 
-def test_given_a_full_buffer_then_progress_is_dropped_and_not_waited_for() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX)
-    with theirs, link.Link(ours) as client:
-        theirs.sendall(b"{}\n")
-        assert client.request() == {}
-        while client.tell({"phase": "read"}):
-            pass
-        assert not client.tell({"phase": "read"})
-        assert not client.is_gone()
+def test_given_a_client_that_does_not_take_its_answer_then_it_is_cut_off(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "ANSWER_SECONDS", 0)
+    desk.act = lambda *_: Audit(None, withdrawn="x" * 10_000_000)
+    desk.start()
+    with desk.connect() as client:
+        client.ask("verify")
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            client.response.read()
 
 
 def test_given_long_work_without_a_word_then_the_client_hears_that_it_is_not_forgotten(desk: Desk) -> None:
@@ -311,7 +355,7 @@ def test_given_long_work_without_a_word_then_the_client_hears_that_it_is_not_for
     desk.act = silent
     desk.start(pulse_seconds=0.01)
     with desk.connect() as client:
-        client.ask("audit")
+        client.ask("verify")
         assert client.hear() == {"progress": {}}
         go.set()
         assert client.answer() is not None
@@ -324,10 +368,10 @@ def test_given_decisions_then_what_is_shown_is_looked_at_anew(desk: Desk) -> Non
     desk.start()
     remote = desk.remote()
     assert remote.adopt() == [ORDERS]
-    assert remote.approve() == []
-    assert desk.views.nudges == 2
-    remote.nudge()
-    assert desk.views.nudges == 3
+    assert remote.approve((EVERYTHING,), clock=True) == []
+    assert desk.views.refreshed == 2
+    remote.refresh_status()
+    assert desk.views.refreshed == 3
 
 
 def test_given_a_run_then_who_asked_for_it_hears_how_far_it_is_and_nobody_else(desk: Desk) -> None:
@@ -375,7 +419,7 @@ class Working:
         self.asked.set()
         return not self.idle.is_set()
 
-    def adopt(self) -> list[TopicId]:
+    def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
         self.adopted += 1
         return self._engine.adopt()
 
@@ -396,7 +440,7 @@ def test_given_a_run_under_way_then_a_decision_waits_and_says_for_what(desk: Des
 
 def test_given_a_run_under_way_then_an_approval_does_not_wait(desk: Desk) -> None:
     desk.start(decider=Working(desk))
-    assert desk.remote().approve() == []
+    assert desk.remote().approve((EVERYTHING,), clock=True) == []
 
 
 def test_given_a_client_that_goes_away_while_its_decision_waits_then_it_is_not_taken(desk: Desk) -> None:

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from janitor import plan
-from janitor.boundary import Boundary, Limit
+from janitor.boundary.claim import Boundary, Limit
 from janitor.control import values
-from janitor.control.desk import Asks, Decides, methods
-from janitor.inquiry import Planned
-from janitor.picture import Picture, RunSummary, SnapshotFigures
-from janitor.plan import PlanFile
-from janitor.policy import Rule
+from janitor.control.api import Asks, Decides, methods
+from janitor.inspect.answer import Why
+from janitor.law.policy import Rule
 from janitor.report import Report
+from janitor.run import plan_file as plan
+from janitor.run.plan_file import PlanFile
+from janitor.run.questions import Planned
 from janitor.state.base import Claim, CounterKey
-from janitor.why import Why
+from janitor.status.status import RunSummary, SnapshotFigures, Status
 from tests.builders import DAY, HOUR, NOW_MS, janitor, pointer, topic
 from tms_core.rowkey import MessageId
 from tms_core.tables.memory import MemoryStore
@@ -91,7 +91,7 @@ def test_given_a_plan_with_entries_of_all_kinds_then_it_comes_back_to_the_last_f
 
 
 def test_given_a_full_picture_then_it_comes_back() -> None:
-    picture = Picture(
+    status = Status(
         "1",
         "s",
         "running",
@@ -102,9 +102,9 @@ def test_given_a_full_picture_then_it_comes_back() -> None:
         snapshot=SnapshotFigures(timestamp_ms=1),
         counters={CounterKey("rows", (("rule", "expired"),)): 5.0},
     )
-    found = carried(Picture, picture)
-    assert json.dumps(found.to_json()) == json.dumps(picture.to_json())
-    assert (found.last_run, found.counters) == (picture.last_run, picture.counters)
+    found = carried(Status, status)
+    assert json.dumps(found.to_json()) == json.dumps(status.to_json())
+    assert (found.last_run, found.counters) == (status.last_run, status.counters)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 import pytest
 
-from janitor.daemon import HUNG_RUN_MS, LATE_TICK_MS, Daemon, Job, Watched
-from janitor.http.verdict import judge
-from janitor.look import Site
+from janitor.daemon.daemon import HUNG_RUN_MS, LATE_TICK_MS, Daemon, Job, Watched
+from janitor.daemon.snapshot_refresh import Refreshed
+from janitor.daemon.trigger import every
 from janitor.metrics import Metrics
-from janitor.refresh import Refreshed
-from janitor.schedule import every
 from janitor.state.base import EVERYTHING, RunRecord
+from janitor.status.collect import Site
+from janitor.status.health import judge
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Rig, janitor, pointer, topic, watch
 from tests.virtual import VirtualTime, virtual_time
 from tms_core.clock import ManualClock
@@ -115,7 +115,7 @@ def test_given_a_bug_in_a_sweep_when_time_passes_then_it_is_a_failed_run_and_no_
 ) -> None:
     with house() as site:
         with monkeypatch.context() as patch:
-            patch.setattr("janitor.crew.Messages.delete", lambda *_: 1 / 0)
+            patch.setattr("janitor.sweep.sweep.messages", lambda *_: 1 / 0)
             site.time.advance(60)
         assert site.results == ["done", "failed"]
         assert [name for name, _ in site.time.errors] == ["sweep"]
@@ -144,7 +144,7 @@ def test_given_a_store_never_adopted_when_swept_without_adopt_then_nothing_goes_
         site.time.advance(5)
         assert site.results == ["stopped"]
         assert orders.times() == [NOW_MS - HOUR]
-        assert site.daemon.picture().adopted_ms is None
+        assert site.daemon.status().adopted_ms is None
         site.rig.engine.adopt()
         site.time.advance(60)
         assert orders.times() == []
@@ -158,7 +158,7 @@ def test_given_apply_is_off_when_time_passes_then_it_only_plans_and_shows_what_i
         site.time.advance(65)
         assert orders.times() == [NOW_MS - HOUR]
         assert {(run.mode, run.result) for run in site.rig.state.runs(10)} == {("plan", "done")}
-        assert [(item.table, item.rule, item.rows) for item in site.daemon.picture().overdue] == [
+        assert [(item.table, item.rule, item.rows) for item in site.daemon.status().overdue] == [
             ("message", "expired", 1)
         ]
 
@@ -204,7 +204,7 @@ def test_given_a_lease_when_idle_then_it_is_renewed_for_ever() -> None:
         assert site.lease is not None
         site.time.advance(3600)
         site.lease.check()
-        assert site.daemon.picture().leader
+        assert site.daemon.status().leader
 
 
 def test_given_a_lease_that_another_has_taken_when_time_passes_then_nothing_is_swept_until_it_is_free_again() -> None:
@@ -219,12 +219,12 @@ def test_given_a_lease_that_another_has_taken_when_time_passes_then_nothing_is_s
             site.time.advance(30)
             other.renew()
         assert orders.times() == [NOW_MS]
-        assert not site.daemon.picture().leader
-        assert site.daemon.picture().lease_holder == "another one"
+        assert not site.daemon.status().leader
+        assert site.daemon.status().lease_holder == "another one"
         other.release()
         site.time.advance(60)
         assert orders.times() == []
-        assert site.daemon.picture().leader
+        assert site.daemon.status().leader
 
 
 def test_given_rows_of_a_long_ttl_when_time_passes_then_a_sweep_waits_until_it_is_worth_it() -> None:
@@ -245,13 +245,13 @@ def test_given_a_daemon_when_seen_then_snapshot_boundary_and_topics_are_there() 
     with house(store) as site:
         site.rig.snapshots.invalid = [pointer(NOW_MS)]
         site.time.advance(125)
-        picture = site.daemon.picture()
-    assert (picture.process, picture.schedule, picture.next_run_ms) == ("running", "every 60 s", NOW_MS + 180 * SECOND)
-    assert (picture.snapshot.invalid, picture.snapshot.open) == (1, 1)
-    assert [entry.pointer for entry in picture.snapshot.oldest_open] == [str(pointer(NOW_MS))]
-    assert [(entry.name, entry.ttl_seconds) for entry in picture.topics] == [("default:orders", TTL_SECONDS)]
-    assert picture.boundary.bound is not None
-    assert picture.last_run is not None
+        status = site.daemon.status()
+    assert (status.process, status.schedule, status.next_run_ms) == ("running", "every 60 s", NOW_MS + 180 * SECOND)
+    assert (status.snapshot.invalid, status.snapshot.open) == (1, 1)
+    assert [entry.pointer for entry in status.snapshot.oldest_open] == [str(pointer(NOW_MS))]
+    assert [(entry.name, entry.ttl_seconds) for entry in status.topics] == [("default:orders", TTL_SECONDS)]
+    assert status.boundary.bound is not None
+    assert status.last_run is not None
 
 
 def test_given_a_snapshot_that_was_read_between_two_sweeps_when_seen_then_it_is_that_one() -> None:
@@ -259,7 +259,7 @@ def test_given_a_snapshot_that_was_read_between_two_sweeps_when_seen_then_it_is_
         site.rig.snapshots.invalid = [pointer(NOW_MS - HOUR)]
         site.time.advance(59)
         assert site.results == ["done"]
-        seen = site.daemon.picture().snapshot
+        seen = site.daemon.status().snapshot
         assert (seen.timestamp_ms, seen.source) == (NOW_MS + 30 * SECOND, f"snapshot.{NOW_MS + 30 * SECOND}")
         assert (seen.invalid, seen.problem) == (1, "")
 
@@ -320,20 +320,20 @@ def test_given_a_job_that_fails_when_seen_then_it_is_said_until_it_works_again()
         site.rig.state.begin_run = fail  # type: ignore[method-assign]
         broken.append(True)
         site.time.advance(60)
-        assert site.daemon.picture().failing == {"sweep": "the state cannot be written."}
-        assert judge(site.daemon.picture()).level == "attention"
+        assert site.daemon.status().failing == {"sweep": "the state cannot be written."}
+        assert judge(site.daemon.status()).level == "attention"
         assert site.daemon.ready() == "sweep fails: the state cannot be written."
         assert site.daemon.alive() == ""
         broken.clear()
         site.time.advance(60)
-        assert (site.daemon.picture().failing, site.daemon.ready()) == ({}, "")
+        assert (site.daemon.status().failing, site.daemon.ready()) == ({}, "")
 
 
 def test_given_a_bug_in_a_job_when_seen_then_it_is_said() -> None:
     with house() as site:
         site.daemon.failed("count", ZeroDivisionError("division by zero"))
         site.time.advance(5)
-        assert site.daemon.picture().failing == {"count": "ZeroDivisionError: division by zero"}
+        assert site.daemon.status().failing == {"count": "ZeroDivisionError: division by zero"}
 
 
 def test_given_a_wish_to_sweep_now_when_it_is_granted_then_no_topic_is_left_for_later() -> None:

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from janitor.refresh import Refreshed
+from janitor.daemon.snapshot_refresh import Refreshed
 from tests.builders import MINUTE, NOW_MS, Snapshots, janitor, pointer, topic
 from tms_core.clock import ManualClock
 from tms_core.errors import NoSnapshot

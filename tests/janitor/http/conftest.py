@@ -53,7 +53,7 @@ class Direct:
             "path": path,
             "root_path": "",
             "query_string": query.encode(),
-            "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+            "headers": [(name.lower().encode(), value.encode()) for name, value in given.items()],
         }
         sent: list[Message] = []
 

@@ -1,4 +1,4 @@
-"""Pictures to look at: a janitor in full work, one that has just met its store, and one with everything wrong.
+"""Statuses to look at: a janitor in full work, one that has just met its store, and one with everything wrong.
 
 The names in the last are hostile: whoever creates topics chooses them, and errors repeat what others wrote.
 """
@@ -8,22 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from janitor.picture import (
+from janitor.state.base import CounterKey
+from janitor.status.status import (
     BoundaryFigures,
-    CanaryFigures,
     GuardFigures,
     HeldTopic,
     OpenTransaction,
     Overdue,
-    Picture,
     Quarantined,
     Running,
     RunSummary,
     SnapshotFigures,
     StatisticsFigures,
+    Status,
     TopicFigures,
 )
-from janitor.state.base import CounterKey
 from tests.builders import DAY, HOUR, MINUTE, SECOND, pointer
 
 #: A name that becomes an element, a request and a script wherever it is put in a page as it is.
@@ -34,15 +33,15 @@ HOSTILE = "x'\"><img src=/injected-image onerror=\"document.title='injected'\"><
 class StillViews:
     """Views that stand still until a test changes them, and count how often they are asked."""
 
-    shown: Picture
+    shown: Status
     past: Sequence[RunSummary] = ()
     body: bytes = b"tms_janitor_heartbeat_timestamp_seconds 1\n"
     not_alive: str = ""
     not_ready: str = ""
     asked: list[str] = field(default_factory=list)
 
-    def picture(self) -> Picture:
-        self.asked.append("picture")
+    def status(self) -> Status:
+        self.asked.append("status")
         return self.shown
 
     def runs(self, limit: int) -> Sequence[RunSummary]:
@@ -60,9 +59,9 @@ class StillViews:
         return self.not_ready
 
 
-def empty(now_ms: int) -> Picture:
+def empty(now_ms: int) -> Status:
     """Started a moment ago on a store nobody has adopted, with no topic in it."""
-    return Picture(
+    return Status(
         version="0.1.0",
         store="leveldb data/messaging",
         process="running",
@@ -78,9 +77,9 @@ def empty(now_ms: int) -> Picture:
     )
 
 
-def full(now_ms: int) -> Picture:
+def full(now_ms: int) -> Status:
     """All well, with something to see in every part, and a run under way."""
-    return Picture(
+    return Status(
         version="0.1.0",
         store="leveldb data/messaging",
         process="running",
@@ -119,7 +118,6 @@ def full(now_ms: int) -> Picture:
                 ),
             ),
         ),
-        canary=CanaryFigures(True, 15_802, 0, 41.3, 2),
         statistics=StatisticsFigures(
             *(now_ms - 5 * HOUR, 900_000, 100_000, 2 << 30, {"expired": 20_000, "old_generation": 5_000}, 17, 0),
             *(str(pointer(now_ms - 6 * HOUR)), "default:orders, generation 3", now_ms - 6 * HOUR),
@@ -130,10 +128,10 @@ def full(now_ms: int) -> Picture:
     )
 
 
-def wrong(now_ms: int) -> Picture:
+def wrong(now_ms: int) -> Status:
     """Everything wrong at once, told in names that try to get into the page."""
     hostile = f"default:{HOSTILE}"
-    return Picture(
+    return Status(
         version="0.1.0",
         store=f"leveldb data/{HOSTILE}",
         process="down",
@@ -192,7 +190,6 @@ def wrong(now_ms: int) -> Picture:
             _open(now_ms)[:1],
         ),
         boundary=BoundaryFigures(obstacles=("no complete pass has covered the message table yet", HOSTILE)),
-        canary=CanaryFigures(True, 9, 1, 7_200.0, 4),
         statistics=StatisticsFigures(now_ms, overdue={"expired": 0, "old_generation": 0}, missing=3),
         skew_seconds={HOSTILE: 7_200.0},
         topics=(

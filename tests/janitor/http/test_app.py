@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from janitor.picture import Picture, RunSummary
+from janitor.status.status import RunSummary, Status
 from tests.builders import NOW_MS
-from tests.janitor.http import pictures
+from tests.janitor.http import statuses
 from tests.janitor.http.conftest import Direct, Site
-from tests.janitor.http.pictures import StillViews
+from tests.janitor.http.statuses import StillViews
 
 PATHS = ("/", "/api/status", "/api/runs", "/healthz", "/readyz", "/metrics")
 
@@ -29,7 +29,7 @@ Serve = Callable[..., Site]
 
 @pytest.fixture
 def views() -> StillViews:
-    return StillViews(pictures.full(NOW_MS), pictures.runs(NOW_MS))
+    return StillViews(statuses.full(NOW_MS), statuses.runs(NOW_MS))
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_the_status_is_the_picture_and_what_is_made_of_it(app: Direct, views: St
 
 
 def test_the_commands_that_resume_are_ready_for_a_shell(app: Direct, views: StillViews) -> None:
-    views.shown = pictures.wrong(NOW_MS)
+    views.shown = statuses.wrong(NOW_MS)
     document = status(app)
     assert [entry["command"] for entry in document["paused"]] == [
         "janitor resume --config janitor.yaml",
@@ -115,14 +115,14 @@ def test_the_commands_that_resume_are_ready_for_a_shell(app: Direct, views: Stil
 def test_given_many_who_look_then_a_picture_is_drawn_once_and_a_new_one_again(
     app: Direct, views: StillViews, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn: list[Picture] = []
-    to_json = Picture.to_json
+    drawn: list[Status] = []
+    to_json = Status.to_json
 
-    def counting(picture: Picture) -> dict[str, Any]:
-        drawn.append(picture)
-        return to_json(picture)
+    def counting(status: Status) -> dict[str, Any]:
+        drawn.append(status)
+        return to_json(status)
 
-    monkeypatch.setattr(Picture, "to_json", counting)
+    monkeypatch.setattr(Status, "to_json", counting)
     assert status(app) == status(app)
     assert len(drawn) == 1
     views.shown = replace(views.shown, schedule="every 5 s")
@@ -143,7 +143,7 @@ def test_given_the_same_picture_when_the_loop_begins_to_hang_then_the_status_say
 def test_given_thousands_of_topics_then_the_answer_is_compressed_for_who_can_read_it(
     app: Direct, views: StillViews
 ) -> None:
-    views.shown = replace(views.shown, topics=pictures.topics(NOW_MS, 3000))
+    views.shown = replace(views.shown, topics=statuses.topics(NOW_MS, 3000))
     plain = app.ask("/api/status")
     zipped = app.ask("/api/status", accept_encoding="gzip")
     assert gzip.decompress(zipped.body) == plain.body
@@ -183,12 +183,12 @@ def test_given_visitors_that_hang_in_every_thread_then_probes_are_answered(serve
     entered, release = threading.Semaphore(0), threading.Event()
 
     class Stuck(StillViews):
-        def picture(self) -> Picture:
+        def status(self) -> Status:
             entered.release()
             release.wait()
-            return super().picture()
+            return super().status()
 
-    site = serve(Stuck(pictures.empty(NOW_MS)))
+    site = serve(Stuck(statuses.empty(NOW_MS)))
     clients = [socket.create_connection(("127.0.0.1", site.server.port)) for _ in range(60)]
     try:
         for client in clients:
@@ -211,7 +211,7 @@ def test_metrics_are_passed_on_as_they_are(app: Direct) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("metrics", "/metrics"), ("picture", "/api/status"), ("runs", "/api/runs"), ("alive", "/healthz")],
+    [("metrics", "/metrics"), ("status", "/api/status"), ("runs", "/api/runs"), ("alive", "/healthz")],
 )
 def test_given_a_view_that_fails_then_it_alone_is_answered_500_and_the_log_says_why(
     views: StillViews, caplog: pytest.LogCaptureFixture, method: str, path: str
@@ -223,7 +223,7 @@ def test_given_a_view_that_fails_then_it_alone_is_answered_500_and_the_log_says_
     app = Direct(views)
     answer = app.ask(path)
     assert answer.status == 500
-    assert json.loads(answer.body) == {"error": "this could not be drawn; the janitor's log says why"}
+    assert json.loads(answer.body) == {"error": "this could not be made; the janitor's log says why"}
     [record] = caplog.records
     assert record.getMessage() == f"{path} could not be answered: a bug of ours"
     assert record.exc_info
@@ -274,6 +274,13 @@ def test_given_a_loopback_address_when_asked_by_a_foreign_name_then_it_refuses(
     answer = app.ask(path, host=host)
     assert answer.status == 400
     assert "janitor.http.host" in json.loads(answer.body)["error"]
+    assert views.asked == []
+
+
+def test_given_two_hosts_when_asked_then_it_refuses(app: Direct, views: StillViews) -> None:
+    answer = app.ask("/api/status", HOST="localhost")
+    assert answer.status == 400
+    assert "one Host header" in json.loads(answer.body)["error"]
     assert views.asked == []
 
 

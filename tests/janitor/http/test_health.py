@@ -6,23 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from janitor.http.verdict import Reason, Verdict, judge
-from janitor.picture import (
-    CanaryFigures,
+from janitor.status.health import Health, Reason, judge
+from janitor.status.status import (
     GuardFigures,
     HeldTopic,
-    Picture,
     Quarantined,
     Running,
     RunSummary,
     SnapshotFigures,
+    Status,
 )
 from tests.builders import NOW_MS
-from tests.janitor.http import pictures
+from tests.janitor.http import statuses
 
 LAST = RunSummary("r-1", "apply", NOW_MS, NOW_MS, "done")
 CALM = replace(
-    pictures.empty(NOW_MS),
+    statuses.empty(NOW_MS),
     adopted_ms=NOW_MS,
     last_run=LAST,
     leader=True,
@@ -31,8 +30,8 @@ CALM = replace(
 )
 
 
-def texts(verdict: Verdict) -> list[str]:
-    return [reason.text for reason in verdict.reasons]
+def texts(health: Health) -> list[str]:
+    return [reason.text for reason in health.reasons]
 
 
 def held(reason: str, topic: str = "default:orders") -> HeldTopic:
@@ -40,7 +39,7 @@ def held(reason: str, topic: str = "default:orders") -> HeldTopic:
 
 
 @pytest.mark.parametrize(
-    ("picture", "sentence"),
+    ("status", "sentence"),
     [
         (CALM, "Nothing needs you."),
         (replace(CALM, last_run=None), "It has not run yet."),
@@ -53,16 +52,14 @@ def held(reason: str, topic: str = "default:orders") -> HeldTopic:
         (replace(CALM, held=(held("protected"), held("paused"), held("quarantined"))), "Nothing needs you."),
     ],
 )
-def test_given_nothing_wrong_then_all_is_well_and_one_sentence_says_what_goes_on(
-    picture: Picture, sentence: str
-) -> None:
-    assert judge(picture) == Verdict("well", (Reason(sentence),))
+def test_given_nothing_wrong_then_all_is_well_and_one_sentence_says_what_goes_on(status: Status, sentence: str) -> None:
+    assert judge(status) == Health("well", (Reason(sentence),))
 
 
 @pytest.mark.parametrize(
-    ("picture", "sentence", "about"),
+    ("status", "sentence", "about"),
     [
-        (replace(CALM, adopted_ms=None), "Nobody has adopted this store; until then nothing is deleted.", "adopt"),
+        (replace(CALM, adopted_ms=None), "This store is not adopted; until it is, nothing is deleted.", "adopt"),
         (replace(CALM, guards=(GuardFigures("clock", True, "x"),)), "The clock guard stopped the last run.", "guards"),
         (
             replace(CALM, last_run=replace(LAST, result="failed", error="disk full.")),
@@ -91,34 +88,29 @@ def test_given_nothing_wrong_then_all_is_well_and_one_sentence_says_what_goes_on
         (replace(CALM, paused=(("*:*", 0), ("a:*", 0))), "Everything is paused.", "aside"),
         (replace(CALM, paused=(("a:*", 0), ("b:c", 0))), "Paused: a:*, b:c.", "aside"),
         (replace(CALM, paused=tuple((f"a:{n}", 0) for n in range(4))), "Paused: a:0, a:1, a:2 and more.", "aside"),
-        (
-            replace(CALM, canary=CanaryFigures(True, 9, early=1)),
-            "1 canary message went before it was due: live messages may have gone, too.",
-            "canary",
-        ),
     ],
 )
 def test_given_one_thing_wrong_then_it_needs_somebody_and_says_where_to_look(
-    picture: Picture, sentence: str, about: str
+    status: Status, sentence: str, about: str
 ) -> None:
-    assert judge(picture) == Verdict("attention", (Reason(sentence, about),))
+    assert judge(status) == Health("attention", (Reason(sentence, about),))
 
 
 def test_given_a_store_not_adopted_then_its_guard_and_what_it_holds_are_not_said_a_second_time() -> None:
     guard = GuardFigures("adoption", True, "x")
-    picture = replace(CALM, adopted_ms=None, guards=(guard,), held=(held("first_contact"),))
-    assert len(judge(picture).reasons) == 1
+    status = replace(CALM, adopted_ms=None, guards=(guard,), held=(held("first_contact"),))
+    assert len(judge(status).reasons) == 1
     assert texts(judge(replace(CALM, guards=(guard,)))) == ["The adoption guard stopped the last run."]
 
 
 def test_given_a_loop_that_hangs_then_it_is_down_whatever_the_figures_say() -> None:
-    assert judge(CALM, alive="the loop hangs") == Verdict("down", (Reason("the loop hangs"),))
+    assert judge(CALM, alive="the loop hangs") == Health("down", (Reason("the loop hangs"),))
 
 
 def test_given_figures_of_memory_alone_then_it_is_down_and_the_rest_follows() -> None:
-    verdict = judge(replace(CALM, process="down", paused=(("*:*", 0),)))
-    assert verdict.level == "down"
-    assert texts(verdict) == ["No janitor is running; these are the figures its memory holds.", "Everything is paused."]
+    health = judge(replace(CALM, process="down", paused=(("*:*", 0),)))
+    assert health.level == "down"
+    assert texts(health) == ["No janitor is running; these are the figures its state holds.", "Everything is paused."]
 
 
 def test_given_runs_that_are_started_from_outside_then_nothing_is_missing_between_two_of_them() -> None:
@@ -126,14 +118,13 @@ def test_given_runs_that_are_started_from_outside_then_nothing_is_missing_betwee
 
 
 def test_given_a_janitor_that_is_not_ready_then_that_is_said_where_nothing_says_it_better() -> None:
-    assert judge(CALM, ready="the store is gone") == Verdict("attention", (Reason("the store is gone"),))
+    assert judge(CALM, ready="the store is gone") == Health("attention", (Reason("the store is gone"),))
     assert texts(judge(replace(CALM, paused=(("*:*", 0),)), ready="x")) == ["Everything is paused."]
 
 
 def test_given_everything_wrong_then_the_gravest_comes_first() -> None:
-    assert [reason.about for reason in judge(pictures.wrong(NOW_MS)).reasons] == [
+    assert [reason.about for reason in judge(statuses.wrong(NOW_MS)).reasons] == [
         "",
-        "canary",
         "guards",
         "run",
         "aside",
@@ -146,7 +137,7 @@ def test_given_everything_wrong_then_the_gravest_comes_first() -> None:
 def test_given_reasons_then_their_json_names_the_parts() -> None:
     assert judge(replace(CALM, adopted_ms=None)).to_json() == {
         "level": "attention",
-        "reasons": [{"text": "Nobody has adopted this store; until then nothing is deleted.", "about": "adopt"}],
+        "reasons": [{"text": "This store is not adopted; until it is, nothing is deleted.", "about": "adopt"}],
     }
 
 

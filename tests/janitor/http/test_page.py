@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from janitor.picture import HeldTopic, Picture, RunSummary, TopicFigures
+from janitor.status.status import HeldTopic, OpenTransaction, RunSummary, Status, TopicFigures
 from tests.builders import HOUR, MINUTE, SECOND
-from tests.janitor.http import pictures
+from tests.janitor.http import statuses
 from tests.janitor.http.browser import Browser, Page
 from tests.janitor.http.conftest import ARGUMENTS, Site
-from tests.janitor.http.pictures import HOSTILE, StillViews
+from tests.janitor.http.statuses import HOSTILE, StillViews
 from tms_core.clock import SystemClock
 
 Open = Callable[..., Page]
@@ -75,8 +75,8 @@ def look(browser: Browser) -> Iterator[Open]:
         page.close()
 
 
-def shown(serve: Callable[..., Site], look: Open, picture: Picture, past: tuple[RunSummary, ...] = ()) -> Page:
-    return look(serve(StillViews(picture, past)))
+def shown(serve: Callable[..., Site], look: Open, status: Status, past: tuple[RunSummary, ...] = ()) -> Page:
+    return look(serve(StillViews(status, past)))
 
 
 # --- what is read ----------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def shown(serve: Callable[..., Site], look: Open, picture: Picture, past: tuple[
 def test_given_a_janitor_at_work_then_every_part_says_what_it_should(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:
-    page = shown(serve, look, pictures.full(now_ms), pictures.runs(now_ms))
+    page = shown(serve, look, statuses.full(now_ms), statuses.runs(now_ms))
     assert page.text("h1") == "All well. A run is under way."
     assert page.run("document.title") == "All well · janitor"
     expected = {
@@ -101,7 +101,6 @@ def test_given_a_janitor_at_work_then_every_part_says_what_it_should(
         "#guards": ["! clock warns:", "2 s behind", "running time", "-2.1 s"],
         "#phases": ["messages", "610 ms", "sync", "11 ms"],
         "#kept": ["still referred to", "1,204 rows", "of undecided transactions"],
-        "#canary": ["none, ever", "41 s after it was due", "15,802"],
         "#statistics": [
             "5 h ago",
             "900,000, 100,000",
@@ -123,8 +122,8 @@ def test_given_a_janitor_at_work_then_every_part_says_what_it_should(
 def test_given_a_store_nobody_has_adopted_then_it_says_so_with_the_commands_and_nothing_is_left_blank(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:
-    page = shown(serve, look, pictures.empty(now_ms))
-    assert page.text("h1") == "Needs you. Nobody has adopted this store; until then nothing is deleted."
+    page = shown(serve, look, statuses.empty(now_ms))
+    assert page.text("h1") == "Needs you. This store is not adopted; until it is, nothing is deleted."
     assert page.texts("#adopt code") == [f"janitor plan {ARGUMENTS}", f"janitor adopt {ARGUMENTS}"]
     for part, sentence in {
         "#facts": "None yet",
@@ -137,7 +136,6 @@ def test_given_a_store_nobody_has_adopted_then_it_says_so_with_the_commands_and_
         "#guards": "No guard has been asked yet.",
         "#phases": "No run has been timed yet.",
         "#kept": "Nothing has been looked at yet.",
-        "#canary": "Off.",
         "#queues": "The store has no topics yet.",
     }.items():
         assert sentence in page.text(part)
@@ -149,11 +147,11 @@ def test_given_a_store_nobody_has_adopted_then_it_says_so_with_the_commands_and_
 def test_given_nothing_to_do_after_a_run_then_the_parts_say_that_all_is_done(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:
-    full = pictures.full(now_ms)
+    full = statuses.full(now_ms)
     calm = replace(
         full, held=(), overdue=(), kept={}, guards=(), topics=(TopicFigures("a", "b", 1, 60, 0, 0, None, None, now_ms),)
     )
-    page = shown(serve, look, calm, pictures.runs(now_ms))
+    page = shown(serve, look, calm, statuses.runs(now_ms))
     assert "Nothing is held: whatever is due may go." in page.text("#held")
     assert "Nothing is overdue: all that was due has gone." in page.text("#overdue")
     assert "The last run kept no row back." in page.text("#kept")
@@ -164,13 +162,13 @@ def test_given_nothing_to_do_after_a_run_then_the_parts_say_that_all_is_done(
 def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:
-    page = shown(serve, look, pictures.wrong(now_ms), pictures.runs(now_ms)[:5])
-    assert page.text("h1") == "Down. No janitor is running; these are the figures its memory holds."
+    page = shown(serve, look, statuses.wrong(now_ms), statuses.runs(now_ms)[:5])
+    assert page.text("h1") == "Down. No janitor is running; these are the figures its state holds."
     assert page.run("document.querySelector('#verdict').dataset.level") == "down"
     reasons = page.texts("#reasons a")
-    assert reasons[0].startswith("1 canary message went before it was due")
+    assert reasons[0].startswith("The clock guard stopped")
     targets = page.run("[...document.querySelectorAll('#reasons a')].map(link => document.querySelector(link.hash).id)")
-    assert targets == ["canary", "guards", "run", "aside", "snapshot", "held", "aside"]
+    assert targets == ["guards", "run", "aside", "snapshot", "held", "aside"]
     for part, words in {
         "#facts": ["Plans only", "nothing is deleted", "× failed", "None planned", "Held elsewhere", "3 h ago"],
         "#run": ["the disk is full: no space left on device", "default:audit: no space left on device"],
@@ -182,7 +180,6 @@ def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(
         "#snapshot": ["Snapshot stale. it is older than twice its interval"],
         "#boundary": ["Nothing is claimed yet.", "no complete pass has covered the message table yet"],
         "#guards": ["× clock tripped: the clock is 7200 s ahead", "! identity warns:"],
-        "#canary": ["× 1", "2 h after it was due"],
         "#statistics": ["none", "3", "by no transaction"],
         "#queues": ["deleted", "not counted"],
     }.items():
@@ -199,7 +196,7 @@ def test_given_many_of_a_kind_then_the_first_are_shown_and_the_rest_is_counted(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:
     held = tuple(HeldTopic(f"a:{number:03d}", "frontier", 1, 1, None, None, "x") for number in range(200))
-    page = shown(serve, look, replace(pictures.full(now_ms), held=held))
+    page = shown(serve, look, replace(statuses.full(now_ms), held=held))
     assert len(page.texts("#held li")) == 20
     assert "and 180 more, in janitor status" in page.text("#held")
 
@@ -208,8 +205,8 @@ def test_given_times_no_calendar_knows_then_the_page_still_stands(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:
     held = (HeldTopic("a:b", "frontier", 1, 1, -(2**62), 2**62, ""),)
-    boundary = replace(pictures.full(now_ms).boundary, bound=str(2**63 - 1))
-    page = shown(serve, look, replace(pictures.full(now_ms), held=held, boundary=boundary))
+    boundary = replace(statuses.full(now_ms).boundary, bound=str(2**63 - 1))
+    page = shown(serve, look, replace(statuses.full(now_ms), held=held, boundary=boundary))
     assert "goes by itself at no time" in page.text("#held")
     assert str(2**63 - 1) in page.text("#boundary")
     assert page.console == []
@@ -221,8 +218,8 @@ def test_given_times_no_calendar_knows_then_the_page_still_stands(
 def test_the_plot_has_axes_a_legend_with_totals_marks_of_failures_and_the_same_as_a_table(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:
-    past = pictures.runs(now_ms)
-    page = shown(serve, look, pictures.full(now_ms), past)
+    past = statuses.runs(now_ms)
+    page = shown(serve, look, statuses.full(now_ms), past)
     totals = [sum(getattr(run, rule) for run in past) for rule in ("expired", "old_generation", "invalid_transaction")]
     words = ("expired", "of old generations", "inverted")
     legend = [f"{total:,} {word}" for total, word in zip(totals, words, strict=True)]
@@ -245,7 +242,7 @@ def test_given_runs_over_any_time_then_every_one_is_drawn(
     serve: Callable[..., Site], look: Open, now_ms: int, span: int
 ) -> None:
     past = tuple(RunSummary(f"r{n}", "apply", now_ms - n * span * 1000, now_ms, "done", 3) for n in range(2))
-    page = shown(serve, look, pictures.full(now_ms), past)
+    page = shown(serve, look, statuses.full(now_ms), past)
     titles = page.run("[...document.querySelectorAll('#plot title')].map(node => node.textContent)")
     assert sum(int(title.split(", ")[1].split()[0]) for title in titles) == 2
     assert len(titles) <= 61
@@ -255,9 +252,9 @@ def test_given_runs_over_any_time_then_every_one_is_drawn(
 def test_given_plans_only_then_the_plot_says_that_nothing_was_deleted(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:
-    past = tuple(replace(run, mode="plan") for run in pictures.runs(now_ms)[:9])
-    picture = replace(pictures.full(now_ms), mode="plan_only", last_run=past[0])
-    page = shown(serve, look, picture, past)
+    past = tuple(replace(run, mode="plan") for run in statuses.runs(now_ms)[:9])
+    status = replace(statuses.full(now_ms), mode="plan_only", last_run=past[0])
+    page = shown(serve, look, status, past)
     assert "only planned, nothing was deleted" in page.text("#caption")
     assert "to invert" in page.text("#legend")
     assert "1,400 to delete" in page.text("#facts")
@@ -269,10 +266,10 @@ def test_given_plans_only_then_the_plot_says_that_nothing_was_deleted(
 def test_given_hostile_names_then_they_are_text_and_nothing_else(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:
-    picture = pictures.wrong(now_ms)
-    assert picture.last_run is not None
-    hostile = replace(picture, last_run=replace(picture.last_run, error=HOSTILE), kept={HOSTILE: 2})
-    past = (replace(hostile.last_run or picture.last_run, id=HOSTILE, phase_seconds={HOSTILE: 1.0}, result=HOSTILE),)
+    status = statuses.wrong(now_ms)
+    assert status.last_run is not None
+    hostile = replace(status, last_run=replace(status.last_run, error=HOSTILE), kept={HOSTILE: 2})
+    past = (replace(hostile.last_run or status.last_run, id=HOSTILE, phase_seconds={HOSTILE: 1.0}, result=HOSTILE),)
     site = serve(StillViews(hostile, past))
     page = look(site)
     for part in (
@@ -300,7 +297,7 @@ def test_given_hostile_names_then_they_are_text_and_nothing_else(
 def test_given_an_element_that_got_in_all_the_same_then_the_policy_keeps_it_from_asking_and_running(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:
-    site = serve(StillViews(pictures.empty(now_ms)))
+    site = serve(StillViews(statuses.empty(now_ms)))
     page = look(site)
     page.run("""document.body.insertAdjacentHTML("beforeend", `<img src=/injected onerror="window.hurt = 1">`)""")
     page.run("document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.hurt = 2'}))")
@@ -315,11 +312,11 @@ def test_given_an_element_that_got_in_all_the_same_then_the_policy_keeps_it_from
 # --- who reads it ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("draw", [pictures.full, pictures.empty, pictures.wrong])
+@pytest.mark.parametrize("draw", [statuses.full, statuses.empty, statuses.wrong])
 def test_on_a_phone_nothing_is_cut_off_and_nothing_scrolls_sideways(
-    serve: Callable[..., Site], look: Open, now_ms: int, draw: Callable[[int], Picture]
+    serve: Callable[..., Site], look: Open, now_ms: int, draw: Callable[[int], Status]
 ) -> None:
-    page = look(serve(StillViews(draw(now_ms), pictures.runs(now_ms))), 360)
+    page = look(serve(StillViews(draw(now_ms), statuses.runs(now_ms))), 360)
     assert page.run("document.documentElement.scrollWidth") == 360
     outside = """[...document.querySelectorAll('main *, header *, footer *')].filter(node => node.checkVisibility()
       && !node.closest('.hush, thead') && node.getBoundingClientRect().right > 360.5).map(node => node.outerHTML)"""
@@ -330,7 +327,11 @@ def test_on_a_phone_nothing_is_cut_off_and_nothing_scrolls_sideways(
 def test_in_any_window_no_table_reaches_out_of_its_part(
     serve: Callable[..., Site], look: Open, now_ms: int, width: int
 ) -> None:
-    page = look(serve(StillViews(pictures.full(now_ms), pictures.runs(now_ms))), width)
+    full = statuses.full(now_ms)
+    # Ages in minutes and seconds are the longest.
+    lately = OpenTransaction(str((now_ms - 112_000) * 10**6), now_ms - 112_000, now_ms - 91_000)
+    status = replace(full, snapshot=replace(full.snapshot, oldest_open=[lately] * 3))
+    page = look(serve(StillViews(status, statuses.runs(now_ms))), width)
     assert page.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
     wider = """[...document.querySelectorAll('section.part table')].filter(table => table.checkVisibility()
       && table.getBoundingClientRect().right > table.closest('section').getBoundingClientRect().right + 0.5)
@@ -339,16 +340,16 @@ def test_in_any_window_no_table_reaches_out_of_its_part(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("draw", [pictures.full, pictures.empty, pictures.wrong])
+@pytest.mark.parametrize("draw", [statuses.full, statuses.empty, statuses.wrong])
 def test_every_text_stands_out_from_its_ground(
-    serve: Callable[..., Site], look: Open, now_ms: int, draw: Callable[[int], Picture], scheme: str
+    serve: Callable[..., Site], look: Open, now_ms: int, draw: Callable[[int], Status], scheme: str
 ) -> None:
-    page = look(serve(StillViews(draw(now_ms), pictures.runs(now_ms))), prefers_color_scheme=scheme)
+    page = look(serve(StillViews(draw(now_ms), statuses.runs(now_ms))), prefers_color_scheme=scheme)
     assert page.run(LOW_CONTRAST) == []
 
 
 def test_given_a_reader_of_the_dark_then_the_page_is_dark(serve: Callable[..., Site], look: Open, now_ms: int) -> None:
-    site = serve(StillViews(pictures.empty(now_ms)))
+    site = serve(StillViews(statuses.empty(now_ms)))
     paper = "getComputedStyle(document.body).backgroundColor"
     dark = look(site, prefers_color_scheme="dark").run(paper)
     assert (look(site).run(paper), dark) == ("rgb(247, 246, 242)", "rgb(18, 21, 24)")
@@ -357,7 +358,7 @@ def test_given_a_reader_of_the_dark_then_the_page_is_dark(serve: Callable[..., S
 def test_given_a_reader_who_wants_no_motion_then_nothing_moves(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:
-    site = serve(StillViews(pictures.empty(now_ms)))
+    site = serve(StillViews(statuses.empty(now_ms)))
     moves = """[getComputedStyle(document.querySelector('#figures')).transitionDuration,
       getComputedStyle(document.documentElement).scrollBehavior]"""
     assert look(site).run(moves) == ["0.25s", "smooth"]
@@ -365,7 +366,7 @@ def test_given_a_reader_who_wants_no_motion_then_nothing_moves(
 
 
 def test_the_page_can_be_heard_and_walked_through(serve: Callable[..., Site], look: Open, now_ms: int) -> None:
-    page = shown(serve, look, pictures.wrong(now_ms), pictures.runs(now_ms))
+    page = shown(serve, look, statuses.wrong(now_ms), statuses.runs(now_ms))
     assert page.run("document.querySelectorAll('h1').length") == 1
     unnamed = """[...document.querySelectorAll('section')].filter(part =>
       !document.getElementById(part.getAttribute('aria-labelledby')))"""
@@ -385,7 +386,7 @@ def test_the_page_can_be_heard_and_walked_through(serve: Callable[..., Site], lo
 def test_without_script_it_says_where_the_figures_are(
     serve: Callable[..., Site], browser: Browser, now_ms: int
 ) -> None:
-    site = serve(StillViews(pictures.empty(now_ms)))
+    site = serve(StillViews(statuses.empty(now_ms)))
     page = browser.open()
     page.call("Emulation.setScriptExecutionDisabled", value=True)
     page.go(f"{site.url}/")
@@ -398,7 +399,7 @@ def test_without_script_it_says_where_the_figures_are(
 
 
 def test_a_command_is_copied_whole(serve: Callable[..., Site], look: Open, now_ms: int) -> None:
-    page = shown(serve, look, pictures.wrong(now_ms))
+    page = shown(serve, look, statuses.wrong(now_ms))
     page.browser.call(
         "Browser.grantPermissions",
         permissions=["clipboardReadWrite", "clipboardSanitizedWrite"],
@@ -414,7 +415,7 @@ def test_a_command_is_copied_whole(serve: Callable[..., Site], look: Open, now_m
 def test_given_a_page_without_a_clipboard_then_the_command_is_selected_and_copied_the_old_way(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:
-    page = shown(serve, look, pictures.wrong(now_ms))
+    page = shown(serve, look, statuses.wrong(now_ms))
     page.run("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
     page.run("document.querySelector('#aside button').click()")
     page.until("document.querySelector('#aside button').textContent === 'Copied'")
@@ -422,7 +423,7 @@ def test_given_a_page_without_a_clipboard_then_the_command_is_selected_and_copie
 
 
 def test_the_filter_finds_topics_among_all_of_them(serve: Callable[..., Site], look: Open, now_ms: int) -> None:
-    page = shown(serve, look, pictures.full(now_ms))
+    page = shown(serve, look, statuses.full(now_ms))
     names = "#queues tbody th"
     assert len(page.texts(names)) == 50
     assert page.texts(names)[:2] == ["system:orders", "default:audit"]
@@ -436,7 +437,7 @@ def test_the_filter_finds_topics_among_all_of_them(serve: Callable[..., Site], l
 def test_given_news_when_it_asks_again_then_it_shows_them_and_leaves_what_a_reader_does_alone(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:
-    views = StillViews(pictures.wrong(now_ms), pictures.runs(now_ms)[:3])
+    views = StillViews(statuses.wrong(now_ms), statuses.runs(now_ms)[:3])
     page = look(serve(views))
     page.type_into("#filter", "audit")
     page.run("document.querySelectorAll('#aside button')[1].focus()")
@@ -450,17 +451,17 @@ def test_given_news_when_it_asks_again_then_it_shows_them_and_leaves_what_a_read
     assert page.run("document.activeElement.dataset.key").startswith("janitor resume 'team"), "the focus stays"
     assert page.run("document.querySelector('#filter').value") == "audit"
     assert page.texts("#queues tbody th") == ["default:audit"]
-    assert views.asked == ["picture"], "runs are asked for when one has ended, not every time"
-    views.shown = replace(views.shown, now_ms=now_ms + 2, last_run=pictures.runs(now_ms)[0])
+    assert views.asked == ["status"], "runs are asked for when one has ended, not every time"
+    views.shown = replace(views.shown, now_ms=now_ms + 2, last_run=statuses.runs(now_ms)[0])
     page.run(COME_BACK)
     page.until("document.documentElement.dataset.shown == " + str(now_ms + 2))
-    assert views.asked == ["picture", "picture", "runs 500"]
+    assert views.asked == ["status", "status", "runs 500"]
 
 
 def test_it_asks_every_five_seconds_and_not_while_nobody_looks(
     serve: Callable[..., Site], browser: Browser, now_ms: int
 ) -> None:
-    views = StillViews(pictures.empty(now_ms))
+    views = StillViews(statuses.empty(now_ms))
     site = serve(views)
     page = browser.open()
     page.before("""
@@ -489,7 +490,7 @@ def test_it_asks_every_five_seconds_and_not_while_nobody_looks(
 def test_given_a_janitor_that_went_away_then_the_page_says_so_keeps_the_figures_and_comes_back_with_it(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:
-    views = StillViews(pictures.full(now_ms), pictures.runs(now_ms))
+    views = StillViews(statuses.full(now_ms), statuses.runs(now_ms))
     site = serve(views)
     page = look(site)
     site.server.stop()
@@ -508,18 +509,18 @@ def test_given_a_janitor_that_went_away_then_the_page_says_so_keeps_the_figures_
 def test_given_a_janitor_that_answers_with_an_error_then_the_page_repeats_it(
     serve: Callable[..., Site], look: Open, now_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    views = StillViews(pictures.full(now_ms))
+    views = StillViews(statuses.full(now_ms))
     page = look(serve(views))
-    monkeypatch.setattr(views, "picture", lambda: 1 / 0)
+    monkeypatch.setattr(views, "status", lambda: 1 / 0)
     page.run(COME_BACK)
     page.until("document.documentElement.dataset.state === 'unreachable'")
-    assert "this could not be drawn; the janitor's log says why" in page.text("h1")
+    assert "this could not be made; the janitor's log says why" in page.text("h1")
 
 
 def test_given_a_picture_nobody_has_renewed_then_its_age_is_said(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:
-    page = shown(serve, look, pictures.full(now_ms - 10 * MINUTE - SECOND))
+    page = shown(serve, look, statuses.full(now_ms - 10 * MINUTE - SECOND))
     assert "Old figures. The janitor answers, but what it shows was drawn 10 min" in page.text("#stale")
 
 

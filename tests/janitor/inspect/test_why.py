@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor import inspect
-from janitor.frontier import admit
-from janitor.policy import Hold, Reason, Rule
+from janitor.inspect import rows as inspect
+from janitor.inspect.answer import Found, Why
+from janitor.inspect.why import why
+from janitor.law.frontier import admit
+from janitor.law.policy import Hold, Reason, Rule
 from janitor.state import ClockAnchor, FrontierRecord, LedgerEntry, RunRecord, SqliteState, State, Strikes
-from janitor.txstate import TransactionView
-from janitor.why import Found, Why, why
-from janitor.world import Terms, World
+from janitor.sweep.context import Terms, World
+from janitor.sweep.transactions import TransactionView
 from tests.builders import (
     DAY,
     HOUR,

@@ -2,7 +2,8 @@
 
 Random stores are swept by the engine, page by page and range by range, and judged row by row by the law. Their
 alphabet is the extreme values: names that are prefixes of one another, generations and times at the ends of their
-types, keys cut short or too long, a clock in 1970, pointers of no transaction. Two answers are allowed in one place
+types, keys cut short or too long, a clock in 1970, pointers of no transaction, values with tags that CDAP never writes
+and reads as references. Two answers are allowed in one place
 only: a message beyond the time in which its transaction could write may or may not keep its payload alive.
 """
 
@@ -21,26 +22,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.frontier import advance, stand_still
-from janitor.policy import Delete, Frontier, Hold, Invert, Keep, Reason, Row, Rule, Verdict, decide
-from janitor.ranges import message_spans
-from janitor.references import Lifetime, search_range, timeless_range
+from janitor.law.frontier import advance, stand_still
+from janitor.law.policy import (
+    Delete,
+    Frontier,
+    Hold,
+    Invert,
+    Keep,
+    Reason,
+    Row,
+    Rule,
+    Verdict,
+    decide,
+)
+from janitor.law.ranges import message_spans
+from janitor.law.references import Lifetime, search_range, timeless_range
 from janitor.report import Report
 from janitor.state.base import ClockAnchor, FrontierRecord, StoreRecord
-from janitor.state.sqlite import SqliteState
-from janitor.txstate import TransactionView
-from janitor.world import Terms
+from janitor.state.sqlite.state import SqliteState
+from janitor.sweep.context import Terms
+from janitor.sweep.transactions import TransactionView
 from tests.builders import Desk, every
 from tests.salted import SaltedStore
 from tms_core.clock import ManualClock
 from tms_core.errors import MetadataError
 from tms_core.rowkey import MessageKey, PayloadKey, java_abs
 from tms_core.tables.base import MessageValue, Store
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId, TopicMetadata, encode_properties
 from tms_core.transaction.model import InProgress, InProgressType, VisibilityState
-from tms_core.transaction.source import Loaded
+from tms_core.transaction.source.source import Loaded
 
 LIFETIME = Lifetime(max_ms=90_000_000, grace_ms=86_400_000, allowance_ms=300_000)
 TERMS = Terms(hold_seconds=3600, protect=("b:*",), lifetime=LIFETIME, lifetime_known=True, snapshot_interval_seconds=60)
@@ -64,6 +76,8 @@ class Scene:
     now_ms: int
     metadata: dict[bytes, bytes] = field(default_factory=dict)
     messages: dict[bytes, MessageValue] = field(default_factory=dict)
+    #: Values of some of them as they lie in LevelDB, where CDAP would write others that say the same.
+    odd: dict[bytes, bytes] = field(default_factory=dict)
     payloads: dict[bytes, bytes] = field(default_factory=dict)
     snapshot: VisibilityState | None = None
     records: dict[TopicId, FrontierRecord] = field(default_factory=dict)
@@ -77,6 +91,8 @@ class Scene:
             store.metadata.compare_and_set(key, None, value)
         store.message.put(list(self.messages.items()))
         store.payload.put(list(self.payloads.items()))
+        if isinstance(store, LevelDBStore) and self.odd:
+            store._databases["message"].put(self.odd.items())
 
     def topic(self, topic: TopicId) -> tuple[TopicMetadata, Frontier] | tuple[None, None]:
         try:
@@ -125,10 +141,12 @@ def records(draw: st.DrawFn, scene: Scene, generation: int, ttl_seconds: int) ->
 
 @st.composite
 def snapshots(draw: st.DrawFn, now_ms: int, pointers: st.SearchStrategy[int]) -> VisibilityState:
-    invalid = draw(st.lists(pointers, max_size=4))
-    open_pointers = draw(st.lists(pointers, max_size=2, unique=True))
+    issued = pointers.filter(lambda pointer: pointer > 0)
+    invalid = draw(st.lists(issued, max_size=4))
+    open_pointers = draw(st.lists(issued, max_size=2, unique=True))
     in_progress = tuple(InProgress(p, now_ms, p - 1, InProgressType.SHORT) for p in open_pointers if p not in invalid)
-    write_pointer = draw(st.sampled_from([min(now_ms * 10**6, LONG_MAX), LONG_MAX, 0]))
+    drawn = draw(st.sampled_from([min(now_ms * 10**6, LONG_MAX), LONG_MAX, 0]))
+    write_pointer = max(drawn, *invalid, *open_pointers, 0)
     return VisibilityState(now_ms, write_pointer, write_pointer, array("q", invalid), in_progress)
 
 
@@ -140,13 +158,25 @@ def rows(draw: st.DrawFn, scene: Scene, ttls: dict[TopicId, int], pointers: st.S
     sequence = draw(st.sampled_from([0, 1, 32768, 65535]))
     if draw(st.booleans()):
         key = MessageKey(topic, generation, draw(times), sequence).pack()
-        scene.messages[draw(mangled(key))] = draw(
+        key = draw(mangled(key))
+        scene.messages[key] = value = draw(
             st.sampled_from([MessageValue(None, b"x"), MessageValue(None, b"")])
             | st.builds(MessageValue, pointers, st.sampled_from([b"x", b"", None]))
         )
+        scene.odd.pop(key, None)
+        if value.pointer is not None and value.payload is None:
+            scene.odd[key] = draw(odd_references(value.pointer))
     else:
         key = PayloadKey(topic, generation, draw(pointers), draw(times), sequence).pack()
         scene.payloads[draw(mangled(key))] = b"y"
+
+
+@st.composite
+def odd_references(draw: st.DrawFn, pointer: int) -> bytes:
+    """A reference as no CDAP writes it and every CDAP reads it."""
+    whole = pointer.to_bytes(8, "big", signed=True)
+    pointer_bytes = draw(st.sampled_from([whole, whole + b"more", whole.rstrip(b"\x00")]))
+    return bytes([draw(st.sampled_from([2, 3, 0x7F, 0x80, 0xFF]))]) + pointer_bytes
 
 
 @st.composite

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.frontier import admit, advance, approve, elapsed_ms, stand_still
-from janitor.policy import Frontier, Hold
+from janitor.law.frontier import admit, advance, approve, elapsed_ms, stand_still
+from janitor.law.policy import Frontier, Hold
 from janitor.state.base import ClockAnchor, FrontierRecord, PendingJump
 from tms_core.rowkey import Cutoff
 from tms_core.topic import TopicId, TopicMetadata

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.intervals import EVERYTHING, Interval, remainder
+from janitor.law.intervals import EVERYTHING, Interval, remainder
 
 EDGES = [bytes([byte]) for byte in range(6)]
 intervals = st.builds(Interval, st.just(b"") | st.sampled_from(EDGES), st.none() | st.sampled_from(EDGES))

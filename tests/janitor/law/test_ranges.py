@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.policy import Delete, Frontier, Hold, Keep, Reason, Row, Rule, Verdict, decide
-from janitor.ranges import (
+from janitor.law.policy import Delete, Frontier, Hold, Keep, Reason, Row, Rule, Verdict, decide
+from janitor.law.ranges import (
     Range,
     Span,
     beyond,

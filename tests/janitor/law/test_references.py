@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from janitor.ranges import Range
-from janitor.references import Lifetime, find_referenced, search_range, timeless_range
+from janitor.law.ranges import Range
+from janitor.law.references import Lifetime, find_referenced, search_range, timeless_range
 from tms_core.rowkey import LONG_MAX, MessageKey, PayloadKey, generation_prefix, time_prefix
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore

@@ -1,4 +1,4 @@
-"""The metrics: every figure of a picture in its series, what is unknown in none, and the page that explains them."""
+"""The metrics: every figure of a status in its series, what is unknown in none, and the page that explains them."""
 
 from __future__ import annotations
 
@@ -19,31 +19,30 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from janitor.law.policy import Hold
 from janitor.metrics import Metrics
 from janitor.metrics.catalogue import CALLS, CATALOGUE, CLOCKS, DUE, FAILURES, GUARDS, PHASES, RESULTS
-from janitor.metrics.topics import Name, PerTopic, largest
-from janitor.picture import (
+from janitor.metrics.series import Name, PerTopic, largest
+from janitor.report import COUNTED_REASONS
+from janitor.state.base import CounterKey
+from janitor.status.status import (
     BoundaryFigures,
-    CanaryFigures,
     ConsumerFigures,
     HeldTopic,
     Overdue,
-    Picture,
     Quarantined,
     RunSummary,
     SnapshotFigures,
     StatisticsFigures,
+    Status,
     TopicFigures,
 )
-from janitor.policy import Hold
-from janitor.report import COUNTED_REASONS
-from janitor.state.base import CounterKey
-from janitor.txstate import Problem
+from janitor.sweep.transactions import Problem
 from tests.builders import MINUTE, NOW_MS, janitor, pointer, topic
 from tests.support import require_tool
 from tms_core.tables.memory import MemoryStore
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
 
 OWN = ("tms_janitor_", "tms_topic_", "tms_consumer_")
@@ -51,9 +50,9 @@ OWN = ("tms_janitor_", "tms_topic_", "tms_consumer_")
 Found = dict[str, float]
 
 
-def empty(**changes: Any) -> Picture:
+def empty(**changes: Any) -> Status:
     """What is seen of a janitor that has just met its store."""
-    return Picture("1.2.3", "store", "running", "apply", "every 60 s", NOW_MS, **changes)
+    return Status("1.2.3", "store", "running", "apply", "every 60 s", NOW_MS, **changes)
 
 
 def queue(name: str, size_bytes: int | None, **changes: Any) -> TopicFigures:
@@ -75,7 +74,7 @@ def counter(name: str, value: float, **labels: str) -> dict[CounterKey, float]:
     return {CounterKey(name, tuple(labels.items())): value}
 
 
-def full() -> Picture:
+def full() -> Status:
     """What is seen of a janitor that has everything, a different number in every place."""
     held = [HeldTopic(f"a:{n}", reason, 1, 1, 1, None, "") for n, reason in enumerate([*Hold, Hold.FRONTIER])]
     return empty(
@@ -90,7 +89,6 @@ def full() -> Picture:
         kept=dict(zip(map(str, COUNTED_REASONS), range(21, 27), strict=True)),
         snapshot=SnapshotFigures(1_000_006, invalid=31, open=32, in_progress=33),
         boundary=BoundaryFigures("1700000000000000007"),
-        canary=CanaryFigures(True, late_seconds=1.5),
         statistics=StatisticsFigures(
             *(1_000_008, 30, 10, 99, {"expired": 4, "old_generation": 2}, 34, 35),
             *("1700000000000000009", "a:b, generation 1", 1_000_009),
@@ -108,17 +106,16 @@ def full() -> Picture:
             **counter("store_calls_total", 57, call="keys"),
             **counter("snapshot_errors_total", 58, reason="stale"),
             **counter("guard_trips_total", 59, guard="clock"),
-            **counter("canary_early_total", 60),
             **counter("sweep_phase_duration_seconds_sum", 6.25, phase="sync"),
             **counter("sweep_phase_duration_seconds_count", 62, phase="sync"),
         },
     )
 
 
-def metrics(picture: Picture | None = None, per_topic: PerTopic = "all", top: int = 2) -> Metrics:
+def metrics(status: Status | None = None, per_topic: PerTopic = "all", top: int = 2) -> Metrics:
     made = Metrics(per_topic, top)
-    if picture is not None:
-        made.update(picture)
+    if status is not None:
+        made.update(status)
     return made
 
 
@@ -146,16 +143,16 @@ def _order(labels: Mapping[str, str]) -> list[str]:
     return [name for name in definition.labels if name in labels]
 
 
-def seen(picture: Picture, per_topic: PerTopic = "all", top: int = 2) -> Found:
-    """The series of a picture, as a Prometheus reads them."""
-    return series(parse_text(text(metrics(picture, per_topic, top))))
+def seen(status: Status, per_topic: PerTopic = "all", top: int = 2) -> Found:
+    """The series of a status, as a Prometheus reads them."""
+    return series(parse_text(text(metrics(status, per_topic, top))))
 
 
 def without_prefix(found: Found) -> Found:
     return {name.removeprefix("tms_janitor_"): value for name, value in found.items()}
 
 
-# --- what is in a picture is in the metrics --------------------------------------------------------------------------
+# --- what is in a status is in the metrics --------------------------------------------------------------------------
 
 ZEROS = {
     f"{name} {' '.join(labels)}".rstrip(): 0.0
@@ -171,7 +168,6 @@ ZEROS = {
         "store_calls_total": product(CALLS),
         "snapshot_errors_total": product(Problem),
         "guard_trips_total": product(GUARDS),
-        "canary_early_total": [()],
         "overdue_rows": DUE,
         "held_topics": product(Hold),
         "quarantined_topics": [()],
@@ -215,7 +211,6 @@ def test_given_everything_then_every_figure_is_in_its_series() -> None:
         "open_invalid_transactions": 32,
         "in_progress_transactions": 33,
         "prune_boundary_timestamp_seconds": 1_700_000_000,
-        "canary_late_seconds": 1.5,
         "clock_skew_seconds running_time": -0.25,
         **{f"tms_topic_messages a {name}": 1 for name in "bc"},
         "tms_topic_bytes a b": 41,
@@ -237,7 +232,6 @@ def test_given_everything_then_every_figure_is_in_its_series() -> None:
         "store_calls_total keys": 57,
         "snapshot_errors_total stale": 58,
         "guard_trips_total clock": 59,
-        "canary_early_total": 60,
         "sweep_phase_duration_seconds_sum sync": 6.25,
         "sweep_phase_duration_seconds_count sync": 62,
     }
@@ -309,14 +303,14 @@ def test_given_a_run_then_what_it_counted_is_known_to_the_metrics() -> None:
 
 
 def sources(*folders: str) -> str:
-    return "\n".join(path.read_text(encoding="utf-8") for folder in folders for path in (ROOT / folder).glob("*.py"))
+    return "\n".join(path.read_text(encoding="utf-8") for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
 @pytest.mark.parametrize(
     ("known", "pattern", "code"),
     [
         (GUARDS, r'GuardNote\(\s*"(\w+)", True', sources("janitor")),
-        (FAILURES, r'self\._fail\(\w+, \w+, "(\w+)"', sources("janitor")),
+        (FAILURES, r'Failed\([\w.]+, [\w.]+, "(\w+)"', sources("janitor/sweep")),
         (CALLS, r'self\._calls\["(\w+)"\]', sources("tms_core/tables")),
         (RESULTS, r"``(\w+)``", str(RunSummary.__doc__).partition("result:")[2].partition("error:")[0]),
         (CLOCKS, r'skew_seconds=.*"(\w+)"', sources("janitor")),
@@ -565,13 +559,13 @@ def test_the_registry_is_our_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "picture",
+    "status",
     [full(), empty(), empty(topics=[TopicFigures(name, name, 1, 60, size_bytes=7) for name in HOSTILE])],
     ids=["full", "empty", "hostile"],
 )
-def test_promtool_has_nothing_to_say(picture: Picture) -> None:
+def test_promtool_has_nothing_to_say(status: Status) -> None:
     promtool = require_tool("promtool", "apt-get install prometheus, or make system-deps")
-    body, _ = metrics(picture).render()
+    body, _ = metrics(status).render()
     checked = subprocess.run([promtool, "check", "metrics"], input=body, capture_output=True, timeout=60, check=False)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 

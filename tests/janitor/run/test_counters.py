@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.policy import Rule
+from janitor.law.policy import Rule
 from janitor.report import Report
-from janitor.state.base import CounterKey
+from janitor.state.base import EVERYTHING, CounterKey
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, unknown_topic, watch
 from tms_core.errors import GuardTripped, Halted, StoreError
 from tms_core.tables.memory import MemoryStore
@@ -41,6 +41,93 @@ def overdue(rig: Rig) -> dict[tuple[str, str], int]:
 @pytest.fixture
 def store() -> MemoryStore:
     return MemoryStore()
+
+
+# --- while a run goes on ---------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """The process is gone; nothing catches this."""
+
+
+def slow(rig: Rig, told: list[float], killed_at: int | None = None) -> None:
+    """Each delete takes a second from now on; what counters say after it is written down."""
+
+    def after(call: Call) -> None:
+        if call.name == "message.delete":
+            rig.clock.advance(1_000)
+
+    def before(call: Call) -> None:
+        if call.name == "message.delete":
+            told.append(counter(rig, "rows_deleted_total", table="message", rule="expired"))
+            if len(told) == killed_at:
+                raise Killed
+
+    watch(rig.store, before, after)
+
+
+def test_given_a_run_that_takes_long_when_it_deletes_then_counters_move_with_it(store: MemoryStore) -> None:
+    topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
+    rig = janitor(store, batch_rows=2)
+    told: list[float] = []
+    slow(rig, told)
+    report = rig.engine.run_once(adopt=True)
+    assert told == [0, 2, 4, 6, 8]
+    assert counter(rig, "rows_deleted_total") == report.to_json()["totals"]["expired"] == 10
+    assert counter(rig, "bytes_deleted_total") == sum(entry.size_bytes for entry in report.entries.values())
+
+
+def test_given_a_run_that_was_killed_when_the_next_one_recovers_then_what_it_took_is_counted_once(
+    store: MemoryStore,
+) -> None:
+    topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
+    rig = janitor(store, batch_rows=2)
+    rig.engine.adopt()
+    told: list[float] = []
+    slow(rig, told, killed_at=4)
+    with pytest.raises(Killed):
+        rig.engine.run_once()
+    assert (told[-1], counter(rig, "rows_deleted_total")) == (6, 6)
+    rig.engine.recover()
+    assert (counter(rig, "sweeps_total", result="lost"), counter(rig, "rows_deleted_total")) == (1, 6)
+    rig.engine.run_once()
+    assert counter(rig, "rows_deleted_total") == 10
+
+
+def test_given_inversions_when_they_take_long_then_counters_move_with_them(store: MemoryStore) -> None:
+    now_ms, invalid = NOW_MS, pointer(NOW_MS - MINUTE)
+    topic(store, "default:a", ttl_seconds=TTL_SECONDS).tx(invalid, *range(now_ms - MINUTE, now_ms - MINUTE + 6))
+    rig = janitor(store, batch_rows=2)
+    rig.snapshots.invalid = [invalid]
+    told: list[float] = []
+
+    def before(call: Call) -> None:
+        if call.name == "message.invert":
+            told.append(counter(rig, "rows_inverted_total"))
+            rig.clock.advance(1_000)
+
+    watch(store, before)
+    rig.engine.run_once(adopt=True)
+    assert (told, counter(rig, "rows_inverted_total")) == ([0, 2, 4], 6)
+
+
+def test_given_a_state_that_cannot_book_when_swept_then_the_run_goes_on_and_its_end_counts(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
+    rig = janitor(store, batch_rows=2)
+
+    def full(*_: object) -> None:
+        raise StoreError("the disk is full.")
+
+    monkeypatch.setattr(rig.state, "book", full)
+    told: list[float] = []
+    slow(rig, told)
+    assert rig.engine.run_once(adopt=True).errors == []
+    assert (told, counter(rig, "rows_deleted_total")) == ([0] * 5, 10)
+    assert [record.getMessage() for record in caplog.records].count(
+        "counters stand still until the run ends: the disk is full."
+    ) == 1
 
 
 # --- counters --------------------------------------------------------------------------------------------------------
@@ -74,7 +161,7 @@ HAPPENINGS: dict[str, Callable[[Rig, str], object]] = {
     "wait": lambda rig, _: rig.clock.advance(30 * MINUTE),
     "wait long": lambda rig, _: rig.clock.advance(DAY),
     "step": lambda rig, _: rig.clock.step(HOUR),
-    "approve all": lambda rig, _: rig.engine.approve(),
+    "approve all": lambda rig, _: rig.engine.approve((EVERYTHING,), clock=True),
     "no snapshot": lambda rig, _: setattr(rig.snapshots, "age_ms", DAY - rig.snapshots.age_ms),
 }
 
@@ -146,7 +233,7 @@ def test_given_rows_that_are_held_when_run_then_they_count_as_overdue_and_not_as
     assert report.held_rows() == 1
     assert counter(rig, "rows_deleted_total") == counter(rig, "bytes_deleted_total") == 0
     assert overdue(rig) == {("default:orders", "frontier"): 1}
-    rig.engine.approve()
+    rig.engine.approve((EVERYTHING,), clock=True)
     rig.engine.run_once()
     assert counter(rig, "rows_deleted_total", table="message", rule="expired") == 1
     assert overdue(rig) == {}
@@ -191,7 +278,7 @@ def calls_outside(store: MemoryStore) -> int:
 def test_given_a_snapshot_that_cannot_be_used_when_run_then_it_is_counted_and_noted(store: MemoryStore) -> None:
     rig = janitor(store)
     rig.snapshots.age_ms = DAY
-    rig.snapshots.invalid, rig.snapshots.in_progress = [5, 6], [pointer(NOW_MS)]
+    rig.snapshots.invalid, rig.snapshots.in_progress = [5, 6], [pointer(NOW_MS - DAY)]
     rig.engine.run_once(adopt=True)
     assert counter(rig, "snapshot_errors_total", reason="stale") == 1
     note = rig.state.note("snapshot")

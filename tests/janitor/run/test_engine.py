@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from janitor.policy import Hold, Reason, Rule
+from janitor.law.policy import Hold, Reason, Rule
 from janitor.report import HISTORY_ENTRIES
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
 from tms_core.tables.base import MessageValue
@@ -130,6 +130,56 @@ def test_given_a_protected_topic_when_planned_then_what_it_holds_is_shown(store:
     assert rig.engine.preview().held_rows() == 1
 
 
+# --- a plan, and the run after it ------------------------------------------------------------------------------------
+
+
+def test_given_rows_that_a_backup_brought_back_when_planned_then_the_next_run_does_what_the_plan_shows(
+    store: MemoryStore,
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).tx(OLD, *range(NOW_MS - HOUR, NOW_MS - HOUR + 31))
+    backup = store.message.rows(b"", None, 100).items
+    rig = janitor(store)
+    rig.snapshots.invalid = [OLD]
+    assert rig.engine.run_once(adopt=True).total(Rule.INVALID_TRANSACTION) == 31
+    store.message.put(backup)
+    rig.clock.advance(HOUR)
+    # A payload whose pointer was not made from the time is out of a frequent run's sight as well.
+    orders.stored(pointer(NOW_MS + DAY), NOW_MS - 2 * DAY)
+    planned, done = rig.engine.preview(), rig.engine.run_once()
+    assert planned.total(Rule.INVALID_TRANSACTION) == done.total(Rule.INVALID_TRANSACTION) == 31
+    assert planned.kept == done.kept
+    assert orders.pointers() == [-OLD] * 31
+    rig.clock.advance(HOUR)
+    assert not rig.engine.run_once().thorough
+
+
+def test_given_a_plan_that_shows_nothing_or_another_moment_then_the_next_run_is_as_it_would_have_been(
+    store: MemoryStore,
+) -> None:
+    topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS)
+    rig = janitor(store)
+    rig.engine.run_once(adopt=True)
+    rig.clock.advance(HOUR)
+    assert not rig.engine.preview().entries
+    assert rig.engine.preview(at_ms=NOW_MS + 2 * DAY).entries
+    assert not rig.engine.run_once().thorough
+
+
+def test_given_a_plan_made_during_a_run_then_the_run_after_that_looks_at_everything(store: MemoryStore) -> None:
+    topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(1)
+    rig = janitor(store)
+
+    def plan_then(call: Call) -> None:
+        if call.name == "message.delete":
+            rig.clock.advance(1)
+            rig.engine.preview()
+            rig.clock.advance(1)
+
+    watch(store, before=plan_then)
+    assert rig.engine.run_once(adopt=True).thorough
+    assert [rig.engine.run_once().thorough for _ in range(2)] == [True, False]
+
+
 # --- keys that are none of ours --------------------------------------------------------------------------------------
 
 
@@ -203,7 +253,7 @@ def test_given_topics_without_end_when_run_then_history_keeps_those_with_the_mos
 def test_given_a_run_when_it_compacts_then_what_it_reached_is_already_remembered(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("janitor.compaction.WORTHWHILE_ROWS", 1)
+    monkeypatch.setattr("janitor.sweep.compaction.WORTHWHILE_ROWS", 1)
     topic(store, "default:orders", ttl_seconds=60).plain(1)
     rig = janitor(store)
     seen: list[bool] = []

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from janitor import feedback, inspect
-from janitor.feedback import Feedback, Truncator, proven, withheld
-from janitor.look import Site, look
-from janitor.permission import never
+from janitor.inspect import rows as inspect
 from janitor.report import Report
-from janitor.run_log import RunLog
+from janitor.run import feedback
+from janitor.run.feedback import Feedback, Truncator, proven, withheld
+from janitor.run.log import RunLog
 from janitor.state.base import EVERYTHING
+from janitor.status.collect import Site, collect
+from janitor.sweep.permission import never
 from tests.builders import DAY, HOUR, NOW_MS, Rig, janitor
 from tms_core.clock import ManualClock
 from tms_core.errors import NoSnapshot, StoreError
@@ -27,16 +28,16 @@ from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue, Store
-from tms_core.tables.leveldb import LevelDBStore
+from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
-from tms_core.transaction.client import TransactionClient
-from tms_core.transaction.line import ServiceUnavailable
-from tms_core.transaction.manager import TransactionManager
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.model import VisibilityState
-from tms_core.transaction.service import TransactionService
-from tms_core.transaction.source import Loaded
-from tms_core.transaction.storage import MemoryStorage
+from tms_core.transaction.rpc.client import TransactionClient
+from tms_core.transaction.rpc.line import ServiceUnavailable
+from tms_core.transaction.rpc.service import TransactionService
+from tms_core.transaction.source.source import Loaded
 
 ORDERS = TopicId.parse("default:orders")
 
@@ -220,7 +221,7 @@ def test_given_ids_that_have_left_the_list_when_months_pass_then_claims_and_audi
         ready.clock.advance(DAY)
         report = ready.run()
         assert report.boundary is not None
-        audit = ready.rig.engine.audit()
+        audit = ready.rig.engine.verify()
         assert (report.truncated, report.errors, audit.bound, audit.refuted) == (0, [], report.boundary, 0)
     assert ready.rig.state.open_ids() == {}
     assert ready.read() == [b"committed"]
@@ -306,17 +307,17 @@ def test_given_a_row_that_refutes_the_claim_then_nothing_leaves_the_list_and_the
     ready.feed_back(told)
     report = ready.run()
     [error] = report.errors
-    assert error.startswith("an audit has refuted the boundary ")
+    assert error.startswith("the boundary ")
     assert (told.ids, report.truncated, report.boundary) == ([], 0, None)
     assert ready.rig.state.runs(1)[0].result == "partial"
     claim, present = ready.rig.engine.boundary()
     assert (claim, present.bound, present.obstacles[0]) == (None, None, error)
-    picture = look(ready.rig.state, Site("memory", "apply", "", ready.rig.engine.terms), ready.clock)
-    assert (picture.boundary.bound, picture.boundary.obstacles) == (None, [error])
-    # The search for open transactions does not meet it, so the claim has to wait for a thorough run.
-    assert (ready.run().boundary, told.asked) == (None, 1)
-    ready.clock.advance(DAY)
+    status = collect(ready.rig.state, Site("memory", "apply", "", ready.rig.engine.terms), ready.clock)
+    assert (status.boundary.bound, status.boundary.obstacles[0], status.boundary.refuted) == (None, error, error)
+    # The search for open transactions would not meet it, so the next run is a thorough one.
+    ready.clock.advance(1)
     report = ready.run()
+    assert report.thorough
     assert (report.truncated, report.errors, ready.invalid()) == (2, [], [])
     assert ready.pointers()[-1] == -ready.aborted[1]
     claim, present = ready.rig.engine.boundary()
@@ -389,7 +390,7 @@ def test_given_a_clock_set_back_while_it_audits_then_the_claim_counts_no_more_an
 
 
 def test_given_the_manager_of_another_system_then_it_is_told_nothing(ready: House) -> None:
-    other = VisibilityState(0, 0, ready.manager.visibility().write_pointer - 1, array("q", ready.aborted))
+    other = VisibilityState(0, 0, ready.manager.visibility().write_pointer - 1, array("q", ready.aborted[:1]))
     told = Told(ready.manager, shown=other)
     ready.feed_back(told)
     report = ready.run()

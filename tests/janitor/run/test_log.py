@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from janitor.report import GuardNote, Report
-from janitor.run_log import RunLog
+from janitor.run.log import RunLog
 from tests.builders import HOUR, NOW_MS, janitor, topic
 from tms_core.tables.memory import MemoryStore
 
@@ -27,13 +27,23 @@ def said(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[st
 
 @pytest.fixture(autouse=True)
 def listening(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "janitor.run_log")
+    caplog.set_level(logging.DEBUG, "janitor.run.log")
 
 
-def test_given_a_run_that_deleted_when_written_then_its_figures_are_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_given_a_run_that_deleted_when_written_then_its_figures_and_its_snapshot_are_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     report = report_of(NOW_MS - HOUR)
     RunLog().write(report)
-    assert said(caplog)[0] == f"run {report.id}: 1 expired, 0 old_generation, 0 invalid_transaction, 0 held"
+    record = next(record for record in caplog.records if record.name == "janitor.run.log")
+    figures = "1 expired, 0 old_generation, 0 invalid_transaction, 0 held"
+    assert record.getMessage() == f"run {report.id}: {figures}; snapshot snapshot.{NOW_MS}"
+    assert vars(record)["fields"]["snapshot"] == f"snapshot.{NOW_MS}"
+
+
+def test_given_a_run_without_a_snapshot_when_written_then_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    RunLog().write(replace(report_of(NOW_MS - HOUR), snapshot=None))
+    assert said(caplog)[-1].endswith("0 held; no snapshot")
 
 
 def test_given_idle_runs_when_written_then_only_the_first_is_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:

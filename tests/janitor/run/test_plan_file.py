@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from janitor import plan
-from janitor.plan import PlanFile, checksum, describe_terms
-from janitor.policy import Hold, Rule
-from janitor.ranges import Range
-from janitor.report import DataTable, EntryKey, Report, Tally
+from janitor.law.policy import Hold, Rule
+from janitor.law.ranges import Range
+from janitor.report import DataTable, Entry, EntryKey, Report
+from janitor.run import plan_file as plan
+from janitor.run.plan_file import PlanFile, checksum, describe_terms
 from janitor.state.base import ClockAnchor, FrontierRecord
-from janitor.txstate import TransactionView
-from janitor.world import Limits, Terms, World
+from janitor.sweep.context import Limits, Terms, World
+from janitor.sweep.outcome import Outcome
+from janitor.sweep.transactions import TransactionView
 from tests.builders import LIFETIME, NOW_MS, topic, unknown_topic
 from tms_core.errors import ConfigurationError, PlanRefused
 from tms_core.rowkey import generation_prefix, time_prefix
@@ -79,19 +80,19 @@ def about(
 
 def write(path: Path, world: World, *keys: EntryKey, what_if: bool = False, pointers: tuple[int, ...] = ()) -> Path:
     """A plan of one row under each of the keys."""
-    tally = Tally()
+    outcome = Outcome()
     for key in keys:
-        tally.entry(key).add([b"key"], 10, 1, 2)
+        outcome.entries.setdefault(key, Entry()).add([b"key"], 10, 1, 2)
         if key.rule is Rule.INVALID_TRANSACTION:
-            tally.pointers.setdefault(key.topic, set()).update(pointers)
+            outcome.pointers.setdefault(key.topic, set()).update(pointers)
     report = Report(
         id="1-ab",
         mode="plan",
         started_ms=NOW_MS,
         effective_now_ms=NOW_MS - 5,
         snapshot=None,
-        entries=tally.entries,
-        kept=tally.kept,
+        entries=outcome.entries,
+        kept=outcome.kept,
         boundary=None,
         guards=[],
         errors=[],
@@ -100,7 +101,7 @@ def write(path: Path, world: World, *keys: EntryKey, what_if: bool = False, poin
         phase_seconds={},
         thorough=True,
     )
-    plan.save(path, plan.document(report, tally, world, store_id=MARK, digest="digest", what_if=what_if))
+    plan.save(path, plan.document(report, outcome, world, store_id=MARK, digest="digest", what_if=what_if))
     return path
 
 

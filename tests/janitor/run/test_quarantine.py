@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.quarantine import FIRST_PROBE_MS, LAST_PROBE_MS, STRIKES, judge, quarantined, strike
+from janitor.run.quarantine import FIRST_PROBE_MS, LAST_PROBE_MS, STRIKES, judge, quarantined, strike
 from janitor.state.base import Strikes
 from tests.builders import HOUR, NOW_MS
 from tms_core.topic import TopicId

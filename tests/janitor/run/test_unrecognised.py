@@ -12,10 +12,10 @@ from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
 
 
-def rig(strangers: int) -> Rig:
+def rig(unrecognised: int) -> Rig:
     store = MemoryStore()
     unknown_topic(store, "default:lost").plain(1, NOW_MS)
-    store.message.put([(b"#%04d" % number, MessageValue(None, b"?")) for number in range(strangers)])
+    store.message.put([(b"#%04d" % number, MessageValue(None, b"?")) for number in range(unrecognised)])
     return janitor(store)
 
 

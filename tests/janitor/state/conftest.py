@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from janitor.state import SqliteState, State
-from janitor.state.hbase import HBaseState
+from janitor.state.hbase.state import HBaseState
 from tests.hbase.conftest import hbase
 from tests.hbase.server import HBaseServer
 from tests.support import require_or_skip

@@ -173,6 +173,46 @@ def test_given_labels_then_each_set_of_them_is_a_series_of_its_own(state: State)
     assert state.counters() == {plain: 0.5, expired: 2.25}
 
 
+ROWS, BYTES = CounterKey("rows", (("table", "message"), ("rule", "expired"))), CounterKey("bytes")
+
+
+def test_given_a_run_that_goes_on_when_it_books_then_counters_show_the_last_of_it_until_it_ends(state: State) -> None:
+    state.add_counters({BYTES: 1})
+    state.begin_run(RunRecord("run", "apply", 1))
+    state.book("run", {ROWS: 2, BYTES: 3})
+    state.book("run", {ROWS: 5, BYTES: 7})
+    assert state.booked("run") == {ROWS: 5, BYTES: 7}
+    assert state.counters() == {ROWS: 5, BYTES: 8}
+    with state.transaction():
+        state.add_counters({ROWS: 6, BYTES: 9})
+        state.finish_run("run", 2, "done", "{}")
+    assert state.booked("run") == {}
+    assert state.counters() == {ROWS: 6, BYTES: 10}
+
+
+def test_given_a_run_that_is_unknown_or_over_when_it_books_then_nothing_is_counted(state: State) -> None:
+    state.begin_run(RunRecord("over", "apply", 1))
+    state.finish_run("over", 2, "lost", "{}")
+    for run_id in ("over", "unknown"):
+        state.book(run_id, {ROWS: 5})
+        assert (state.booked(run_id), state.counters()) == ({}, {})
+
+
+def test_given_a_run_that_has_booked_when_its_end_is_undone_then_it_still_counts(state: State) -> None:
+    state.begin_run(RunRecord("run", "apply", 1))
+    state.book("run", {ROWS: 5})
+
+    def undone() -> None:
+        with state.transaction():
+            state.add_counters({ROWS: 6})
+            state.finish_run("run", 2, "done", "{}")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        undone()
+    assert state.counters() == {ROWS: 5}
+
+
 @FEW
 @given(
     known=st.dictionaries(topics, counts, max_size=3), changed=st.dictionaries(topics, st.none() | counts, max_size=3)

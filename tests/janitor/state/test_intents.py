@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from janitor.state import SqliteState
-from janitor.state.sqlite_intents import FILE_NAME
+from janitor.state.sqlite.intents import FILE_NAME
 from tests.janitor.state.entries import entry
 from tms_core.errors import StoreError
 
@@ -110,7 +110,7 @@ def test_given_a_disk_that_takes_only_part_of_a_line_then_that_is_an_error(
     write = os.write
     with SqliteState(tmp_path) as state:
         state.intend(SECOND)
-        monkeypatch.setattr("janitor.state.sqlite_intents.os.write", lambda handle, data: write(handle, data[:9]))
+        monkeypatch.setattr("janitor.state.sqlite.intents.os.write", lambda handle, data: write(handle, data[:9]))
         with pytest.raises(StoreError, match="cannot be written"):
             state.intend(FIRST)
         monkeypatch.undo()

@@ -185,6 +185,20 @@ def test_given_a_file_of_a_newer_layout_when_opened_then_it_is_refused_with_both
         SqliteState(tmp_path)
 
 
+def test_given_a_file_of_a_layout_from_before_the_first_release_when_opened_then_it_is_refused_and_left_as_it_is(
+    tmp_path: Path,
+) -> None:
+    SqliteState(tmp_path).close()
+    with sqlite3.connect(file_of(tmp_path)) as connection:
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    before = file_of(tmp_path).read_bytes()
+    with pytest.raises(StoreError, match=r"layout 1, which no released janitor wrote \(this one knows 2\)") as caught:
+        SqliteState(tmp_path)
+    assert "nothing is deleted until `janitor adopt`" in caught.value.hint
+    assert file_of(tmp_path).read_bytes() == before
+
+
 def test_given_another_programs_database_when_opened_then_nothing_is_written_into_it(tmp_path: Path) -> None:
     with sqlite3.connect(file_of(tmp_path)) as connection:
         connection.execute("CREATE TABLE theirs (a)")

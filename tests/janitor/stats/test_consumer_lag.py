@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
-from janitor import lag
-from janitor.lag import NOTE, LagCount
-from janitor.pacing import Pacer
 from janitor.state.base import State
-from janitor.state.sqlite import SqliteState
+from janitor.state.sqlite.state import SqliteState
+from janitor.stats import consumer_lag as lag
+from janitor.stats.consumer_lag import NOTE, LagCount
+from janitor.sweep.rate_limit import Pacer
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, topic, unknown_topic, watch, watch_state
 from tms_core.clock import ManualClock
-from tms_core.consumers import Floor, Position, Positions
+from tms_core.consumers.lag import PAGE_ROWS
+from tms_core.consumers.positions import Floor, Position, Positions
 from tms_core.errors import Halted, StoreError
-from tms_core.lag import PAGE_ROWS
 from tms_core.rowkey import MessageId
-from tms_core.side import Expiries, MemorySide
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.read_only import read_only
+from tms_core.tables.side import Expiries, MemorySide
 from tms_core.topic import TopicMetadata
 
 READ_NONE = MessageId(0, 0)

@@ -1,12 +1,12 @@
-"""The picture is taken from the memory, so most of it is there when no janitor runs."""
+"""The status is taken from the memory, so most of it is there when no janitor runs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from janitor.look import DAEMON_NOTE, SILENT_MS, Live, Site, look, summary
-from janitor.picture import Picture
 from janitor.state.base import EVERYTHING, RunRecord
+from janitor.status.collect import DAEMON_NOTE, SILENT_MS, Live, Site, collect, summary
+from janitor.status.status import Status
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Rig, janitor, pointer, topic
 from tms_core.clock import ManualClock
 from tms_core.tables.memory import MemoryStore
@@ -14,16 +14,16 @@ from tms_core.tables.memory import MemoryStore
 ARGUMENTS = "--config janitor.yaml"
 
 
-def seen(rig: Rig, **options: Any) -> Picture:
+def seen(rig: Rig, **options: Any) -> Status:
     site = Site("memory", "apply", "every 60 s", rig.engine.terms, arguments=ARGUMENTS)
-    return look(rig.state, site, rig.clock, **options)
+    return collect(rig.state, site, rig.clock, **options)
 
 
-def test_given_an_empty_memory_when_looked_at_then_there_is_a_picture_that_claims_nothing() -> None:
-    picture = seen(janitor(MemoryStore()))
-    assert (picture.process, picture.adopted_ms, picture.last_run, picture.heartbeat_ms) == ("down", None, None, None)
-    assert (picture.held, picture.topics, picture.counters, picture.boundary.bound) == ([], [], {}, None)
-    assert picture.boundary.obstacles != []
+def test_given_an_empty_memory_when_looked_at_then_there_is_a_status_that_claims_nothing() -> None:
+    status = seen(janitor(MemoryStore()))
+    assert (status.process, status.adopted_ms, status.last_run, status.heartbeat_ms) == ("down", None, None, None)
+    assert (status.held, status.topics, status.counters, status.boundary.bound) == ([], [], {}, None)
+    assert status.boundary.obstacles != []
 
 
 def test_given_a_run_when_looked_at_then_it_is_the_last_one_and_its_figures_are_the_reports() -> None:
@@ -32,12 +32,12 @@ def test_given_a_run_when_looked_at_then_it_is_the_last_one_and_its_figures_are_
     rig = janitor(store)
     report = rig.engine.run_once(adopt=True)
     rig.clock.advance(MINUTE)
-    picture = seen(rig)
-    assert picture.last_run is not None
-    assert (picture.last_run.id, picture.last_run.expired, picture.last_run.result) == (report.id, 1, "done")
-    assert (picture.heartbeat_ms, picture.adopted_ms) == (NOW_MS, NOW_MS)
-    assert picture.last_success_ms == {"message": NOW_MS, "payload": NOW_MS}
-    assert picture.skew_seconds == {"running_time": 0.0}
+    status = seen(rig)
+    assert status.last_run is not None
+    assert (status.last_run.id, status.last_run.expired, status.last_run.result) == (report.id, 1, "done")
+    assert (status.heartbeat_ms, status.adopted_ms) == (NOW_MS, NOW_MS)
+    assert status.last_success_ms == {"message": NOW_MS, "payload": NOW_MS}
+    assert status.skew_seconds == {"running_time": 0.0}
 
 
 def test_given_a_shortened_ttl_when_looked_at_then_what_is_held_is_there_with_the_command_and_the_end() -> None:
@@ -58,7 +58,7 @@ def test_given_a_shortened_ttl_when_looked_at_then_what_is_held_is_there_with_th
     assert (figures.overdue_rows, figures.oldest_overdue_ms) == (1, NOW_MS - HOUR)
 
     # Approved, it is not held any more, and after the next run it is gone.
-    rig.engine.approve()
+    rig.engine.approve((EVERYTHING,), clock=True)
     rig.engine.run_once()
     assert (seen(rig).held, seen(rig).overdue) == ([], [])
 
@@ -72,9 +72,9 @@ def test_given_a_pause_when_looked_at_then_the_held_topic_says_how_to_resume() -
     orders.describe(ttl_seconds=60)
     rig.engine.run_once()
     rig.state.pause(EVERYTHING, NOW_MS)
-    picture = seen(rig)
-    assert picture.paused == [(EVERYTHING, NOW_MS)]
-    assert [(held.reason, held.command) for held in picture.held] == [("paused", f"janitor resume '*:*' {ARGUMENTS}")]
+    status = seen(rig)
+    assert status.paused == [(EVERYTHING, NOW_MS)]
+    assert [(held.reason, held.command) for held in status.held] == [("paused", f"janitor resume '*:*' {ARGUMENTS}")]
 
 
 def test_given_open_transactions_when_looked_at_then_the_oldest_are_named() -> None:
@@ -127,9 +127,9 @@ def test_given_a_run_under_way_when_looked_at_then_the_last_one_is_the_one_befor
 
 
 def test_given_a_daemon_when_looked_at_then_what_only_it_knows_is_there() -> None:
-    picture = seen(janitor(MemoryStore()), live=Live(NOW_MS - HOUR, NOW_MS, NOW_MS + MINUTE))
-    assert (picture.process, picture.started_ms, picture.next_run_ms) == ("running", NOW_MS - HOUR, NOW_MS + MINUTE)
-    assert picture.leader
+    status = seen(janitor(MemoryStore()), live=Live(NOW_MS - HOUR, NOW_MS, NOW_MS + MINUTE))
+    assert (status.process, status.started_ms, status.next_run_ms) == ("running", NOW_MS - HOUR, NOW_MS + MINUTE)
+    assert status.leader
 
 
 def test_given_a_run_whose_report_is_of_another_kind_when_summed_up_then_it_has_no_figures() -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from janitor.compaction import GAP_BYTES, SLICE_ROWS, WORTHWHILE_ROWS, DeletedRanges, Slice
+from janitor.sweep.compaction import GAP_BYTES, SLICE_ROWS, WORTHWHILE_ROWS, DeletedRanges, Slice
 from tms_core.tables.memory import MemoryPayloadTable
 
 

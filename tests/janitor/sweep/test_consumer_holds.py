@@ -9,20 +9,21 @@ from typing import Any
 
 import pytest
 
-from janitor.floor import ConsumerHolds
-from janitor.policy import Frontier, Hold, Reason, Rule
+from janitor.law.policy import Frontier, Hold, Reason, Rule
 from janitor.report import Report
+from janitor.state.base import EVERYTHING
+from janitor.sweep.consumer_holds import ConsumerHolds
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Rig, Topic, janitor, pointer, topic, watch
 from tests.salted import SaltedStore
 from tms_core.clock import ManualClock
-from tms_core.consumers import Floor, Position, Positions
+from tms_core.consumers.positions import Floor, Position, Positions
 from tms_core.errors import StoreError
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import Cutoff, MessageId, MessageKey
-from tms_core.side import Expiries, MemorySide
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import Expiries, MemorySide
 from tms_core.topic import TopicId, TopicMetadata
 
 TTL_SECONDS, HOLD_SECONDS = 3600, 7200
@@ -196,7 +197,7 @@ def test_given_a_frontier_that_is_held_too_when_swept_then_the_lower_one_counts(
     rig.clock.advance(30 * MINUTE)
     # Time alone would take the second one now.
     assert held(rig.engine.run_once()) == {"frontier": 2}
-    rig.engine.approve()
+    rig.engine.approve((EVERYTHING,), clock=True)
     assert held(rig.engine.run_once()) == {"consumer": 2}
 
 

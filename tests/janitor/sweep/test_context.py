@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from janitor.frontier import admit, stand_still
-from janitor.policy import Frontier, Hold
-from janitor.ranges import Range
+from janitor.law.frontier import admit, stand_still
+from janitor.law.policy import Frontier, Hold
+from janitor.law.ranges import Range
 from janitor.state.base import ClockAnchor, FrontierRecord
-from janitor.txstate import TransactionView
-from janitor.world import Limits, Terms, World, matches
+from janitor.sweep.context import Limits, Terms, World, matches
+from janitor.sweep.transactions import TransactionView
 from tests.builders import LIFETIME, NOW_MS, Topic, topic, unknown_topic
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId, TopicMetadata, encode_properties

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow.dataset as ds
 import pytest
 
-from janitor.archive import ParquetArchive
-from janitor.policy import Rule
+from janitor.archive.writer import ParquetArchive
+from janitor.law.policy import Rule
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, janitor, pointer, topic, watch
 from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError

@@ -63,7 +63,7 @@ def test_given_a_closed_transaction_that_has_left_the_list_when_a_row_of_it_is_f
 ) -> None:
     rig.snapshots.invalid = []
     orders.tx(OLD, NOW_MS)
-    assert rig.engine.audit().refuted == 1
+    assert rig.engine.verify().refuted == 1
 
 
 def test_given_many_transactions_at_first_contact_when_run_again_then_only_the_open_ones_are_written() -> None:

@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 import pytest
 
-from janitor.frontier import admit
-from janitor.ledger import Ledger
-from janitor.policy import Frontier, Rule
+from janitor.law.frontier import admit
+from janitor.law.policy import Frontier, Rule
 from janitor.state.base import ClockAnchor, LedgerEntry
-from janitor.walk import Batch
-from janitor.world import TopicWork
+from janitor.sweep.context import TopicWork
+from janitor.sweep.findings import Batch, Due
+from janitor.sweep.ledger import Ledger
+from janitor.sweep.outcome import Done, Outcome, ledger_entries
 from tests.builders import (
     DAY,
     HOUR,
@@ -407,8 +408,10 @@ def test_given_parts_that_are_walked_side_by_side_when_their_batches_cross_then_
     for batch in (late, early, last):
         ledger.announce(work, batch)
         assert any(i.start <= batch.keys[0] and batch.keys[-1] < i.stop for i in rig.state.intents())
+    outcome = Outcome()
     for batch in (early, late):
-        ledger.deleted(work, batch)
-    [taken, unsure] = ledger.entries()
+        outcome.add(Due(work, rig.store.message, batch, 0, None, None), Done(batch.keys, at_ms=NOW_MS))
+    outcome.add_unsure(Due(work, rig.store.message, last, 0, None, None), NOW_MS)
+    [taken, unsure] = ledger_entries(outcome, "run", None)
     assert (taken.start, taken.stop, taken.rows) == (early.keys[0], late.keys[-1] + b"\x00", 4)
     assert (unsure.start, unsure.stop, unsure.rows) == (last.keys[0], last.keys[-1] + b"\x00", None)

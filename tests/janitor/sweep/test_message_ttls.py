@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from janitor.policy import Rule
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, topic, unknown_topic, watch
+from janitor.law.policy import Rule
+from janitor.report import EntryKey, Report
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic, unknown_topic, watch
 from tests.salted import SaltedStore
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService
-from tms_core.side import Expiries, MemorySide
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import Expiries, MemorySide
 
 AGE = 10 * MINUTE
 
@@ -129,6 +130,31 @@ def test_given_a_plan_when_applied_later_then_only_what_was_due_then_goes(
     assert len(orders.times()) == 7
     rig.engine.run_once()
     assert orders.times() == times
+
+
+@pytest.mark.parametrize("case", ["goes", "lives", "held", "invalid"])
+def test_given_a_message_of_its_own_ttl_that_refers_to_an_old_payload_when_planned_then_the_run_does_the_same(
+    store: Store, expiries: Expiries, case: str
+) -> None:
+    begun_ms = NOW_MS - HOUR // 2
+    written = pointer(begun_ms, 1)
+    orders = topic(store, "default:orders", ttl_seconds=3600).stored(written, begun_ms, begun_ms + 1)
+    orders.ref(written, NOW_MS - MINUTE)
+    [(key, _)] = orders.messages()
+    expiries.put([(key.pack(), NOW_MS + HOUR if case == "lives" else NOW_MS + 40 * MINUTE)])
+    rig = adopted(store, expiries, protect=("default:orders",) if case == "held" else ())
+    rig.clock.advance(40 * MINUTE)
+    rig.snapshots.invalid = [written] if case == "invalid" else []
+    seen, done = rig.engine.preview(), rig.engine.run_once()
+    assert rows_of(seen) == rows_of(done)
+    assert seen.kept == done.kept
+    taken = {"goes": 3, "invalid": 3}.get(case, 0)
+    assert sum(rows for key, rows in rows_of(done).items() if key.held is None) == taken
+    assert len(orders.stored_times()) + len(orders.times()) == 3 - taken
+
+
+def rows_of(report: Report) -> dict[EntryKey, int]:
+    return {key: entry.rows for key, entry in report.sorted_entries()}
 
 
 def test_given_a_store_that_fails_when_swept_then_what_is_due_comes_up_again(store: Store, expiries: Expiries) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from janitor.permission import HEARTBEAT_MS, Permission, Withheld
 from janitor.state.base import EVERYTHING, RunRecord
-from janitor.state.sqlite import SqliteState
+from janitor.state.sqlite.state import SqliteState
+from janitor.sweep.permission import HEARTBEAT_MS, Permission, Withheld
 from tests.builders import MINUTE, NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.errors import Halted, LeaseLost

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.ahead import CellsAhead
-from janitor.policy import Rule
-from janitor.report import Report, Tally
+from janitor.law.policy import Rule
+from janitor.report import Report
+from janitor.sweep.read_ahead import CellsAhead
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic
 from tms_core.errors import StoreError, StoreUnavailable
 from tms_core.tables.base import MessageValue, Page, TxCell
@@ -56,9 +56,8 @@ class DearStore(MemoryStore):
             self.payload = DearPayloads(self.calls)
 
 
-def ahead_of(store: DearStore, most_keys: int = 1000) -> tuple[CellsAhead, Tally]:
-    tally = Tally()
-    return CellsAhead(store.message, most_keys, tally), tally
+def ahead_of(store: DearStore, most_keys: int = 1000) -> CellsAhead:
+    return CellsAhead(store.message, most_keys)
 
 
 def filled(keys: list[bytes]) -> DearStore:
@@ -92,7 +91,7 @@ def test_given_any_questions_from_start_to_end_when_asked_then_each_answer_is_th
     keys: list[bytes], questions: list[tuple[str, bytes, bytes | None]], most_keys: int, limit: int
 ) -> None:
     store = filled(keys)
-    ahead, _ = ahead_of(store, most_keys)
+    ahead = ahead_of(store, most_keys)
     for kind, start, stop in sorted(questions, key=lambda question: question[1]):
         if kind == "first":
             assert ahead.first(start) == store.message.first(start)
@@ -103,16 +102,16 @@ def test_given_any_questions_from_start_to_end_when_asked_then_each_answer_is_th
 
 def test_given_small_steps_when_taken_then_more_and_more_is_read_ahead_up_to_the_most() -> None:
     store = filled([b"%05d" % number for number in range(5000)])
-    ahead, tally = ahead_of(store)
+    ahead = ahead_of(store)
     for number in range(5000):
         assert ahead.first(b"%05d" % number) == b"%05d" % number
     assert store.calls["keys"] < 15
-    assert tally.seeks_spared == 5000 - store.calls["keys"]
+    assert ahead.take_spared() == 5000 - store.calls["keys"]
 
 
 def test_given_large_steps_when_taken_then_little_is_read_ahead_for_nothing() -> None:
     store = filled([b"%05d" % number for number in range(5000)])
-    ahead, tally = ahead_of(store)
+    ahead = ahead_of(store)
     read: list[int] = []
     keys = store.message.keys
 
@@ -124,12 +123,12 @@ def test_given_large_steps_when_taken_then_little_is_read_ahead_for_nothing() ->
     for number in range(0, 5000, 500):
         ahead.first(b"%05d" % number)
     assert read == [KEYS_PER_CALL // 4] * 10
-    assert tally.seeks_spared == 0
+    assert ahead.take_spared() == 0
 
 
 def test_given_ranges_of_some_hundred_rows_when_all_are_wanted_then_they_too_are_read_through() -> None:
     store = filled([b"%03d%03d" % (topic, number) for topic in range(100) for number in range(300)])
-    ahead, _ = ahead_of(store, 2000)
+    ahead = ahead_of(store, 2000)
     store.calls.clear()
     key, found = ahead.first(b""), 0
     while key is not None:
@@ -144,17 +143,16 @@ def test_given_ranges_of_some_hundred_rows_when_all_are_wanted_then_they_too_are
 def test_given_calls_that_cost_nothing_when_asked_then_the_table_is_asked_each_time() -> None:
     store = DearStore(dear=False)
     topic(store, "default:orders", ttl_seconds=3600).plain(*range(10))
-    tally = Tally()
-    ahead = CellsAhead(store.message, 1000, tally)
+    ahead = CellsAhead(store.message, 1000)
     store.calls.clear()
     assert [ahead.first(b"") for _ in range(10)] == [store.message.first(b"")] * 10
-    assert (store.calls["keys"], tally.seeks_spared) == (11, 0)
+    assert (store.calls["keys"], ahead.take_spared()) == (11, 0)
 
 
 def test_given_a_row_that_cannot_be_read_when_it_is_ahead_then_only_whoever_comes_to_it_is_told() -> None:
     store = filled([b"a", b"b", b"c"])
     store.message.broken = b"c"
-    ahead, _ = ahead_of(store)
+    ahead = ahead_of(store)
     assert (ahead.first(b"a"), ahead.first(b"b")) == (b"a", b"b")
     with pytest.raises(StoreError):
         ahead.first(b"c")

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor import txstate
-from janitor.references import Lifetime
+from janitor.law.references import Lifetime
 from janitor.report import SnapshotUsed
 from janitor.state.base import KnownIds, OpenIdRecord
-from janitor.state.sqlite import SqliteState
-from janitor.txstate import (
+from janitor.state.sqlite.state import SqliteState
+from janitor.sweep import transactions as txstate
+from janitor.sweep.transactions import (
     REMEMBER_CLOSED_MS,
     Problem,
     TransactionView,
@@ -28,7 +28,7 @@ from janitor.txstate import (
 )
 from tests.builders import LIFETIME, NOW_MS, pointer, visibility
 from tms_core.errors import NoSnapshot, SnapshotError, UnsupportedSnapshotVersion
-from tms_core.transaction.source import Loaded, Rejected, Rejection
+from tms_core.transaction.source.source import Loaded, Rejected, Rejection
 
 INTERVAL_SECONDS = 60
 ALLOWANCE_MS = LIFETIME.allowance_ms
@@ -48,7 +48,8 @@ class Source:
     def latest(self) -> Loaded:
         if self.error is not None:
             raise self.error
-        return Loaded(visibility(NOW_MS - self.age_ms, [INVALID], [IN_PROGRESS]), "snapshot.1", self.rejected)
+        taken = visibility(NOW_MS - self.age_ms, [INVALID], [IN_PROGRESS], pointer(NOW_MS))
+        return Loaded(taken, "snapshot.1", self.rejected)
 
 
 def read(source: Source | None) -> TxState:
@@ -63,17 +64,17 @@ def test_s14_given_a_fresh_snapshot_when_read_then_it_is_used(age_ms: int) -> No
     state = read(Source(age_ms))
     assert state.problem is None
     assert state.message == ""
-    assert state.usable == visibility(NOW_MS - age_ms, [INVALID], [IN_PROGRESS])
+    assert state.usable == visibility(NOW_MS - age_ms, [INVALID], [IN_PROGRESS], pointer(NOW_MS))
     assert state.used == SnapshotUsed(NOW_MS - age_ms, "snapshot.1")
 
 
 @pytest.mark.parametrize(
     ("age_ms", "problem", "figure"),
     [
-        (120_001, Problem.STALE, "120 s old"),
-        (86_400_000, Problem.STALE, "86400 s old"),
-        (-ALLOWANCE_MS - 1, Problem.FUTURE, "300 s ahead"),
-        (-86_400_000, Problem.FUTURE, "86400 s ahead"),
+        (120_001, Problem.STALE, "2 min old"),
+        (86_400_000, Problem.STALE, "1 d old"),
+        (-ALLOWANCE_MS - 1, Problem.FUTURE, "5 min ahead"),
+        (-86_400_000, Problem.FUTURE, "1 d ahead"),
     ],
 )
 def test_s14_given_a_snapshot_of_another_time_when_read_then_it_is_shown_and_not_used(

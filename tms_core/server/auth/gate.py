@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from tms_core.clock import Clock
 from tms_core.errors import Forbidden, Unauthorized
-from tms_core.server.auth_rules import Need, Rules
+from tms_core.server.auth.rules import Need, Rules
 from tms_core.topic import TopicId
 
 #: How many good tokens are remembered.

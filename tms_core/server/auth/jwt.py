@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
@@ -22,10 +23,10 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError, Unauthorized
-from tms_core.server.auth import Identity
-from tms_core.server.auth_file import WatchedFile
-from tms_core.server.auth_rules import is_principal
-from tms_core.settings import AuthSettings
+from tms_core.server.auth.gate import Identity
+from tms_core.server.auth.rules import is_principal
+from tms_core.server.auth.watched_file import WatchedFile
+from tms_core.settings.models import AuthSettings
 
 PublicKey: TypeAlias = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
 
@@ -35,6 +36,8 @@ _CURVES = {"secp256r1": ("ES256",), "secp384r1": ("ES384",), "secp521r1": ("ES51
 _RSA_BITS = 2048
 #: What a time in a claim may be at most, in seconds; any number up to here is exact as a double.
 _LAST_SECOND = 2**53 // 1000
+#: What PyJWT and cryptography raise at members of a key that are of another type, or no numbers of such a key.
+_NO_KEY = (ValueError, TypeError, KeyError, AttributeError, OverflowError, UnsupportedAlgorithm)
 _OPTIONS: Any = {"require": ["exp"], "verify_exp": False, "verify_nbf": False, "verify_iat": False}
 
 
@@ -65,7 +68,7 @@ class Jwt:
         )
 
     def refresh(self) -> bool:
-        """See :class:`~tms_core.server.auth.Authenticator`."""
+        """See :class:`~tms_core.server.auth.gate.Authenticator`."""
         return self._file.refresh()
 
     def identify(self, token: bytes) -> Identity:
@@ -151,7 +154,7 @@ def _keys(allowed: Collection[str], file: str, contents: bytes) -> list[_Key]:
 def _from_pem(file: str, contents: bytes) -> Iterator[_Key]:
     try:
         key = load_pem_public_key(contents)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigurationError(
             f"{file} is neither a public key in PEM nor a JWKS.",
             "`openssl pkey -in PRIVATE.pem -pubout` writes a public key; the private one stays with the issuer.",
@@ -160,12 +163,7 @@ def _from_pem(file: str, contents: bytes) -> Iterator[_Key]:
 
 
 def _from_jwks(file: str, contents: bytes) -> Iterator[_Key]:
-    try:
-        entries = json.loads(contents)["keys"]
-        members = [dict(entry) for entry in entries]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigurationError(f"{file} is no JWKS.", 'It is an object {"keys": […]}; see RFC 7517.') from error
-    for entry in members:
+    for entry in _jwks_entries(file, contents):
         if "d" in entry or "k" in entry:
             raise ConfigurationError(
                 f"{file} has a private or shared key in it.", "Only the issuer may have that: leave the public ones."
@@ -174,10 +172,25 @@ def _from_jwks(file: str, contents: bytes) -> Iterator[_Key]:
             continue
         try:
             key = jwt.PyJWK(entry).key
-        except jwt.PyJWTError:
-            continue  # of a kind that is not known here; there may be others
+        except (jwt.PyJWTError, *_NO_KEY):
+            continue  # of a kind that is not known here, or none at all; there may be others
         name = entry.get("kid")
         yield from _usable(name if isinstance(name, str) else None, key, entry.get("alg"))
+
+
+def _jwks_entries(file: str, contents: bytes) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(contents)
+    except (ValueError, RecursionError) as error:
+        raise _no_jwks(file) from error
+    entries = found.get("keys") if isinstance(found, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise _no_jwks(file)
+    return entries
+
+
+def _no_jwks(file: str) -> ConfigurationError:
+    return ConfigurationError(f"{file} is no JWKS.", 'It is an object {"keys": […]}; see RFC 7517.')
 
 
 def _usable(name: str | None, key: object, only: object) -> Iterator[_Key]:

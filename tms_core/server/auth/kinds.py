@@ -6,10 +6,10 @@ from pathlib import Path
 
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError
-from tms_core.server.auth import Authenticator, Gate
-from tms_core.server.auth_rules import Rules
-from tms_core.server.auth_tokens import Tokens
-from tms_core.settings import AuthSettings
+from tms_core.server.auth.gate import Authenticator, Gate
+from tms_core.server.auth.rules import Rules
+from tms_core.server.auth.tokens import Tokens
+from tms_core.settings.models import AuthSettings
 
 
 def make_gate(settings: AuthSettings, clock: Clock) -> Gate | None:
@@ -40,7 +40,7 @@ def _given(path: Path | None) -> Path:
 
 def _jwt(settings: AuthSettings, path: Path, clock: Clock) -> Authenticator:
     try:
-        from tms_core.server.auth_jwt import Jwt  # noqa: PLC0415
+        from tms_core.server.auth.jwt import Jwt  # noqa: PLC0415
     except ImportError as error:
         raise ConfigurationError(
             "server.auth.kind is jwt, and PyJWT is not installed.", "pip install 'tms-janitor[jwt]'"

@@ -11,7 +11,7 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from tms_core.settings import AuthRule
+from tms_core.settings.models import AuthRule
 from tms_core.topic import TopicId
 
 #: The principal of a rule for everybody who is known.

@@ -9,7 +9,6 @@ how long it takes tells nothing of which one it was or how nearly.
 from __future__ import annotations
 
 import hmac
-import logging
 import re
 import secrets
 from base64 import urlsafe_b64encode
@@ -20,11 +19,12 @@ from typing import NamedTuple
 
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError, Unauthorized
-from tms_core.server.auth import Identity
-from tms_core.server.auth_file import WatchedFile
-from tms_core.server.auth_rules import is_principal
+from tms_core.harmless import get_logger
+from tms_core.server.auth.gate import Identity
+from tms_core.server.auth.rules import is_principal
+from tms_core.server.auth.watched_file import WatchedFile
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Random bytes in a token.
 _BYTES = 32
@@ -61,7 +61,7 @@ class Tokens:
             )
 
     def refresh(self) -> bool:
-        """See :class:`~tms_core.server.auth.Authenticator`."""
+        """See :class:`~tms_core.server.auth.gate.Authenticator`."""
         changed = self._file.refresh()
         if changed and not self._file.value:
             logger.warning("the tokens file has no token in it any more; nobody is let in until it has one")

@@ -7,7 +7,6 @@ the former in force, since turning every client away would help nobody; the log 
 
 from __future__ import annotations
 
-import logging
 import os
 import stat
 from collections.abc import Callable
@@ -16,8 +15,9 @@ from typing import Generic, TypeVar
 
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError
+from tms_core.harmless import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: How old what was read may be before the file is looked at again, in milliseconds.
 LOOK_MS = 1000

@@ -1,7 +1,7 @@
 """The store as the server that leads may use it: every call says first whether it still leads.
 
 Writes are acknowledged only after the lease was read again behind them, and rows that came late are not shown
-(:mod:`tms_core.server.leadership` says why that is enough). The messaging service above knows nothing of all this: a
+(:mod:`tms_core.server.ha.leadership` says why that is enough). The messaging service above knows nothing of all this: a
 server that does not lead gets errors from its store.
 
 Topics are not fenced: each change of theirs compares what is there with what was read, so it is right whoever makes it.
@@ -9,14 +9,14 @@ Topics are not fenced: each change of theirs compares what is there with what wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tms_core.errors import StoreError, Unavailable
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, topic_prefix
-from tms_core.server.gaps import FRAME_ROWS, Seals
-from tms_core.server.leadership import Leadership, Term, not_leading, undecided
+from tms_core.server.ha.leadership import Leadership, Term, not_leading, undecided
+from tms_core.server.ha.sealed_ids import FRAME_ROWS, Seals
 from tms_core.tables.base import KeyTable, MessageTable, MessageValue, Page, PayloadTable, Store, TableName, TxCell
 
 K = TypeVar("K", bound=KeyTable)
@@ -42,6 +42,12 @@ class FencedStore(Store):
     def identity(self) -> str:
         """That of the store itself."""
         return self._store.identity()
+
+    def lineage(self) -> Mapping[str, Any]:
+        return self._store.lineage()
+
+    def restored_since(self, known: Mapping[str, Any]) -> str | None:
+        return self._store.restored_since(known)
 
     def close(self) -> None:
         """Nothing was opened."""

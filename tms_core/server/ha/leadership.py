@@ -8,7 +8,7 @@ does not rest on that wait, nor on clocks:
   this term's, the next leader came after the rows, and finds them.
 * **No late row is seen.** A leader that is stopped between looking and sending, or in the middle of sending, goes on
   when it is woken, be it an hour later. Those rows come to lie in a gap that the next leader has sealed
-  (:mod:`tms_core.server.gaps`).
+  (:mod:`tms_core.server.ha.sealed_ids`).
 * **Nothing is read from a deposed leader** that a new one may have decided otherwise: before and after each read of the
   store the lease must have time left, by this machine's running time, sleep included.
 
@@ -21,13 +21,13 @@ The trade: one read of HBase for each batch that is written.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from threading import Event, Thread
 from typing import NamedTuple
 
 from tms_core.clock import Clock
 from tms_core.errors import LeaseHeld, LeaseLost, StoreError, StoreUnavailable, Unavailable
+from tms_core.harmless import get_logger
 from tms_core.lease import Lease, LeaseRecord
 
 #: How often it is looked who leads, in seconds.
@@ -36,7 +36,7 @@ LOOK_SECONDS = 1.0
 #: connection that is silent for a minute (hbase.thrift.server.socket.read.timeout), so this is far on the safe side.
 REACH_MS = 3_600_000
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Term(NamedTuple):

@@ -17,15 +17,15 @@ from tms_core.clock import Clock
 from tms_core.lease import Lease, LeaseCell
 from tms_core.messaging.service import MessagingService
 from tms_core.messaging.work import THREADS
-from tms_core.server.fenced import FencedStore
 from tms_core.server.forward import Forwarder
-from tms_core.server.gaps import Seals
-from tms_core.server.leadership import Leadership, Watch
-from tms_core.settings import HBaseSettings, LeaderSettings
-from tms_core.side import HBASE_TABLE, SideTable
+from tms_core.server.ha.fenced_store import FencedStore
+from tms_core.server.ha.leadership import Leadership, Watch
+from tms_core.server.ha.sealed_ids import Seals
+from tms_core.settings.models import HBaseSettings, LeaderSettings
 from tms_core.tables.base import Store
-from tms_core.tables.hbase_cell import HBaseCell
-from tms_core.tables.hbase_pool import HBasePool
+from tms_core.tables.hbase.cell import HBaseCell
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.side import HBASE_TABLE, SideTable
 
 #: The row of the side table in which the lease is.
 _LEASE_ROW = b"l"

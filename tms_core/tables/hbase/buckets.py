@@ -1,4 +1,4 @@
-"""How many buckets salted tables have, which whoever writes rows must know and whoever only cleans need not.
+"""How many buckets salted tables have: a writer of rows must know it, a janitor that only cleans need not.
 
 A row under a salt that is not its own is lost: CDAP never finds it. The number is configured, and CDAP's tables say it
 themselves, in an attribute that only Thrift 2 reads. Rows say it, too: each lies where the right number puts it. So
@@ -7,18 +7,18 @@ before the first row is put, the configured number is held against both.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Mapping
 
 from tms_core.errors import StoreError
+from tms_core.harmless import get_logger
 from tms_core.tables.base import TableName
-from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.hbase_rows import HBaseRows
-from tms_core.tables.hbase_salts import SaltSample, sampled
-from tms_core.tables.hbase_schema import BUCKETS_ATTRIBUTE, buckets_of, table_name
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.rows import HBaseRows
+from tms_core.tables.hbase.salts import SaltSample, sampled
+from tms_core.tables.hbase.schema import BUCKETS_ATTRIBUTE, buckets_of, table_name
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Buckets:
@@ -81,7 +81,7 @@ class Buckets:
             )
 
     def _said(self) -> dict[TableName, int]:
-        """What the tables say themselves, as far as they do."""
+        """The number of buckets that the tables themselves tell, where they do."""
         if self._admin is None:
             return {}
         said = {table: buckets_of(self._admin, self._namespace, table) for table in self._tables}

@@ -1,12 +1,12 @@
 """What CDAP still does to the tables by itself: its observers inside the region servers, and Tephra's pruning.
 
 CDAP takes ids off the invalid list when every table that carries one of its observers is clean. Where the observer is
-gone from the message table but pruning still runs, it takes them off without asking anybody about that table; where the
-observer is still there, two cleaners are at work and CDAP goes by the other one. In neither case is a prune boundary
+gone from the message table but pruning still runs, it takes them off without regard to that table; where the observer
+is still there, two cleaners are at work and CDAP goes by the other one. In neither case is a prune boundary
 ours to claim. A sweep does no harm beside either, so it is never refused.
 
 Observers stand in the table's attributes, which only Thrift 2 reads. Whether pruning runs cannot be asked, but whenever
-it does something it leaves rows in its state table: one that nobody wrote for a day is taken for an old one.
+it does something it leaves rows in its state table: one that was not written for a day is taken for an old one.
 ``docs/formats.md``, "Tephra's pruning state".
 """
 
@@ -21,9 +21,9 @@ from datetime import UTC, datetime
 from tms_core.clock import Clock
 from tms_core.errors import StoreError, StoreNotFound
 from tms_core.tables.base import TableName
-from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.hbase_rows import KEYS, HBaseRows, newest
-from tms_core.tables.hbase_schema import attributes_of, table_name
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.rows import KEYS, HBaseRows, newest
+from tms_core.tables.hbase.schema import attributes_of, table_name
 
 #: How long what was found counts.
 REMEMBERED_MS = 3_600_000
@@ -45,11 +45,11 @@ _PAGE_ROWS = 2000
 
 
 class CdapWatch:
-    """Looks whether CDAP is still at work on the tables, once an hour at most; for any number of threads.
+    """Checks whether CDAP is still at work on the tables, once an hour at most; for any number of threads.
 
     Args:
         pool: connections to Thrift 1 servers.
-        admin: connections to Thrift 2 servers; None: observers are not looked for.
+        admin: connections to Thrift 2 servers; None: observers are not checked.
         namespace: the HBase namespace.
         clock: our own clock.
     """
@@ -61,7 +61,7 @@ class CdapWatch:
         self._clock = clock
         self._lock = threading.Lock()
         self._found: tuple[str, ...] = ()
-        self._looked_ms: int | None = None
+        self._checked_ms: int | None = None
 
     def obstacles(self) -> tuple[str, ...]:
         """What CDAP still does, with the next step, pruning first: a sentence each.
@@ -70,12 +70,12 @@ class CdapWatch:
         """
         with self._lock:
             now_ms = self._clock.running_ms()
-            if self._looked_ms is None or now_ms - self._looked_ms >= REMEMBERED_MS:
+            if self._checked_ms is None or now_ms - self._checked_ms >= REMEMBERED_MS:
                 try:
                     self._found = (*self._pruning(), *self._observers())
                 except StoreError as error:
                     return (f"whether CDAP still cleans these tables, too, could not be seen: {error}",)
-                self._looked_ms = now_ms
+                self._checked_ms = now_ms
             return self._found
 
     def _pruning(self) -> Iterator[str]:

@@ -7,9 +7,9 @@ must be renewed in time also while all others are busy with pages, or wait for a
 from __future__ import annotations
 
 from tms_core.clock import Clock
-from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.hbase_rows import HBaseRows
-from tms_core.tables.hbase_schema import FAMILY
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.rows import HBaseRows
+from tms_core.tables.hbase.schema import FAMILY
 
 _COLUMN = FAMILY + b":v"
 
@@ -30,7 +30,7 @@ class HBaseCell:
         self._row = row
 
     def lease(self) -> bytes | None:
-        """What is there.
+        """The cell's value; None when it was never written.
 
         Raises:
             StoreError: HBase could not be asked.

@@ -23,10 +23,15 @@ from tms_core.tables.base import (
     TableName,
     TxCell,
 )
-from tms_core.tables.hbase_buckets import Buckets
-from tms_core.tables.hbase_rows import KEYS, POINTERS, ROWS, HBaseRows, Query, Row, batches
-from tms_core.tables.hbase_salts import SaltedPage, Salts
-from tms_core.tables.hbase_schema import METADATA_COLUMN, PAYLOAD_COLUMN, PAYLOAD_TABLE_COLUMN, POINTER_COLUMN
+from tms_core.tables.hbase.buckets import Buckets
+from tms_core.tables.hbase.rows import KEYS, POINTERS, ROWS, HBaseRows, Query, Row, batches
+from tms_core.tables.hbase.salts import SaltedPage, Salts
+from tms_core.tables.hbase.schema import (
+    METADATA_COLUMN,
+    PAYLOAD_COLUMN,
+    PAYLOAD_TABLE_COLUMN,
+    POINTER_COLUMN,
+)
 
 _POINTER_BYTES = 8
 #: Metadata rows read at once.
@@ -48,7 +53,7 @@ class Calls(Counter[str]):
 
 
 class HBaseTable(KeyTable):
-    """What the message table and the payload table have in common.
+    """The part that message table and payload table share.
 
     Args:
         salts: the rows.
@@ -141,13 +146,26 @@ class HBaseMessageTable(HBaseTable, MessageTable):
             for row in rows
         ]
         share = -(-len(changes) // self._salts.rows.pool.connections) or 1
-        replace = self._salts.rows.replace
-        shares = self._threads.map(lambda some: replace(POINTER_COLUMN, some), batches(changes, share))
+        shares = self._threads.map(self._replace, batches(changes, share))
         done = iter([one for some in shares for one in some])
         return [any(list(islice(done, len(rows)))) for rows in places]
 
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
         self._put((key, _cells(value)) for key, value in rows)
+
+    def _replace(self, changes: list[tuple[bytes, bytes, bytes]]) -> list[bool]:
+        """Replace pointers; where a cell goes on behind its pointer, which CDAP does not read, the rest stays."""
+        rows = self._salts.rows
+        done = rows.replace(POINTER_COLUMN, changes)
+        left = [change for change, made in zip(changes, done, strict=True) if not made]
+        values = rows.values([row for row, _, _ in left], POINTER_COLUMN)
+        longer = {
+            row: (row, value, new + value[_POINTER_BYTES:])
+            for row, old, new in left
+            if len(value := values.get(row, b"")) > _POINTER_BYTES and value.startswith(old)
+        }
+        made_longer = dict(zip(longer, rows.replace(POINTER_COLUMN, list(longer.values())), strict=True))
+        return [made or made_longer.get(row, False) for made, (row, _, _) in zip(done, changes, strict=True)]
 
 
 class HBasePayloadTable(HBaseTable, PayloadTable):
@@ -193,7 +211,7 @@ class HBaseMetadataTable(MetadataTable):
 
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
         """As of all stores. HBase's own check cannot tell an empty value from none, so where that makes the difference
-        the row is read before; nobody but us would write an empty one in between."""
+        the row is read before; no other program would write an empty one in between."""
         self._calls.count("set")
         if not expected:
             row = self._rows.get(key)
@@ -214,13 +232,15 @@ def _metadata(row: Row) -> bytes | None:
 
 
 def _pointer(row: Row) -> int | None:
-    """A row's write pointer; None if it has none of the right length."""
+    """A row's write pointer, as CDAP reads it: the first eight bytes of its cell; None if it has no cell of so many."""
     cell = row.columns.get(POINTER_COLUMN)
-    return int.from_bytes(cell.value, "big", signed=True) if cell and len(cell.value) == _POINTER_BYTES else None
+    if cell is None or len(cell.value) < _POINTER_BYTES:
+        return None
+    return int.from_bytes(cell.value[:_POINTER_BYTES], "big", signed=True)
 
 
 def _message(row: Row) -> MessageValue | None:
-    """A row's value; None if it has neither cell, or a pointer that is none."""
+    """A row's value; None where CDAP fails: it has neither cell, or a pointer that is cut short."""
     pointer, payload = _pointer(row), row.columns.get(PAYLOAD_COLUMN)
     if pointer is None and (payload is None or POINTER_COLUMN in row.columns):
         return None

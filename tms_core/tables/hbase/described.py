@@ -2,20 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tms_core.clock import Clock
 from tms_core.tables.base import TableName
-from tms_core.tables.hbase_advice import FOREVER, TableSettings
-from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.hbase_rows import HBaseRows
-from tms_core.tables.hbase_salts import sampled
-from tms_core.tables.hbase_schema import BUCKETS_ATTRIBUTE, table_name, texts, thrift_table_name
-from tms_core.tables.hbase_wire import interface
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.rows import HBaseRows
+from tms_core.tables.hbase.salts import sampled
+from tms_core.tables.hbase.schema import BUCKETS_ATTRIBUTE, table_name, texts, thrift_table_name
+from tms_core.tables.hbase.thrift import interface
+
+#: What the HBase shell writes for no end of life.
+FOREVER = "FOREVER"
+#: Settings that hinder a sweep unless they have these values, which are HBase's own defaults, too: a table that is read
+#: only cannot be swept, a TTL of HBase's knows neither topics nor holds, and with the others deleted rows stay on disk.
+NEEDED: Mapping[str, str] = {
+    "READONLY": "false",
+    "TTL": FOREVER,
+    "VERSIONS": "1",
+    "MIN_VERSIONS": "0",
+    "KEEP_DELETED_CELLS": "FALSE",
+}
 
 #: Seconds that mean for ever.
 _FOREVER_SECONDS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TableSettings:
+    """A table as it is.
+
+    Attributes:
+        name: its full name.
+        starts: where its regions begin.
+        buckets: how many salts its rows have; None: they have none, or it is not known.
+        settings: attributes of the table and settings of its family, by their names in the HBase shell; what is not
+            among them has HBase's default, or could not be read.
+    """
+
+    name: str
+    starts: Sequence[bytes]
+    buckets: int | None
+    settings: Mapping[str, str]
+
+    @property
+    def missing_starts(self) -> list[bytes]:
+        """Salts at which no region begins."""
+        return [start for salt in range(1, self.buckets or 1) if (start := bytes([salt])) not in self.starts]
+
+    @property
+    def hindering(self) -> dict[str, str]:
+        """The settings that hinder a sweep, as they are."""
+        return {
+            name: value
+            for name, needed in NEEDED.items()
+            if (value := self.settings.get(name, needed)).upper() != needed.upper()
+        }
 
 
 def described(
@@ -25,7 +69,7 @@ def described(
 
     Args:
         pool: connections to Thrift 1 servers.
-        admin: connections to Thrift 2 servers; None: there are none, and most attributes stay unknown.
+        admin: connections to Thrift 2 servers; None: there are none, and some settings stay unknown.
         namespace: the HBase namespace.
         table: which one, the message or the payload table.
         clock: our own clock.
@@ -42,14 +86,12 @@ def described(
         settings = dict(_of_thrift_2(admin.call("getTableDescriptor", thrift_table_name(namespace, table))))
     said = settings.get(BUCKETS_ATTRIBUTE, "")
     buckets = int(said) if said.isdigit() else sampled(HBaseRows(pool, name, clock)).best()
-    return TableSettings(name.decode(), starts, buckets, settings, complete=admin is not None)
+    return TableSettings(name.decode(), starts, buckets, settings)
 
 
 def _of_thrift_1(families: dict[bytes, Any]) -> Iterator[tuple[str, str]]:
     for family in families.values():
         yield from _common(family)
-        yield "COMPRESSION", family.compression.decode()
-        yield "BLOOMFILTER", family.bloom.decode()
 
 
 def _of_thrift_2(descriptor: Any) -> Iterator[tuple[str, str]]:
@@ -59,12 +101,8 @@ def _of_thrift_2(descriptor: Any) -> Iterator[tuple[str, str]]:
         yield from _common(family)
         yield "MIN_VERSIONS", str(family.minVersions)
         yield "KEEP_DELETED_CELLS", thrift.KeepDeleted._VALUES_TO_NAMES[family.keepDeleted]
-        yield "COMPRESSION", thrift.Compression._VALUES_TO_NAMES[family.compression]
-        yield "DATA_BLOCK_ENCODING", thrift.BlockEncoding._VALUES_TO_NAMES[family.blockEncoding]
-        yield "BLOOMFILTER", thrift.Bloom._VALUES_TO_NAMES[family.bloom]
 
 
 def _common(family: Any) -> Iterator[tuple[str, str]]:
     yield "VERSIONS", str(family.maxVersions)
     yield "TTL", FOREVER if family.ttlSeconds == _FOREVER_SECONDS else str(family.ttlSeconds)
-    yield "BLOCKCACHE", str(bool(family.blockCache)).lower()

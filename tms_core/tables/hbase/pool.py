@@ -1,7 +1,7 @@
 """A pool of connections to one or more Thrift servers of HBase.
 
 A thread that needs HBase borrows a connection, alone, and gives it back; what came back whole may be lent again, what
-met any trouble is closed. Before it is lent again it is looked at, and one that rested so long that the server will
+met any trouble is closed. Before it is lent again it is checked, and one that rested so long that the server will
 soon close it is dropped. Of several servers the one with the fewest connections is taken; one that failed is avoided
 for a while, longer each time.
 
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreUnavailable
-from tms_core.tables.hbase_wire import ConnectionLost, Service, Silence, Wire
+from tms_core.tables.hbase.thrift import ConnectionLost, Service, ThriftConnection, ThriftTimeout
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ AVOID_MS, AVOID_AT_MOST_MS = 500, 30_000
 
 
 @dataclass(eq=False)
-class _Server:
+class _ThriftServer:
     address: str
     connections: int = 0
     failures: int = 0
@@ -45,8 +45,8 @@ class _Server:
 
 
 class _Idle(NamedTuple):
-    server: _Server
-    wire: Wire
+    server: _ThriftServer
+    wire: ThriftConnection
     since_ms: int
 
 
@@ -77,7 +77,7 @@ class HBasePool:
     ) -> None:
         self.connections = connections
         self.calls: Counter[str] = Counter()
-        self._servers = [_Server(address) for address in addresses]
+        self._servers = [_ThriftServer(address) for address in addresses]
         self.timeout_seconds = timeout_seconds
         self._service = service
         self._clock = clock or SystemClock()
@@ -92,7 +92,7 @@ class HBasePool:
         """One call that may be repeated.
 
         Raises:
-            StoreError: as :meth:`Wire.call`.
+            StoreError: as :meth:`ThriftConnection.call`.
         """
         return self.run(lambda connection: connection.call(name, *args))
 
@@ -103,7 +103,7 @@ class HBasePool:
             work: what to do; it may be done twice.
 
         Raises:
-            StoreError: as :meth:`Wire.call`.
+            StoreError: as :meth:`ThriftConnection.call`.
         """
         for pause_seconds in PAUSES_SECONDS:
             try:
@@ -133,7 +133,7 @@ class HBasePool:
             try:
                 yield connection
             except BaseException as error:
-                self._drop(server, wire, failed=isinstance(error, (ConnectionLost, Silence)))
+                self._drop(server, wire, failed=isinstance(error, (ConnectionLost, ThriftTimeout)))
                 raise
             else:
                 self._give_back(server, wire)
@@ -151,7 +151,7 @@ class HBasePool:
         for entry in idle:
             self._drop(entry.server, entry.wire)
 
-    def _reused(self) -> tuple[_Server, Wire] | None:
+    def _reused(self) -> tuple[_ThriftServer, ThriftConnection] | None:
         """A connection that rested and is well; what is not well any more is closed on the way."""
         while True:
             now_ms = self._clock.running_ms()
@@ -164,12 +164,12 @@ class HBasePool:
                 return entry.server, entry.wire
             self._drop(entry.server, entry.wire)
 
-    def _opened(self) -> tuple[_Server, Wire]:
+    def _opened(self) -> tuple[_ThriftServer, ThriftConnection]:
         """A new connection to the server that has the fewest, or to the next one if that cannot be reached."""
         failure: StoreUnavailable | None = None
         for server in self._by_preference():
             try:
-                wire = Wire(server.address, self._service, self.timeout_seconds)
+                wire = ThriftConnection(server.address, self._service, self.timeout_seconds)
             except StoreUnavailable as error:
                 self._avoid(server)
                 failure = error
@@ -181,20 +181,20 @@ class HBasePool:
             raise StoreUnavailable("No Thrift server of HBase is configured.", "Set storage.hbase.thrift.")
         raise failure
 
-    def _by_preference(self) -> list[_Server]:
+    def _by_preference(self) -> list[_ThriftServer]:
         now_ms = self._clock.running_ms()
         with self._lock:
             return sorted(
                 self._servers, key=lambda server: (max(0, server.avoid_until_ms - now_ms), server.connections)
             )
 
-    def _avoid(self, server: _Server) -> None:
+    def _avoid(self, server: _ThriftServer) -> None:
         now_ms = self._clock.running_ms()
         with self._lock:
             server.failures += 1
             pause_ms = min(AVOID_AT_MOST_MS, AVOID_MS << min(server.failures - 1, 16))
             server.avoid_until_ms = now_ms + pause_ms
-            # Whoever asks all the time fails at least this often; before a longer silence nobody had asked.
+            # A server that is asked all the time fails at least this often; after a longer gap it had not been asked.
             often_ms = AVOID_AT_MOST_MS + self.timeout_seconds * 1000
             if self._dark_since_ms is None or now_ms - self._failed_ms > often_ms:
                 self._dark_since_ms = now_ms
@@ -213,7 +213,7 @@ class HBasePool:
                 "See whether it runs, and whether HBase is well.",
             )
 
-    def _give_back(self, server: _Server, wire: Wire) -> None:
+    def _give_back(self, server: _ThriftServer, wire: ThriftConnection) -> None:
         now_ms = self._clock.running_ms()
         with self._lock:
             server.failures = server.avoid_until_ms = 0
@@ -224,7 +224,7 @@ class HBasePool:
         if not keep:
             self._drop(server, wire)
 
-    def _drop(self, server: _Server, wire: Wire, *, failed: bool = False) -> None:
+    def _drop(self, server: _ThriftServer, wire: ThriftConnection, *, failed: bool = False) -> None:
         wire.close()
         with self._lock:
             server.connections -= 1
@@ -235,16 +235,16 @@ class HBasePool:
 class Connection:
     """A connection while it is borrowed, and the calls made with it."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: ThriftConnection) -> None:
         self.made: Counter[str] = Counter()
         self._wire = wire
 
     def call(self, name: str, *args: Any) -> Any:
-        """Ask the server; see :meth:`Wire.call`."""
+        """Ask the server; see :meth:`ThriftConnection.call`."""
         self.made[name] += 1
         return self._wire.call(name, *args)
 
     def calls(self, name: str, questions: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Ask the same several times; see :meth:`Wire.calls`."""
+        """Ask the same several times; see :meth:`ThriftConnection.calls`."""
         self.made[name] += len(questions)
         return self._wire.calls(name, questions)

@@ -8,7 +8,7 @@ What HBase's Thrift servers do not do. ``majorCompact``, since HBase 2, asks the
 The region server makes a major one of it if the region's oldest file is older than ``hbase.hregion.majorcompaction``, a
 week by default (give or take half of it), which can be set for a table: with a day there, what is asked for happens the
 day after at the latest. Nothing writes memory to files, and markers that are still in memory free nothing; so deletes
-count once HBase has written them by itself, which it does after an hour. And nobody is told when a compaction is over;
+count once HBase has written them by itself, which it does after an hour. HBase does not say when a compaction is over;
 so they are asked for one by one with a pause between, and HBase queues them and limits their rate.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 from tms_core.clock import Clock
 from tms_core.errors import StoreError
-from tms_core.tables.hbase_pool import HBasePool
+from tms_core.tables.hbase.pool import HBasePool
 
 #: Fewer deleted rows are not worth rewriting a region.
 WORTHWHILE_ROWS = 1_000
@@ -59,7 +59,7 @@ class Regions:
         # By the region's first row: in files, and in memory perhaps, with the time.
         self._in_files: Counter[bytes] = Counter()
         self._recent: Counter[tuple[bytes, int]] = Counter()
-        self._look_at: dict[bytes, int] = {}
+        self._count_again_at: dict[bytes, int] = {}
         self._asked_ms: int | None = None
 
     def deleted(self, rows: Sequence[bytes]) -> None:
@@ -87,7 +87,7 @@ class Regions:
         Those for which there was no time count on.
 
         Args:
-            ranges: where to look.
+            ranges: where to search.
             count_rows: counts the rows that are left.
 
         Raises:
@@ -106,16 +106,16 @@ class Regions:
             if not any(_meet(there, other) for other in ranges):
                 continue
             deleted = self._in_files[start]
-            if deleted < max(WORTHWHILE_ROWS, self._look_at.get(start, 0)):
+            if deleted < max(WORTHWHILE_ROWS, self._count_again_at.get(start, 0)):
                 continue
             if count_rows(there, deleted + 1) > deleted:
                 # Counting costs about as much as deleting did, so it is not done again for a few rows more.
-                self._look_at[start] = 2 * deleted
+                self._count_again_at[start] = 2 * deleted
                 continue
             self._wait()
             self._pool.call("majorCompact", region.name)
             del self._in_files[start]
-            self._look_at.pop(start, None)
+            self._count_again_at.pop(start, None)
 
     def holding(self, row: bytes) -> str:
         """The name of the region that has a row now, whether the row is there or not; written as HBase writes it."""

@@ -12,7 +12,6 @@ ahead of our clock, or nothing is known, the rows are read again before they cou
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -20,14 +19,15 @@ from typing import Any, NamedTuple, TypeVar
 
 from tms_core.clock import Clock
 from tms_core.errors import StoreError
-from tms_core.tables.hbase_pool import Connection, HBasePool
-from tms_core.tables.hbase_regions import Range, Regions
-from tms_core.tables.hbase_schema import FAMILY
-from tms_core.tables.hbase_wire import interface
+from tms_core.harmless import get_logger
+from tms_core.tables.hbase.pool import Connection, HBasePool
+from tms_core.tables.hbase.regions import Range, Regions
+from tms_core.tables.hbase.schema import FAMILY
+from tms_core.tables.hbase.thrift import interface
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Rows in one call that changes them: ten times as many are hardly faster, and each call must end in its time limit.
 BATCH_ROWS = 2000
@@ -47,7 +47,7 @@ Row = Any
 
 
 class Query(NamedTuple):
-    """What is wanted of each row.
+    """The columns that are wanted of each row.
 
     Attributes:
         filter: in HBase's filter language; None: everything.
@@ -199,6 +199,10 @@ class HBaseRows:
 
         self.pool.run(work)
         return done
+
+    def values(self, rows: list[bytes], column: bytes) -> dict[bytes, bytes]:
+        """The values of a column of these rows; rows without it are left out."""
+        return self.pool.run(lambda connection: self._values(connection, rows, column)) if rows else {}
 
     def check_and_put(self, connection: Connection, row: bytes, column: bytes, old: bytes, new: bytes) -> bool:
         """Write a cell if it holds ``old``. HBase takes an empty ``old`` for both an empty cell and none."""

@@ -1,7 +1,7 @@
 """Rows of a salted table without their salts: under one salt, or under all of them in key order.
 
 A salt is the first byte of a row, a hash of all the others, so the rows of a topic lie in as many places as there are
-salts. A sweep walks each salt by itself, in the order rows are stored. Whoever wants them in key order merges. Neither
+salts. A sweep scans each salt by itself, in the order rows are stored. A reader in key order merges them. Neither
 needs to know how many buckets there should be: the salts that are there are found by seeking from each to the next,
 which also finds rows under a salt they should not have.
 """
@@ -18,7 +18,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from tms_core.rowkey import java_hash, salt
-from tms_core.tables.hbase_rows import KEYS, HBaseRows, Query, Row, after_salt, newest
+from tms_core.tables.hbase.rows import KEYS, HBaseRows, Query, Row, after_salt, newest
 
 #: A salt is one byte.
 MAX_BUCKETS = 256
@@ -39,7 +39,7 @@ class SaltedPage(NamedTuple):
         keys, rows: as many of the one as of the other. Of rows with the same key under several salts the first.
         resume: where the next page starts, None at the end of the range.
         newest_ms: the highest timestamp among the cells of all rows, other salts' too.
-        places: under which salts each key is; None: all under the one that is walked.
+        places: under which salts each key is; None: all under the one that is scanned.
     """
 
     keys: list[bytes]
@@ -50,12 +50,12 @@ class SaltedPage(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a page has shown of a range of keys.
+    """The keys that a page has shown in a range.
 
     Attributes:
         start, stop: the range; all its rows were in the page.
         newest_ms: the highest timestamp among the cells that came.
-        places: under which salts each key is; None: under the one that is walked.
+        places: under which salts each key is; None: under the one that is scanned.
     """
 
     start: bytes
@@ -64,8 +64,8 @@ class Seen(NamedTuple):
     places: dict[bytes, list[int]] | None
 
     def had(self, keys: Sequence[bytes]) -> bool:
-        """Whether these keys were in it. One salt is walked by one pass, and for that the range tells; whoever asks for
-        all salts may come with keys that were put into the range since."""
+        """Whether these keys were in it. One salt is scanned by one pass, and for that the range tells; a caller that
+        asks for all salts may come with keys that were put into the range since."""
         in_range = self.start <= min(keys) and (self.stop is None or max(keys) < self.stop)
         return in_range and (self.places is None or all(key in self.places for key in keys))
 
@@ -217,8 +217,8 @@ class SaltSample(NamedTuple):
         return sum(digest % buckets == byte for digest, byte in self.rows)
 
     def fits(self, buckets: int) -> bool:
-        """Whether no other number does clearly better. A few rows may lie anywhere, which is CDAP's doing or a
-        stranger's; and where keys are alike, a multiple of the right number does nearly as well as that."""
+        """Whether no other number does clearly better. A few rows may lie anywhere, put there by CDAP or by another
+        program; and where keys are alike, a multiple of the right number does nearly as well as that."""
         return self.agreeing(buckets) * 10 >= max(map(self.agreeing, range(1, MAX_BUCKETS + 1))) * 9
 
     def best(self) -> int | None:

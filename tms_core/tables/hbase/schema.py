@@ -14,8 +14,8 @@ from typing import Any
 
 from tms_core.errors import StoreError, StoreNotFound
 from tms_core.tables.base import TableName
-from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.hbase_wire import interface
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.thrift import interface
 
 #: One column family, ``d``; a column is the family, a colon and the qualifier.
 FAMILY = b"d"
@@ -31,7 +31,7 @@ BUCKETS_ATTRIBUTE = "cdap.messaging.key.distributor.buckets"
 #: CDAP (since 4.3) has regions never split: a region is a bucket.
 SPLIT_POLICY = "org.apache.hadoop.hbase.regionserver.DisabledRegionSplitPolicy"
 #: The janitor's own table beside CDAP's.
-MEMORY_TABLE = "tms.janitor"
+JANITOR_TABLE = "tms.janitor"
 
 _NAMES: dict[TableName, str] = {"metadata": "tms.meta", "message": "tms.message", "payload": "tms.payload"}
 _SYSTEM = "_system"
@@ -76,7 +76,7 @@ class TableSpec:
         return [bytes([salt]) for salt in range(1, self.buckets or 1)]
 
     def descriptor(self) -> Any:
-        """What Thrift 2 takes."""
+        """The table's descriptor for Thrift 2."""
         thrift = interface()
         family = thrift.Family(
             name=FAMILY,
@@ -88,7 +88,7 @@ class TableSpec:
         return thrift.TableDescriptor(table=self.thrift_name(), families=[family], attributes=attributes)
 
     def families(self) -> list[Any]:
-        """What Thrift 1 takes beside the name: it knows neither attributes nor regions."""
+        """The column families for Thrift 1, which knows neither attributes nor regions."""
         family = interface().ColumnFamily(
             name=FAMILY, maxVersions=1, compression=self.compression.encode(), bloom=b"ROW", blockCache=True
         )
@@ -99,7 +99,7 @@ class TableSpec:
         return interface().TableName(space=self.namespace.encode(), name=self.name.encode())
 
     def shell_line(self) -> str:
-        """What the HBase shell takes."""
+        """The command that makes the table in the HBase shell."""
         family = f"{{NAME => 'd', VERSIONS => 1, BLOOMFILTER => 'ROW', COMPRESSION => '{self.compression}'}}"
         parts = [f"create '{self.full_name}'", family]
         if self.attributes:
@@ -135,13 +135,13 @@ def table_specs(namespace: str, buckets: int, compression: str) -> list[TableSpe
     ]
 
 
-def memory_spec(namespace: str) -> TableSpec:
-    """The janitor's own table: some megabytes, compressed by whoever writes them.
+def janitor_table_spec(namespace: str) -> TableSpec:
+    """The janitor's own table: some megabytes, which the janitor compresses itself.
 
     Args:
         namespace: the HBase namespace.
     """
-    return TableSpec(namespace, MEMORY_TABLE, "NONE")
+    return TableSpec(namespace, JANITOR_TABLE, "NONE")
 
 
 def shell_script(specs: list[TableSpec]) -> str:
@@ -205,7 +205,7 @@ def attributes_of(admin: HBasePool, namespace: str, table: TableName) -> dict[st
 
 
 def texts(attributes: Mapping[bytes, bytes] | None) -> dict[str, str]:
-    """What a descriptor carries, as text."""
+    """The attributes of a descriptor, as text."""
     return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in (attributes or {}).items()}
 
 

@@ -1,7 +1,7 @@
 """The store on a cluster: CDAP's three tables in HBase, reached through its Thrift servers, byte for byte.
 
-Keys carry no salt here. The store as a whole merges the salts, for whoever wants rows in key order; :meth:`parts`
-gives each salt as a store of its own, in which rows lie as they do on disk, and that is what a sweep walks, several at
+Keys carry no salt here. The store as a whole merges the salts, for readers that want rows in key order; :meth:`parts`
+gives each salt as a store of its own, in which rows lie as they do on disk, and that is what a sweep scans, several at
 once. ``docs/formats.md``, "In HBase", has the cells.
 
 What HBase does not do: a ``put`` of several rows is durable but not all or nothing; a key that was deleted can be put
@@ -10,21 +10,28 @@ again only when the marker's millisecond is over; and nothing can be told about 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreError
-from tms_core.settings import HBaseSettings
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import MessageTable, PayloadTable, Store, TableName
-from tms_core.tables.hbase_buckets import Buckets
-from tms_core.tables.hbase_cdap import CdapWatch
-from tms_core.tables.hbase_pool import HBasePool
-from tms_core.tables.hbase_rows import HBaseRows, after_salt, newest
-from tms_core.tables.hbase_salts import AllSalts, OneSalt, Salts, sampled
-from tms_core.tables.hbase_schema import table_name
-from tms_core.tables.hbase_tables import Calls, HBaseMessageTable, HBaseMetadataTable, HBasePayloadTable
-from tms_core.tables.hbase_wire import NotServed
+from tms_core.tables.hbase.buckets import Buckets
+from tms_core.tables.hbase.cdap import CdapWatch
+from tms_core.tables.hbase.cells import (
+    Calls,
+    HBaseMessageTable,
+    HBaseMetadataTable,
+    HBasePayloadTable,
+)
+from tms_core.tables.hbase.lineage import TableStates
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.rows import HBaseRows, after_salt, newest
+from tms_core.tables.hbase.salts import AllSalts, OneSalt, Salts, sampled
+from tms_core.tables.hbase.schema import table_name
+from tms_core.tables.hbase.thrift import NotServed
 
 _TABLES: tuple[TableName, ...] = ("metadata", "message", "payload")
 #: A row that is asked for to see whether its table is there: no key of ours.
@@ -81,6 +88,7 @@ class HBaseStore(Store):
             )
         salted: dict[TableName, HBaseRows] = {"message": self._message, "payload": self._payload}
         self._buckets = Buckets(buckets, salted, namespace, self._admin)
+        self._states = TableStates(self.pool, {name: table_name(namespace, name) for name in _TABLES})
         self._cdap = CdapWatch(self.pool, self._admin, namespace, clock)
         try:
             for rows in (metadata, self._message, self._payload):
@@ -113,7 +121,7 @@ class HBaseStore(Store):
 
     @property
     def wrong_salts(self) -> int:
-        """Rows that pages met under a salt not theirs: up to some sixty rows a page are looked at, or all of a page in
+        """Rows that pages met under a salt not theirs: up to some sixty rows a page are checked, or all of a page in
         which one is wrong. They are read and deleted like all others, but CDAP never finds them."""
         return self._message.wrong_salts + self._payload.wrong_salts
 
@@ -126,7 +134,7 @@ class HBaseStore(Store):
     def part(self, salt: int) -> HBasePart:
         """The rows under one salt, whether there are any, without asking which salts there are.
 
-        Where nobody says how many buckets there are, wrong salts are not counted there.
+        Where the number of buckets is not known, wrong salts are not counted there.
         """
         return self._part(salt, self._buckets.known)
 
@@ -156,6 +164,12 @@ class HBaseStore(Store):
             row = self._rows(b"hbase:namespace").get(self._namespace.encode())
             cluster = f"since-{newest([row])}" if row else "unknown"
         return f"hbase:{cluster}:{self._namespace}"
+
+    def lineage(self) -> Mapping[str, Any]:
+        return self._states.remembered()
+
+    def restored_since(self, known: Mapping[str, Any]) -> str | None:
+        return self._states.restored_since(known)
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -196,5 +210,11 @@ class HBasePart(Store):
     def identity(self) -> str:
         return self._whole.identity()
 
+    def lineage(self) -> Mapping[str, Any]:
+        return self._whole.lineage()
+
+    def restored_since(self, known: Mapping[str, Any]) -> str | None:
+        return self._whole.restored_since(known)
+
     def close(self) -> None:
-        """Nothing of its own is open."""
+        """Do nothing: the pool belongs to the whole store."""

@@ -1,9 +1,9 @@
-"""One connection to a Thrift server of HBase, which never gives a caller the answer to somebody else's question.
+"""One connection to a Thrift server of HBase, which never gives a caller the answer to another call.
 
 thriftpy2 reads whatever comes next on its socket as the answer to the call it has just made. After a time-out that is
 the late answer to the call before, and every later answer is off by one: a program that deletes would delete by the
 wrong row. So here each call carries a number that its answer must repeat, a connection on which anything went wrong is
-closed for good, and one that rested is looked at before it is used again. A call has one time limit from its first byte
+closed for good, and one that rested is checked before it is used again. A call has one time limit from its first byte
 to its last, however slowly the bytes trickle.
 
 This is the only module that knows thriftpy2. happybase, which stands on it too, has none of the above, caches the
@@ -31,7 +31,7 @@ from thriftpy2.thrift import TApplicationException, TClient, TException
 from thriftpy2.transport import TTransportException
 from thriftpy2.transport.buffered import TCyBufferedTransport
 
-from tms_core.errors import StoreError, StoreNotFound, StoreUnavailable
+from tms_core.errors import StoreError, StoreFull, StoreNotFound, StoreUnavailable, WriteRefused
 
 Service = Literal["Hbase", "HbaseAdmin"]
 
@@ -48,6 +48,8 @@ _PASSING = (
     "RegionServerStopped", "RegionTooBusy", "RetriesExhausted", "ScannerReset", "ServerNotRunningYet", "SocketTimeout",
     "OutOfOrderScannerNext", "UnknownScanner", "WrongRegion",
 )  # fmt: skip
+#: HBase's own quotas, and those of the file system below it.
+_NO_WRITES = (b"SpaceLimitingException", b"QuotaExceededException", b"No space left on device")
 _NOT_FOUND = ("NamespaceNotFound", "TableNotFound", "NoSuchColumnFamily")
 
 
@@ -55,7 +57,7 @@ class ConnectionLost(StoreUnavailable):
     """The connection broke; where the call may be repeated, another one may do."""
 
 
-class Silence(StoreUnavailable):
+class ThriftTimeout(StoreUnavailable):
     """The server did not answer in time; what it was asked to do may still happen."""
 
 
@@ -70,11 +72,11 @@ class NotServed(StoreError):
 @cache
 def interface() -> ModuleType:
     """The structs and services of ``hbase.thrift``."""
-    source = (files("tms_core.tables") / "hbase.thrift").read_text(encoding="utf-8")
+    source = (files("tms_core.tables.hbase") / "hbase.thrift").read_text(encoding="utf-8")
     return thriftpy2.load_fp(io.StringIO(source), module_name="tms_core_hbase_thrift")
 
 
-class Wire:
+class ThriftConnection:
     """One open connection, for one thread at a time.
 
     Args:
@@ -86,8 +88,8 @@ class Wire:
         broken: something went wrong; it is closed and must not be used again.
 
     Raises:
-        ConnectionLost: nobody listens there.
-        Silence: nobody answered in time.
+        ConnectionLost: no server listens there.
+        ThriftTimeout: no answer came in time.
     """
 
     def __init__(self, address: str, service: Service, timeout_seconds: float) -> None:
@@ -110,7 +112,7 @@ class Wire:
 
         Raises:
             ConnectionLost: the connection broke, or what came was not the answer.
-            Silence: there was no answer in time.
+            ThriftTimeout: there was no answer in time.
             StoreUnavailable: HBase cannot do it now; it may be done or not.
             StoreNotFound: there is no such table.
             StoreError: HBase refuses.
@@ -160,7 +162,7 @@ class Wire:
         """What went wrong, as one of ours; None for what is no failure of the connection or of HBase."""
         thrift = interface()
         if isinstance(error, TimeoutError):
-            return Silence(
+            return ThriftTimeout(
                 f"HBase's Thrift server {self.address} did not answer {name} within {self._timeout_seconds:g} s.",
                 "See whether it hangs; its own hbase.client.operation.timeout should be shorter than "
                 "storage.hbase.timeout_seconds.",
@@ -276,7 +278,7 @@ class _NumberedProtocol(TCyBinaryProtocol):
 
 def _unreachable(address: str, service: Service, error: OSError) -> StoreUnavailable:
     if isinstance(error, TimeoutError):
-        return Silence(
+        return ThriftTimeout(
             f"HBase's Thrift server {address} does not answer.", "See whether host and port are right and it runs."
         )
     name = "thrift" if service == "Hbase" else "thrift2"
@@ -308,7 +310,11 @@ def _refused(name: str, message: bytes) -> StoreError:
     if "AccessDenied" in java:
         return StoreError(text, "Grant the Thrift server's user read and write on the tables.")
     if "is read only" in reason:
-        return StoreError(text, "Make the table writable again: alter it with READONLY => 'false' in the HBase shell.")
+        return WriteRefused(
+            text, "Make the table writable again: alter it with READONLY => 'false' in the HBase shell."
+        )
+    if any(kind in message for kind in _NO_WRITES):
+        return StoreFull(text, "Free some space, or raise the quota of the table or of HBase's folder.")
     if any(kind in java for kind in _PASSING):
         cause = next((line.strip() for line in rest if line.startswith("Caused by: ")), "")
         return StoreUnavailable(f"{text} {cause[:300]}".rstrip(), "Look at HBase's health; it may work later.")

@@ -1,4 +1,4 @@
-"""A second pair of files for a plan, so that looking at a store changes nothing in it (rule S5).
+"""A second pair of files for a plan, so that reading a store changes nothing in it (rule S5).
 
 LevelDB has no read-only mode: merely opening a folder rewrites its log, its MANIFEST and its names. A plan therefore
 opens a clone: tables are hard links, since LevelDB never changes a finished table; logs, MANIFEST and CURRENT are
@@ -16,10 +16,11 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from tms_core.errors import StoreError
 from tms_core.tables.base import (
@@ -31,11 +32,16 @@ from tms_core.tables.base import (
     TableName,
     TxCell,
 )
-from tms_core.tables.leveldb import LevelDBMessageReads, LevelDBMetadataReads, LevelDBPayloadReads
-from tms_core.tables.leveldb_database import Database
-from tms_core.tables.leveldb_folder import locked, translated
-from tms_core.tables.leveldb_layout import FOLDERS, find_tables, identity
-from tms_core.tables.leveldb_manifest import cure, current_manifest, table_files
+from tms_core.tables.leveldb.database import Database
+from tms_core.tables.leveldb.layout import FOLDERS, find_tables, identity
+from tms_core.tables.leveldb.lineage import StoreTrace, trace_folder
+from tms_core.tables.leveldb.lock import locked, translated
+from tms_core.tables.leveldb.manifest import check_logs, cure, current_manifest, table_files
+from tms_core.tables.leveldb.store import (
+    LevelDBMessageReads,
+    LevelDBMetadataReads,
+    LevelDBPayloadReads,
+)
 
 #: Start of the name of every clone's folder.
 _PREFIX = "leveldb-clone-"
@@ -49,7 +55,7 @@ def clone(path: Path | str, into: Path | str) -> ClonedStore:
     """Open a store for reading, leaving every file of it as it is.
 
     Args:
-        path: the store, closed or held by nobody who writes.
+        path: the store, closed or open in no process that writes.
         into: the folder the clone lives in while it is open; made when missing. Not inside the store.
 
     Raises:
@@ -88,10 +94,10 @@ def still(path: Path | str, into: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def copied(folder: Path, into: Path | str) -> Iterator[Path]:
-    """One LevelDB folder as it is now, to be opened by itself: what lies beside a store, for whoever reads a clone.
+    """Copy one LevelDB folder as it is now, to be opened by itself: what lies beside a store, for readers of a clone.
 
     Args:
-        folder: closed, or held by nobody who writes.
+        folder: closed, or open in no process that writes.
         into: the folder the copy lives in until the block ends; made when missing.
 
     Raises:
@@ -137,6 +143,8 @@ class ClonedStore(Store):
         files = _Files()
         sources = find_tables(path)
         self._identity = identity(path)
+        opened = {name: trace_folder(folder) for name, folder in sources.items()}
+        self._trace = StoreTrace(path, opened, frozen=True)
         _refuse_inside(path, into)
         with ExitStack() as stack:
             folder = _new_folder(into, stack)
@@ -151,6 +159,14 @@ class ClonedStore(Store):
     def identity(self) -> str:
         """The original's."""
         return self._identity
+
+    def lineage(self) -> Mapping[str, Any]:
+        """The original's, as it was when it was cloned."""
+        return self._trace.remembered()
+
+    def restored_since(self, known: Mapping[str, Any]) -> str | None:
+        """Whether the original was."""
+        return self._trace.restored_since(known)
 
     def close(self) -> None:
         """Close the clone and remove its files; those of the original stay."""
@@ -169,7 +185,7 @@ class _Files:
         self.copied_bytes = 0
 
     def copy_folder(self, source: Path, target: Path) -> None:
-        target.mkdir()
+        target.mkdir(mode=0o700)
         for table in chain.from_iterable(table_files(source).values()):
             self._link(table, target / table.name)
         for file in (source / "CURRENT", current_manifest(source), *source.glob("*.log")):
@@ -190,7 +206,7 @@ class _Files:
 
 
 class _NoWrites:
-    """What the message and the payload table of a clone refuse alike."""
+    """The writes that message and payload table of a clone refuse."""
 
     def delete(self, keys: Sequence[bytes]) -> None:
         raise _read_only()
@@ -235,6 +251,8 @@ def _copy_all(sources: Collection[Path], folder: Path, files: _Files) -> None:
         for source in sources:
             locks.enter_context(locked(source, shared=True))
         for source in sources:
+            # Here, so that what is said of a damaged log names the store's file and not the clone's.
+            check_logs(source)
             with translated(source):
                 files.copy_folder(source, folder / source.name)
 
@@ -258,7 +276,7 @@ def _inventory(folder: Path) -> list[tuple[str, int]]:
 def _new_folder(into: Path, stack: ExitStack) -> Path:
     """A new folder owned by this process, removed with the stack."""
     with translated(into):
-        into.mkdir(parents=True, exist_ok=True)
+        into.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
             folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=into))
             with suppress(FileNotFoundError, BlockingIOError):

@@ -3,7 +3,7 @@
 Reading and writing are two classes, because a plan must hold nothing that can write (rule S5): it gets the first.
 
 Several threads write at once, and it is we who put their writes together and not LevelDB: behind a write that failed it
-would let the next one through, into a log that is torn (:mod:`tms_core.tables.leveldb_handle`).
+would let the next one through, into a log that is torn (:mod:`tms_core.tables.leveldb.handle`).
 
 The hot path of a sweep is ``keys`` and ``delete``: one library call per page and batch, and the loops run in C.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -22,8 +22,8 @@ from typing import NamedTuple
 import plyvel
 
 from tms_core.tables.base import Page
-from tms_core.tables.leveldb_folder import sync, translated
-from tms_core.tables.leveldb_handle import Handle
+from tms_core.tables.leveldb.handle import Handle
+from tms_core.tables.leveldb.lock import sync, translated, writing
 
 #: An explicit end for a range without one; only a foreign key could lie beyond.
 _LAST_KEY = b"\xff" * 64
@@ -31,14 +31,14 @@ _LAST_KEY = b"\xff" * 64
 #: Bytes of values after which a page of rows ends early.
 PAGE_BYTES = 32 << 20
 
-#: Rows after which their size is looked at where rows come as columns; large ones among them come all the same.
+#: Rows after which their size is checked where rows come as columns; large ones among them come all the same.
 _MEASURED_ROWS = 128
 
 #: Makes a row's new value of its present one (None: no such row); None leaves the row as it is.
 Change = Callable[[bytes | None], bytes | None]
 
 
-class Columns(NamedTuple):
+class RowColumns(NamedTuple):
     """A page of rows, keys and values apart; ``resume`` as of :class:`~tms_core.tables.base.Page`."""
 
     keys: list[bytes]
@@ -50,7 +50,7 @@ class Database:
     """A folder opened for reading.
 
     LevelDB has no read-only mode: opening turns the log into a table and switches to a new MANIFEST, whatever is asked
-    afterwards. What must stay as it is, is cloned first (:mod:`tms_core.tables.leveldb_clone`).
+    afterwards. What must stay as it is, is cloned first (:mod:`tms_core.tables.leveldb.clone`).
 
     Args:
         folder: one LevelDB folder.
@@ -100,7 +100,7 @@ class Database:
                 return Page(items, None)
         return Page(items, items[-1][0] + b"\x00")
 
-    def columns(self, start: bytes, stop: bytes | None, limit: int) -> Columns:
+    def columns(self, start: bytes, stop: bytes | None, limit: int) -> RowColumns:
         """As :meth:`rows`, keys and values apart: pairs that are not kept cost half as much."""
         # Keys and values by turns, because a list that is filled by the library costs least.
         found: list[bytes] = []
@@ -116,9 +116,9 @@ class Database:
                 found.extend(islice(parts, min(2 * _MEASURED_ROWS, 2 * limit - before)))
                 if len(found) == before:
                     _check_end(db, found[-2] + b"\x00" if found else start)
-                    return Columns(found[::2], found[1::2], None)
+                    return RowColumns(found[::2], found[1::2], None)
                 size += len(b"".join(found[before:]))
-        return Columns(found[::2], found[1::2], found[-2] + b"\x00")
+        return RowColumns(found[::2], found[1::2], found[-2] + b"\x00")
 
     def all(self) -> list[tuple[bytes, bytes]]:
         """Every row; for the small metadata table."""
@@ -141,35 +141,47 @@ class Database:
             return db.approximate_size(start, _LAST_KEY if stop is None else stop)
 
     def close(self) -> None:
-        """Let go of the folder; closing twice is no error."""
+        """Close the folder; closing twice is no error."""
         with translated(self.folder):
             self._handle.close()
 
 
 class _Write:
-    """What one thread wants to have written; ``done`` when it was tried, with the error that it met."""
+    """A write that one thread asks for; ``done`` when it was tried, with the error that it met.
 
-    __slots__ = ("deletes", "done", "error", "puts", "synced")
+    Attributes:
+        repeatable: whether it does no harm when it was done although its writer was told that it failed.
+    """
+
+    __slots__ = ("deletes", "done", "error", "puts", "repeatable", "synced")
 
     def __init__(
-        self, puts: Sequence[tuple[bytes, bytes]] = (), deletes: Sequence[bytes] = (), *, synced: bool = True
+        self,
+        puts: Sequence[tuple[bytes, bytes]] = (),
+        deletes: Sequence[bytes] = (),
+        *,
+        synced: bool = True,
+        repeatable: bool = False,
     ) -> None:
         self.puts = puts
         self.deletes = deletes
         self.synced = synced
+        self.repeatable = repeatable
         self.done = False
         self.error: BaseException | None = None
 
-    def touched(self) -> Iterator[bytes]:
-        """The keys of its rows."""
-        return chain((key for key, _ in self.puts), self.deletes)
+    def to_undo(self) -> Iterable[bytes]:
+        """The keys of rows that must be as they were when it has failed."""
+        return () if self.repeatable else (key for key, _ in self.puts)
 
 
 class WritableDatabase(Database):
     """A folder opened for reading and writing.
 
     After a write that failed the next one opens the folder anew, and as long as that cannot be done all of them fail.
-    A write that failed is not done, unless the process ends before the folder could be opened anew.
+    A put that failed is not done, unless the process ends before the folder could be opened anew. A delete or an
+    inversion that failed may turn out to be done: its caller asks for it again, and to keep their values for undoing
+    would take as much memory and disk as the rows themselves, when there is none left.
     """
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:
@@ -180,21 +192,25 @@ class WritableDatabase(Database):
         self._gathering = Lock()
         self._waiting: list[_Write] = []
         self._disk = Lock()
-        #: What a failed write touched, until the folder is opened anew; None: all is well.
+        #: What is to be undone of failed writes, until the folder is opened anew; None: all is well.
         self._failed: list[bytes] | None = None
+        #: Whether something was written since the last sync that a crash of the machine may take back.
+        self._unsynced = False
 
     def delete(self, keys: Sequence[bytes]) -> None:
         """Delete rows in one batch, not synced."""
-        with translated(self.folder), self._rewriting:
+        with self._rewriting:
             self._write(_Write(deletes=keys, synced=False))
 
     def put(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Write rows in one synced batch."""
-        with translated(self.folder):
-            self._write(_Write(list(rows)))
+        self._write(_Write(list(rows)))
 
-    def rewrite(self, changes: Iterable[tuple[bytes, Change]]) -> list[bool]:
+    def rewrite(self, changes: Iterable[tuple[bytes, Change]], *, repeatable: bool = False) -> list[bool]:
         """Read each row and write what its change makes of it, all in one synced batch.
+
+        Args:
+            repeatable: it does no harm when a batch that failed turns out to be done.
 
         Returns:
             For each row whether it was written.
@@ -208,7 +224,7 @@ class WritableDatabase(Database):
                         puts.append((key, value))
                     written.append(value is not None)
             if puts:
-                self._write(_Write(puts))
+                self._write(_Write(puts, repeatable=repeatable))
         return written
 
     def sync(self) -> None:
@@ -217,10 +233,14 @@ class WritableDatabase(Database):
         A synced write would do for the log in use alone: rows in an older one, which is still being made into a table,
         would not survive. A log that disappears meanwhile has become a table, and LevelDB syncs those. A sync that
         failed may succeed when it is repeated, although nothing came to the disk; so it counts as a failed write.
+        Nothing is done where all is synced, also by an opening anew, which makes tables of the logs.
         """
-        with translated(self.folder):
+        with writing(self.folder):
             with self._disk:
                 self._mend()
+                if not self._unsynced:
+                    return
+                self._unsynced = False
             try:
                 for log in self.folder.glob("*.log"):
                     with suppress(FileNotFoundError):
@@ -229,6 +249,7 @@ class WritableDatabase(Database):
             except OSError:
                 with self._disk:
                     self._failed = self._failed or []
+                    self._unsynced = True
                 raise
 
     def compact(self, start: bytes, stop: bytes) -> None:
@@ -237,7 +258,7 @@ class WritableDatabase(Database):
             db.compact_range(start=start, stop=stop)
 
     def close(self) -> None:
-        """Let go of the folder, after a failed write was taken back, if it can be; closing twice is no error."""
+        """Close the folder, after a failed write was taken back, if it can be; closing twice is no error."""
         with self._disk:
             with suppress(plyvel.Error, OSError):
                 self._mend()
@@ -258,20 +279,22 @@ class WritableDatabase(Database):
 
     def _write_all(self, writes: Sequence[_Write]) -> None:
         try:
-            self._mend()
-            with self._handle as db:
-                batch = db.write_batch(sync=any(write.synced for write in writes))
-                for write in writes:
-                    for key, value in write.puts:
-                        batch.put(key, value)
-                    deque(map(batch.delete, write.deletes), maxlen=0)
-                try:
-                    batch.write()
-                except plyvel.Error:
-                    self._failed = [key for write in writes for key in write.touched()]
-                    raise
+            with writing(self.folder):
+                self._mend()
+                with self._handle as db:
+                    batch = db.write_batch(sync=any(write.synced for write in writes))
+                    for write in writes:
+                        for key, value in write.puts:
+                            batch.put(key, value)
+                        deque(map(batch.delete, write.deletes), maxlen=0)
+                    self._unsynced = self._unsynced or not all(write.synced for write in writes)
+                    try:
+                        batch.write()
+                    except plyvel.Error:
+                        self._failed = [key for write in writes for key in write.to_undo()]
+                        raise
         except BaseException as error:
-            # Whatever it is, nobody may take it for a success.
+            # Whatever it is, no caller may take it for a success.
             for write in writes:
                 write.error = error
             raise
@@ -283,14 +306,14 @@ class WritableDatabase(Database):
         """Open the folder anew if a write has failed; the caller has the disk."""
         if self._failed is not None:
             self._handle.reopen(self._failed)
-            self._failed = None
+            self._failed, self._unsynced = None, False
 
 
 def _check_end(db: plyvel.DB, at: bytes) -> None:
     """Raise unless reading really came to an end at this key (rule S3).
 
     plyvel takes an iterator that LevelDB stopped on an error for one that came to its end, and rows of a damaged
-    table would silently be none. Its raw iterator does look at the error.
+    table would silently be none. Its raw iterator does check the error.
     """
     with db.raw_iterator(fill_cache=False, verify_checksums=True) as behind:
         behind.seek(at)

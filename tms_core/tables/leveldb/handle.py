@@ -5,24 +5,25 @@ when the folder is opened next everything behind the tear is gone. So after a fa
 any more. Opening the folder again makes a table of all whole records and begins a new log; that is what a restart would
 do, without one.
 
-What the failed write left is taken back before anybody reads: a record may be whole although it was never synced, and
+What the failed write left is taken back before the next read: a record may be whole although it was never synced, and
 its writer was told that it failed. That holds as long as the process lives; if it ends before, a failed write may turn
 out to be done.
 
-The trade: everybody counts himself in and out, which costs about a microsecond each time, because LevelDB must not be
+The trade: every use is counted in and out, which costs about a microsecond each time, because LevelDB must not be
 closed under an iterator. While the folder is closed for a moment another process might take it; then reads and writes
 fail until that one lets it go.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Condition
 
 import plyvel
+
+from tms_core.harmless import get_logger
 
 #: LevelDB's own default, in bytes. CDAP writes blocks of 1024; any reader takes any size, and a quarter of the index
 #: entries makes opening a table four times cheaper, which is most of what a pass costs when nothing is due.
@@ -32,12 +33,12 @@ _CACHE_BYTES = 8 << 20
 #: What opening a folder needs beside a table as large as its logs: a new MANIFEST and a little more, in bytes.
 _ROOM_BYTES = 256 << 10
 _CHUNK_BYTES = 64 << 10
-#: How long everybody waits at most for those who use a folder that is to be opened anew; a compaction may take longer.
-_PATIENCE_SECONDS = 10
+#: How long new uses wait at most for those of a folder that is to be opened anew; a compaction may take longer.
+_REOPEN_SECONDS = 10
 #: LevelDB's name for a file that may be removed; nothing it makes has number 0.
 _PROBE = "000000.dbtmp"
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Handle:
@@ -77,7 +78,7 @@ class Handle:
                 self._changed.notify_all()
 
     def reopen(self, failed: Sequence[bytes]) -> None:
-        """Open the folder anew, when nobody uses it, and take back what a failed write left.
+        """Open the folder anew, once no thread uses it, and take back what a failed write left.
 
         Args:
             failed: the keys that it wrote or deleted.
@@ -94,7 +95,7 @@ class Handle:
         logger.warning("%s was opened anew after a failed write", self._folder)
 
     def close(self) -> None:
-        """Let go of the folder when nobody uses it; closing twice is no error."""
+        """Close the folder once no thread uses it; closing twice is no error."""
         with self._changed:
             self._wait_until_unused(None)
             self._db.close()
@@ -103,14 +104,15 @@ class Handle:
     def _close_to_reopen(self, failed: Sequence[bytes]) -> None:
         # What failed is in the log at most, so this is what was there before.
         self._undo |= {key: self._db.get(key, verify_checksums=True) for key in failed}
-        _require_room(self._folder)
-        if not self._wait_until_unused(_PATIENCE_SECONDS):
+        # In the new log, and in the table that is made of that when the folder is opened next.
+        _require_room(self._folder, 2 * sum(len(key) + len(value or b"") for key, value in self._undo.items()))
+        if not self._wait_until_unused(_REOPEN_SECONDS):
             raise OSError("it is in use for long, and cannot be opened anew after a failed write before that ends")
         self._db.close()
         self._lost = True
 
     def _wait_until_unused(self, seconds: float | None) -> bool:
-        """Let nobody begin to use it until nobody does; whether that came in time."""
+        """Stop new uses and wait until no thread uses the folder; returns whether that came in time."""
         self._closing = True
         try:
             return self._changed.wait_for(lambda: not self._users, seconds)
@@ -120,6 +122,9 @@ class Handle:
 
     def _open_again(self) -> None:
         database = _open(self._folder, create=False)
+        if not self._undo:
+            self._db, self._lost = database, False
+            return
         try:
             batch = database.write_batch(sync=True)
             for key, value in self._undo.items():
@@ -141,13 +146,13 @@ def _open(folder: Path, create: bool) -> plyvel.DB:
     return plyvel.DB(str(folder), paranoid_checks=True, block_size=_BLOCK_BYTES, lru_cache_size=_CACHE_BYTES)
 
 
-def _require_room(folder: Path) -> None:
-    """Nothing, where there is room to open the folder again.
+def _require_room(folder: Path, more_bytes: int) -> None:
+    """Check that there is room to open the folder again and to write so much more.
 
     Raises:
         OSError: there is not, and opening would fail half-way.
     """
-    left = _ROOM_BYTES + sum(log.stat().st_size for log in folder.glob("*.log"))
+    left = _ROOM_BYTES + more_bytes + sum(log.stat().st_size for log in folder.glob("*.log"))
     probe = folder / _PROBE
     try:
         with probe.open("wb", buffering=0) as file:

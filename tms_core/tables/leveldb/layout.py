@@ -1,6 +1,6 @@
 """Where a store's tables lie on a disk, which layouts are refused, and what names a store.
 
-CDAP changed its folders twice after 5.1 and kept the name of the metadata table, so a store of CDAP 6 looks like one of
+CDAP changed its folders twice after 5.1 and kept the name of the metadata table, so a store of CDAP 6 resembles one of
 ours with nothing in it. It is therefore told apart before anything is opened, because opening changes files.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tms_core.errors import StoreError, StoreLayoutError, StoreNotFound
 from tms_core.tables.base import TableName
-from tms_core.tables.leveldb_folder import translated
+from tms_core.tables.leveldb.lock import translated
 
 #: CDAP's names (LevelDBTableFactory).
 FOLDERS: Mapping[TableName, str] = {
@@ -25,19 +25,17 @@ _CDAP_6 = re.compile(r"(v2\.)?\w+\.tms\.(message|payload)\.[\w-]+\.-?\d+", re.AS
 
 
 def identity(path: Path) -> str:
-    """Names a store by resolved path and by the inode of its message folder (rule S13).
+    """Names a store by resolved path and by the inode of its metadata folder (rule S13).
 
-    A copy has another path; a backup restored, or another store moved to the same place, another inode. The device is
-    left out, because its number changes when the same disk is mounted again. A store without a message table is known
-    by its metadata folder: it holds nothing that could be lost.
+    A copy has another path; another store moved to the same place, another inode. That the very same folders hold what
+    they held is not said by that (:mod:`tms_core.tables.leveldb.lineage`). The device is left out, because its number
+    changes when the same disk is mounted again; the other two folders, because CDAP makes them when it needs them.
 
     Raises:
         StoreError: the store is not there any more.
     """
-    folder = path / FOLDERS["message"]
     with translated(path):
-        inode = (folder if folder.exists() else path / FOLDERS["metadata"]).stat().st_ino
-        return f"leveldb:{path.resolve()}:{inode}"
+        return f"leveldb:{path.resolve()}:{(path / FOLDERS['metadata']).stat().st_ino}"
 
 
 def find_tables(path: Path, *, create: bool = False) -> dict[TableName, Path]:

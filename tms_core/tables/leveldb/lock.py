@@ -1,7 +1,7 @@
 """One LevelDB folder seen from outside the library: its lock, its holder, and what the library's errors mean.
 
 Before LevelDB may open a folder that CDAP wrote, and after it has closed one, we work on the files ourselves. That is
-only safe while nobody else has the folder open, so everything here stands on the lock LevelDB itself takes: an
+only safe while no other process has the folder open, so everything here stands on the lock LevelDB itself takes: an
 ``fcntl`` lock on the file ``LOCK``, the same in C++ and in Java.
 
 The trade: such a lock belongs to the process, and *closing any handle* of the file drops it. So no function here opens
@@ -20,14 +20,12 @@ from pathlib import Path
 
 import plyvel
 
-from tms_core.errors import StoreBusy, StoreError
+from tms_core.errors import StoreBusy, StoreError, StoreFull, WriteRefused
 
 #: What the library and the operating system say, and what the operator can do about it.
+_FULL = ("No space left", "quota exceeded", "File too large")
+_FREE = "Free some space on that disk, and it goes on by itself: rows are deleted by writing a little first."
 _HINTS = (
-    (
-        ("No space left", "quota exceeded", "File too large"),
-        "Free some space on that disk, and it goes on by itself: rows are deleted by writing a little first.",
-    ),
     (
         ("Permission denied", "not permitted", "Read-only file system"),
         "Run as the user the store belongs to, on a file system that can be written.",
@@ -37,7 +35,7 @@ _HINTS = (
         "Raise the limit of open files (ulimit -n).",
     ),
 )
-_LOOK = "Look at the disk and at the end of the file LOG in that folder."
+_CHECK_DISK = "Look at the disk and at the end of the file LOG in that folder."
 _DAMAGED = "Restore the store from a backup, or try plyvel.repair_db on a copy of that folder."
 
 
@@ -53,6 +51,25 @@ def translated(folder: Path) -> Iterator[None]:
         yield
     except (plyvel.Error, OSError) as error:
         raise _store_error(folder, error) from error
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """As :func:`translated`, around what is only written.
+
+    LevelDB has one log, so a write that fails says nothing of its rows: any other would have failed, too.
+
+    Raises:
+        WriteRefused: in place of ``StoreError``.
+        StoreBusy: as :func:`translated`.
+    """
+    try:
+        yield
+    except (plyvel.Error, OSError) as error:
+        found = _store_error(folder, error)
+        if isinstance(found, (StoreBusy, WriteRefused)):
+            raise found from error
+        raise WriteRefused(found.message, found.hint) from error
 
 
 @contextmanager
@@ -78,7 +95,7 @@ def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Make a file's bytes, or a folder's names, survive a crash of the machine, whoever wrote them."""
+    """Make a file's bytes, or a folder's names, survive a crash of the machine, also those another process wrote."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -125,10 +142,12 @@ def _store_error(folder: Path, error: Exception) -> StoreError:
     text = _text(error)
     if "already held by process" in text or ("/LOCK" in text and "temporarily unavailable" in text):
         return _busy(folder)
+    if any(word in text for word in _FULL):
+        return StoreFull(f"{folder}: {text}.", _FREE)
     for words, hint in _HINTS:
         if any(word in text for word in words):
             return StoreError(f"{folder}: {text}.", hint)
-    return StoreError(f"{folder}: {text}.", _DAMAGED if isinstance(error, plyvel.CorruptionError) else _LOOK)
+    return StoreError(f"{folder}: {text}.", _DAMAGED if isinstance(error, plyvel.CorruptionError) else _CHECK_DISK)
 
 
 def _text(error: Exception) -> str:

@@ -26,9 +26,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from tms_core.errors import FormatError, StoreError
-from tms_core.tables.leveldb_codec import (
+from tms_core.tables.leveldb.lock import locked, sync, translated
+from tms_core.tables.leveldb.log import find_damage
+from tms_core.tables.leveldb.manifest_codec import (
+    LOG,
     NEW_TABLE,
     NEXT_FILE,
+    PREVIOUS_LOG,
     Field,
     live_tables,
     pack_edit,
@@ -36,7 +40,6 @@ from tms_core.tables.leveldb_codec import (
     read_records,
     write_records,
 )
-from tms_core.tables.leveldb_folder import locked, sync, translated
 
 #: The last eight bytes of every complete table.
 _TABLE_MAGIC = bytes.fromhex("57fb808b247547db")
@@ -44,9 +47,11 @@ _TABLE_MAGIC = bytes.fromhex("57fb808b247547db")
 _JAVA_EXCESS_BYTES = 4
 _TABLE = re.compile(r"(\d+)\.(?:ldb|sst)")
 _NUMBERED = re.compile(r"(?:MANIFEST-)?(\d+)(?:\.[a-z]+)?")
+_LOG = re.compile(r"(\d+)\.log")
 _CURRENT = re.compile(r"(MANIFEST-\d+)\n")
 
 _RESTORE = "Nothing was changed. Restore the store from a backup, or try plyvel.repair_db on a copy of that folder."
+_CDAP_LOSES = "CDAP would open it all the same and lose, without an error,"
 
 
 def prepare(folder: Path) -> None:
@@ -72,10 +77,12 @@ def cure(folder: Path) -> int:
         How many tables had a wrong size in the MANIFEST.
 
     Raises:
-        StoreError: the MANIFEST cannot be read, or a table it names is missing or incomplete; nothing was changed.
+        StoreError: the MANIFEST or a log cannot be read, or a table that the MANIFEST names is missing or incomplete;
+            nothing was changed.
     """
     with translated(folder):
-        records, edits = _read_manifest(folder)
+        records, edits = _read_manifest(current_manifest(folder))
+        _refuse_damaged_logs(folder, edits)
         live = live_tables(edits)
         present = table_files(folder)
         tables = {number: _live_table(folder, number, size, present) for number, size in live.items()}
@@ -87,10 +94,23 @@ def cure(folder: Path) -> int:
     return len(wrong)
 
 
+def check_logs(folder: Path) -> None:
+    """Refuse a folder in which LevelDB would drop rows without an error (:mod:`tms_core.tables.leveldb.log`).
+
+    Args:
+        folder: one LevelDB folder with a ``CURRENT`` file, that nothing writes to meanwhile.
+
+    Raises:
+        StoreError: a log is damaged; says which and where. Or the MANIFEST, which names the logs, cannot be read.
+    """
+    with translated(folder):
+        _refuse_damaged_logs(folder, read_manifest(current_manifest(folder)))
+
+
 def rename_tables(folder: Path) -> None:
     """Give every table its ``.sst`` name, which both libraries read, after C++ LevelDB has closed the folder.
 
-    Safe even if somebody has opened it since: C++ looks for ``.ldb`` first and ``.sst`` next, Java for ``.sst`` alone.
+    Safe even if it was opened again since: C++ looks for ``.ldb`` first and ``.sst`` next, Java for ``.sst`` alone.
     What C++ looks for first is also what it has read until now, so it takes the place of anything under that name.
 
     Raises:
@@ -99,7 +119,7 @@ def rename_tables(folder: Path) -> None:
     with translated(folder):
         tables = sorted(folder.glob("*.ldb"))
         for table in tables:
-            with suppress(FileNotFoundError):  # obsolete, and removed by whoever has opened the folder since
+            with suppress(FileNotFoundError):  # obsolete, and removed by a process that opened the folder since
                 table.replace(table.with_suffix(".sst"))
         if tables:
             sync(folder)
@@ -127,8 +147,16 @@ def current_manifest(folder: Path) -> Path:
     return folder / match[1]
 
 
-def _read_manifest(folder: Path) -> tuple[list[bytes], list[list[Field]]]:
-    manifest = current_manifest(folder)
+def read_manifest(manifest: Path) -> list[list[Field]]:
+    """The version edits of a MANIFEST.
+
+    Raises:
+        StoreError: it cannot be read as LevelDB would read it.
+    """
+    return _read_manifest(manifest)[1]
+
+
+def _read_manifest(manifest: Path) -> tuple[list[bytes], list[list[Field]]]:
     try:
         records = read_records(manifest.read_bytes())
         edits = [parse_edit(record) for record in records]
@@ -137,6 +165,21 @@ def _read_manifest(folder: Path) -> tuple[list[bytes], list[list[Field]]]:
     if _next_file(edits) == 0:
         raise StoreError(f"{manifest} cannot be read: it does not say which file number comes next.", _RESTORE)
     return records, edits
+
+
+def _refuse_damaged_logs(folder: Path, edits: Sequence[Sequence[Field]]) -> None:
+    for log in _live_logs(folder, edits):
+        if damage := find_damage(log.read_bytes()):
+            lost = f"{_CDAP_LOSES} what is there up to byte {damage.stop}, if not more."
+            raise StoreError(f"{log} is damaged at byte {damage.offset}: {damage.reason}. {lost}", _RESTORE)
+
+
+def _live_logs(folder: Path, edits: Sequence[Sequence[Field]]) -> list[Path]:
+    """The logs that LevelDB reads when it opens the folder; older ones have become tables."""
+    numbers = {field.tag: field.numbers[0] for edit in edits for field in edit if field.tag in (LOG, PREVIOUS_LOG)}
+    logs = {int(match[1]): path for path in folder.iterdir() if (match := _LOG.fullmatch(path.name))}
+    first, previous = numbers.get(LOG, 0), numbers.get(PREVIOUS_LOG, 0)
+    return [path for number, path in sorted(logs.items()) if number >= first or number == previous]
 
 
 def _live_table(folder: Path, number: int, size: int, present: Mapping[int, list[Path]]) -> Path:
@@ -187,7 +230,7 @@ def _next_file(edits: Sequence[Sequence[Field]]) -> int:
 
 
 def _free_number(folder: Path, edits: Sequence[Sequence[Field]]) -> int:
-    """A file number that nobody has used and, since it lies above the next one, nobody is about to use."""
+    """A file number that was never used and, since it lies above the next one, is not about to be used."""
     used = [int(match[1]) for path in folder.iterdir() if (match := _NUMBERED.fullmatch(path.name))]
     return max([*used, _next_file(edits)]) + 1
 

@@ -1,9 +1,9 @@
 """The two layers of a MANIFEST, as pure bytes: log records, and the version edits in them.
 
 LevelDB's libraries do not show their MANIFEST, and one of its numbers has to be read and put right
-(:mod:`tms_core.tables.leveldb_manifest`). This is as much of the format as that takes: strict where LevelDB is strict,
+(:mod:`tms_core.tables.leveldb.manifest`). This is as much of the format as that takes: strict where LevelDB is strict,
 so that what it would refuse we refuse, and forgiving at the one place where it forgives, a last record whose writer
-died. Plain Python trades speed for having nothing to compile: about 0.1 s per megabyte of MANIFEST.
+died.
 """
 
 from __future__ import annotations
@@ -12,30 +12,32 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import google_crc32c
+
 from tms_core.errors import FormatError
 
 #: Logs and MANIFESTs are cut into blocks of this many bytes; a record's fragments never cross one.
 BLOCK_BYTES = 32768
 #: Masked CRC-32C of kind and data, length of the data, kind.
-_HEADER = struct.Struct("<IHB")
-_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+HEADER = struct.Struct("<IHB")
+FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 #: A fragment's kind by whether its record was begun before and goes on after.
-_KINDS = {(False, False): _FULL, (False, True): _FIRST, (True, True): _MIDDLE, (True, False): _LAST}
+_KINDS = {(False, False): FULL, (False, True): FIRST, (True, True): MIDDLE, (True, False): LAST}
 #: What a crash of the Java library leaves: a file extended with zeros.
-_PADDING = 0
+PADDING = 0
 
-NEXT_FILE, DELETED_TABLE, NEW_TABLE = 3, 6, 7
+LOG, NEXT_FILE, SEQUENCE, DELETED_TABLE, NEW_TABLE, PREVIOUS_LOG = 2, 3, 4, 6, 7, 9
 #: How many numbers, then how many byte strings, each field of a version edit has: comparator, log, next file, last
 #: sequence, compaction pointer, deleted table, new table (level, number, bytes; first key, last key), previous log.
 _SHAPES = {
     1: (0, 1),
-    2: (1, 0),
+    LOG: (1, 0),
     NEXT_FILE: (1, 0),
-    4: (1, 0),
+    SEQUENCE: (1, 0),
     5: (1, 1),
     DELETED_TABLE: (2, 0),
     NEW_TABLE: (3, 2),
-    9: (1, 0),
+    PREVIOUS_LOG: (1, 0),
 }
 
 
@@ -70,18 +72,18 @@ def read_records(data: bytes) -> list[bytes]:
     records: list[bytes] = []
     begun: list[bytes] = []
     for kind, fragment in _fragments(data):
-        if (kind in (_FULL, _FIRST) and any(begun)) or (kind == _PADDING and begun):
+        if (kind in (FULL, FIRST) and any(begun)) or (kind == PADDING and begun):
             raise FormatError("a record has no end")
-        if kind in (_MIDDLE, _LAST) and not begun:
+        if kind in (MIDDLE, LAST) and not begun:
             raise FormatError("a record has no beginning")
-        if kind in (_FULL, _FIRST):
+        if kind in (FULL, FIRST):
             begun = []
-        if kind in (_FIRST, _MIDDLE):
+        if kind in (FIRST, MIDDLE):
             begun.append(fragment)
-        elif kind in (_FULL, _LAST):
+        elif kind in (FULL, LAST):
             records.append(b"".join([*begun, fragment]))
             begun = []
-        elif kind != _PADDING:
+        elif kind != PADDING:
             raise FormatError(f"a fragment is of the unknown kind {kind}")
     return records
 
@@ -89,19 +91,19 @@ def read_records(data: bytes) -> list[bytes]:
 def _fragments(data: bytes) -> Iterator[tuple[int, bytes]]:
     for block in (data[start : start + BLOCK_BYTES] for start in range(0, len(data), BLOCK_BYTES)):
         offset = 0
-        while offset + _HEADER.size <= len(block):
-            checksum, length, kind = _HEADER.unpack_from(block, offset)
-            end = offset + _HEADER.size + length
-            if kind == _PADDING and length == 0:
-                yield _PADDING, b""
+        while offset + HEADER.size <= len(block):
+            checksum, length, kind = HEADER.unpack_from(block, offset)
+            end = offset + HEADER.size + length
+            if kind == PADDING and length == 0:
+                yield PADDING, b""
                 break
             if end > len(block):
                 if len(block) < BLOCK_BYTES:
                     return
                 raise FormatError("a fragment is longer than its block")
-            if _masked_crc(block[offset + 6 : end]) != checksum:
+            if masked_crc(block[offset + 6 : end]) != checksum:
                 raise FormatError("a checksum does not match")
-            yield kind, block[offset + _HEADER.size : end]
+            yield kind, block[offset + HEADER.size : end]
             offset = end
 
 
@@ -112,12 +114,12 @@ def write_records(records: Sequence[bytes]) -> bytes:
         rest, begun = record, False
         while rest or not begun:
             room = BLOCK_BYTES - len(out) % BLOCK_BYTES
-            if room < _HEADER.size:
+            if room < HEADER.size:
                 out += bytes(room)
                 room = BLOCK_BYTES
-            part, rest = rest[: room - _HEADER.size], rest[room - _HEADER.size :]
+            part, rest = rest[: room - HEADER.size], rest[room - HEADER.size :]
             kind = _KINDS[begun, bool(rest)]
-            out += _HEADER.pack(_masked_crc(bytes([kind]) + part), len(part), kind) + part
+            out += HEADER.pack(masked_crc(bytes([kind]) + part), len(part), kind) + part
             begun = True
     return bytes(out)
 
@@ -160,16 +162,9 @@ def pack_edit(edit: Sequence[Field]) -> bytes:
     return bytes(out)
 
 
-def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli), which the standard library lacks; MANIFESTs are small enough for plain Python."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    return crc ^ 0xFFFFFFFF
-
-
-def _masked_crc(data: bytes) -> int:
-    crc = crc32c(data)
+def masked_crc(data: bytes) -> int:
+    """CRC-32C (Castagnoli) as LevelDB stores it: turned, so that it may lie in data that has a checksum of its own."""
+    crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -193,12 +188,3 @@ def _pack_varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
-
-
-def _crc_entry(index: int) -> int:
-    for _ in range(8):
-        index = index >> 1 ^ (0x82F63B78 if index & 1 else 0)
-    return index
-
-
-_CRC_TABLE = tuple(_crc_entry(index) for index in range(256))

@@ -1,7 +1,7 @@
 """The store on one machine: three LevelDB folders side by side, byte for byte as CDAP 4.0-5.1 keeps them (layout A).
 
 A folder is read and written through C++ LevelDB, which is fast and needs no JVM; what CDAP's Java library needs beyond
-that is put right when the store opens and closes (:mod:`tms_core.tables.leveldb_manifest`). Nothing is ever put into
+that is put right when the store opens and closes (:mod:`tms_core.tables.leveldb.manifest`). Nothing is ever put into
 the three folders but LevelDB's own files. One process at a time may hold the store, which is LevelDB's rule.
 
 Traded for speed: deletes are not synced batch by batch, :meth:`~LevelDBTable.sync` makes them durable. Block checksums
@@ -11,12 +11,14 @@ Value layouts: ``docs/formats/leveldb.md``.
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tms_core.errors import StoreError
 from tms_core.tables.base import (
@@ -30,17 +32,20 @@ from tms_core.tables.base import (
     TableName,
     TxCell,
 )
-from tms_core.tables.leveldb_database import PAGE_BYTES, Columns, Database, WritableDatabase
-from tms_core.tables.leveldb_folder import sync, translated
-from tms_core.tables.leveldb_layout import find_tables, holds_database, identity
-from tms_core.tables.leveldb_manifest import prepare, rename_tables
+from tms_core.tables.leveldb.database import PAGE_BYTES, Database, RowColumns, WritableDatabase
+from tms_core.tables.leveldb.layout import find_tables, holds_database, identity
+from tms_core.tables.leveldb.lineage import FolderTrace, StoreTrace, trace_folder
+from tms_core.tables.leveldb.lock import locked, sync, translated
+from tms_core.tables.leveldb.manifest import prepare, rename_tables
 from tms_core.tables.memory import MemoryMessageTable, MemoryPayloadTable
 
-#: First byte of a message row's value (LevelDBMessageTable).
+#: First byte of a message row's value (LevelDBMessageTable). CDAP writes these three and reads any other as the last.
 _PLAIN, _TRANSACTIONAL, _REFERENCE = 0, 1, 2
-_PLAIN_TAG = bytes([_PLAIN])
+_PLAIN_TAG, _TX_TAG, _REFERENCE_TAG = bytes([_PLAIN]), bytes([_TRANSACTIONAL]), bytes([_REFERENCE])
+_POINTER_BYTES = 8
 #: Tag and write pointer.
-_TX_BYTES = 9
+_TX_BYTES = 1 + _POINTER_BYTES
+_TX_POINTER = struct.Struct(">q")
 #: A value from its two parts, without a call in between.
 _plain = partial(tuple.__new__, MessageValue)
 
@@ -48,8 +53,8 @@ _plain = partial(tuple.__new__, MessageValue)
 class LevelDBStore(Store):
     """Three tables in three LevelDB folders.
 
-    Rows of the message table whose value is empty, cut short or of an unknown tag are never touched and never
-    returned; each one met counts in ``calls["unreadable"]``. Their keys are listed like all others.
+    Rows of the message table that CDAP cannot read either (:func:`decode`) are never inverted and never returned; each
+    one met counts in ``calls["unreadable"]``. Their keys are listed like all others.
 
     Args:
         path: the folder that holds the three (CDAP's ``messaging.local.data.dir``).
@@ -68,11 +73,17 @@ class LevelDBStore(Store):
         self.calls = Counter()
         if create:
             with translated(self.path):
-                self.path.mkdir(parents=True, exist_ok=True)
+                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = find_tables(self.path, create=create)
+        opened: dict[TableName, FolderTrace] = {}
         with ExitStack() as stack:
-            databases = {name: _open(folder, stack) for name, folder in found.items()}
+            databases = {}
+            for name, folder in found.items():
+                if holds_database(folder):
+                    opened[name] = _prepare(folder)
+                databases[name] = _open(folder, stack, create=name not in opened)
             self._open = stack.pop_all()
+        self._trace = StoreTrace(self.path, opened)
         self._lay_out(databases)
 
     def _lay_out(self, databases: Mapping[TableName, WritableDatabase]) -> None:
@@ -91,8 +102,14 @@ class LevelDBStore(Store):
     def identity(self) -> str:
         return identity(self.path)
 
+    def lineage(self) -> Mapping[str, Any]:
+        return self._trace.remembered()
+
+    def restored_since(self, known: Mapping[str, Any]) -> str | None:
+        return self._trace.restored_since(known)
+
     def close(self) -> None:
-        """Let go of the store and leave it as CDAP can read it: all tables named ``.sst``.
+        """Close the store and leave it as CDAP can read it: all tables named ``.sst``.
 
         Raises:
             StoreError: a table could not be renamed. The store is closed all the same.
@@ -109,23 +126,28 @@ def release(path: Path | str) -> None:
     LevelDBStore(path).close()
 
 
-def _open(folder: Path, stack: ExitStack) -> WritableDatabase:
-    present = holds_database(folder)
-    if present:
-        prepare(folder)
-    else:
+def _prepare(folder: Path) -> FolderTrace:
+    """Make a folder readable for C++ LevelDB; returns what it was like before that."""
+    with locked(folder):
+        trace = trace_folder(folder)
+    prepare(folder)
+    return trace
+
+
+def _open(folder: Path, stack: ExitStack, *, create: bool) -> WritableDatabase:
+    if create:
         with translated(folder):
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
             sync(folder.parent)
     # Also after an opening that failed, since that may have made tables already.
     stack.callback(rename_tables, folder)
-    database = WritableDatabase(folder, create=not present)
+    database = WritableDatabase(folder, create=create)
     stack.callback(database.close)
     return database
 
 
 class LevelDBKeys:
-    """What reading the message table and reading the payload table have in common."""
+    """The reads that message table and payload table share."""
 
     def __init__(self, database: Database, calls: Counter[str]) -> None:
         self._database = database
@@ -135,8 +157,8 @@ class LevelDBKeys:
         self._calls["keys"] += 1
         return self._database.keys(start, stop, limit)
 
-    def columns(self, start: bytes, stop: bytes | None, limit: int) -> Columns:
-        """Whole rows with their values as they lie there, for whoever takes them apart by the page."""
+    def columns(self, start: bytes, stop: bytes | None, limit: int) -> RowColumns:
+        """Whole rows with their values as they are stored, for callers that decode them by the page."""
         self._calls["rows"] += 1
         return self._database.columns(start, stop, limit)
 
@@ -150,14 +172,16 @@ class LevelDBMessageReads(LevelDBKeys):
     def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
         self._calls["cells"] += 1
         page = self._database.rows(start, stop, limit)
-        return Page(
-            [
-                TxCell(key, _pointer(value), value[0] == _REFERENCE)
-                for key, value in page.items
-                if _is_transactional(value)
-            ],
-            page.resume,
-        )
+        # A thorough pass looks at every row here, and most are plain, or transactional and whole.
+        new, pointer_in = tuple.__new__, _TX_POINTER.unpack_from
+        cells = [
+            new(TxCell, (key, pointer_in(value, 1)[0], False))
+            if value[:1] == _TX_TAG and len(value) >= _TX_BYTES
+            else new(TxCell, (key, pointer_of(value), value[0] != _TRANSACTIONAL))
+            for key, value in page.items
+            if value[:1] != _PLAIN_TAG and (len(value) >= _TX_BYTES or _is_transactional(value))
+        ]
+        return Page(cells, page.resume)
 
     def rows(
         self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
@@ -202,7 +226,7 @@ class LevelDBMetadataReads:
 
 
 class LevelDBTable(LevelDBKeys):
-    """What writing the message table and writing the payload table have in common."""
+    """The writes that message table and payload table share."""
 
     def __init__(self, database: WritableDatabase, calls: Counter[str]) -> None:
         super().__init__(database, calls)
@@ -228,7 +252,8 @@ class LevelDBMessageTable(LevelDBTable, LevelDBMessageReads, MessageTable):
 
     def invert(self, cells: Sequence[TxCell]) -> list[bool]:
         self._calls["invert"] += 1
-        return self._writable.rewrite((cell.key, partial(_negated, cell.pointer)) for cell in cells)
+        changes = ((cell.key, partial(_negated, cell.pointer)) for cell in cells)
+        return self._writable.rewrite(changes, repeatable=True)
 
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
         self._calls["put"] += 1
@@ -284,31 +309,36 @@ def encode(value: MessageValue) -> bytes:
             raise ValueError("a message has a write pointer, a payload or both")
         return _PLAIN_TAG + payload
     tag = _REFERENCE if payload is None else _TRANSACTIONAL
-    return bytes([tag]) + pointer.to_bytes(8, "big", signed=True) + (payload or b"")
+    return bytes([tag]) + pointer.to_bytes(_POINTER_BYTES, "big", signed=True) + (payload or b"")
 
 
 def decode(raw: bytes) -> MessageValue | None:
-    """A message row's value, or None when it is empty, cut short or of an unknown tag."""
+    """A message row's value as CDAP reads it; None where CDAP fails: it is empty, or a payload's pointer is cut short.
+
+    Every tag but the first two is a reference. Bytes behind a reference's pointer do not count, and those that it lacks
+    are zeros (Java's ``Arrays.copyOfRange``).
+    """
     if raw[:1] == _PLAIN_TAG:
         return MessageValue(None, raw[1:])
     if _is_transactional(raw):
-        return MessageValue(_pointer(raw), None if raw[0] == _REFERENCE else raw[_TX_BYTES:])
+        return MessageValue(pointer_of(raw), raw[_TX_BYTES:] if raw[0] == _TRANSACTIONAL else None)
     return None
 
 
+def pointer_of(raw: bytes) -> int:
+    """The write pointer in a transactional row's value."""
+    return int.from_bytes(raw[1:_TX_BYTES].ljust(_POINTER_BYTES, b"\x00"), "big", signed=True)
+
+
 def _is_transactional(raw: bytes) -> bool:
-    return len(raw) >= _TX_BYTES and raw[0] in (_TRANSACTIONAL, _REFERENCE)
-
-
-def _pointer(raw: bytes) -> int:
-    return int.from_bytes(raw[1:_TX_BYTES], "big", signed=True)
+    return (len(raw) >= _TX_BYTES and raw[0] == _TRANSACTIONAL) or raw[:1] >= _REFERENCE_TAG
 
 
 def _negated(pointer: int, raw: bytes | None) -> bytes | None:
     """The value with its pointer negated, if it still carries ``pointer``."""
-    if raw is None or not _is_transactional(raw) or _pointer(raw) != pointer:
+    if raw is None or not _is_transactional(raw) or pointer_of(raw) != pointer:
         return None
-    return raw[:1] + (-pointer).to_bytes(8, "big", signed=True) + raw[_TX_BYTES:]
+    return raw[:1] + (-pointer).to_bytes(_POINTER_BYTES, "big", signed=True) + raw[_TX_BYTES:]
 
 
 def _absent(table: TableName) -> StoreError:

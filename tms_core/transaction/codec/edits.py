@@ -15,8 +15,8 @@ from enum import IntEnum
 from typing import TypeVar
 
 from tms_core.errors import FormatError
+from tms_core.transaction.codec.varint import CHUNK_BYTES, Readable
 from tms_core.transaction.model import TransactionType
-from tms_core.transaction.varint import CHUNK_BYTES, Readable
 
 #: First byte of what is written; newer is lower. Versions -1 to -4 are read.
 NEWEST_EDIT_VERSION = -4
@@ -81,7 +81,7 @@ def decode_edit(data: bytes) -> Edit:
     """Read an edit that fills ``data``.
 
     Raises:
-        FormatError: it does not, or no edit looks like that.
+        FormatError: it does not, or it is no edit.
     """
     stream = io.BytesIO(data)
     try:
@@ -98,7 +98,7 @@ def read_edit(stream: Readable) -> Edit:
 
     Raises:
         EOFError: the stream ends inside the edit.
-        FormatError: no edit looks like that.
+        FormatError: it is no edit.
     """
     version = _read(stream, _BYTE)
     if not NEWEST_EDIT_VERSION <= version <= -1:

@@ -12,7 +12,6 @@ to lose a commit.
 
 from __future__ import annotations
 
-import logging
 import struct
 from collections.abc import Iterator
 from itertools import islice
@@ -20,8 +19,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tms_core.errors import FormatError
-from tms_core.transaction.edits import Edit, decode_edit, read_edit, read_exactly
-from tms_core.transaction.varint import CHUNK_BYTES, Readable
+from tms_core.harmless import get_logger
+from tms_core.transaction.codec.edits import Edit, decode_edit, read_edit, read_exactly
+from tms_core.transaction.codec.varint import CHUNK_BYTES, Readable
 
 _MAGIC = b"SEQ"
 _SEQUENCE_FILE_VERSION = 6
@@ -42,7 +42,7 @@ _SEQUENCE_NUMBER_BYTES = 8
 #: What disks write at once, at least; so zeros that a power cut left may begin at any multiple of it.
 _BLOCK_BYTES = 512
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def read_log(path: Path) -> Iterator[Edit]:
@@ -84,7 +84,7 @@ def _never_synced(stream: BinaryIO, before: int, start: int) -> bool:
     """Whether it is sure that no record from ``start`` on was ever on the disk, though the file goes on.
 
     It goes on in zeros, and a record is never all zeros, since its version is not. The record before it, which begins
-    at ``before``, must not end in a block of zeros, or nobody could tell whether it was itself there in full.
+    at ``before``, must not end in a block of zeros, or it could not be told whether it was itself there in full.
     """
     stream.seek(max(before, (start - 1) // _BLOCK_BYTES * _BLOCK_BYTES))
     if start and not any(stream.read(start - stream.tell())):

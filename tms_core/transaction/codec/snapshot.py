@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from tms_core.errors import SnapshotError, UnsupportedSnapshotVersion
+from tms_core.transaction.codec.varint import Readable, SnapshotReader, varint
 from tms_core.transaction.model import InProgress, InProgressType, Snapshot, VisibilityState
-from tms_core.transaction.varint import Readable, SnapshotReader, varint
 
 #: What Tephra has written since 2015.
 NEWEST_VERSION = 4

@@ -11,8 +11,8 @@ import struct
 from array import array
 
 from tms_core.errors import FormatError
+from tms_core.transaction.codec.wire import Fields, Kind, i32, i64s, integer, read_struct
 from tms_core.transaction.model import Transaction, TransactionType, VisibilityLevel, ascending
-from tms_core.transaction.wire import Fields, Kind, i32, i64s, integer, read_struct
 
 _IDS = struct.Struct(">bhqbhq")
 _MIDDLE = struct.Struct(">bhqbhibhq")

@@ -1,9 +1,9 @@
 """Thrift's binary protocol, as far as Tephra's transaction service needs it.
 
-What arrives describes itself, so a struct is read into a dictionary by field number, and whoever wants a field asks for
-it by number and kind; that is all of Thrift that a service with two dozen methods needs, and lists of ids, which may be
-long, stay one piece of memory. Frames come from anybody: every size is checked against the bytes that are there before
-memory is set aside, and what nobody here uses is stepped over without being built.
+What arrives describes itself, so a struct is read into a dictionary by field number, and a caller asks for a field by
+number and kind; that is all of Thrift that a service with two dozen methods needs, and lists of ids, which may be long,
+stay one piece of memory. Any client may send frames: every size is checked against the bytes that are there before
+memory is set aside, and what is not used here is stepped over without being built.
 
 The tests check it with thriftpy2, from the interface in ``transaction.thrift``.
 """
@@ -24,7 +24,7 @@ Fields = dict[int, Any]
 
 #: How deep structs and lists may lie in each other; the interface needs three.
 _DEEPEST = 16
-#: How many fields, and values that nobody here uses, a message may have; each takes time of its own.
+#: How many fields, and values that are not used here, a message may have; each takes time of its own.
 _MOST_VALUES = 100_000
 #: The first bytes of a message that says its version; older writers begin with the name's length.
 _VERSION_1 = 0x80010000
@@ -74,7 +74,7 @@ class Failure(IntEnum):
     PROTOCOL_ERROR = 7
 
 
-class Message(NamedTuple):
+class RpcMessage(NamedTuple):
     """A call, or the answer to one.
 
     Attributes:
@@ -141,13 +141,13 @@ def strings(number: int, values: Collection[str] | Collection[bytes], kind: Kind
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def read_message(data: bytes) -> Message:
+def read_message(data: bytes) -> RpcMessage:
     """The message that fills a frame.
 
     Raises:
         FormatError: the bytes are none.
     """
-    reader = _Reader(data)
+    reader = _FieldReader(data)
     first: int = reader.number(_INT)
     if first < 0:
         if first & _VERSION_MASK != _VERSION_1:
@@ -155,7 +155,7 @@ def read_message(data: bytes) -> Message:
         kind, name = first & 0xFF, reader.text(reader.number(_INT))
     else:
         name, kind = reader.text(first), reader.number(_BYTE)
-    return Message(kind, name, reader.number(_INT), reader.fields())
+    return RpcMessage(kind, name, reader.number(_INT), reader.fields())
 
 
 def read_struct(data: bytes) -> Fields:
@@ -164,7 +164,7 @@ def read_struct(data: bytes) -> Fields:
     Raises:
         FormatError: the bytes are no struct.
     """
-    return _Reader(data).fields()
+    return _FieldReader(data).fields()
 
 
 def integer(fields: Fields, number: int, default: int | None = None) -> int:
@@ -179,7 +179,7 @@ def integer(fields: Fields, number: int, default: int | None = None) -> int:
     return value
 
 
-class _Reader:
+class _FieldReader:
     """Goes through the bytes of a message, all of which are there."""
 
     def __init__(self, data: bytes) -> None:

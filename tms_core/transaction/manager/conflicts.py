@@ -1,7 +1,7 @@
-"""Who has changed what, so that of two transactions that overlap and change the same thing only one commits.
+"""The keys that transactions have changed, so that of two that overlap and change the same key only one commits.
 
 A transaction that asks to commit names what it has changed, by keys that only clients understand. The keys of those
-that committed are kept under the first pointer that was not issued yet at that moment: whoever began after the commit
+that committed are kept under the first pointer that was not issued yet at that moment: one that began after the commit
 has a larger id and so no conflict. Nothing below the first short transaction in progress can conflict any more, and
 each commit drops it (Tephra's ``TransactionManager``; a long transaction keeps nothing alive).
 """
@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tms_core.errors import ChangesTooLarge, Conflict
+from tms_core.printable import printable
 from tms_core.transaction.model import NO_TX_IN_PROGRESS
 
 #: Tephra's own limits, which are none.
@@ -47,10 +48,10 @@ class CommittedChanges:
             self._by_pointer = dict(sorted(self._by_pointer.items()))
 
     def check(self, transaction_id: int, keys: Collection[bytes]) -> None:
-        """Look whether anybody has changed the same since the transaction began.
+        """Check whether another transaction has changed the same since the transaction began.
 
         Raises:
-            Conflict: somebody has.
+            Conflict: another one has.
         """
         for commit_pointer in reversed(self._by_pointer):
             if commit_pointer <= transaction_id:
@@ -84,7 +85,7 @@ class ChangeLimits:
     size_bytes: int = field(default=BYTES_LIMIT)
 
     def check(self, transaction_id: int, keys: Collection[bytes]) -> None:
-        """Look whether that is too much.
+        """Check whether that is too much.
 
         Raises:
             ChangesTooLarge: it is.
@@ -115,6 +116,6 @@ def shown(key: bytes) -> str:
 
 
 def _conflict(transaction_id: int, key: bytes, client: str) -> Conflict:
-    by = client or "unknown client"
+    by = printable(client) or "unknown client"
     text = f"Transaction {transaction_id} conflicts with one that {by} has committed since it began, on {shown(key)}."
     return Conflict(text, transaction_id, shown(key), client)

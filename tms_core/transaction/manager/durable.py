@@ -1,47 +1,47 @@
-"""What makes a manager's state last: what is decided is on disk before anybody hears of it.
+"""Makes a manager's state durable: every decision is on disk before it is answered.
 
 Decisions are made under one lock, in memory; waiting for the disk happens without it, so that many may wait together.
 An answer waits for all that was decided before it too, also a refusal or a mere question: those show what others
-decided, and nobody is ever told anything that a crash could take back.
+decided, and no client is ever told anything that a crash could take back.
 
 When the log could not be written, memory is ahead of the disk, and what stands at the end of that log is not known. So
-the keeper says nothing more, and whoever asks next has it begin anew as after a crash: from what is on the disk, with a
+nothing more is answered from it, and the next request begins anew as after a crash: from what is on the disk, with a
 snapshot of that and a new log. As long as that cannot be done either, nothing is decided. A snapshot that cannot be
 written does no harm otherwise: the logs reach further back.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import RLock
 
-from tms_core.clock import Clock
+from tms_core.clock import HonestClock
 from tms_core.errors import FormatError, StoreError, TransactionError
-from tms_core.transaction.edits import Edit
-from tms_core.transaction.journal import LogFailed
+from tms_core.harmless import get_logger
+from tms_core.transaction.codec.edits import Edit
+from tms_core.transaction.manager.journal import LogFailed
+from tms_core.transaction.manager.state import ManagerState
+from tms_core.transaction.manager.storage import Log, Storage
 from tms_core.transaction.model import TX_PER_MS, Snapshot, VisibilityState
-from tms_core.transaction.state import State
-from tms_core.transaction.storage import Log, Storage
 
 _EMPTY = Snapshot(VisibilityState(0, 0, 0))
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class ManagerStopped(TransactionError):
     """The manager was closed, or its log has just failed; nothing was done."""
 
 
-class Keeper:
+class DurableState:
     """The state of a transaction manager, and the storage it is kept in; threads may share it.
 
     It recovers what is there and keeps a snapshot of it at once, so that what it goes on from is safe.
 
     Args:
-        storage: where it is kept; closed with the keeper.
-        clock: whose wall time snapshots and first ids are named by.
+        storage: where it is kept; closed with this.
+        clock: by which snapshots and first ids are named, and timeouts go on after a restart.
         long_timeout_ms: how long a long transaction may take.
 
     Raises:
@@ -49,7 +49,7 @@ class Keeper:
         FormatError: a log in it is damaged.
     """
 
-    def __init__(self, storage: Storage, clock: Clock, long_timeout_ms: int) -> None:
+    def __init__(self, storage: Storage, clock: HonestClock, long_timeout_ms: int) -> None:
         self._storage = storage
         self._clock = clock
         self._long_timeout_ms = long_timeout_ms
@@ -73,7 +73,7 @@ class Keeper:
         return not (self._closed or self._failed)
 
     @contextmanager
-    def deciding(self) -> Iterator[State]:
+    def deciding(self) -> Iterator[ManagerState]:
         """The state, for one thread at a time; after the block all that was decided until then is on disk.
 
         Raises:
@@ -95,9 +95,14 @@ class Keeper:
             raise refusal
 
     def record(self, edit: Edit) -> None:
-        """Let something happen; within :meth:`deciding`."""
+        """Apply an edit to the state and put it in the log; within :meth:`deciding`."""
         self.append(edit)
         self._state.apply(edit)
+
+    @property
+    def last_pointer(self) -> int:
+        """The highest write pointer that was ever given out; takes no lock and reads no disk."""
+        return self._state.write_pointer
 
     def append(self, edit: Edit) -> None:
         """Put an edit into the log whose effect the caller brings about; within :meth:`deciding`."""
@@ -125,9 +130,9 @@ class Keeper:
         self.take_snapshot()
         with self._saving, self._lock:
             self._require_running()
-            now_ms = self._clock.now_ms()
+            now_ms = self._clock.right_ms()
             pointer = self._state.next_pointer(now_ms)
-            self._state = State(Snapshot(VisibilityState(now_ms, pointer, pointer)), self._long_timeout_ms)
+            self._state = ManagerState(Snapshot(VisibilityState(now_ms, pointer, pointer)), self._long_timeout_ms)
             try:
                 self.take_snapshot()
             except StoreError:
@@ -147,13 +152,14 @@ class Keeper:
                     self._log.close()
                     self._storage.close()
 
-    def _recovered(self) -> tuple[State, int]:
+    def _recovered(self) -> tuple[ManagerState, int]:
         found = self._storage.recover()
-        state = State(found.snapshot or _EMPTY, self._long_timeout_ms)
+        state = ManagerState(found.snapshot or _EMPTY, self._long_timeout_ms)
         for edit in found.edits:
             state.apply(edit)
         if not state.write_pointer:
-            state.write_pointer = state.read_pointer = self._clock.now_ms() * TX_PER_MS
+            state.write_pointer = state.read_pointer = self._clock.right_ms() * TX_PER_MS
+        state.set_deadlines(self._clock.right_ms(), self._clock.running_ms())
         logger.info("%d pointers in progress, %d transactions invalid", len(state.in_progress), len(state.invalid))
         return state, found.newest_ms
 
@@ -165,7 +171,7 @@ class Keeper:
             if self._closed or not self._failed:
                 return
             if self._ahead:
-                clients = self._state.clients
+                clients, deadlines = self._state.clients, self._state.deadlines
                 try:
                     self._state, newest_ms = self._recovered()
                 except FormatError as error:
@@ -173,6 +179,9 @@ class Keeper:
                 self._newest_ms = max(self._newest_ms, newest_ms)
                 self._state.clients = {
                     pointer: client for pointer, client in clients.items() if pointer in self._state.in_progress
+                }
+                self._state.deadlines |= {
+                    pointer: deadline for pointer, deadline in deadlines.items() if pointer in self._state.in_progress
                 }
                 self._ahead = False
             timestamp_ms = self._timestamp()
@@ -195,14 +204,14 @@ class Keeper:
             log.sync(position)
         except LogFailed:
             with self._lock:
-                # Somebody may have waited for a log that was replaced meanwhile.
+                # This thread may have waited for a log that was replaced meanwhile.
                 if log is self._log:
                     self._failed = self._ahead = True
             raise
 
     def _timestamp(self) -> int:
         """The time of the next snapshot or log: now, but above all before, whatever the clock says."""
-        self._newest_ms = max(self._newest_ms + 1, self._clock.now_ms())
+        self._newest_ms = max(self._newest_ms + 1, self._clock.right_ms())
         return self._newest_ms
 
     def _require_running(self) -> None:

@@ -1,13 +1,13 @@
 """The log that a manager writes, in Tephra's format for one machine, synced before anything is answered.
 
 Tephra only empties its buffer, and leaves the first record of each file in it until the second comes. Here an edit is
-appended while the manager's state is locked, so that the order of the file is that in which things happened, and
-whoever has to answer for it then waits for the disk without the lock. One of those who wait writes and syncs for all: a
-sync takes the same time for one record as for hundreds (group commit).
+appended while the manager's state is locked, so that the order of the file is that in which things happened, and the
+thread that has to answer for it then waits for the disk without the lock. One of the waiting threads writes and syncs
+for all: a sync takes the same time for one record as for hundreds (group commit).
 
 A log that could not be written is over: what stands in the file behind a failure is not known, and a sync that failed
-may succeed when it is repeated, although nothing came to the disk. So nothing more is put there, and everybody who
-waits is told; the manager goes on with another log (:mod:`tms_core.transaction.keeper`).
+may succeed when it is repeated, although nothing came to the disk. So nothing more is put there, and all waiting
+threads are told; the manager goes on with another log (:mod:`tms_core.transaction.manager.durable`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Lock
 
 from tms_core.errors import StoreError
-from tms_core.transaction.edits import Edit, encode_edit
+from tms_core.transaction.codec.edits import Edit, encode_edit
 
 _NUMBER = struct.Struct(">q")
 

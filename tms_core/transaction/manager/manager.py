@@ -1,29 +1,30 @@
 """The transaction manager: who may write, who may see what, and who comes too late.
 
-Here is what may happen and what is answered; what it changes is in :mod:`~tms_core.transaction.state`, and that it is
-never forgotten is the business of :mod:`~tms_core.transaction.keeper`. The rules are those of Tephra's
+Here is what may happen and what is answered; what it changes is in :mod:`~tms_core.transaction.manager.state`, and that
+it is never forgotten is the business of :mod:`~tms_core.transaction.manager.durable`. The rules are those of Tephra's
 ``TransactionManager``; ``docs/conformance/transactions.md`` lists them, and what is different on purpose.
 """
 
 from __future__ import annotations
 
 import io
-import logging
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Self
 
-from tms_core.clock import Clock
+from tms_core.clock import Clock, HonestClock
 from tms_core.errors import CannotSnapshot, NotInProgress, StoreError, TransactionError, TruncateTimeError
+from tms_core.harmless import get_logger
+from tms_core.printable import printable
 from tms_core.rowkey import LONG_MAX
-from tms_core.transaction.conflicts import ChangeLimits
-from tms_core.transaction.edits import Edit, EditState
-from tms_core.transaction.keeper import Keeper, ManagerStopped
+from tms_core.transaction.codec.edits import Edit, EditState
+from tms_core.transaction.codec.snapshot import write_snapshot
+from tms_core.transaction.manager.conflicts import ChangeLimits
+from tms_core.transaction.manager.durable import DurableState, ManagerStopped
+from tms_core.transaction.manager.state import ManagerState
+from tms_core.transaction.manager.storage import Storage
 from tms_core.transaction.model import TX_PER_MS, InProgressType, Transaction, TransactionType, VisibilityState
-from tms_core.transaction.snapshot import write_snapshot
-from tms_core.transaction.source import Loaded, SourceSilent
-from tms_core.transaction.state import State
-from tms_core.transaction.storage import Storage
+from tms_core.transaction.source.source import Loaded, SourceUnreachable
 
 __all__ = [
     "MAX_TIMEOUT_SECONDS",
@@ -38,10 +39,10 @@ __all__ = [
 MAX_TIMEOUT_SECONDS = 2**31 - 1
 #: How much is kept of what a client calls itself, in characters.
 MAX_CLIENT_CHARACTERS = 255
-#: Who holds a transaction that was begun by nobody in particular.
+#: The client of a transaction whose client did not give its name.
 UNKNOWN_CLIENT = "unknown"
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class BadArgument(TransactionError):
@@ -51,13 +52,15 @@ class BadArgument(TransactionError):
 class TransactionManager:
     """Tephra's ``TransactionManager`` on a storage; threads may share it.
 
-    Somebody has to call :meth:`expire` and :meth:`take_snapshot` from time to time (``TransactionService`` does).
+    Its owner calls :meth:`expire` and :meth:`take_snapshot` from time to time (``TransactionService`` does).
     Every method raises ``ManagerStopped`` when it has stopped, and ``StoreError`` when the log could not be written,
     or could not before and still cannot: what it answered until then counts.
 
     Args:
         storage: where its state is kept; closed with the manager.
-        clock: whose wall time ids and timeouts go by.
+        clock: whose wall time ids go by, and whose running time timeouts go by.
+        clock_allowance_seconds: how far wall time may get ahead of running time at once; what is more is a jump, which
+            ids do not follow (rule S7).
         default_timeout_seconds: of a short transaction that names none (``data.tx.timeout``).
         max_timeout_seconds: the longest that one may name (``data.tx.max.timeout``).
         long_timeout_seconds: of a long transaction (``data.tx.long.timeout``).
@@ -77,13 +80,14 @@ class TransactionManager:
         max_timeout_seconds: int = MAX_TIMEOUT_SECONDS,
         long_timeout_seconds: int = 86_400,
         limits: ChangeLimits | None = None,
+        clock_allowance_seconds: int = 300,
     ) -> None:
-        self._clock = clock
+        self._clock = HonestClock(clock, clock_allowance_seconds * 1000)
         self._default_timeout_seconds = default_timeout_seconds
         self._max_timeout_seconds = max_timeout_seconds
         self._long_timeout_ms = long_timeout_seconds * 1000
         self._limits = limits or ChangeLimits()
-        self._keeper = Keeper(storage, clock, self._long_timeout_ms)
+        self._durable = DurableState(storage, self._clock, self._long_timeout_ms)
 
     def __enter__(self) -> Self:
         return self
@@ -94,11 +98,16 @@ class TransactionManager:
     @property
     def running(self) -> bool:
         """Whether it answers; not after its log has failed, until it has begun anew."""
-        return self._keeper.running
+        return self._durable.running
 
     def close(self) -> None:
         """Take a last snapshot and let the storage go; closing twice is no error."""
-        self._keeper.close()
+        self._durable.close()
+
+    @property
+    def last_pointer(self) -> int:
+        """The highest write pointer that was ever given out."""
+        return self._durable.last_pointer
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
@@ -120,11 +129,11 @@ class TransactionManager:
         return self._start(TransactionType.SHORT, seconds * 1000, client)
 
     def start_long(self, client: str = UNKNOWN_CLIENT) -> Transaction:
-        """Begin a long transaction; aborted, it becomes invalid, because nobody knows all it has written."""
+        """Begin a long transaction; aborted, it becomes invalid, because all it has written is not known."""
         return self._start(TransactionType.LONG, self._long_timeout_ms, client)
 
     def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
-        """Say what a transaction has changed, and look whether anybody else has changed it too.
+        """Say what a transaction has changed, and check whether another transaction has changed it too.
 
         Raises:
             NotInProgress: it has ended, or never began.
@@ -132,11 +141,11 @@ class TransactionManager:
             Conflict: it has to be rolled back.
         """
         keys = frozenset(changes)
-        with self._keeper.deciding() as state:
+        with self._durable.deciding() as state:
             _require(state, transaction_id)
             self._limits.check(transaction_id, keys)
             state.committed.check(transaction_id, keys)
-            self._keeper.record(Edit(transaction_id, EditState.COMMITTING, changes=keys))
+            self._durable.record(Edit(transaction_id, EditState.COMMITTING, changes=keys))
 
     def commit(self, transaction_id: int) -> None:
         """Make what a transaction wrote visible to those that begin from now on.
@@ -145,14 +154,14 @@ class TransactionManager:
 
         Raises:
             NotInProgress: it has ended, or never began.
-            Conflict: somebody has committed the same since it asked; it has to be rolled back.
+            Conflict: another transaction has committed the same since it asked; it has to be rolled back.
         """
-        with self._keeper.deciding() as state:
+        with self._durable.deciding() as state:
             _require(state, transaction_id)
             keys = state.committing.get(transaction_id)
             if keys is not None:
                 state.committed.check(transaction_id, keys)
-            self._keeper.record(
+            self._durable.record(
                 Edit(
                     transaction_id,
                     EditState.COMMITTED,
@@ -171,10 +180,10 @@ class TransactionManager:
             transaction: with the checkpoints that were taken back too.
         """
         pointer = transaction.transaction_id
-        with self._keeper.deciding() as state:
+        with self._durable.deciding() as state:
             if pointer in state.in_progress or pointer in state.invalid:
                 checkpoints = tuple(transaction.checkpoint_write_pointers)
-                self._keeper.record(Edit(pointer, EditState.ABORTED, type=transaction.type, checkpoints=checkpoints))
+                self._durable.record(Edit(pointer, EditState.ABORTED, type=transaction.type, checkpoints=checkpoints))
 
     def invalidate(self, transaction_id: int) -> bool:
         """Hide for good what a transaction wrote, because it was not taken back.
@@ -182,10 +191,10 @@ class TransactionManager:
         Returns:
             Whether it was in progress until now; False for one that was committed, or never began.
         """
-        with self._keeper.deciding() as state:
+        with self._durable.deciding() as state:
             found = transaction_id in state.in_progress or transaction_id in state.committing
             if found:
-                self._keeper.record(Edit(transaction_id, EditState.INVALID))
+                self._durable.record(Edit(transaction_id, EditState.INVALID))
             return found
 
     def checkpoint(self, transaction: Transaction) -> Transaction:
@@ -198,10 +207,11 @@ class TransactionManager:
             NotInProgress: it has ended, or never began.
         """
         parent = transaction.transaction_id
-        with self._keeper.deciding() as state:
+        with self._durable.deciding() as state:
             _require(state, parent, "Transaction {} is not in progress")
-            pointer = state.next_pointer(self._clock.now_ms())
-            self._keeper.record(Edit(pointer, EditState.CHECKPOINT, parent_write_pointer=parent))
+            pointer = state.next_pointer(self._clock.right_ms())
+            self._durable.record(Edit(pointer, EditState.CHECKPOINT, parent_write_pointer=parent))
+            state.deadlines[pointer] = state.deadlines[parent]
             checkpoints = state.in_progress[parent].checkpoints
             return replace(transaction, write_pointer=pointer, checkpoint_write_pointers=checkpoints)
 
@@ -213,10 +223,10 @@ class TransactionManager:
         Returns:
             Whether any of them was on it.
         """
-        with self._keeper.deciding() as state:
+        with self._durable.deciding() as state:
             found = frozenset(pointer for pointer in transaction_ids if pointer in state.invalid)
             if found:
-                self._keeper.record(Edit(0, EditState.TRUNCATE_INVALID_TX, truncated=found))
+                self._durable.record(Edit(0, EditState.TRUNCATE_INVALID_TX, truncated=found))
             return bool(found)
 
     def truncate_invalid_before(self, time_ms: int) -> bool:
@@ -229,30 +239,30 @@ class TransactionManager:
             TruncateTimeError: a transaction that began before it is still in progress.
         """
         time_ms = min(time_ms, LONG_MAX // TX_PER_MS)
-        with self._keeper.deciding() as state:
+        with self._durable.deciding() as state:
             older = [pointer for pointer in state.in_progress if pointer < time_ms * TX_PER_MS]
             if older:
                 raise TruncateTimeError(f"{len(older)} transactions that began before {time_ms} ms are in progress.")
             found = bool(state.invalid) and state.invalid.ids[0] < time_ms * TX_PER_MS
             if found:
-                self._keeper.record(Edit(0, EditState.TRUNCATE_INVALID_TX, truncated_before_ms=time_ms))
+                self._durable.record(Edit(0, EditState.TRUNCATE_INVALID_TX, truncated_before_ms=time_ms))
             return found
 
     def invalid_size(self) -> int:
         """How many transactions are on the invalid list."""
-        with self._keeper.deciding() as state:
+        with self._durable.deciding() as state:
             return len(state.invalid)
 
     def reset(self) -> None:
         """Forget everything, the invalid list too: what failed before becomes readable. Ids keep growing."""
-        self._keeper.reset()
+        self._durable.reset()
 
     # --- what there is -----------------------------------------------------------------------------------------------
 
     def visibility(self) -> VisibilityState:
-        """Who may see what now; it does not change afterwards."""
-        with self._keeper.deciding() as state:
-            return state.visibility(self._clock.now_ms())
+        """The state that decides what readers see now; the value does not change afterwards."""
+        with self._durable.deciding() as state:
+            return state.visibility(self._clock.right_ms())
 
     def latest(self) -> Loaded:
         """The same for those who expect a snapshot source.
@@ -263,7 +273,7 @@ class TransactionManager:
         try:
             return Loaded(self.visibility(), "the transaction manager")
         except (TransactionError, StoreError) as error:
-            raise SourceSilent(error.message, error.hint) from error
+            raise SourceUnreachable(error.message, error.hint) from error
 
     def encoded_snapshot(self) -> bytes:
         """All of the state, in the bytes of a snapshot file.
@@ -272,8 +282,8 @@ class TransactionManager:
             CannotSnapshot: the manager has stopped.
         """
         try:
-            with self._keeper.deciding() as state:
-                snapshot = state.snapshot(self._clock.now_ms())
+            with self._durable.deciding() as state:
+                snapshot = state.snapshot(self._clock.right_ms())
         except (ManagerStopped, StoreError) as error:
             raise CannotSnapshot(error.message, error.hint) from error
         stream = io.BytesIO()
@@ -281,8 +291,8 @@ class TransactionManager:
         return stream.getvalue()
 
     def clients(self) -> dict[int, str]:
-        """Who holds the transactions in progress, by id; not those begun before the last restart."""
-        with self._keeper.deciding() as state:
+        """The clients of the transactions in progress, by id; not of those begun before the last restart."""
+        with self._durable.deciding() as state:
             return dict(state.clients)
 
     # --- from time to time -------------------------------------------------------------------------------------------
@@ -293,13 +303,14 @@ class TransactionManager:
         Returns:
             How many pointers, checkpoints included.
         """
-        with self._keeper.deciding() as state:
-            late = state.expired(self._clock.now_ms())
+        with self._durable.deciding() as state:
+            late = state.expired(self._clock.running_ms())
             for pointer in late:
                 # A checkpoint goes with its transaction; one that has none any more goes by itself.
                 if state.in_progress[pointer].type is not InProgressType.CHECKPOINT or state.is_orphan(pointer):
-                    self._keeper.append(Edit(pointer, EditState.INVALID))
-                    logger.info("transaction %d of %s timed out", pointer, state.clients.get(pointer, UNKNOWN_CLIENT))
+                    self._durable.append(Edit(pointer, EditState.INVALID))
+                    client = printable(state.clients.get(pointer, UNKNOWN_CLIENT))
+                    logger.info("transaction %d of %s timed out", pointer, client)
             state.time_out(late)
             return len(late)
 
@@ -309,13 +320,13 @@ class TransactionManager:
         Raises:
             StoreError: it could not be written; the manager goes on with its log, and the next one may succeed.
         """
-        self._keeper.take_snapshot()
+        self._durable.take_snapshot()
 
     def _start(self, kind: TransactionType, timeout_ms: int, client: str) -> Transaction:
-        with self._keeper.deciding() as state:
-            now_ms = self._clock.now_ms()
+        with self._durable.deciding() as state:
+            now_ms = self._clock.right_ms()
             transaction = state.transaction(state.next_pointer(now_ms), kind)
-            self._keeper.record(
+            self._durable.record(
                 Edit(
                     transaction.transaction_id,
                     EditState.IN_PROGRESS,
@@ -324,12 +335,13 @@ class TransactionManager:
                     type=kind,
                 )
             )
+            state.deadlines[transaction.transaction_id] = self._clock.running_ms() + timeout_ms
             state.clients[transaction.transaction_id] = client[:MAX_CLIENT_CHARACTERS]
             return transaction
 
 
 def _require(
-    state: State, pointer: int, text: str = "canCommit() is called for transaction {} that is not in progress"
+    state: ManagerState, pointer: int, text: str = "canCommit() is called for transaction {} that is not in progress"
 ) -> None:
     if pointer not in state.in_progress:
         reason = " (it is known to be invalid)" if pointer in state.invalid else ""

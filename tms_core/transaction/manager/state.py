@@ -1,8 +1,9 @@
-"""What a transaction manager knows, and how each edit of its log changes that.
+"""The state of a transaction manager, and how each edit of its log changes it.
 
-A live manager decides what may happen, writes it as an :class:`~tms_core.transaction.edits.Edit` and applies that;
-after a crash the same edits are applied again. There is one set of rules for both, so what comes back is what was
-there. Two things are not in a log, as in Tephra: the names of clients, and that a timeout leaves the read pointer.
+A live manager decides what may happen, writes it as an :class:`~tms_core.transaction.codec.edits.Edit` and applies
+that; after a crash the same edits are applied again. There is one set of rules for both, so what comes back is what was
+there. Three things are not in a log: the names of clients and that a timeout leaves the read pointer, as in Tephra; and
+when by running time each transaction times out.
 
 No clock, no lock and no file here. The rules are those of Tephra's ``TransactionManager``; where they differ on
 purpose, ``docs/conformance/transactions.md`` says so.
@@ -14,9 +15,9 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from tms_core.errors import FormatError
-from tms_core.transaction.conflicts import CommittedChanges, first_short
-from tms_core.transaction.edits import Edit, EditState
-from tms_core.transaction.invalid import InvalidList
+from tms_core.transaction.codec.edits import Edit, EditState
+from tms_core.transaction.manager.conflicts import CommittedChanges, first_short
+from tms_core.transaction.manager.invalid import InvalidList
 from tms_core.transaction.model import (
     TX_PER_MS,
     InProgress,
@@ -32,7 +33,7 @@ from tms_core.transaction.model import (
 _LONG_TOLERANCE_MS = 10_000
 
 
-class State:
+class ManagerState:
     """Everything a manager holds in memory; for one thread at a time.
 
     Args:
@@ -44,6 +45,7 @@ class State:
         write_pointer: the highest pointer issued so far; never goes down.
         in_progress: what is in progress by pointer, checkpoints included; ascending.
         clients: who holds what, by transaction id; not kept over a restart.
+        deadlines: after which running time, in milliseconds, what is in progress has timed out, by pointer.
         invalid: the invalid list.
         committing: change keys of those that asked to commit, by transaction id.
         committed: change keys of what was committed lately.
@@ -55,6 +57,7 @@ class State:
         self.write_pointer = visibility.write_pointer
         self.in_progress: dict[int, InProgress] = {}
         self.clients: dict[int, str] = {}
+        self.deadlines: dict[int, int] = {}
         self.invalid = InvalidList(visibility.invalid)
         self.committing = dict(snapshot.committing)
         self.committed = CommittedChanges(snapshot.committed)
@@ -73,7 +76,7 @@ class State:
         return first_short((entry.write_pointer, entry.is_long) for entry in self.in_progress.values())
 
     def transaction(self, pointer: int, kind: TransactionType) -> Transaction:
-        """What a client is given whose transaction begins now, before it is in progress itself."""
+        """The transaction of a client that begins now, before it is in progress itself."""
         return Transaction(
             read_pointer=self.read_pointer,
             transaction_id=pointer,
@@ -90,14 +93,19 @@ class State:
         is_checkpoint = entry.type is InProgressType.CHECKPOINT
         return is_checkpoint and not any(pointer in parent.checkpoints for parent in self.in_progress.values())
 
-    def expired(self, now_ms: int) -> list[int]:
-        """The pointers whose time is over."""
-        return [pointer for pointer, entry in self.in_progress.items() if now_ms > entry.expiration_ms]
+    def expired(self, running_ms: int) -> list[int]:
+        """The pointers whose time is over, by the machine's running time."""
+        return [pointer for pointer in self.in_progress if running_ms > self.deadlines[pointer]]
+
+    def set_deadlines(self, now_ms: int, running_ms: int) -> None:
+        """Have what another process began, or this one before its log failed, time out by this one's running time."""
+        for pointer, entry in self.in_progress.items():
+            self.deadlines.setdefault(pointer, running_ms + max(0, entry.expiration_ms - now_ms))
 
     # --- what happened -----------------------------------------------------------------------------------------------
 
     def apply(self, edit: Edit) -> None:
-        """Let it happen.
+        """Apply an edit.
 
         Raises:
             FormatError: no manager writes such an edit.
@@ -150,7 +158,7 @@ class State:
     def _checkpoint(self, parent_pointer: int, pointer: int) -> None:
         parent = self.in_progress.get(parent_pointer)
         if parent is None:
-            # It was decided without this pointer, whose writes nobody answers for.
+            # It was decided without this pointer, so that its writes may never become visible.
             self.write_pointer = max(self.write_pointer, pointer)
             self.invalid.add([pointer])
             return
@@ -216,6 +224,7 @@ class State:
     def _forget(self, pointer: int) -> InProgress | None:
         self.committing.pop(pointer, None)
         self.clients.pop(pointer, None)
+        self.deadlines.pop(pointer, None)
         return self.in_progress.pop(pointer, None)
 
     def _read_up_to(self, pointer: int) -> None:

@@ -1,6 +1,6 @@
 """Where a transaction manager keeps its state: a directory with Tephra's own names and formats.
 
-A snapshot is written under a name that Tephra does not look at, synced, renamed, and the directory synced; a log is
+A snapshot is written under a name that Tephra does not read, synced, renamed, and the directory synced; a log is
 ``txlog.<ms>`` beside it, with the time of the snapshot it follows. So a directory can be handed to Tephra's
 ``LocalFileTransactionStateStorage`` and taken back, and what Tephra left on HDFS can be copied here.
 
@@ -13,7 +13,6 @@ so the directory is locked.
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import re
 from collections.abc import Iterator
@@ -23,12 +22,13 @@ from pathlib import Path
 from typing import Protocol
 
 from tms_core.errors import FormatError, StoreBusy, StoreError
+from tms_core.harmless import get_logger
 from tms_core.rowkey import LONG_MAX
-from tms_core.transaction.edits import Edit
-from tms_core.transaction.journal import LogFile, sync_folder
-from tms_core.transaction.log import read_log
+from tms_core.transaction.codec.edits import Edit
+from tms_core.transaction.codec.log import read_log
+from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
+from tms_core.transaction.manager.journal import LogFile, sync_folder
 from tms_core.transaction.model import Snapshot
-from tms_core.transaction.snapshot import read_snapshot, write_snapshot
 
 #: How many snapshots are kept (``data.tx.snapshot.retain``).
 RETAINED = 10
@@ -39,7 +39,7 @@ _LOG = re.compile(r"txlog\.([0-9]{1,19})")
 _UNFINISHED = ".in-progress."
 _LOCK = ".lock"
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class DirectoryBusy(StoreBusy):
@@ -52,7 +52,7 @@ class DirectoryFailed(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a manager left behind.
+    """The snapshot and the edits that a manager left behind.
 
     Attributes:
         snapshot: the newest one that can be used; None when there is none at all.
@@ -66,7 +66,7 @@ class Recovered:
 
 
 class Log(Protocol):
-    """What edits are appended to."""
+    """A log that edits are appended to."""
 
     def append(self, edit: Edit) -> int:
         """Put an edit at the end; returns what :meth:`sync` takes to wait for it."""
@@ -77,7 +77,7 @@ class Log(Protocol):
         ...
 
     def close(self) -> None:
-        """Nothing more comes; what was not synced may be lost."""
+        """Close the log; what was not synced may be lost."""
         ...
 
 
@@ -85,7 +85,7 @@ class Storage(Protocol):
     """Where snapshots and logs go."""
 
     def recover(self) -> Recovered:
-        """What is there."""
+        """The newest snapshot and the edits after it."""
         ...
 
     def log(self, timestamp_ms: int) -> Log:
@@ -97,7 +97,7 @@ class Storage(Protocol):
         ...
 
     def close(self) -> None:
-        """Let another manager have it."""
+        """Release it, so that another manager can open it."""
         ...
 
 
@@ -117,7 +117,7 @@ class DirectoryStorage:
         self._path = path
         self._retain = retain
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise _failed(path, error) from error
@@ -174,7 +174,7 @@ class DirectoryStorage:
             logger.warning("old transaction snapshots and logs in %s were not deleted: %s", self._path, error)
 
     def close(self) -> None:
-        """Let another manager have it; closing twice is no error."""
+        """Release it, so that another manager can open it; closing twice is no error."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -213,7 +213,7 @@ class DirectoryStorage:
 
 
 class MemoryStorage:
-    """Nothing is kept; what a manager knows ends with it."""
+    """A storage that keeps nothing; what a manager knows ends with it."""
 
     def recover(self) -> Recovered:
         """Nothing."""
@@ -224,10 +224,10 @@ class MemoryStorage:
         return _NoLog()
 
     def save(self, snapshot: Snapshot) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class _NoLog:

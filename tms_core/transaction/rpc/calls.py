@@ -7,7 +7,6 @@ behind it. The old methods that answer true or false do so where the new ones ra
 
 from __future__ import annotations
 
-import logging
 from array import array
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -22,13 +21,14 @@ from tms_core.errors import (
     TransactionError,
     TruncateTimeError,
 )
-from tms_core.transaction import wire
-from tms_core.transaction.manager import BadArgument, TransactionManager
+from tms_core.harmless import get_logger
+from tms_core.transaction.codec import wire
+from tms_core.transaction.codec.thrift import transaction_fields, transaction_of
+from tms_core.transaction.codec.wire import Failure, Fields, MessageKind, RpcMessage, integer
+from tms_core.transaction.manager.manager import BadArgument, TransactionManager
 from tms_core.transaction.model import Transaction
-from tms_core.transaction.thrift import transaction_fields, transaction_of
-from tms_core.transaction.wire import Failure, Fields, Message, MessageKind, integer
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 #: Does what a method does with its arguments, and encodes what it returns as field 0; None for nothing.
 _Method = Callable[[TransactionManager, Fields], bytes | None]
@@ -47,21 +47,21 @@ def answer(manager: TransactionManager, frame: bytes) -> bytes:
         The answer, without its frame.
 
     Raises:
-        FormatError: the frame is no call; there is nobody to answer.
+        FormatError: the frame is no call, so there is nothing to answer.
     """
     request = wire.read_message(frame)
     if request.kind != MessageKind.CALL:
         raise FormatError(f"a message of kind {request.kind}, which is no call")
     call = _CALLS.get(request.name)
     if call is None:
-        return _failure(request, Failure.UNKNOWN_METHOD, f"Invalid method name: '{request.name}'")
+        return failure(request, Failure.UNKNOWN_METHOD, f"Invalid method name: '{request.name}'")
     try:
         fields = _done(call, manager, request.fields)
     except FormatError as error:
-        return _failure(request, Failure.PROTOCOL_ERROR, f"{request.name}: {error}")
+        return failure(request, Failure.PROTOCOL_ERROR, f"{request.name}: {error}")
     except (TransactionError, StoreError) as error:
         logger.warning("%s was not done: %s", request.name, error)
-        return _failure(request, Failure.INTERNAL_ERROR, f"Internal error processing {request.name}: {error}")
+        return failure(request, Failure.INTERNAL_ERROR, f"Internal error processing {request.name}: {error}")
     return wire.message(MessageKind.REPLY, request.name, request.number, *fields)
 
 
@@ -76,7 +76,8 @@ def _done(call: _Call, manager: TransactionManager, arguments: Fields) -> tuple[
     return () if result is None else (result,)
 
 
-def _failure(request: Message, kind: Failure, text: str) -> bytes:
+def failure(request: RpcMessage, kind: Failure, text: str) -> bytes:
+    """Thrift's own exception as the answer to a call."""
     fields = (wire.string(1, text), wire.i32(2, kind))
     return wire.message(MessageKind.EXCEPTION, request.name, request.number, *fields)
 
@@ -158,7 +159,7 @@ def _clients(manager: TransactionManager, _: Fields) -> bytes:
 
 
 def _prune(_manager: TransactionManager, _: Fields) -> None:
-    logger.info("somebody asked to prune the invalid list; the janitor proves what may leave it (boundary.feedback)")
+    logger.info("a client asked to prune the invalid list; the janitor proves what may leave it (boundary.feedback)")
 
 
 _GENERIC: Mapping[type[TransactionError], int] = {BadArgument: 1}

@@ -11,6 +11,8 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from threading import Lock
 from types import NoneType
 from typing import Any, Self
@@ -24,15 +26,22 @@ from tms_core.errors import (
     TransactionError,
     TruncateTimeError,
 )
-from tms_core.settings import TransactionSettings
-from tms_core.transaction import wire
-from tms_core.transaction.line import Connection, Line, MethodUnknown, OutcomeUnknown, ServiceUnavailable, as_text
-from tms_core.transaction.manager import MAX_TIMEOUT_SECONDS, UNKNOWN_CLIENT, BadArgument
+from tms_core.settings.models import TransactionSettings
+from tms_core.transaction.codec import wire
+from tms_core.transaction.codec.snapshot import read_complete_visibility
+from tms_core.transaction.codec.thrift import transaction_fields, transaction_of
+from tms_core.transaction.codec.wire import Fields, Kind
+from tms_core.transaction.manager.manager import MAX_TIMEOUT_SECONDS, UNKNOWN_CLIENT, BadArgument
 from tms_core.transaction.model import Transaction
-from tms_core.transaction.snapshot import read_complete_visibility
-from tms_core.transaction.source import DirectorySource, Loaded, SnapshotSource, SourceSilent
-from tms_core.transaction.thrift import transaction_fields, transaction_of
-from tms_core.transaction.wire import Fields, Kind
+from tms_core.transaction.rpc.line import (
+    MethodUnknown,
+    OutcomeUnknown,
+    RpcConnection,
+    ServiceUnavailable,
+    SocketConnection,
+    as_text,
+)
+from tms_core.transaction.source.source import DirectorySource, Loaded, SnapshotSource, SourceUnreachable
 
 
 class _Broken(Exception):
@@ -51,14 +60,25 @@ class TransactionClient:
     """
 
     def __init__(
-        self, address: str, timeout_seconds: float = 30, *, opens: Callable[[str, float], Connection] = Line
+        self,
+        address: str,
+        timeout_seconds: float = 30,
+        *,
+        opens: Callable[[str, float], RpcConnection] = SocketConnection,
     ) -> None:
         self.address = address
         self.opens = opens
         self._timeout_seconds = timeout_seconds
         self._lock = Lock()
-        self._idle: list[Connection] = []
+        self._idle: list[RpcConnection] = []
         self._closed = False
+
+    @classmethod
+    def configured(cls, wanted: TransactionSettings, timeout_seconds: float = 30, *, address: str = "") -> Self:
+        """The service that the settings name, or another one with their token."""
+        return cls(
+            address or wanted.thrift, timeout_seconds, opens=partial(SocketConnection, token_file=wanted.token_file)
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -90,7 +110,7 @@ class TransactionClient:
         return self._transaction("startLongClientId", wire.string(1, client))
 
     def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
-        """Say what a transaction has changed, and look whether anybody else has changed it too."""
+        """Say what a transaction has changed, and check whether another transaction has changed it too."""
         keys = wire.strings(2, list(changes), Kind.SET)
         self._call("canCommitOrThrow", wire.i64(1, transaction_id), keys, again=True)
 
@@ -151,7 +171,7 @@ class TransactionClient:
         return data
 
     def clients(self) -> dict[int, str]:
-        """Who holds the transactions in progress, by id, as far as the service knows; Tephra's own does not tell."""
+        """The clients of the transactions in progress, by id, where the service knows them; Tephra's own does not."""
         try:
             found: Fields = self._call("inProgressClients", kind=dict, again=True)
         except MethodUnknown:
@@ -168,7 +188,7 @@ class TransactionClient:
         try:
             state = read_complete_visibility(io.BytesIO(self.encoded_snapshot()))
         except (TransactionError, FormatError) as error:
-            raise SourceSilent(error.message, error.hint) from error
+            raise SourceUnreachable(error.message, error.hint) from error
         return Loaded(state, f"the transaction service {self.address}")
 
     # --- calls -------------------------------------------------------------------------------------------------------
@@ -184,7 +204,7 @@ class TransactionClient:
         return bool(found.get(1))
 
     def _call(self, name: str, *fields: bytes, kind: type = NoneType, again: bool = False) -> Any:
-        """What a method returns.
+        """Call a method; returns its result.
 
         Args:
             kind: what that has to be.
@@ -217,7 +237,7 @@ class TransactionClient:
                 raise _Broken(str(error)) from error
 
     @contextmanager
-    def _line(self) -> Iterator[Connection]:
+    def _line(self) -> Iterator[RpcConnection]:
         """A connection, alone; closed for good when the block raises."""
         line = self._reused() or self._opened()
         try:
@@ -231,7 +251,7 @@ class TransactionClient:
                 return
         line.close()
 
-    def _opened(self) -> Connection:
+    def _opened(self) -> RpcConnection:
         try:
             return self.opens(self.address, self._timeout_seconds)
         except OSError as error:
@@ -240,7 +260,7 @@ class TransactionClient:
                 "Start it (tms serve), or correct transactions.thrift.",
             ) from error
 
-    def _reused(self) -> Connection | None:
+    def _reused(self) -> RpcConnection | None:
         while True:
             with self._lock:
                 if not self._idle:
@@ -263,15 +283,17 @@ class ServiceSource:
     Args:
         address: ``HOST:PORT`` of the service.
         timeout_seconds: the longest a snapshot may take.
+        token_file: of the token that it demands; None: it demands none.
     """
 
-    def __init__(self, address: str, timeout_seconds: float = 30) -> None:
+    def __init__(self, address: str, timeout_seconds: float = 30, token_file: Path | None = None) -> None:
         self._address = address
         self._timeout_seconds = timeout_seconds
+        self._opens = partial(SocketConnection, token_file=token_file)
 
     def latest(self) -> Loaded:
         """A snapshot of now; see :meth:`TransactionClient.latest`."""
-        with TransactionClient(self._address, self._timeout_seconds) as client:
+        with TransactionClient(self._address, self._timeout_seconds, opens=self._opens) as client:
             return client.latest()
 
 
@@ -282,7 +304,7 @@ def source_of(wanted: TransactionSettings) -> SnapshotSource | None:
         ConfigurationError: the folder of snapshots is named by a URL of another kind than webhdfs.
     """
     if wanted.source == "thrift":
-        return ServiceSource(wanted.thrift)
+        return ServiceSource(wanted.thrift, token_file=wanted.token_file)
     directory = wanted.snapshot_directory()
     return None if directory is None else DirectorySource.at(directory)
 

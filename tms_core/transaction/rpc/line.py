@@ -10,14 +10,17 @@ import select
 import socket
 import struct
 import time
+from pathlib import Path
 from typing import Protocol
 
 from tms_core.errors import FormatError, TransactionError
-from tms_core.transaction import wire
-from tms_core.transaction.wire import Failure, Fields, MessageKind
+from tms_core.transaction.codec import wire
+from tms_core.transaction.codec.wire import Failure, Fields, MessageKind
 
 #: The largest answer that is read, in bytes: a snapshot of some twenty million invalid ids.
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
+#: The call that shows a token; the first of a connection, where the service demands one.
+AUTHENTICATE = "authenticate"
 _CHUNK_BYTES = 1 << 18
 _LENGTH = struct.Struct(">i")
 
@@ -34,11 +37,28 @@ class MethodUnknown(ServiceUnavailable):
     """The service does not know the method: Tephra's own knows fewer than ours."""
 
 
-class Connection(Protocol):
-    """What carries calls, one at a time: a :class:`Line`, or what stands for one."""
+def read_token(file: Path) -> bytes:
+    """The token of a file, without blanks and line ends around it.
+
+    Raises:
+        ServiceUnavailable: it cannot be read, or there is none in it.
+    """
+    try:
+        token = file.read_bytes().strip()
+    except OSError as error:
+        raise ServiceUnavailable(
+            f"transactions.token_file {file} cannot be read: {error.strerror}.", "Give a file that this user may read."
+        ) from error
+    if not token:
+        raise ServiceUnavailable(f"transactions.token_file {file} is empty.", "Put a token into it.")
+    return token
+
+
+class RpcConnection(Protocol):
+    """A connection for one call at a time: a :class:`SocketConnection`, or a stub of one."""
 
     def ask(self, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
-        """Call a method; see :meth:`Line.ask`."""
+        """Call a method; see :meth:`SocketConnection.ask`."""
         ...
 
     def is_quiet(self) -> bool:
@@ -50,22 +70,39 @@ class Connection(Protocol):
         ...
 
 
-class Line:
+class SocketConnection:
     """A connection, for one call at a time.
 
     Args:
         address: ``HOST:PORT``.
         timeout_seconds: how long connecting may take.
+        token_file: a file with the token that the service demands; None: it demands none.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: nothing listens there.
+        ServiceUnavailable: the token cannot be read, or is not good there.
     """
 
-    def __init__(self, address: str, timeout_seconds: float) -> None:
+    def __init__(self, address: str, timeout_seconds: float, token_file: Path | None = None) -> None:
+        token = None if token_file is None else read_token(token_file)
         host, _, port = address.rpartition(":")
         self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout_seconds)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._number = 0
+        if token is not None:
+            self._authenticate(address, token, timeout_seconds)
+
+    def _authenticate(self, address: str, token: bytes, seconds: float) -> None:
+        try:
+            self.ask(AUTHENTICATE, (wire.string(1, token),), seconds)
+        except MethodUnknown:
+            return  # it demands none
+        except (TransactionError, FormatError, EOFError) as error:
+            self.close()
+            raise ServiceUnavailable(
+                f"The transaction service at {address} refuses the token of transactions.token_file.",
+                "Give the file that the server has.",
+            ) from error
 
     def ask(self, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
         """Call a method.
@@ -114,7 +151,7 @@ class Line:
 
 
 def result_of(name: str, number: int, frame: bytes) -> Fields:
-    """What an answer says.
+    """The result that an answer holds.
 
     Args:
         name, number: of the call.

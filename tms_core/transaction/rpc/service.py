@@ -2,16 +2,17 @@
 
 A connection costs nothing while it is silent, so a Java client may keep its pool of fifty open; requests are done by a
 few workers, which wait for the disk together. On each connection one request is done after the other, as Tephra's own
-server does. Whoever sends what is no call, or a frame above the limit, is cut off; so is who says nothing at all, who
-does not finish what he began, and, where memory is short, who does not read his answer for longest.
+server does. A client that sends what is no call, or a frame above the limit, is cut off; so is one that says nothing at
+all, one that does not finish a frame it began, and, where memory is short, the one that has not read its answer for
+longest.
 
-There is no authentication in Tephra's protocol: who can reach the port can end any transaction.
+There is no authentication in Tephra's protocol: who can reach the port can end any transaction. So a token may be
+demanded, which is shown by a call of our own, the first of a connection; Tephra's client has none to show.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import resource
 import socket
 import struct
@@ -19,11 +20,16 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from hmac import compare_digest
 from typing import TypeVar, cast
 
 from tms_core.errors import ConfigurationError, FormatError, TmsError
-from tms_core.transaction.calls import answer
-from tms_core.transaction.manager import TransactionManager
+from tms_core.harmless import get_logger
+from tms_core.transaction.codec import wire
+from tms_core.transaction.codec.wire import Failure, MessageKind
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.rpc.calls import answer, failure
+from tms_core.transaction.rpc.line import AUTHENTICATE
 
 #: The largest request, in bytes (``data.tx.thrift.max.read.buffer``).
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -46,7 +52,7 @@ _LENGTH = struct.Struct(">i")
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class TransactionService:
@@ -58,6 +64,7 @@ class TransactionService:
         port: the port; 0: a free one, which :attr:`port` tells once it is started.
         cleanup_seconds: how often timed-out transactions are given up.
         snapshot_seconds: how often a snapshot is taken (``transactions.snapshot_interval_seconds``).
+        token: returns the token that each connection has to show first; None: none is demanded.
     """
 
     def __init__(
@@ -68,7 +75,9 @@ class TransactionService:
         *,
         cleanup_seconds: float = CLEANUP_SECONDS,
         snapshot_seconds: float = 60,
+        token: Callable[[], bytes] | None = None,
     ) -> None:
+        self._token = token
         self._manager = manager
         self._host = host
         self.port = port
@@ -78,7 +87,7 @@ class TransactionService:
         self._stopping = asyncio.Event()
         self._thread: threading.Thread | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._silent: set[asyncio.Task[None]] = set()
+        self._awaiting: set[asyncio.Task[None]] = set()
         self._large = asyncio.Semaphore(LARGE_REQUESTS)
         self._unread: dict[asyncio.StreamWriter, int] = {}
 
@@ -130,7 +139,7 @@ class TransactionService:
         started.set()
         await self._stopping.wait()
         server.close()
-        for task in (*jobs, *self._silent):
+        for task in (*jobs, *self._awaiting):
             task.cancel()
         if self._connections:
             _, late = await asyncio.wait(self._connections, timeout=STOP_SECONDS)
@@ -148,16 +157,22 @@ class TransactionService:
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection until either side has enough."""
-        patience: float | None = REQUEST_SECONDS
+        wait_seconds: float | None = REQUEST_SECONDS
+        known = self._token is None
         try:
             while not self._stopping.is_set():
-                size = await self._size(reader, patience)
+                size = await self._size(reader, wait_seconds)
                 async with self._large if size > LARGE_BYTES else nullcontext():
-                    frame = await self._silently(reader.readexactly(size), REQUEST_SECONDS)
-                    data = await self._work(answer, self._manager, frame)
+                    frame = await self._awaited(reader.readexactly(size), REQUEST_SECONDS)
+                    if known:
+                        data = await self._work(answer, self._manager, frame)
+                    else:
+                        known, data = await self._work(self._authenticated, frame)
                     del frame
                 await self._send(writer, data)
-                patience = None
+                if not known:
+                    raise FormatError("it has not shown the token that is demanded (transactions.token_file)")
+                wait_seconds = None
         except FormatError as error:
             logger.warning("%s is cut off: %s", writer.get_extra_info("peername"), error)
         except TimeoutError:
@@ -167,22 +182,34 @@ class TransactionService:
         finally:
             writer.close()
 
+    def _authenticated(self, frame: bytes) -> tuple[bool, bytes]:
+        """Whether a frame shows the token, and what it is answered."""
+        request = wire.read_message(frame)
+        try:
+            shown, token = request.fields.get(1), cast("Callable[[], bytes]", self._token)()
+        except TmsError as error:
+            logger.error("%s", error)
+            return False, failure(request, Failure.PROTOCOL_ERROR, "This transaction service cannot read its token")
+        if request.name == AUTHENTICATE and isinstance(shown, bytes) and compare_digest(shown, token):
+            return True, wire.message(MessageKind.REPLY, request.name, request.number)
+        return False, failure(request, Failure.PROTOCOL_ERROR, "This transaction service demands a token")
+
     async def _size(self, reader: asyncio.StreamReader, seconds: float | None) -> int:
         """The size of the next frame."""
-        (size,) = _LENGTH.unpack(await self._silently(reader.readexactly(_LENGTH.size), seconds))
+        (size,) = _LENGTH.unpack(await self._awaited(reader.readexactly(_LENGTH.size), seconds))
         if not 0 <= size <= MAX_FRAME_BYTES:
             raise FormatError(f"a frame of {size} bytes, where {MAX_FRAME_BYTES} are the most")
         return int(size)
 
-    async def _silently(self, reading: Coroutine[None, None, bytes], seconds: float | None) -> bytes:
-        """What is read; until it has come whole, the connection may be closed."""
+    async def _awaited(self, reading: Coroutine[None, None, bytes], seconds: float | None) -> bytes:
+        """Wait for bytes of a request; until they have come whole, the connection may be closed."""
         connection = cast("asyncio.Task[None]", asyncio.current_task())
-        self._silent.add(connection)
+        self._awaiting.add(connection)
         try:
             async with asyncio.timeout(seconds):
                 return await reading
         finally:
-            self._silent.discard(connection)
+            self._awaiting.discard(connection)
 
     async def _send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         """Send an answer, at the cost of those who have not read theirs for longest."""

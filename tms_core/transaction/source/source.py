@@ -11,18 +11,21 @@ from __future__ import annotations
 import os
 import re
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from tms_core.clock import Clock, SystemClock
 from tms_core.errors import NoSnapshot, SnapshotError, UnsupportedSnapshotVersion
+from tms_core.transaction.codec.snapshot import read_complete_visibility
+from tms_core.transaction.codec.varint import TruncatedSnapshot
 from tms_core.transaction.model import VisibilityState
-from tms_core.transaction.snapshot import read_complete_visibility
-from tms_core.transaction.varint import TruncatedSnapshot
 
 #: A Tephra snapshot's name; the number is the wall time in ms at which its state was copied.
 _NAME = re.compile(r"snapshot\.([0-9]{1,19})")
+#: How far a snapshot may be ahead of our clock before an older one is preferred, in milliseconds.
+_AHEAD_MS = 300_000
 #: How often a directory is listed before giving up, when files vanish between listing and reading.
 _LISTINGS = 3
 #: How many unusable files an error names.
@@ -39,7 +42,10 @@ class Rejection(StrEnum):
     EMPTY = "empty"
     TRUNCATED = "truncated"
     CORRUPT = "corrupt"
+    IMPLAUSIBLE = "implausible"
     VERSION = "version"
+    MISNAMED = "misnamed"
+    FUTURE = "future"
     VANISHED = "vanished"
     UNREADABLE = "unreadable"
 
@@ -59,9 +65,27 @@ class Rejected:
     detail: str
 
 
+class ImplausibleSnapshot(SnapshotError):
+    """A snapshot has ids that no transaction manager gives out, so nothing in it can be relied on (rule S13).
+
+    Args:
+        name: where it came from.
+        wrong: what no manager can have written, in a few words.
+    """
+
+    def __init__(self, name: str, wrong: str) -> None:
+        super().__init__(
+            f"the snapshot of {name} is damaged: {wrong}.",
+            "Have the transaction service write another one; if that is no better, see what it recovered from.",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a source found.
+    """The snapshot that a source found. Every source returns it as this, so that each snapshot is checked.
+
+    Raises:
+        ImplausibleSnapshot: the snapshot has ids that no manager gives out.
 
     Attributes:
         snapshot: the newest snapshot that can be used.
@@ -77,15 +101,20 @@ class Loaded:
     ignored: int = 0
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if wrong := self.snapshot.implausible():
+            raise ImplausibleSnapshot(self.name, wrong)
+
 
 class SnapshotSource(Protocol):
-    """Anything that knows the newest snapshot."""
+    """A source of the newest snapshot."""
 
     def latest(self) -> Loaded:
         """The newest snapshot that can be used.
 
         Raises:
             NoSnapshot: there is none.
+            SnapshotError: there is one, and it cannot be used.
         """
         ...
 
@@ -104,7 +133,7 @@ class NoUsableSnapshot(NoSnapshot):
         self.rejected = rejected
 
 
-class SourceSilent(NoSnapshot):
+class SourceUnreachable(NoSnapshot):
     """The transaction manager that was asked for its state did not answer."""
 
 
@@ -162,10 +191,12 @@ class DirectorySource:
 
     Args:
         folder: of this machine or elsewhere, or a file of any name.
+        clock: our own.
     """
 
-    def __init__(self, folder: Path | Folder) -> None:
+    def __init__(self, folder: Path | Folder, clock: Clock | None = None) -> None:
         self._folder = LocalFolder(folder) if isinstance(folder, Path) else folder
+        self._clock = clock or SystemClock()
 
     @classmethod
     def at(cls, place: str) -> DirectorySource:
@@ -179,26 +210,38 @@ class DirectorySource:
         """
         if "://" not in place:
             return cls(Path(place))
-        # Whoever reads a folder need not load an HTTP client.
-        from tms_core.transaction.webhdfs import WebHdfsFolder  # noqa: PLC0415
+        # To read a folder needs no HTTP client.
+        from tms_core.transaction.source.webhdfs import WebHdfsFolder  # noqa: PLC0415
 
         return cls(WebHdfsFolder(place))
 
     def latest(self) -> Loaded:
-        """The file with the largest number in its name that can be used.
+        """The newest file that can be used.
+
+        Newest is the largest number in a name, as long as it is the time that the content says. A file of another name,
+        as of a copy put there by hand, counts by its content. One that is ahead of our clock counts only if all are.
 
         Raises:
             NoSnapshot: no such directory, or no snapshot in it; :class:`NoUsableSnapshot` when there are some.
         """
+        latest_ms = self._clock.now_ms() + _AHEAD_MS
         for _ in range(_LISTINGS):
             names, ignored = self._list()
             rejected: list[Rejected] = []
+            found: list[Loaded] = []
             for name in names:
                 result = self._load(name)
-                if isinstance(result, VisibilityState):
-                    shown = name or self._own_name
-                    return Loaded(result, shown, tuple(rejected), ignored, _notes(shown, result))
-                rejected.append(result)
+                if isinstance(result, Rejected):
+                    rejected.append(result)
+                    continue
+                found.append(result)
+                if result.snapshot.timestamp_ms <= latest_ms and not result.notes:
+                    break
+            if found:
+                times = [one.snapshot.timestamp_ms for one in found]
+                at = times.index(max(times, key=lambda taken_ms: (taken_ms <= latest_ms, taken_ms)))
+                rejected += [_passed_over(one, latest_ms) for one in found[:at]]
+                return replace(found[at], rejected=tuple(rejected), ignored=ignored)
             if all(one.reason is not Rejection.VANISHED for one in rejected):
                 break
         if rejected:
@@ -218,22 +261,32 @@ class DirectorySource:
         newest_first = sorted(numbers, key=lambda name: numbers[name], reverse=True)
         return newest_first, others + len(files) - len(numbers)
 
-    def _load(self, name: str) -> VisibilityState | Rejected:
+    def _load(self, name: str) -> Loaded | Rejected:
         shown = name or self._own_name
         try:
             with self._folder.open(name) as stream:
-                return read_complete_visibility(stream)
+                state = read_complete_visibility(stream)
+            return Loaded(state, shown, notes=_notes(shown, state))
         except TruncatedSnapshot as error:
             reason = Rejection.TRUNCATED if error.size_bytes else Rejection.EMPTY
             return Rejected(shown, reason, error.message)
         except UnsupportedSnapshotVersion as error:
             return Rejected(shown, Rejection.VERSION, error.message)
+        except ImplausibleSnapshot as error:
+            return Rejected(shown, Rejection.IMPLAUSIBLE, error.message)
         except SnapshotError as error:
             return Rejected(shown, Rejection.CORRUPT, error.message)
         except FileNotFoundError as error:
             return Rejected(shown, Rejection.VANISHED, str(error))
         except OSError as error:
             return Rejected(shown, Rejection.UNREADABLE, str(error))
+
+
+def _passed_over(one: Loaded, latest_ms: int) -> Rejected:
+    taken_ms = one.snapshot.timestamp_ms
+    if taken_ms > latest_ms:
+        return Rejected(one.name, Rejection.FUTURE, f"it was taken at {taken_ms} ms, ahead of this machine's clock.")
+    return Rejected(one.name, Rejection.MISNAMED, f"it was taken at {taken_ms} ms by its content, which counts.")
 
 
 def _notes(name: str, state: VisibilityState) -> tuple[str, ...]:

@@ -101,7 +101,7 @@ class WebHdfsFolder:
 
         Raises:
             FileNotFoundError: there is no such path.
-            OSError: nobody answers, or the answer is a refusal.
+            OSError: no server answers, or the answer is a refusal.
         """
         parameters = {"op": operation} | ({"user.name": self._user} if self._user else {})
         refusals = []

@@ -1,0 +1,124 @@
+"""Figure P21: one whole pass of the janitor, beside CDAP's own prune of the same store.
+
+The store has a million messages, of which 467 in a thousand are expired and 18 belong to invalid transactions. Ours is
+all of ``run_once``: adoption, a thorough search of every transactional row, inversions, the state's commit, and giving
+the space back. CDAP's prune deletes what is expired in generation 1, and nothing else. Both run on copies of one store
+in one process after the other, in turn; the figure is rows deleted or inverted a second, ours by CDAP's.
+
+``python -m benchmarks.p21_pass`` prints one JSON line. Java and Maven have to be there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from benchmarks.figure import Figure, report
+from benchmarks.java_prune import prune_copy
+from benchmarks.p1_sweep import BenchClock
+from benchmarks.stores import BODY, NOW_MS, TTL_SECONDS, engine, topic_names
+from janitor.law.policy import Rule
+from tests.support import size
+from tms_core.rowkey import MessageKey
+from tms_core.tables.base import MessageValue
+from tms_core.tables.leveldb.store import LevelDBStore
+from tms_core.topic import TopicId, encode_properties
+from tms_core.transaction.codec.snapshot import write_snapshot
+from tms_core.transaction.model import TX_PER_MS, Snapshot, VisibilityState
+from tms_core.transaction.source.source import DirectorySource
+
+ROWS = size("TMS_BENCH_ROWS", 1_000_000)
+TURNS = size("TMS_BENCH_TURNS", 3)
+TOPICS = 10
+EXPIRED_SHARE, INVALID_SHARE = 0.467, 0.018
+#: Messages that one transaction has written.
+BATCH = 100
+AT_LEAST = 1.5
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="p21-") as scratch:
+        source, snapshots = Path(scratch) / "source", Path(scratch) / "tx"
+        invalid = fill(source)
+        snapshots.mkdir()
+        save_snapshot(snapshots, invalid)
+        ours: list[float] = []
+        theirs: list[float] = []
+        phases: dict[str, float] = {}
+        for turn in range(TURNS + 1):
+            copy = shutil.copytree(source, Path(scratch) / "copy")
+            rate, phases = whole_pass(copy, snapshots)
+            shutil.rmtree(copy)
+            cdap = float(prune_copy(source, NOW_MS)["rows_per_second"])
+            if turn:
+                ours.append(rate)
+                theirs.append(cdap)
+    ratio = statistics.median(our / their for our, their in zip(ours, theirs, strict=True))
+    details = {
+        "rows": ROWS,
+        "rows_per_second": round(statistics.median(ours)),
+        "cdap_rows_per_second": round(statistics.median(theirs)),
+        "phase_seconds": {name: round(seconds, 3) for name, seconds in phases.items()},
+    }
+    name = "one whole pass, rows deleted or inverted per second ÷ CDAP's own prune's"
+    report(Figure("P21", name, round(ratio, 3), at_least=AT_LEAST, details=details))
+
+
+def fill(folder: Path) -> list[int]:
+    """Write the store; returns the invalid write pointers."""
+    invalid: list[int] = []
+    with LevelDBStore(folder, create=True) as store:
+        for topic in topic_names(TOPICS):
+            properties = {"generation": "1", "ttl": str(TTL_SECONDS)}
+            store.metadata.compare_and_set(topic.prefix, None, encode_properties(properties))
+            rows = _rows(topic, ROWS // TOPICS, invalid)
+            while batch := list(islice(rows, 10_000)):
+                store.message.put(batch)
+    return invalid
+
+
+def _rows(topic: TopicId, count: int, invalid: list[int]) -> Iterator[tuple[bytes, MessageValue]]:
+    """The expired ones first, then transactions of a hundred messages each, some of them invalid."""
+    cutoff_ms = NOW_MS - TTL_SECONDS * 1000
+    expired = int(count * EXPIRED_SHARE)
+    plain = MessageValue(None, BODY)
+    for number in range(expired):
+        yield MessageKey(topic, 1, cutoff_ms - expired + number, 0).pack(), plain
+    every = round((1 - EXPIRED_SHARE) / INVALID_SHARE)
+    for number in range(count - expired):
+        transaction, place = divmod(number, BATCH)
+        publish_ms = cutoff_ms + 1 + transaction
+        pointer = (publish_ms - 1) * TX_PER_MS + int(topic.topic[1:])
+        if place == 0 and transaction % every == 0:
+            invalid.append(pointer)
+        yield MessageKey(topic, 1, publish_ms, place).pack(), MessageValue(pointer, BODY)
+
+
+def save_snapshot(folder: Path, invalid: list[int]) -> None:
+    newest = NOW_MS * TX_PER_MS
+    view = VisibilityState(NOW_MS, newest, newest, array("q", sorted(invalid)))
+    with (folder / f"snapshot.{NOW_MS}").open("wb") as stream:
+        write_snapshot(stream, Snapshot(view))
+
+
+def whole_pass(store_folder: Path, snapshots: Path) -> tuple[float, dict[str, float]]:
+    """Rows deleted or inverted per second by a pass, and how long each phase took."""
+    with LevelDBStore(store_folder) as store:
+        started = time.perf_counter()
+        done = engine(store, BenchClock(), source=DirectorySource(snapshots)).run_once(adopt=True)
+        seconds = time.perf_counter() - started
+    rows = done.total(Rule.EXPIRED) + done.total(Rule.INVALID_TRANSACTION)
+    wanted = int(ROWS // TOPICS * EXPIRED_SHARE) * TOPICS
+    if done.total(Rule.EXPIRED) != wanted or done.total(Rule.INVALID_TRANSACTION) < ROWS * INVALID_SHARE * 0.8:
+        raise RuntimeError(f"took {rows} rows of {wanted} expired and {INVALID_SHARE * ROWS:.0f} invalid")
+    return rows / seconds, dict(done.phase_seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""P23: what an idle consumer of committed messages costs behind many rows it may not see, and how soon it has the next.
+
+A real server and the client's own ``consume(committed=True)``, behind 500,000 rows of an invalid transaction. First
+nothing happens, and the processor time of the server is taken; then a message is published now and then, outside
+transactions, and the time until the consumer has it counts, from before the publish to the consumer's loop.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+from queue import SimpleQueue
+
+from benchmarks.figure import Figure, report
+from tests.hostile import attacks
+from tests.hostile.attacks import INVISIBLE, milliseconds
+from tests.server.client import PATIENCE_SECONDS
+from tests.server.process import Serve, configure
+from tests.support import size
+from tms_core.client import Client
+
+ROWS = size("TMS_BENCH_INVISIBLE_ROWS", 500_000)
+IDLE_SECONDS = size("TMS_BENCH_IDLE_SECONDS", 30)
+MESSAGES = size("TMS_BENCH_IDLE_MESSAGES", 100)
+#: Between two messages: long enough for the consumer to be idle again.
+_PAUSE_SECONDS = 0.3
+_TOPIC = f"default:{INVISIBLE}"
+
+
+def processor_seconds(pid: int) -> float:
+    """How much processor time a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    seen: SimpleQueue[float] = SimpleQueue()
+    with tempfile.TemporaryDirectory(prefix="p23-") as folder, Serve(configure(Path(folder))) as server:
+        attacks.prepare(server, invisible=ROWS)
+        with Client(server.url, transactions=server.transactions) as client:
+            messages = client.consume(_TOPIC, committed=True)
+
+            def consume() -> None:
+                for _ in messages:
+                    seen.put(time.monotonic())
+
+            consumer = threading.Thread(target=consume)
+            consumer.start()
+            client.publish(_TOPIC, [b"first"])
+            seen.get(timeout=PATIENCE_SECONDS)
+            before, own = processor_seconds(server.process.pid), time.process_time()
+            time.sleep(IDLE_SECONDS)
+            used = processor_seconds(server.process.pid) - before
+            used_here = time.process_time() - own
+            latencies = []
+            for _ in range(MESSAGES):
+                time.sleep(_PAUSE_SECONDS)
+                began = time.monotonic()
+                client.publish(_TOPIC, [b"next"])
+                latencies.append(seen.get(timeout=PATIENCE_SECONDS) - began)
+            messages.stop()
+            consumer.join(PATIENCE_SECONDS)
+        server.end()
+    share = round(100 * used / IDLE_SECONDS, 2)
+    details = {"rows": ROWS, "seconds": IDLE_SECONDS, "consumer_percent": round(100 * used_here / IDLE_SECONDS, 2)}
+    report(
+        Figure("P23", "an idle consumer's share of a processor, in the server, %", share, at_most=1, details=details)
+    )
+    details = {"messages": MESSAGES, "p50_ms": milliseconds(latencies, 50), "max_ms": milliseconds(latencies, 100)}
+    name = "from the publish to an idle consumer's loop, p99, ms"
+    report(Figure("P23", name, milliseconds(latencies, 99), at_most=50, details=details))
+
+
+if __name__ == "__main__":
+    main()

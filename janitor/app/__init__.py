@@ -1,0 +1,1 @@
+"""The composition root: from settings to a session, its stores, the lease and what is served."""

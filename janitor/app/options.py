@@ -1,0 +1,28 @@
+"""The options that every verb takes, as one value."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tms_core.logs import LogFormat
+
+
+@dataclass(slots=True)
+class Common:
+    """Options every verb takes; given before the verb or after it, the latter wins."""
+
+    config: Path | None = None
+    leveldb: str | None = None
+    hbase: str | None = None
+    snapshots: str | None = None
+    format: Literal["table", "json"] = "table"
+    log_format: LogFormat = "auto"
+
+    def arguments(self) -> str:
+        """The options that name the store, to be typed again after another verb."""
+        names = ("config", "leveldb", "hbase", "snapshots")
+        given = {name: getattr(self, name) for name in names}
+        return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)

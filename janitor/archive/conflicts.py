@@ -1,0 +1,239 @@
+"""Finds what the target of a restore already has under other values, so that both would be mixed (rule S16).
+
+A row is found by its key, and a message's payloads by its transaction: all rows of the payload table under the
+transaction's pointer, from any client. So two things can go wrong where rows come to another topic, or to another
+generation of their own. A key may be taken by another message. And a transaction that wrote to both would give a
+message there the payloads of both. Neither can be taken apart again, so both are searched for
+before anything is written.
+
+A row that is there with the very value that was archived is none of this: a restore may be repeated. The sign of a
+pointer makes no difference. The price is that the archive is read twice, and once the target's keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import blake2b
+from typing import NamedTuple
+
+from janitor.archive.writer import pick
+from janitor.law.policy import Transactions
+from tms_core.errors import Refused
+from tms_core.rowkey import PayloadKey, generation_prefix, java_abs, pointer_prefix, stop_key
+from tms_core.tables.base import MessageValue, Store
+from tms_core.topic import TopicMetadata
+
+#: Rows read from the target at a time.
+_PAGE_ROWS = 1000
+#: How many conflicts are named.
+_NAMED = 3
+
+
+class Arrival(NamedTuple):
+    """An archived row as it would come back.
+
+    Attributes:
+        key: its new one.
+        pointer: of its transaction; its sign does not count.
+        payload: None in a message that takes its payload from the payload table.
+        meant: whether this restore writes it.
+    """
+
+    key: bytes
+    pointer: int | None
+    payload: bytes | None
+    meant: bool
+
+
+class Conflicts:
+    """Compares what is archived with what the target has.
+
+    First say which transactions' payloads come back (:meth:`expect`), then :meth:`read_target`, then show it all files
+    (:meth:`compare`), then ask (:meth:`refuse`).
+
+    Args:
+        store: the target's; is only read.
+        topic: the target as it is.
+        transactions: which of them may still write.
+        same_topic: whether the rows come from this topic; those of its present generation then are at home.
+        heartbeat: told how many rows were read.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        topic: TopicMetadata,
+        transactions: Transactions,
+        *,
+        same_topic: bool,
+        heartbeat: Callable[[int], None],
+    ) -> None:
+        self._store = store
+        self._transactions = transactions
+        self._heartbeat = heartbeat
+        prefix, generation = topic.topic.prefix, topic.generation
+        self._topic = topic
+        self._home = generation if same_topic else None
+        self._start, self._stop = generation_prefix(prefix, generation), generation_prefix(prefix, generation + 1)
+        #: Generations from which a transaction's payloads, or messages that refer to them, come back.
+        self._origins: dict[int, set[int]] = {}
+        #: What there is of a transaction's payloads and such messages: the target's, and by generation the archive's.
+        self._present: dict[int, dict[bytes, bytes]] = {}
+        self._archived: dict[int, dict[int, dict[bytes, bytes]]] = {}
+        #: Transactions of which there are payloads, and messages that refer to them, here or there.
+        self._stored: set[int] = set()
+        self._referred: set[int] = set()
+        #: Rows that come back, by key, where they are of several generations.
+        self._arrived: dict[bytes, bytes] = {}
+        self._taken: list[bytes] = []
+
+    def expect(self, pointer: int, generation: int) -> None:
+        """Record that a payload comes back, or a message that refers to one."""
+        self._origins.setdefault(java_abs(pointer), set()).add(generation)
+
+    def read_target(self) -> None:
+        """Find what the target has of the transactions that are expected.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        foreign = {pointer for pointer, origins in self._origins.items() if origins != {self._home}}
+        if not foreign:
+            return
+        for pointer in sorted(self._stored_pointers(foreign)):
+            self._stored.add(pointer)
+            self._present[pointer] = dict(self._payloads(pointer))
+        for key, pointer in self._references(foreign):
+            self._referred.add(pointer)
+            self._present.setdefault(pointer, {})[key] = _digest(pointer, None)
+
+    def compare(self, table: str, generation: int, rows: list[Arrival], *, mixed: bool) -> None:
+        """Compare archived rows with the target's, and with those of other generations.
+
+        Args:
+            table: ``message`` or ``payload``.
+            generation: that they were archived from.
+            rows: by ascending key.
+            mixed: whether rows of several generations come back.
+
+        Raises:
+            StoreError: the target cannot be read.
+        """
+        said = {row.key: _digest(row.pointer if table == "message" else None, row.payload) for row in rows}
+        meant = [row.key for row in rows if row.meant]
+        self._taken += [key for key, digest in self._found(table, meant) if digest != said[key]]
+        if mixed:
+            self._taken += [key for key in meant if self._arrived.setdefault(key, said[key]) != said[key]]
+        for row in rows:
+            pointer = java_abs(row.pointer or 0)
+            if (table == "payload" or row.payload is None) and self._in_doubt(pointer):
+                (self._stored if table == "payload" else self._referred).add(pointer)
+                known = self._archived.setdefault(pointer, {})
+                known.setdefault(generation, {})[row.key] = said[row.key]
+
+    def refuse(self) -> None:
+        """Raise if there is a conflict.
+
+        Raises:
+            Refused: something is.
+        """
+        found = []
+        if self._taken:
+            found.append(
+                f"{len(self._taken)} of its rows have the keys of archived ones and other values, the first "
+                f"one {min(self._taken).hex()}"
+            )
+        if mixed := sorted(pointer for pointer in self._stored & self._referred if self._mixes(pointer)):
+            found.append(f"{len(mixed)} transactions have other payloads there than in the archive: {_named(mixed)}")
+        if writing := sorted(self._writing()):
+            found.append(f"{len(writing)} transactions are not over and may still write there: {_named(writing)}")
+        if found:
+            raise Refused(
+                f"Nothing is restored to {self._topic.topic}: {'; '.join(found)}.",
+                "Both would be mixed: restore to another topic with --to, or less, with --run, --since and --until.",
+            )
+
+    @property
+    def any_in_doubt(self) -> bool:
+        """Whether there are transactions of which all that was archived has to be compared."""
+        return any(map(self._in_doubt, self._origins))
+
+    def _in_doubt(self, pointer: int) -> bool:
+        return pointer in self._present or len(self._origins.get(pointer, ())) > 1
+
+    def _writing(self) -> Iterator[int]:
+        """Transactions that may yet publish to the target, and would find payloads there that are not theirs."""
+        for pointer, origins in self._origins.items():
+            if origins != {self._home} and self._transactions.is_undecided(pointer):
+                yield pointer
+
+    def _mixes(self, pointer: int) -> bool:
+        """Whether no generation has by itself all that the target has of a transaction and all that comes to it."""
+        archived = {origin: self._archived.get(pointer, {}).get(origin, {}) for origin in self._origins[pointer]}
+        present = self._present.get(pointer, {})
+        if self._home in archived:
+            archived[self._home] |= present
+        parts = [present, *archived.values()]
+        return not any(all(part.items() <= whole.items() for part in parts) for whole in archived.values())
+
+    # -- the target ----------------------------------------------------------------------------------------------
+
+    def _found(self, table: str, keys: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        """What the target has under these keys."""
+        if table == "message":
+            for page in pick(self._store.message.rows, _key, _size, keys):
+                yield from ((key, _digest(value.pointer, value.payload)) for key, value in page)
+        else:
+            for stored in pick(self._store.payload.rows, _key, lambda row: len(row[1]), keys):
+                yield from ((key, _digest(None, value)) for key, value in stored)
+
+    def _stored_pointers(self, wanted: Iterable[int]) -> set[int]:
+        """Which of these transactions the target has payloads of."""
+        found: set[int] = set()
+        start: bytes | None = self._start
+        while start is not None:
+            page = self._store.payload.keys(start, self._stop, _PAGE_ROWS)
+            found.update(key.write_pointer for raw in page.items if (key := PayloadKey.parse(raw)) is not None)
+            found.intersection_update(wanted)
+            self._heartbeat(len(page.items))
+            start = page.resume
+        return found
+
+    def _payloads(self, pointer: int) -> Iterator[tuple[bytes, bytes]]:
+        start: bytes | None = pointer_prefix(self._topic.topic.prefix, self._topic.generation, pointer)
+        stop = stop_key(start or b"")
+        while start is not None:
+            page = self._store.payload.rows(start, stop, _PAGE_ROWS)
+            yield from ((key, _digest(None, value)) for key, value in page.items)
+            start = page.resume
+
+    def _references(self, wanted: set[int]) -> Iterator[tuple[bytes, int]]:
+        """The target's messages that take their payload from one of these transactions' rows."""
+        start: bytes | None = self._start
+        while start is not None:
+            page = self._store.message.cells(start, self._stop, _PAGE_ROWS)
+            hits = {cell.key: java_abs(cell.pointer) for cell in page.items if cell.refers}
+            keys = [key for key, pointer in hits.items() if pointer in wanted]
+            # Not every store can tell whether a cell's row refers without reading it.
+            for found in pick(self._store.message.rows, _key, _size, keys):
+                yield from ((key, hits[key]) for key, value in found if value.payload is None)
+            self._heartbeat(len(page.items))
+            start = page.resume
+
+
+def _named(pointers: list[int]) -> str:
+    return ", ".join(map(str, pointers[:_NAMED])) + (", …" if len(pointers) > _NAMED else "")
+
+
+def _key(row: tuple[bytes, object]) -> bytes:
+    return row[0]
+
+
+def _size(row: tuple[bytes, MessageValue]) -> int:
+    return len(row[1].payload or b"")
+
+
+def _digest(pointer: int | None, payload: bytes | None) -> bytes:
+    """A digest of a row's value."""
+    head = f"{None if pointer is None else java_abs(pointer)} {payload is None} ".encode()
+    return blake2b(head + (payload or b""), digest_size=16).digest()

@@ -1,0 +1,286 @@
+"""What can be asked of a janitor, wherever its engine is: in this process, or behind a socket.
+
+The commands know only this. The names of the methods are also those on the wire, and their annotations say how
+arguments and answers are read there (``janitor.control.values``), so there is one table of what may be asked.
+
+On the wire a question is ``POST /control/METHOD`` with the body ``{"protocol", "params"}``. The answer is one JSON
+object a line: any number of ``{"progress": {...}}`` and at last ``{"result": ...}`` or ``{"error": {"kind", "message",
+"hint"}}``. An answer without a last line is none: the janitor has ended. Nothing is remembered between two questions.
+What an error is called is looked up in a closed table, so an answer can raise errors of ours and nothing else.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import os
+import threading
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from threading import Event
+from typing import Any, NamedTuple, Protocol
+
+from starlette.types import ASGIApp
+
+from janitor.archive.restore import Request, Restored
+from janitor.boundary.claim import Boundary
+from janitor.control import values
+from janitor.inspect.answer import Why
+from janitor.inspect.rows import Audit, Inspected, Table
+from janitor.report import Report
+from janitor.run.plan_file import PlanFile
+from janitor.run.questions import Planned
+from janitor.state.base import Claim
+from janitor.status.status import Status
+from janitor.sweep.progress import Observer, tell_nobody
+from tms_core.errors import Halted, StoreBusy, TmsError
+from tms_core.rowkey import MessageId
+from tms_core.topic import TopicId
+
+#: Counted up whenever the two sides would no longer understand each other; what this docstring says stays.
+PROTOCOL = 2
+#: The socket's name in the state folder.
+SOCKET_NAME = "control.sock"
+#: The longest address the kernel takes, in bytes (``sun_path`` without its last zero).
+MAX_ADDRESS_BYTES = 107
+
+#: How often a decision that waits looks whether it may begin, in seconds.
+LOOK_SECONDS = 0.2
+#: Decisions that are not taken while a run is under way.
+WAITING = frozenset({"adopt", "apply", "restore"})
+
+logger = logging.getLogger(__name__)
+
+
+class Asks(Protocol):
+    """Questions: nothing in the store is changed by them. :class:`~janitor.run.engine.Engine` says what each means."""
+
+    def plan(self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "") -> Planned: ...
+
+    def inspect(self, table: Table, patterns: tuple[str, ...], limit: int) -> Inspected: ...
+
+    def boundary(self) -> tuple[Claim | None, Boundary]: ...
+
+    def verify(self) -> Audit: ...
+
+    def why(self, topic: TopicId, message_id: MessageId) -> Why: ...
+
+    def snapshot_figures(self, limit: int) -> dict[str, Any]: ...
+
+    def restorable(self, folder: Path, request: Request) -> Restored: ...
+
+
+class Decides(Protocol):
+    """Decisions of an operator, and what may write because of them."""
+
+    def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]: ...
+
+    def approve(
+        self, patterns: tuple[str, ...] = (), *, clock: bool = False, once_for: str | None = None
+    ) -> list[TopicId]: ...
+
+    def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report: ...
+
+    def restore(self, folder: Path, request: Request) -> Restored: ...
+
+
+class AnyEngine(Asks, Decides, Protocol):
+    """All of it: an engine of this process, or of another one."""
+
+
+class Decider(Decides, Protocol):
+    """What decides in the process that holds the store: its engine, or something before that."""
+
+    def at_work(self) -> bool:
+        """Whether a run is under way, which a decision of ``WAITING`` has to wait for."""
+        ...
+
+
+class Views(Protocol):
+    """What a process that holds a store shows of itself."""
+
+    def status(self) -> Status:
+        """What is seen now."""
+        ...
+
+    def refresh_status(self) -> None:
+        """Look again, because something has changed that is shown."""
+        ...
+
+
+class Greeting(NamedTuple):
+    """Who answers.
+
+    Attributes:
+        version: of the package.
+        pid: of the process.
+        store: the identity of the store it holds (``Store.identity``).
+        settings: names the settings it works by (``janitor.settings.config_digest``).
+    """
+
+    version: str
+    pid: int
+    store: str
+    settings: str
+
+
+def methods(kind: type) -> frozenset[str]:
+    """The names of a protocol's methods."""
+    return frozenset(name for name in vars(kind) if not name.startswith("_"))
+
+
+#: Makes an engine for one question, given who watches it and what ends it.
+MakeReader = Callable[[Observer, Callable[[], bool]], Asks]
+
+
+class Observers:
+    """An observer that also tells the client whose question or decision this thread works on.
+
+    An engine that writes has one observer for its whole life, and calls it in the thread that does the work.
+
+    Args:
+        always: told of everything.
+    """
+
+    def __init__(self, always: Observer = tell_nobody) -> None:
+        self._always = always
+        self._asking = threading.local()
+
+    def __call__(self, phase: str, topic: TopicId | None, rows: int) -> None:
+        self._always(phase, topic, rows)
+        asking: Observer = getattr(self._asking, "observer", tell_nobody)
+        asking(phase, topic, rows)
+
+    @contextmanager
+    def joined(self, observer: Observer) -> Iterator[None]:
+        """Tell this observer, too, of what this thread does while the block runs."""
+        self._asking.observer = observer
+        try:
+            yield
+        finally:
+            del self._asking.observer
+
+
+class Behind(NamedTuple):
+    """What stands behind the socket.
+
+    Attributes:
+        decider: the engine that writes; it must be stopped by other means before the server is, which waits for it.
+        make_reader: makes an engine that cannot write, for one question.
+        views: what the process shows of itself.
+        greeting: who this is (:func:`greeting`).
+        observers: the observer of the engine that writes, so that who asked for a run hears how far it is.
+        page: the status page and its API; None: there is none.
+    """
+
+    decider: Decider
+    make_reader: MakeReader
+    views: Views
+    greeting: Greeting
+    observers: Observers
+    page: ASGIApp | None = None
+
+
+def greeting(store: str, settings: str) -> Greeting:
+    """Who this process is; ``store`` and ``settings`` as of :class:`~janitor.control.api.Greeting`."""
+    return Greeting(metadata.version("tms-janitor"), os.getpid(), store, settings)
+
+
+def answer(behind: Behind, method: str, body: bytes, observe: Observer, gone: Event) -> Any:
+    """The result of a question, as JSON values.
+
+    Args:
+        observe: told how far it is.
+        gone: set when the client has hung up, or the janitor is to end.
+
+    Raises:
+        StoreBusy: the client speaks another protocol.
+        TmsError: what the engine raises, or there is no such question.
+    """
+    try:
+        asked = json.loads(body)
+    except ValueError as error:
+        raise not_understood(str(error)) from error
+    arguments = asked.get("params") if isinstance(asked, dict) else None
+    if not isinstance(arguments, dict):
+        raise not_understood("it has no params")
+    if asked.get("protocol") != PROTOCOL:
+        pid, version = behind.greeting.pid, behind.greeting.version
+        raise StoreBusy(
+            f"The janitor that holds the store (process {pid}, version {version}) speaks protocol {PROTOCOL}, this one "
+            f"{asked.get('protocol')}.",
+            "Use one version for both: start the one that holds the store anew.",
+        )
+    if method in methods(Asks):
+        reader = behind.make_reader(observe, gone.is_set)
+        return _call(reader, Asks, method, arguments)
+    if method in methods(Decides):
+        return _decide(behind, method, arguments, observe, gone)
+    if method == "hello":
+        return values.pack(behind.greeting)
+    if method == "status":
+        return values.pack(behind.views.status())
+    if method == "refresh_status":
+        return behind.views.refresh_status()
+    raise not_understood(f"there is no method {method}")
+
+
+def _decide(behind: Behind, method: str, arguments: Mapping[str, Any], observe: Observer, gone: Event) -> Any:
+    """Let the engine that writes do something; once begun, it is finished even if the client goes away."""
+    if method in WAITING:
+        _wait(behind.decider, observe, gone)
+    logger.info("%s was asked for through the control socket", method)
+    with behind.observers.joined(observe):
+        result = _call(behind.decider, Decides, method, arguments)
+    behind.views.refresh_status()
+    return result
+
+
+def _wait(decider: Decider, observe: Observer, gone: Event) -> None:
+    """Return when no run is under way; what a client that goes away meanwhile had asked for is not done."""
+    while decider.at_work() and not gone.is_set():
+        observe("wait", None, 0)
+        gone.wait(LOOK_SECONDS)
+    if gone.is_set():
+        raise Halted("Nothing was done: the janitor is stopping.", "Try again when it is back.")
+
+
+def _call(engine: object, protocol: type, method: str, arguments: Mapping[str, Any]) -> Any:
+    """Call a method with arguments as they came over the wire."""
+    function = getattr(protocol, method)
+    kinds = typing.get_type_hints(function)
+    try:
+        inspect.signature(function).bind(engine, **arguments)
+        given = {name: values.unpack(kinds[name], value) for name, value in arguments.items()}
+    except (ValueError, TypeError) as error:
+        raise not_understood(f"{method}: {error}") from error
+    return values.pack(getattr(engine, method)(**given))
+
+
+def not_understood(why: str) -> TmsError:
+    """The error of a request that is none."""
+    return TmsError(f"The request was not understood: {why}.")
+
+
+@contextmanager
+def address(folder: Path) -> Iterator[str]:
+    """The address of a state folder's socket, while the block runs.
+
+    The kernel takes 107 bytes, and a folder may lie deeper; then it is named by an open handle of it.
+
+    Raises:
+        OSError: the folder cannot be opened.
+    """
+    path = folder / SOCKET_NAME
+    if len(os.fsencode(path)) <= MAX_ADDRESS_BYTES:
+        yield str(path)
+        return
+    handle = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{handle}/{SOCKET_NAME}"
+    finally:
+        os.close(handle)

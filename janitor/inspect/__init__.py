@@ -1,0 +1,1 @@
+"""Questions about single rows: what they hold, and why a message is still there."""

@@ -1,0 +1,1 @@
+"""The law: what may be deleted or inverted. Pure functions, no input or output."""

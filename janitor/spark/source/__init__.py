@@ -1,0 +1,1 @@
+"""The data source ``tms``: the rows of a table as a DataFrame."""

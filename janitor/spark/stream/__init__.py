@@ -1,0 +1,1 @@
+"""Topics as streams: read by message id, published once."""

@@ -1,0 +1,1 @@
+"""A sweep whose scans run as tasks of Spark."""

@@ -1,0 +1,261 @@
+"""A pass whose jobs are tasks on Spark: planned, guarded, counted and concluded by the engine as any other.
+
+The engine does not change. It prepares, asks its guards, takes each step of a pass in all parts before the next one
+begins, and saves what was reached; only the division of the pass is another (:class:`~janitor.sweep.sweep.Division`).
+While tasks are at work the driver shows that the run is alive and renews its lease; when that is lost, the tasks are
+called back, and those that do not hear it end at their next batch by themselves.
+
+Traded: what a task takes is counted when it ends. What an attempt took that was lost is in the ledger without a number,
+because each attempt announces where it will delete before it does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+
+from janitor.law.policy import Reason
+from janitor.law.ranges import Range
+from janitor.report import Mode
+from janitor.run.engine import Engine
+from janitor.spark.access import Access
+from janitor.spark.source.parts import cut_evenly
+from janitor.spark.sweep.messages import Run, Share, TaskResult, TaskSpec, portable
+from janitor.spark.sweep.ranged import NOTHING, RangedStore
+from janitor.spark.sweep.runner import Sender
+from janitor.state.base import LedgerEntry, State
+from janitor.sweep.context import World
+from janitor.sweep.outcome import Outcome, unsure_of
+from janitor.sweep.scan import REPLANS, Part, failed, nothing_reached
+from janitor.sweep.sweep import Divided, Job, Runner
+from tms_core.errors import StoreUnavailable
+from tms_core.lease import Lease, LeaseRecord
+from tms_core.tables.base import Store
+from tms_core.tables.hbase.store import HBasePart
+
+logger = logging.getLogger(__name__)
+
+_ALL = Range(b"", b"")
+
+#: Cuts a store into shares, each with the part of the driver's own store that stands for it.
+Cut = Callable[[Store], list[tuple[Share, Store]]]
+#: Gives a sender whose tasks look at the store as it is now, as long as the block runs.
+Looking = Callable[[], AbstractContextManager[Sender]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """Jobs are tasks: those of a store in HBase in a sweep, and those of any store in a plan.
+
+    Attributes:
+        sender: has tasks done.
+        cut: cuts the store into shares.
+        state: where the lease of a run is.
+        lease: of the driver; None where there is none to lose.
+        rows_per_second: the limit on deleting; None for none.
+    """
+
+    sender: Sender
+    cut: Cut
+    state: State
+    lease: Lease | None
+    rows_per_second: float | None
+
+    @contextmanager
+    def begin(self, run_id: str, mode: Mode, store: Store, context: World) -> Iterator[Divided]:
+        shares = self.cut(store)
+        run = self._run_of(run_id, len(shares)) if mode == "apply" else None
+        yield Divided([part for _, part in shares], partial(self._do, [share for share, _ in shares], run))
+
+    def _do(self, shares: Sequence[Share], run: Run | None, jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
+        """Have a step taken in all parts, and once more in topics that have moved meanwhile (rule S2)."""
+        step, context = jobs[0].step, jobs[0].part.context
+        outcomes = [Outcome() for _ in jobs]
+        due = [share.informed(job) for share, job in zip(shares, jobs, strict=True)]
+        if step == "invert" and all(share.since_ms is None for share in due):
+            due = []
+        world = context
+        for _ in range(REPLANS):
+            if not due:
+                break
+            spec = TaskSpec(step, portable(world), run, jobs[0].part.page_rows)
+            for share, result in zip(due, self._send(spec, due, jobs[0].part), strict=True):
+                outcomes[share.number].moved.clear()
+                outcomes[share.number] += result.received
+            moved = {share.number: outcomes[share.number].moved for share in due}
+            topics = {prefix for prefixes in moved.values() for prefix in prefixes}
+            for prefix in topics:
+                context.reread(prefix)
+            world = replace(context, patterns=tuple(sorted(prefix[:-1].decode() for prefix in topics)))
+            due = [share for share in due if moved[share.number]]
+        for share in due:
+            outcome = outcomes[share.number]
+            for prefix in sorted(outcome.moved):
+                restless = StoreUnavailable("its metadata keeps changing; left for the next run")
+                outcome.add(failed("message" if step == "message" else "payload", prefix, restless))
+            outcome.moved.clear()
+        ended = next((outcome.ended for outcome in outcomes if outcome.ended is not None), None)
+        for outcome in outcomes:
+            # A run that has to end says of none of its parts that it was covered.
+            outcome.ended = ended
+        yield from enumerate(outcomes)
+
+    def _send(self, spec: TaskSpec, shares: Sequence[Share], part: Part) -> list[TaskResult]:
+        known = self._announced(spec.run)
+        results = self.sender.send(spec, shares, part.act.alive)
+        for result in results:
+            part.whole.calls.update(dict(result.calls))
+        answered = {
+            (*key[:4], taken.start)
+            for result in results
+            for key, taken in (*result.outcome.taken.items(), *result.outcome.unsure)
+        }
+        # Also where no task says that another one went before it: Spark may have killed one of two that ran at once.
+        lost = [entry for about, entry in self._announced(spec.run).items() if about not in known.keys() | answered]
+        if lost:
+            logger.warning("%d announcements of attempts that were lost go into the ledger without a count", len(lost))
+            results[0].outcome.unsure += map(unsure_of, lost)
+        return results
+
+    def _announced(self, run: Run | None) -> dict[tuple[object, ...], LedgerEntry]:
+        """What a run has announced so far."""
+        own = [entry for entry in self.state.intents() if entry.run_id == run.id] if run is not None else []
+        return {(e.topic, e.generation, e.table, e.rule, e.start): e for e in own}
+
+    def _run_of(self, run_id: str, tasks: int) -> Run:
+        record = LeaseRecord.parse(self.state.lease()) if self.lease is not None else None
+        if record is not None and self.lease is not None and record.fence != self.lease.fence:
+            record = None  # It is kept elsewhere, where the driver alone looks after it.
+        rate = self.rows_per_second
+        # Not all tasks need be at work at once; a rate is a limit, and not a promise.
+        share = None if not rate else rate / max(1, tasks)
+        return Run(run_id, record.holder if record else "", record.fence if record else 0, share)
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedDriver:
+    """A driver that alone can write a store, and goes only where tasks have found something to do on a copy.
+
+    A store in LevelDB is one process's. Most of a thorough pass is not deleting but looking: for the pointers of
+    invalid transactions in every message row, and for payload rows that have come due among those that have not. So
+    tasks look, by the same code that would do it, and the driver, which judges every row anew, goes nowhere else.
+    Nothing else can write meanwhile, so what tasks saw is still so.
+
+    Attributes:
+        tasks: who does plans, and cuts the store.
+        looking: gives a sender of tasks that look; asked once, when they are needed, and held until the pass ends.
+    """
+
+    tasks: Tasks
+    looking: Looking
+
+    @contextmanager
+    def begin(self, run_id: str, mode: Mode, store: Store, context: World) -> Iterator[Divided]:
+        if mode == "plan":
+            with self.tasks.begin(run_id, mode, store, context) as divided:
+                yield divided
+            return
+        shares = [share for share, _ in self.tasks.cut(store)]
+        with ExitStack() as needed:
+            yield Divided(store.parts(), _guided(shares, self.looking, needed))
+
+
+def _guided(shares: Sequence[Share], looking: Looking, needed: ExitStack) -> Runner:
+    """Does jobs where there is something to do."""
+    senders: list[Sender] = []
+
+    def run(jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
+        [job] = jobs
+        if not _needs_looking(job):
+            yield 0, job.run()
+            return
+        if not senders:
+            # Not before messages are gone, or tasks would look at those, too.
+            senders.append(needed.enter_context(looking()))
+        part = job.part
+        spec = TaskSpec(job.step, portable(part.context), None, part.page_rows, finds=True)
+        seen = Outcome()
+        for result in senders[0].send(spec, [share.informed(job) for share in shares], part.act.alive):
+            part.whole.calls.update(dict(result.calls))
+            seen += result.received
+        yield 0, _done_where_found(job, seen)
+
+    return run
+
+
+def _needs_looking(job: Job) -> bool:
+    """Whether there may be much to look at; what is due of messages lies in one range of each topic."""
+    store = job.part.store
+    if job.step == "invert":
+        return job.since_ms is not None and store.message.first(b"") is not None
+    return job.step == "payload" and store.payload.first(b"") is not None
+
+
+def _done_where_found(job: Job, seen: Outcome) -> Outcome:
+    """Do a job where tasks have found something.
+
+    What is taken is counted by the driver, who takes it; what stays is counted by the tasks, who saw all of it.
+    """
+    found = sorted(seen.found)
+    ranges = (found, []) if job.step == "invert" else ([], found)
+    part = job.part
+    there = Part.of(RangedStore(part.store, *ranges), part.context, part.page_rows, part.act, whole=part.whole)
+    outcome = replace(job, part=there, failed=job.failed | seen.failed.keys(), reached=nothing_reached).run()
+    total = seen.staying()
+    total.found = []
+    total += outcome.taking()
+    total += outcome.keeps(Reason.REFERENCED)
+    return total
+
+
+def spark_engine(
+    store: Store,
+    state: State,
+    *arguments: Any,
+    sender: Sender,
+    cut: Cut,
+    looking: Looking | None = None,
+    **options: Any,
+) -> Engine:
+    """An engine whose passes are done on Spark.
+
+    Args:
+        sender: has tasks done.
+        cut: cuts the store into shares.
+        looking: of a store that nothing but this process can write: gives a sender of tasks that look at it; None where
+            tasks delete.
+        arguments, options: as of every engine.
+    """
+    tasks = Tasks(sender, cut, state, options.get("lease"), options.get("rows_per_second"))
+    division = tasks if looking is None else GuidedDriver(tasks, looking)
+    return Engine(store, state, *arguments, division=division, **options)
+
+
+def cutter(access: Access, partitions: int | None) -> Cut:
+    """Cuts the store that settings name: by salt in HBase, by bytes in LevelDB.
+
+    Args:
+        partitions: about how many shares of a LevelDB store; None: by its size.
+    """
+
+    def cut(store: Store) -> list[tuple[Share, Store]]:
+        if access.is_leveldb:
+            messages, payloads = (cut_evenly(table, _ALL, partitions) for table in (store.message, store.payload))
+            ranges = zip_longest(messages, payloads, fillvalue=NOTHING)
+            return [
+                (Share(at, None, *both), RangedStore(store, *([one] for one in both))) for at, both in enumerate(ranges)
+            ]
+        parts = [(part.salt, part) for part in store.parts() if isinstance(part, HBasePart)]
+        if parts:
+            return [(Share(at, salt, _ALL, _ALL), part) for at, (salt, part) in enumerate(parts)]
+        # A store's face for reading does not show its parts.
+        nothing = RangedStore(store, (), ())
+        with access.salted() as salted:
+            return [(Share(at, salt, _ALL, _ALL), nothing) for at, (salt, _) in enumerate(salted)]
+
+    return cut

@@ -1,0 +1,39 @@
+"""Decisions that are carried out once for each text they are written down with.
+
+In a cluster decisions are written down in files, and what carries them out does so with every upgrade. Adopting a store
+a second time would accept one that was swapped meanwhile, so the state keeps the texts, in the transaction that carries
+the decision out: a process that dies leaves both, or neither.
+"""
+
+from __future__ import annotations
+
+from janitor.state.base import State
+
+#: Under this name the state keeps the texts, by verb; also when all that was learnt of a store is forgotten.
+NOTE = "decided"
+#: How many are remembered of a verb; files do not hold more.
+REMEMBERED = 1_000
+
+
+def approval(patterns: tuple[str, ...], *, clock: bool) -> str:
+    """The verb under which an approval is remembered: what it lets go is part of it."""
+    return " ".join(("approve", *patterns, *(["--clock"] if clock else [])))
+
+
+def was_done(state: State, verb: str, text: str) -> bool:
+    """Whether this was carried out before.
+
+    Raises:
+        StoreError: the state could not be read.
+    """
+    return text in (state.note(NOTE) or {}).get(verb, [])
+
+
+def note_done(state: State, verb: str, text: str) -> None:
+    """Remember that it was carried out; call it in the transaction that does so.
+
+    Raises:
+        StoreError: the state could not be written.
+    """
+    known = state.note(NOTE) or {}
+    state.save_note(NOTE, {**known, verb: [*known.get(verb, []), text][-REMEMBERED:]})

@@ -1,0 +1,1 @@
+"""The state in a table of HBase, beside the store."""

@@ -1,0 +1,1 @@
+"""The state in a file of SQLite, beside the store."""

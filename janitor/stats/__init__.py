@@ -1,0 +1,1 @@
+"""What is counted in the background: sizes of topics, lag of consumers."""

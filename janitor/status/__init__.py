@@ -1,0 +1,1 @@
+"""What an operator sees of a janitor, as one frozen value."""

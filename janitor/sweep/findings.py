@@ -1,0 +1,153 @@
+"""What a pass finds, as values: batches of rows with one fate, and what else is to be counted.
+
+A finding is a batch and never a row, so that nothing on the way costs an object for each row. Whoever pulls findings
+hands them to an act (:mod:`janitor.sweep.executor`), and then counts them, with what the act did, in an outcome
+(:mod:`janitor.sweep.outcome`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from janitor.law.policy import Hold, Reason, Rule
+from janitor.report import DataTable
+from janitor.sweep.context import TopicWork
+from tms_core.tables.base import KeyTable, MessageTable, TxCell
+from tms_core.tables.side import Expiry
+from tms_core.topic import TopicId
+
+
+class Batch(NamedTuple):
+    """Rows of one topic, generation and table with one fate, in key order."""
+
+    table: DataTable
+    generation: int
+    rule: Rule
+    keys: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Rows that the law takes.
+
+    Attributes:
+        table: where they are.
+        size_bytes: key bytes exactly, value bytes as the store estimates them.
+        hold: why they stay for now; None: they go.
+        label: the hold they are shown under.
+        expiries: those of messages with a ttl of their own, which is what takes them; none of others.
+    """
+
+    work: TopicWork
+    table: KeyTable
+    batch: Batch
+    size_bytes: int
+    hold: Hold | None
+    label: Hold | None
+    expiries: Sequence[Expiry] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Invalid:
+    """Message rows of one topic and generation whose transactions are invalid and whose pointers are to be negated.
+
+    Attributes:
+        work: the topic's; None without readable metadata.
+        label: the hold they are shown under.
+    """
+
+    topic: TopicId
+    generation: int
+    work: TopicWork | None
+    table: MessageTable
+    cells: Sequence[TxCell]
+    label: Hold | None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Rows that stay.
+
+    Attributes:
+        keys: those that are none of ours, to be named.
+        prefix: of the topic that has no readable metadata, to be named.
+    """
+
+    reason: Reason
+    rows: int
+    table: DataTable = "message"
+    keys: Sequence[bytes] = ()
+    prefix: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Untouchable:
+    """An invalid write pointer that stays as it is, so that no boundary may pass it."""
+
+    pointer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Messages with a ttl of their own whose rows a range has taken."""
+
+    expiries: Sequence[Expiry]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A page that was read, or with no rows a jump to another place."""
+
+    phase: str
+    topic: TopicId | None
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A topic that is left undone.
+
+    Attributes:
+        reason: ``store`` or ``moved``.
+        refused: whether the store refused to write, as it refuses all; the topic is not to blame (rule S9).
+    """
+
+    prefix: bytes
+    table: DataTable
+    reason: str
+    message: str
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Rows of no topic in particular that could not be read."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """All before this key was gone through, apart from topics that were left undone."""
+
+    key: bytes
+
+
+Finding = Due | Invalid | Kept | Untouchable | Gone | Read | Failed | Unreadable | Reached
+
+
+def foreign(table: DataTable, keys: Sequence[bytes]) -> Kept:
+    """Keys that are none of ours (L0)."""
+    return Kept(Reason.FOREIGN, len(keys), table, keys)
+
+
+def times_of(batch: Batch) -> tuple[int, int]:
+    """Time of the oldest and of the newest row; message rows are in order of time."""
+    if batch.table == "message":
+        times = (batch.keys[0][-10:-2], batch.keys[-1][-10:-2])
+    else:
+        written = [key[-10:-2] for key in batch.keys]
+        times = (min(written), max(written))
+    return int.from_bytes(times[0], "big"), int.from_bytes(times[1], "big")

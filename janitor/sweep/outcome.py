@@ -1,0 +1,371 @@
+"""What a pass has found and done: one value that can be merged and sent, and the only place that counts (rule S15).
+
+Report, ledger, metrics and the evidence for a boundary are made from it and from nothing else. Each part of a store,
+each thread and each task of Spark fills one of its own; they are added together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from janitor.law.policy import Reason, Rule
+from janitor.law.ranges import Range
+from janitor.report import NAMED_KEYS, DataTable, Entry, EntryKey, ForeignKey
+from janitor.state.base import LedgerEntry
+from janitor.sweep.compaction import DeletedRanges
+from janitor.sweep.context import TopicWork
+from janitor.sweep.findings import (
+    Batch,
+    Due,
+    Failed,
+    Finding,
+    Gone,
+    Invalid,
+    Kept,
+    Read,
+    Unreadable,
+    Untouchable,
+    times_of,
+)
+from tms_core.tables.base import TxCell
+from tms_core.tables.side import Expiry
+from tms_core.topic import TopicId
+
+
+class LedgerKey(NamedTuple):
+    """What an entry of the ledger is about; the last three are the policy it was taken by."""
+
+    topic: TopicId
+    generation: int
+    table: DataTable
+    rule: Rule
+    metadata_generation: int = 0
+    ttl_seconds: int = 0
+    cutoff_ms: int = 0
+
+    @classmethod
+    def of(cls, work: TopicWork, batch: Batch) -> LedgerKey:
+        return cls(work.topic.topic, batch.generation, batch.table, batch.rule, *_policy(work))
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Rows that went, between two keys.
+
+    Attributes:
+        at_ms: when the first of them did.
+        rows: None where it is not known how many, because the store failed while they were deleted.
+    """
+
+    at_ms: int
+    start: bytes
+    stop: bytes
+    rows: int | None
+    oldest_ms: int | None
+    newest_ms: int | None
+
+    def __add__(self, other: Taken) -> Taken:
+        return Taken(
+            min(self.at_ms, other.at_ms),
+            min(self.start, other.start),
+            max(self.stop, other.stop),
+            (self.rows or 0) + (other.rows or 0),
+            min((ms for ms in (self.oldest_ms, other.oldest_ms) if ms is not None), default=None),
+            max((ms for ms in (self.newest_ms, other.newest_ms) if ms is not None), default=None),
+        )
+
+
+class Done(NamedTuple):
+    """What an act did with a finding.
+
+    Attributes:
+        keys: the rows it took.
+        cells: the rows whose pointers it negated.
+        at_ms: when; None where nothing is written down, as in a plan.
+        found: where something is to be done, by an act that only looks.
+    """
+
+    keys: Sequence[bytes] = ()
+    cells: Sequence[TxCell] = ()
+    at_ms: int | None = None
+    found: Range | None = None
+
+
+NOTHING_DONE = Done()
+
+
+class Counted(NamedTuple):
+    """What was taken by one rule, as it was counted; ``size_bytes`` of what was inverted is not counted by metrics."""
+
+    table: DataTable
+    rule: Rule
+    rows: int
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What was found and done.
+
+    Attributes:
+        entries: what the report shows.
+        kept: rows that stay, by reason.
+        errors: what went wrong, as sentences.
+        foreign: the first foreign keys met, so that they can be named.
+        unknown: the first topics that have rows and no readable metadata.
+        pointers: which write pointers were negated, by topic.
+        untouchable: the lowest invalid write pointer that has to stay: under a key that is none of ours, or of a row
+            that came due only after the messages were deleted.
+        scanned: rows read, by phase.
+        failures: how often a topic was left undone, by table and reason.
+        seeks_spared: store calls that reading ahead has made needless.
+        early: the first and the last of the messages whose own ttl takes them (L6), by topic and generation.
+        phase_seconds: how long each phase took.
+        failed: metadata keys of topics that were left undone, and why.
+        refused: those of them in which the store refused to write, as it would have refused anything.
+        withheld: metadata keys of topics in which deleting was stopped on the way.
+        moved: metadata keys of topics that changed meanwhile and are to be planned anew by the driver.
+        expired: messages with a ttl of their own whose rows are gone; to be forgotten once that is durable.
+        found: where something is to be done, where an act only looks.
+        taken, unsure: what went, for the ledger; of ``unsure`` it is not known.
+        deleted: where rows were deleted, to be compacted; it does not travel.
+        write_failed: whether the store refused to delete something, as it does when its disk is full.
+        archive_error: why rows could not be archived, so that nothing more was deleted.
+        ended: what ended the pass early: ``Interrupted``, an error of the store as a whole, or a bug; it does not
+            travel.
+    """
+
+    entries: dict[EntryKey, Entry] = field(default_factory=dict)
+    kept: Counter[Reason] = field(default_factory=Counter)
+    errors: list[str] = field(default_factory=list)
+    foreign: list[ForeignKey] = field(default_factory=list)
+    unknown: set[TopicId] = field(default_factory=set)
+    pointers: dict[TopicId, set[int]] = field(default_factory=dict)
+    untouchable: int | None = None
+    scanned: Counter[str] = field(default_factory=Counter)
+    failures: Counter[tuple[str, str]] = field(default_factory=Counter)
+    seeks_spared: int = 0
+    early: dict[tuple[TopicId, int], tuple[bytes, bytes]] = field(default_factory=dict)
+    phase_seconds: dict[str, float] = field(default_factory=dict)
+    failed: dict[bytes, str] = field(default_factory=dict)
+    refused: set[bytes] = field(default_factory=set)
+    withheld: set[bytes] = field(default_factory=set)
+    moved: set[bytes] = field(default_factory=set)
+    expired: list[Expiry] = field(default_factory=list)
+    found: list[Range] = field(default_factory=list)
+    taken: dict[LedgerKey, Taken] = field(default_factory=dict)
+    unsure: list[tuple[LedgerKey, Taken]] = field(default_factory=list)
+    deleted: DeletedRanges = field(default_factory=DeletedRanges)
+    write_failed: bool = False
+    archive_error: str | None = None
+    ended: Exception | None = None
+
+    # -- counting ------------------------------------------------------------------------------------------------------
+
+    def add(self, finding: Finding, done: Done = NOTHING_DONE) -> Counted | None:
+        """Count a finding, and what an act did with it; returns what was counted as taken."""
+        if done.found is not None:
+            self.found.append(done.found)
+        match finding:
+            case Due():
+                return self._add_due(finding, done)
+            case Invalid():
+                return self._add_inverted(finding, done)
+            case Kept():
+                self._add_kept(finding)
+            case Read():
+                self.scanned[finding.phase] += finding.rows
+            case Untouchable():
+                self.keep_pointer(finding.pointer)
+            case Gone():
+                self.expired += finding.expiries
+            case Failed():
+                self._add_failed(finding)
+            case Unreadable():
+                self.errors.append(finding.message)
+        return None
+
+    def add_unsure(self, due: Due, at_ms: int) -> None:
+        """Count a batch on which the store failed: it is not known which of its rows went."""
+        keys = due.batch.keys
+        self.write_failed = True
+        taken = Taken(at_ms, keys[0], keys[-1] + b"\x00", None, None, None)
+        self.unsure.append((LedgerKey.of(due.work, due.batch), taken))
+
+    def keep(self, reason: Reason, rows: int = 1) -> None:
+        """Count rows that stay; live ones are not visited, so there is no count of them."""
+        if rows and reason is not Reason.LIVE:
+            self.kept[reason] += rows
+
+    def keep_pointer(self, pointer: int) -> None:
+        """Note an invalid write pointer that has to stay as it is."""
+        self.untouchable = pointer if self.untouchable is None else min(self.untouchable, pointer)
+
+    def _add_due(self, due: Due, done: Done) -> Counted | None:
+        batch, size = due.batch, due.size_bytes
+        topic = due.work.topic.topic
+        if due.hold is None:
+            if not done.keys:
+                return None
+            if len(done.keys) < len(batch.keys):
+                size = size * len(done.keys) // len(batch.keys)
+                batch = batch._replace(keys=list(done.keys))
+        times = times_of(batch)
+        label = EntryKey(topic, batch.generation, batch.table, batch.rule, due.label)
+        self._entry(label).add(batch.keys, size, *times)
+        if due.expiries:
+            self._note_early(topic, batch.generation, batch.keys)
+            gone = set(done.keys)
+            self.expired += [expiry for expiry in due.expiries if expiry.key in gone]
+        if done.at_ms is not None:
+            self._book(LedgerKey.of(due.work, batch), done.at_ms, batch.keys[0], batch.keys[-1], len(batch.keys), times)
+            self.deleted.add(due.table, batch.keys)
+        return None if due.hold is not None else Counted(batch.table, batch.rule, len(batch.keys), size)
+
+    def _add_inverted(self, invalid: Invalid, done: Done) -> Counted | None:
+        cells = done.cells
+        if not cells:
+            return None
+        topic, generation = invalid.topic, invalid.generation
+        keys = [cell.key for cell in cells]
+        # Negative times, which are none of ours, sort behind all others.
+        timed = keys if keys[-1][-10] >= 0x80 else (keys[0], keys[-1])
+        times = [int.from_bytes(key[-10:-2], "big", signed=True) for key in timed]
+        oldest_ms, newest_ms = min(times), max(times)
+        label = EntryKey(topic, generation, "message", Rule.INVALID_TRANSACTION, invalid.label)
+        self._entry(label).add(keys, sum(map(len, keys)), oldest_ms, newest_ms)
+        self.pointers.setdefault(topic, set()).update(cell.pointer for cell in cells)
+        if done.at_ms is not None:
+            key = LedgerKey(topic, generation, "message", Rule.INVALID_TRANSACTION, *_policy(invalid.work))
+            self._book(key, done.at_ms, keys[0], keys[-1], len(keys), (oldest_ms, newest_ms))
+        return Counted("message", Rule.INVALID_TRANSACTION, len(keys), sum(map(len, keys)))
+
+    def _add_kept(self, kept: Kept) -> None:
+        self.keep(kept.reason, kept.rows)
+        room = NAMED_KEYS - len(self.foreign)
+        self.foreign += [ForeignKey(kept.table, key.hex()) for key in kept.keys[: max(0, room)]]
+        topic = None if kept.prefix is None else TopicId.from_prefix(kept.prefix)
+        if topic is not None and len(self.unknown) < NAMED_KEYS:
+            self.unknown.add(topic)
+
+    def _add_failed(self, failed: Failed) -> None:
+        self.failures[failed.table, failed.reason] += 1
+        self.failed[failed.prefix] = failed.message
+        self.errors.append(failed.message)
+        if failed.refused:
+            self.refused.add(failed.prefix)
+
+    def _book(self, key: LedgerKey, at_ms: int, first: bytes, last: bytes, rows: int, times: tuple[int, int]) -> None:
+        taken = Taken(at_ms, first, last + b"\x00", rows, *times)
+        known = self.taken.get(key)
+        self.taken[key] = taken if known is None else known + taken
+
+    def _entry(self, key: EntryKey) -> Entry:
+        return self.entries.setdefault(key, Entry())
+
+    def _note_early(self, topic: TopicId, generation: int, keys: Sequence[bytes]) -> None:
+        every = [*self.early.get((topic, generation), ()), *keys]
+        self.early[topic, generation] = (min(every), max(every))
+
+    @property
+    def undone(self) -> bool:
+        """Whether something was left undone, so that nothing is evidence."""
+        return bool(self.failed or self.withheld or self.errors or self.moved or self.ended)
+
+    # -- merging -------------------------------------------------------------------------------------------------------
+
+    def __iadd__(self, other: Outcome) -> Outcome:
+        """Take in what was found and done elsewhere."""
+        for label, entry in other.entries.items():
+            self._entry(label).merge(entry)
+        for name in _ADDED:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.foreign += other.foreign[: max(0, NAMED_KEYS - len(self.foreign))]
+        self.unknown |= set(sorted(other.unknown)[: max(0, NAMED_KEYS - len(self.unknown))])
+        for topic, pointers in other.pointers.items():
+            self.pointers.setdefault(topic, set()).update(pointers)
+        if other.untouchable is not None:
+            self.keep_pointer(other.untouchable)
+        for (topic, generation), ends in other.early.items():
+            self._note_early(topic, generation, ends)
+        for phase, seconds in other.phase_seconds.items():
+            self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + seconds
+        self.failed |= other.failed
+        self.refused |= other.refused
+        self.withheld |= other.withheld
+        self.moved |= other.moved
+        for key, taken in other.taken.items():
+            known = self.taken.get(key)
+            self.taken[key] = taken if known is None else known + taken
+        self.deleted.slices += other.deleted.slices
+        self.write_failed |= other.write_failed
+        self.archive_error = self.archive_error or other.archive_error
+        self.ended = self.ended or other.ended
+        return self
+
+    def taking(self) -> Outcome:
+        """Without what was counted as staying: of a topic that is planned anew, or that others have counted."""
+        entries = {key: entry for key, entry in self.entries.items() if key.held is None}
+        return replace(self, entries=entries, kept=Counter(), foreign=[], unknown=set())
+
+    def staying(self) -> Outcome:
+        """Without what was counted as due and not held."""
+        return replace(self, entries={key: entry for key, entry in self.entries.items() if key.held is not None})
+
+    def keeps(self, reason: Reason) -> Outcome:
+        """An outcome that has only the rows that stay for this reason."""
+        return Outcome(kept=Counter({reason: self.kept[reason]}))
+
+
+#: Fields that are merged by adding.
+_ADDED = ("kept", "errors", "scanned", "failures", "seeks_spared", "expired", "found", "unsure")
+
+
+def ledger_entries(outcome: Outcome, run_id: str, snapshot_timestamp_ms: int | None) -> list[LedgerEntry]:
+    """What a run took, as the ledger has it."""
+    found = [*outcome.taken.items(), *outcome.unsure]
+    return [ledger_entry(key, taken, run_id, snapshot_timestamp_ms) for key, taken in found]
+
+
+def unsure_of(announced: LedgerEntry) -> tuple[LedgerKey, Taken]:
+    """What was announced and of which nothing is known but that."""
+    table: DataTable = "message" if announced.table == "message" else "payload"
+    policy = (announced.metadata_generation, announced.ttl_seconds, announced.cutoff_ms)
+    key = LedgerKey(announced.topic, announced.generation, table, Rule(announced.rule), *policy)
+    return key, Taken(announced.at_ms, announced.start, announced.stop, None, None, None)
+
+
+def covers(taken: LedgerEntry, announced: LedgerEntry) -> bool:
+    """Whether an entry tells what became of an announcement."""
+    about = (taken.topic, taken.generation, taken.table, taken.rule)
+    same = about == (announced.topic, announced.generation, announced.table, announced.rule)
+    return same and taken.start <= announced.start < taken.stop
+
+
+def ledger_entry(key: LedgerKey, taken: Taken, run_id: str, snapshot_timestamp_ms: int | None) -> LedgerEntry:
+    """One entry of the ledger."""
+    return LedgerEntry(
+        run_id=run_id,
+        at_ms=taken.at_ms,
+        topic=key.topic,
+        generation=key.generation,
+        table=key.table,
+        rule=str(key.rule),
+        start=taken.start,
+        stop=taken.stop,
+        rows=taken.rows,
+        oldest_ms=taken.oldest_ms,
+        newest_ms=taken.newest_ms,
+        metadata_generation=key.metadata_generation,
+        ttl_seconds=key.ttl_seconds,
+        cutoff_ms=key.cutoff_ms,
+        snapshot_timestamp_ms=snapshot_timestamp_ms,
+    )
+
+
+def _policy(work: TopicWork | None) -> tuple[int, int, int]:
+    """Generation, ttl and cut-off; zeros for a topic without metadata, which has none."""
+    return (work.topic.generation, work.topic.ttl_seconds, work.frontier.cutoff.ms) if work else (0, 0, 0)

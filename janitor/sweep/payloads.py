@@ -1,0 +1,129 @@
+"""Payload rows that are due: by generation where that is enough, else by their own time, transaction and readers.
+
+Rows of the payload table sort by transaction, so in a generation that only time makes old the due ones lie scattered.
+They are gathered as candidates, and a bounded number of them at a time is held against the message table (L5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from functools import partial
+
+from janitor.law.policy import Reason, Rule
+from janitor.law.ranges import Span, newest_expired_pointer, payload_spans
+from janitor.law.references import find_referenced, search_range, timeless_range
+from janitor.sweep.context import TopicWork
+from janitor.sweep.findings import Batch, Finding, Kept, Reached, Read
+from janitor.sweep.scan import Event, Part, allowed, batches, due, topics
+from tms_core.rowkey import PayloadKey, generation_prefix
+
+#: Payload keys gathered before their messages are looked for; bounds memory, about 10 MB.
+CANDIDATES = 20_000
+
+
+def payloads(part: Part, undone: Collection[bytes], *, refers: bool = True, from_topic: bytes = b"") -> Iterator[Event]:
+    """The payload table's step of a pass; comes after the messages', which frees payloads.
+
+    Args:
+        refers: whether messages are looked for that still refer to a payload; without that, what is found are
+            candidates.
+        from_topic: the first topic that a thorough pass looks through from end to end, since an earlier run has gone
+            through the others.
+    """
+    return topics(part, "payload", undone, partial(_findings, refers, from_topic), _beyond)
+
+
+def _beyond(work: TopicWork) -> bytes:
+    return generation_prefix(work.topic.topic.prefix, max(work.topic.old_below, work.topic.generation + 1))
+
+
+def _findings(refers: bool, from_topic: bytes, part: Part, work: TopicWork, first_key: bytes) -> Iterator[Finding]:
+    newest, prefix = None, work.topic.topic.prefix
+    if prefix >= from_topic:
+        # All topics before this one are done.
+        yield Reached(prefix)
+    if not part.context.thorough or prefix < from_topic:
+        newest = newest_expired_pointer(work.frontier, part.context.terms.lifetime.allowance_ms)
+    for span in allowed(part, "payload", work, payload_spans(work.topic, work.frontier, newest)):
+        found = batches(part, "payload", work, span, first_key)
+        if span.by_row:
+            yield from _by_row(refers, part, work, span, found)
+            continue
+        for item in found:
+            if isinstance(item, Batch):
+                yield due(part, work, item, work.frontier.hold if span.held else None)
+            else:
+                yield item
+
+
+def _by_row(
+    refers: bool, part: Part, work: TopicWork, span: Span, found: Iterator[Finding | Batch]
+) -> Iterator[Finding]:
+    """Judge the payload rows of one generation each by its own time and transaction."""
+    candidates: list[bytes] = []
+    for item in found:
+        if not isinstance(item, Batch):
+            yield item
+            continue
+        free, held = _split_by_time(work, item)
+        if work.counts_held and held:
+            yield due(part, work, item._replace(keys=held), work.frontier.hold)
+        decided = _decided(part, free)
+        yield Kept(Reason.UNDECIDED, len(free) - len(decided), "payload")
+        candidates += decided
+        if len(candidates) >= CANDIDATES or not refers:
+            yield from _candidates(refers, part, work, span, candidates)
+            candidates = []
+    yield from _candidates(refers, part, work, span, candidates)
+
+
+def _split_by_time(work: TopicWork, batch: Batch) -> tuple[list[bytes], list[bytes]]:
+    """The keys that may go now, and those that are due by the law but held."""
+    cutoff = work.frontier.cutoff.ms.to_bytes(8, "big")
+    free = [key for key in batch.keys if key[-10:-2] < cutoff]
+    if batch.rule is Rule.OLD_GENERATION:
+        return free, [key for key in batch.keys if key[-10:-2] >= cutoff]
+    law = work.frontier.due.ms.to_bytes(8, "big")
+    return free, [key for key in batch.keys if cutoff <= key[-10:-2] < law] if cutoff < law else []
+
+
+def _decided(part: Part, keys: list[bytes]) -> list[bytes]:
+    """Without the rows whose transaction may still commit."""
+    undecided = part.context.transactions.is_undecided
+    return [key for key in keys if not undecided(_pointer(key))]
+
+
+def _candidates(refers: bool, part: Part, work: TopicWork, span: Span, keys: list[bytes]) -> Iterator[Finding]:
+    """Expired payload rows that no message refers to."""
+    if not keys:
+        return
+    generation = int.from_bytes(keys[0][-22:-18], "big")
+    free = keys
+    if refers:
+        referenced = _referenced(part, work, generation, keys)
+        free = [key for key in keys if _pointer(key) not in referenced]
+        yield Kept(Reason.REFERENCED, len(keys) - len(free), "payload")
+    for first in range(0, len(free), part.page_rows):
+        yield due(part, work, Batch("payload", generation, span.rule, free[first : first + part.page_rows]), None)
+
+
+def _referenced(part: Part, work: TopicWork, generation: int, keys: list[bytes]) -> set[int]:
+    context, topic = part.context, work.topic.topic
+    # Under a plan's ranges, or after the topic was planned anew, messages may be there that its frontier lets go.
+    exact = context.limits is None and topic.prefix not in context.reread_topics
+    parsed = (parts for key in keys if (parts := PayloadKey.parse(key)) is not None)
+    since_ms = work.frontier.cutoff.ms if exact else 0
+    window = search_range(topic, generation, since_ms, parsed, context.terms.lifetime)
+    return find_referenced(
+        part.whole.message,
+        (window, timeless_range(topic, generation)),
+        {_pointer(key) for key in keys},
+        part.page_rows,
+        partial(part.act.progress, Read("references", topic, 0)),
+        part.goes_early,
+    )
+
+
+def _pointer(key: bytes) -> int:
+    """The write pointer in a payload key, without parsing the rest."""
+    return int.from_bytes(key[-18:-10], "big", signed=True)

@@ -1,0 +1,518 @@
+"""Going through a table from topic to topic, and one step in one part of a store.
+
+A scan follows the garbage. It jumps from topic to topic in key order, reads the range that is due, and sees no live
+message row unless an invalid transaction may have written it or an expired payload may belong to it. What it finds is
+pulled from it as findings (:mod:`janitor.sweep.findings`), handed to an act, and counted in an outcome: a plan's act
+does nothing, a run's deletes. So a plan's figures and a run's mean the same.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+from typing import NamedTuple, Protocol
+
+from janitor.law.policy import Delete, Hold, Keep, Reason, Row, decide
+from janitor.law.ranges import Span, intersect, topic_stop
+from janitor.report import DataTable
+from janitor.sweep.context import TopicWork, World
+from janitor.sweep.findings import Batch, Due, Failed, Finding, Kept, Reached, Read, Unreadable, foreign
+from janitor.sweep.outcome import Counted, Done, Outcome
+from janitor.sweep.permission import Withheld
+from janitor.sweep.read_ahead import Ahead, CellsAhead
+from tms_core.errors import ArchiveError, StoreError, WriteRefused
+from tms_core.rowkey import (
+    GENERATION_BYTES,
+    MESSAGE_TAIL_BYTES,
+    PAYLOAD_TAIL_BYTES,
+    MessageKey,
+    PayloadKey,
+    generation_prefix,
+    topic_prefix,
+)
+from tms_core.tables.base import KeyTable, Store
+from tms_core.tables.side import Expiries, Expiry
+
+#: How often a topic is planned anew within one pass before it is left for the next.
+REPLANS = 3
+
+#: Holds that may last for years. What they hold is counted by thorough passes only, or every pass would read it all.
+STANDING_HOLDS = frozenset({Hold.PROTECTED, Hold.PAUSED, Hold.QUARANTINED})
+
+
+class Moved(Exception):
+    """A topic's metadata changed between planning and deleting (rule S2); the batch was dropped."""
+
+
+class NotArchived(Withheld):
+    """Rows could not be archived, so nothing more is deleted."""
+
+    def __init__(self, error: ArchiveError) -> None:
+        super().__init__(str(error))
+
+
+class Unsure(Exception):
+    """The store failed on a batch, so it is not known which of its rows went."""
+
+    def __init__(self, due: Due, at_ms: int, error: StoreError) -> None:
+        super().__init__(str(error))
+        self.due = due
+        self.at_ms = at_ms
+        self.error = error
+
+
+class Act(Protocol):
+    """What is done with findings."""
+
+    def alive(self) -> None:
+        """Called before every jump.
+
+        Raises:
+            Interrupted: the pass is over.
+        """
+        ...
+
+    def progress(self, read: Read) -> None:
+        """Told of every page.
+
+        Raises:
+            Interrupted: the pass is over.
+        """
+        ...
+
+    def apply(self, finding: Finding) -> Done:
+        """Do what is to be done with a finding.
+
+        Raises:
+            Moved: the topic is no longer what the finding says; nothing was done.
+            Withheld: nothing may be changed in this topic now; nothing was.
+            Unsure: the store failed on the way.
+            StoreError: the store failed; nothing was done.
+            Interrupted: the pass is over; nothing was done.
+        """
+        ...
+
+    def pay(self, taken: Counted) -> None:
+        """Called after rows were taken; waits until they are within the rate.
+
+        Raises:
+            Interrupted: the pass is over.
+        """
+        ...
+
+
+class Visit(NamedTuple):
+    """One topic of a table.
+
+    Attributes:
+        findings: pulls what there is.
+        again: whether that is done again after the topic was planned anew; else it is left for the next pass.
+    """
+
+    table: DataTable
+    prefix: bytes
+    findings: Callable[[], Iterator[Finding]]
+    again: bool = True
+
+
+Event = Visit | Finding
+#: Findings on the way to a key, which is the value in the end; None where there is none.
+Jump = Generator[Finding, None, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a store as one pass reads it.
+
+    Attributes:
+        store: what is read.
+        whole: where rows are looked for that need not be in this part.
+        context: what was known when the pass began.
+        page_rows: rows per page, and so per batch.
+        act: what is done with findings; also asked now and then, while nothing is found, whether to go on.
+        messages, payloads: the tables' keys, some of them read ahead.
+        replans: whether a topic that moved is planned anew here; else that is the driver's.
+        planned: messages with a ttl of their own, in a plan, which leaves them there though they go; None in a run.
+    """
+
+    store: Store
+    whole: Store
+    context: World
+    page_rows: int
+    act: Act
+    messages: CellsAhead
+    payloads: Ahead
+    replans: bool = True
+    planned: Expiries | None = None
+
+    @classmethod
+    def of(
+        cls,
+        store: Store,
+        context: World,
+        page_rows: int,
+        act: Act,
+        *,
+        whole: Store | None = None,
+        replans: bool = True,
+        planned: Expiries | None = None,
+    ) -> Part:
+        messages, payloads = CellsAhead(store.message, page_rows), Ahead(store.payload, page_rows)
+        return cls(store, whole or store, context, page_rows, act, messages, payloads, replans, planned)
+
+    def keys(self, name: DataTable) -> Ahead:
+        return self.messages if name == "message" else self.payloads
+
+    def table(self, name: DataTable) -> KeyTable:
+        return self.store.message if name == "message" else self.store.payload
+
+    def forget(self) -> None:
+        """Ask the tables anew from here on."""
+        self.messages.forget()
+        self.payloads.forget()
+
+    def goes_early(self, key: bytes) -> bool:
+        """Whether a message is there only because this is a plan: a run's next steps find it gone by its own ttl (L6).
+
+        Raises:
+            StoreError: it cannot be looked up.
+        """
+        if self.planned is None or (parsed := MessageKey.parse(key)) is None:
+            return False
+        work, expires_ms = self.context.topics.get(parsed.topic.prefix), self.planned.expires_ms(key)
+        if work is None or expires_ms is None:
+            return False
+        row, transactions = Row("message", parsed), self.context.transactions
+        return isinstance(decide(row, work.topic, work.frontier, transactions, False, expires_ms), Delete)
+
+    def passes_by(self, prefix: bytes, failed: Collection[bytes]) -> bool:
+        """Whether nothing is done in this topic."""
+        return prefix in failed or not self.context.in_scope(prefix) or self.context.is_quarantined(prefix)
+
+
+#: Told up to which key a step has come, with the outcomes of it until then.
+OnReached = Callable[[bytes, Sequence[Outcome]], None]
+
+
+def nothing_reached(key: bytes, so_far: Sequence[Outcome]) -> None:
+    """How far it has come is of no interest."""
+
+
+#: The findings of one topic from its first key on.
+TopicFindings = Callable[[Part, TopicWork, bytes], Iterator[Finding]]
+#: Where the rows of a topic start of which no range speaks.
+Beyond = Callable[[TopicWork], bytes]
+
+
+# -- one step ----------------------------------------------------------------------------------------------------------
+
+
+def run_step(events: Iterator[Event], undone: set[bytes], part: Part, reached: OnReached = nothing_reached) -> Outcome:
+    """Take one step in one part: pull what there is, have it done, count it.
+
+    Whatever ends it early is in the outcome, with all that was done until then.
+
+    Args:
+        undone: metadata keys of topics that were left undone; those that are left undone here are added.
+        reached: told how far it has come.
+    """
+    outcome = Outcome()
+    try:
+        for event in events:
+            if not isinstance(event, Visit):
+                part.act.alive()
+                outcome.add(event)
+                if isinstance(event, Reached):
+                    reached(event.key, (outcome,))
+                continue
+            found = visit(event, part, partial(_and_then, reached, outcome))
+            undone.update(found.failed, found.withheld, found.moved)
+            outcome += found
+            if outcome.ended is not None:
+                break
+        else:
+            # Whatever the last call took: one that hung in it has not covered the table.
+            part.act.alive()
+    except Exception as error:  # noqa: BLE001 what was done is kept; whoever booked it raises this again
+        outcome.ended = error
+    outcome.seeks_spared += part.messages.take_spared() + part.payloads.take_spared()
+    return outcome
+
+
+def _and_then(reached: OnReached, before: Outcome, key: bytes, so_far: Sequence[Outcome]) -> None:
+    reached(key, (before, *so_far))
+
+
+def visit(found: Visit, part: Part, reached: OnReached) -> Outcome:
+    """Do one topic, again if its metadata moves meanwhile (rule S2)."""
+    outcome = Outcome()
+    for _ in range(REPLANS):
+        attempt = Outcome()
+        try:
+            do(found, part.act, attempt, partial(_and_then, reached, outcome))
+        except Moved:
+            outcome += attempt.taking()
+            if not part.replans:
+                outcome.moved.add(found.prefix)
+                return outcome
+            part.forget()
+            part.context.reread(found.prefix)
+            if not found.again:
+                return outcome
+            continue
+        except Withheld as reason:
+            attempt.withheld.add(found.prefix)
+            attempt.archive_error = str(reason) if isinstance(reason, NotArchived) else None
+        except Unsure as failure:
+            attempt.add_unsure(failure.due, failure.at_ms)
+            attempt.add(failed(found.table, found.prefix, failure.error))
+        except StoreError as error:
+            attempt.add(failed(found.table, found.prefix, error))
+        except Exception as error:  # noqa: BLE001 what was done is kept; whoever booked it raises this again
+            attempt.ended = error
+        outcome += attempt
+        return outcome
+    message = f"topic {found.prefix[:-1].decode()} keeps changing; left for the next run"
+    outcome.add(Failed(found.prefix, found.table, "moved", message))
+    return outcome
+
+
+def do(found: Visit, act: Act, outcome: Outcome, reached: OnReached) -> None:
+    """Have done what is found in a topic; raises as :meth:`Act.apply`, with what was done in the outcome."""
+    for finding in found.findings():
+        if isinstance(finding, Reached):
+            reached(finding.key, (outcome,))
+            continue
+        if isinstance(finding, Read):
+            outcome.add(finding)
+            act.progress(finding)
+            continue
+        counted = outcome.add(finding, act.apply(finding))
+        if counted is not None:
+            act.pay(counted)
+
+
+def failed(table: DataTable, prefix: bytes, error: StoreError) -> Failed:
+    """A topic is left undone, for this step and the next ones."""
+    refused = isinstance(error, WriteRefused)
+    return Failed(prefix, table, "store", f"topic {prefix[:-1].decode()}: {error}", refused)
+
+
+# -- from topic to topic -----------------------------------------------------------------------------------------------
+
+
+def topics(
+    part: Part, name: DataTable, undone: Collection[bytes], findings: TopicFindings, beyond: Beyond
+) -> Iterator[Event]:
+    """The topics of a table that have something to do, in key order.
+
+    Args:
+        undone: metadata keys of topics that were left undone before, and of those that have been meanwhile.
+
+    Raises:
+        StoreError: the table cannot be read between topics either.
+    """
+    part.keys(name).forget()
+
+    def of(prefix: bytes, key: bytes) -> Visit:
+        return Visit(name, prefix, partial(topic_findings, part, name, prefix, key, findings))
+
+    if part.context.patient:
+        yield from _due_topics(part, name, undone, of)
+        return
+    key = yield from first(part, name, undone, b"")
+    while key is not None:
+        prefix = topic_prefix(key)
+        if prefix is None:
+            key = yield from skip(part, name, key, topic_prefix)
+            continue
+        rest, stop = topic_stop(prefix), topic_stop(prefix)
+        if not part.passes_by(prefix, undone):
+            yield of(prefix, key)
+            if part.context.thorough and prefix not in undone:
+                work = part.context.topics.get(prefix)
+                rest = key if work is None else beyond(work)
+        key = yield from first(part, name, undone, rest)
+        if key is not None and key < stop:
+            # What no range speaks of.
+            yield Visit(name, prefix, partial(classify, part, name, prefix, key, stop))
+            key = yield from first(part, name, undone, stop)
+
+
+def _due_topics(
+    part: Part, name: DataTable, undone: Collection[bytes], of: Callable[[bytes, bytes], Visit]
+) -> Iterator[Event]:
+    """Go to the topics that cannot wait, and to no others."""
+    for prefix in [prefix for prefix, work in sorted(part.context.topics.items()) if not work.waits]:
+        if part.passes_by(prefix, undone):
+            continue
+        part.act.alive()
+        try:
+            key = part.keys(name).first(prefix)
+        except StoreError as error:
+            yield failed(name, prefix, error)
+            continue
+        if key is not None and key < topic_stop(prefix):
+            yield of(prefix, key)
+
+
+def topic_findings(
+    part: Part, name: DataTable, prefix: bytes, key: bytes, findings: TopicFindings
+) -> Iterator[Finding]:
+    """What there is in the ranges of one topic, from its first key on."""
+    work = part.context.topics.get(prefix)
+    if work is None:
+        return
+    begin = generation_prefix(prefix, 1)
+    if key < begin:
+        yield from classify(part, name, prefix, key, begin)
+    yield from findings(part, work, max(key, begin))
+
+
+def first(part: Part, name: DataTable, undone: Collection[bytes], start: bytes) -> Jump:
+    """The first key at or after ``start``; what cannot be read is passed over, up to the next topic that is known.
+
+    Raises:
+        StoreError: no topic is known behind ``start``.
+        Interrupted: the pass is over.
+    """
+    part.act.alive()
+    try:
+        return part.keys(name).first(start)
+    except StoreError as error:
+        prefix = topic_prefix(start)
+        return (yield from _first_behind(part, name, undone, start if prefix is None else topic_stop(prefix), error))
+
+
+def _first_behind(part: Part, name: DataTable, undone: Collection[bytes], start: bytes, error: StoreError) -> Jump:
+    """The first key of the next known topic; those that cannot be read either are left undone."""
+    culprit, table = False, part.table(name)
+    for prefix in sorted(prefix for prefix in part.context.topics if prefix >= start):
+        if part.passes_by(prefix, undone):
+            culprit = True
+            continue
+        try:
+            key = table.first(prefix)
+        except StoreError as again:
+            yield failed(name, prefix, again)
+            culprit = True
+            continue
+        if not culprit:
+            yield Unreadable(f"{table.name} rows before topic {prefix[:-1].decode()}: {error}")
+        return key
+    if culprit:
+        return None
+    raise error
+
+
+def skip(part: Part, name: DataTable, key: bytes, parse: Callable[[bytes], object], *, count: bool = True) -> Jump:
+    """The next key that ``parse`` understands, a page at a time; those that it does not are foreign.
+
+    Args:
+        count: whether they are counted.
+    """
+    start: bytes | None = key
+    # There is seldom more than one, and what follows may be live rows, which need not be read here.
+    limit = 1
+    while start is not None:
+        part.act.alive()
+        page = part.keys(name).keys(start, None, limit)
+        limit = min(2 * limit, part.page_rows)
+        found = list(takewhile(lambda item: parse(item) is None, page.items))
+        if count and found:
+            yield foreign(name, found)
+        if len(found) < len(page.items):
+            return page.items[len(found)]
+        start = page.resume
+    return None
+
+
+# -- one topic ---------------------------------------------------------------------------------------------------------
+
+
+def allowed(part: Part, name: DataTable, work: TopicWork, spans: list[Span]) -> list[Span]:
+    """The spans this pass looks at: within a plan's ranges, and what is held for good only now and then."""
+    if not part.context.thorough and work.frontier.hold in STANDING_HOLDS:
+        return []
+    if not work.counts_held:
+        spans = [span for span in spans if not span.held]
+    limits = part.context.limits
+    return spans if limits is None else intersect(spans, limits.ranges(name, work.topic.topic))
+
+
+def batches(
+    part: Part, name: DataTable, work: TopicWork, span: Span, first_key: bytes
+) -> Iterator[Batch | Read | Kept]:
+    """A span page by page: without foreign keys (L0), and split by generation."""
+    start: bytes | None = max(span.start, first_key)
+    while start is not None and start < span.stop:
+        page = part.keys(name).keys(start, span.stop, part.page_rows)
+        yield Read(name, work.topic.topic, len(page.items))
+        yield from _split(name, work, span, page.items)
+        start = page.resume
+
+
+def _split(name: DataTable, work: TopicWork, span: Span, keys: list[bytes]) -> Iterator[Batch | Kept]:
+    """Sort out foreign keys and split the rest by generation.
+
+    A page is in key order and its keys share the topic, so once all have our length, the ends of a generation's part
+    speak for the middle. That keeps the cost per row to a length and, for payloads, one byte.
+    """
+    plain = len(work.topic.topic.prefix) + GENERATION_BYTES
+    size = plain + (MESSAGE_TAIL_BYTES if name == "message" else PAYLOAD_TAIL_BYTES)
+    ours = keys if set(map(len, keys)) <= {size} else [key for key in keys if len(key) == size]
+    if name == "payload":
+        ours = [key for key in ours if key[-10] < 0x80]
+    first_at = 0
+    counted = 0
+    while first_at < len(ours):
+        start = ours[first_at][:plain]
+        generation = int.from_bytes(start[-GENERATION_BYTES:], "big")
+        stop = bisect_left(ours, generation_prefix(start[:-GENERATION_BYTES], generation + 1), first_at)
+        last = bisect_left(ours, start + b"\x80", first_at, stop) if name == "message" else stop
+        if first_at < last:
+            yield Batch(name, generation, span.rule, ours[first_at:last])
+        counted += last - first_at
+        first_at = stop
+    if counted < len(keys):
+        yield foreign(name, [key for key in keys if _is_foreign(name, key)])
+
+
+def due(part: Part, work: TopicWork, batch: Batch, hold: Hold | None, expiries: Sequence[Expiry] = ()) -> Due:
+    """A batch, with its size."""
+    table = part.table(batch.table)
+    size = sum(map(len, batch.keys)) + table.estimate_bytes(batch.keys[0], batch.keys[-1])
+    return Due(work, table, batch, size, hold, hold or part.context.label, expiries)
+
+
+def classify(part: Part, name: DataTable, prefix: bytes, start: bytes, stop: bytes) -> Iterator[Finding]:
+    """Count rows that stay and that no range speaks of, one by one; in a thorough pass only."""
+    if not part.context.thorough:
+        return
+    work = part.context.topics.get(prefix)
+    topic, frontier = (work.topic, work.frontier) if work else (None, None)
+    resume: bytes | None = start
+    while resume is not None and resume < stop:
+        page = part.keys(name).keys(resume, stop, part.page_rows)
+        for key in page.items:
+            verdict = decide(Row(name, _parse(name, key)), topic, frontier, part.context.transactions, False, None)
+            if verdict == Keep(Reason.FOREIGN):
+                yield foreign(name, [key])
+            elif verdict == Keep(Reason.UNKNOWN_TOPIC):
+                yield Kept(Reason.UNKNOWN_TOPIC, 1, name, prefix=prefix)
+            elif isinstance(verdict, Keep):
+                yield Kept(verdict.reason, 1, name)
+        yield Read(name, work.topic.topic if work else None, len(page.items))
+        resume = page.resume
+
+
+def _parse(name: DataTable, key: bytes) -> MessageKey | PayloadKey | None:
+    return MessageKey.parse(key) if name == "message" else PayloadKey.parse(key)
+
+
+def _is_foreign(name: DataTable, key: bytes) -> bool:
+    parsed = _parse(name, key)
+    return parsed is None or parsed.generation <= 0 or parsed.time_ms < 0

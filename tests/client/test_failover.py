@@ -1,0 +1,443 @@
+"""A client whose servers go away and come back: what it waits for, whom it asks, and what it tells."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.client.test_outcomes import BILLS, ORDERS
+from tms_core.client import (
+    Attempt,
+    Buffer,
+    BufferFull,
+    Client,
+    ConfigurationError,
+    NotPublished,
+    PublishFigures,
+    Retry,
+    TmsError,
+    TopicNotFound,
+    Unanswered,
+    Unavailable,
+    WhenFull,
+)
+from tms_core.client.calls import retry_after_seconds
+from tms_core.client.handover import InProcessTransport
+from tms_core.client.testing import InProcess
+from tms_core.clock import ManualClock
+
+FIRST, SECOND, THIRD = (f"http://server-{number}:11015" for number in (1, 2, 3))
+Fates = list[tuple[bytes, TmsError | None]]
+
+
+class Network:
+    """Time that passes while a client waits, and servers that answer or do not.
+
+    Attributes:
+        seconds: how late it is.
+        pauses: how long the client waited each time.
+        asked: the servers that were asked, by their names.
+        away: says at which time which server cannot be reached.
+        refuses: what a server answers instead.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.pauses: list[float] = []
+        self.asked: list[str] = []
+        self.away: Callable[[str, float], bool] = lambda _, __: False
+        self.refuses: Callable[[str], httpx2.Response | None] = lambda _: None
+
+    def running(self) -> float:
+        return self.seconds
+
+    def pause(self, event: threading.Event, seconds: float) -> None:
+        if not event.is_set():
+            self.pauses.append(seconds)
+            self.seconds += seconds
+
+    async def async_pause(self, event: asyncio.Event, seconds: float) -> None:
+        if not event.is_set():
+            self.pauses.append(seconds)
+            self.seconds += seconds
+
+    def meets(self, request: httpx2.Request) -> httpx2.Response | None:
+        host = request.url.host
+        self.asked.append(host)
+        if self.away(host, self.seconds):
+            raise httpx2.ConnectError("nobody listens")
+        return self.refuses(host)
+
+
+class Roads(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
+    """All servers are one; the way there may be blocked. Its Host header is a name it knows."""
+
+    def __init__(self, network: Network, transport: InProcessTransport) -> None:
+        self._network = network
+        self._transport = transport
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        refused = self._network.meets(request)
+        return refused or self._transport.handle_request(_here(request))
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        refused = self._network.meets(request)
+        return refused or await self._transport.handle_async_request(_here(request))
+
+
+def _here(request: httpx2.Request) -> httpx2.Request:
+    request.headers["host"] = "localhost"
+    return request
+
+
+@pytest.fixture
+def network() -> Network:
+    return Network()
+
+
+def client_of(site: InProcess, network: Network, **options: Any) -> Client:
+    transport = Roads(network, site.transport)
+    return site.client(**{"transport": transport, "running": network.running, "pause": network.pause, **options})
+
+
+def payloads(client: Client, topic: str = ORDERS) -> list[bytes]:
+    return [message.payload for message in client.poll(topic)]
+
+
+# --- some time -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("away_seconds", [1, 59, 119.9])
+def test_given_a_server_that_is_away_for_less_than_two_minutes_when_published_some_time_then_nothing_is_lost(
+    site: InProcess, client: Client, network: Network, away_seconds: float
+) -> None:
+    network.away = lambda _, now: now < away_seconds
+    sent = [b"%d" % number for number in range(2500)]
+    with client_of(site, network) as producer:
+        producer.publish_async(ORDERS, sent)
+        producer.flush()
+        assert producer.publish_figures.published == 2500
+    assert payloads(client) == sent
+    assert max(network.pauses) <= 5, "it is asked all the time, and not only at the end"
+
+
+def test_given_a_server_that_is_away_for_less_than_two_minutes_when_published_in_a_loop_then_nothing_is_lost(
+    site: InProcess, client: Client, network: Network
+) -> None:
+    network.away = lambda _, now: now < 119.9
+
+    async def go() -> None:
+        transport = Roads(network, site.transport)
+        async with site.async_client(
+            transport=transport, running=network.running, pause=network.async_pause
+        ) as producer:
+            await producer.publish_async(ORDERS, [b"1", b"2"])
+            await producer.flush()
+
+    asyncio.run(go())
+    assert payloads(client) == [b"1", b"2"]
+
+
+def test_given_a_server_that_stays_away_when_the_time_is_over_then_what_is_lost_is_told(
+    site: InProcess, network: Network
+) -> None:
+    network.away = lambda _, __: True
+    fates: Fates = []
+    producer = client_of(site, network, buffer=Buffer(delivery_seconds=30))
+    producer.publish_async(ORDERS, [b"1", b"2"], told=lambda *fate: fates.append(fate))
+    with pytest.raises(NotPublished, match="2 messages are not published"):
+        producer.flush()
+    producer.close()
+    assert network.seconds == pytest.approx(30, abs=0.1)
+    assert [(payload, type(error)) for payload, error in fates] == [(b"1", Unavailable), (b"2", Unavailable)]
+
+
+def test_given_two_topics_when_each_message_has_a_fate_then_it_is_told_before_flush_returns(
+    site: InProcess, network: Network
+) -> None:
+    fates: Fates = []
+    with client_of(site, network) as producer:
+        producer.publish_async(ORDERS, [b"1", b"2"], told=lambda *fate: fates.append(fate))
+        producer.publish_async("default:none", [b"3"], told=lambda *fate: fates.append(fate))
+        producer.publish_async(BILLS, [b"4"])
+        with pytest.raises(NotPublished):
+            producer.flush()
+        found = {payload: type(error) for payload, error in fates}
+    assert found == {b"1": type(None), b"2": type(None), b"3": TopicNotFound}
+    assert len(fates) == 3
+
+
+@pytest.mark.parametrize(("when_full", "lost"), [(WhenFull.DROP_NEWEST, b"3"), (WhenFull.DROP_OLDEST, b"2")])
+def test_given_no_room_when_a_message_is_dropped_then_that_is_its_fate(
+    site: InProcess, network: Network, when_full: WhenFull, lost: bytes
+) -> None:
+    under_way, go_on = threading.Event(), threading.Event()
+
+    def refuses(_: str) -> None:
+        under_way.set()
+        assert go_on.wait(60)
+
+    network.refuses = refuses
+    fates: Fates = []
+    with client_of(site, network, buffer=Buffer(messages=1, when_full=when_full)) as producer:
+        for payload in (b"1", b"2", b"3"):
+            producer.publish_async(ORDERS, [payload], told=lambda *fate: fates.append(fate))
+            assert under_way.wait(60)
+        assert [(payload, type(error)) for payload, error in fates] == [(lost, BufferFull)]
+        go_on.set()
+    assert [payload for payload, error in fates if error is None] == [
+        payload for payload in (b"1", b"2", b"3") if payload != lost
+    ]
+
+
+def test_given_a_program_that_fails_when_told_then_the_others_are_told_and_published(
+    site: InProcess, client: Client, network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told(payload: bytes, _: TmsError | None) -> None:
+        raise ValueError(payload)
+
+    with client_of(site, network) as producer:
+        producer.publish_async(ORDERS, [b"1"], told=told)
+        producer.publish_async(ORDERS, [b"2"])
+        producer.flush()
+        assert producer.publish_figures == PublishFigures(published=2)
+    assert payloads(client) == [b"1", b"2"]
+    assert "what is told of messages has failed" in caplog.text
+
+
+def test_given_a_program_that_publishes_when_told_then_it_may_but_not_wait(
+    site: InProcess, client: Client, network: Network
+) -> None:
+    refused: list[TmsError] = []
+    with client_of(site, network, buffer=Buffer(messages=2)) as producer:
+
+        def told(payload: bytes, _: TmsError | None) -> None:
+            producer.publish_async(BILLS, [b"of " + payload])
+            try:
+                producer.publish_async(BILLS, [b"x", b"y", b"z"])
+            except BufferFull as error:
+                refused.append(error)
+
+        producer.publish_async(ORDERS, [b"1"], told=told)
+        producer.flush()
+    assert len(refused) == 1
+    assert payloads(client, BILLS) == [b"of 1", b"x"]
+
+
+def test_given_a_ttl_when_published_some_time_then_it_is_that_of_these_messages(
+    site: InProcess, client: Client, network: Network, clock: ManualClock
+) -> None:
+    with client_of(site, network) as producer:
+        producer.publish_async(ORDERS, [b"1"])
+        producer.publish_async(ORDERS, [b"2"], ttl=60)
+        producer.publish_async(ORDERS, [b"3"])
+    assert payloads(client) == [b"1", b"2", b"3"]
+    clock.advance(60_001)
+    assert payloads(client) == [b"1", b"3"]
+
+
+# --- who is asked, and when ------------------------------------------------------------------------------------------
+
+
+def test_given_a_server_that_says_when_to_ask_again_then_no_request_comes_earlier(
+    site: InProcess, network: Network
+) -> None:
+    network.refuses = lambda _: (
+        httpx2.Response(503, headers={"retry-after": "7"}, text="No server leads.") if network.seconds < 10 else None
+    )
+    with client_of(site, network) as client:
+        client.publish(ORDERS, [b"1"])
+        assert network.pauses == [7, 7]
+        network.seconds = 0
+        client.publish_async(ORDERS, [b"2"])
+        client.flush()
+        assert [pause for pause in network.pauses[2:] if pause >= 1] == [7, 7]
+
+
+def test_given_a_server_that_asks_for_an_hour_then_that_is_too_long_and_its_error_says_so(
+    site: InProcess, network: Network
+) -> None:
+    network.refuses = lambda _: httpx2.Response(503, headers={"retry-after": "3600"}, text="Not today.")
+    with (
+        client_of(site, network, retry=Retry(attempts=2)) as client,
+        pytest.raises(Unavailable, match="Not today") as caught,
+    ):
+        client.publish(ORDERS, [b"1"])
+    assert caught.value.retry_after_seconds == 3600
+    assert network.pauses == [60]
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, None),
+        ({"retry-after": "0"}, 0),
+        ({"retry-after": " 120 "}, 120),
+        ({"retry-after": "-1"}, None),
+        ({"retry-after": "1.5"}, None),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "9" * 400}, None),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, None),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT", "date": "Wed, 21 Oct 2026 07:27:10 GMT"}, 50),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT", "date": "Wed, 21 Oct 2026 08:00:00 GMT"}, 0),
+    ],
+)
+def test_when_a_server_wants_to_be_asked_again(headers: dict[str, str], seconds: float | None) -> None:
+    assert retry_after_seconds(headers) == seconds
+
+
+def test_given_several_servers_when_one_is_away_then_the_next_is_asked_and_stays(
+    site: InProcess, client: Client, network: Network
+) -> None:
+    network.away = lambda host, _: host == "server-1"
+    network.refuses = lambda host: httpx2.Response(503, text="It does not lead.") if host == "server-2" else None
+    with client_of(site, network, url=[FIRST, SECOND, THIRD]) as several:
+        several.publish(ORDERS, [b"1"])
+        assert network.asked == ["server-1", "server-2", "server-3"]
+        several.publish(ORDERS, [b"2"])
+        assert list(several.poll(ORDERS))
+        assert network.asked[3:] == ["server-3", "server-3"]
+        network.away = lambda host, _: host == "server-3"
+        network.refuses = lambda _: None
+        several.publish(ORDERS, [b"3"])
+        assert network.asked[5:] == ["server-3", "server-1"]
+        assert repr(several) == f"<Client {FIRST}, {SECOND}, {THIRD}>"
+    assert payloads(client) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("url", [[], [FIRST, "nowhere"], [FIRST, 5]])
+def test_given_urls_that_are_none_then_that_is_said(url: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        Client(url)
+
+
+# --- how long --------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_limit_when_a_server_is_away_then_the_call_ends_in_time_and_others_have_theirs(
+    site: InProcess, network: Network
+) -> None:
+    network.away = lambda _, __: True
+    retry = Retry(attempts=None, first_seconds=1, longest_seconds=1)
+    with client_of(site, network, retry=retry) as client:
+        with pytest.raises(Unavailable):
+            client.within(10).publish(ORDERS, [b"1"])
+        assert 8 < network.seconds < 10
+        with pytest.raises(Unavailable):
+            client.within(3).topic(ORDERS)
+        assert 10 < network.seconds < 13
+        with pytest.raises(Unavailable):
+            next(client.within(3).poll(ORDERS))
+        for seconds in (0, -1, float("nan")):
+            with pytest.raises(ConfigurationError, match="is none"):
+                client.within(seconds)
+
+
+class Hangs(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
+    """Takes requests and answers none."""
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        timeouts = request.extensions["timeout"]
+        raise httpx2.ReadTimeout(f"nothing came within {timeouts['read']}")
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
+
+
+def test_given_a_limit_when_nothing_is_answered_then_no_wait_is_longer(site: InProcess, network: Network) -> None:
+    with (
+        client_of(site, network, transport=Hangs()) as client,
+        pytest.raises(Unanswered, match="did not answer") as caught,
+    ):
+        client.within(2.5).publish(ORDERS, [b"1"])
+    assert "within 2.5" in str(caught.value.__cause__)
+
+    async def go() -> None:
+        async with site.async_client(transport=Hangs()) as client:
+            with pytest.raises(Unanswered, match="in time"):
+                await client.within(0.01).publish(ORDERS, [b"1"])
+
+    asyncio.run(go())
+
+
+def test_given_a_limit_when_an_answer_drips_then_the_call_ends(site: InProcess) -> None:
+    def drips() -> Iterator[bytes]:
+        while True:
+            yield b"0"
+
+    class Dripping(httpx2.BaseTransport):
+        def handle_request(self, _: httpx2.Request) -> httpx2.Response:
+            return httpx2.Response(200, content=drips())
+
+    with site.client(transport=Dripping()) as client, pytest.raises(Unanswered, match="in time"):
+        client.within(0.01).topic(ORDERS)
+
+
+# --- what is told of requests ----------------------------------------------------------------------------------------
+
+
+def test_given_a_hook_when_requests_are_sent_then_it_is_around_each_and_its_headers_go_with_it(
+    site: InProcess, network: Network
+) -> None:
+    happened: list[object] = []
+    sent: list[httpx2.Headers] = []
+
+    @contextmanager
+    def hook(attempt: Attempt) -> Iterator[None]:
+        attempt.headers |= {"traceparent": "00-1-2-01", "Authorization": "Bearer stolen"}
+        try:
+            yield
+        except TmsError as error:
+            happened.append(type(error))
+            raise
+        finally:
+            happened.append((attempt.method, attempt.url.rpartition("/")[2], attempt.status))
+
+    def refuses(_: str) -> httpx2.Response | None:
+        return httpx2.Response(503, text="Later.") if len(network.asked) == 1 else None
+
+    class Noting(Roads):
+        def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+            sent.append(request.headers)
+            return super().handle_request(request)
+
+    network.refuses = refuses
+    with client_of(site, network, transport=Noting(network, site.transport), hook=hook, token=lambda: "mine") as client:
+        client.publish(ORDERS, [b"1"])
+        assert list(client.poll(ORDERS))
+        with pytest.raises(TopicNotFound):
+            client.topic("default:none")
+    assert happened == [
+        Unavailable,
+        ("POST", "publish", 503),
+        ("POST", "publish", 200),
+        ("POST", "poll", 200),
+        TopicNotFound,
+        ("GET", "none", 404),
+    ]
+    assert {headers["traceparent"] for headers in sent} == {"00-1-2-01"}
+    assert {headers["authorization"] for headers in sent} == {"Bearer mine"}
+
+
+def test_given_a_hook_in_a_loop_when_requests_are_sent_then_it_is_around_each(site: InProcess) -> None:
+    seen: list[int | None] = []
+
+    @contextmanager
+    def hook(attempt: Attempt) -> Iterator[None]:
+        yield
+        seen.append(attempt.status)
+
+    async def go() -> None:
+        async with site.async_client(hook=hook) as client:
+            await client.publish(ORDERS, [b"1"])
+            assert [message.payload async for message in client.poll(ORDERS)] == [b"1"]
+
+    asyncio.run(go())
+    assert seen == [200, 200]

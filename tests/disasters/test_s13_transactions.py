@@ -1,0 +1,330 @@
+"""S13: a transaction system is known by what its snapshots can say, one after the other."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+
+from janitor.run.guards import InProgressThen, check_history, check_transaction_system
+from janitor.state.base import KnownIds, StoreRecord
+from janitor.sweep.transactions import Problem, observe, refresh
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic, visibility
+from tests.simulation.manager import Manager
+from tests.transaction.vectors import TEPHRA
+from tms_core.clock import ManualClock
+from tms_core.tables.base import Store
+from tms_core.tables.memory import MemoryStore
+from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import DirectoryStorage
+from tms_core.transaction.model import InProgressType, Snapshot, VisibilityState
+from tms_core.transaction.rpc.client import ServiceSource
+from tms_core.transaction.rpc.service import TransactionService
+from tms_core.transaction.source.source import DirectorySource, Rejection, SnapshotSource
+
+TTL_SECONDS = 86400
+OURS, COMMITTED, OPEN = pointer(NOW_MS - 10 * HOUR), pointer(NOW_MS - 9 * HOUR), pointer(NOW_MS - 8 * HOUR)
+
+
+def known(store: Store, **said: object) -> tuple[Rig, Topic]:
+    """A janitor that has used a snapshot of ours: one invalid transaction, and one in progress if it is so said."""
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
+    orders.tx(OURS, NOW_MS - MINUTE).tx(COMMITTED, NOW_MS).plain(NOW_MS - 2 * DAY)
+    rig = janitor(store)
+    rig.snapshots.foreign = True
+    rig.snapshots.invalid = [OURS]
+    rig.snapshots.in_progress = said.get("in_progress", ())  # type: ignore[assignment]
+    rig.engine.run_once(adopt=True)
+    rig.clock.advance(MINUTE)
+    return rig, orders
+
+
+def reasons(rig: Rig) -> list[str]:
+    return [note.message for note in rig.engine.run_once().guards if note.guard == "identity" and note.tripped]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"invalid": [OURS, COMMITTED]}, f"transaction {COMMITTED} is invalid in the snapshot"),
+        ({"invalid": [COMMITTED]}, f"transaction {COMMITTED} is invalid in the snapshot"),
+        ({"in_progress": [COMMITTED]}, f"transaction {COMMITTED} is in progress in the snapshot"),
+        ({"invalid": [OURS, pointer(NOW_MS)]}, f"transaction {pointer(NOW_MS)} is invalid in the snapshot"),
+    ],
+)
+def test_given_a_snapshot_that_undoes_a_decision_when_run_then_nothing_is_deleted_or_inverted(
+    store: Store, said: dict[str, list[int]], words: str
+) -> None:
+    rig, orders = known(store)
+    orders.plain(NOW_MS - 2 * DAY)
+    for name, pointers in said.items():
+        setattr(rig.snapshots, name, pointers)
+    before = (orders.pointers(), orders.times(), rig.state.claim())
+    [reason] = reasons(rig)
+    assert words in reason
+    assert "janitor adopt" in reason
+    assert (orders.pointers(), orders.times(), rig.state.claim()) == before
+    assert rig.engine.preview().tripped
+    assert rig.engine.boundary()[0] is None
+    rig.engine.adopt()
+    assert reasons(rig) == []
+    assert orders.times() == [NOW_MS - MINUTE, NOW_MS]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"invalid": [OURS, OPEN]},
+        {"invalid": []},
+        {"in_progress": [OPEN]},
+        {"in_progress": [OURS], "invalid": []},
+        {"invalid": [OURS, pointer(NOW_MS) + 1]},
+        {"in_progress": [pointer(NOW_MS) + 1]},
+    ],
+    ids=["timed out", "truncated", "still open", "recovered from its log", "begun since and failed", "begun since"],
+)
+def test_given_a_snapshot_that_can_follow_the_one_before_when_run_then_it_is_the_same_system(
+    store: Store, said: dict[str, list[int]]
+) -> None:
+    rig, _ = known(store, in_progress=[OPEN])
+    rig.snapshots.in_progress = []
+    for name, pointers in said.items():
+        setattr(rig.snapshots, name, pointers)
+    assert reasons(rig) == []
+
+
+def test_given_an_id_that_left_the_list_when_it_is_listed_again_then_it_had_been_decided(store: Store) -> None:
+    rig, _ = known(store)
+    late = pointer(NOW_MS) + 1
+    rig.snapshots.invalid = [OURS, late]
+    assert reasons(rig) == []
+    rig.clock.advance(MINUTE)
+    rig.snapshots.invalid = [OURS]
+    assert reasons(rig) == []
+    rig.clock.advance(MINUTE)
+    rig.snapshots.invalid = [OURS, late]
+    assert reasons(rig) != []
+
+
+@pytest.mark.parametrize("newest", [pointer(NOW_MS) - 1, pointer(NOW_MS)])
+def test_given_the_snapshot_before_when_the_one_used_last_is_gone_then_it_is_not_used_and_ttls_go_on(
+    store: Store, newest: int
+) -> None:
+    rig, orders = known(store, in_progress=[OPEN])
+    rig.snapshots.age_ms, rig.snapshots.write_pointer = 90_000, newest
+    rig.snapshots.invalid = [OURS, COMMITTED]
+    orders.plain(NOW_MS - 2 * DAY)
+    report = rig.engine.run_once()
+    assert (report.tripped, report.snapshot) == (False, None)
+    assert any("is older than the snapshot that was used last" in note.message for note in report.guards)
+    assert orders.times() == [NOW_MS - MINUTE, NOW_MS]
+    assert orders.pointers() == [-OURS, COMMITTED]
+    rig.clock.advance(MINUTE)
+    rig.snapshots.age_ms, rig.snapshots.write_pointer, rig.snapshots.invalid = 0, None, [OURS, OPEN]
+    rig.snapshots.in_progress = []
+    assert reasons(rig) == []
+
+
+def test_given_a_new_invalid_id_at_or_below_the_claim_when_seen_then_the_claim_is_withdrawn(store: Store) -> None:
+    rig, orders = known(store)
+    claim = rig.state.claim()
+    assert claim is not None
+    # What was in progress then is not known: as after a state of an earlier version, or an adoption.
+    rig.state.save_note("in_progress", None)
+    rig.snapshots.invalid = [claim.bound - 1, OURS]
+    assert rig.engine.boundary()[0] is None
+    rig.engine.run_once(patterns=("default:orders",))
+    assert rig.state.claim() is None
+    assert orders.pointers() == [-OURS, COMMITTED]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_given_any_history_of_a_manager_when_run_after_its_snapshots_then_no_guard_trips(
+    tmp_path: Path, seed: int
+) -> None:
+    """Time-outs, checkpoints, aborts, truncation, files of every version, and some that are only half written."""
+    chance = random.Random(seed)
+    manager = Manager(NOW_MS)
+    rig = janitor(MemoryStore(), snapshots=DirectorySource(tmp_path))
+    for turn in range(60):
+        now_ms = rig.clock.now_ms()
+        for _ in range(chance.randrange(3)):
+            act(manager, chance, now_ms)
+        whole = encoded(manager, now_ms, version=chance.choice([1, 2, 3, 4]))
+        half = turn > 0 and chance.random() < 0.2
+        (tmp_path / f"snapshot.{now_ms}").write_bytes(whole[: len(whole) // 2] if half else whole)
+        report = rig.engine.run_once(adopt=turn == 0)
+        assert [note.message for note in report.guards if note.tripped] == []
+        assert report.snapshot is not None
+        rig.clock.advance(chance.choice([1, 1000, 20_000]))
+
+
+@pytest.mark.parametrize("folder", ["recovery-local", "recovery-sequencefile"])
+def test_given_the_snapshots_of_a_tephra_when_used_one_after_the_other_then_no_guard_trips(
+    tmp_path: Path, folder: str
+) -> None:
+    """Files that Tephra's own manager wrote, and what it says after it has recovered from them and its logs."""
+    files = sorted((TEPHRA / folder).glob("snapshot.*"))
+    clock = ManualClock(int(files[0].suffix[1:]), running_ms=DAY)
+    rig = janitor(MemoryStore(), snapshots=DirectorySource(tmp_path), clock=clock)
+    seen: list[VisibilityState] = []
+
+    def run() -> None:
+        report = rig.engine.run_once(adopt=not seen)
+        assert [note.message for note in report.guards if note.tripped] == []
+        usable = rig.engine.transactions().usable
+        assert usable is not None
+        seen.append(usable)
+
+    for file in files:
+        clock.advance(int(file.suffix[1:]) - clock.now_ms())
+        shutil.copy(file, tmp_path)
+        run()
+    shutil.copytree(TEPHRA / folder, tmp_path / "recovered")
+    clock.advance(1000)
+    with TransactionManager(DirectoryStorage(tmp_path / "recovered"), clock) as recovered:
+        (tmp_path / f"snapshot.{clock.now_ms()}").write_bytes(recovered.encoded_snapshot())
+    run()
+    assert [str(state.timestamp_ms) for state in seen[:-1]] == [file.suffix[1:] for file in files]
+    assert seen[-1].write_pointer > seen[0].write_pointer
+    assert any(state.invalid for state in seen)
+
+
+def act(manager: Manager, chance: random.Random, now_ms: int) -> None:
+    """Something that clients, time or an operator do to a manager."""
+    manager.expire(now_ms)
+    running = [pointer for pointer, entry in manager.in_progress.items() if entry.type is not InProgressType.CHECKPOINT]
+    if not running or chance.random() < 0.3:
+        manager.start(now_ms, chance.choice([5000, 60_000]), long=chance.random() < 0.3)
+        return
+    one = chance.choice(running)
+    match chance.randrange(5):
+        case 0:
+            manager.checkpoint(one, now_ms)
+        case 1:
+            manager.commit(one)
+        case 2:
+            # With the transaction as it was begun, as some clients do: its checkpoints stay in progress.
+            manager.abort(one, (), long=manager.in_progress[one].is_long)
+        case 3:
+            manager.invalidate(one)
+        case _:
+            manager.truncate(chance.choice([*manager.invalid, 0]))
+
+
+def encoded(manager: Manager, now_ms: int, version: int) -> bytes:
+    stream = BytesIO()
+    write_snapshot(stream, read_snapshot(BytesIO(manager.snapshot(now_ms))), version)
+    return stream.getvalue()
+
+
+# --- damaged files ---------------------------------------------------------------------------------------------------
+
+
+def test_given_any_single_flipped_bit_in_a_snapshot_when_run_after_a_good_one_then_most_are_found_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bits that cannot be found out: of times, of what transactions could see, of pointers that time alone explains."""
+    invalid = [OURS + number * 7 for number in range(40)]
+    later = NOW_MS + MINUTE
+    before = visibility(NOW_MS, invalid, [OPEN])
+    whole = bytes_of(visibility(later, [*invalid, pointer(NOW_MS) + 5], [OPEN, pointer(NOW_MS) + 9]))
+    truth = read_snapshot(BytesIO(whole)).visibility
+    then = InProgressThen(before.write_pointer, before.open_pointers)
+    known = KnownIds({}, before.invalid)
+    alone = with_history = harmful = 0
+    for bit in range(8 * len(whole)):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        (tmp_path / f"snapshot.{later}").write_bytes(bytes(changed))
+        tx = refresh(DirectorySource(tmp_path), later, interval_seconds=60, allowance_ms=300_000)
+        if tx.usable is None:
+            continue
+        alone += 1
+        new = observe(known, tx.usable.invalid, later).new
+        record = StoreRecord("", "", 0, before.timestamp_ms, before.write_pointer)
+        if check_transaction_system(record, tx.usable) or check_history(then, tx.usable, known, new):
+            continue
+        with_history += 1
+        wrongly_invalid = set(tx.usable.invalid) - set(truth.invalid)
+        harmful += any(pointer <= before.write_pointer for pointer in wrongly_invalid)
+    with capsys.disabled():
+        sys.stdout.write(f"\n{8 * len(whole)} bits: {alone} accepted alone, {with_history} after a good snapshot\n")
+    assert harmful == 0, "nothing that was decided may become invalid"
+    assert with_history < alone < 8 * len(whole)
+
+
+def bytes_of(state: VisibilityState) -> bytes:
+    stream = BytesIO()
+    write_snapshot(stream, Snapshot(state))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"invalid": [0, OURS]}, "0 is invalid"),
+        ({"invalid": [-5]}, "-5 is invalid"),
+        ({"invalid": [OURS, pointer(NOW_MS) + 1]}, "is invalid, and its write pointer is"),
+        ({"in_progress": [pointer(NOW_MS) + 1]}, "is in progress, and its write pointer is"),
+        ({"in_progress": [-1]}, "-1 is in progress"),
+    ],
+)
+def test_given_a_snapshot_with_ids_that_no_manager_gives_out_when_read_then_the_one_before_is_used(
+    tmp_path: Path, said: dict[str, list[int]], words: str
+) -> None:
+    (tmp_path / f"snapshot.{NOW_MS - 1000}").write_bytes(bytes_of(visibility(NOW_MS - 1000, [OURS])))
+    (tmp_path / f"snapshot.{NOW_MS}").write_bytes(
+        bytes_of(visibility(NOW_MS, said.get("invalid", ()), said.get("in_progress", ())))
+    )
+    loaded = DirectorySource(tmp_path).latest()
+    assert loaded.name == f"snapshot.{NOW_MS - 1000}"
+    [rejected] = loaded.rejected
+    assert rejected.reason is Rejection.IMPLAUSIBLE
+    assert words in rejected.detail
+
+
+# --- live sources ----------------------------------------------------------------------------------------------------
+
+#: An id that no manager gives out: above the write pointer.
+MADE_UP = pointer(NOW_MS + HOUR)
+
+
+@contextmanager
+def the_manager_itself(manager: TransactionManager) -> Iterator[SnapshotSource]:
+    yield manager
+
+
+@contextmanager
+def its_service(manager: TransactionManager) -> Iterator[SnapshotSource]:
+    service = TransactionService(manager, port=0)
+    service.start()
+    try:
+        yield ServiceSource(service.address)
+    finally:
+        service.stop()
+
+
+@pytest.mark.parametrize("live", [the_manager_itself, its_service])
+def test_given_a_live_manager_with_ids_that_no_manager_gives_out_when_run_then_ttls_go_on_and_nothing_is_inverted(
+    store: Store, tmp_path: Path, live: Callable[[TransactionManager], AbstractContextManager[SnapshotSource]]
+) -> None:
+    """As one has them that recovered from a damaged file."""
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
+    orders.tx(OURS, NOW_MS - MINUTE).plain(NOW_MS - 2 * DAY)
+    (tmp_path / f"snapshot.{NOW_MS}").write_bytes(bytes_of(visibility(NOW_MS, [OURS, MADE_UP])))
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as manager, live(manager) as source:
+        rig = janitor(store, snapshots=source, clock=clock)
+        report = rig.engine.run_once(adopt=True)
+        told = rig.engine.transactions()
+    assert (report.snapshot, report.boundary, told.problem) == (None, None, Problem.UNREADABLE)
+    assert f"is damaged: {MADE_UP} is invalid" in told.message
+    assert orders.pointers() == [OURS]

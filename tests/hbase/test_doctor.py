@@ -1,0 +1,58 @@
+"""``janitor doctor`` on a real HBase: settings and regions of its tables, as the servers tell them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from janitor.cli.main import execute
+from tests.hbase.server import HBaseServer
+from tests.hbase.tables import Tables
+from tms_core.rowkey import salt
+from tms_core.tables.base import MessageValue
+
+Ask = Callable[..., dict[str, tuple[str, str]]]
+
+
+@pytest.fixture
+def ask(hbase: HBaseServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Ask:
+    """Types the command; status and message by the name of the check."""
+
+    def asked(namespace: str, *, thrift2: bool = True) -> dict[str, tuple[str, str]]:
+        servers = [str(hbase.thrift2)] if thrift2 else None
+        reached = {"thrift": [hbase.thrift], "thrift2": servers, "namespace": namespace, "timeout_seconds": 240}
+        config = tmp_path / "janitor.yaml"
+        config.write_text(json.dumps({"storage": {"kind": "hbase", "hbase": reached}}), encoding="utf-8")
+        execute(["doctor", "--config", str(config), "--format", "json"])
+        found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+        return {each["check"]: (each["status"], each["message"]) for each in found}
+
+    return asked
+
+
+def test_given_tables_as_a_sweep_needs_them_when_asked_then_both_checks_are_ok(hbase_tables: Tables, ask: Ask) -> None:
+    found = ask(hbase_tables.make(buckets=3))
+    assert found["tables"] == ("ok", "no setting of theirs hinders a sweep")
+    assert found["regions"] == ("ok", "each bucket has one")
+
+
+def test_given_a_table_that_is_read_only_with_a_region_too_few_when_asked_then_both_are_named(
+    hbase_tables: Tables, ask: Ask
+) -> None:
+    namespace = hbase_tables.make(buckets=3, cuts=[b"\x01"])
+    rows = [(b"k%04d" % number, MessageValue(None, b"x")) for number in range(100)]
+    assert {salt(key, 3) for key, _ in rows} == {b"\x00", b"\x01", b"\x02"}
+    with hbase_tables.open(namespace, buckets=3) as store:
+        store.message.put(rows)
+    hbase_tables.server.command("set", f"{namespace}:tms.message", "READONLY", "true")
+    found = ask(namespace)
+    assert found["tables"][0] == found["regions"][0] == "warn"
+    assert f"{namespace}:tms.message has READONLY true, not false" in found["tables"][1]
+    assert f"{namespace}:tms.message has no region that begins at x02" in found["regions"][1]
+    # What only the second interface tells is not judged without it; the rows tell how many buckets there are.
+    found = ask(namespace, thrift2=False)
+    assert (found["tables"][0], found["regions"][0]) == ("ok", "warn")

@@ -1,0 +1,129 @@
+"""S13 on a real HBase: a snapshot put back in a table's place is a first contact; what HBase does by itself is none.
+
+What is asserted of ``hbase:meta`` here is what ``docs/hbase.md`` says a restored table keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.builders import DAY, HOUR, NOW_MS, Rig, Topic, janitor, pointer, topic
+from tests.hbase.server import HBaseServer
+from tests.hbase.tables import Tables
+from tms_core.clock import SystemClock
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.rows import ROWS, HBaseRows
+from tms_core.tables.hbase.schema import create_tables, table_specs
+from tms_core.tables.hbase.store import HBaseStore
+
+OLD = pointer(NOW_MS - 10 * HOUR)
+
+
+class Scene(NamedTuple):
+    """A store that was adopted and swept, with a snapshot from before that."""
+
+    server: HBaseServer
+    store: HBaseStore
+    namespace: str
+    table: str
+    orders: Topic
+    rig: Rig
+
+
+@pytest.fixture
+def scene(hbase: HBaseServer, hbase_tables: Tables) -> Iterator[Scene]:
+    namespace = hbase_tables.make(buckets=2)
+    table = f"{namespace}:tms.message"
+    with hbase_tables.open(namespace, buckets=2) as store:
+        orders = topic(store, "default:orders", ttl_seconds=86400).plain(NOW_MS - 2 * DAY).tx(OLD, NOW_MS)
+        rig = janitor(store)
+        rig.snapshots.invalid = [OLD]
+        hbase.command("snapshot", table, f"{namespace}_before")
+        assert not rig.engine.run_once(adopt=True).tripped
+        assert orders.pointers() == [-OLD]
+        yield Scene(hbase, store, namespace, table, orders, rig)
+
+
+def meta(scene: Scene) -> dict[bytes, Any]:
+    """The rows of ``hbase:meta`` that speak of the message table."""
+    rows = HBaseRows(scene.store.pool, b"hbase:meta", SystemClock())
+    name = scene.table.encode()
+    return {row.row: row.columns for row in rows.fetch(name, name + b".", 100, ROWS).rows}
+
+
+def regions(scene: Scene) -> set[bytes]:
+    """The names of the message table's regions: first key, start code, and the digest of both."""
+    return set(meta(scene)) - {scene.table.encode()}
+
+
+def snapshot(scene: Scene) -> str:
+    return f"{scene.namespace}_before"
+
+
+def restored(scene: Scene) -> None:
+    scene.server.command("restore", scene.table, snapshot(scene))
+
+
+def dropped_and_cloned(scene: Scene) -> None:
+    scene.server.command("drop", scene.table)
+    scene.server.command("clone", scene.table, snapshot(scene))
+
+
+@pytest.mark.parametrize("put_back", [restored, dropped_and_cloned])
+def test_given_a_snapshot_put_back_when_run_then_it_is_a_first_contact_although_the_regions_are_the_same(
+    scene: Scene, put_back: Any
+) -> None:
+    rig, orders, before = scene.rig, scene.orders, regions(scene)
+    assert rig.state.claim() is not None
+    put_back(scene)
+    assert regions(scene) == before
+    assert orders.pointers() == [None, OLD]
+
+    report = rig.engine.run_once(adopt=True)
+
+    assert [note.guard for note in report.guards if note.tripped] == ["identity", "adoption"]
+    assert orders.pointers() == [None, OLD]
+    assert (rig.state.claim(), rig.state.evidence()) == (None, [])
+    rig.engine.adopt()
+    assert not rig.engine.run_once().tripped
+    assert orders.pointers() == [-OLD]
+
+
+def test_given_a_table_made_anew_when_run_then_it_is_a_first_contact(scene: Scene) -> None:
+    before = regions(scene)
+    scene.server.command("drop", scene.table)
+    admin = HBasePool([str(scene.server.thrift2)], connections=1, timeout_seconds=240, service="HbaseAdmin")
+    with closing(admin):
+        create_tables(
+            admin, [spec for spec in table_specs(scene.namespace, 2, "NONE") if spec.full_name == scene.table]
+        )
+    assert regions(scene).isdisjoint(before)
+    assert scene.rig.engine.run_once().tripped
+
+
+def test_given_tables_that_hbase_moves_compacts_and_opens_anew_when_run_then_the_store_is_known(scene: Scene) -> None:
+    server, table = scene.server, scene.table
+    for command in (
+        ("set", table, "NOTE", "1"),
+        ("snapshot", table, snapshot(scene) + "_2"),
+        ("flush", table),
+        ("compact", table),
+        ("cycle", table),
+        ("merge", table, b"\x00"),
+    ):
+        server.command(*command)
+        scene.orders.plain(NOW_MS - 2 * DAY)
+        assert not scene.rig.engine.run_once().tripped, command
+        assert scene.orders.pointers() == [-OLD]
+
+
+def test_given_a_table_disabled_and_enabled_when_run_then_it_cannot_be_told_from_a_restored_one(scene: Scene) -> None:
+    scene.server.command("disable", scene.table)
+    scene.server.command("enable", scene.table)
+    report = scene.rig.engine.run_once()
+    assert report.tripped
+    assert "disabled" in " ".join(note.message for note in report.guards)

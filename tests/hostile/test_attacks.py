@@ -1,0 +1,106 @@
+"""Hostile and unlucky clients: the server stays within its memory, answers probes, and serves honest clients.
+
+Sizes are a tenth of the full ones; ``TMS_TEST_HOSTILE=100`` makes them whole (it is a percentage). What was measured is
+printed; times are figures and no bars here (``benchmarks/p22_hostile.py``).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from tests.hostile import attacks
+from tests.hostile.attacks import Watch
+from tests.server.client import AVRO, Client, TopicClient
+from tests.server.process import Serve, configure
+from tests.support import size
+
+PERCENT = size("TMS_TEST_HOSTILE", 10)
+#: ``server.memory`` of the server that is attacked, its least, so that small attacks reach it too; and what the process
+#: may take beside it.
+MEMORY_MB, BESIDE_MB = 64, 100
+#: Connections of the server that is dripped upon.
+CONNECTIONS = 50
+_ROUNDS = 10
+_MB = 1 << 20
+
+
+def share(full: int) -> int:
+    """As many as the setting says, of the full number."""
+    return max(1, full * PERCENT // 100)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Serve]:
+    config = configure(tmp_path, memory=MEMORY_MB, max_connections=CONNECTIONS + share(100))
+    with Serve(config) as serving:
+        yield serving
+
+
+def attack(server: Serve, going_on: AbstractContextManager[None]) -> Watch:
+    """Honest clients before an attack and during it, and what it came to, printed."""
+    with Watch(server) as watch:
+        watch.until(_ROUNDS)
+        watch.pings.clear()
+        watch.rounds.clear()
+        with going_on:
+            watch.until(_ROUNDS)
+            time.sleep(share(10))
+            watch.until(_ROUNDS)
+    sys.stdout.write(f"\n{watch.figures()}\n")
+    return watch
+
+
+ATTACKS: dict[str, Callable[[int], AbstractContextManager[None]]] = {
+    "unfinished bodies": lambda port: attacks.unfinished_bodies(port, share(60) + 10, 10 * _MB - 100),
+    "gzip bombs": lambda port: attacks.gzip_bombs(port, share(16) + 2, 10 * _MB - 10),
+    "json of objects": lambda port: attacks.json_of_objects(port, share(16), 6 * _MB),
+    "readers who do not read": lambda port: attacks.readers_who_do_not_read(port, share(100)),
+    "drips": lambda port: attacks.drips(port, share(500), 2),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_given_an_attack_then_memory_stays_bounded_and_probes_and_honest_clients_are_served(
+    server: Serve, name: str
+) -> None:
+    attacks.prepare(server, large=10, large_bytes=9 * _MB)
+    watch = attack(server, ATTACKS[name](server.port))
+    assert watch.failures == []
+    assert watch.grown_mb <= MEMORY_MB + BESIDE_MB
+    server.end()
+
+
+def test_given_polls_over_many_invisible_rows_whose_clients_have_left_then_they_end(server: Serve) -> None:
+    attacks.prepare(server, invisible=share(2_000_000))
+    answered, seconds = attacks.abandoned_polls(server, 16)
+    sys.stdout.write(f"\n16 abandoned polls over after {seconds:.2f} s, GET topic after {answered * 1000:.0f} ms\n")
+    with Client(server.port) as client:
+        assert TopicClient(client, attacks.HONEST).publish("still here").status == 200
+
+
+def test_given_a_million_empty_messages_when_polled_then_no_more_memory_is_taken_than_by_large_ones(
+    server: Serve,
+) -> None:
+    messages = share(655_360)
+    attacks.prepare(server, empty=messages)
+    with Client(server.port) as client:
+        topic = TopicClient(client, attacks.EMPTY)
+        for _ in range(2):
+            before = attacks.anonymous_mb(server.process.pid)
+            began = time.monotonic()
+            client.send("POST", f"{topic.path}/poll", attacks.EVERYTHING, content_type=AVRO)
+            assert client.socket.recv(1) == b"H"
+            first = time.monotonic() - began
+            while client.socket.recv(1 << 20)[-5:] != b"0\r\n\r\n":
+                pass
+            grown = attacks.anonymous_mb(server.process.pid) - before
+            sys.stdout.write(
+                f"\n{messages} empty messages: first byte after {first * 1000:.0f} ms, {grown:.1f} MB more\n"
+            )
+            assert grown <= MEMORY_MB

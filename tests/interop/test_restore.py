@@ -1,0 +1,104 @@
+"""What was archived and restored, CDAP's own reader shows to no transaction that must not see it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from janitor.archive.restore import Request
+from janitor.archive.writer import ParquetArchive
+from janitor.state.sqlite.state import SqliteState
+from tests.builders import HOUR, MINUTE, NOW_MS, Rig, janitor, pointer, visibility
+from tests.interop.java import Interop
+from tms_core.clock import ManualClock
+from tms_core.errors import Refused
+from tms_core.messaging.service import MessagingService
+from tms_core.tables.leveldb.store import LevelDBStore
+from tms_core.topic import TopicId
+from tms_core.transaction.codec.snapshot import write_snapshot
+from tms_core.transaction.model import Snapshot
+
+#: Forty years: CDAP goes by its own clock. With more than the time since 1970 it would find nothing.
+TTL_SECONDS = 40 * 365 * 86_400
+ORDERS, FOUND = TopicId("default", "orders"), TopicId("default", "found")
+ABORTED, COMMITTED = (pointer(NOW_MS - MINUTE, number) for number in (1, 2))
+
+
+class House(NamedTuple):
+    """A store in LevelDB with a server, a janitor that archives, and Tephra's snapshots."""
+
+    java: Interop
+    folder: Path
+    service: MessagingService
+    rig: Rig
+
+    def create(self, topic: TopicId, ttl_seconds: int = TTL_SECONDS) -> None:
+        self.service.create_topic(topic, {"ttl": str(ttl_seconds)})
+
+    def restore(self, source: TopicId, target: TopicId) -> None:
+        self.rig.engine.restore(self.folder / "archive", Request(source, target))
+
+    def read_by_cdap(self) -> dict[bool, set[tuple[str, str]]]:
+        """What CDAP gives a reader outside and inside a transaction: topics and digests of payloads."""
+        self.rig.store.close()
+        snapshot = self.folder / "snapshot"
+        with snapshot.open("wb") as stream:
+            write_snapshot(stream, Snapshot(visibility(NOW_MS + HOUR)))
+        read = self.java.run("read-service", self.folder / "messaging", "--snapshot", snapshot, "--messages")
+        found: dict[bool, set[tuple[str, str]]] = {True: set(), False: set()}
+        for line in read:
+            if line["kind"] == "message":
+                found[line["in_transaction"]].add((line["topic"], line["payload_sha256"]))
+        return found
+
+
+def said(topic: TopicId, payload: bytes) -> tuple[str, Any]:
+    return str(topic), hashlib.sha256(payload).hexdigest()
+
+
+@pytest.fixture
+def house(java: Interop, tmp_path: Path) -> Iterator[House]:
+    clock = ManualClock(NOW_MS, running_ms=HOUR)
+    with LevelDBStore(tmp_path / "messaging", create=True) as store, SqliteState.in_memory() as state:
+        archive = ParquetArchive(tmp_path / "archive", clock)
+        with MessagingService(store, clock) as service:
+            yield House(java, tmp_path, service, janitor(store, state=state, clock=clock, archive=archive))
+
+
+def test_given_a_rollback_that_came_after_its_topic_was_created_again_when_restored_then_no_transaction_sees_the_row(
+    house: House,
+) -> None:
+    house.create(ORDERS)
+    for write_pointer, payload in ((ABORTED, b"aborted"), (COMMITTED, b"committed")):
+        house.service.publish(ORDERS, [payload], pointer=write_pointer)
+    house.service.delete_topic(ORDERS)
+    house.create(ORDERS)
+    house.rig.clock.advance(1)
+    house.service.publish(ORDERS, [b"live"], pointer=COMMITTED)
+    # CDAP's rollback of the first reaches nothing, and Tephra forgets it: it is on no list from here on.
+    house.rig.clock.advance(MINUTE)
+    house.rig.engine.run_once(adopt=True)
+    house.rig.state.pause(str(ORDERS), NOW_MS)
+    house.restore(ORDERS, ORDERS)
+    read = house.read_by_cdap()
+    assert read[False] == {said(ORDERS, payload) for payload in (b"aborted", b"committed", b"live")}
+    assert read[True] == {said(ORDERS, b"live")}
+
+
+def test_given_a_transaction_that_wrote_to_two_topics_when_one_is_restored_to_the_other_then_cdap_reads_what_it_did(
+    house: House,
+) -> None:
+    for topic, payload, ttl_seconds in ((ORDERS, b"A1", 60), (FOUND, b"B0", TTL_SECONDS)):
+        house.create(topic, ttl_seconds)
+        house.service.store(topic, [payload], pointer=COMMITTED)
+        house.service.publish(topic, [], pointer=COMMITTED)
+    house.rig.clock.advance(HOUR)
+    house.rig.engine.run_once(adopt=True)
+    with pytest.raises(Refused, match=f"other payloads there than in the archive: {COMMITTED}"):
+        house.restore(ORDERS, FOUND)
+    read = house.read_by_cdap()
+    assert read[True] == read[False] == {said(FOUND, b"B0")}

@@ -1,0 +1,88 @@
+"""How a single run comes by a lease whose holder may be dead."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from threading import Event
+
+import pytest
+
+from janitor.app.lease import held
+from janitor.settings import LeaseSettings
+from janitor.state.sqlite.state import SqliteState
+from tests.builders import NOW_MS
+from tms_core.clock import ManualClock
+from tms_core.errors import LeaseHeld
+from tms_core.lease import Lease, LeaseRecord
+
+WANTED = LeaseSettings(seconds=60)
+
+
+class Waits(Event):
+    """Passes the time it waits, and does something meanwhile."""
+
+    def __init__(self, clock: ManualClock, meanwhile: Callable[[], object] = lambda: None) -> None:
+        super().__init__()
+        self.clock, self.meanwhile = clock, meanwhile
+        self.seconds = 0.0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.seconds += timeout
+        self.clock.advance(int(timeout * 1000))
+        self.meanwhile()
+        return self.is_set()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS)
+
+
+@pytest.fixture
+def state(clock: ManualClock) -> SqliteState:
+    """A memory in which another process has the lease."""
+    found = SqliteState.in_memory()
+    Lease(found, "the run before", 60, clock).acquire()
+    return found
+
+
+def test_given_a_holder_that_has_died_when_run_once_then_its_lease_is_waited_out_and_the_log_says_so(
+    clock: ManualClock, state: SqliteState, caplog: pytest.LogCaptureFixture
+) -> None:
+    until = Waits(clock)
+    with caplog.at_level(logging.WARNING), held(WANTED, state, clock, sole=False, until=until) as lease:
+        assert lease.held
+        assert 60 <= until.seconds <= 70
+    assert "the run before has the lease" in caplog.text
+    assert "If that one is dead, this run begins in 60 s." in caplog.text
+
+
+def test_given_a_holder_that_is_alive_when_run_once_then_it_is_not_waited_for(
+    clock: ManualClock, state: SqliteState
+) -> None:
+    record = LeaseRecord.parse(state.lease())
+    assert record is not None
+    alive = Lease(state, "the run before", 60, clock)
+    alive.acquire(sole=True)
+    until = Waits(clock, alive.renew_if_due)
+    with pytest.raises(LeaseHeld, match="the run before"), held(WANTED, state, clock, sole=False, until=until):
+        pass
+    assert until.seconds <= 30
+    alive.check()
+
+
+def test_given_a_signal_when_it_waits_then_it_ends(clock: ManualClock, state: SqliteState) -> None:
+    until = Waits(clock)
+    until.meanwhile = until.set
+    with pytest.raises(LeaseHeld), held(WANTED, state, clock, sole=False, until=until):
+        pass
+    assert until.seconds == 5
+
+
+def test_given_a_free_lease_when_run_once_then_nobody_waits(clock: ManualClock) -> None:
+    until = Waits(clock)
+    with held(WANTED, SqliteState.in_memory(), clock, sole=False, until=until) as lease:
+        assert lease.held
+    assert until.seconds == 0

@@ -1,0 +1,100 @@
+"""An outcome counts what is found and done, is merged as a value, and travels as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from janitor.control import values
+from janitor.law.frontier import admit
+from janitor.law.policy import Frontier, Hold, Reason, Rule
+from janitor.report import NAMED_KEYS, EntryKey, ForeignKey
+from janitor.state.base import ClockAnchor
+from janitor.sweep.context import TopicWork
+from janitor.sweep.findings import Batch, Due, Failed, Kept, Untouchable, foreign
+from janitor.sweep.outcome import Done, Outcome, Taken
+from tests.builders import NOW_MS
+from tms_core.rowkey import MessageKey
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId, TopicMetadata
+
+ORDERS = TopicMetadata(TopicId("default", "orders"), 3, 60)
+KEYS = [MessageKey(ORDERS.topic, 3, ms, 0).pack() for ms in range(1, 6)]
+
+
+def due(keys: list[bytes], hold: Hold | None = None) -> Due:
+    work = TopicWork(ORDERS, b"", Frontier.open(NOW_MS, ORDERS), admit(ORDERS, ClockAnchor(NOW_MS, 0, "")))
+    return Due(work, MemoryStore().message, Batch("message", 3, Rule.EXPIRED, keys), 100 * len(keys), hold, hold)
+
+
+def about(held: Hold | None = None) -> EntryKey:
+    return EntryKey(ORDERS.topic, 3, "message", Rule.EXPIRED, held)
+
+
+def test_given_rows_that_went_when_counted_then_report_and_ledger_have_them() -> None:
+    outcome = Outcome()
+    outcome.add(due(KEYS[:2]), Done(KEYS[:2], at_ms=7))
+    outcome.add(due(KEYS[2:]), Done(KEYS[2:], at_ms=9))
+    [entry] = outcome.entries.values()
+    assert (entry.rows, entry.size_bytes, entry.oldest_ms, entry.newest_ms) == (5, 500, 1, 5)
+    assert list(outcome.taken.values()) == [Taken(7, KEYS[0], KEYS[-1] + b"\x00", 5, 1, 5)]
+
+
+def test_given_some_rows_of_a_batch_that_went_when_counted_then_only_these_are() -> None:
+    outcome = Outcome()
+    outcome.add(due(KEYS), Done(KEYS[:1], at_ms=7))
+    assert (outcome.entries[about()].rows, outcome.entries[about()].size_bytes) == (1, 100)
+    outcome.add(due(KEYS), Done(at_ms=7))
+    assert outcome.entries[about()].rows == 1
+
+
+def test_given_held_rows_when_counted_then_they_are_in_no_ledger() -> None:
+    outcome = Outcome()
+    outcome.add(due(KEYS, Hold.FRONTIER))
+    assert outcome.entries[about(Hold.FRONTIER)].rows == 5
+    assert outcome.taken == {}
+    assert outcome.taking().entries == {}
+    assert outcome.staying().entries == outcome.entries
+
+
+def test_given_rows_that_stay_when_counted_then_live_ones_are_not() -> None:
+    outcome = Outcome()
+    for finding in (Kept(Reason.HELD, 1), Kept(Reason.HELD, 2), Kept(Reason.LIVE, 5), Kept(Reason.UNDECIDED, 0)):
+        outcome.add(finding)
+    assert outcome.kept == {Reason.HELD: 3}
+
+
+def test_given_foreign_keys_when_counted_then_all_are_and_the_first_are_named() -> None:
+    outcome = Outcome()
+    outcome.add(foreign("message", [b"\x00\xff"]))
+    outcome.add(foreign("payload", [bytes([number]) for number in range(30)]))
+    assert outcome.kept[Reason.FOREIGN] == 31
+    assert len(outcome.foreign) == NAMED_KEYS
+    assert outcome.foreign[:2] == [ForeignKey("message", "00ff"), ForeignKey("payload", "00")]
+
+
+def test_given_outcomes_of_parts_when_merged_then_nothing_is_lost_or_counted_twice() -> None:
+    one, other = Outcome(), Outcome()
+    one.add(due(KEYS[3:]), Done(KEYS[3:], at_ms=9))
+    other.add(due(KEYS[:3]), Done(KEYS[:3], at_ms=7))
+    one.add(Untouchable(8))
+    other.add(Untouchable(5))
+    other.add(Failed(b"a:b:", "payload", "store", "broken"))
+    one.add(Kept(Reason.UNKNOWN_TOPIC, 1, prefix=b"a:c:"))
+    one += other
+    assert list(one.taken.values()) == [Taken(7, KEYS[0], KEYS[-1] + b"\x00", 5, 1, 5)]
+    assert one.entries[about()].rows == 5
+    assert one.untouchable == 5
+    assert (one.failed, one.errors, one.failures) == (
+        {b"a:b:": "broken"},
+        ["broken"],
+        Counter({("payload", "store"): 1}),
+    )
+    assert one.unknown == {TopicId("a", "c")}
+
+
+def test_given_an_outcome_when_it_travels_as_json_then_it_arrives_as_it_was() -> None:
+    outcome = Outcome(scanned=Counter(message=3), withheld={b"x:y:"}, pointers={ORDERS.topic: {1, 2}})
+    outcome.add(foreign("payload", [b"\xff"]))
+    outcome.add(Failed(b"a:b:", "payload", "store", "broken"))
+    outcome.add(due(KEYS), Done(KEYS))
+    assert values.unpack(Outcome, values.pack(outcome)) == outcome

@@ -1,0 +1,101 @@
+"""What only watches messaging may fail: every counter, every log line, every notification, and no answer changes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import Counter, Histogram
+
+from tests.server.client import AVRO, Client, TopicClient
+from tests.server.conftest import serving
+from tests.server.test_messages import EVERYTHING, NOW_POINTER, avro
+from tms_core.harmless import get_logger, harmless
+from tms_core.messaging.ids import Ids
+from tms_core.messaging.lines import Line
+from tms_core.messaging.visible import FirstReads
+
+
+class Failing(Exception):
+    """What everything that watches raises."""
+
+
+def failing(*_: Any, **__: Any) -> None:
+    raise Failing
+
+
+class FailingHandler(logging.Handler):
+    """Fails before logging's own border, and counts."""
+
+    calls = 0
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        type(self).calls += 1
+        raise Failing
+
+
+@pytest.fixture
+def nothing_watches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every counter, every histogram and every logger of ours raises."""
+    for kind, name in ((Counter, "inc"), (Histogram, "observe"), (FirstReads, "note")):
+        monkeypatch.setattr(kind, name, failing)
+    loggers = [logging.getLogger(name) for name in ("tms_core", "janitor")]
+    handler = FailingHandler()
+    for logger in loggers:
+        logger.addHandler(handler)
+        before = logger.level
+        logger.setLevel(logging.DEBUG)
+    yield
+    for logger in loggers:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+@pytest.mark.usefixtures("nothing_watches")
+def test_given_every_counter_and_logger_failing_then_every_route_answers_as_ever(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with serving(access_log=True) as server, Client(server.port) as client:
+        topic = TopicClient(client, "t").create()
+        assert topic.post("publish", avro(b"a"), content_type=AVRO).status == 200
+        in_transaction = topic.post("publish", avro(b"b", pointer=NOW_POINTER), content_type=AVRO)
+        assert in_transaction.status == 200
+        assert topic.post("store", avro(b"c", pointer=NOW_POINTER), content_type=AVRO).status == 200
+        assert topic.client.ask("POST", f"{topic.path}/rollback", in_transaction.body).status == 200
+        assert topic.post("poll", EVERYTHING, content_type=AVRO).status == 200
+        assert topic.poll() == ["a", "b"]
+        assert client.ask("GET", topic.path).status == 200
+        assert client.ask("GET", "/nothing").status == 404
+        assert topic.post("publish", b"nonsense").status == 400
+        assert client.ask("DELETE", topic.path).status == 200
+    assert FailingHandler.calls > 0
+    assert "a metric, a log line or a notification failed: Failing()" in capsys.readouterr().err
+
+
+def test_given_a_notification_that_fails_when_published_then_the_publish_is_answered_and_others_are_told() -> None:
+    told = []
+    line = Line(b"", Ids(0))
+    line.wakes[failing] = None
+    line.wakes[lambda: told.append(1)] = None
+    line.tell()
+    assert told == [1]
+
+
+def test_given_a_failure_then_the_caller_goes_on_and_other_ends_of_a_program_pass(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    harmless(failing)
+    assert "Failing()" in capsys.readouterr().err
+    with pytest.raises(KeyboardInterrupt):
+        harmless(_interrupted)
+
+
+def _interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+def test_given_a_log_line_then_it_is_the_callers(caplog: pytest.LogCaptureFixture) -> None:
+    get_logger("tms_core.test").warning("hello %s", "world")
+    assert [(one.getMessage(), one.filename) for one in caplog.records] == [("hello world", "test_harmless.py")]

@@ -1,0 +1,162 @@
+"""Which request may take how much memory, who waits, and who is cut off when others wait."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.server.client import PATIENCE_SECONDS
+from tms_core.errors import Unavailable
+from tms_core.server.memory import Memory, Share
+
+
+class Shares:
+    """Makes shares of a memory, and notes which are cut off."""
+
+    def __init__(self, limit_bytes: int, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        # A quarter is for what is small and soon over.
+        self.memory = Memory(-(-limit_bytes * 4 // 3), patience_seconds)
+        self.cut: list[str] = []
+
+    def __call__(self, name: str = "") -> Share:
+        return self.memory.share(lambda: self.cut.append(name))
+
+    async def held(self, name: str, size: int) -> Share:
+        """One whose client does not do its part."""
+        share = self(name)
+        await share.take(size)
+        share.begin_waiting()
+        return share
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_given_room_when_taken_then_no_one_waits_and_what_is_given_back_can_be_taken_again() -> None:
+    async def scene() -> None:
+        shares = Shares(10)
+        with shares() as share:
+            await share.take(6)
+            await share.take(4)
+            share.shrink(3)
+            assert shares.memory.used_bytes == 3
+            await share.take(7)
+        share.close()
+        assert shares.memory.used_bytes == 0
+        with shares() as share:
+            await share.take(11)  # more than there is: all there is
+            assert shares.memory.used_bytes == 10
+
+    asyncio.run(scene())
+
+
+def test_given_no_room_for_what_may_last_then_what_is_soon_over_goes_on() -> None:
+    async def scene() -> None:
+        shares = Shares(9)
+        await shares.held("holder", 9)
+        waiting = asyncio.ensure_future(shares().take(1))
+        await settle()
+        with shares() as share:
+            await share.take(3, brief=True)
+            another = asyncio.ensure_future(shares().take(1, brief=True))
+            await settle()
+            assert [waiting.done(), another.done()] == [False, False]
+        for task in (waiting, another):
+            task.cancel()
+        assert shares.cut == []
+
+    asyncio.run(scene())
+
+
+def test_given_many_who_wait_when_something_is_given_back_then_only_the_first_go_on_in_their_order() -> None:
+    async def scene() -> None:
+        shares = Shares(10)
+        holder = await shares.held("holder", 10)
+        waiting = [shares() for _ in range(3)]
+        tasks = [asyncio.ensure_future(share.take(4)) for share in waiting]
+        small = asyncio.ensure_future(shares().take(1))
+        await settle()
+        holder.shrink(5)
+        await settle()
+        assert [task.done() for task in (*tasks, small)] == [True, False, False, False]
+        holder.shrink(1)
+        await settle()
+        assert [task.done() for task in (*tasks, small)] == [True, True, False, False]
+        waiting[0].close()
+        await asyncio.gather(*tasks, small)
+        assert (shares.cut, shares.memory.used_bytes) == ([], 10)
+
+    asyncio.run(scene())
+
+
+def test_given_clients_that_keep_others_waiting_then_the_longest_at_it_are_cut_off_until_there_is_room() -> None:
+    async def scene() -> None:
+        shares = Shares(10, 0.01)
+        first = await shares.held("first", 3)
+        for name in ("second", "third", "fourth"):
+            await shares.held(name, 2)
+        first.begin_waiting()  # its client has just done something
+        await shares().take(4)
+        assert shares.cut == ["second", "third"]
+
+    asyncio.run(scene())
+
+
+def test_given_a_request_that_is_in_work_when_others_wait_then_it_is_not_cut_off() -> None:
+    async def scene() -> None:
+        shares = Shares(10, 0.01)
+        working = shares("working")
+        await working.take(10)
+        waiting = asyncio.ensure_future(shares().take(1))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        working.close()
+        await waiting
+        assert shares.cut == []
+
+    asyncio.run(scene())
+
+
+def test_given_two_that_each_need_what_the_other_has_then_one_is_told_to_come_again_and_the_other_goes_on() -> None:
+    async def scene() -> None:
+        shares = Shares(10, 0.01)
+        one, other = shares("one"), shares("other")
+        await one.take(5)
+        await other.take(5)
+        taking = [asyncio.ensure_future(share.take(3)) for share in (one, other)]
+        done = await asyncio.gather(*taking, return_exceptions=True)
+        assert [type(outcome) for outcome in done] == [type(None), Unavailable]
+        assert (shares.cut, one.size, other.size) == ([], 8, 0)
+
+    asyncio.run(scene())
+
+
+def test_given_one_who_waits_no_more_then_the_next_is_not_held_up() -> None:
+    async def scene() -> None:
+        shares = Shares(10)
+        holder = await shares.held("holder", 8)
+        leaving, staying = (asyncio.ensure_future(shares().take(size)) for size in (9, 2))
+        await settle()
+        assert shares.memory.waiting == 2
+        leaving.cancel()
+        await staying
+        assert leaving.cancelled()
+        assert (holder.size, shares.memory.waiting, shares.cut) == (8, 0, [])
+
+    asyncio.run(scene())
+
+
+def test_given_no_room_for_too_long_then_the_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tms_core.server.memory.LONGEST_SECONDS", 0.05)
+
+    async def scene() -> None:
+        shares = Shares(10, 0.01)
+        await shares().take(10)
+        with pytest.raises(Unavailable, match=r"server\.memory"):
+            await shares().take(1)
+        assert shares.memory.waiting == 0
+
+    asyncio.run(scene())

@@ -1,0 +1,38 @@
+"""What a table's settings and regions say of its sweeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tms_core.tables.hbase.described import NEEDED, TableSettings
+
+TABLE = TableSettings("ns:tms.message", [b"", b"\x01", b"\x02"], 3, NEEDED)
+
+
+def test_given_what_a_sweep_needs_or_nothing_set_then_no_setting_hinders_it() -> None:
+    assert TABLE.hindering == {}
+    assert replace(TABLE, settings={}).hindering == {}
+    assert replace(TABLE, settings={"READONLY": "FALSE", "KEEP_DELETED_CELLS": "false"}).hindering == {}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("READONLY", "true"),
+        ("TTL", "604800"),
+        ("VERSIONS", "3"),
+        ("MIN_VERSIONS", "1"),
+        ("KEEP_DELETED_CELLS", "TTL"),
+    ],
+)
+def test_given_a_setting_that_keeps_or_loses_rows_then_it_hinders(setting: str, value: str) -> None:
+    assert replace(TABLE, settings={**NEEDED, setting: value}).hindering == {setting: value}
+
+
+def test_given_regions_and_buckets_then_those_salts_are_missing_at_which_no_region_begins() -> None:
+    assert TABLE.missing_starts == []
+    assert replace(TABLE, starts=[b"", b"\x02"], buckets=4).missing_starts == [b"\x01", b"\x03"]
+    assert replace(TABLE, buckets=2).missing_starts == []
+    assert replace(TABLE, buckets=None, starts=[b""]).missing_starts == []

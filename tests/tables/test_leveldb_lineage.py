@@ -1,0 +1,167 @@
+"""What tells a LevelDB store from a backup of it: numbers that only grow, and that no two files of a folder have."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from itertools import count
+from pathlib import Path
+
+import plyvel
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tms_core.errors import StoreError
+from tms_core.tables.leveldb.lineage import StoreTrace, trace_folder
+from tms_core.tables.leveldb.log import last_sequence
+from tms_core.tables.leveldb.manifest_codec import write_records
+from tms_core.tables.leveldb.store import LevelDBStore
+
+MESSAGE = "system.tms.message"
+#: What makes LevelDB write a table.
+MANY_BYTES = 5 << 20
+
+_keys = count()
+
+
+def write(folder: Path, *, batches: int = 1, rows: int = 1, row_bytes: int = 10) -> None:
+    """Write to one folder as another program would, which opens it once."""
+    with closing(plyvel.DB(str(folder))) as database:
+        for _ in range(batches):
+            batch = database.write_batch()
+            for _ in range(rows):
+                batch.put(b"%09d" % next(_keys), bytes(row_bytes))
+            batch.write()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store with some rows, closed."""
+    with LevelDBStore(tmp_path / "messaging", create=True):
+        pass
+    write(tmp_path / "messaging" / MESSAGE, rows=3)
+    return tmp_path / "messaging"
+
+
+@given(st.lists(st.integers(0, 5000), max_size=40), st.integers(0, 200_000))
+def test_given_a_log_cut_anywhere_when_read_then_the_last_whole_batch_counts(sizes: list[int], cut: int) -> None:
+    sequences, records, number = [0], [], 1
+    for size in sizes:
+        records.append(number.to_bytes(8, "little") + (size + 1).to_bytes(4, "little") + bytes(size))
+        number += size + 1
+        sequences.append(number - 1)
+    log = write_records(records)
+    whole = sum(len(write_records(records[: index + 1])) <= cut for index in range(len(records)))
+    assert last_sequence(log) == sequences[-1]
+    assert last_sequence(log[:cut]) == sequences[whole]
+
+
+@pytest.mark.parametrize("row_bytes", [1, 40_000, 100_000])
+def test_given_rows_written_when_traced_then_the_sequence_number_counts_each(path: Path, row_bytes: int) -> None:
+    before = trace_folder(path / MESSAGE).sequence
+    write(path / MESSAGE, batches=7, rows=5, row_bytes=row_bytes)
+    assert trace_folder(path / MESSAGE).sequence == before + 35
+
+
+def test_given_an_open_store_when_traced_then_what_was_written_just_now_counts(path: Path) -> None:
+    with LevelDBStore(path) as store:
+        before = store.lineage()["metadata"]["sequence"]
+        assert store.metadata.compare_and_set(b"a", None, b"b")
+        assert store.lineage()["metadata"]["sequence"] == before + 1
+
+
+def test_given_a_store_that_only_grows_when_asked_then_it_was_not_restored(path: Path) -> None:
+    for number in range(8):
+        with LevelDBStore(path) as store:
+            known = store.lineage()
+            store.message.compact(b"", b"\xff")
+            assert store.restored_since(known) is None
+        write(path / MESSAGE, batches=3, rows=number, row_bytes=MANY_BYTES // 3)
+        with LevelDBStore(path) as store:
+            assert store.restored_since(known) is None
+
+
+def went_back(path: Path) -> None:
+    """Nobody has written to the backup."""
+
+
+def went_on(path: Path) -> None:
+    """Its rows are more by now than the store had."""
+    write(path / MESSAGE, rows=1000)
+
+
+def went_on_for_long(path: Path) -> None:
+    """Its rows, files and openings are more by now than the store had; its first tables are still there."""
+    for _ in range(3):
+        write(path / MESSAGE, batches=4, row_bytes=MANY_BYTES)
+
+
+@pytest.mark.parametrize("then", [went_back, went_on, went_on_for_long])
+def test_given_a_backup_in_the_stores_folders_when_asked_then_it_was_restored(
+    path: Path, then: Callable[[Path], None]
+) -> None:
+    backup = shutil.copytree(path, path.with_name("backup"))
+    for _ in range(2):
+        write(path / MESSAGE, batches=4, row_bytes=MANY_BYTES)
+    with LevelDBStore(path) as store:
+        known = store.lineage()
+    for file in path.glob("*/*"):
+        file.unlink()
+    shutil.copytree(backup, path, dirs_exist_ok=True)
+    then(path)
+    with LevelDBStore(path) as store:
+        reason = store.restored_since({"message": known["message"]})
+        assert "the message table went back" in (reason or "")
+
+
+def test_given_what_was_remembered_before_the_store_was_opened_when_asked_then_later_writes_do_not_hide_it(
+    path: Path,
+) -> None:
+    with LevelDBStore(path) as store:
+        known = dict(store.lineage())
+    known["metadata"] = {**known["metadata"], "sequence": known["metadata"]["sequence"] + 1}
+    with LevelDBStore(path) as store:
+        for number in range(9):
+            store.metadata.compare_and_set(b"%d" % number, None, b"")
+        assert "the metadata table went back" in (store.restored_since(known) or "")
+
+
+def test_given_a_folder_that_tells_less_than_before_when_asked_then_that_is_no_restore(path: Path) -> None:
+    with LevelDBStore(path) as store:
+        known = dict(store.lineage())
+    known["message"] = {**known["message"], "birth_ns": None, "generation": None}
+    with LevelDBStore(path) as store:
+        assert store.restored_since(known) is None
+
+
+def test_given_a_manifest_that_is_damaged_when_traced_then_that_is_an_error_of_the_store(path: Path) -> None:
+    (path / MESSAGE / "CURRENT").write_text("nothing\n")
+    with pytest.raises(StoreError, match="does not name a MANIFEST"):
+        trace_folder(path / MESSAGE)
+
+
+def test_given_a_log_that_becomes_a_table_while_it_is_read_when_traced_then_nothing_is_lost(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(path / MESSAGE, rows=5)
+    before = trace_folder(path / MESSAGE).sequence
+    read = Path.read_bytes
+
+    def too_late(file: Path) -> bytes:
+        if file.suffix == ".log":
+            # Opening makes a table of it.
+            plyvel.DB(str(path / MESSAGE)).close()
+        return read(file)
+
+    monkeypatch.setattr(Path, "read_bytes", too_late)
+    assert trace_folder(path / MESSAGE).sequence == before
+
+
+def test_given_a_clone_when_asked_then_it_tells_of_the_original_as_it_was(path: Path) -> None:
+    trace = StoreTrace(path, {"message": trace_folder(path / MESSAGE)}, frozen=True)
+    known = trace.remembered()
+    write(path / MESSAGE, rows=9)
+    assert trace.remembered() == known
+    assert trace.restored_since(known) is None

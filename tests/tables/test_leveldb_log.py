@@ -1,0 +1,184 @@
+"""A damaged log is told from a torn one, at every byte and every bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import plyvel
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tables.test_leveldb_codec import FIRST, FULL, LAST, MIDDLE, RECORDS, fragments
+from tms_core.errors import StoreError
+from tms_core.tables.base import MessageValue
+from tms_core.tables.leveldb.clone import clone
+from tms_core.tables.leveldb.layout import FOLDERS
+from tms_core.tables.leveldb.log import find_damage
+from tms_core.tables.leveldb.manifest_codec import BLOCK_BYTES, read_records, write_records
+from tms_core.tables.leveldb.store import LevelDBStore, release
+from tms_core.tables.side import LevelDBSide
+
+MIB = 1 << 20
+ROWS = 3000
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+@given(records=RECORDS, padding=st.sampled_from([0, 6, 7, BLOCK_BYTES, MIB]))
+def test_given_any_records_when_read_then_there_is_no_damage(records: list[bytes], padding: int) -> None:
+    assert find_damage(write_records(records) + bytes(padding)) is None
+
+
+@given(records=RECORDS, share=st.floats(0, 1), padding=st.sampled_from([0, 1, 7, BLOCK_BYTES, MIB]))
+def test_given_a_writer_that_died_anywhere_when_read_then_the_end_is_torn_and_nothing_is_damaged(
+    records: list[bytes], share: float, padding: int
+) -> None:
+    whole = write_records(records)
+    assert find_damage(whole[: round(share * len(whole))] + bytes(padding)) is None
+
+
+@pytest.mark.parametrize(
+    ("log", "offset", "words"),
+    [
+        (fragments((5, MIDDLE)), 0, "no beginning"),
+        (fragments((5, LAST), (5, FULL)), 0, "no beginning"),
+        (fragments((5, FIRST), (5, FULL)), 12, "no end"),
+        (fragments((5, FIRST), (5, FIRST)), 12, "no end"),
+        (fragments((5, FULL), (5, 9), (5, FULL)), 12, "unknown kind 9"),
+        (fragments((5, FULL)) + bytes(BLOCK_BYTES - 12) + fragments((5, FULL)), 12, "zeros instead of a record"),
+    ],
+)
+def test_given_fragments_that_no_writer_leaves_when_read_then_they_are_damage(
+    log: bytes, offset: int, words: str
+) -> None:
+    damage = find_damage(log)
+    assert damage is not None
+    assert damage.offset == offset
+    assert words in damage.reason
+
+
+def test_given_a_beginning_without_a_byte_when_another_follows_then_an_old_writer_had_no_room_left() -> None:
+    assert find_damage(fragments((0, FIRST), (5, FULL))) is None
+
+
+@pytest.mark.parametrize("padding", [0, MIB - 2000])
+def test_given_any_single_flipped_bit_when_read_then_it_is_damage_unless_it_is_in_the_last_record(padding: int) -> None:
+    rng = random.Random(4)
+    records = [rng.randbytes(size) for size in (1, 0, 40, 7, 120, 30)]
+    whole, last = write_records(records), len(write_records(records[:-1]))
+    for bit in range(8 * len(whole)):
+        log = flipped(whole, bit) + bytes(padding)
+        damage = find_damage(log)
+        assert (damage is None) is (bit // 8 >= last)
+        if damage is not None:
+            assert damage.offset <= bit // 8 < damage.stop <= len(log)
+
+
+def test_given_a_flipped_bit_in_a_record_of_several_blocks_when_read_then_it_is_damage() -> None:
+    rng = random.Random(5)
+    whole = write_records([rng.randbytes(3 * BLOCK_BYTES), b"behind"])
+    for bit in rng.sample(range(8 * len(whole)), 200):
+        damage = find_damage(flipped(whole, bit))
+        assert damage is not None
+        assert damage.offset <= bit // 8
+
+
+# --- stores ----------------------------------------------------------------------------------------------------------
+
+
+def key(number: int) -> bytes:
+    return b"%08d" % number
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A store of which a crash has left the log: C++ LevelDB makes a table of it when it closes."""
+    source = tmp_path / "open"
+    with LevelDBStore(source, create=True) as store:
+        for number in range(ROWS):
+            store.message.put([(key(number), MessageValue(None, b"row %d" % number))])
+        return shutil.copytree(source, tmp_path / "messaging")
+
+
+def log_of(folder: Path) -> Path:
+    [log] = (folder / FOLDERS["message"]).glob("*.log")
+    return log
+
+
+def flip(log: Path, offset: int) -> None:
+    log.write_bytes(flipped(log.read_bytes(), 8 * offset))
+
+
+OPENERS: dict[str, Callable[[Path], object]] = {
+    "to sweep": LevelDBStore,
+    "to plan": lambda path: clone(path, path.with_name("clones")),
+    "to release": release,
+}
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_given_a_flipped_bit_in_the_log_when_opened_then_it_is_refused_with_file_and_byte_and_nothing_is_changed(
+    folder: Path, opener: str
+) -> None:
+    log = log_of(folder)
+    flip(log, log.stat().st_size // 2)
+    before = log.read_bytes()
+    with pytest.raises(StoreError) as refused:
+        OPENERS[opener](folder)
+    assert f"{log} is damaged at byte " in str(refused.value)
+    assert "good records follow" in str(refused.value)
+    assert "CDAP would open it all the same" in str(refused.value)
+    assert "Nothing was changed" in (refused.value.hint or "")
+    assert log.read_bytes() == before
+    flip(log, log.stat().st_size // 2)
+    with LevelDBStore(folder) as store:
+        assert len(store.message.keys(b"", None, 2 * ROWS).items) == ROWS
+
+
+def test_given_a_flipped_bit_in_the_log_when_leveldb_itself_opens_it_then_rows_are_gone_without_an_error(
+    folder: Path,
+) -> None:
+    log = log_of(folder)
+    flip(log, log.stat().st_size // 2)
+    with closing(plyvel.DB(str(log.parent))) as database:
+        assert 0 < ROWS - len(list(database.iterator(include_value=False))) < ROWS
+
+
+@pytest.mark.parametrize("left", [1, 6, 7, 20])
+def test_given_a_log_whose_last_record_is_cut_short_when_opened_then_all_others_are_there(
+    folder: Path, left: int
+) -> None:
+    log = log_of(folder)
+    last = len(write_records(read_records(log.read_bytes())[:-1]))
+    os.truncate(log, last + left)
+    with LevelDBStore(folder) as store:
+        assert store.message.keys(b"", None, 2 * ROWS).items == [key(number) for number in range(ROWS - 1)]
+
+
+def test_given_a_damaged_log_that_is_no_longer_read_when_opened_then_it_does_not_matter(folder: Path) -> None:
+    old = log_of(folder).with_name("000001.log")
+    shutil.copyfile(log_of(folder), old)
+    flip(old, 1000)
+    with LevelDBStore(folder) as store:
+        assert len(store.message.keys(b"", None, 2 * ROWS).items) == ROWS
+
+
+def test_given_a_flipped_bit_in_the_side_tables_log_when_opened_then_it_is_refused(tmp_path: Path) -> None:
+    with closing(LevelDBSide(tmp_path / "open")) as side:
+        side.put([(b"a", b"1")])
+        side.put([(b"b", b"2")])
+        shutil.copytree(tmp_path / "open", tmp_path / "side")
+    [log] = (tmp_path / "side").glob("*.log")
+    flip(log, 20)
+    with pytest.raises(StoreError, match="is damaged at byte 0"):
+        LevelDBSide(tmp_path / "side")

@@ -1,0 +1,69 @@
+"""The figures of ``tools.house`` on trees small enough to count by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.house import Plan, largest_constructor, largest_dataclass, main, overriding, read, repeated_names, riddles
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A janitor of three rooms, and a core of one module."""
+    for name, text in {
+        "tms_core/topic.py": "class Name:\n    pass\n",
+        "janitor/__init__.py": "",
+        "janitor/cli/run.py": "def run():\n    from janitor.sweep import scan\n    return scan\n",
+        "janitor/sweep/scan.py": (
+            '"""Nobody knows."""\n\n# somebody\nimport janitor.law\n\n\n'
+            "class Name:\n    def __init__(self, a, b, *, c):\n        self._a = a\n\n"
+            "    def _step(self):\n        pass\n"
+        ),
+        "janitor/law.py": "from dataclasses import dataclass\n\n\n@dataclass\nclass Cut:\n    at: int\n    by: str\n",
+        "janitor/spark/task.py": (
+            "from janitor.sweep.scan import Name\n\n\nclass Task(Name):\n    def _step(self):\n        pass\n"
+        ),
+        "tests/test_law.py": "assert True\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def test_given_a_tree_when_its_rooms_are_counted_then_arrows_and_floors_are_those_of_its_imports(tree: Path) -> None:
+    plan = Plan.of(read(tree, ["janitor"]), "janitor")
+    assert plan.arrows == {"cli": {"sweep"}, "sweep": {"law"}, "law": set(), "spark": {"sweep"}}
+    assert (plan.floors(), plan.circles()) == (3, [])
+
+
+def test_given_rooms_that_import_each_other_when_counted_then_they_are_a_circle(tree: Path) -> None:
+    (tree / "janitor/law.py").write_text("import janitor.sweep.scan\n", encoding="utf-8")
+    assert Plan.of(read(tree, ["janitor"]), "janitor").circles() == [["law", "sweep"]]
+
+
+def test_given_a_tree_when_its_classes_are_counted_then_the_largest_and_the_repeated_ones_are_named(tree: Path) -> None:
+    modules = read(tree, ["tms_core", "janitor"])
+    assert largest_constructor(modules) == (3, "janitor.sweep.scan.Name")
+    assert largest_dataclass(modules) == (2, "janitor.law.Cut")
+    assert repeated_names(modules) == {"Name": ["janitor.sweep.scan", "tms_core.topic"]}
+    assert overriding(modules, "janitor.spark") == ["janitor.spark.task.Task"]
+
+
+def test_given_docstrings_comments_and_code_when_counted_then_only_code_is_code(tree: Path) -> None:
+    (scan,) = (module for module in read(tree, ["janitor"]) if module.name == "janitor.sweep.scan")
+    assert (scan.lines, scan.code_lines()) == (12, 6)
+    assert riddles([scan]) == {"janitor.sweep.scan": 2}
+
+
+def test_given_a_missed_bar_when_checked_then_the_exit_code_is_one(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--check", "--no-trace"], tree) == 1
+    assert main(["--no-trace"], tree) == 0
+    missed = [line for line in capsys.readouterr().out.splitlines() if "missed" in line]
+    assert {line.split("  ")[0] for line in missed} == {
+        "classes in spark that override private methods",
+        "nobody, somebody, whoever, stranger",
+    }

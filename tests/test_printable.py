@@ -1,0 +1,20 @@
+"""Text of clients in logs and on terminals."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tms_core.printable import printable
+
+
+@given(st.text())
+def test_given_any_text_when_shown_then_nothing_in_it_commands_and_what_shows_is_as_it_was(text: str) -> None:
+    shown = printable(text)
+    assert shown.isprintable()
+    if text.isprintable():
+        assert shown == text
+
+
+def test_given_a_line_end_when_shown_then_it_is_escaped() -> None:
+    assert printable("a\nb\x1b[2Jä\u202e") == "a\\nb\\x1b[2Jä\\u202e"

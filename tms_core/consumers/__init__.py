@@ -1,0 +1,1 @@
+"""Consumers: their positions, and how far behind they are."""

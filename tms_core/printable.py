@@ -1,0 +1,26 @@
+"""Text as it may stand in a log or on a terminal: what clients made up, and spans of time in words.
+
+A client calls itself what it likes. With a line end in it such a name would make up lines of a log, and with an escape
+sequence it would control the terminal in which a table is read.
+"""
+
+from __future__ import annotations
+
+_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+
+
+def printable(text: str) -> str:
+    r"""The text with everything that does not show escaped as Python writes it: a line end is ``\n``."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def duration(milliseconds: int) -> str:
+    """A span of time in its two largest units: ``2 d 18 h``."""
+    parts, rest = [], max(0, milliseconds) // 1000
+    for unit, seconds in _UNITS:
+        count, rest = divmod(rest, seconds)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2]) or "0 s"

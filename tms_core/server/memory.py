@@ -1,0 +1,230 @@
+"""How much memory requests and answers take: one bound for all of them (``server.memory``).
+
+Bodies while they come, what they are unpacked and taken apart into, and answers that their readers have not fetched yet
+take a share each. A share is taken before the memory is used. Where there is too little, requests wait in the order in
+which they asked, and the first of them goes on as soon as enough is given back; the others are not even woken.
+
+What is given back soon needs no rule. What waits for its client does, a body that does not come or an answer that is
+not read: when the first request has waited for a few seconds, the clients that have kept others waiting for longest are
+cut off until there is room. While there is room nobody is cut off, however slow.
+
+A part of it is kept for what is small and soon over, so that honest clients need not wait for hostile ones at all: what
+may last may use three quarters of it. Bodies of up to :data:`FREE_BYTES` take no share, because the connection has
+buffered as much already.
+
+For one event loop: nothing here is shared with threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from tms_core.errors import Unavailable
+
+#: What all requests and answers may take together, in bytes, unless told otherwise.
+MEMORY_BYTES = 256 << 20
+#: How long a request waits before clients that keep it waiting are cut off, in seconds: a client who reads or sends at
+#: all gets far within that.
+PATIENCE_SECONDS = 2.0
+#: After how long a request is refused that nothing could make room for, in seconds.
+LONGEST_SECONDS = 30.0
+#: What part of the memory is for what may last: bodies, and answers that go on or have large messages.
+_LASTING = 0.75
+#: A body that is not larger takes no share, in bytes; as much is buffered for each connection anyway.
+FREE_BYTES = 64 << 10
+
+
+class _Waiter(NamedTuple):
+    """Who waits for how much."""
+
+    share: Share
+    size: int
+    granted: asyncio.Future[None]
+    since: float
+
+
+class Memory:
+    """What all requests and answers of a server share.
+
+    Args:
+        limit_bytes: what they may take together.
+        patience_seconds: how long one may keep another waiting.
+    """
+
+    def __init__(self, limit_bytes: int = MEMORY_BYTES, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self.limit_bytes = limit_bytes
+        self._patience_seconds = patience_seconds
+        self._used_bytes = 0
+        self._waiting: deque[_Waiter] = deque()
+        #: When shares were last used, in that order.
+        self._shares: dict[Share, float] = {}
+
+    @property
+    def used_bytes(self) -> int:
+        """What is taken."""
+        return self._used_bytes
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def share(self, abort: Callable[[], None]) -> Share:
+        """A share for one request, empty at first.
+
+        Args:
+            abort: ends the connection of the request at once.
+        """
+        return Share(self, abort)
+
+    async def take(self, share: Share, size: int, *, brief: bool = False) -> None:
+        """Let a share grow, as soon as there is room.
+
+        Args:
+            share: which.
+            size: by how much; all there is, where that is more.
+            brief: whether it is small and soon over, so that it need not wait for what may last.
+
+        Raises:
+            Unavailable: there was none for too long.
+        """
+        size = min(size, int(self.limit_bytes * _LASTING) - share.size)
+        if self._used_bytes + size <= self.limit_bytes if brief else not self._waiting and self._fits(size):
+            self._grant(share, size)
+            return
+        loop = asyncio.get_running_loop()
+        waiter = _Waiter(share, size, loop.create_future(), loop.time())
+        self._waiting.append(waiter)
+        try:
+            await self._wait(waiter)
+        finally:
+            with suppress(ValueError):
+                self._waiting.remove(waiter)
+            self._serve()
+
+    async def _wait(self, waiter: _Waiter) -> None:
+        loop = asyncio.get_running_loop()
+        while not waiter.granted.done():
+            await asyncio.wait({waiter.granted}, timeout=self._patience_seconds)
+            self._make_room(loop.time() - self._patience_seconds)
+            if not waiter.granted.done() and loop.time() - waiter.since >= LONGEST_SECONDS:
+                raise _no_room()
+        waiter.granted.result()
+
+    def _make_room(self, before: float) -> None:
+        """Make room for those who wait since a moment, the first of them first."""
+        while self._waiting and self._waiting[0].since <= before:
+            first = self._waiting[0]
+            self._cut_off_for(first, before)
+            if not first.granted.done():
+                return
+
+    def _cut_off_for(self, waiter: _Waiter, before: float) -> None:
+        """Cut off those not used since a moment, the longest at it first, until one can go on or none is left."""
+        waiting = {one.share: one for one in self._waiting}
+        for share, since in list(self._shares.items()):
+            if waiter.granted.done() or since > before:
+                return
+            if share is waiter.share:
+                continue
+            if share in waiting:
+                waiting[share].granted.set_exception(_no_room())
+                self._waiting.remove(waiting[share])
+            elif share.waits_for_client:
+                share.abort()
+            else:
+                continue
+            share.close()
+
+    def give(self, share: Share, size: int) -> None:
+        """A share needs so much less."""
+        self._used_bytes -= size
+        share.size -= size
+        if not share.size:
+            self._shares.pop(share, None)
+        self._serve()
+
+    def touch(self, share: Share) -> None:
+        """A share is in use."""
+        if share.size:
+            self._shares.pop(share, None)
+            self._shares[share] = asyncio.get_running_loop().time()
+
+    def _serve(self) -> None:
+        """Let the first go on for whom there is room, and no other before him."""
+        while self._waiting and self._fits(self._waiting[0].size):
+            waiter = self._waiting.popleft()
+            if not waiter.granted.done():
+                self._grant(waiter.share, waiter.size)
+                waiter.granted.set_result(None)
+
+    def _fits(self, size: int) -> bool:
+        return self._used_bytes + size <= int(self.limit_bytes * _LASTING)
+
+    def _grant(self, share: Share, size: int) -> None:
+        self._used_bytes += size
+        share.size += size
+        self.touch(share)
+
+
+class Share:
+    """What one request takes; as a context it is given back at the end.
+
+    Args:
+        memory: what it is a share of.
+        abort: ends the connection at once.
+
+    Attributes:
+        size: how much it is now, in bytes.
+        waits_for_client: whether only its client can bring it to an end.
+    """
+
+    __slots__ = ("_memory", "abort", "size", "waits_for_client")
+
+    def __init__(self, memory: Memory, abort: Callable[[], None]) -> None:
+        self._memory = memory
+        self.abort = abort
+        self.size = 0
+        self.waits_for_client = False
+
+    async def take(self, size: int, *, brief: bool = False) -> None:
+        """Take so much more, as soon as there is room; see :meth:`Memory.take`.
+
+        Raises:
+            Unavailable: there was none for too long.
+        """
+        await self._memory.take(self, size, brief=brief)
+
+    def shrink(self, size: int) -> None:
+        """Keep so much, at most."""
+        if size < self.size:
+            self._memory.give(self, self.size - size)
+
+    def begin_waiting(self) -> None:
+        """From now on only the client can bring it to an end."""
+        self.waits_for_client = True
+        self._memory.touch(self)
+
+    def end_waiting(self) -> None:
+        """The client has done its part."""
+        self.waits_for_client = False
+
+    def close(self) -> None:
+        """Give all of it back; closing twice is no error."""
+        self.shrink(0)
+
+    def __enter__(self) -> Share:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _no_room() -> Unavailable:
+    return Unavailable(
+        "Requests and answers take all the memory they may (server.memory).", "Try again in a few seconds."
+    )

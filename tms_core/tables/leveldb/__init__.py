@@ -1,0 +1,1 @@
+"""The three tables in LevelDB, as CDAP keeps them."""

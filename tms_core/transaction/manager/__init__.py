@@ -1,0 +1,1 @@
+"""The transaction manager: state, log and conflicts."""

@@ -1,0 +1,1 @@
+"""Tephra's transaction service over Thrift: server and client."""

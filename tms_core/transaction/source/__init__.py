@@ -1,0 +1,1 @@
+"""Where transaction snapshots come from: a folder, HDFS, a service."""

@@ -1,0 +1,1 @@
+"""The HTTP listener that server and status page share."""

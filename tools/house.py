@@ -1,0 +1,430 @@
+"""How the source tree is built, in figures: ``python -m tools.house``.
+
+The figures are counts of files, imports and words, read from the source with ``ast`` alone, and one traced pass of the
+janitor on the sample store. ``--check`` exits with 1 where a figure misses its bar. Definitions, where a word alone
+would not do:
+
+* a room of ``janitor`` is a folder or a module at its top, an arrow is a pair of rooms of which one imports the other,
+  anywhere in a module, and the floors are the longest way along the arrows;
+* rooms that import each other, directly or through others, are a circle;
+* code is what is left of a file without blank lines, comments and docstrings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import os
+import re
+import sys
+import tempfile
+import threading
+import tokenize
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from itertools import chain
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("tms_core", "janitor")
+#: Words that make a reader guess who is meant.
+RIDDLES = re.compile(r"\b(nobody|somebody|whoever|strangers?)(?![a-z])", re.IGNORECASE)
+#: What a store is to those who use it; beside it are the drivers.
+_TABLES = "tms_core.tables.base"
+_DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One source file, read.
+
+    Args:
+        name: as it is imported.
+        text: what is in it.
+        tree: the same, parsed.
+    """
+
+    name: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def lines(self) -> int:
+        return self.text.count("\n")
+
+    @property
+    def room(self) -> str:
+        """The folder or the module at the top of the package."""
+        return self.name.split(".")[1] if "." in self.name else ""
+
+    def classes(self) -> Iterator[ast.ClassDef]:
+        """Every class in the file."""
+        return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+
+    def imports(self) -> Iterator[str]:
+        """Every name that is imported, as ``package.module`` or ``package.module.name``."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+    def code_lines(self) -> int:
+        """How many lines are neither blank nor a comment nor a docstring."""
+        skipped = (
+            tokenize.COMMENT,
+            tokenize.NL,
+            tokenize.NEWLINE,
+            tokenize.INDENT,
+            tokenize.DEDENT,
+            tokenize.ENDMARKER,
+        )
+        taken: set[int] = set()
+        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
+            if token.type not in skipped:
+                taken.update(range(token.start[0], token.end[0] + 1))
+        for node in ast.walk(self.tree):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                taken.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        return len(taken)
+
+
+def read(root: Path, packages: Sequence[str]) -> list[Module]:
+    """The modules of some packages, in the order of their names."""
+    found = []
+    for path in sorted(chain.from_iterable((root / package).rglob("*.py") for package in packages)):
+        text = path.read_text(encoding="utf-8")
+        name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        found.append(Module(name, text, ast.parse(text)))
+    return found
+
+
+# --- rooms -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which room imports which.
+
+    Args:
+        arrows: from a room to those that it imports; each room is a key.
+    """
+
+    arrows: dict[str, set[str]]
+
+    @classmethod
+    def of(cls, modules: Iterable[Module], package: str) -> Plan:
+        """The plan of one package."""
+        own = [module for module in modules if module.name.startswith(f"{package}.")]
+        arrows: dict[str, set[str]] = {module.room: set() for module in own if not module.room.startswith("__")}
+        for module in own:
+            named = (name.split(".") for name in module.imports())
+            to = {parts[1] for parts in named if len(parts) > 1 and parts[0] == package}
+            if module.room in arrows:
+                arrows[module.room] |= (to & set(arrows)) - {module.room}
+        return cls(arrows)
+
+    def circles(self) -> list[list[str]]:
+        """The groups of rooms that import each other."""
+        reach = {room: self._reachable(room) for room in self.arrows}
+        groups = {tuple(sorted(b for b in reach[a] if a in reach[b])) for a in reach if a in reach[a]}
+        return [list(group) for group in sorted(groups)]
+
+    def floors(self) -> int:
+        """How many rooms the longest way down passes; a circle counts as one floor for each of its rooms."""
+        circles = {room: circle for circle in self.circles() for room in circle}
+        heights: dict[str, int] = {}
+
+        def height(room: str) -> int:
+            if room not in heights:
+                group = circles.get(room, [room])
+                below = set().union(*(self.arrows[member] for member in group)) - set(group)
+                reached = len(group) + max(map(height, below), default=0)
+                heights.update(dict.fromkeys(group, reached))
+            return heights[room]
+
+        return max(map(height, self.arrows), default=0)
+
+    def _reachable(self, start: str) -> set[str]:
+        reached: set[str] = set()
+        waiting = list(self.arrows[start])
+        while waiting:
+            room = waiting.pop()
+            if room not in reached:
+                reached.add(room)
+                waiting.extend(self.arrows[room])
+        return reached
+
+
+# --- classes ---------------------------------------------------------------------------------------------------------
+
+
+def largest_constructor(modules: Iterable[Module]) -> tuple[int, str]:
+    """The most arguments that an ``__init__`` takes, and whose it is."""
+    found = [(0, "")]
+    for module in modules:
+        for owner in module.classes():
+            for node in owner.body:
+                if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                    named = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                    found.append((len(named) - 1, f"{module.name}.{owner.name}"))
+    return max(found)
+
+
+def largest_dataclass(modules: Iterable[Module]) -> tuple[int, str]:
+    """The most fields of a dataclass, and whose they are."""
+    found = [(0, "")]
+    for module in modules:
+        for owner in module.classes():
+            if any("dataclass" in ast.unparse(decorator) for decorator in owner.decorator_list):
+                fields = [node for node in owner.body if isinstance(node, ast.AnnAssign)]
+                found.append((len(fields), f"{module.name}.{owner.name}"))
+    return max(found)
+
+
+def overriding(modules: Sequence[Module], below: str) -> list[str]:
+    """The classes under a package that override a private method of a class of this project."""
+    methods: dict[str, set[str]] = defaultdict(set)
+    parents: dict[str, set[str]] = defaultdict(set)
+    for owner in chain.from_iterable(module.classes() for module in modules):
+        methods[owner.name] |= {
+            node.name for node in owner.body if isinstance(node, _DEFINITION) and _is_private(node.name)
+        }
+        parents[owner.name] |= {ast.unparse(base).split("[")[0].split(".")[-1] for base in owner.bases} - {owner.name}
+
+    def inherited(name: str) -> set[str]:
+        known = parents.get(name, set()) & methods.keys()
+        return set().union(*(methods[parent] | inherited(parent) for parent in known))
+
+    return [
+        f"{module.name}.{owner.name}"
+        for module in modules
+        if module.name.startswith(f"{below}.")
+        for owner in module.classes()
+        if {node.name for node in owner.body if isinstance(node, _DEFINITION)} & inherited(owner.name)
+    ]
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def repeated_names(modules: Iterable[Module]) -> dict[str, list[str]]:
+    """The names of classes at the top of a module that more than one module has, and those modules."""
+    where: dict[str, list[str]] = defaultdict(list)
+    for module in modules:
+        for name in sorted({node.name for node in module.tree.body if isinstance(node, ast.ClassDef)}):
+            where[name].append(module.name)
+    return {name: names for name, names in sorted(where.items()) if len(names) > 1}
+
+
+def riddles(modules: Iterable[Module]) -> dict[str, int]:
+    """How often each module says a riddle word, for those that do."""
+    counted = {module.name: len(RIDDLES.findall(module.text)) for module in modules}
+    return {name: count for name, count in counted.items() if count}
+
+
+# --- one pass, traced ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Trace:
+    """What is called between ``run_once`` and its return.
+
+    Attributes:
+        frames: of the first delete, from what ``run_once`` calls down to the store's method.
+        modules: the modules that were entered.
+    """
+
+    frames: int = 0
+    modules: set[str] | None = None
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        if event not in {"call", "return"}:
+            return
+        name, function = str(frame.f_globals.get("__name__", "")), frame.f_code.co_name
+        if function == "run_once" and name.startswith("janitor"):
+            if event == "call" and self.modules is None:
+                self.modules = {name}
+            elif event == "return":
+                sys.setprofile(None)
+        elif self.modules is not None and event == "call" and _package(frame) in PACKAGES:
+            self.modules.add(name)
+            if not self.frames and name.startswith("tms_core.tables") and function.startswith("delete"):
+                self.frames = _depth(frame)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _depth(frame: FrameType) -> int:
+    """The frames of this project from ``run_once`` down to this one; 0 if ``run_once`` is not above it."""
+    depth, above = 1, frame.f_back
+    while above is not None:
+        if above.f_code.co_name == "run_once":
+            return depth
+        depth += _package(above) in PACKAGES
+        above = above.f_back
+    return 0
+
+
+def trace_one_pass() -> Trace:
+    """One pass with one worker over a fresh copy of the sample store, traced."""
+    demo = import_module("examples.demo")
+    clock = import_module("tms_core.clock").SystemClock()
+    execute: Callable[..., int] = import_module("janitor.cli.main").execute
+    trace = Trace()
+    workers = os.environ.get("TMS_JANITOR__WORKERS")
+    os.environ["TMS_JANITOR__WORKERS"] = "1"
+    try:
+        with tempfile.TemporaryDirectory() as folder, _silence():
+            store, snapshots = demo.unpack(Path(folder) / "sample", clock)
+            sys.setprofile(trace)
+            threading.setprofile(trace)
+            try:
+                options = ["--leveldb", str(store), "--snapshots", str(snapshots), "--log-format", "text"]
+                execute(["run", "--once", "--adopt", *options], clock)
+            finally:
+                sys.setprofile(None)
+                threading.setprofile(None)
+    finally:
+        if workers is None:
+            del os.environ["TMS_JANITOR__WORKERS"]
+        else:
+            os.environ["TMS_JANITOR__WORKERS"] = workers
+    return trace
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        yield
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure.
+
+    Args:
+        name: what is counted.
+        value: what came out.
+        at_most: its bar; None where the figure has none.
+        details: what it is made of.
+    """
+
+    name: str
+    value: int
+    at_most: int | None = None
+    details: str = ""
+
+    @property
+    def missed(self) -> bool:
+        return self.at_most is not None and self.value > self.at_most
+
+
+class House:
+    """The figures of a tree.
+
+    Args:
+        root: where its packages and its tests are.
+    """
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self.root = root
+
+    @cached_property
+    def modules(self) -> list[Module]:
+        return read(self.root, PACKAGES)
+
+    def rows(self) -> list[Row]:
+        """What the source alone tells."""
+        return [*self._size(), *self._rooms(), *self._classes(), *self._words()]
+
+    def traced(self) -> list[Row]:
+        """What one pass of the janitor tells."""
+        trace = trace_one_pass()
+        entered = {name for name in trace.modules or () if name == _TABLES or not name.startswith("tms_core.tables.")}
+        own = [module for module in self.modules if module.name in entered and module.name.startswith("janitor.")]
+        read_for = [module for module in own if module.room not in {"cli", "state", "app"}]
+        return [
+            Row("frames from run_once to a delete", trace.frames, 9),
+            Row("modules entered by a pass, without the store's driver", len(entered), 28),
+            Row("janitor modules entered, without cli, app and state", len(read_for), 14),
+            Row("their lines", sum(module.lines for module in read_for), 3500),
+        ]
+
+    def _size(self) -> list[Row]:
+        flat = {package: len(list((self.root / package).glob("*.py"))) for package in PACKAGES}
+        tests = sum(module.lines for module in read(self.root, ["tests"]))
+        return [
+            Row("modules", len(self.modules), 270),
+            Row("lines", sum(module.lines for module in self.modules), 42_000),
+            Row("lines of code only", sum(module.code_lines() for module in self.modules), 26_000),
+            Row("files flat at the top of a package", max(flat.values()), 5, max(flat, key=lambda name: flat[name])),
+            Row("lines of tests", tests, 60_000),
+        ]
+
+    def _rooms(self) -> list[Row]:
+        plan = Plan.of(self.modules, "janitor")
+        circles = plan.circles()
+        return [
+            Row("rooms of janitor", len(plan.arrows), 19),
+            Row("floors of janitor", plan.floors(), 13),
+            Row("import arrows of janitor", sum(map(len, plan.arrows.values())), 90),
+            Row("circles of janitor", len(circles), 0, "; ".join(" ".join(circle) for circle in circles)),
+        ]
+
+    def _classes(self) -> list[Row]:
+        private = overriding(self.modules, "janitor.spark")
+        repeated = repeated_names(self.modules)
+        return [
+            Row("largest constructor: arguments", *_with_bar(largest_constructor(self.modules), 7)),
+            Row("largest dataclass: fields", *_with_bar(largest_dataclass(self.modules), None)),
+            Row("classes in spark that override private methods", len(private), 0, " ".join(private)),
+            Row("class names in two modules", len(repeated), 9, " ".join(repeated)),
+        ]
+
+    def _words(self) -> list[Row]:
+        said = riddles(self.modules)
+        most = sorted(said, key=lambda name: -said[name])[:3]
+        return [Row("nobody, somebody, whoever, stranger", sum(said.values()), 0, " ".join(most))]
+
+
+def _with_bar(found: tuple[int, str], at_most: int | None) -> tuple[int, int | None, str]:
+    return found[0], at_most, found[1]
+
+
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
+    """Print the table; returns an exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.house", description="How the source tree is built, in figures."
+    )
+    parser.add_argument("--check", action="store_true", help="exit with 1 where a figure misses its bar")
+    parser.add_argument("--no-trace", action="store_true", help="leave out the traced pass, which needs the packages")
+    wanted = parser.parse_args(arguments)
+    house = House(root)
+    rows = house.rows() + ([] if wanted.no_trace else house.traced())
+    for row in rows:
+        bar = "" if row.at_most is None else f"≤ {row.at_most:,}"
+        mark = "missed" if row.missed else ""
+        print(f"{row.name:<55}{row.value:>8,}  {bar:<9}{mark:<8}{row.details[:120]}".rstrip())
+    return int(wanted.check and any(row.missed for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
