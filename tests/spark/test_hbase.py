@@ -260,11 +260,19 @@ def test_given_one_topic_with_nine_tenths_of_all_rows_in_hbase_when_cut_then_no_
         for name in names:
             fill(store, name, 1800 if name == "default:huge" else 20, lambda: b"body")
         stored = [key for key, _ in every(store.message.rows)]
-    for number, patterns in [(None, ()), (12, ()), (12, tuple(names)), (12, ("*:huge", "*:tiny*"))]:
-        found = RowReader(Options(made.access, "message", patterns, now_ms=NOW_MS, partitions=number))
+    times = (NOW_MS, NOW_MS + 1800)
+    for number, patterns, (from_ms, to_ms), tasks in [
+        (None, (), (None, None), 4),
+        (12, (), (None, None), 4),
+        (12, (), times, 12),
+        (12, tuple(names), times, 12),
+        (12, ("*:huge", "*:tiny*"), times, 12),
+    ]:
+        asked = Options(made.access, "message", patterns, from_ms, to_ms, NOW_MS, number)
+        found = RowReader(asked)
         parts = found.partitions()
         read = [[row["key"] for batch in found.read(part) for row in batch.to_pylist()] for part in parts]
-        assert len(parts) == (number or 4)
+        assert len(parts) == tasks
         assert sorted(key for keys in read for key in keys) == stored
         counts = list(map(len, read))
         assert max(counts) <= 3 * statistics.median(counts), counts

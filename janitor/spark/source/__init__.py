@@ -1,1 +1,5 @@
 """The data source ``tms``: the rows of a table as a DataFrame."""
+
+from janitor.spark.source.source import register
+
+__all__ = ["register"]
