@@ -1,8 +1,8 @@
 """Who leads: of several servers on one HBase one publishes and reads, and the others pass on to it what they are asked.
 
 A lease says who (:mod:`tms_core.lease`), in a cell of HBase that can be compared and set. The server that gets it waits
-for the *fencing delay* before it begins its **term**, as CDAP's servers do (``LeaderElectionMessagingService``). What is
-right does not rest on that wait, nor on clocks:
+for the *fencing delay* before it begins its **term**, as CDAP's servers do (``LeaderElectionMessagingService``).
+What is right does not rest on that wait, nor on clocks:
 
 * **No acknowledged message is lost.** Before a write is acknowledged the lease's cell is read once more. If it is still
   this term's, the next leader came after the rows, and finds them.
