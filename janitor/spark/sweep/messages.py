@@ -124,7 +124,7 @@ class TaskResult:
 
 
 class NoMetadata(MetadataTable):
-    """Stands for the metadata table on the way to a task, which has its own; nobody asks it anything."""
+    """Stands for the metadata table on the way to a task, which has its own; it is never read."""
 
     def rows(self) -> list[tuple[bytes, bytes]]:
         raise NotImplementedError
@@ -137,5 +137,5 @@ class NoMetadata(MetadataTable):
 
 
 def portable(context: RunContext) -> RunContext:
-    """What a pass knows, without what is open, or what only whoever plans topics needs."""
+    """What a pass knows, without what is open, or what only the choice of topics needs."""
     return replace(context, metadata=NoMetadata(), records={}, consumers=None)
