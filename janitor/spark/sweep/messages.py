@@ -123,7 +123,7 @@ class TaskResult:
 
 
 class NoMetadata(MetadataTable):
-    """Stands for the metadata table on the way to a task, which has its own; nobody asks it anything."""
+    """Stands for the metadata table on the way to a task, which has its own; it is never read."""
 
     def rows(self) -> list[tuple[bytes, bytes]]:
         raise NotImplementedError
@@ -136,5 +136,5 @@ class NoMetadata(MetadataTable):
 
 
 def portable(world: World) -> World:
-    """What a pass knows, without what is open, or what only whoever plans topics needs."""
+    """What a pass knows, without what is open, or what only the choice of topics needs."""
     return replace(world, metadata=NoMetadata(), records={}, consumers=None)

@@ -1,7 +1,7 @@
 """Everything a server on HBase has because it may not be the only one there.
 
 With an address (``server.leader.advertise``) it is one of several: it listens at once, and leads or passes on. Without
-one nobody could pass anything on to it, so it stands alone: it leads before it starts, or does not start.
+one no other server could pass anything on to it, so it is the only one: it leads before it starts, or does not start.
 """
 
 from __future__ import annotations
