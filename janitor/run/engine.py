@@ -54,8 +54,8 @@ from tms_core.errors import (
     StoreBusy,
     StoreError,
 )
-from tms_core.lease import Lease
 from tms_core.tables.base import Store
+from tms_core.tables.lease import Lease
 from tms_core.topic import TopicId
 from tms_core.transaction.source.source import SnapshotSource
 

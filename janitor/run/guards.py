@@ -18,7 +18,7 @@ from janitor.report import GuardNote
 from janitor.state.base import UNKNOWN_MS, ClockAnchor, KnownIds, State, StoreRecord
 from janitor.state.records import LINEAGE, RESTORED
 from tms_core.clock import Clock
-from tms_core.printable import duration
+from tms_core.logs.printable import duration
 from tms_core.tables.base import Store
 from tms_core.transaction.model import VisibilityState
 

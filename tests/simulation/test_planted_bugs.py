@@ -33,8 +33,8 @@ from janitor.sweep.scan import Part
 from janitor.sweep.transactions import TransactionView
 from tests.simulation.history import Failed, History, play
 from tests.simulation.shrink import failure_of, shortest, tell
-from tms_core.lease import Lease
 from tms_core.rowkey import Cutoff
+from tms_core.tables.lease import Lease
 from tms_core.tables.leveldb import manifest
 from tms_core.topic import TopicMetadata
 

@@ -32,9 +32,9 @@ from tests.salted import SaltedStore
 from tests.spark.local import ALL, EndlessGround, LocalRig, PiecesGround, local_rig, salted
 from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, Halted, LeaseLost, MemoryFailed, StoreError, StoreUnavailable
-from tms_core.lease import Lease
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import KeyTable, MessageValue, Store
+from tms_core.tables.lease import Lease
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import Expiries, MemorySide

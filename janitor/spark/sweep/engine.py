@@ -34,9 +34,9 @@ from janitor.sweep.outcome import Outcome, unsure_of
 from janitor.sweep.scan import REPLANS, Part, failed, nothing_reached
 from janitor.sweep.sweep import Divided, Job, Runner
 from tms_core.errors import StoreUnavailable
-from tms_core.lease import Lease, LeaseRecord
 from tms_core.tables.base import Store
 from tms_core.tables.hbase.store import HBasePart
+from tms_core.tables.lease import Lease, LeaseRecord
 
 logger = logging.getLogger(__name__)
 

@@ -35,8 +35,8 @@ from janitor.sweep.sweep import Job
 from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import Interrupted, LeaseLost, StoreError
-from tms_core.lease import Lease, LeaseRecord
 from tms_core.tables.base import Store
+from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.read_only import read_only
 
 #: Archive files that one attempt of one task may write; each has numbers of its own.
