@@ -50,7 +50,7 @@ class Publish:
             await answer(send, 200, codec.write_published(written), codec.content_type)
 
 
-class Store:
+class StorePayloads:
     """``POST …/store``: payloads that an empty ``publish`` of the same transaction makes visible."""
 
     def __init__(self, site: Site) -> None:

@@ -14,7 +14,7 @@ from tms_core.web.protocol import abort_of
 _PROPERTIES_BYTES = 400 << 10
 
 
-class Topics:
+class TopicRoutes:
     """The routes of topics, by name."""
 
     def __init__(self, site: Site) -> None:
