@@ -31,7 +31,7 @@ from tms_core.errors import (
     Unauthorized,
     Unavailable,
 )
-from tms_core.harmless import get_logger, harmless
+from tms_core.logs.harmless import get_logger, harmless
 from tms_core.server.auth.rules import Need
 from tms_core.server.body import Disconnected
 from tms_core.server.consumers import Consumers

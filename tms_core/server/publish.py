@@ -10,7 +10,7 @@ from __future__ import annotations
 from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest
-from tms_core.harmless import harmless
+from tms_core.logs.harmless import harmless
 from tms_core.server.avro import AvroCodec
 from tms_core.server.body import Headers
 from tms_core.server.codec import Codec

@@ -1,8 +1,8 @@
 """Who leads: of several servers on one HBase one publishes and reads, and the others pass on to it what they are asked.
 
-A lease says who (:mod:`tms_core.lease`), in a cell of HBase that can be compared and set. The server that gets it waits
-for the *fencing delay* before it begins its **term**, as CDAP's servers do (``LeaderElectionMessagingService``).
-What is right does not rest on that wait, nor on clocks:
+A lease says who (:mod:`tms_core.tables.lease`), in a cell of HBase that can be compared and set. The server that gets
+it waits for the *fencing delay* before it begins its **term**, as CDAP's servers do
+(``LeaderElectionMessagingService``). What is right does not rest on that wait, nor on clocks:
 
 * **No acknowledged message is lost.** Before a write is acknowledged the lease's cell is read once more. If it is still
   this term's, the next leader came after the rows, and finds them.
@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 from tms_core.clock import Clock
 from tms_core.errors import LeaseHeld, LeaseLost, StoreError, StoreUnavailable, Unavailable
-from tms_core.harmless import get_logger
-from tms_core.lease import Lease, LeaseRecord
+from tms_core.logs.harmless import get_logger
+from tms_core.tables.lease import Lease, LeaseRecord
 
 #: How often it is looked who leads, in seconds.
 LOOK_SECONDS = 1.0

@@ -14,7 +14,6 @@ from contextlib import closing, contextmanager
 from urllib.parse import urlsplit
 
 from tms_core.clock import Clock
-from tms_core.lease import Lease, LeaseCell
 from tms_core.messaging.service import MessagingService
 from tms_core.messaging.work import THREADS
 from tms_core.server.forward import Forwarder
@@ -25,6 +24,7 @@ from tms_core.settings.models import HBaseSettings, LeaderSettings
 from tms_core.tables.base import Store
 from tms_core.tables.hbase.cell import HBaseCell
 from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.lease import Lease, LeaseCell
 from tms_core.tables.side import HBASE_TABLE, SideTable
 
 #: The row of the side table in which the lease is.

@@ -23,11 +23,11 @@ from threading import Lock
 from typing import NamedTuple
 
 from tms_core.clock import Clock
-from tms_core.lease import LeaseRecord
 from tms_core.messaging.ids import POSITIONS, first_free, id_parts, position, tail
 from tms_core.rowkey import MESSAGE_TAIL_BYTES
 from tms_core.server.ha.leadership import REACH_MS, Term
 from tms_core.tables.base import MessageTable
+from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.side import SideTable
 
 #: Rows in one write under way, at most.
