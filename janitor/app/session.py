@@ -29,15 +29,15 @@ from janitor.run.feedback import Feedback, Truncator
 from janitor.run.questions import Inquiry
 from janitor.settings import LoadedSettings, Settings, config_digest, load
 from janitor.state.base import State
-from janitor.status.collect import Site
+from janitor.status.collect import Deployment
 from janitor.sweep.context import Terms
 from janitor.sweep.progress import Observer, tell_nobody
-from tms_core import logs
 from tms_core.clock import Clock, SystemClock
 from tms_core.consumers.positions import Floor, Positions
 from tms_core.errors import ConfigurationError, StoreBusy, StoreError
-from tms_core.lease import Lease
+from tms_core.logs.format import configure
 from tms_core.tables.base import Store
+from tms_core.tables.lease import Lease
 from tms_core.tables.read_only import read_only
 from tms_core.tables.side import Expiries, SideTable
 from tms_core.transaction.rpc.client import TransactionClient, source_of
@@ -305,10 +305,10 @@ class Session:
             )
         return ParquetArchive(Path(wanted.path), self.clock)
 
-    def site(self) -> Site:
+    def site(self) -> Deployment:
         """What status page and metrics say of this janitor."""
         janitor = self.settings.janitor
-        return Site(
+        return Deployment(
             store=self.place.name,
             mode="apply" if janitor.apply else "plan_only",
             schedule=janitor.started_by
@@ -353,5 +353,5 @@ def session() -> Session:
     context = click.get_current_context()
     found = cast(dict[str, Any], context.ensure_object(dict))
     common = cast(Common, found["common"])
-    logs.configure(common.log_format, sys.stderr)
+    configure(common.log_format, sys.stderr)
     return Session(common, found.get("clock") or SystemClock())

@@ -29,11 +29,11 @@ from janitor.run.log import RunLog
 from janitor.run.plan_file import PlanFile
 from janitor.state.base import State
 from janitor.status import collect
-from janitor.status.collect import Live, Site
+from janitor.status.collect import Deployment, Live
 from janitor.status.status import Running, RunSummary, SnapshotFigures, Status
 from tms_core.clock import Clock
 from tms_core.errors import Halted, LeaseLost, TmsError
-from tms_core.lease import Lease
+from tms_core.tables.lease import Lease
 from tms_core.topic import TopicId
 
 #: How often the status is updated and the lease renewed, in seconds.
@@ -126,7 +126,7 @@ class Watched:
 
 
 class Daemon:
-    """The jobs and their life cycle; also what the HTTP server shows (``janitor.http.Views``).
+    """The jobs and their life cycle; also what the HTTP server shows (``janitor.http.StatusViews``).
 
     Args:
         engine: sweeps.
@@ -147,7 +147,7 @@ class Daemon:
         schedule: Schedule,
         trigger: Trigger,
         state: State,
-        site: Site,
+        site: Deployment,
         metrics: Metrics,
         clock: Clock,
         *,

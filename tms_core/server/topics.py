@@ -15,14 +15,14 @@ from tms_core.web.protocol import abort_of
 _PROPERTIES = BodyLimit(400 << 10, "the properties of a topic may have 64 KB together")
 
 
-class Topics:
+class TopicRoutes:
     """The routes of topics, by name."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
 
     async def topics(self, request: Request) -> Response:
-        """``GET …/topics``: those that whoever asks may see."""
+        """``GET …/topics``: those that the client may see."""
         namespace = named_topic(request.path_params["namespace"], "topics").namespace
         return JSONResponse(await self._site.in_thread(self._listed, namespace, request.scope.get("principal")))
 
