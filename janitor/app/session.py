@@ -28,7 +28,7 @@ from janitor.run.deps import Archive, Deps, Feedback, Truncator
 from janitor.run.engine import Engine
 from janitor.settings import LoadedSettings, Settings, config_digest, load
 from janitor.state.base import State
-from janitor.status.collect import Site
+from janitor.status.collect import Deployment
 from janitor.sweep.context import Terms
 from janitor.sweep.progress import Observer, ignore_progress
 from janitor.sweep.sweep import Threads
@@ -305,10 +305,10 @@ class Session:
             )
         return ParquetArchive(Path(wanted.path), self.clock)
 
-    def site(self) -> Site:
+    def site(self) -> Deployment:
         """What status page and metrics say of this janitor."""
         janitor = self.settings.janitor
-        return Site(
+        return Deployment(
             store=self.place.name,
             mode="apply" if janitor.apply else "plan_only",
             schedule=janitor.started_by

@@ -29,7 +29,7 @@ from janitor.run.log import RunLog
 from janitor.run.plan_file import PlanFile
 from janitor.state.base import State
 from janitor.status import collect
-from janitor.status.collect import Live, Site
+from janitor.status.collect import Deployment, Live
 from janitor.status.status import Running, RunSummary, SnapshotFigures, Status
 from tms_core.clock import Clock
 from tms_core.errors import Halted, LeaseLost, TmsError
@@ -126,7 +126,7 @@ class Watched:
 
 
 class Daemon:
-    """The jobs and their life cycle; also what the HTTP server shows (``janitor.http.Views``).
+    """The jobs and their life cycle; also what the HTTP server shows (``janitor.http.StatusViews``).
 
     Args:
         engine: sweeps.
@@ -147,7 +147,7 @@ class Daemon:
         schedule: Schedule,
         trigger: Trigger,
         state: State,
-        site: Site,
+        site: Deployment,
         metrics: Metrics,
         clock: Clock,
         *,

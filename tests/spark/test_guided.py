@@ -20,7 +20,7 @@ from janitor.run.engine import Engine
 from janitor.settings import load
 from janitor.spark.access import Access
 from janitor.spark.sweep.engine import Cut, Looking, cutter
-from janitor.spark.sweep.messages import Share, TaskResult, TaskSpec
+from janitor.spark.sweep.messages import TaskResult, TaskShare, TaskSpec
 from janitor.spark.sweep.ranged import RangedStore
 from janitor.spark.sweep.task import StoreGround
 from janitor.state.base import State, StoreRecord
@@ -55,8 +55,8 @@ def cut_at(cuts: Sequence[bytes]) -> Cut:
     edges = [b"", *sorted(set(cuts) - {b""}), b""]
     pieces = [Range(*pair) for pair in pairwise(edges)]
 
-    def cut(whole: Store) -> list[tuple[Share, Store]]:
-        return [(Share(at, None, one, one), RangedStore(whole, [one], [one])) for at, one in enumerate(pieces)]
+    def cut(whole: Store) -> list[tuple[TaskShare, Store]]:
+        return [(TaskShare(at, None, one, one), RangedStore(whole, [one], [one])) for at, one in enumerate(pieces)]
 
     return cut
 
@@ -231,7 +231,7 @@ def test_given_a_topic_that_a_task_cannot_read_when_swept_then_it_is_left_and_no
 
 def test_given_tasks_that_fail_when_swept_then_the_run_fails_after_what_needs_no_looking() -> None:
     class Lost:
-        def send(self, errand: TaskSpec, shares: Sequence[Share], alive: Callable[[], None]) -> list[TaskResult]:
+        def send(self, spec: TaskSpec, shares: Sequence[TaskShare], alive: Callable[[], None]) -> list[TaskResult]:
             raise StoreUnavailable("the task for part 0 lost its store in the step invert: gone.")
 
     @contextmanager
@@ -252,8 +252,8 @@ def test_given_somebody_who_asks_the_run_to_stop_while_tasks_look_then_it_ends_a
     @contextmanager
     def looking() -> Iterator[Any]:
         class Stopped:
-            def send(self, errand: TaskSpec, shares: Sequence[Share], alive: Callable[[], None]) -> list[TaskResult]:
-                asked.append(errand.step)
+            def send(self, spec: TaskSpec, shares: Sequence[TaskShare], alive: Callable[[], None]) -> list[TaskResult]:
+                asked.append(spec.step)
                 alive()
                 raise AssertionError("nobody asked")
 

@@ -20,10 +20,10 @@ from janitor.settings import Settings, load
 from janitor.spark import stats
 from janitor.spark.access import Access
 from janitor.spark.session import translated
-from janitor.spark.source.options import Options
+from janitor.spark.source.options import SourceOptions
 from janitor.spark.source.source import FilteringSource, RowReader
 from janitor.spark.sweep.engine import cutter
-from janitor.spark.sweep.messages import Share
+from janitor.spark.sweep.messages import TaskShare
 from janitor.spark.sweep.runner import SparkSender
 from janitor.spark.sweep.task import StoreGround, perform
 from janitor.state.base import State
@@ -105,7 +105,7 @@ class FirstAttemptsFail(StoreGround):
     folder: str = field(default="")
 
     @contextmanager
-    def writing(self, share: Share) -> Iterator[tuple[Store, Store, State]]:
+    def writing(self, share: TaskShare) -> Iterator[tuple[Store, Store, State]]:
         with super().writing(share) as (part, whole, state):
             mark = Path(self.folder) / f"share-{share.number}"
             if not mark.exists():
@@ -242,7 +242,7 @@ def test_given_tables_in_hbase_when_read_in_this_process_then_every_row_comes_on
     with made.opened() as (store, _):
         Scene.on(store)
         stored = [key for key, _ in every(store.message.rows)]
-    found = RowReader(Options(made.access, "message", now_ms=NOW_MS))
+    found = RowReader(SourceOptions(made.access, "message", now_ms=NOW_MS))
     rows = [row for part in found.partitions() for batch in found.read(part) for row in batch.to_pylist()]
     assert sorted(row["key"] for row in rows) == stored
     assert {row["rule"] for row in rows} == {"expired", "live", "old_generation", "unknown_topic"}
@@ -268,7 +268,7 @@ def test_given_one_topic_with_nine_tenths_of_all_rows_in_hbase_when_cut_then_no_
         (12, tuple(names), times, 12),
         (12, ("*:huge", "*:tiny*"), times, 12),
     ]:
-        asked = Options(made.access, "message", patterns, from_ms, to_ms, NOW_MS, number)
+        asked = SourceOptions(made.access, "message", patterns, from_ms, to_ms, NOW_MS, number)
         found = RowReader(asked)
         parts = found.partitions()
         read = [[row["key"] for batch in found.read(part) for row in batch.to_pylist()] for part in parts]
@@ -282,7 +282,7 @@ def test_given_messages_in_hbase_with_a_ttl_of_their_own_when_read_then_it_takes
     made, times = cluster(tables), range(NOW_MS, NOW_MS + 20)
 
     def read() -> dict[int, str]:
-        found = RowReader(Options(made.access, "message", now_ms=NOW_MS))
+        found = RowReader(SourceOptions(made.access, "message", now_ms=NOW_MS))
         batches = [batch for part in found.partitions() for batch in found.read(part)]
         return {row["publish_ms"]: row["rule"] for batch in batches for row in batch.to_pylist()}
 
@@ -306,7 +306,7 @@ def test_given_an_hbase_that_breaks_off_when_a_task_reads_then_the_error_names_w
         fill(store, "default:orders", 800, lambda: b"body")
     with Proxy(tables.server.thrift) as proxy:
         access = replace(made, thrift=proxy.address).access
-        found = RowReader(Options(access, "message", now_ms=NOW_MS))
+        found = RowReader(SourceOptions(access, "message", now_ms=NOW_MS))
         part = found.partitions()[-1]
         # Behind what it takes to open the store, in the middle of the rows.
         proxy.treat(lambda _: Conduct(down=Fault("cut", after_bytes=4000)))

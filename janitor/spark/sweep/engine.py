@@ -25,7 +25,7 @@ from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.spark.access import Access
 from janitor.spark.source.parts import cut_evenly
-from janitor.spark.sweep.messages import Run, Share, TaskResult, TaskSpec, portable
+from janitor.spark.sweep.messages import Run, TaskResult, TaskShare, TaskSpec, portable
 from janitor.spark.sweep.ranged import NOTHING, RangedStore
 from janitor.spark.sweep.runner import Sender
 from janitor.state.base import LedgerEntry, State
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 _ALL = Range(b"", b"")
 
 #: Cuts a store into shares, each with the part of the driver's own store that stands for it.
-Cut = Callable[[Store], list[tuple[Share, Store]]]
+Cut = Callable[[Store], list[tuple[TaskShare, Store]]]
 #: Gives a sender whose tasks look at the store as it is now, as long as the block runs.
 Looking = Callable[[], AbstractContextManager[Sender]]
 
@@ -74,7 +74,7 @@ class Tasks:
         run = self._run_of(run_id, len(shares)) if mode == "apply" else None
         yield Divided([part for _, part in shares], partial(self._do, [share for share, _ in shares], run))
 
-    def _do(self, shares: Sequence[Share], run: Run | None, jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
+    def _do(self, shares: Sequence[TaskShare], run: Run | None, jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
         """Have a step taken in all parts, and once more in topics that have moved meanwhile (rule S2)."""
         step, context = jobs[0].step, jobs[0].part.context
         outcomes = [Outcome() for _ in jobs]
@@ -107,7 +107,7 @@ class Tasks:
             outcome.ended = ended
         yield from enumerate(outcomes)
 
-    def _send(self, spec: TaskSpec, shares: Sequence[Share], part: Part) -> list[TaskResult]:
+    def _send(self, spec: TaskSpec, shares: Sequence[TaskShare], part: Part) -> list[TaskResult]:
         known = self._announced(spec.run)
         results = self.sender.send(spec, shares, part.act.alive)
         for result in results:
@@ -167,7 +167,7 @@ class GuidedDriver:
             yield Divided(store.parts(), _guided(shares, self.looking, needed))
 
 
-def _guided(shares: Sequence[Share], looking: Looking, needed: ExitStack) -> Runner:
+def _guided(shares: Sequence[TaskShare], looking: Looking, needed: ExitStack) -> Runner:
     """Does jobs where there is something to do."""
     senders: list[Sender] = []
 
@@ -235,19 +235,20 @@ def cutter(access: Access, partitions: int | None) -> Cut:
         partitions: about how many shares of a LevelDB store; None: by its size.
     """
 
-    def cut(store: Store) -> list[tuple[Share, Store]]:
+    def cut(store: Store) -> list[tuple[TaskShare, Store]]:
         if access.is_leveldb:
             messages, payloads = (cut_evenly(table, _ALL, partitions) for table in (store.message, store.payload))
             ranges = zip_longest(messages, payloads, fillvalue=NOTHING)
             return [
-                (Share(at, None, *both), RangedStore(store, *([one] for one in both))) for at, both in enumerate(ranges)
+                (TaskShare(at, None, *both), RangedStore(store, *([one] for one in both)))
+                for at, both in enumerate(ranges)
             ]
         parts = [(part.salt, part) for part in store.parts() if isinstance(part, HBasePart)]
         if parts:
-            return [(Share(at, salt, _ALL, _ALL), part) for at, (salt, part) in enumerate(parts)]
+            return [(TaskShare(at, salt, _ALL, _ALL), part) for at, (salt, part) in enumerate(parts)]
         # A store's face for reading does not show its parts.
         nothing = RangedStore(store, (), ())
         with access.salted() as salted:
-            return [(Share(at, salt, _ALL, _ALL), nothing) for at, (salt, _) in enumerate(salted)]
+            return [(TaskShare(at, salt, _ALL, _ALL), nothing) for at, (salt, _) in enumerate(salted)]
 
     return cut

@@ -23,7 +23,7 @@ from tms_core.tables.base import MetadataTable
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class TaskShare:
     """The part of a store that a task works on.
 
     Attributes:
@@ -41,7 +41,7 @@ class Share:
     everything: bool = True
     failed: frozenset[bytes] = frozenset()
 
-    def informed(self, job: Job) -> Share:
+    def informed(self, job: Job) -> TaskShare:
         """The same, with what is known by now."""
         return replace(self, since_ms=job.since_ms, everything=job.everything, failed=job.failed)
 

@@ -15,7 +15,7 @@ from janitor.daemon.snapshot_refresh import Refreshed
 from janitor.daemon.trigger import every
 from janitor.metrics import Metrics
 from janitor.state.base import EVERYTHING, RunRecord
-from janitor.status.collect import Site
+from janitor.status.collect import Deployment
 from janitor.status.health import judge
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Rig, janitor, pointer, topic, watch
 from tests.virtual import VirtualTime, virtual_time
@@ -69,7 +69,7 @@ def house(
             time.schedule,
             every(60),
             rig.state,
-            Site("memory", mode, "every 60 s", rig.engine.deps.terms),
+            Deployment("memory", mode, "every 60 s", rig.engine.deps.terms),
             Metrics("top", 200),
             clock,
             lease=lease,
