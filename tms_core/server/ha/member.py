@@ -31,7 +31,7 @@ from tms_core.tables.side import HBASE_TABLE, SideTable
 _LEASE_ROW = b"l"
 
 
-class Standing:
+class HaMember:
     """A server among others, be there any or not.
 
     Args:
@@ -92,7 +92,7 @@ class Standing:
 @contextmanager
 def on_hbase(
     hbase: HBaseSettings, wanted: LeaderSettings, store: Store, side: SideTable, clock: Clock
-) -> Iterator[Standing]:
+) -> Iterator[HaMember]:
     """What a server on HBase has, while the block runs; behind it the lead is given back."""
     # Of its own, and soon given up: who leads must be found out also while all other connections wait.
     pool = HBasePool(
@@ -102,7 +102,7 @@ def on_hbase(
         clock=clock,
     )
     with closing(HBaseCell(pool, f"{hbase.namespace}:{HBASE_TABLE}".encode(), _LEASE_ROW, clock)) as cell:
-        standing = Standing(store, side, cell, wanted, clock)
+        standing = HaMember(store, side, cell, wanted, clock)
         try:
             yield standing
         finally:

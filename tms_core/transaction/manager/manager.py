@@ -109,6 +109,11 @@ class TransactionManager:
         """The highest write pointer that was ever given out."""
         return self._durable.last_pointer
 
+    @property
+    def listed_ids(self) -> int:
+        """How many ids, invalid and in progress, a transaction that began now would carry."""
+        return self._durable.listed_ids
+
     # --- transactions ------------------------------------------------------------------------------------------------
 
     def start_short(self, timeout_seconds: int | None = None, client: str = UNKNOWN_CLIENT) -> Transaction:
