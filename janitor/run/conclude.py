@@ -1,4 +1,4 @@
-"""What a pass leaves behind in memory once the store's own writes are durable.
+"""What a pass leaves behind in the state once the store's own writes are durable.
 
 A run that covered everything moves frontiers, and if it was a thorough one it closes open ids and may make a claim
 (rule S4). A run that did not, because it was scoped, a topic failed, or no snapshot could be used, moves only what it
@@ -11,119 +11,23 @@ what was covered, which is true whatever becomes of the rest, so that the run af
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
 from janitor.boundary.coverage import Record, Round
 from janitor.law.intervals import Interval
 from janitor.law.policy import Hold
-from janitor.report import GuardNote, Mode
 from janitor.run import guards, quarantine
+from janitor.run.passes import Pass
 from janitor.run.prepare import Prepared, remember_snapshot
 from janitor.state.base import Claim, ClockAnchor, Evidence, FrontierRecord, State, StoreRecord, Strikes
 from janitor.sweep import transactions as txstate
-from janitor.sweep.context import Terms, TopicWork, World
-from janitor.sweep.outcome import Outcome
+from janitor.sweep.context import RunContext, Terms, TopicWork
 from janitor.sweep.transactions import TxState
-from tms_core.errors import Interrupted
-from tms_core.tables.base import UNREADABLE, Store
 from tms_core.topic import TopicId
 from tms_core.transaction.model import VisibilityState
-
-#: How many of the topics that wait for a consumer are named.
-NAMED_TOPICS = 20
-
-
-@dataclass(slots=True)
-class Pass:
-    """A walk under way, and what is counted of it.
-
-    Attributes:
-        running_ms: the machine's running time when it began.
-        calls: which store operations had been made by then.
-        boundary: the claim in force; None while there is none.
-        round: the round of thorough passes it goes on with; None as long as it proves nothing.
-        halted: why the walk ended early; None when it came to its end.
-        truncated: transactions that were taken off the invalid list.
-        refutation: how the last claim was refuted, as that was known when it began.
-        notes: what else is to be said of it.
-    """
-
-    id: str
-    mode: Mode
-    started_ms: int
-    running_ms: int
-    calls: Counter[str]
-    ready: Prepared
-    world: World
-    outcome: Outcome
-    boundary: int | None = None
-    round: Round | None = None
-    halted: Interrupted | None = None
-    truncated: int = 0
-    refutation: rounds.Refutation | None = None
-    notes: list[GuardNote] = field(default_factory=list)
-
-    @property
-    def finished(self) -> bool:
-        """Whether it came to every topic that is not put aside."""
-        return not (self.outcome.errors or self.world.patterns or self.outcome.withheld or self.halted)
-
-    @property
-    def complete(self) -> bool:
-        """Whether it covered every topic (rule S4)."""
-        return self.finished and not self.world.has_aside
-
-    @property
-    def proves(self) -> bool:
-        """Whether a part that it covers is evidence: a look at everything, under a snapshot, with nothing put aside."""
-        world = self.world
-        scoped = world.patterns or world.limits is not None
-        return world.thorough and self.ready.tx.usable is not None and not scoped and not world.has_aside
-
-
-def calls_made(current: Pass, store: Store) -> Counter[str]:
-    """The store operations of a pass so far, by name."""
-    made = store.calls - current.calls
-    del made[UNREADABLE]
-    return made
-
-
-def notes_on_aside(current: Pass, state: State) -> list[GuardNote]:
-    """What there is to say of topics in which nothing was changed."""
-    world = current.world
-    notes = []
-    if world.paused:
-        patterns = ", ".join(sorted(world.paused))
-        notes.append(
-            GuardNote("paused", False, f"nothing is changed in {patterns}, because it is paused: janitor resume")
-        )
-    strikes = state.strikes() if world.quarantined else {}
-    for topic in sorted(set(world.quarantined) & set(strikes)):
-        record = strikes[topic]
-        message = f"{topic} is passed by after {record.count} failures in a row, the last one: {record.error}"
-        notes.append(GuardNote("quarantine", False, message))
-    return notes
-
-
-def notes_on_consumers(current: Pass) -> list[GuardNote]:
-    """For whom rows are held."""
-    consumers, seconds = current.world.consumers, current.world.terms.consumer_hold_seconds
-    waiting = sorted(consumers.waiting.items()) if consumers is not None else ()
-    notes = [
-        GuardNote(
-            "consumer",
-            False,
-            f"{topic} keeps what consumer {position.name} has not read, for {seconds} s after its ttl at most",
-        )
-        for topic, position in waiting[:NAMED_TOPICS]
-    ]
-    if len(waiting) > NAMED_TOPICS:
-        notes.append(GuardNote("consumer", False, f"and {len(waiting) - NAMED_TOPICS} topics more wait for consumers"))
-    return notes
 
 
 def begin_run(current: Pass, state: State, clocks: ClockAnchor, *, moves_frontiers: bool) -> None:
@@ -135,21 +39,21 @@ def begin_run(current: Pass, state: State, clocks: ClockAnchor, *, moves_frontie
     """
     conclude_apply(current, state, clocks)
     if moves_frontiers:
-        state.save_frontiers(_seen_jumps(current.world, state.frontiers()))
+        state.save_frontiers(_seen_jumps(current.context, state.frontiers()))
     if current.ready.tx.usable is not None:
         state.save_open_ids(current.ready.ids.open_ids())
 
 
-def _seen_jumps(world: World, present: Mapping[TopicId, FrontierRecord]) -> dict[TopicId, FrontierRecord]:
+def _seen_jumps(context: RunContext, present: Mapping[TopicId, FrontierRecord]) -> dict[TopicId, FrontierRecord]:
     """What changes by the sight of a topic's metadata: a jump begins to wait, or has been taken back meanwhile.
 
     A jump that has waited for long enough is remembered until all it lets go is gone.
     """
     changed = {}
-    for work in world.topics.values():
+    for work in context.topics.values():
         topic, hold, jump = work.topic.topic, work.frontier.hold, work.record.pending
         known = present.get(topic)
-        if not world.in_scope(topic.prefix) or hold not in (None, Hold.CONSUMER, Hold.FRONTIER, Hold.PROTECTED):
+        if not context.in_scope(topic.prefix) or hold not in (None, Hold.CONSUMER, Hold.FRONTIER, Hold.PROTECTED):
             continue
         if known is None:
             if jump is not None:
@@ -178,7 +82,7 @@ def begin_round(current: Pass, state: State, record: Record) -> Round:
     state.forget_open_ids(ids.gone)
     progress = rounds.go_on(state, current.id, now_ms, _usable(current).timestamp_ms)
     open_ids = txstate.searched(ids.open_ids(), progress.since_ms)
-    since_ms = txstate.search_since_ms(open_ids, current.world.terms.lifetime)
+    since_ms = txstate.search_since_ms(open_ids, current.context.terms.lifetime)
     return Round(progress.began_ms, record, progress.done, since_ms, payloads_from=progress.payloads_from)
 
 
@@ -212,12 +116,12 @@ def conclude_run(
 
     Args:
         clocks: what the machine's clocks show now.
-        barred: why it may claim nothing (:func:`obstacles`).
+        barred: why it may claim nothing (:func:`janitor.run.claims.obstacles`).
     """
     _save_sight(current.ready, state, clocks)
-    ready, world = current.ready, current.world
-    done = {key: work for key, work in world.topics.items() if _is_done(current, key)}
-    state.save_frontiers(_applied(state, world, [work for work in done.values() if not work.waits]))
+    ready, context = current.ready, current.context
+    done = {key: work for key, work in context.topics.items() if _is_done(current, key)}
+    state.save_frontiers(_applied(state, context, [work for work in done.values() if not work.waits]))
     state.save_strikes(_strikes(current, state, [work.topic.topic for work in done.values() if not work.waits]))
     open_ids, started_ms = ready.ids.open_ids(), ready.now.wall_ms
     refuted = _refuted_meanwhile(current, state)
@@ -228,13 +132,13 @@ def conclude_run(
         open_ids = txstate.covered(open_ids, started_ms, finished_ms, terms.lifetime, settled_ms)
     state.save_open_ids(open_ids)
     state.forget_open_ids(ready.ids.gone)
-    if world.thorough:
+    if context.thorough:
         state.forget_closed_ids(ready.ids.left, started_ms - txstate.REMEMBER_CLOSED_MS)
     if proven:
         rounds.end(state)
         if not barred:
             _save_claim(current, state, terms, evidence)
-    if current.finished and world.thorough and not refuted:
+    if current.finished and context.thorough and not refuted:
         rounds.searched(state, rounds.refutation(state))
         state.save_last_thorough_ms(current.round.began_ms if current.round else started_ms)
         _stop_wanting(state, started_ms, finished_ms)
@@ -250,10 +154,10 @@ def _stop_wanting(state: State, started_ms: int, finished_ms: int) -> None:
 
 def _strikes(current: Pass, state: State, visited: list[TopicId]) -> dict[TopicId, Strikes | None]:
     """What changes in the records of failures. A topic without metadata has nothing left that could fail."""
-    world, known = current.world, state.strikes()
+    context, known = current.context, state.strikes()
     blamed = {key: error for key, error in current.outcome.failed.items() if key not in current.outcome.refused}
     failed = {topic: error for key, error in blamed.items() if (topic := TopicId.from_prefix(key)) is not None}
-    gone = {topic for topic in known if topic.prefix not in world.topics and _is_done(current, topic.prefix)}
+    gone = {topic for topic in known if topic.prefix not in context.topics and _is_done(current, topic.prefix)}
     written = {key.topic for key, entry in current.outcome.entries.items() if key.held is None and entry.rows}
     now_ms, write_failed = current.ready.now.wall_ms, current.outcome.write_failed
     return quarantine.judge(known, failed, gone.union(visited), written, now_ms, write_failed=write_failed)
@@ -261,18 +165,18 @@ def _strikes(current: Pass, state: State, visited: list[TopicId]) -> dict[TopicI
 
 def _is_done(current: Pass, key: bytes) -> bool:
     """Whether all was done in this topic that was to be."""
-    world = current.world
-    undone = key in current.outcome.failed or key in current.outcome.withheld or world.is_aside(key)
-    return world.in_scope(key) and not undone
+    context = current.context
+    undone = key in current.outcome.failed or key in current.outcome.withheld or context.is_aside(key)
+    return context.in_scope(key) and not undone
 
 
-def _applied(state: State, world: World, done: Iterable[TopicWork]) -> dict[TopicId, FrontierRecord]:
+def _applied(state: State, context: RunContext, done: Iterable[TopicWork]) -> dict[TopicId, FrontierRecord]:
     """The frontiers a run has reached, with approvals that were given while it ran."""
     present = state.frontiers()
     records = {}
     for work in done:
         topic, record = work.topic.topic, work.record
-        before, now = world.records.get(topic), present.get(topic)
+        before, now = context.records.get(topic), present.get(topic)
         if now is not None and now.approved is not None and (before is None or before.approved != now.approved):
             record = replace(record, approved=now.approved)
         records[topic] = record
@@ -299,21 +203,6 @@ def _save_sight(ready: Prepared, state: State, clocks: ClockAnchor) -> None:
     state.save_anchor(guards.next_anchor(state.anchor(), clocks))
     state.save_store(seen(ready.record, ready.tx))
     remember_snapshot(state, ready)
-
-
-def obstacles(ready: Prepared, terms: Terms, store: Store) -> list[str]:
-    """Why nothing can be claimed, whatever the evidence."""
-    found = list(store.obstacles())
-    if ready.first_contact:
-        found.append("this store, with these transactions, has not been adopted")
-    if not terms.lifetime_known:
-        found.append(
-            "transactions.max_lifetime_seconds is not set, so it is not known how long a transaction may write; "
-            "set it to what the servers enforce (data.tx.max.lifetime)"
-        )
-    if ready.tx.usable is None:
-        found.append(ready.tx.message)
-    return found
 
 
 def seen(record: StoreRecord, tx: TxState) -> StoreRecord:

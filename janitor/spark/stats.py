@@ -4,7 +4,7 @@ One pass over each table, and one join of the two: which payloads no message ref
 payloads that are gone, can be told from neither table alone. The join also settles what the law leaves open of a
 payload row (``candidate``, rule L5).
 
-The trade against ``janitor plan``: everything is read, also what nobody wants to delete, and in return everything is
+The trade against ``janitor plan``: everything is read, also what is not to be deleted, and in return everything is
 known of it. Nothing is held back by a frontier here: these are the law's figures, not a run's.
 """
 
@@ -132,7 +132,7 @@ def save(
         whole: whether the whole store was counted, so that there is something to be said of it.
 
     Raises:
-        StoreError: the memory could not be written.
+        StoreError: the state could not be written.
     """
     counted = {one.topic: one for one in found if living.get(one.topic) == one.generation}
     with state.transaction():
@@ -247,7 +247,7 @@ def _size(*, pointer: bool) -> Column:
 
 
 def _ruled(action: str, rule: Rule) -> Column:
-    """How many rows have this verdict."""
+    """How many rows have this decision."""
     return F.sum(F.when((F.col("action") == action) & (F.col("rule") == str(rule)), 1).otherwise(0))
 
 

@@ -27,8 +27,8 @@ from tests.builders import (
     watch,
 )
 from tms_core.errors import LeaseHeld
-from tms_core.lease import Lease, LeaseRecord
 from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.memory import MemoryStore
 
 LEASE_SECONDS = 60
@@ -123,7 +123,7 @@ def test_given_a_slow_store_when_swept_then_the_run_shows_all_the_time_that_it_l
     rig.clock.advance(20 * MINUTE)
     slow = Slow(rig)
     before = beat(rig)
-    report = rig.engine.run_once(patient=patient)
+    report = rig.engine.run_once(lazy=patient)
     assert report.thorough is thorough
     assert (report.errors, rig.state.runs(1)[0].result) == ([], "done")
     assert {"message.delete", "payload.delete", "message.invert", "message.compact", "message.cells"} <= set(slow.most)

@@ -11,7 +11,7 @@ import pytest
 from tests.builders import NOW_MS, SECOND, pointer
 from tests.messaging.desk import reader
 from tests.server.test_leadership import DELAY_SECONDS, SECONDS, Node
-from tests.test_lease import Cell
+from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, StoreUnavailable, Unavailable
 from tms_core.messaging.groups import GroupPoll

@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import click
 from prometheus_client import CollectorRegistry
 
-from tms_core import logs
 from tms_core.cli.signals import ending
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError, StoreError, TopicExists
+from tms_core.logs.format import LogFormat, configure
 from tms_core.messaging.service import MessagingService
 from tms_core.server import companions, standby
 from tms_core.server.app import make_app
@@ -64,8 +64,9 @@ from tms_core.transaction.rpc.line import read_token
 from tms_core.transaction.rpc.service import TransactionService
 from tms_core.web.listener import Listener
 
-#: How many polls read the store at once.
-_POLL_THREADS = 16
+#: How many polls read the store at once. Those of a store on this machine use its processor, and each of them has the
+#: event loop wait for its turn; those of HBase mostly wait for an answer.
+_POLL_THREADS = {"hbase": 16, "leveldb": 4, "memory": 4}
 #: glibc's names for the smallest block that goes back to the system when it is freed, and for how many pools there are.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 #: Larger than what a page of messages takes, or each page would be fetched from the system anew.
@@ -107,7 +108,7 @@ def serve(
     snapshots: str | None,
     *,
     no_janitor: bool,
-    log_format: logs.LogFormat,
+    log_format: LogFormat,
 ) -> None:
     """Serve messages and transactions until a signal ends it.
 
@@ -120,7 +121,7 @@ def serve(
       tms serve --leveldb data/messaging --no-janitor
     """
     flags = {"leveldb": leveldb, "hbase": hbase, "snapshots": snapshots}
-    logs.configure(log_format, sys.stderr)
+    configure(log_format, sys.stderr)
     _open_many_files()
     _give_memory_back()
     stop = Event()
@@ -196,7 +197,7 @@ def serving(
                 stack.callback(companion.stop)
         waiting = Waiting()
         forwarder = member.forwarder if member else None
-        listener = _listen(settings, service, gate, registry, forwarder, waiting, stack)
+        listener = _listen(settings, service, gate, registry, forwarder, waiting, manager, stack)
         if member is None:
             turns.alone = lambda: listener.alone(waiting.polls)
         elif not member.is_alone:
@@ -310,9 +311,11 @@ def _listen(
     registry: CollectorRegistry,
     forwarder: Forwarder | None,
     waiting: Waiting,
+    manager: TransactionManager | None,
     stack: ExitStack,
 ) -> Listener:
     wanted = settings.server
+    poll_threads = ThreadPoolExecutor(_POLL_THREADS[settings.storage.kind], thread_name_prefix="poll")
     metrics = ServerMetrics(registry, service)
     site = Site(
         service,
@@ -321,10 +324,12 @@ def _listen(
         wanted.max_request_mb << 20,
         wanted.json_poll_limit,
         gate,
-        poll_threads=stack.enter_context(ThreadPoolExecutor(_POLL_THREADS, thread_name_prefix="poll")),
+        poll_threads=stack.enter_context(poll_threads),
         memory=Memory(wanted.memory << 20),
         poll_limit=PollLimit(wanted.poll_limit.messages, wanted.poll_limit.bytes),
         waiting=waiting,
+        transaction_ids=wanted.max_transaction_ids,
+        present_ids=(lambda: 0) if manager is None else (lambda: manager.listed_ids),
     )
     app = make_app(site, loopback=is_loopback(wanted.host), access_log=wanted.access_log, forwarder=forwarder)
     listener = Listener(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from tms_core.printable import duration
+from tms_core.logs.printable import duration
 
 __all__ = ["columns", "duration", "moment"]
 

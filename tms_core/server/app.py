@@ -1,10 +1,10 @@
 """The application: its routes, and the door before them.
 
 The routes are in the order of how often they are called, each with what it needs; the gate of the site, where there is
-one, lets nobody pass without it. The door does for each request what all of them need: it refuses a stranger's name,
+one, refuses a request without it. The door does for each request what all of them need: it refuses a foreign host name,
 turns our errors into status codes with a plain sentence, counts, and writes the access log, which holds no headers and
 no query, where secrets may be.
-Errors that are nobody's on purpose go on to uvicorn, which answers 500 and logs them.
+Errors that no code here raises on purpose go on to uvicorn, which answers 500 and logs them.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from tms_core.errors import (
     Unauthorized,
     Unavailable,
 )
-from tms_core.harmless import get_logger, harmless
+from tms_core.logs.harmless import get_logger, harmless
 from tms_core.server.auth.rules import Need
 from tms_core.server.body import Disconnected
 from tms_core.server.consumers import Consumers
 from tms_core.server.forward import Forwarder
-from tms_core.server.guarded_routes import Guarded, known_only
+from tms_core.server.guarded_routes import GuardedRoute, known_only
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.openapi import openapi
 from tms_core.server.poll import Poll
-from tms_core.server.publish import Publish, Rollback, Store
+from tms_core.server.publish import Publish, Rollback, StorePayloads
 from tms_core.server.site import Site, answer
-from tms_core.server.topics import Topics
+from tms_core.server.topics import TopicRoutes
 from tms_core.web.host import is_of_foreign_page, names_loopback, names_two_hosts
 
 logger = get_logger(__name__)
@@ -61,7 +61,7 @@ _STATUS: dict[type[TmsError], int] = {
     Unavailable: 503,
 }
 #: A client that went away before it was answered; never sent.
-_NOBODY = 499
+_CLIENT_GONE = 499
 _TEXT = b"text/plain; charset=utf-8"
 #: How long after a full disk was logged it is not logged again, in seconds.
 _FULL_SECONDS = 60
@@ -89,7 +89,7 @@ def make_app(
     paths = routed(gates, known_only(_nothing_here, site.gate))
     if forwarder is None:
         return Door(paths, site.metrics, loopback=loopback, access_log=access_log)
-    # Behind the door, or a stranger's name would get in by way of a server that does not lead.
+    # Behind the door, or a foreign host name would get in by way of a server that does not lead.
     return forwarder.living(Door(forwarder.around(paths), site.metrics, loopback=loopback, access_log=access_log))
 
 
@@ -111,28 +111,28 @@ def routed(routes: Sequence[Route], default: ASGIApp) -> ASGIApp:
     return app
 
 
-def routes(site: Site) -> list[Guarded]:
+def routes(site: Site) -> list[GuardedRoute]:
     """All there is to ask for, and what that needs."""
-    topics, consumers, about = Topics(site), Consumers(site), _About(site)
+    topics, consumers, about = TopicRoutes(site), Consumers(site), _About(site)
     return [
-        Guarded(f"{_TOPIC}/publish", Publish(site), "publish", {"POST": Need.PUBLISH}),
-        Guarded(f"{_TOPIC}/poll", Poll(site), "poll", {"POST": Need.CONSUME}),
-        Guarded(f"{_TOPIC}/store", Store(site), "store", {"POST": Need.PUBLISH}),
-        Guarded(f"{_TOPIC}/rollback", Rollback(site), "rollback", {"POST": Need.PUBLISH}),
-        Guarded(_TOPIC, topics.topic, "topic", {"PUT": Need.ADMIN, "GET": Need.ANY, "DELETE": Need.ADMIN}),
+        GuardedRoute(f"{_TOPIC}/publish", Publish(site), "publish", {"POST": Need.PUBLISH}),
+        GuardedRoute(f"{_TOPIC}/poll", Poll(site), "poll", {"POST": Need.CONSUME}),
+        GuardedRoute(f"{_TOPIC}/store", StorePayloads(site), "store", {"POST": Need.PUBLISH}),
+        GuardedRoute(f"{_TOPIC}/rollback", Rollback(site), "rollback", {"POST": Need.PUBLISH}),
+        GuardedRoute(_TOPIC, topics.topic, "topic", {"PUT": Need.ADMIN, "GET": Need.ANY, "DELETE": Need.ADMIN}),
         # Of the topics, those are listed that the principal may see.
-        Guarded(_TOPICS, topics.topics, "topics", {"GET": Need.KNOWN}),
-        Guarded(
+        GuardedRoute(_TOPICS, topics.topics, "topics", {"GET": Need.KNOWN}),
+        GuardedRoute(
             f"{_TOPIC}/consumers/{{name}}",
             consumers.consumer,
             "consumer",
             {"PUT": Need.CONSUME, "GET": Need.CONSUME, "DELETE": Need.CONSUME},
         ),
-        Guarded(f"{_TOPIC}/consumers", consumers.consumers, "consumers", {"GET": Need.CONSUME}),
-        Guarded(f"{_TOPIC}/properties", topics.properties, "properties", {"PUT": Need.ADMIN}),
-        Guarded("/ping", about.ping, "ping", {"GET": Need.NOTHING}),
-        Guarded("/metrics", about.metrics, "metrics", {"GET": Need.KNOWN}),
-        Guarded("/openapi.json", about.openapi, "openapi", {"GET": Need.KNOWN}),
+        GuardedRoute(f"{_TOPIC}/consumers", consumers.consumers, "consumers", {"GET": Need.CONSUME}),
+        GuardedRoute(f"{_TOPIC}/properties", topics.properties, "properties", {"PUT": Need.ADMIN}),
+        GuardedRoute("/ping", about.ping, "ping", {"GET": Need.NOTHING}),
+        GuardedRoute("/metrics", about.metrics, "metrics", {"GET": Need.KNOWN}),
+        GuardedRoute("/openapi.json", about.openapi, "openapi", {"GET": Need.KNOWN}),
     ]
 
 
@@ -154,7 +154,7 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
-        status = _NOBODY
+        status = _CLIENT_GONE
 
         async def sent(message: Message) -> None:
             nonlocal status
@@ -168,7 +168,7 @@ class Door:
         except Disconnected:
             pass
         except (TmsError, HTTPException) as error:
-            if status != _NOBODY:
+            if status != _CLIENT_GONE:
                 # The answer has begun; all that is left is to cut it short.
                 raise
             if isinstance(error, StoreFull):

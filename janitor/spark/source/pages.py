@@ -1,7 +1,7 @@
 """Rows of a table as pages of columns: keys, pointers, sizes and payloads, each in one piece.
 
 Where a store keeps its values as they are (LevelDB) they are taken apart by the page, like keys. HBase sends cells one
-by one, so there the cells that nobody asked for are not even sent.
+by one, so there cells that are not asked for are not even sent.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Rows:
 
     Attributes:
         pointers: of message rows; None of payload rows, whose pointers are in their keys.
-        sizes: bytes of each row's payload, and which rows have one; None where nobody asked.
-        payloads: None where nobody asked.
+        sizes: bytes of each row's payload, and which rows have one; None where they were not asked for.
+        payloads: None where they were not asked for.
     """
 
     keys: list[bytes]
@@ -53,16 +53,16 @@ class Ask:
     payloads: bool = False
 
 
-def walk(table: MessageTable | PayloadTable, piece: Piece, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
-    """The rows of a piece, with leaps over what nobody wants; rows nobody wants may be among them.
+def scan(table: MessageTable | PayloadTable, piece: Piece, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
+    """The rows of a piece, with leaps over what is not wanted; rows that are not wanted may be among them.
 
     Raises:
         StoreError: the table could not be read.
     """
-    return chain.from_iterable(_walk(table, reach, wanted, ask) for reach in piece.ranges)
+    return chain.from_iterable(_scan(table, reach, wanted, ask) for reach in piece.ranges)
 
 
-def _walk(table: MessageTable | PayloadTable, reach: Range, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
+def _scan(table: MessageTable | PayloadTable, reach: Range, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
     start: bytes | None = reach.start
     stop = reach.stop or None
     limit = FIRST_ROWS

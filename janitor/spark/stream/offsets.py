@@ -1,7 +1,7 @@
 """Offsets of a stream: what Spark writes into its checkpoint, and reads again after a crash.
 
 An offset says all about the batch that it ends: where its parts begin and end, and how many messages each has. So a
-batch that is read again needs nothing but its own offset, and whoever reads it can tell whether a message is missing.
+batch that is read again needs nothing but its own offset, and its reader can tell whether a message is missing.
 Spark asks for the first offset anew as long as no batch is done; that one therefore says nothing, and the first batch
 writes down what ``startingPosition`` came to. The price is some hundred bytes for each batch.
 """
@@ -27,7 +27,7 @@ _PLACE = re.compile(r"earliest|time:(?P<ms>\d{1,19})|(?P<how>from|after):(?P<id>
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StreamPosition:
     """Where reading goes on.
 
     Attributes:
@@ -78,7 +78,7 @@ class Place:
 
 
 #: The beginning of a topic.
-EARLIEST = Place()
+EARLIEST = StreamPosition()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Stretch:
         messages: how many there are.
     """
 
-    first: Place
+    first: StreamPosition
     last: MessageId
     messages: int
 
@@ -103,14 +103,14 @@ class Offset:
     Attributes:
         topic, generation: whose messages.
         at: where the next batch begins.
-        checked_ms: all that was published before this time is read, or is seen by nobody.
+        checked_ms: all that was published before this time is read, or is seen by no reader.
         following: the message that comes next, where it is known.
         stretches: the batch, in order.
     """
 
     topic: str
     generation: int
-    at: Place
+    at: StreamPosition
     checked_ms: int
     following: MessageId | None = None
     stretches: tuple[Stretch, ...] = ()
@@ -140,11 +140,11 @@ class Offset:
         return cls(
             given["topic"],
             int(given["generation"]),
-            Place.parse(given["at"]),
+            StreamPosition.parse(given["at"]),
             min(int(given["checked_ms"]), LONG_MAX),
             None if following is None else MessageId.from_hex(following),
             tuple(
-                Stretch(Place.parse(first), MessageId.from_hex(last), int(messages))
+                Stretch(StreamPosition.parse(first), MessageId.from_hex(last), int(messages))
                 for first, last, messages in given["batch"]
             ),
         )

@@ -11,7 +11,7 @@ import pytest
 
 from janitor.boundary.claim import find_gap
 from janitor.report import Report
-from janitor.run.engine import PROGRESS_MS
+from janitor.run.sweep_run import PROGRESS_MS
 from tests.builders import (
     DAY,
     HOUR,
@@ -31,9 +31,9 @@ from tests.builders import (
 from tests.salted import BUCKETS, SaltedStore
 from tests.support import size
 from tms_core.errors import StoreError
-from tms_core.lease import Lease
 from tms_core.rowkey import salt
 from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
 
 #: Long past its lifetime and grace.

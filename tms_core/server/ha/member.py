@@ -1,7 +1,7 @@
 """Everything a server on HBase has because it may not be the only one there.
 
 With an address (``server.leader.advertise``) it is one of several: it listens at once, and leads or passes on. Without
-one nobody could pass anything on to it, so it stands alone: it leads before it starts, or does not start.
+one no other server could pass anything on to it, so it is the only one: it leads before it starts, or does not start.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from contextlib import closing, contextmanager
 from urllib.parse import urlsplit
 
 from tms_core.clock import Clock
-from tms_core.lease import Lease, LeaseCell
 from tms_core.messaging.service import MessagingService
 from tms_core.messaging.work import THREADS
 from tms_core.server.forward import Forwarder
@@ -25,13 +24,14 @@ from tms_core.settings.models import HBaseSettings, LeaderSettings
 from tms_core.tables.base import Store
 from tms_core.tables.hbase.cell import HBaseCell
 from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.lease import Lease, LeaseCell
 from tms_core.tables.side import HBASE_TABLE, SideTable
 
 #: The row of the side table in which the lease is.
 _LEASE_ROW = b"l"
 
 
-class Standing:
+class HaMember:
     """A server among others, be there any or not.
 
     Args:
@@ -94,7 +94,7 @@ class Standing:
 @contextmanager
 def on_hbase(
     hbase: HBaseSettings, wanted: LeaderSettings, store: Store, side: SideTable, clock: Clock
-) -> Iterator[Standing]:
+) -> Iterator[HaMember]:
     """What a server on HBase has, while the block runs; behind it the lead is given back."""
     # Of its own, and soon given up: who leads must be found out also while all other connections wait.
     pool = HBasePool(
@@ -104,7 +104,7 @@ def on_hbase(
         clock=clock,
     )
     with closing(HBaseCell(pool, f"{hbase.namespace}:{HBASE_TABLE}".encode(), _LEASE_ROW, clock)) as cell:
-        standing = Standing(store, side, cell, wanted, clock)
+        standing = HaMember(store, side, cell, wanted, clock)
         try:
             yield standing
         finally:

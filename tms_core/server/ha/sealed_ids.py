@@ -6,8 +6,8 @@ who has passed their place would not see them, and one who has not would, so the
 
 So before a new leader uses a topic it *seals* it: it looks which of the ids that its predecessor may have given last
 have rows, and writes down that all others up to its own first one have none. From then on no reader is shown a row
-there, whoever leads. One write under way has at most :data:`FRAME_ROWS` rows, next to each other, and HBase may have
-done a part of them; therefore the rows at the end are looked at one by one.
+there, whichever server leads. One write under way has at most :data:`FRAME_ROWS` rows, next to each other, and HBase
+may have done a part of them; therefore the rows at the end are looked at one by one.
 
 A gap is written before the topic is read or written in the new term, and a row is acknowledged only if the new term had
 not begun. So no acknowledged row is ever in a gap.
@@ -23,11 +23,11 @@ from threading import Lock
 from typing import NamedTuple
 
 from tms_core.clock import Clock
-from tms_core.lease import LeaseRecord
 from tms_core.messaging.ids import POSITIONS, first_free, id_parts, position, tail
 from tms_core.rowkey import MESSAGE_TAIL_BYTES
 from tms_core.server.ha.leadership import REACH_MS, Term
 from tms_core.tables.base import MessageTable
+from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.side import SideTable
 
 #: Rows in one write under way, at most.
@@ -43,7 +43,7 @@ _GAPS = b"g"
 _SPAN = struct.Struct(">QHQH")
 
 
-class Span(NamedTuple):
+class PositionRange(NamedTuple):
     """Positions from ``first`` to before ``stop``."""
 
     first: int
@@ -58,24 +58,24 @@ class Gaps:
         spans: in order, none touches another.
     """
 
-    spans: tuple[Span, ...] = ()
+    spans: tuple[PositionRange, ...] = ()
 
     @classmethod
-    def of(cls, spans: Iterable[Span]) -> Gaps:
+    def of(cls, spans: Iterable[PositionRange]) -> Gaps:
         """All positions of some spans that may overlap."""
-        joined: list[Span] = []
+        joined: list[PositionRange] = []
         for first, stop in sorted(spans):
             if joined and first <= joined[-1].stop:
-                joined[-1] = Span(joined[-1].first, max(stop, joined[-1].stop))
+                joined[-1] = PositionRange(joined[-1].first, max(stop, joined[-1].stop))
             else:
-                joined.append(Span(first, stop))
+                joined.append(PositionRange(first, stop))
         return cls(tuple(joined))
 
     @classmethod
     def parse(cls, value: bytes | None) -> Gaps:
         """Read what :meth:`pack` wrote; nothing is no gap."""
         found = _SPAN.iter_unpack(value or b"")
-        return cls(tuple(Span(position(*parts[:2]), position(*parts[2:])) for parts in found))
+        return cls(tuple(PositionRange(position(*parts[:2]), position(*parts[2:])) for parts in found))
 
     def pack(self) -> bytes:
         return b"".join(_SPAN.pack(*id_parts(span.first), *id_parts(span.stop)) for span in self.spans)
@@ -144,7 +144,7 @@ class Seals:
             self._side.put([(_GAPS + prefix, found.pack())])
         return found
 
-    def _empty(self, prefix: bytes, former: LeaseRecord) -> list[Span]:
+    def _empty(self, prefix: bytes, former: LeaseRecord) -> list[PositionRange]:
         """Where the former leader may have given ids, and there is no row."""
         now_ms = self._clock.now_ms()
         free = first_free(self._table.keys, prefix, now_ms)
@@ -153,7 +153,7 @@ class Seals:
         first = max(0, free - FRAME_ROWS, position(max(0, former.renewed_ms - REACH_MS)))
         present = self._positions(prefix, first, free)
         ends = [*present, stop]
-        return [Span(a, b) for a, b in zip([first, *(at + 1 for at in present)], ends, strict=True) if a < b]
+        return [PositionRange(a, b) for a, b in zip([first, *(at + 1 for at in present)], ends, strict=True) if a < b]
 
     def _positions(self, prefix: bytes, first: int, stop: int) -> list[int]:
         found: list[int] = []
@@ -164,7 +164,7 @@ class Seals:
             start = page.resume
         return found
 
-    def _is_needed(self, prefix: bytes, span: Span) -> bool:
+    def _is_needed(self, prefix: bytes, span: PositionRange) -> bool:
         if span.stop >= position(max(0, self._clock.now_ms() - _KEPT_MS)):
             return True
         return self._table.first(prefix + tail(span.first), prefix + tail(span.stop)) is not None

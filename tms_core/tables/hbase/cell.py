@@ -1,7 +1,7 @@
 """One cell of HBase's that is compared before it is changed: where the servers of a store agree on who leads.
 
-It has the shape that leases want (``tms_core.lease.LeaseCell``). Its connections are its own and give up soon: a lease
-must be renewed in time also while all others are busy with pages, or wait for a region.
+It has the shape that leases want (``tms_core.tables.lease.LeaseCell``). Its connections are its own and give up soon: a
+lease must be renewed in time also while all others are busy with pages, or wait for a region.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ class HBaseCell:
         Raises:
             StoreError: HBase could not be asked.
         """
-        found = self._rows.get(self._row)
-        cell = found.columns.get(_COLUMN) if found else None
-        value: bytes | None = cell.value if cell else None
+        value, _ = self._rows.get(self._row).get(_COLUMN, (None, 0))
         return value
 
     def swap_lease(self, expected: bytes | None, value: bytes) -> bool:

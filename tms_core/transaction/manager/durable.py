@@ -18,7 +18,7 @@ from threading import RLock
 
 from tms_core.clock import HonestClock
 from tms_core.errors import FormatError, StoreError, TransactionError
-from tms_core.harmless import get_logger
+from tms_core.logs.harmless import get_logger
 from tms_core.transaction.codec.edits import Edit
 from tms_core.transaction.manager.journal import LogFailed
 from tms_core.transaction.manager.state import ManagerState
@@ -103,6 +103,11 @@ class DurableState:
     def last_pointer(self) -> int:
         """The highest write pointer that was ever given out; takes no lock and reads no disk."""
         return self._state.write_pointer
+
+    @property
+    def listed_ids(self) -> int:
+        """How many ids a transaction that began now would carry; takes no lock and reads no disk."""
+        return len(self._state.invalid) + len(self._state.in_progress)
 
     def append(self, edit: Edit) -> None:
         """Put an edit into the log whose effect the caller brings about; within :meth:`deciding`."""

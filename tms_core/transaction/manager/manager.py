@@ -14,8 +14,8 @@ from typing import Literal, Self
 
 from tms_core.clock import Clock, HonestClock
 from tms_core.errors import CannotSnapshot, NotInProgress, StoreError, TransactionError, TruncateTimeError
-from tms_core.harmless import get_logger
-from tms_core.printable import printable
+from tms_core.logs.harmless import get_logger
+from tms_core.logs.printable import printable
 from tms_core.rowkey import LONG_MAX
 from tms_core.transaction.codec.edits import Edit, EditState
 from tms_core.transaction.codec.snapshot import write_snapshot
@@ -108,6 +108,11 @@ class TransactionManager:
     def last_pointer(self) -> int:
         """The highest write pointer that was ever given out."""
         return self._durable.last_pointer
+
+    @property
+    def listed_ids(self) -> int:
+        """How many ids, invalid and in progress, a transaction that began now would carry."""
+        return self._durable.listed_ids
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
