@@ -202,7 +202,7 @@ class HBaseSide(SideTable):
     def _create(self, spec: TableSpec) -> None:
         try:
             with self._pool.connection() as connection:
-                connection.call("createTable", spec.full_name.encode(), spec.families())
+                connection.happybase.create_table(spec.full_name, spec.families())
         except StoreError as error:
             try:
                 # Another process may have made it at this moment.
