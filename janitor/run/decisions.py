@@ -135,7 +135,7 @@ def adopt(deps: Deps, ready: Prepared, once_for: str | None = None) -> list[Topi
 
 
 def restore(deps: Deps, folder: Path, request: Request) -> Restored:
-    """Bring archived rows back, or say what would be brought back; arguments as of :meth:`OperatorDecisions.restore`."""
+    """Bring archived rows back, or say what would be; arguments as of :meth:`OperatorDecisions.restore`."""
     files, now_ms = archived.find_topic(folder, request.source), deps.clock.now_ms()
     transactions = TransactionView(prepare(deps).tx.usable, now_ms, deps.terms.lifetime.undecided_ms)
     told = partial(passes.heartbeat, deps)
