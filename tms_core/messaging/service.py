@@ -88,7 +88,7 @@ class MessagingService:
             floor = None if consumer_hold_seconds is None else Floor(positions, store, consumer_hold_seconds)
             self._consumers = ConsumerRegistry(self._topics, store, positions, self._expiries, floor, honest)
         self._cache = MessageCache(cache_bytes)
-        self._lines = Lines(store, honest, self._cache, self._expiries)
+        self._lines = Lines(store, honest, self._cache, self._expiries, self._allowance_ms)
         self._work = work or Work()
         lifetime_ms = max_lifetime_seconds * 1000
         self._context = WriterContext(self._topics, self._lines, honest, lifetime_ms, self._work)
@@ -382,7 +382,9 @@ class MessagingService:
         with self._lock:
             writer = self._messages.get(topic)
             if writer is None:
-                writer = MessageWriter(topic, self._context, self._store.message, self._cache, self._expiries)
+                writer = MessageWriter(
+                    topic, self._context, self._store.message, self._cache, self._expiries, self._allowance_ms
+                )
                 self._messages[topic] = writer
                 self._recent.append(writer)
             self._latest = writer
