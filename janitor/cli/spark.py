@@ -200,20 +200,14 @@ class _SessionOnSpark(Session):
         from janitor.spark.sweep.task import StoreGround  # noqa: PLC0415
         from janitor.spark.whatif import supposed  # noqa: PLC0415
 
-        access, janitor = Access(self.settings), self.settings.janitor
+        access = Access(self.settings)
+        if self._changes:
+            store = supposed(store, self._changes)
         return spark_engine(
-            supposed(store, self._changes) if self._changes else store,
-            state,
-            source or self.source(),
-            self.clock,
-            self.terms(),
+            self.deps(store, state, source=source, **options),
             sender=SparkSender(self._spark, StoreGround(access)),
             cut=cutter(access, self._partitions),
             looking=self._reading_tasks if access.is_leveldb else None,
-            rows_per_second=janitor.rate_rows_per_second,
-            archive_days=janitor.archive.keep_days,
-            **self._options(),
-            **options,
         )
 
     @contextmanager

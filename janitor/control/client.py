@@ -27,7 +27,7 @@ from janitor.run.plan_file import PlanFile
 from janitor.run.questions import Planned
 from janitor.state.base import Claim
 from janitor.status.status import Status
-from janitor.sweep.progress import Observer, tell_nobody
+from janitor.sweep.progress import Observer, ignore_progress
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
@@ -57,7 +57,7 @@ class Caller:
     """
 
     def __init__(
-        self, folder: Path, observer: Observer = tell_nobody, *, answer_seconds: float = ANSWER_SECONDS
+        self, folder: Path, observer: Observer = ignore_progress, *, answer_seconds: float = ANSWER_SECONDS
     ) -> None:
         self.folder = folder
         self._observer = observer

@@ -12,7 +12,7 @@ from typing import Any
 
 from janitor.law.policy import Hold, Rule
 from janitor.report import DataTable, Entry, EntryKey, Report
-from janitor.run.conclude import Pass
+from janitor.run.passes import Pass
 from janitor.state.base import CounterKey, State
 from janitor.sweep.booking import Sums
 from tms_core.topic import TopicMetadata

@@ -13,6 +13,7 @@ from typing import Any
 from pyspark import cloudpickle
 
 from janitor.law.ranges import Range
+from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.spark.sweep.engine import spark_engine
 from janitor.spark.sweep.messages import TaskResult, TaskShare, TaskSpec
@@ -99,6 +100,11 @@ def salted(store: Store) -> list[tuple[TaskShare, Store]]:
     return [(TaskShare(number, number, ALL, ALL), part) for number, part in enumerate(store.parts())]
 
 
+def on_spark(*arguments: Any, sender: Any, cut: Any, looking: Any = None, **options: Any) -> Engine:
+    """An engine whose passes are done by tasks; arguments and options are those of ``Deps``."""
+    return spark_engine(Deps(*arguments, **options), sender=sender, cut=cut, looking=looking)
+
+
 @dataclass
 class LocalRig:
     """A janitor on a store in memory whose passes are walked by tasks."""
@@ -121,7 +127,7 @@ def local_rig(store: Store, source: Any, *, terms: Terms, **options: Any) -> Loc
     state = options.pop("state", None) or SqliteState.in_memory()
     sender = LocalSender(options.pop("ground", None) or MemoryGround(store, state, clock))
     given = {"token_hex": secrets.token_hex, "sender": sender, "cut": salted, **options}
-    engine = spark_engine(store, state, source, clock, terms, **given)
+    engine = on_spark(store, state, source, clock, terms, **given)
     return LocalRig(engine, store, state, clock, sender)
 
 

@@ -22,7 +22,7 @@ from janitor.spark.access import Access
 from janitor.spark.session import translated
 from janitor.spark.source.options import SourceOptions
 from janitor.spark.source.source import FilteringSource, RowReader
-from janitor.spark.sweep.engine import cutter, spark_engine
+from janitor.spark.sweep.engine import cutter
 from janitor.spark.sweep.messages import TaskShare
 from janitor.spark.sweep.runner import SparkSender
 from janitor.spark.sweep.task import StoreGround, perform
@@ -37,7 +37,7 @@ from tests.hbase.fixture import running
 from tests.hbase.proxy import Conduct, Fault, Proxy
 from tests.hbase.scene import DOOMED, DUE, Scene
 from tests.hbase.tables import PATIENCE_SECONDS, Tables
-from tests.spark.local import LocalSender
+from tests.spark.local import LocalSender, on_spark
 from tests.spark.test_parts import fill
 from tests.spark.test_sweep import told
 from tms_core.clock import ManualClock
@@ -124,15 +124,15 @@ def test_given_a_store_in_hbase_when_swept_on_spark_then_rows_and_report_are_tho
     spark: SparkSession, tables: Tables
 ) -> None:
     outcomes = []
-    for on_spark in (True, False):
+    for by_tasks in (True, False):
         made, clock = cluster(tables), ManualClock(NOW_MS, running_ms=DAY)
         with made.opened() as (store, state):
             scene = Scene.on(store)
             arguments = (store, state, Snapshots(clock, [DOOMED]), clock, USUAL)
             options: dict[str, Any] = {"token_hex": lambda n: "0" * n, "batch_rows": 50}
-            if on_spark:
+            if by_tasks:
                 sender, cut = SparkSender(spark, StoreGround(made.access)), cutter(made.access, None)
-                engine: Any = spark_engine(*arguments, sender=sender, cut=cut, **options)
+                engine: Any = on_spark(*arguments, sender=sender, cut=cut, **options)
             else:
                 engine = Desk(*arguments, **options)
             planned, report = engine.plan().report, engine.run_once(adopt=True)
@@ -153,7 +153,7 @@ def test_given_tasks_that_die_while_they_delete_when_spark_tries_again_then_all_
     with made.opened() as (store, state):
         scene = Scene.on(store)
         ground = FirstAttemptsFail(made.access, str(tmp_path))
-        engine = spark_engine(
+        engine = on_spark(
             *(store, state, Snapshots(clock, [DOOMED]), clock, USUAL),
             sender=SparkSender(spark, ground),
             cut=cutter(made.access, None),
@@ -215,7 +215,7 @@ def test_given_tasks_on_hbase_when_done_in_this_process_then_they_delete_until_t
         sender = LocalSender(ground)
         lease = Lease(state, "driver", 60, clock)
         lease.acquire()
-        engine = spark_engine(
+        engine = on_spark(
             *(store, state, Snapshots(clock, [DOOMED]), clock, USUAL),
             sender=sender,
             cut=cutter(made.access, None),

@@ -17,6 +17,7 @@ from janitor.archive.writer import ParquetArchive
 from janitor.law.policy import Rule
 from janitor.law.ranges import Range, topic_stop
 from janitor.report import Report
+from janitor.run.prepare import prepare, run_context
 from janitor.spark.source.options import SourceOptions
 from janitor.spark.sweep.engine import cutter
 from janitor.spark.sweep.messages import Run, TaskShare, TaskSpec, portable
@@ -222,7 +223,7 @@ def test_given_a_store_that_fails_when_a_task_reads_it_then_the_error_names_step
     watch(part, fail)
     share = TaskShare(1, 7, ALL, ALL)
     ground = PiecesGround(part, rig.state, rig.clock)
-    context = replace(rig.engine._context(rig.engine._prepare(), thorough=True))
+    context = replace(run_context(rig.engine.deps, prepare(rig.engine.deps), thorough=True))
     with pytest.raises(
         StoreUnavailable, match=r"the task for part 1 \(salt 7\) lost its store in the step message: HB"
     ):
@@ -359,7 +360,7 @@ def test_given_tasks_at_work_on_spark_when_the_driver_must_end_then_they_are_cal
 ) -> None:
     rig = rig_on(filled())
     mark = tmp_path / "at-work"
-    context = portable(rig.engine._context(rig.engine._prepare(), thorough=True))
+    context = portable(run_context(rig.engine.deps, prepare(rig.engine.deps), thorough=True))
 
     def alive() -> None:
         if mark.exists():

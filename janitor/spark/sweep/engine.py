@@ -17,11 +17,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any
 
 from janitor.law.policy import Reason
 from janitor.law.ranges import Range
 from janitor.report import Mode
+from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.spark.access import Access
 from janitor.spark.source.parts import cut_evenly
@@ -30,9 +30,11 @@ from janitor.spark.sweep.ranged import NOTHING, RangedStore
 from janitor.spark.sweep.runner import Sender
 from janitor.state.base import LedgerEntry, State
 from janitor.sweep.context import RunContext
+from janitor.sweep.findings import failed
 from janitor.sweep.outcome import Outcome, unsure_of
-from janitor.sweep.scan import REPLANS, Part, failed, nothing_reached
-from janitor.sweep.sweep import Divided, Job, Runner
+from janitor.sweep.scan import Part
+from janitor.sweep.step import REPLANS, Job, ignore_reached, run_step
+from janitor.sweep.sweep import Divided, Runner
 from tms_core.errors import StoreUnavailable
 from tms_core.tables.base import Store
 from tms_core.tables.hbase.store import HBasePart
@@ -172,7 +174,7 @@ def _guided(shares: Sequence[TaskShare], looking: Looking, needed: ExitStack) ->
     def run(jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
         [job] = jobs
         if not _needs_looking(job):
-            yield 0, job.run()
+            yield 0, run_step(job)
             return
         if not senders:
             # Not before messages are gone, or tasks would look at those, too.
@@ -205,7 +207,7 @@ def _done_where_found(job: Job, seen: Outcome) -> Outcome:
     ranges = (found, []) if job.step == "invert" else ([], found)
     part = job.part
     there = Part.of(RangedStore(part.store, *ranges), part.context, part.page_rows, part.act, whole=part.whole)
-    outcome = replace(job, part=there, failed=job.failed | seen.failed.keys(), reached=nothing_reached).run()
+    outcome = run_step(replace(job, part=there, failed=job.failed | seen.failed.keys(), reached=ignore_reached))
     total = seen.staying()
     total.found = []
     total += outcome.taking()
@@ -213,15 +215,7 @@ def _done_where_found(job: Job, seen: Outcome) -> Outcome:
     return total
 
 
-def spark_engine(
-    store: Store,
-    state: State,
-    *arguments: Any,
-    sender: Sender,
-    cut: Cut,
-    looking: Looking | None = None,
-    **options: Any,
-) -> Engine:
+def spark_engine(deps: Deps, *, sender: Sender, cut: Cut, looking: Looking | None = None) -> Engine:
     """An engine whose passes are done on Spark.
 
     Args:
@@ -229,11 +223,9 @@ def spark_engine(
         cut: cuts the store into shares.
         looking: of a store that nothing but this process can write: gives a sender of tasks that look at it; None where
             tasks delete.
-        arguments, options: as of every engine.
     """
-    tasks = Tasks(sender, cut, state, options.get("lease"), options.get("rows_per_second"))
-    division = tasks if looking is None else GuidedDriver(tasks, looking)
-    return Engine(store, state, *arguments, division=division, **options)
+    tasks = Tasks(sender, cut, deps.state, deps.lease, deps.rows_per_second)
+    return Engine(replace(deps, division=tasks if looking is None else GuidedDriver(tasks, looking)))
 
 
 def cutter(access: Access, partitions: int | None) -> Cut:

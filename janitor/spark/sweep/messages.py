@@ -16,7 +16,7 @@ from janitor.law.ranges import Range
 from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.context import RunContext
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.sweep import Job, StepName
+from janitor.sweep.step import Job, StepName
 from tms_core import errors
 from tms_core.errors import Interrupted
 from tms_core.tables.base import MetadataTable
@@ -30,7 +30,7 @@ class TaskShare:
         number: which of all.
         salt: under which its rows lie; None where there are no salts.
         messages, payloads: which keys; an empty stop is the table's end.
-        since_ms, everything, failed: as of a job (:class:`~janitor.sweep.sweep.Job`).
+        since_ms, everything, failed: as of a job (:class:`~janitor.sweep.step.Job`).
     """
 
     number: int

@@ -24,14 +24,15 @@ from janitor.spark.sweep.ranged import RangedStore
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.sweep import permission
+from janitor.sweep.act import Act
 from janitor.sweep.executor import Keeper, Preview, Sweep
 from janitor.sweep.findings import Due, Finding, Invalid, Read
 from janitor.sweep.ledger import Ledger
 from janitor.sweep.outcome import NOTHING_DONE, Counted, Done, Outcome
 from janitor.sweep.permission import Permission
 from janitor.sweep.rate_limit import Pacer
-from janitor.sweep.scan import Act, Part
-from janitor.sweep.sweep import Job
+from janitor.sweep.scan import Part
+from janitor.sweep.step import Job, run_step
 from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import Interrupted, LeaseLost, StoreError
@@ -221,7 +222,7 @@ def _step(spec: TaskSpec, share: TaskShare, store: Store, whole: Store, act: Act
     context = replace(spec.context, metadata=whole.metadata, reread_topics=reread)
     part = Part.of(store, context, spec.page_rows, act, whole=whole, replans=False)
     job = Job(spec.step, part, share.failed, share.since_ms, share.everything, refers=not spec.finds)
-    outcome = job.run()
+    outcome = run_step(job)
     if outcome.ended is not None and not isinstance(outcome.ended, Interrupted):
         raise outcome.ended
     return outcome

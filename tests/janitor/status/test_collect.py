@@ -15,7 +15,7 @@ ARGUMENTS = "--config janitor.yaml"
 
 
 def seen(rig: Rig, **options: Any) -> Status:
-    site = Deployment("memory", "apply", "every 60 s", rig.engine.terms, arguments=ARGUMENTS)
+    site = Deployment("memory", "apply", "every 60 s", rig.engine.deps.terms, arguments=ARGUMENTS)
     return collect(rig.state, site, rig.clock, **options)
 
 
