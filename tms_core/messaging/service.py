@@ -404,9 +404,7 @@ class MessagingService:
         with self._lock:
             writer = self._messages.get(topic)
             if writer is None:
-                writer = MessageWriter(
-                    topic, self._context, self._store.message, self._cache, self._expiries, self._allowance_ms
-                )
+                writer = MessageWriter(topic, self._context, self._store.message, self._cache, self._expiries)
                 self._messages[topic] = writer
                 self._recent.append(writer)
             self._latest = writer
