@@ -509,9 +509,9 @@ def test_given_stored_payloads_of_another_server_when_it_leads_no_more_then_they
 def test_given_transactions_that_begin_after_the_server_when_published_then_the_store_is_not_asked_for_what_they_stored(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    desk.publish("orders", b"a", pointer=P)
     desk.clock.advance(HOUR)
     new = pointer(desk.clock.now_ms())
-    desk.publish("orders", b"a", pointer=new)
     monkeypatch.setattr(type(desk.store.payload), "first", lambda *_: pytest.fail("it was asked"))
     desk.publish("orders", b"b", pointer=new + 1)
     monkeypatch.undo()

@@ -112,8 +112,9 @@ class Lines:
         self._places: dict[bytes, _Place] = {}
         self._stored: dict[bytes, _Stored] = {}
         self._allowance_ms = allowance_ms
-        # Of a transaction up to this one, others may have stored payloads, or it was forgotten.
-        self._unknown = self._issued()
+        # Of a transaction up to this one, others may have stored payloads, or it was forgotten; None: up to any that is
+        # there when this is next asked for.
+        self._unknown: int | None = None
         self._lock = Lock()
 
     def messages(self, topic: TopicMetadata) -> Line:
@@ -176,7 +177,7 @@ class Lines:
         """
         with self._lock:
             hidden = self._stored_of(topic).hidden.get(pointer)
-            if hidden is not None or pointer > self._unknown:
+            if hidden is not None or pointer > self._known_from():
                 return bool(hidden)
         hidden = self._has_payloads(topic, pointer) and not self._is_referred_to(topic, pointer)
         with self._lock:
@@ -190,11 +191,13 @@ class Lines:
         if len(known) > _KNOWN_POINTERS:
             forgotten = next(iter(known))
             del known[forgotten]
-            self._unknown = max(self._unknown, forgotten)
+            self._unknown = max(self._known_from(), forgotten)
 
-    def _issued(self) -> int:
-        """The highest write pointer that can have been issued by now."""
-        return (self._clock.now_ms() + self._allowance_ms) * TX_PER_MS
+    def _known_from(self) -> int:
+        """The pointer behind which whatever is stored is known."""
+        if self._unknown is None:
+            self._unknown = (self._clock.now_ms() + self._allowance_ms) * TX_PER_MS
+        return self._unknown
 
     def _has_payloads(self, topic: TopicMetadata, pointer: int) -> bool:
         prefix = pointer_prefix(topic.topic.prefix, topic.generation, pointer)
@@ -223,7 +226,7 @@ class Lines:
             for prefix in self._of(topic, self._stored):
                 self._stored[prefix].pointers.clear()
                 self._stored[prefix].hidden.clear()
-            self._unknown = max(self._unknown, self._issued())
+            self._unknown = None
 
     def drop(self, topic: TopicId) -> None:
         """The topic was deleted; its next life has another generation."""
