@@ -20,7 +20,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from threading import Event
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 from prometheus_client import CollectorRegistry
@@ -30,7 +30,6 @@ from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError, StoreError, TopicExists
 from tms_core.logs.format import LogFormat, configure
 from tms_core.messaging.service import MessagingService
-from tms_core.messaging.work import Work
 from tms_core.server import companions, standby
 from tms_core.server.app import make_app
 from tms_core.server.auth.gate import Gate
@@ -173,7 +172,16 @@ def serving(
             member = stack.enter_context(among)
         manager, address = _transactions(settings, clock, stack)
         turns = Turns()
-        service = _messaging(settings, member.store if member else store, side, clock, turns, manager, stack)
+        service = _messaging(
+            settings,
+            member.store if member else store,
+            clock,
+            manager,
+            stack,
+            side=side,
+            fenced_side=member.side if member else None,
+            work=turns,
+        )
         registry = CollectorRegistry()
         if member is not None:
             registry.register(LeadershipMetrics(member.leadership))
@@ -255,12 +263,12 @@ def _transaction_storage(settings: Settings) -> Storage:
 def _messaging(
     settings: Settings,
     store: Store,
-    side: SideTable,
     clock: Clock,
-    work: Work,
     manager: TransactionManager | None,
     stack: ExitStack,
+    **more: Any,
 ) -> MessagingService:
+    """The service; ``more`` is handed to it as it is."""
     server, transactions = settings.server, settings.transactions
     service = MessagingService(
         store,
@@ -271,9 +279,9 @@ def _messaging(
         cache_bytes=server.cache_mb << 20,
         clock_allowance_seconds=server.clock_allowance_seconds,
         consumer_hold_seconds=server.consumers.hold_seconds,
-        side=side,
-        work=work,
         last_pointer=None if manager is None else lambda: manager.last_pointer,
+        transactions=manager,
+        **more,
     )
     stack.callback(service.close)
     return service

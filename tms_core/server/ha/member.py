@@ -17,7 +17,7 @@ from tms_core.clock import Clock
 from tms_core.messaging.service import MessagingService
 from tms_core.messaging.work import THREADS
 from tms_core.server.forward import Forwarder
-from tms_core.server.ha.fenced_store import FencedStore
+from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.leadership import Leadership, Watch
 from tms_core.server.ha.sealed_ids import Seals
 from tms_core.settings.models import HBaseSettings, LeaderSettings
@@ -44,6 +44,7 @@ class HaMember:
     Attributes:
         leadership: knows who leads.
         store: the tables as a leader may use them.
+        side: the side table as a leader may use it, for positions and claims.
         forwarder: passes on what this server has not to answer.
     """
 
@@ -53,6 +54,7 @@ class HaMember:
         self._advertise = wanted.advertise
         self.leadership = Leadership(self._lease, clock, fencing_delay_seconds=wanted.fencing_delay_seconds)
         self.store = FencedStore(store, self.leadership, Seals(store.message, side, clock))
+        self.side = FencedSide(side, self.leadership)
         self.forwarder = Forwarder(self.leadership)
         self._watch: Watch | None = None
 
