@@ -12,14 +12,13 @@ from fnmatch import fnmatchcase
 
 from janitor.law.frontier import admit, advance, stand_still
 from janitor.law.policy import Frontier, Hold
-from janitor.law.ranges import Range
 from janitor.law.references import Lifetime
 from janitor.report import DataTable
 from janitor.state.base import ClockAnchor, FrontierRecord
 from janitor.sweep.consumer_holds import ConsumerHolds
 from janitor.sweep.transactions import TransactionView
 from tms_core.errors import MetadataError
-from tms_core.tables.base import MetadataTable
+from tms_core.tables.base import KeyRange, MetadataTable
 from tms_core.topic import TopicId, TopicMetadata
 
 #: What came due in less time than this is not worth a visit of its own.
@@ -74,10 +73,10 @@ class TopicWork:
 class Limits:
     """What a plan file allows: nothing outside its ranges, and of each topic the pointers it names."""
 
-    by_topic: Mapping[tuple[DataTable, TopicId], tuple[Range, ...]]
+    by_topic: Mapping[tuple[DataTable, TopicId], tuple[KeyRange, ...]]
     pointers: Mapping[TopicId, frozenset[int]]
 
-    def ranges(self, table: DataTable, topic: TopicId) -> tuple[Range, ...]:
+    def ranges(self, table: DataTable, topic: TopicId) -> tuple[KeyRange, ...]:
         return self.by_topic.get((table, topic), ())
 
 

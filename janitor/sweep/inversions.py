@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from janitor.law.policy import Delete, Invert, Row, Verdict, decide
-from janitor.law.ranges import Range, topic_stop
+from janitor.law.ranges import topic_stop
 from janitor.sweep.findings import Finding, Invalid, Reached, Read, Untouchable
 from janitor.sweep.scan import Event, Part, Visit, first, skip
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, MessageKey, generation_prefix, time_prefix
@@ -72,7 +72,7 @@ def inversions(
         key = yield from first(part, "message", undone, topic_stop(prefix) if prefix in undone else stop)
 
 
-def _range(key: MessageKey, since_ms: int, covered: Covered) -> Range:
+def _range(key: MessageKey, since_ms: int, covered: Covered) -> tuple[bytes, bytes]:
     """What is searched of a key's generation."""
     prefix, start = key.topic.prefix, _since(key, since_ms)
     # A generation of -1 is followed by the next topic, not by generation 0.
@@ -80,7 +80,7 @@ def _range(key: MessageKey, since_ms: int, covered: Covered) -> Range:
     stop = topic_stop(prefix) if last else generation_prefix(prefix, key.generation + 1)
     if start < covered.upto:
         start = min(covered.upto, stop if covered.since_ms is None else _since(key, covered.since_ms))
-    return Range(start, stop)
+    return start, stop
 
 
 def _since(key: MessageKey, since_ms: int) -> bytes:

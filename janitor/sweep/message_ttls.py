@@ -72,5 +72,5 @@ def _permitted(whole: Part, work: TopicWork, some: list[Expiry]) -> Iterator[Exp
         return
     ranges = limits.ranges("message", work.topic.topic)
     for expiry in some:
-        if any(found.start <= expiry.key < found.stop for found in ranges):
+        if any(found.holds(expiry.key) for found in ranges):
             yield expiry

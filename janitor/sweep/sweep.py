@@ -18,7 +18,6 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from janitor.boundary.coverage import Round, is_whole
-from janitor.law.intervals import Interval
 from janitor.report import Mode
 from janitor.sweep.act import Act
 from janitor.sweep.context import RunContext
@@ -27,7 +26,7 @@ from janitor.sweep.outcome import Outcome
 from janitor.sweep.scan import Part
 from janitor.sweep.step import Job, StepName, run_step
 from tms_core.errors import TmsError
-from tms_core.tables.base import Store
+from tms_core.tables.base import KeyRange, Store
 from tms_core.tables.side import Expiries
 
 #: The steps that are taken in every part, in their order.
@@ -181,7 +180,7 @@ def _reached(progress: Round, part: Store, before: Outcome, upto: bytes, so_far:
     start = progress.first_undone(part)
     if start < upto:
         met = [outcome.untouchable for outcome in known if outcome.untouchable is not None]
-        progress.record([Interval(start, upto)], min(met, default=None))
+        progress.record([KeyRange(start, upto)], min(met, default=None))
 
 
 def _payloads_reached(progress: Round, before: Outcome, upto: bytes, so_far: Sequence[Outcome]) -> None:
@@ -193,5 +192,5 @@ def _payloads_reached(progress: Round, before: Outcome, upto: bytes, so_far: Seq
 def _record(progress: Round, part: Store, done: Outcome) -> None:
     """Write down that a part was covered, if all of it was (rule S4)."""
     if not done.undone and not progress.has_done(part):
-        covered = Interval(progress.first_undone(part), part.span[1])
+        covered = KeyRange(progress.first_undone(part), part.span.stop)
         progress.record([covered], done.untouchable)

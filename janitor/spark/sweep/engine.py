@@ -19,7 +19,6 @@ from functools import partial
 from itertools import zip_longest
 
 from janitor.law.policy import Reason
-from janitor.law.ranges import Range
 from janitor.report import Mode
 from janitor.run.deps import Deps
 from janitor.run.engine import Engine
@@ -36,13 +35,11 @@ from janitor.sweep.scan import Part
 from janitor.sweep.step import REPLANS, Job, ignore_reached, run_step
 from janitor.sweep.sweep import Divided, Runner
 from tms_core.errors import StoreUnavailable
-from tms_core.tables.base import Store
+from tms_core.tables.base import ALL_KEYS, Store
 from tms_core.tables.hbase.store import HBasePart
 from tms_core.tables.lease import Lease, LeaseRecord
 
 logger = logging.getLogger(__name__)
-
-_ALL = Range(b"", b"")
 
 #: Cuts a store into shares, each with the part of the driver's own store that stands for it.
 Cut = Callable[[Store], list[tuple[TaskShare, Store]]]
@@ -237,7 +234,7 @@ def cutter(access: Access, partitions: int | None) -> Cut:
 
     def cut(store: Store) -> list[tuple[TaskShare, Store]]:
         if access.is_leveldb:
-            messages, payloads = (cut_evenly(table, _ALL, partitions) for table in (store.message, store.payload))
+            messages, payloads = (cut_evenly(table, ALL_KEYS, partitions) for table in (store.message, store.payload))
             ranges = zip_longest(messages, payloads, fillvalue=NOTHING)
             return [
                 (TaskShare(at, None, *both), RangedStore(store, *([one] for one in both)))
@@ -245,10 +242,10 @@ def cutter(access: Access, partitions: int | None) -> Cut:
             ]
         parts = [(part.salt, part) for part in store.parts() if isinstance(part, HBasePart)]
         if parts:
-            return [(TaskShare(at, salt, _ALL, _ALL), part) for at, (salt, part) in enumerate(parts)]
+            return [(TaskShare(at, salt, ALL_KEYS, ALL_KEYS), part) for at, (salt, part) in enumerate(parts)]
         # A store's face for reading does not show its parts.
         nothing = RangedStore(store, (), ())
         with access.salted() as salted:
-            return [(TaskShare(at, salt, _ALL, _ALL), nothing) for at, (salt, _) in enumerate(salted)]
+            return [(TaskShare(at, salt, ALL_KEYS, ALL_KEYS), nothing) for at, (salt, _) in enumerate(salted)]
 
     return cut

@@ -16,7 +16,6 @@ from typing import Protocol
 
 from janitor.archive.folder import local_folder
 from janitor.archive.writer import ParquetArchive
-from janitor.law.ranges import Range
 from janitor.spark.access import Access
 from janitor.spark.session import plain_kind
 from janitor.spark.sweep.messages import Run, TaskResult, TaskShare, TaskSpec
@@ -36,7 +35,7 @@ from janitor.sweep.step import Job, run_step
 from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import Interrupted, LeaseLost, StoreError
-from tms_core.tables.base import Store
+from tms_core.tables.base import KeyRange, Store
 from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.read_only import read_only
 
@@ -159,8 +158,8 @@ class Finder:
         """Looking costs nothing."""
 
 
-def _around(keys: Sequence[bytes]) -> Range | None:
-    return Range(keys[0], keys[-1] + b"\x00") if keys else None
+def _around(keys: Sequence[bytes]) -> KeyRange | None:
+    return KeyRange(keys[0], keys[-1] + b"\x00") if keys else None
 
 
 def perform(ground: Ground, spec: TaskSpec, share: TaskShare, attempt: int) -> TaskResult:
