@@ -83,7 +83,7 @@ def is_whole(parts: Sequence[Store]) -> bool:
     return [part.span for part in parts] == [ALL_KEYS]
 
 
-class Progress(NamedTuple):
+class RoundProgress(NamedTuple):
     """How far a round has come.
 
     Attributes:
@@ -99,7 +99,7 @@ class Progress(NamedTuple):
     payloads_from: bytes = b""
 
 
-def go_on(state: State, run_id: str, now_ms: int, snapshot_ms: int) -> Progress:
+def go_on(state: State, run_id: str, now_ms: int, snapshot_ms: int) -> RoundProgress:
     """Begin a round, or go on with the one that is under way.
 
     Only evidence of runs of the same round counts, and none that rests on a snapshot newer than this run's.
@@ -115,14 +115,14 @@ def go_on(state: State, run_id: str, now_ms: int, snapshot_ms: int) -> Progress:
     note = state.note(ROUND)
     if note is None or not 0 <= now_ms - note["began_ms"] < ROUND_MS:
         state.save_note(ROUND, {"began_ms": now_ms, "runs": [run_id]})
-        return Progress(now_ms)
+        return RoundProgress(now_ms)
     known = [item for item in state.evidence() if item.run_id in note["runs"]]
     runs = sorted({item.run_id for item in known})
     state.save_note(ROUND, {**note, "runs": [*runs, run_id]})
     counting = [item for item in known if item.started_ms <= now_ms and item.snapshot_timestamp_ms <= snapshot_ms]
     done = tuple(KeyRange(item.start, item.stop) for item in counting)
     since_ms = min((item.started_ms for item in counting), default=None)
-    return Progress(note["began_ms"], done, since_ms, bytes.fromhex(note.get("payloads", "")))
+    return RoundProgress(note["began_ms"], done, since_ms, bytes.fromhex(note.get("payloads", "")))
 
 
 def save_payloads(state: State, run_id: str, upto: bytes) -> None:

@@ -1,7 +1,7 @@
 """What a pass knows before it begins: the moment, the transactions, every topic and how far it may go.
 
 All of it is gathered once and then only read, with one exception: a topic whose metadata moved is read again (rule
-S2). A plan and a run are given the same run context and so come to the same verdicts.
+S2). A plan and a run are given the same run context and so come to the same decisions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEAST_WINDOW_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The settings a verdict rests on.
+    """The settings that decisions on rows rest on.
 
     Attributes:
         hold_seconds: how long a frontier that jumps is held.
@@ -99,7 +99,7 @@ class RunContext:
             what they were may still be in another one, and the other way round.
         transactions: what is known of transactions.
         search_since_ms: from which publish time on message rows are searched for invalid pointers; None: not at all.
-        thorough: look also at what no rule speaks of, and at payloads of any pointer.
+        thorough: read also what no rule speaks of, and at payloads of any pointer.
         label: set on what an act would do if the store were adopted; None once it is.
         patterns: topics in scope; empty for all.
         limits: ranges a plan file allows; None without one.
@@ -216,7 +216,7 @@ class RunContext:
         if record is None or frontier.hold is not None or record.generation != topic.generation:
             return False
         if record.pending is not None or record.approved is not None:
-            return False  # somebody waits for it to be let go
+            return False  # an operator waits for it to be let go
         ttl_ms = topic.ttl_seconds * 1000
         window_ms = min(ttl_ms, max(LEAST_WINDOW_MS, ttl_ms // 100))
         return 0 <= frontier.cutoff.ms - record.cutoff_ms < window_ms

@@ -32,7 +32,7 @@ from janitor.sweep.context import RunContext
 from janitor.sweep.findings import failed
 from janitor.sweep.outcome import Outcome, unsure_of
 from janitor.sweep.scan import Part
-from janitor.sweep.step import REPLANS, Job, ignore_reached, run_step
+from janitor.sweep.step import REPLANS, StepJob, ignore_reached, run_step
 from janitor.sweep.sweep import Divided, Runner
 from tms_core.errors import StoreUnavailable
 from tms_core.tables.base import ALL_KEYS, Store
@@ -71,7 +71,9 @@ class Tasks:
         run = self._run_of(run_id, len(shares)) if mode == "apply" else None
         yield Divided([part for _, part in shares], partial(self._do, [share for share, _ in shares], run))
 
-    def _do(self, shares: Sequence[TaskShare], run: Run | None, jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
+    def _do(
+        self, shares: Sequence[TaskShare], run: Run | None, jobs: Sequence[StepJob]
+    ) -> Iterator[tuple[int, Outcome]]:
         """Have a step taken in all parts, and once more in topics that have moved meanwhile (rule S2)."""
         step, context = jobs[0].step, jobs[0].part.context
         outcomes = [Outcome() for _ in jobs]
@@ -168,7 +170,7 @@ def _guided(shares: Sequence[TaskShare], looking: Looking, needed: ExitStack) ->
     """Does jobs where there is something to do."""
     senders: list[Sender] = []
 
-    def run(jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
+    def run(jobs: Sequence[StepJob]) -> Iterator[tuple[int, Outcome]]:
         [job] = jobs
         if not _needs_looking(job):
             yield 0, run_step(job)
@@ -187,7 +189,7 @@ def _guided(shares: Sequence[TaskShare], looking: Looking, needed: ExitStack) ->
     return run
 
 
-def _needs_looking(job: Job) -> bool:
+def _needs_looking(job: StepJob) -> bool:
     """Whether there may be much to look at; what is due of messages lies in one range of each topic."""
     store = job.part.store
     if job.step == "invert":
@@ -195,7 +197,7 @@ def _needs_looking(job: Job) -> bool:
     return job.step == "payload" and store.payload.first(b"") is not None
 
 
-def _done_where_found(job: Job, seen: Outcome) -> Outcome:
+def _done_where_found(job: StepJob, seen: Outcome) -> Outcome:
     """Do a job where tasks have found something.
 
     What is taken is counted by the driver, who takes it; what stays is counted by the tasks, who saw all of it.

@@ -15,7 +15,7 @@ from janitor.control import values
 from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.context import RunContext
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.step import Job, StepName
+from janitor.sweep.step import StepJob, StepName
 from tms_core import errors
 from tms_core.errors import Interrupted
 from tms_core.tables.base import KeyRange, MetadataTable
@@ -29,7 +29,7 @@ class TaskShare:
         number: which of all.
         salt: under which its rows lie; None where there are no salts.
         messages, payloads: which keys.
-        since_ms, everything, failed: as of a job (:class:`~janitor.sweep.step.Job`).
+        since_ms, everything, failed: as of a job (:class:`~janitor.sweep.step.StepJob`).
     """
 
     number: int
@@ -40,7 +40,7 @@ class TaskShare:
     everything: bool = True
     failed: frozenset[bytes] = frozenset()
 
-    def informed(self, job: Job) -> TaskShare:
+    def informed(self, job: StepJob) -> TaskShare:
         """The same, with what is known by now."""
         return replace(self, since_ms=job.since_ms, everything=job.everything, failed=job.failed)
 

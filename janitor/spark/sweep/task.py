@@ -31,7 +31,7 @@ from janitor.sweep.outcome import NOTHING_DONE, Counted, Done, Outcome
 from janitor.sweep.permission import Permission
 from janitor.sweep.rate_limit import Pacer
 from janitor.sweep.scan import Part
-from janitor.sweep.step import Job, run_step
+from janitor.sweep.step import StepJob, run_step
 from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import Interrupted, LeaseLost, StoreError
@@ -220,7 +220,7 @@ def _step(spec: TaskSpec, share: TaskShare, store: Store, whole: Store, act: Act
     reread = set(spec.context.reread_topics)
     context = replace(spec.context, metadata=whole.metadata, reread_topics=reread)
     part = Part.of(store, context, spec.page_rows, act, whole=whole, replans=False)
-    job = Job(spec.step, part, share.failed, share.since_ms, share.everything, refers=not spec.finds)
+    job = StepJob(spec.step, part, share.failed, share.since_ms, share.everything, refers=not spec.finds)
     outcome = run_step(job)
     if outcome.ended is not None and not isinstance(outcome.ended, Interrupted):
         raise outcome.ended
