@@ -35,6 +35,7 @@ from janitor.run.questions import Inquiry, Options
 from janitor.state import decided
 from janitor.state.base import LedgerEntry, RunRecord, State
 from janitor.state.records import LINEAGE, RESTORED
+from janitor.state.topic_history import save_topics
 from janitor.sweep.booking import Booking
 from janitor.sweep.context import Terms, World, parse_or_none
 from janitor.sweep.executor import Keeper, Sweep
@@ -589,7 +590,7 @@ class Engine(Inquiry):
             StoreError: the store could not be read, or the state not written.
         """
         parsed = (parse_or_none(key, value) for key, value in self.store.metadata.rows())
-        figures.save_topics(self.state, [topic for topic in parsed if topic is not None])
+        save_topics(self.state, [topic for topic in parsed if topic is not None], self._clock.now_ms())
 
     def keep_house(self) -> None:
         """Forget what was remembered and archived for long enough, unless a guard doubts what time it is.
