@@ -14,7 +14,7 @@ from janitor.settings import LeaseSettings
 from janitor.state.base import State
 from tms_core.clock import Clock
 from tms_core.errors import LeaseHeld
-from tms_core.lease import Lease
+from tms_core.tables.lease import Lease
 
 logger = logging.getLogger(__name__)
 

@@ -32,12 +32,12 @@ from janitor.state.base import State
 from janitor.status.collect import Site
 from janitor.sweep.context import Terms
 from janitor.sweep.progress import Observer, tell_nobody
-from tms_core import logs
 from tms_core.clock import Clock, SystemClock
 from tms_core.consumers.positions import Floor, Positions
 from tms_core.errors import ConfigurationError, StoreBusy, StoreError
-from tms_core.lease import Lease
+from tms_core.logs.format import configure
 from tms_core.tables.base import Store
+from tms_core.tables.lease import Lease
 from tms_core.tables.read_only import read_only
 from tms_core.tables.side import Expiries, SideTable
 from tms_core.transaction.rpc.client import TransactionClient, source_of
@@ -353,5 +353,5 @@ def session() -> Session:
     context = click.get_current_context()
     found = cast(dict[str, Any], context.ensure_object(dict))
     common = cast(Common, found["common"])
-    logs.configure(common.log_format, sys.stderr)
+    configure(common.log_format, sys.stderr)
     return Session(common, found.get("clock") or SystemClock())

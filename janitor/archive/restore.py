@@ -32,7 +32,7 @@ from janitor.state.base import State
 from janitor.sweep.context import matches
 from janitor.sweep.transactions import TransactionView
 from tms_core.errors import ArchiveError, MetadataError, Refused, StoreError
-from tms_core.printable import duration
+from tms_core.logs.printable import duration
 from tms_core.rowkey import Cutoff, MessageKey, PayloadKey, java_abs, pointer_prefix, stop_key
 from tms_core.tables.base import KeyTable, MessageValue, Store
 from tms_core.topic import INT_MAX, TopicId, TopicMetadata

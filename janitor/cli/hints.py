@@ -11,7 +11,7 @@ from janitor.law.policy import Hold
 from janitor.report import Report
 from janitor.state.base import EVERYTHING
 from tms_core.errors import StoreBusy
-from tms_core.lease import LeaseRecord
+from tms_core.tables.lease import LeaseRecord
 
 #: Commands as errors and guards name them, which do not know the options that led to them.
 _BARE = re.compile(

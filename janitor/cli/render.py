@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +14,7 @@ from rich.text import Text
 
 from janitor.law.policy import Hold, Reason, Rule
 from janitor.report import COUNTED_REASONS, Report
+from tms_core.logs.printable import moment
 
 _RULES = {Rule.EXPIRED: "expired", Rule.OLD_GENERATION: "old generation", Rule.INVALID_TRANSACTION: "invert"}
 _REASONS = {
@@ -118,14 +118,6 @@ def grid(columns: Sequence[str], right: Sequence[int] = ()) -> Table:
 def styled(text: str, style: str) -> Text:
     """A cell with a colour."""
     return Text(text, style=style)
-
-
-def moment(ms: int) -> str:
-    """A time in UTC; the number itself where no calendar reaches."""
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (ValueError, OverflowError, OSError):
-        return f"{ms} ms"
 
 
 def size(count: int) -> str:

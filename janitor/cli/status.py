@@ -25,7 +25,7 @@ from janitor.status.health import Health, judge
 from janitor.status.status import Running, RunSummary, Status
 from tms_core.cli.outcome import DONE
 from tms_core.errors import StoreError, TmsError
-from tms_core.lease import LeaseRecord
+from tms_core.tables.lease import LeaseRecord
 
 _STYLES = {"well": "bold green", "attention": "bold yellow", "down": "bold red"}
 #: What monitoring plugins call each level, and their exit codes.

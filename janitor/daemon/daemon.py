@@ -33,7 +33,7 @@ from janitor.status.collect import Live, Site
 from janitor.status.status import Running, RunSummary, SnapshotFigures, Status
 from tms_core.clock import Clock
 from tms_core.errors import Halted, LeaseLost, TmsError
-from tms_core.lease import Lease
+from tms_core.tables.lease import Lease
 from tms_core.topic import TopicId
 
 #: How often the status is updated and the lease renewed, in seconds.

@@ -16,7 +16,7 @@ from janitor.law.policy import Delete, Row, Rule, decide
 from janitor.law.ranges import topic_stop
 from janitor.law.references import find_referenced, search_range, timeless_range
 from janitor.state.base import LedgerEntry, State
-from janitor.sweep.context import World, matches
+from janitor.sweep.context import RunContext, matches
 from janitor.sweep.transactions import pointer_state
 from tms_core.rowkey import GENERATION_BYTES, Cutoff, MessageId, MessageKey, PayloadKey, java_abs, stop_key
 from tms_core.tables.base import MessageValue, Store
@@ -34,12 +34,18 @@ _TAKING = frozenset({Rule.EXPIRED, Rule.OLD_GENERATION})
 
 
 def why(
-    store: Store, state: State, world: World, topic: TopicId, message_id: MessageId, now_ms: int, history_days: int
+    store: Store,
+    state: State,
+    context: RunContext,
+    topic: TopicId,
+    message_id: MessageId,
+    now_ms: int,
+    history_days: int,
 ) -> Why:
     """Which rule will take a message, when, and what holds it; or which run has taken it. Nothing is written.
 
     Args:
-        world: as a thorough plan judges, its topics loaded.
+        context: as a thorough plan judges, its topics loaded.
         now_ms: the moment of the question.
         history_days: how long the state keeps its ledger.
 
@@ -47,20 +53,20 @@ def why(
         StoreError: the store or the state could not be read.
     """
     strikes = state.strikes().get(topic)
-    ask = _Question(store, state, world, topic, message_id, strikes.probe_ms if strikes else None)
+    ask = _Question(store, state, context, topic, message_id, strikes.probe_ms if strikes else None)
     found, missing = ask.answer()
-    work = world.topics.get(topic.prefix)
+    work = context.topics.get(topic.prefix)
     return Why(
         topic,
         message_id,
         now_ms,
         work.topic.generation if work else None,
         work.topic.ttl_seconds if work else None,
-        world.unparsed.get(topic.prefix, ""),
+        context.unparsed.get(topic.prefix, ""),
         tuple(found),
         tuple(missing),
         remembered(state, now_ms, history_days),
-        tuple(pattern for pattern in world.paused if matches(topic, (pattern,))),
+        tuple(pattern for pattern in context.paused if matches(topic, (pattern,))),
     )
 
 
@@ -83,7 +89,7 @@ class _Question:
 
     store: Store
     state: State
-    world: World
+    context: RunContext
     topic: TopicId
     message_id: MessageId
     probe_ms: int | None
@@ -126,9 +132,9 @@ class _Question:
             generation=key.generation,
             time_ms=key.publish_ms,
             pointer=pointer,
-            transaction=pointer_state(pointer, self.world.transactions.snapshot) if value else "unreadable",
+            transaction=pointer_state(pointer, self.context.transactions.snapshot) if value else "unreadable",
             refers=pointer is not None and value is not None and value.payload is None,
-            fate=judge(self.world, Row("message", key, pointer), key, probe_ms=self.probe_ms),
+            fate=judge(self.context, Row("message", key, pointer), key, probe_ms=self.probe_ms),
             inverted=self._traces([key], {Rule.INVALID_TRANSACTION}) if pointer is not None and pointer < 0 else (),
         )
 
@@ -138,27 +144,27 @@ class _Question:
 
     def _payload(self, key: PayloadKey, message: Found) -> Found:
         row, referenced = Row("payload", key), not message.fate.doomed or self._is_referenced(key)
-        fate = judge(self.world, row, key, referenced=referenced, message=message.fate, probe_ms=self.probe_ms)
+        fate = judge(self.context, row, key, referenced=referenced, message=message.fate, probe_ms=self.probe_ms)
         return Found(
             table="payload",
             key=key.pack(),
             generation=key.generation,
             time_ms=key.write_ms,
             pointer=key.write_pointer,
-            transaction=pointer_state(key.write_pointer, self.world.transactions.snapshot),
+            transaction=pointer_state(key.write_pointer, self.context.transactions.snapshot),
             refers=False,
             fate=fate,
         )
 
     def _is_referenced(self, key: PayloadKey) -> bool:
         """Whether another message that stays refers to the row; looked for only where the law asks."""
-        work = self.world.topics.get(self.topic.prefix)
+        work = self.context.topics.get(self.topic.prefix)
         if work is None:
             return False
-        verdict = decide(Row("payload", key), work.topic, work.frontier, self.world.transactions, False, None)
+        verdict = decide(Row("payload", key), work.topic, work.frontier, self.context.transactions, False, None)
         if not isinstance(verdict, Delete):
             return False
-        since_ms, lifetime = work.frontier.cutoff.ms, self.world.terms.lifetime
+        since_ms, lifetime = work.frontier.cutoff.ms, self.context.terms.lifetime
         windows = (
             search_range(self.topic, key.generation, since_ms, [key], lifetime),
             timeless_range(self.topic, key.generation),

@@ -25,7 +25,7 @@ from janitor.run import guards, quarantine
 from janitor.run.prepare import Prepared, remember_snapshot
 from janitor.state.base import Claim, ClockAnchor, Evidence, FrontierRecord, State, StoreRecord, Strikes
 from janitor.sweep import transactions as txstate
-from janitor.sweep.context import Terms, TopicWork, World
+from janitor.sweep.context import RunContext, Terms, TopicWork
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.transactions import TxState
 from tms_core.errors import Interrupted
@@ -58,7 +58,7 @@ class Pass:
     running_ms: int
     calls: Counter[str]
     ready: Prepared
-    world: World
+    context: RunContext
     outcome: Outcome
     boundary: int | None = None
     round: Round | None = None
@@ -70,19 +70,19 @@ class Pass:
     @property
     def finished(self) -> bool:
         """Whether it came to every topic that is not put aside."""
-        return not (self.outcome.errors or self.world.patterns or self.outcome.withheld or self.halted)
+        return not (self.outcome.errors or self.context.patterns or self.outcome.withheld or self.halted)
 
     @property
     def complete(self) -> bool:
         """Whether it covered every topic (rule S4)."""
-        return self.finished and not self.world.has_aside
+        return self.finished and not self.context.has_aside
 
     @property
     def proves(self) -> bool:
         """Whether a part that it covers is evidence: a look at everything, under a snapshot, with nothing put aside."""
-        world = self.world
-        scoped = world.patterns or world.limits is not None
-        return world.thorough and self.ready.tx.usable is not None and not scoped and not world.has_aside
+        context = self.context
+        scoped = context.patterns or context.limits is not None
+        return context.thorough and self.ready.tx.usable is not None and not scoped and not context.has_aside
 
 
 def calls_made(current: Pass, store: Store) -> Counter[str]:
@@ -94,15 +94,15 @@ def calls_made(current: Pass, store: Store) -> Counter[str]:
 
 def notes_on_aside(current: Pass, state: State) -> list[GuardNote]:
     """What there is to say of topics in which nothing was changed."""
-    world = current.world
+    context = current.context
     notes = []
-    if world.paused:
-        patterns = ", ".join(sorted(world.paused))
+    if context.paused:
+        patterns = ", ".join(sorted(context.paused))
         notes.append(
             GuardNote("paused", False, f"nothing is changed in {patterns}, because it is paused: janitor resume")
         )
-    strikes = state.strikes() if world.quarantined else {}
-    for topic in sorted(set(world.quarantined) & set(strikes)):
+    strikes = state.strikes() if context.quarantined else {}
+    for topic in sorted(set(context.quarantined) & set(strikes)):
         record = strikes[topic]
         message = f"{topic} is passed by after {record.count} failures in a row, the last one: {record.error}"
         notes.append(GuardNote("quarantine", False, message))
@@ -111,7 +111,7 @@ def notes_on_aside(current: Pass, state: State) -> list[GuardNote]:
 
 def notes_on_consumers(current: Pass) -> list[GuardNote]:
     """For whom rows are held."""
-    consumers, seconds = current.world.consumers, current.world.terms.consumer_hold_seconds
+    consumers, seconds = current.context.consumers, current.context.terms.consumer_hold_seconds
     waiting = sorted(consumers.waiting.items()) if consumers is not None else ()
     notes = [
         GuardNote(
@@ -135,21 +135,21 @@ def begin_run(current: Pass, state: State, clocks: ClockAnchor, *, moves_frontie
     """
     conclude_apply(current, state, clocks)
     if moves_frontiers:
-        state.save_frontiers(_seen_jumps(current.world, state.frontiers()))
+        state.save_frontiers(_seen_jumps(current.context, state.frontiers()))
     if current.ready.tx.usable is not None:
         state.save_open_ids(current.ready.ids.open_ids())
 
 
-def _seen_jumps(world: World, present: Mapping[TopicId, FrontierRecord]) -> dict[TopicId, FrontierRecord]:
+def _seen_jumps(context: RunContext, present: Mapping[TopicId, FrontierRecord]) -> dict[TopicId, FrontierRecord]:
     """What changes by the sight of a topic's metadata: a jump begins to wait, or has been taken back meanwhile.
 
     A jump that has waited for long enough is remembered until all it lets go is gone.
     """
     changed = {}
-    for work in world.topics.values():
+    for work in context.topics.values():
         topic, hold, jump = work.topic.topic, work.frontier.hold, work.record.pending
         known = present.get(topic)
-        if not world.in_scope(topic.prefix) or hold not in (None, Hold.CONSUMER, Hold.FRONTIER, Hold.PROTECTED):
+        if not context.in_scope(topic.prefix) or hold not in (None, Hold.CONSUMER, Hold.FRONTIER, Hold.PROTECTED):
             continue
         if known is None:
             if jump is not None:
@@ -178,7 +178,7 @@ def begin_round(current: Pass, state: State, record: Record) -> Round:
     state.forget_open_ids(ids.gone)
     progress = rounds.go_on(state, current.id, now_ms, _usable(current).timestamp_ms)
     open_ids = txstate.searched(ids.open_ids(), progress.since_ms)
-    since_ms = txstate.search_since_ms(open_ids, current.world.terms.lifetime)
+    since_ms = txstate.search_since_ms(open_ids, current.context.terms.lifetime)
     return Round(progress.began_ms, record, progress.done, since_ms, payloads_from=progress.payloads_from)
 
 
@@ -215,9 +215,9 @@ def conclude_run(
         barred: why it may claim nothing (:func:`obstacles`).
     """
     _save_sight(current.ready, state, clocks)
-    ready, world = current.ready, current.world
-    done = {key: work for key, work in world.topics.items() if _is_done(current, key)}
-    state.save_frontiers(_applied(state, world, [work for work in done.values() if not work.waits]))
+    ready, context = current.ready, current.context
+    done = {key: work for key, work in context.topics.items() if _is_done(current, key)}
+    state.save_frontiers(_applied(state, context, [work for work in done.values() if not work.waits]))
     state.save_strikes(_strikes(current, state, [work.topic.topic for work in done.values() if not work.waits]))
     open_ids, started_ms = ready.ids.open_ids(), ready.now.wall_ms
     refuted = _refuted_meanwhile(current, state)
@@ -228,13 +228,13 @@ def conclude_run(
         open_ids = txstate.covered(open_ids, started_ms, finished_ms, terms.lifetime, settled_ms)
     state.save_open_ids(open_ids)
     state.forget_open_ids(ready.ids.gone)
-    if world.thorough:
+    if context.thorough:
         state.forget_closed_ids(ready.ids.left, started_ms - txstate.REMEMBER_CLOSED_MS)
     if proven:
         rounds.end(state)
         if not barred:
             _save_claim(current, state, terms, evidence)
-    if current.finished and world.thorough and not refuted:
+    if current.finished and context.thorough and not refuted:
         rounds.searched(state, rounds.refutation(state))
         state.save_last_thorough_ms(current.round.began_ms if current.round else started_ms)
         _stop_wanting(state, started_ms, finished_ms)
@@ -250,10 +250,10 @@ def _stop_wanting(state: State, started_ms: int, finished_ms: int) -> None:
 
 def _strikes(current: Pass, state: State, visited: list[TopicId]) -> dict[TopicId, Strikes | None]:
     """What changes in the records of failures. A topic without metadata has nothing left that could fail."""
-    world, known = current.world, state.strikes()
+    context, known = current.context, state.strikes()
     blamed = {key: error for key, error in current.outcome.failed.items() if key not in current.outcome.refused}
     failed = {topic: error for key, error in blamed.items() if (topic := TopicId.from_prefix(key)) is not None}
-    gone = {topic for topic in known if topic.prefix not in world.topics and _is_done(current, topic.prefix)}
+    gone = {topic for topic in known if topic.prefix not in context.topics and _is_done(current, topic.prefix)}
     written = {key.topic for key, entry in current.outcome.entries.items() if key.held is None and entry.rows}
     now_ms, write_failed = current.ready.now.wall_ms, current.outcome.write_failed
     return quarantine.judge(known, failed, gone.union(visited), written, now_ms, write_failed=write_failed)
@@ -261,18 +261,18 @@ def _strikes(current: Pass, state: State, visited: list[TopicId]) -> dict[TopicI
 
 def _is_done(current: Pass, key: bytes) -> bool:
     """Whether all was done in this topic that was to be."""
-    world = current.world
-    undone = key in current.outcome.failed or key in current.outcome.withheld or world.is_aside(key)
-    return world.in_scope(key) and not undone
+    context = current.context
+    undone = key in current.outcome.failed or key in current.outcome.withheld or context.is_aside(key)
+    return context.in_scope(key) and not undone
 
 
-def _applied(state: State, world: World, done: Iterable[TopicWork]) -> dict[TopicId, FrontierRecord]:
+def _applied(state: State, context: RunContext, done: Iterable[TopicWork]) -> dict[TopicId, FrontierRecord]:
     """The frontiers a run has reached, with approvals that were given while it ran."""
     present = state.frontiers()
     records = {}
     for work in done:
         topic, record = work.topic.topic, work.record
-        before, now = world.records.get(topic), present.get(topic)
+        before, now = context.records.get(topic), present.get(topic)
         if now is not None and now.approved is not None and (before is None or before.approved != now.approved):
             record = replace(record, approved=now.approved)
         records[topic] = record

@@ -7,7 +7,7 @@ a restart. Notes are small facts that the status page and the metrics show betwe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from janitor.law.policy import Hold, Rule
@@ -44,14 +44,14 @@ def save(state: State, current: Pass, report: Report, result: str, calls: Mappin
         _save_plan(state, current, report)
     if current.mode == "plan" or current.ready.stopped or current.halted is not None:
         return
-    found = (work.topic for _, work in sorted(current.world.topics.items()))
+    found = (work.topic for _, work in sorted(current.context.topics.items()))
     save_topics(state, found, current.ready.now.wall_ms)
     if result == "done":
         finished_ms = report.effective_now_ms
         state.save_note("success_ms", {"message": finished_ms, "payload": finished_ms})
-    if current.world.limits is not None:
+    if current.context.limits is not None:
         return  # a plan file says nothing of what else is due
-    if report.thorough and not current.world.patterns:
+    if report.thorough and not current.context.patterns:
         state.save_note("kept", report.to_json()["totals"]["kept"])
     state.save_note("overdue", _overdue(state.note("overdue") or [], current, report))
 
@@ -136,10 +136,10 @@ def _overdue(known: list[dict[str, Any]], current: Pass, report: Report) -> list
     """What is due and stayed: as this run counted it, or as an earlier one did where this one had no reason to."""
     counted = [(key, entry) for key, entry in report.entries.items() if _is_overdue(key, entry)]
     topics = {(key.topic.namespace, key.topic.topic) for key, _ in counted}
-    world = current.world
+    context = current.context
     unseen = {
         (work.topic.topic.namespace, work.topic.topic.topic)
-        for key, work in world.topics.items()
+        for key, work in context.topics.items()
         if not (work.counts_held and _was_seen(current, key))
     }
     kept = [item for item in known if (item["tms_namespace"], item["topic"]) in unseen - topics]
@@ -148,9 +148,9 @@ def _overdue(known: list[dict[str, Any]], current: Pass, report: Report) -> list
 
 def _was_seen(current: Pass, key: bytes) -> bool:
     """Whether the run came to the topic's end, where it had any reason to; paused ones only thorough passes read."""
-    world = current.world
-    left = key in current.outcome.failed or key in current.outcome.withheld or world.is_quarantined(key)
-    return world.in_scope(key) and not left and (world.thorough or not world.is_paused(key))
+    context = current.context
+    left = key in current.outcome.failed or key in current.outcome.withheld or context.is_quarantined(key)
+    return context.in_scope(key) and not left and (context.thorough or not context.is_paused(key))
 
 
 def _is_overdue(key: EntryKey, entry: Entry) -> bool:

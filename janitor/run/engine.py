@@ -37,7 +37,7 @@ from janitor.state.base import LedgerEntry, RunRecord, State
 from janitor.state.records import LINEAGE, RESTORED
 from janitor.state.topic_history import save_topics
 from janitor.sweep.booking import Booking
-from janitor.sweep.context import Terms, World, parse_or_none
+from janitor.sweep.context import RunContext, Terms, parse_or_none
 from janitor.sweep.executor import Keeper, Sweep
 from janitor.sweep.ledger import KEPT_ENTRIES, Ledger
 from janitor.sweep.outcome import covers, ledger_entries
@@ -55,8 +55,8 @@ from tms_core.errors import (
     StoreBusy,
     StoreError,
 )
-from tms_core.lease import Lease
 from tms_core.tables.base import Store
+from tms_core.tables.lease import Lease
 from tms_core.topic import TopicId
 from tms_core.transaction.source.source import SnapshotSource
 
@@ -162,12 +162,12 @@ class Engine(Inquiry):
         for note in ready.notes:
             if not clock and note.tripped and note.guard == "clock":
                 raise GuardTripped(f"Nothing was approved: {note.message}.")
-        world = self._world(ready, thorough=False, patterns=patterns)
-        world.load_topics()
+        context = self._context(ready, thorough=False, patterns=patterns)
+        context.load_topics()
         held = {
             work.topic.topic: frontier.approve(work.record, work.topic)
-            for work in world.topics.values()
-            if patterns and work.frontier.hold is Hold.FRONTIER and world.in_scope(work.topic.topic.prefix)
+            for work in context.topics.values()
+            if patterns and work.frontier.hold is Hold.FRONTIER and context.in_scope(work.topic.topic.prefix)
         }
         with self.state.transaction():
             self.state.save_frontiers(held)
@@ -239,8 +239,8 @@ class Engine(Inquiry):
             if adopt and ready.unknown:
                 ready, _ = self._adopt(ready)
             thorough = self._thorough_is_due(ready)
-            world = self._world(ready, thorough=thorough, patterns=patterns, patient=patient and not thorough)
-            return self._sweep(ready, world, moves_frontiers=True)
+            context = self._context(ready, thorough=thorough, patterns=patterns, patient=patient and not thorough)
+            return self._sweep(ready, context, moves_frontiers=True)
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
         """Carry out a plan file: at most what it shows, and nothing the law no longer allows.
@@ -251,15 +251,15 @@ class Engine(Inquiry):
         """
         with self._turn:
             ready = self._prepare()
-            present = self._world(ready, thorough=True)
+            present = self._context(ready, thorough=True)
             present.load_topics()
             wanted.check(ready.record.mark, self.terms, present)
             if adopt and ready.unknown:
                 ready, _ = self._adopt(ready)
             now = replace(ready.now, wall_ms=min(ready.now.wall_ms, wanted.effective_now_ms))
             ready = replace(ready, now=now)
-            world = self._world(ready, thorough=True, limits=wanted.limits)
-            return self._sweep(ready, world, moves_frontiers=False)
+            context = self._context(ready, thorough=True, limits=wanted.limits)
+            return self._sweep(ready, context, moves_frontiers=False)
 
     def at_work(self) -> bool:
         """Whether a run, or a decision that excludes one, is under way in another thread."""
@@ -326,8 +326,8 @@ class Engine(Inquiry):
         if (self._lease is None or self._lease.held) and self.state.unfinished_runs():
             self.recover()
 
-    def _sweep(self, ready: Prepared, world: World, *, moves_frontiers: bool) -> Report:
-        current = self._begin("apply", ready, world)
+    def _sweep(self, ready: Prepared, context: RunContext, *, moves_frontiers: bool) -> Report:
+        current = self._begin("apply", ready, context)
         usable = ready.tx.usable
         ledger = Ledger(self.state, self._clock, current.id, usable.timestamp_ms if usable else None)
         self._recover_if_needed()
@@ -378,13 +378,13 @@ class Engine(Inquiry):
             self.state.clear_intents()
 
     def _sweep_store(self, current: Pass, ledger: Ledger, moves_frontiers: bool) -> None:
-        current.world.load_topics()
+        current.context.load_topics()
         with self._as_its_holder(), self.state.transaction():
             self._check_lease()
             conclude.begin_run(current, self.state, guards.read_clocks(self._clock), moves_frontiers=moves_frontiers)
         permission = Permission(self.state, self._lease, self._clock, current.id, self._halted)
         pacer = Pacer(self._rows_per_second, self._clock, permission.alive)
-        keeper = self._archive.begin(current.id, current.world.transactions) if self._archive else None
+        keeper = self._archive.begin(current.id, current.context.transactions) if self._archive else None
         booking = Booking(partial(figures.book, self.state, current.id), self._clock)
         sweep = Sweep(self.store.metadata, permission, pacer, ledger, keeper, self._observer, booking)
         self._walk(current, sweep, partial(self._begin_round, current) if current.proves else None)
@@ -557,9 +557,9 @@ class Engine(Inquiry):
 
     def _adopt(self, ready: Prepared, once_for: str | None = None) -> tuple[Prepared, list[TopicId]]:
         lineage = self.store.lineage()
-        world = self._world(ready, thorough=False, label=Hold.FIRST_CONTACT)
-        world.load_topics()
-        topics = {work.topic.topic: work.record for work in world.topics.values()}
+        context = self._context(ready, thorough=False, label=Hold.FIRST_CONTACT)
+        context.load_topics()
+        topics = {work.topic.topic: work.record for work in context.topics.values()}
         record = ready.record
         if ready.adopted and ready.first_contact:
             # Another transaction system: what is known of open ids and claims is about the former one's.

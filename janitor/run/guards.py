@@ -1,6 +1,6 @@
 """What stops a run before its first write: a clock that jumped, or a store that is not the one we know.
 
-A janitor judges by the clock and by its memory. If either belongs to another world, everything looks old. Wall clocks
+A janitor judges by the clock and by its memory. If either is wrong, everything looks old. Wall clocks
 are checked against something that does not step: this machine's running time, remembered between runs, and where the
 memory is kept on a cluster against the clock there, since the last run may have been on another machine (rule S7). The
 timestamps in rows and snapshots are no clock, since their writers choose them; a snapshot's can only show that ours
@@ -18,7 +18,7 @@ from janitor.report import GuardNote
 from janitor.state.base import UNKNOWN_MS, ClockAnchor, KnownIds, State, StoreRecord
 from janitor.state.records import LINEAGE, RESTORED
 from tms_core.clock import Clock
-from tms_core.printable import duration
+from tms_core.logs.printable import duration
 from tms_core.tables.base import Store
 from tms_core.transaction.model import VisibilityState
 

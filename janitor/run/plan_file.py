@@ -17,7 +17,7 @@ from typing import Any
 from janitor.law.policy import Hold, Rule
 from janitor.law.ranges import Range, Span, intersect, message_spans, payload_spans
 from janitor.report import DataTable, EntryKey, Report
-from janitor.sweep.context import Limits, Terms, TopicWork, World
+from janitor.sweep.context import Limits, RunContext, Terms, TopicWork
 from janitor.sweep.outcome import Outcome
 from tms_core.errors import ConfigurationError, PlanRefused, StoreError
 from tms_core.rowkey import generation_prefix
@@ -45,7 +45,7 @@ class PlanFile:
     topics: Mapping[TopicId, tuple[int, int]]
     limits: Limits
 
-    def check(self, store_id: str, terms: Terms, world: World) -> None:
+    def check(self, store_id: str, terms: Terms, context: RunContext) -> None:
         """Compare with the present.
 
         Raises:
@@ -58,10 +58,10 @@ class PlanFile:
         if moved:
             raise _refused(f"the settings it rests on have moved: {', '.join(moved)}")
         for topic, (generation, ttl_seconds) in self.topics.items():
-            self._check_topic(topic, generation, ttl_seconds, world)
+            self._check_topic(topic, generation, ttl_seconds, context)
 
-    def _check_topic(self, topic: TopicId, generation: int, ttl_seconds: int, world: World) -> None:
-        work = world.topics.get(topic.prefix)
+    def _check_topic(self, topic: TopicId, generation: int, ttl_seconds: int, context: RunContext) -> None:
+        work = context.topics.get(topic.prefix)
         if work is None:
             raise _refused(f"topic {topic} has no readable metadata any more")
         if work.topic.generation != generation:
@@ -71,12 +71,12 @@ class PlanFile:
 
 
 def document(
-    report: Report, outcome: Outcome, world: World, *, store_id: str, digest: str, what_if: bool
+    report: Report, outcome: Outcome, context: RunContext, *, store_id: str, digest: str, what_if: bool
 ) -> dict[str, Any]:
     """A plan file's contents."""
     found = report.to_json()
     for item, (key, _) in zip(found["topics"], report.sorted_entries(), strict=True):
-        work = world.topics.get(key.topic.prefix)
+        work = context.topics.get(key.topic.prefix)
         item["metadata"] = work and {"generation": work.topic.generation, "ttl_seconds": work.topic.ttl_seconds}
         item["ranges"] = [
             {"start": r.start.hex(), "stop": r.stop.hex()} for r in [*_ranges(key, work), *_early(key, outcome)]
@@ -86,7 +86,7 @@ def document(
     found["format"] = FORMAT
     found["store_id"] = store_id
     found["config_digest"] = digest
-    found["terms"] = describe_terms(world.terms)
+    found["terms"] = describe_terms(context.terms)
     found["what_if"] = what_if
     found["sha256"] = checksum(found)
     return found

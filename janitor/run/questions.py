@@ -44,7 +44,7 @@ from janitor.run.unrecognised import UnrecognisedRows
 from janitor.state.base import Claim, State
 from janitor.sweep import transactions as txstate
 from janitor.sweep.consumer_holds import ConsumerHolds
-from janitor.sweep.context import Limits, Terms, World, nobody_knows
+from janitor.sweep.context import Limits, RunContext, Terms, nobody_knows
 from janitor.sweep.executor import Preview
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.permission import never
@@ -166,7 +166,7 @@ class Inquiry:
             # A frequent run searches less, and would leave some of it for a day.
             self.state.save_note(rounds.WANTED, current.ready.now.wall_ms)
         document = plan.document(
-            report, current.outcome, current.world, store_id=store_id, digest=digest, what_if=what_if
+            report, current.outcome, current.context, store_id=store_id, digest=digest, what_if=what_if
         )
         return Planned(report, document)
 
@@ -189,10 +189,10 @@ class Inquiry:
         """
         ready = self._prepare()
         label = Hold.FIRST_CONTACT if ready.first_contact else None
-        world = self._world(ready, thorough=True, patterns=(str(topic),), label=label)
-        world.load_topics()
+        context = self._context(ready, thorough=True, patterns=(str(topic),), label=label)
+        context.load_topics()
         history_days = self._history_ms // 86_400_000
-        return why(self.store, self.state, world, topic, message_id, ready.now.wall_ms, history_days)
+        return why(self.store, self.state, context, topic, message_id, ready.now.wall_ms, history_days)
 
     def boundary(self) -> tuple[Claim | None, Boundary]:
         """The claim last made, and what would hold one back that were made now.
@@ -286,7 +286,7 @@ class Inquiry:
         now_ms, evidence = self._clock.now_ms(), self.state.evidence()
         return claim if boundary.in_force(claim, evidence, now_ms, self.terms.lifetime) else None
 
-    def _world(
+    def _context(
         self,
         ready: Prepared,
         *,
@@ -295,12 +295,12 @@ class Inquiry:
         label: Hold | None = None,
         limits: Limits | None = None,
         patient: bool = False,
-    ) -> World:
+    ) -> RunContext:
         usable = ready.tx.usable
         since_ms = None
         if usable is not None and len(usable.invalid):
             since_ms = 0 if thorough else txstate.search_since_ms(ready.ids.open_ids(), self.terms.lifetime)
-        return World(
+        return RunContext(
             now=ready.now if label is Hold.FIRST_CONTACT else ready.measured,
             now_ms=ready.now.wall_ms,
             metadata=self.store.metadata,
@@ -327,25 +327,25 @@ class Inquiry:
     def _intend(self, ready: Prepared, patterns: tuple[str, ...], *, thorough: bool) -> Pass:
         """A plan that has yet to look."""
         label = Hold.FIRST_CONTACT if ready.first_contact else None
-        current = self._begin("plan", ready, self._world(ready, thorough=thorough, patterns=patterns, label=label))
+        current = self._begin("plan", ready, self._context(ready, thorough=thorough, patterns=patterns, label=label))
         claim = self._claim(ready)
         current.boundary = claim.bound if claim else None
         return current
 
     def _foresee(self, current: Pass) -> Report:
         """Look, and change nothing."""
-        current.world.load_topics()
+        current.context.load_topics()
         self._walk(current, Preview(self._stop_if_halted, self._observer))
         if current.halted is not None:
             raise current.halted
         return self._report(current)
 
-    def _begin(self, mode: Mode, ready: Prepared, world: World) -> Pass:
+    def _begin(self, mode: Mode, ready: Prepared, context: RunContext) -> Pass:
         started_ms = self._clock.now_ms()
         run_id = f"{started_ms}-{self._token_hex(4)}"
         calls, refuted = Counter(self.store.calls), rounds.refutation(self.state)
         return Pass(
-            run_id, mode, started_ms, self._clock.running_ms(), calls, ready, world, Outcome(), refutation=refuted
+            run_id, mode, started_ms, self._clock.running_ms(), calls, ready, context, Outcome(), refutation=refuted
         )
 
     def _walk(self, current: Pass, act: Act, begin_round: Callable[[Sequence[Store]], Round] | None = None) -> None:
@@ -357,9 +357,9 @@ class Inquiry:
         planned = self._expiries if current.mode == "plan" else None
 
         def part_of(store: Store) -> Part:
-            return Part.of(store, current.world, self._batch_rows, act, whole=self.store, planned=planned)
+            return Part.of(store, current.context, self._batch_rows, act, whole=self.store, planned=planned)
 
-        with self._division.begin(current.id, current.mode, self.store, current.world) as (stores, run):
+        with self._division.begin(current.id, current.mode, self.store, current.context) as (stores, run):
             parts = [part_of(store) for store in stores]
             over = Over(part_of(self.store), parts, self._expiries, begin_round, partial(self._phase, current))
             current.outcome += sweep_store(over, run)
@@ -393,7 +393,7 @@ class Inquiry:
         if ready.tx.problem is not None:
             notes.append(GuardNote("snapshot", False, ready.tx.message))
         notes += [GuardNote("snapshot", False, f"passed over {item}") for item in ready.tx.rejected]
-        notes += [GuardNote("metadata", False, message) for message in current.world.unparsed.values()]
+        notes += [GuardNote("metadata", False, message) for message in current.context.unparsed.values()]
         notes += current.notes
         return Report(
             id=current.id,
@@ -410,6 +410,6 @@ class Inquiry:
             seeks_spared=outcome.seeks_spared,
             duration_seconds=(self._clock.running_ms() - current.running_ms) / 1000,
             phase_seconds=outcome.phase_seconds,
-            thorough=current.world.thorough,
+            thorough=current.context.thorough,
             truncated=current.truncated,
         )

@@ -3,7 +3,7 @@
 What travels to executors are settings, never connections. On LevelDB each task opens a clone of its own (rule S5): a
 folder can be open in one process only, and hard links cost next to nothing. On HBase each task has its own connections.
 
-The trade on LevelDB: nobody may hold the store while tasks clone it, and each task sees it as it was when it began.
+The trade on LevelDB: no process may hold the store while tasks clone it, and each task sees it as it was when it began.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Access:
         """The store's contents, with nothing that could write (rule S5).
 
         Raises:
-            StoreBusy: somebody has the LevelDB store open.
+            StoreBusy: another process has the LevelDB store open.
             StoreError: there is none, or it does not answer.
         """
         if self.is_leveldb:
@@ -103,7 +103,7 @@ class Access:
         To be opened after the store, so that it knows of every message that is in it.
 
         Raises:
-            StoreBusy: somebody has the LevelDB store open.
+            StoreBusy: another process has the LevelDB store open.
             StoreError: it cannot be read.
         """
         with ExitStack() as stack:

@@ -1,11 +1,11 @@
 """A Spark session for the janitor's commands, and the border where Spark's errors become sentences.
 
-What goes wrong on Spark comes back as a stack of two languages. The sentence somebody can act on is in it, if the error
+What goes wrong on Spark comes back as a stack of two languages. The sentence one can act on is in it, if the error
 was one of ours: every one ends a Python traceback by its name and message. So the border looks for that line, raises
 the same error here, and shows the line with Spark's own reason only where there is none.
 
-A session of ours therefore keeps Spark's log to itself, where the same stack would stand a second time; whoever wants
-to read it names a folder with a configuration of their own.
+A session of ours therefore keeps Spark's log to itself, where the same stack would stand a second time; to
+read it, name a folder with a configuration of your own.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _OURS = re.compile(r"^((?:tms_core|janitor)(?:\.\w+)+)\.(\w+): (.+)$", re.MULTIL
 #: How a traceback of Python's ends, and how Java says what came of what.
 _RAISED = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt): .+)$", re.MULTILINE)
 _CAUSED = re.compile(r"^(?:Caused by: |: )(?:[\w$]+\.)+([\w$]+: .+)$", re.MULTILINE)
-#: Where Spark Connect and a master of Spark's own listen, where nobody says another port.
+#: Where Spark Connect and a master of Spark's own listen, where no other port is given.
 _PORTS = {"sc": 15002, "spark": 7077}
 #: How long one of them may take to answer, in seconds; Spark itself would try for minutes.
 _ANSWER_SECONDS = 10
-#: How often whoever waits for Spark looks after other things, in seconds.
+#: How often the thread that waits for Spark looks after other things, in seconds.
 LOOK_SECONDS = 1.0
 _INSTALL = "Install tms-janitor[spark]."
 _JDK = "Install a JDK 17 (apt-get install openjdk-17-jdk-headless) and let JAVA_HOME or PATH name it."
@@ -165,7 +165,7 @@ def attended(spark: SparkSession, work: Callable[[], T], alive: Callable[[], Non
 
     Raises:
         Interrupted: what ``alive`` raised.
-        KeyboardInterrupt: somebody pressed Ctrl-C, or ended it likewise.
+        KeyboardInterrupt: Ctrl-C was pressed, or the process was told to end.
     """
     with ThreadPoolExecutor(1, "spark") as thread:
         future = thread.submit(work)
@@ -180,10 +180,10 @@ def attended(spark: SparkSession, work: Callable[[], T], alive: Callable[[], Non
 
 
 def require_answer(master: str) -> None:
-    """Make sure that somebody listens where a cluster is said to be, where that is known by its name.
+    """Make sure that a program listens at the address of a cluster, where the name of the master has one.
 
     Raises:
-        TmsError: nobody does.
+        TmsError: none does.
     """
     scheme, _, rest = master.partition("://")
     if scheme not in _PORTS:
@@ -221,7 +221,7 @@ def _environment(master: str, environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def _wanted_log_level() -> str:
-    """What whoever submitted this wants Spark to log; nothing, where nobody says."""
+    """The log level that Spark was submitted with; empty where none was given."""
     from pyspark import SparkConf  # noqa: PLC0415
 
     return str(SparkConf().get("spark.log.level", "FATAL"))

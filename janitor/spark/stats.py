@@ -4,7 +4,7 @@ One pass over each table, and one join of the two: which payloads no message ref
 payloads that are gone, can be told from neither table alone. The join also settles what the law leaves open of a
 payload row (``candidate``, rule L5).
 
-The trade against ``janitor plan``: everything is read, also what nobody wants to delete, and in return everything is
+The trade against ``janitor plan``: everything is read, also what is not to be deleted, and in return everything is
 known of it. Nothing is held back by a frontier here: these are the law's figures, not a run's.
 """
 

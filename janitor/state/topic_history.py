@@ -88,7 +88,9 @@ def save_sizes(state: State, counts: Mapping[TopicId, TopicCount]) -> None:
     kept = {}
     for topic, count in largest:
         former = [Size(*row) for row in known.get(str(topic), ())]
-        kept[str(topic)] = [list(size) for size in thinned(former, Size(count.counted_ms, count.messages, count.size_bytes))]
+        kept[str(topic)] = [
+            list(size) for size in thinned(former, Size(count.counted_ms, count.messages, count.size_bytes))
+        ]
     if kept != known:
         state.save_note(_SIZES_NOTE, kept)
 

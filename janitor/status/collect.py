@@ -38,7 +38,8 @@ from janitor.status.status import (
 )
 from janitor.sweep.context import Terms, matches
 from tms_core.clock import Clock
-from tms_core.lease import LeaseRecord
+from tms_core.logs.printable import duration, moment
+from tms_core.tables.lease import LeaseRecord
 from tms_core.topic import TopicId
 from tms_core.transaction.model import transaction_ms
 

@@ -1,7 +1,7 @@
 """What a pass knows before it begins: the moment, the transactions, every topic and how far it may go.
 
 All of it is gathered once and then only read, with one exception: a topic whose metadata moved is read again (rule
-S2). A plan and a run are given the same world and so come to the same verdicts.
+S2). A plan and a run are given the same run context and so come to the same verdicts.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def nobody_knows(_: TopicMetadata) -> bool:
 
 
 @dataclass(slots=True)
-class World:
+class RunContext:
     """Everything a pass judges by.
 
     Attributes:

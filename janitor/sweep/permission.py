@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from janitor.state.base import Pause, State
 from tms_core.clock import Clock
 from tms_core.errors import Halted, MemoryFailed, StoreError
-from tms_core.lease import Lease
+from tms_core.tables.lease import Lease
 from tms_core.topic import TopicId
 
 #: How often a run's heartbeat is written, in milliseconds of running time.

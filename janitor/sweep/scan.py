@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from janitor.law.policy import Delete, Hold, Keep, Reason, Row, decide
 from janitor.law.ranges import Span, intersect, topic_stop
 from janitor.report import DataTable
-from janitor.sweep.context import TopicWork, World
+from janitor.sweep.context import RunContext, TopicWork
 from janitor.sweep.findings import Batch, Due, Failed, Finding, Kept, Reached, Read, Unreadable, foreign
 from janitor.sweep.outcome import Counted, Done, Outcome
 from janitor.sweep.permission import Withheld
@@ -140,7 +140,7 @@ class Part:
 
     store: Store
     whole: Store
-    context: World
+    context: RunContext
     page_rows: int
     act: Act
     messages: CellsAhead
@@ -152,7 +152,7 @@ class Part:
     def of(
         cls,
         store: Store,
-        context: World,
+        context: RunContext,
         page_rows: int,
         act: Act,
         *,

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, Protocol
 from janitor.boundary.coverage import Round, is_whole
 from janitor.law.intervals import Interval
 from janitor.report import Mode
-from janitor.sweep.context import World
+from janitor.sweep.context import RunContext
 from janitor.sweep.inversions import NOT_COVERED, Covered, inversions
 from janitor.sweep.message_ttls import message_ttls
 from janitor.sweep.messages import messages
@@ -85,7 +85,7 @@ class Divided(NamedTuple):
 class Division(Protocol):
     """In which parts a pass goes over a store, and who does its jobs."""
 
-    def begin(self, run_id: str, mode: Mode, store: Store, context: World) -> AbstractContextManager[Divided]:
+    def begin(self, run_id: str, mode: Mode, store: Store, context: RunContext) -> AbstractContextManager[Divided]:
         """Divide one pass; what is given out works as long as the block runs."""
         ...
 
@@ -101,7 +101,7 @@ class Threads:
     workers: int = 1
 
     @contextmanager
-    def begin(self, run_id: str, mode: Mode, store: Store, context: World) -> Iterator[Divided]:
+    def begin(self, run_id: str, mode: Mode, store: Store, context: RunContext) -> Iterator[Divided]:
         yield Divided(store.parts(), self._run)
 
     def _run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:

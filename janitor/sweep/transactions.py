@@ -21,7 +21,7 @@ from janitor.law.references import Lifetime
 from janitor.report import SnapshotUsed
 from janitor.state.base import KnownIds, OpenIdRecord
 from tms_core.errors import NoSnapshot, SnapshotError
-from tms_core.printable import duration
+from tms_core.logs.printable import duration
 from tms_core.transaction.model import VisibilityState, transaction_ms
 from tms_core.transaction.source.source import SnapshotSource
 

@@ -22,8 +22,8 @@ from tests.cluster.plane import until
 from tests.cluster.relay import Relay, connect_to
 from tests.cluster.release import JOBS, WAITING, Release
 from tms_core.clock import SystemClock
-from tms_core.lease import Lease
 from tms_core.settings.models import HBaseSettings
+from tms_core.tables.lease import Lease
 
 #: When runs begin by themselves.
 NEVER, ALWAYS = "0 0 29 2 *", "* * * * *"

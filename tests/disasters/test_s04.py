@@ -33,9 +33,9 @@ from tests.builders import (
 )
 from tests.disasters.spy import LevelDBSpy
 from tms_core.errors import NoSnapshot, StoreError
-from tms_core.lease import Lease
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.lease import Lease
 from tms_core.tables.leveldb.layout import FOLDERS
 from tms_core.tables.leveldb.store import LevelDBStore
 

@@ -27,8 +27,8 @@ from tests.builders import (
     watch,
 )
 from tms_core.errors import LeaseHeld
-from tms_core.lease import Lease, LeaseRecord
 from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.memory import MemoryStore
 
 LEASE_SECONDS = 60

@@ -14,8 +14,8 @@ from janitor.sweep.permission import HEARTBEAT_MS
 from tests.builders import HOUR, MINUTE, NOW_MS, Call, Topic, janitor, pointer, topic, watch, watch_state
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, StoreBusy, StoreError
-from tms_core.lease import WALL_ALLOWANCE_MS, Lease, LeaseRecord
 from tms_core.tables.base import Store
+from tms_core.tables.lease import WALL_ALLOWANCE_MS, Lease, LeaseRecord
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 

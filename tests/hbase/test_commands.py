@@ -16,8 +16,8 @@ from tests.builders import DAY, HOUR, MINUTE, NOW_MS, topic
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 from tms_core.clock import ManualClock
-from tms_core.lease import Lease
 from tms_core.tables.hbase.store import HBaseStore
+from tms_core.tables.lease import Lease
 
 Run = Callable[..., Any]
 

@@ -37,9 +37,9 @@ from tests.janitor.state.entries import TOPIC, entry
 from tests.support import require_or_skip
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreBusy, StoreError, StoreNotFound
-from tms_core.lease import Lease
 from tms_core.tables.hbase.pool import Connection
 from tms_core.tables.hbase.thrift import ConnectionLost, ThriftTimeout
+from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
 

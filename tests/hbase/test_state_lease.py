@@ -27,9 +27,9 @@ from tests.builders import DAY, HOUR, MINUTE, NOW_MS, janitor, pointer, topic
 from tests.hbase.tables import Tables
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, StoreBusy
-from tms_core.lease import Lease
 from tms_core.tables.hbase.cells import HBaseMessageTable, HBaseTable
 from tms_core.tables.hbase.store import HBaseStore
+from tms_core.tables.lease import Lease
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60

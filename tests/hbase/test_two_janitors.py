@@ -30,9 +30,9 @@ from janitor.state.hbase.table import JanitorTable
 from tests.builders import DAY, HOUR, MINUTE, Topic, pointer, topic
 from tests.hbase.tables import Tables
 from tests.support import require_or_skip
-from tms_core import lease
-from tms_core.lease import LeaseRecord
+from tms_core.tables import lease
 from tms_core.tables.hbase.cells import HBaseMessageTable, HBaseTable
+from tms_core.tables.lease import LeaseRecord
 from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot, VisibilityState
 

@@ -11,7 +11,7 @@ from janitor.status.collect import SILENT_MS, Site, collect
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, janitor, topic, watch, watch_state
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
-from tms_core.lease import Lease
+from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
 

@@ -234,7 +234,9 @@ def test_given_all_tokens_taken_away_when_looked_at_then_nobody_is_let_in_until_
         clock.advance(1000)
         with pytest.raises(Unauthorized):
             gate.principal(bearer(ADA))
-    assert [record.levelno for record in caplog.records if "nobody is let in" in record.message] == [logging.WARNING]
+    assert [record.levelno for record in caplog.records if "every request is refused" in record.message] == [
+        logging.WARNING
+    ]
     write(file, ("ada", ADA))
     clock.advance(1000)
     assert gate.principal(bearer(ADA)) == "ada"

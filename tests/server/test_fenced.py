@@ -9,7 +9,7 @@ import pytest
 
 from tests.builders import NOW_MS, SECOND, pointer
 from tests.server.test_leadership import DELAY_SECONDS, SECONDS, Node
-from tests.test_lease import Cell
+from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, StoreUnavailable, Unavailable
 from tms_core.messaging.ids import position

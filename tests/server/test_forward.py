@@ -19,7 +19,7 @@ from tests.builders import NOW_MS
 from tests.server.client import PATIENCE_SECONDS, Client, TopicClient
 from tests.server.conftest import JSON_POLL_LIMIT, MAX_REQUEST_BYTES, Serving, serving
 from tests.server.test_leadership import Node
-from tests.test_lease import Cell
+from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
 from tms_core.messaging.service import MessagingService
 from tms_core.server.app import make_app

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from tests.builders import NOW_MS, SECOND
 from tms_core.clock import ManualClock
-from tms_core.lease import LeaseRecord
 from tms_core.messaging.ids import POSITIONS, position, tail
 from tms_core.rowkey import generation_prefix
 from tms_core.server.ha.leadership import REACH_MS, Term
 from tms_core.server.ha.sealed_ids import FRAME_ROWS, Gaps, Seals, Span
 from tms_core.tables.base import MessageValue
+from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId

@@ -10,12 +10,12 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.builders import MINUTE, NOW_MS, SECOND
-from tests.test_lease import Cell
+from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, StoreError, StoreUnavailable, Unavailable
-from tms_core.lease import Lease
 from tms_core.server.ha.leadership import REACH_MS, Leadership, Term, Watch
 from tms_core.server.metrics import LeadershipMetrics
+from tms_core.tables.lease import Lease
 
 SECONDS, DELAY_SECONDS = 15, 5
 

@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 
 from tests.builders import NOW_MS
-from tests.test_lease import Cell
+from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import ConfigurationError, LeaseHeld, StoreError
 from tms_core.messaging.service import MessagingService

@@ -43,9 +43,9 @@ from tests.simulation.model import (
 from tests.simulation.reference import Reference
 from tests.simulation.store import ALL, SimulatedStore
 from tms_core.clock import ManualClock
-from tms_core.lease import Lease
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue
+from tms_core.tables.lease import Lease
 from tms_core.transaction.model import TX_PER_MS
 from tms_core.transaction.source.source import DirectorySource
 

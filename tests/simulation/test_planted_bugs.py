@@ -24,7 +24,7 @@ from janitor.run.engine import Engine
 from janitor.state.base import Evidence
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep import inversions, ledger, messages, payloads, permission
-from janitor.sweep.context import Terms, World
+from janitor.sweep.context import RunContext, Terms
 from janitor.sweep.executor import Sweep
 from janitor.sweep.findings import Invalid
 from janitor.sweep.outcome import Done, LedgerKey, Outcome
@@ -33,8 +33,8 @@ from janitor.sweep.scan import Part
 from janitor.sweep.transactions import TransactionView
 from tests.simulation.history import Failed, History, play
 from tests.simulation.shrink import failure_of, shortest, tell
-from tms_core.lease import Lease
 from tms_core.rowkey import Cutoff
+from tms_core.tables.lease import Lease
 from tms_core.tables.leveldb import manifest
 from tms_core.topic import TopicMetadata
 
@@ -127,7 +127,7 @@ def every_pass_counts_as_thorough(patch: pytest.MonkeyPatch) -> None:
     conclude_run = conclude.conclude_run
 
     def conclude_boldly(current: conclude.Pass, *rest: Any) -> None:
-        current.world.thorough = True
+        current.context.thorough = True
         conclude_run(current, *rest)
 
     patch.setattr(conclude, "conclude_run", conclude_boldly)
@@ -147,7 +147,7 @@ def claim_to_the_snapshots_bound(patch: pytest.MonkeyPatch) -> None:
 def claim_after_part_of_the_store(patch: pytest.MonkeyPatch) -> None:
     """S4: a pass over some topics counts for all."""
     patch.setattr(conclude.Pass, "complete", True)
-    patch.setattr(conclude.Pass, "proves", property(lambda c: c.world.thorough and c.ready.tx.usable is not None))
+    patch.setattr(conclude.Pass, "proves", property(lambda c: c.context.thorough and c.ready.tx.usable is not None))
 
 
 def inversion_is_only_counted(patch: pytest.MonkeyPatch) -> None:
@@ -177,7 +177,7 @@ def a_pause_counts_from_the_next_run(patch: pytest.MonkeyPatch) -> None:
 
 def a_pause_counts_until_the_run_begins(patch: pytest.MonkeyPatch) -> None:
     """What is paused is asked for before each batch only, and inverting takes it that a topic was looked at before."""
-    patch.setattr(World, "paused", property(lambda _: (), lambda *_: None))
+    patch.setattr(RunContext, "paused", property(lambda _: (), lambda *_: None))
 
 
 def a_word_to_stop_is_not_heard(patch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def a_lost_lease_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
 
 def claim_with_topics_put_aside(patch: pytest.MonkeyPatch) -> None:
     """S4: a pass counts as complete though it has passed topics by."""
-    patch.setattr(World, "has_aside", False)
+    patch.setattr(RunContext, "has_aside", False)
 
 
 def quarantine_without_end(patch: pytest.MonkeyPatch) -> None:
@@ -225,14 +225,14 @@ def only_the_last_batch_is_in_the_ledger(patch: pytest.MonkeyPatch) -> None:
 
 def thorough_passes_are_patient(patch: pytest.MonkeyPatch) -> None:
     """S4: a claim rests on topics that were left alone, with rows that are due and were not inverted for it."""
-    engine_world = Engine._world
+    made_before = Engine._context
 
-    def world(engine: Engine, *arguments: Any, **options: Any) -> World:
-        made = engine_world(engine, *arguments, **options)
+    def context(engine: Engine, *arguments: Any, **options: Any) -> RunContext:
+        made = made_before(engine, *arguments, **options)
         made.patient = True
         return made
 
-    patch.setattr(Engine, "_world", world)
+    patch.setattr(Engine, "_context", context)
 
 
 def whatever_is_listed_is_proven(patch: pytest.MonkeyPatch) -> None:

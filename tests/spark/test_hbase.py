@@ -42,10 +42,10 @@ from tests.spark.test_parts import fill
 from tests.spark.test_sweep import told
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreNotFound, StoreUnavailable
-from tms_core.lease import Lease
 from tms_core.tables.base import Store
 from tms_core.tables.hbase import pool as hbase_pool
 from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.lease import Lease
 from tms_core.tables.side import Expiries, HBaseSide
 from tms_core.topic import TopicId
 

@@ -32,9 +32,9 @@ from tests.salted import SaltedStore
 from tests.spark.local import ALL, EndlessGround, LocalRig, PiecesGround, local_rig, salted
 from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, Halted, LeaseLost, MemoryFailed, StoreError, StoreUnavailable
-from tms_core.lease import Lease
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import KeyTable, MessageValue, Store
+from tms_core.tables.lease import Lease
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import Expiries, MemorySide
@@ -222,11 +222,11 @@ def test_given_a_store_that_fails_when_a_task_reads_it_then_the_error_names_step
     watch(part, fail)
     share = Share(1, 7, ALL, ALL)
     ground = PiecesGround(part, rig.state, rig.clock)
-    world = replace(rig.engine._world(rig.engine._prepare(), thorough=True))
+    context = replace(rig.engine._context(rig.engine._prepare(), thorough=True))
     with pytest.raises(
         StoreUnavailable, match=r"the task for part 1 \(salt 7\) lost its store in the step message: HB"
     ):
-        perform(ground, TaskSpec("message", portable(world), None, 10), share, 0)
+        perform(ground, TaskSpec("message", portable(context), None, 10), share, 0)
 
 
 def test_given_another_topic_by_the_same_name_when_a_task_comes_to_it_then_it_is_planned_anew() -> None:
@@ -235,7 +235,7 @@ def test_given_another_topic_by_the_same_name_when_a_task_comes_to_it_then_it_is
     orders = topic(store, "default:orders", ttl_seconds=3600)
 
     def lengthen(spec: TaskSpec, share: Share) -> None:
-        if spec.step == "message" and share.number == 3 and not spec.world.patterns:
+        if spec.step == "message" and share.number == 3 and not spec.context.patterns:
             orders.describe(ttl_seconds=86_400)
 
     def there() -> list[int]:
@@ -246,7 +246,7 @@ def test_given_another_topic_by_the_same_name_when_a_task_comes_to_it_then_it_is
     rig.sender.before = lengthen
     report = rig.engine.run_once(adopt=True)
     assert not report.errors
-    assert [share.number for spec, share in rig.sender.sent if spec.world.patterns] == [3]
+    assert [share.number for spec, share in rig.sender.sent if spec.context.patterns] == [3]
     assert there()[3] == before[3], "by the new ttl they are not due"
     assert sum(there()[:3]) < sum(before[:3]), "and before it was given they were"
     assert topic(store, "default:retired", ttl_seconds=1, generation=-1).times() == []
@@ -359,7 +359,7 @@ def test_given_tasks_at_work_on_spark_when_the_driver_must_end_then_they_are_cal
 ) -> None:
     rig = rig_on(filled())
     mark = tmp_path / "at-work"
-    world = portable(rig.engine._world(rig.engine._prepare(), thorough=True))
+    context = portable(rig.engine._context(rig.engine._prepare(), thorough=True))
 
     def alive() -> None:
         if mark.exists():
@@ -367,7 +367,7 @@ def test_given_tasks_at_work_on_spark_when_the_driver_must_end_then_they_are_cal
 
     sender = SparkSender(spark, EndlessGround(str(mark)))
     with pytest.raises(Halted):
-        sender.send(TaskSpec("message", world, None, 10), [Share(0, 0, ALL, ALL)], alive)
+        sender.send(TaskSpec("message", context, None, 10), [Share(0, 0, ALL, ALL)], alive)
     assert spark.range(3).count() == 3
 
 

@@ -24,7 +24,7 @@ from tms_core.cli.times import Moment, SinceType, TtlType
 from tms_core.client import Client, Message
 from tms_core.clock import SystemClock
 from tms_core.errors import TmsError
-from tms_core.printable import printable
+from tms_core.logs.printable import printable
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 

@@ -25,10 +25,10 @@ from typing import NamedTuple
 import click
 from prometheus_client import CollectorRegistry
 
-from tms_core import logs
 from tms_core.cli.signals import ending
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError, StoreError, TopicExists
+from tms_core.logs.format import LogFormat, configure
 from tms_core.messaging.service import MessagingService
 from tms_core.messaging.work import Work
 from tms_core.server import companions, standby
@@ -108,7 +108,7 @@ def serve(
     snapshots: str | None,
     *,
     no_janitor: bool,
-    log_format: logs.LogFormat,
+    log_format: LogFormat,
 ) -> None:
     """Serve messages and transactions until a signal ends it.
 
@@ -121,7 +121,7 @@ def serve(
       tms serve --leveldb data/messaging --no-janitor
     """
     flags = {"leveldb": leveldb, "hbase": hbase, "snapshots": snapshots}
-    logs.configure(log_format, sys.stderr)
+    configure(log_format, sys.stderr)
     _open_many_files()
     _give_memory_back()
     stop = Event()

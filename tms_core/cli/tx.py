@@ -21,7 +21,7 @@ from tms_core.cli.text import columns, duration, moment
 from tms_core.cli.times import Moment, TimeType
 from tms_core.clock import SystemClock
 from tms_core.errors import NotInProgress
-from tms_core.printable import printable
+from tms_core.logs.printable import printable
 from tms_core.settings.models import load
 from tms_core.transaction.model import (
     InProgress,

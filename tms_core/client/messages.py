@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from tms_core.avro import decode_long, encode_long
+from tms_core.avro.numbers import decode_long, encode_long
 from tms_core.errors import BadRequest, FormatError, Unanswered
 from tms_core.messaging.model import RollbackRange
 from tms_core.rowkey import MessageId

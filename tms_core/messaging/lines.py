@@ -13,7 +13,7 @@ from threading import Lock
 from typing import cast
 
 from tms_core.clock import HonestClock
-from tms_core.harmless import harmless
+from tms_core.logs.harmless import harmless
 from tms_core.messaging.cache import MessageCache
 from tms_core.messaging.ids import Ids, first_free
 from tms_core.rowkey import generation_prefix, pointer_prefix, stop_key

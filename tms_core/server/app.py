@@ -1,10 +1,10 @@
 """The application: its routes, and the door before them.
 
 The routes are in the order of how often they are called, each with what it needs; the gate of the site, where there is
-one, lets nobody pass without it. The door does for each request what all of them need: it refuses a stranger's name,
+one, refuses a request without it. The door does for each request what all of them need: it refuses a foreign host name,
 turns our errors into status codes with a plain sentence, counts, and writes the access log, which holds no headers and
 no query, where secrets may be.
-Errors that are nobody's on purpose go on to uvicorn, which answers 500 and logs them.
+Errors that no code here raises on purpose go on to uvicorn, which answers 500 and logs them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tms_core.errors import (
     Unauthorized,
     Unavailable,
 )
-from tms_core.harmless import get_logger, harmless
+from tms_core.logs.harmless import get_logger, harmless
 from tms_core.server.auth.rules import Need
 from tms_core.server.body import Disconnected
 from tms_core.server.consumers import Consumers
@@ -61,7 +61,7 @@ _STATUS: dict[type[TmsError], int] = {
     Unavailable: 503,
 }
 #: A client that went away before it was answered; never sent.
-_NOBODY = 499
+_CLIENT_GONE = 499
 _TEXT = b"text/plain; charset=utf-8"
 #: How long after a full disk was logged it is not logged again, in seconds.
 _FULL_SECONDS = 60
@@ -89,7 +89,7 @@ def make_app(
     paths = routed(gates, known_only(_nothing_here, site.gate))
     if forwarder is None:
         return Door(paths, site.metrics, loopback=loopback, access_log=access_log)
-    # Behind the door, or a stranger's name would get in by way of a server that does not lead.
+    # Behind the door, or a foreign host name would get in by way of a server that does not lead.
     return forwarder.living(Door(forwarder.around(paths), site.metrics, loopback=loopback, access_log=access_log))
 
 
@@ -154,7 +154,7 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
-        status = _NOBODY
+        status = _CLIENT_GONE
 
         async def sent(message: Message) -> None:
             nonlocal status
@@ -168,7 +168,7 @@ class Door:
         except Disconnected:
             pass
         except (TmsError, HTTPException) as error:
-            if status != _NOBODY:
+            if status != _CLIENT_GONE:
                 # The answer has begun; all that is left is to cut it short.
                 raise
             if isinstance(error, StoreFull):

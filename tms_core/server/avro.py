@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, repeat
 from operator import add
 
-from tms_core.avro import MORE, decode_long, encode_long, zigzag
+from tms_core.avro.numbers import MORE, decode_long, encode_long, zigzag
 from tms_core.errors import BadRequest
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
 from tms_core.rowkey import MessageId

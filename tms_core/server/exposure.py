@@ -20,11 +20,11 @@ def exposed(settings: Settings) -> Iterator[str]:
                 "Set server.tls, or let only what ends TLS in front reach this port"
             )
         if not server.auth.rules:
-            yield "server.auth.rules is empty: nobody may do anything. Give at least one principal something"
+            yield "server.auth.rules is empty: no principal may do anything. Give at least one principal something"
     host, _ = split_address(transactions.thrift)
     if transactions.source == "manager" and not is_loopback(host) and transactions.token_file is None:
         yield (
-            f"transactions.thrift is {transactions.thrift}, and Tephra's protocol has no authentication: whoever "
+            f"transactions.thrift is {transactions.thrift}, and Tephra's protocol has no authentication: everyone who "
             "reaches it can end transactions and have invalid ones seen. Bind it to 127.0.0.1, set "
             "transactions.token_file, or let only trusted machines reach it"
         )

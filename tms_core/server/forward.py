@@ -133,7 +133,7 @@ class Forwarder:
         return leader.address if leader is not None else ""
 
     async def _deposed(self, leader: str) -> None:
-        """Return when somebody else leads."""
+        """Return when another server leads."""
         while self._address() == leader:
             await asyncio.sleep(LOOK_SECONDS)
 

@@ -1,7 +1,7 @@
 """Routes that say what they need, and are not reached without it.
 
-A route is made with what each of its methods needs; a method that is not there is not served. So nobody can add one
-that is open because its author forgot to think of it.
+A route is made with what each of its methods needs; a method that is not there is not served. So a new
+route cannot be open by mistake.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ which they asked, and the first of them goes on as soon as enough is given back;
 
 What is given back soon needs no rule. What waits for its client does, a body that does not come or an answer that is
 not read: when the first request has waited for a few seconds, the clients that have kept others waiting for longest are
-cut off until there is room. While there is room nobody is cut off, however slow.
+cut off until there is room. While there is room no client is cut off, however slow.
 
 A part of it is kept for what is small and soon over, so that honest clients need not wait for hostile ones at all: what
 may last may use three quarters of it. Bodies of up to :data:`FREE_BYTES` take no share, because the connection has

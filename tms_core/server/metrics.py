@@ -16,7 +16,7 @@ from tms_core.messaging.service import MessagingService
 from tms_core.messaging.visible import BOUNDS_MS
 from tms_core.server.ha.leadership import Leadership
 
-#: From a publish that waits for nobody to one that waits for a slow disk, in seconds.
+#: From a publish that waits for no other to one that waits for a slow disk, in seconds.
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -25,7 +25,7 @@ class ServerMetrics:
 
     Args:
         registry: where they are registered; all of it is shown by :meth:`text`.
-        service: whose queue and cache are looked at when somebody asks.
+        service: whose queue and cache are read at each scrape.
     """
 
     def __init__(self, registry: CollectorRegistry, service: MessagingService) -> None:

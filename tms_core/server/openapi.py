@@ -123,7 +123,7 @@ _CODES = {
 }
 _REFUSALS = {
     401: "There is no token, or one that is not good.",
-    403: "Whoever sent it is known, and may not do that.",
+    403: "The token is good, but its principal may not do that.",
 }
 _SCHEMES: Document = {"token": {"type": "http", "scheme": "bearer", "description": "server.auth says of which kind."}}
 

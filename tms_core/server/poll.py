@@ -23,7 +23,7 @@ from dataclasses import replace
 from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest
-from tms_core.harmless import harmless
+from tms_core.logs.harmless import harmless
 from tms_core.messaging.fetcher import Fetch
 from tms_core.messaging.model import FetchRequest, Message
 from tms_core.rowkey import LONG_MAX

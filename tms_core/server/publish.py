@@ -2,7 +2,7 @@
 
 Plain ASGI, because every message comes this way. The event loop reads and decodes, the service's own thread writes, and
 "200" is sent when it says that the batch is on disk. A request that was handed over is written even if its client goes
-away; the answer then finds nobody.
+away; the answer is then dropped.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest
-from tms_core.harmless import harmless
+from tms_core.logs.harmless import harmless
 from tms_core.server.avro import AvroCodec
 from tms_core.server.body import Headers
 from tms_core.server.codec import Codec

@@ -204,9 +204,9 @@ def named_topic(namespace: str, topic: str) -> TopicId:
 
 
 async def outcome(wanted: Answer[T]) -> T:
-    """Wait for what another thread does; nobody who stops waiting stops it.
+    """Wait for what another thread does; to stop waiting does not stop that thread.
 
-    A message that was handed over is written, whoever waits.
+    A message that was handed over is written even if no client waits for it any more.
     """
     if not wanted.done():
         loop, thread = asyncio.get_running_loop(), current_thread()
@@ -216,7 +216,7 @@ async def outcome(wanted: Answer[T]) -> T:
             if current_thread() is thread:
                 _settle(done)
                 return
-            with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+            with suppress(RuntimeError):  # the loop has ended, and no request waits any more
                 loop.call_soon_threadsafe(_settle, done)
 
         wanted.when_done(wake)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from threading import Event, Thread
 
 from tms_core.errors import LeaseHeld, TmsError
-from tms_core.harmless import get_logger
+from tms_core.logs.harmless import get_logger
 from tms_core.server.companions import Companion
 
 #: How often it is tried, in seconds.

@@ -21,7 +21,7 @@ class Topics:
         self._site = site
 
     async def topics(self, request: Request) -> Response:
-        """``GET …/topics``: those that whoever asks may see."""
+        """``GET …/topics``: those that the client may see."""
         namespace = named_topic(request.path_params["namespace"], "topics").namespace
         return JSONResponse(await self._site.in_thread(self._listed, namespace, request.scope.get("principal")))
 

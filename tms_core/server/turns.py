@@ -1,12 +1,12 @@
-"""Writing from an event loop: by the loop itself where nobody else waits for it, else by threads at the turn's end.
+"""Writing from an event loop: by the loop itself where no request waits for it, else by threads at the turn's end.
 
 To hand a batch to a thread and be called back costs more than all the rest of a small request, since each of the two
 threads wakes while the other one holds the interpreter. So:
 
 * A request that is the only one in the whole server, is small, and goes to a disk of this machine that has been quick
-  so far, is written by the loop itself: nobody waits for the loop then but who sent it. As soon as one write has taken
-  longer than :data:`QUICK_SECONDS`, threads write all that comes, until a write was quick again. So a disk that has
-  become slow holds up the loop once; and LevelDB slows writers down by a millisecond before it ever stops them.
+  so far, is written by the loop itself: only the client that sent it waits for the loop then. As soon as one write has
+  taken longer than :data:`QUICK_SECONDS`, threads write all that comes, until a write was quick again. So a disk that
+  has become slow holds up the loop once; and LevelDB slows writers down by a millisecond before it ever stops them.
 * Else a batch is handed over when the loop has nothing left to do in this turn and is about to wait. What the turn
   accepted for one topic is one batch then.
 """

@@ -30,7 +30,7 @@ import httptools
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from tms_core.harmless import get_logger
+from tms_core.logs.harmless import get_logger
 
 logger = get_logger(__name__)
 
@@ -309,7 +309,7 @@ class Protocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self._ping_only:
             self.cycle.keep_alive = False
-        self.headers = []  # for trailers, which nobody reads
+        self.headers = []  # for trailers, which are never read
 
     def on_body(self, body: bytes) -> None:
         self._in_body = True

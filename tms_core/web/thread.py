@@ -1,6 +1,6 @@
 """An HTTP server in a thread of its own, inside a process that has other things to do.
 
-The socket is opened by whoever starts the server, in his thread, so that a port in use is an error he gets, and the
+The socket is opened in the thread that starts the server, so that a port in use is an error raised there, and the
 port is known before anything runs. Signals stay with the process: uvicorn installs handlers in the main thread only.
 """
 

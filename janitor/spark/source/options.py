@@ -1,4 +1,4 @@
-"""What somebody asks of the source: the options of ``spark.read.format("tms")``, read and checked.
+"""What a query asks of the source: the options of ``spark.read.format("tms")``, read and checked.
 
 Settings come from where those of every command come from (file, environment, flags), so that a job and the janitor
 speak of the same store without being told twice.
@@ -33,7 +33,7 @@ _TABLES = ("message", "payload", "metadata")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What somebody asked for.
+    """What was asked for.
 
     Attributes:
         now_ms: the moment rows are judged by; None: the present.

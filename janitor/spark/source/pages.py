@@ -1,7 +1,7 @@
 """Rows of a table as pages of columns: keys, pointers, sizes and payloads, each in one piece.
 
 Where a store keeps its values as they are (LevelDB) they are taken apart by the page, like keys. HBase sends cells one
-by one, so there the cells that nobody asked for are not even sent.
+by one, so there cells that are not asked for are not even sent.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Rows:
 
     Attributes:
         pointers: of message rows; None of payload rows, whose pointers are in their keys.
-        sizes: bytes of each row's payload, and which rows have one; None where nobody asked.
-        payloads: None where nobody asked.
+        sizes: bytes of each row's payload, and which rows have one; None where they were not asked for.
+        payloads: None where they were not asked for.
     """
 
     keys: list[bytes]
@@ -54,7 +54,7 @@ class Ask:
 
 
 def walk(table: MessageTable | PayloadTable, piece: Piece, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
-    """The rows of a piece, with leaps over what nobody wants; rows nobody wants may be among them.
+    """The rows of a piece, with leaps over what is not wanted; rows that are not wanted may be among them.
 
     Raises:
         StoreError: the table could not be read.

@@ -1,4 +1,4 @@
-"""Which rows somebody wants, and how much of a table need not be read for them.
+"""Which rows a query wants, and how much of a table need not be read for them.
 
 Options and pushed filters both end up here. Nothing rests on them alone: Spark evaluates its filters once more on what
 comes, so a filter that is not offered, or that this module cannot use, costs reading and nothing else.

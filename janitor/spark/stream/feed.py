@@ -1,4 +1,4 @@
-"""What somebody asks of a stream: the options of ``spark.readStream.format("tms")``, read and checked.
+"""What a query asks of a stream: the options of ``spark.readStream.format("tms")``, read and checked.
 
 The token is in a file, which is read where it is used: options show in plans, logs and the checkpoint.
 """

@@ -61,7 +61,7 @@ class History:
     Attributes:
         query: the query's id.
         topic, markers: the topics.
-        first_batch: the first batch that somebody says is not published; None: nobody does.
+        first_batch: the first batch that a person says is not published; None: none was named.
     """
 
     query: str
@@ -77,12 +77,12 @@ class History:
 
         Args:
             client: reads markers.
-            service: is told of transactions that nobody will end.
+            service: is told of transactions whose owner will not end them.
             transaction: in which it would be published; what commits after its begin conflicts with it.
             batch: which batch.
 
         Raises:
-            Refused: nobody can tell, or a later one is published, or another one of its number.
+            Refused: it cannot be told, or a later one is published, or another one of its number.
         """
         self._look(client)
         # A transaction is decided once and for all, but not yet where it is still open.
@@ -207,5 +207,5 @@ def _create(client: Client, markers: TopicId) -> None:
     except Forbidden as error:
         raise Forbidden(
             f"{markers} has to be made, in which batches are noted: {error.message}",
-            f"Have somebody make it with a ttl of {MARKERS_TTL_SECONDS} s or more, or name another one as markers.",
+            f"Have an administrator make it with a ttl of {MARKERS_TTL_SECONDS} s or more, or name another as markers.",
         ) from error

@@ -47,9 +47,10 @@ def messages(
 
 
 def newest(client: Client, topic: TopicId, now_ms: int) -> MessageId | None:
-    """The last message of a topic, whoever may see it; None where there is none.
+    """The last message of a topic, committed or not; None where there is none.
 
-    Nobody tells where a topic ends, so it is searched for by time: back from now in growing steps, then by halving.
+    The server does not say where a topic ends, so it is searched for by time: back from now in growing steps, then by
+    halving.
 
     Args:
         client: who asks.

@@ -1,7 +1,7 @@
 """Offsets of a stream: what Spark writes into its checkpoint, and reads again after a crash.
 
 An offset says all about the batch that it ends: where its parts begin and end, and how many messages each has. So a
-batch that is read again needs nothing but its own offset, and whoever reads it can tell whether a message is missing.
+batch that is read again needs nothing but its own offset, and its reader can tell whether a message is missing.
 Spark asks for the first offset anew as long as no batch is done; that one therefore says nothing, and the first batch
 writes down what ``startingPosition`` came to. The price is some hundred bytes for each batch.
 """
@@ -103,7 +103,7 @@ class Offset:
     Attributes:
         topic, generation: whose messages.
         at: where the next batch begins.
-        checked_ms: all that was published before this time is read, or is seen by nobody.
+        checked_ms: all that was published before this time is read, or is seen by no reader.
         following: the message that comes next, where it is known.
         stretches: the batch, in order.
     """

@@ -94,7 +94,7 @@ class Planner:
             ``before`` itself where there is nothing to read.
 
         Raises:
-            Refused: messages may be lost, and somebody wants to know.
+            Refused: messages may be lost, and ``failOnDataLoss`` is set.
             MessagingError, TransactionError: the server or the transaction service does not answer, or refuses.
         """
         begun = before or self._begin()

@@ -5,7 +5,7 @@ as a *marker* in a topic beside: in the same transaction, and so exactly if the 
 finds its marker and does nothing. Another batch of that number, from a checkpoint that was put back or copied, would be
 lost if it did nothing: it is told by when it was planned (:mod:`janitor.spark.stream.checkpoint`), and is refused.
 
-Messages go to the server while the batch is computed (``tms_core.client.outbox``), where nobody sees them; rows that
+Messages go to the server while the batch is computed (``tms_core.client.outbox``), where no reader sees them; rows that
 hold back readers are written last, just before the commit. The price of all this is a small message for each batch, and
 a small file that is read.
 """
@@ -61,8 +61,9 @@ def publish_batches(
         markers: the topic beside it in which batches are noted; None: the topic's name and ``-batches``. It is made
             where there is none.
         timeout_seconds: after how long a batch's transaction is given up.
-        first_batch: the first batch to publish, by somebody who has looked that it is not published yet and those
-            before it are; None: the query's first, unless it was planned so long ago that its marker may have expired.
+        first_batch: the first batch to publish, given by a person who has checked that it is not published yet and
+            those before it are; None: the query's first, unless it was planned so long ago that its marker may have
+            expired.
         ttl_seconds: how long these messages live, where that is shorter than the topic's ttl; whole seconds.
 
     Raises:
@@ -118,7 +119,7 @@ class BatchPublisher:
 
         Raises:
             ConfigurationError: the column is none of the batch, or the checkpoint none of a query.
-            Refused: nobody can tell whether it is published, or it was before a later one.
+            Refused: whether it is published cannot be told, or a later one is published.
             Conflict: another driver of the same query is at work.
             NotInProgress: it took too long, or another driver came; nothing is published.
             TransactionError, MessagingError: as of a transaction's end (docs/client.md); Spark does the batch again.

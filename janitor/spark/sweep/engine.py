@@ -29,14 +29,14 @@ from janitor.spark.sweep.messages import Run, Share, TaskResult, TaskSpec, porta
 from janitor.spark.sweep.ranged import NOTHING, RangedStore
 from janitor.spark.sweep.runner import Sender
 from janitor.state.base import LedgerEntry, State
-from janitor.sweep.context import World
+from janitor.sweep.context import RunContext
 from janitor.sweep.outcome import Outcome, unsure_of
 from janitor.sweep.scan import REPLANS, Part, failed, nothing_reached
 from janitor.sweep.sweep import Divided, Job, Runner
 from tms_core.errors import StoreUnavailable
-from tms_core.lease import Lease, LeaseRecord
 from tms_core.tables.base import Store
 from tms_core.tables.hbase.store import HBasePart
+from tms_core.tables.lease import Lease, LeaseRecord
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Tasks:
     rows_per_second: float | None
 
     @contextmanager
-    def begin(self, run_id: str, mode: Mode, store: Store, context: World) -> Iterator[Divided]:
+    def begin(self, run_id: str, mode: Mode, store: Store, context: RunContext) -> Iterator[Divided]:
         shares = self.cut(store)
         run = self._run_of(run_id, len(shares)) if mode == "apply" else None
         yield Divided([part for _, part in shares], partial(self._do, [share for share, _ in shares], run))
@@ -79,11 +79,11 @@ class Tasks:
         due = [share.informed(job) for share, job in zip(shares, jobs, strict=True)]
         if step == "invert" and all(share.since_ms is None for share in due):
             due = []
-        world = context
+        narrowed = context
         for _ in range(REPLANS):
             if not due:
                 break
-            spec = TaskSpec(step, portable(world), run, jobs[0].part.page_rows)
+            spec = TaskSpec(step, portable(narrowed), run, jobs[0].part.page_rows)
             for share, result in zip(due, self._send(spec, due, jobs[0].part), strict=True):
                 outcomes[share.number].moved.clear()
                 outcomes[share.number] += result.received
@@ -91,7 +91,7 @@ class Tasks:
             topics = {prefix for prefixes in moved.values() for prefix in prefixes}
             for prefix in topics:
                 context.reread(prefix)
-            world = replace(context, patterns=tuple(sorted(prefix[:-1].decode() for prefix in topics)))
+            narrowed = replace(context, patterns=tuple(sorted(prefix[:-1].decode() for prefix in topics)))
             due = [share for share in due if moved[share.number]]
         for share in due:
             outcome = outcomes[share.number]
@@ -155,7 +155,7 @@ class GuidedDriver:
     looking: Looking
 
     @contextmanager
-    def begin(self, run_id: str, mode: Mode, store: Store, context: World) -> Iterator[Divided]:
+    def begin(self, run_id: str, mode: Mode, store: Store, context: RunContext) -> Iterator[Divided]:
         if mode == "plan":
             with self.tasks.begin(run_id, mode, store, context) as divided:
                 yield divided

@@ -1,7 +1,8 @@
 """What goes to a task and what comes back, as values: nothing in them is open, and nothing is but what was meant.
 
-What a pass knows (:class:`~janitor.sweep.context.World`) goes as it is, by Spark's own means. What a task has found and
-done comes back as JSON, through the same pair of functions that carries an engine's answers over the control socket.
+What a pass knows (:class:`~janitor.sweep.context.RunContext`) goes as it is, by Spark's own means. What a task has
+found and done comes back as JSON, through the same pair of functions that carries an engine's answers over the control
+socket.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from janitor.control import values
 from janitor.law.ranges import Range
 from janitor.sweep.compaction import DeletedRanges
-from janitor.sweep.context import World
+from janitor.sweep.context import RunContext
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.sweep import Job, StepName
 from tms_core import errors
@@ -69,14 +70,14 @@ class TaskSpec:
     """One step, for all tasks.
 
     Attributes:
-        world: what the pass knows, without what is open.
+        context: what the pass knows, without what is open.
         run: None for those that change nothing.
         finds: whether the task says where something is to be done, for the driver to do it; else, if it changes
             nothing, it says what would be done, as a plan does.
     """
 
     step: StepName
-    world: World
+    context: RunContext
     run: Run | None
     page_rows: int
     finds: bool = False
@@ -123,7 +124,7 @@ class TaskResult:
 
 
 class NoMetadata(MetadataTable):
-    """Stands for the metadata table on the way to a task, which has its own; nobody asks it anything."""
+    """Stands for the metadata table on the way to a task, which has its own; it is never read."""
 
     def rows(self) -> list[tuple[bytes, bytes]]:
         raise NotImplementedError
@@ -135,6 +136,6 @@ class NoMetadata(MetadataTable):
         raise NotImplementedError
 
 
-def portable(world: World) -> World:
-    """What a pass knows, without what is open, or what only whoever plans topics needs."""
-    return replace(world, metadata=NoMetadata(), records={}, consumers=None)
+def portable(context: RunContext) -> RunContext:
+    """What a pass knows, without what is open, or what only the choice of topics needs."""
+    return replace(context, metadata=NoMetadata(), records={}, consumers=None)

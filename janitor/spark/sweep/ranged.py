@@ -1,7 +1,7 @@
 """Those rows of a store that lie in some ranges of keys, beside the metadata of all: what one task walks, or a driver.
 
-Whoever walks asks for keys as if it were a whole store. Nothing outside is ever returned, so a walk needs to know
-nothing of cuts, which may lie anywhere: each verdict is on one row.
+A scan asks for keys as if it were a whole store. Nothing outside is ever returned, so a scan needs to know
+nothing of cuts, which may lie anywhere: each decision is on one row.
 """
 
 from __future__ import annotations

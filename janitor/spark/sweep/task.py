@@ -1,9 +1,9 @@
 """What one task of a sweep does: one step of a pass, in one part of the store, under the law of the driver's run.
 
-A task gets what the pass knows (:class:`~janitor.sweep.context.World`) and runs the same step in its part as a thread
-would; its outcome goes back. Before each batch it reads again what a driver's thread would (rules S2,
-S12): the topic's metadata, the pauses, the lease and whether the run still goes on. So a task may run twice at once, or
-go on after its run has ended: deletes are the same whoever repeats them, and a *zombie* ends at its next batch.
+A task gets what the pass knows (:class:`~janitor.sweep.context.RunContext`) and runs the same step in its part as a
+thread would; its outcome goes back. Before each batch it reads again what a driver's thread would (rules S2, S12): the
+topic's metadata, the pauses, the lease and whether the run still goes on. So a task may run twice at once, or go on
+after its run has ended: deletes are the same when they are repeated, and a *zombie* ends at its next batch.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from janitor.sweep.sweep import Job
 from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import Interrupted, LeaseLost, StoreError
-from tms_core.lease import Lease, LeaseRecord
 from tms_core.tables.base import Store
+from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.read_only import read_only
 
 #: Archive files that one attempt of one task may write; each has numbers of its own.
@@ -192,10 +192,10 @@ def _swept(ground: Ground, spec: TaskSpec, run: Run, share: Share, attempt: int)
         before = Counter(whole.calls)
         lease = FollowedLease(state, run, ground.clock)
         allowed = Permission(state, lease, ground.clock, run.id, permission.never)
-        snapshot = spec.world.transactions.snapshot
+        snapshot = spec.context.transactions.snapshot
         ledger = Ledger(state, ground.clock, run.id, None if snapshot is None else snapshot.timestamp_ms)
         first = (share.number * ATTEMPTS + attempt % ATTEMPTS) * FILES_PER_ATTEMPT + 1
-        keeper = ground.archive(run.id, spec.world.transactions, first)
+        keeper = ground.archive(run.id, spec.context.transactions, first)
         pacer = Pacer(run.rows_per_second, ground.clock, allowed.alive)
         outcome = _step(spec, share, part, whole, Sweep(whole.metadata, allowed, pacer, ledger, keeper))
         if outcome.ended is None:
@@ -217,8 +217,8 @@ def _finish(part: Store, allowed: Permission, outcome: Outcome) -> None:
 
 def _step(spec: TaskSpec, share: Share, store: Store, whole: Store, act: Act) -> Outcome:
     # What dataclasses replace they share, and a task changes its own.
-    reread = set(spec.world.reread_topics)
-    context = replace(spec.world, metadata=whole.metadata, reread_topics=reread)
+    reread = set(spec.context.reread_topics)
+    context = replace(spec.context, metadata=whole.metadata, reread_topics=reread)
     part = Part.of(store, context, spec.page_rows, act, whole=whole, replans=False)
     job = Job(spec.step, part, share.failed, share.since_ms, share.everything, refers=not spec.finds)
     outcome = job.run()

@@ -20,7 +20,7 @@ from janitor.state.hbase.root import Root
 from janitor.state.hbase.table import JanitorTable
 from janitor.state.hbase.view import BLOCK, CLOSED, Changes, Committed, Gone, with_changes
 from tms_core.errors import StoreBusy, StoreError, StoreUnavailable
-from tms_core.lease import LeaseRecord
+from tms_core.tables.lease import LeaseRecord
 
 ROOT = b"root"
 #: How often something is tried that another process came before.

@@ -14,7 +14,7 @@ from janitor.state.sqlite.state import SqliteState
 from tests.builders import NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld
-from tms_core.lease import Lease, LeaseRecord
+from tms_core.tables.lease import Lease, LeaseRecord
 
 WANTED = LeaseSettings(seconds=60)
 

@@ -31,9 +31,9 @@ from tests.builders import (
 from tests.salted import BUCKETS, SaltedStore
 from tests.support import size
 from tms_core.errors import StoreError
-from tms_core.lease import Lease
 from tms_core.rowkey import salt
 from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
 
 #: Long past its lifetime and grace.

@@ -16,8 +16,8 @@ from janitor.app.stores import Place
 from janitor.state.sqlite.state import SqliteState
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, LeaseHeld, StoreUnavailable
-from tms_core.lease import Lease
 from tms_core.tables.base import Store
+from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
 
 SECONDS = 60

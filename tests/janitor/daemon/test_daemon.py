@@ -21,7 +21,7 @@ from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Rig, janitor, pointe
 from tests.virtual import VirtualTime, virtual_time
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
-from tms_core.lease import Lease
+from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
 
 TTL_SECONDS = 60

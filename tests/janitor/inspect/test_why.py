@@ -17,7 +17,7 @@ from janitor.inspect.why import why
 from janitor.law.frontier import admit
 from janitor.law.policy import Hold, Reason, Rule
 from janitor.state import ClockAnchor, FrontierRecord, LedgerEntry, RunRecord, SqliteState, State, Strikes
-from janitor.sweep.context import Terms, World
+from janitor.sweep.context import RunContext, Terms
 from janitor.sweep.transactions import TransactionView
 from tests.builders import (
     DAY,
@@ -70,7 +70,7 @@ def at(now_ms: int) -> ClockAnchor:
     return ClockAnchor(now_ms, now_ms - NOW_MS + DAY, "boot")
 
 
-def world(
+def context(
     store: Store,
     *,
     now_ms: int = NOW_MS,
@@ -80,7 +80,7 @@ def world(
     paused: tuple[str, ...] = (),
     quarantined: tuple[Topic, ...] = (),
     label: Hold | None = None,
-) -> World:
+) -> RunContext:
     """What a thorough plan judges by; nothing is held unless ``records`` are given."""
     known = {topic.id: record for topic, record in (records or {}).items()}
     if records is None:
@@ -88,7 +88,7 @@ def world(
             if value.startswith(b"{"):
                 parsed = TopicMetadata.parse(key, value)
                 known[parsed.topic] = admit(parsed, at(now_ms))
-    made = World(
+    made = RunContext(
         now=at(now_ms),
         now_ms=now_ms,
         metadata=store.metadata,
@@ -106,8 +106,8 @@ def world(
 def ask(
     topic: Topic, state: State, publish_ms: int, sequence: int = 0, payload: tuple[int, int] = (0, 0), **given: Any
 ) -> Why:
-    """``why`` of a message of a topic, in the world that ``given`` describes."""
-    there: World = given.pop("world", None) or world(topic.store, **given)
+    """``why`` of a message of a topic, in the context that ``given`` describes."""
+    there: RunContext = given.pop("context", None) or context(topic.store, **given)
     message_id = MessageId(publish_ms, sequence, *payload)
     return why(topic.store, state, there, topic.id, message_id, there.now_ms, HISTORY_DAYS)
 
@@ -240,8 +240,8 @@ def test_given_a_quarantined_topic_then_it_is_tried_again_when_it_is_probed(orde
 
 def goes_when_it_says(orders: Topic, state: State, publish_ms: int, record: FrontierRecord, now_ms: int) -> int:
     """The moment an answer names; a run then takes the row and one that comes a moment earlier does not."""
-    first = world(orders.store, now_ms=now_ms, records={orders: record})
-    goes_ms = only(ask(orders, state, publish_ms, world=first)).fate.goes_ms
+    first = context(orders.store, now_ms=now_ms, records={orders: record})
+    goes_ms = only(ask(orders, state, publish_ms, context=first)).fate.goes_ms
     assert goes_ms is not None
     records = {orders: first.topics[orders.id.prefix].record}
     for moment_ms, action in ((goes_ms - 1, "keep"), (goes_ms, "delete")):
@@ -550,11 +550,11 @@ def test_given_any_answer_then_it_is_json_with_ids_as_strings_and_nothing_was_wr
 ) -> None:
     asked = stored(orders, COMMITTED, NOW_MS)
     state.add_ledger([taken_range(orders, 1, 5, 9)])
-    there = world(orders.store)
+    there = context(orders.store)
     writes: list[str] = []
     watch(orders.store, lambda call: writes.append(call.name) if call.name in WRITES else None)
     before = list(state._connection.iterdump())
-    answers = [ask(orders, state, *asked, world=there), ask(orders, state, 7, world=there)]
+    answers = [ask(orders, state, *asked, context=there), ask(orders, state, 7, context=there)]
     assert (writes, list(state._connection.iterdump())) == ([], before)
     present, gone = (json.loads(json.dumps(answer.to_json())) for answer in answers)
     assert (present["found"][0]["pointer"], present["found"][0]["action"]) == (str(COMMITTED), "keep")

@@ -23,11 +23,11 @@ from janitor.sweep.permission import never
 from tests.builders import DAY, HOUR, NOW_MS, Rig, janitor
 from tms_core.clock import ManualClock
 from tms_core.errors import NoSnapshot, StoreError
-from tms_core.lease import Lease
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.lease import Lease
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId

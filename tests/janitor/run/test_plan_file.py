@@ -16,7 +16,7 @@ from janitor.report import DataTable, Entry, EntryKey, Report
 from janitor.run import plan_file as plan
 from janitor.run.plan_file import PlanFile, checksum, describe_terms
 from janitor.state.base import ClockAnchor, FrontierRecord
-from janitor.sweep.context import Limits, Terms, World
+from janitor.sweep.context import Limits, RunContext, Terms
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.transactions import TransactionView
 from tests.builders import LIFETIME, NOW_MS, topic, unknown_topic
@@ -49,13 +49,13 @@ def store() -> MemoryStore:
     return store
 
 
-def world_of(store: MemoryStore, label: Hold | None = None, terms: Terms = TERMS) -> World:
+def world_of(store: MemoryStore, label: Hold | None = None, terms: Terms = TERMS) -> RunContext:
     """Orders may go as far as the law, returns is held ten minutes behind it."""
     records = {
         ORDERS: FrontierRecord(3, DUE_MS, NOW, NOW_MS),
         RETURNS: FrontierRecord(1, HELD_AT_MS, NOW, NOW_MS),
     }
-    world = World(
+    context = RunContext(
         NOW,
         NOW.wall_ms,
         store.metadata,
@@ -64,8 +64,8 @@ def world_of(store: MemoryStore, label: Hold | None = None, terms: Terms = TERMS
         records,
         label=label,
     )
-    world.load_topics()
-    return world
+    context.load_topics()
+    return context
 
 
 def about(
@@ -78,7 +78,9 @@ def about(
     return EntryKey(topic_id, generation, table, rule, held)
 
 
-def write(path: Path, world: World, *keys: EntryKey, what_if: bool = False, pointers: tuple[int, ...] = ()) -> Path:
+def write(
+    path: Path, context: RunContext, *keys: EntryKey, what_if: bool = False, pointers: tuple[int, ...] = ()
+) -> Path:
     """A plan of one row under each of the keys."""
     outcome = Outcome()
     for key in keys:
@@ -101,7 +103,7 @@ def write(path: Path, world: World, *keys: EntryKey, what_if: bool = False, poin
         phase_seconds={},
         thorough=True,
     )
-    plan.save(path, plan.document(report, outcome, world, store_id=MARK, digest="digest", what_if=what_if))
+    plan.save(path, plan.document(report, outcome, context, store_id=MARK, digest="digest", what_if=what_if))
     return path
 
 
@@ -167,14 +169,14 @@ def test_given_a_topic_without_metadata_when_written_then_the_file_says_so(store
 # --- what apply may do -----------------------------------------------------------------------------------------------
 
 
-def read(path: Path, world: World, *keys: EntryKey) -> PlanFile:
-    return plan.read(write(path, world, *keys))
+def read(path: Path, context: RunContext, *keys: EntryKey) -> PlanFile:
+    return plan.read(write(path, context, *keys))
 
 
 def test_given_a_plan_when_read_back_then_it_is_what_was_written(store: MemoryStore, tmp_path: Path) -> None:
-    world = world_of(store)
+    context = world_of(store)
     keys = (about(), about(RETURNS, 1), about(rule=Rule.INVALID_TRANSACTION))
-    read_back = plan.read(write(tmp_path / "plan", world, *keys, pointers=(7, 5)))
+    read_back = plan.read(write(tmp_path / "plan", context, *keys, pointers=(7, 5)))
     returns_1 = generation_prefix(RETURNS.prefix, 1)
     assert read_back == PlanFile(
         id="1-ab",
@@ -255,8 +257,8 @@ def test_given_payloads_some_of_which_are_held_when_read_back_then_each_entry_co
 def test_given_a_first_contact_when_read_back_then_its_rows_may_be_deleted_once_adopted(
     store: MemoryStore, tmp_path: Path
 ) -> None:
-    world = world_of(store, Hold.FIRST_CONTACT)
-    limits = read(tmp_path / "plan", world, about(RETURNS, 1, held=Hold.FIRST_CONTACT)).limits
+    context = world_of(store, Hold.FIRST_CONTACT)
+    limits = read(tmp_path / "plan", context, about(RETURNS, 1, held=Hold.FIRST_CONTACT)).limits
     returns_1 = generation_prefix(RETURNS.prefix, 1)
     assert limits.ranges("message", RETURNS) == (Range(returns_1, time_prefix(RETURNS.prefix, 1, DUE_MS)),)
 

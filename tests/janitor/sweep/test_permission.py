@@ -10,7 +10,7 @@ from janitor.sweep.permission import HEARTBEAT_MS, Permission, Withheld
 from tests.builders import MINUTE, NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.errors import Halted, LeaseLost
-from tms_core.lease import Lease
+from tms_core.tables.lease import Lease
 from tms_core.topic import TopicId
 
 ORDERS = TopicId("default", "orders")

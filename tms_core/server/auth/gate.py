@@ -1,10 +1,10 @@
 """Who sent a request, and whether he may: what stands before every route (``docs/rest.md``, "Who may do what").
 
-Who somebody is, is said by a token; :class:`Authenticator` has two kinds, tokens of a file and JWT. Verifying one costs
-up to a tenth of a millisecond, and producers send the same one with every message, so those that were good are
+The token of a request says who sent it; :class:`Authenticator` has two kinds, tokens of a file and JWT. Verifying one
+costs up to a tenth of a millisecond, and producers send the same one with every message, so those that were good are
 remembered by their SHA-256, until they expire or what they were verified with changes. A look-up by the hash of a
-secret gives nothing away: whoever could time it would learn about a hash, and not about the token. What was not good is
-never remembered, so strangers cannot fill that memory.
+secret gives nothing away: measuring its time would tell about a hash, and not about the token. What was not good is
+never remembered, so requests without a good token use no memory.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Gate:
 def _bearer(headers: Headers) -> bytes:
     given = [value for name, value in headers if name == b"authorization"]
     if not given:
-        raise Unauthorized("Nobody is let in here without a token.", "Send it as Authorization: Bearer TOKEN.")
+        raise Unauthorized("This server answers no request without a token.", "Send it as Authorization: Bearer TOKEN.")
     # Two would mean one thing to a proxy in front and another here.
     match = _BEARER.fullmatch(given[0]) if len(given) == 1 else None
     if match is None:

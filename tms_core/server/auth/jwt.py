@@ -75,8 +75,8 @@ class Jwt:
         """Whose token it is.
 
         Raises:
-            Unauthorized: it is signed by somebody else, or was altered; not meant for here; not good yet or not any
-                more; or names nobody.
+            Unauthorized: its signature is not by the key of these settings, or it was altered; its audience is not this
+                server; it is not valid yet, or has expired; or it names no principal.
         """
         try:
             claims = self._claims(token)
@@ -86,7 +86,7 @@ class Jwt:
         expires_ms = self._in_time(claims)
         principal = claims.get(self._settings.principal_claim)
         if not isinstance(principal, str) or not is_principal(principal):
-            raise _refused(f"its claim {self._settings.principal_claim} names nobody")
+            raise _refused(f"its claim {self._settings.principal_claim} holds no name of a principal")
         return Identity(principal, expires_ms)
 
     def _claims(self, token: bytes) -> Mapping[str, object]:

@@ -25,7 +25,7 @@ _LONGEST = 256
 class Need(Enum):
     """What a request needs before it is answered."""
 
-    #: Nothing; nobody is asked who they are.
+    #: Nothing; no token is asked for.
     NOTHING = "nothing"
     #: A principal that is known, whatever the rules say of it.
     KNOWN = "known"

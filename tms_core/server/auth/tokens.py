@@ -1,6 +1,6 @@
 """Tokens that an operator hands out: random, and known here by their SHA-256 only.
 
-A token has 256 random bits, so nobody finds it by trying, with whatever hash; a slow hash (bcrypt, scrypt) protects
+A token has 256 random bits, so no one finds it by trying, with whatever hash; a slow hash (bcrypt, scrypt) protects
 words that people choose, and would cost each publish a tenth of a second. So there is no way to bring a secret of one's
 own: :func:`new_token` makes them. Every entry is compared, each in constant time, whether an earlier one fitted or not;
 how long it takes tells nothing of which one it was or how nearly.
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError, Unauthorized
-from tms_core.harmless import get_logger
+from tms_core.logs.harmless import get_logger
 from tms_core.server.auth.gate import Identity
 from tms_core.server.auth.rules import is_principal
 from tms_core.server.auth.watched_file import WatchedFile
@@ -41,8 +41,8 @@ class _Entry(NamedTuple):
 class Tokens:
     """The tokens of a file.
 
-    At the start there has to be one, since a server that lets nobody in is a mistake. Later an empty file is what it
-    says: whoever takes all tokens away wants nobody let in.
+    At the start there has to be one, since a server that refuses every client is a mistake. Later an
+    empty file is taken at its word: all tokens were taken away, so every request is refused.
 
     Args:
         path: lines of ``PRINCIPAL: sha256$HEX``, of which a principal may have several; ``#`` begins a comment.
@@ -64,24 +64,24 @@ class Tokens:
         """See :class:`~tms_core.server.auth.gate.Authenticator`."""
         changed = self._file.refresh()
         if changed and not self._file.value:
-            logger.warning("the tokens file has no token in it any more; nobody is let in until it has one")
+            logger.warning("the tokens file has no token in it any more; every request is refused until it has one")
         return changed
 
     def identify(self, token: bytes) -> Identity:
         """Whose token it is.
 
         Raises:
-            Unauthorized: nobody's.
+            Unauthorized: unknown or expired.
         """
         digest = sha256(token).digest()
         found = [entry.principal for entry in self._file.value if hmac.compare_digest(entry.digest, digest)]
         if not found:
-            raise Unauthorized("This token is nobody's, or not any more.", "Ask the operator of this server for one.")
+            raise Unauthorized("Unknown or expired token.", "Ask the operator of this server for one.")
         return Identity(found[0], None)
 
 
 def new_token(random: Callable[[int], bytes] = secrets.token_bytes) -> str:
-    """A token nobody has had before.
+    """Make a new token.
 
     Args:
         random: gives so many random bytes.
@@ -93,7 +93,7 @@ def token_line(principal: str, token: str) -> str:
     """What stands for a token in the file.
 
     Raises:
-        ConfigurationError: nobody can have that name.
+        ConfigurationError: that is no name of a principal.
     """
     if not is_principal(principal):
         raise ConfigurationError(

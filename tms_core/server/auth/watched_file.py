@@ -1,8 +1,8 @@
 """A file of tokens or keys that is in force until a better one takes its place, without a restart.
 
-It is read again at most once a second, when somebody asks, and whole: it is small, and comparing its bytes misses no
+It is read again at most once a second, when it is needed, and whole: it is small, and comparing its bytes misses no
 change, as comparing times of modification may. A file that cannot be used (gone, half written, open to others) leaves
-the former in force, since turning every client away would help nobody; the log says so once.
+the former in force, since refusing every client would be worse; the log says so once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError
-from tms_core.harmless import get_logger
+from tms_core.logs.harmless import get_logger
 
 logger = get_logger(__name__)
 

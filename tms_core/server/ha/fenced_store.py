@@ -4,7 +4,7 @@ Writes are acknowledged only after the lease was read again behind them, and row
 (:mod:`tms_core.server.ha.leadership` says why that is enough). The messaging service above knows nothing of all this: a
 server that does not lead gets errors from its store.
 
-Topics are not fenced: each change of theirs compares what is there with what was read, so it is right whoever makes it.
+Topics are not fenced: each change of theirs compares what is there with what was read, so any server may make it.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class FencedMessageTable(_Fenced[MessageTable], MessageTable):
         self._put(rows, self._table.put)
 
     def _hidden(self, term: Term, start: bytes, keys: Sequence[bytes]) -> frozenset[bytes]:
-        """Those of some keys, of one generation, that nobody is shown."""
+        """Those of some keys, of one generation, that no reader is shown."""
         prefix = _generation(start)
         if prefix is None:
             return frozenset()

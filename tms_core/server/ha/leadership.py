@@ -1,8 +1,8 @@
 """Who leads: of several servers on one HBase one publishes and reads, and the others pass on to it what they are asked.
 
-A lease says who (:mod:`tms_core.lease`), in a cell of HBase that can be compared and set. Whoever gets it waits for the
-*fencing delay* before it begins its **term**, as CDAP's servers do (``LeaderElectionMessagingService``). What is right
-does not rest on that wait, nor on clocks:
+A lease says who (:mod:`tms_core.tables.lease`), in a cell of HBase that can be compared and set. The server that gets
+it waits for the *fencing delay* before it begins its **term**, as CDAP's servers do
+(``LeaderElectionMessagingService``). What is right does not rest on that wait, nor on clocks:
 
 * **No acknowledged message is lost.** Before a write is acknowledged the lease's cell is read once more. If it is still
   this term's, the next leader came after the rows, and finds them.
@@ -27,8 +27,8 @@ from typing import NamedTuple
 
 from tms_core.clock import Clock
 from tms_core.errors import LeaseHeld, LeaseLost, StoreError, StoreUnavailable, Unavailable
-from tms_core.harmless import get_logger
-from tms_core.lease import Lease, LeaseRecord
+from tms_core.logs.harmless import get_logger
+from tms_core.tables.lease import Lease, LeaseRecord
 
 #: How often it is looked who leads, in seconds.
 LOOK_SECONDS = 1.0
@@ -44,7 +44,7 @@ class Term(NamedTuple):
 
     Attributes:
         fence: its number; later ones have higher numbers.
-        former: whoever led before and may still have writes under way; None: nobody does.
+        former: the server that led before and may still have writes under way; None: there is none.
     """
 
     fence: int
@@ -142,14 +142,14 @@ class Leadership:
         except LeaseLost:
             self._end()
             seen = self._lease.seen
-            logger.warning("this server does not lead any more, %s does", seen.holder if seen else "nobody")
+            logger.warning("this server does not lead any more, %s does", seen.holder if seen else "no server")
         except StoreError as error:
             self._complain(error)
         if self._term is None and self._may_begin():
             self._begin(prepare)
 
     def win(self, prepare: Callable[[], bool]) -> None:
-        """Lead, or find out that somebody else does: for a server to which nobody can pass anything on.
+        """Lead, or find out that another server does: for a server to which no other can pass anything on.
 
         Raises:
             LeaseHeld: another server is alive and leads.
@@ -242,7 +242,7 @@ class Watch:
 
 
 def not_leading() -> Unavailable:
-    """What whoever asks is told by a server that does not lead."""
+    """The error that a server that does not lead answers every request with."""
     return Unavailable("This server does not lead now.", "Try again in some seconds.")
 
 

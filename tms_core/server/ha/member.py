@@ -1,7 +1,7 @@
 """Everything a server on HBase has because it may not be the only one there.
 
 With an address (``server.leader.advertise``) it is one of several: it listens at once, and leads or passes on. Without
-one nobody could pass anything on to it, so it stands alone: it leads before it starts, or does not start.
+one no other server could pass anything on to it, so it is the only one: it leads before it starts, or does not start.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from contextlib import closing, contextmanager
 from urllib.parse import urlsplit
 
 from tms_core.clock import Clock
-from tms_core.lease import Lease, LeaseCell
 from tms_core.messaging.service import MessagingService
 from tms_core.messaging.work import THREADS
 from tms_core.server.forward import Forwarder
@@ -25,6 +24,7 @@ from tms_core.settings.models import HBaseSettings, LeaderSettings
 from tms_core.tables.base import Store
 from tms_core.tables.hbase.cell import HBaseCell
 from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.lease import Lease, LeaseCell
 from tms_core.tables.side import HBASE_TABLE, SideTable
 
 #: The row of the side table in which the lease is.

@@ -6,8 +6,8 @@ who has passed their place would not see them, and one who has not would, so the
 
 So before a new leader uses a topic it *seals* it: it looks which of the ids that its predecessor may have given last
 have rows, and writes down that all others up to its own first one have none. From then on no reader is shown a row
-there, whoever leads. One write under way has at most :data:`FRAME_ROWS` rows, next to each other, and HBase may have
-done a part of them; therefore the rows at the end are looked at one by one.
+there, whichever server leads. One write under way has at most :data:`FRAME_ROWS` rows, next to each other, and HBase
+may have done a part of them; therefore the rows at the end are looked at one by one.
 
 A gap is written before the topic is read or written in the new term, and a row is acknowledged only if the new term had
 not begun. So no acknowledged row is ever in a gap.
@@ -23,11 +23,11 @@ from threading import Lock
 from typing import NamedTuple
 
 from tms_core.clock import Clock
-from tms_core.lease import LeaseRecord
 from tms_core.messaging.ids import POSITIONS, first_free, id_parts, position, tail
 from tms_core.rowkey import MESSAGE_TAIL_BYTES
 from tms_core.server.ha.leadership import REACH_MS, Term
 from tms_core.tables.base import MessageTable
+from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.side import SideTable
 
 #: Rows in one write under way, at most.

@@ -1,7 +1,7 @@
 """One cell of HBase's that is compared before it is changed: where the servers of a store agree on who leads.
 
-It has the shape that leases want (``tms_core.lease.LeaseCell``). Its connections are its own and give up soon: a lease
-must be renewed in time also while all others are busy with pages, or wait for a region.
+It has the shape that leases want (``tms_core.tables.lease.LeaseCell``). Its connections are its own and give up soon: a
+lease must be renewed in time also while all others are busy with pages, or wait for a region.
 """
 
 from __future__ import annotations

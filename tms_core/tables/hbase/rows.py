@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tms_core.clock import Clock
 from tms_core.errors import StoreError
-from tms_core.harmless import get_logger
+from tms_core.logs.harmless import get_logger
 from tms_core.tables.hbase.pool import Connection, HBasePool
 from tms_core.tables.hbase.regions import Range, Regions
 from tms_core.tables.hbase.schema import FAMILY

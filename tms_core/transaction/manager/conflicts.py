@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tms_core.errors import ChangesTooLarge, Conflict
-from tms_core.printable import printable
+from tms_core.logs.printable import printable
 from tms_core.transaction.model import NO_TX_IN_PROGRESS
 
 #: Tephra's own limits, which are none.

@@ -14,8 +14,8 @@ from typing import Self
 
 from tms_core.clock import Clock, HonestClock
 from tms_core.errors import CannotSnapshot, NotInProgress, StoreError, TransactionError, TruncateTimeError
-from tms_core.harmless import get_logger
-from tms_core.printable import printable
+from tms_core.logs.harmless import get_logger
+from tms_core.logs.printable import printable
 from tms_core.rowkey import LONG_MAX
 from tms_core.transaction.codec.edits import Edit, EditState
 from tms_core.transaction.codec.snapshot import write_snapshot

@@ -12,7 +12,7 @@ from janitor.state.sqlite.state import SqliteState
 from tests.builders import MINUTE, NOW_MS, SECOND
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, LeaseLost, StoreError
-from tms_core.lease import WALL_ALLOWANCE_MS, Lease, LeaseCell, LeaseRecord
+from tms_core.tables.lease import WALL_ALLOWANCE_MS, Lease, LeaseCell, LeaseRecord
 
 SECONDS = 60
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tms_core import logs
+from tms_core.logs.format import OURS, LogFormat, configure
 
-CONF = Path(__file__).parents[1] / "conf" / "logging.yaml"
+CONF = Path(__file__).parents[2] / "conf" / "logging.yaml"
 
 
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("", *logs.OURS)]
+    loggers = [logging.getLogger(name) for name in ("", *OURS)]
     before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
     yield
     for logger, level, handlers in before:
@@ -34,7 +34,7 @@ class Terminal(io.StringIO):
 
 def test_given_json_when_logged_then_a_line_is_an_object_with_the_fields() -> None:
     stream = io.StringIO()
-    logs.configure("json", stream)
+    configure("json", stream)
     logging.getLogger("janitor.x").warning("%d rows\nleft", 3, extra={"fields": {"run": "r-1"}})
     entry = json.loads(stream.getvalue())
     assert stream.getvalue().count("\n") == 1
@@ -44,7 +44,7 @@ def test_given_json_when_logged_then_a_line_is_an_object_with_the_fields() -> No
 
 def test_given_json_when_an_error_is_logged_then_its_trace_is_a_field() -> None:
     stream = io.StringIO()
-    logs.configure("json", stream)
+    configure("json", stream)
     try:
         raise ValueError("odd")
     except ValueError:
@@ -62,9 +62,9 @@ def test_given_json_when_an_error_is_logged_then_its_trace_is_a_field() -> None:
     ],
 )
 def test_given_a_format_then_auto_is_text_on_a_terminal_and_json_elsewhere(
-    kind: logs.LogFormat, stream: io.StringIO, as_text: bool
+    kind: LogFormat, stream: io.StringIO, as_text: bool
 ) -> None:
-    logs.configure(kind, stream)
+    configure(kind, stream)
     logging.getLogger("janitor").info("done")
     assert (stream.getvalue() == "INFO done\n") is as_text
     assert as_text or json.loads(stream.getvalue())["message"] == "done"
@@ -72,7 +72,7 @@ def test_given_a_format_then_auto_is_text_on_a_terminal_and_json_elsewhere(
 
 def test_given_a_library_then_only_its_warnings_are_logged() -> None:
     stream = io.StringIO()
-    logs.configure("text", stream)
+    configure("text", stream)
     logging.getLogger("urllib3").info("connected")
     logging.getLogger("urllib3").warning("retrying")
     logging.getLogger("tms_core").info("opened")
@@ -82,6 +82,6 @@ def test_given_a_library_then_only_its_warnings_are_logged() -> None:
 def test_given_the_example_that_ships_then_python_takes_it_and_our_loggers_are_the_ones_it_names() -> None:
     settings = yaml.safe_load(CONF.read_text(encoding="utf-8"))
     logging.config.dictConfig(settings)
-    assert set(settings["loggers"]) == set(logs.OURS)
+    assert set(settings["loggers"]) == set(OURS)
     assert logging.getLogger("janitor.run.engine").isEnabledFor(logging.INFO)
     assert not logging.getLogger("urllib3").isEnabledFor(logging.INFO)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tms_core.printable import printable
+from tms_core.logs.printable import printable
 
 
 @given(st.text())
