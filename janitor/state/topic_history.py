@@ -7,7 +7,7 @@ of the state, bounded in length, and no rule of deletion depends on them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from janitor.state.base import State
 from janitor.state.records import TopicCount
@@ -54,15 +54,15 @@ def save_topics(state: State, topics: Iterable[TopicMetadata], now_ms: int) -> N
     Raises:
         StoreError: the state could not be read or written.
     """
-    found = [[t.topic.namespace, t.topic.topic, t.generation, t.ttl_seconds] for t in topics]
+    found: list[Any] = [[t.topic.namespace, t.topic.topic, t.generation, t.ttl_seconds] for t in topics]
     former = state.note(_TOPICS_NOTE)
     if found == former:
         return
     before = {f"{row[0]}:{row[1]}": row for row in former or ()}
     changed = {
-        name: Change(now_ms, old[3], row[3], old[2], row[2])
-        for row in found
-        if (old := before.get(name := f"{row[0]}:{row[1]}")) is not None and old != row
+        f"{namespace}:{topic}": Change(now_ms, old[3], ttl_seconds, old[2], generation)
+        for namespace, topic, generation, ttl_seconds in found
+        if (old := before.get(f"{namespace}:{topic}")) is not None and old[2:] != [generation, ttl_seconds]
     }
     state.save_note(_TOPICS_NOTE, found)
     if changed:
