@@ -6,7 +6,7 @@ The names in the last are hostile: whoever creates topics chooses them, and erro
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
@@ -39,6 +39,7 @@ class StillViews:
 
     shown: Status
     runs: Sequence[RunSummary] = ()
+    prepare: Callable[[State], object] = lambda _: None
     body: bytes = b"tms_janitor_heartbeat_timestamp_seconds 1\n"
     not_alive: str = ""
     not_ready: str = ""
@@ -58,6 +59,7 @@ class StillViews:
                     totals = {str(rule): getattr(run, str(rule)) for rule in Rule}
                     report = asdict(run) | {"totals": totals | {"kept": {"held": run.held}}}
                     state.finish_run(run.id, run.finished_ms, run.result, json.dumps(report))
+            self.prepare(state)
             yield state
 
     def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
