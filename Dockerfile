@@ -26,6 +26,10 @@ COPY tms_core tms_core
 COPY janitor janitor
 RUN /opt/build/bin/pip wheel --quiet --no-deps --no-index --no-build-isolation --wheel-dir /tmp/wheel . \
     && /opt/build/bin/pip --python /opt/tms/bin/python install --no-cache-dir --quiet --no-deps --no-index /tmp/wheel/*.whl
+# The kernel drops a SIGTERM for the first process of a container that has no handler yet, unless it is blocked. So it is,
+# until Python has begun (tms_core/cli/entry.py); this needs the env of GNU coreutils 8.31 or newer.
+RUN sed -i '1s|.*|#!/usr/bin/env -S --block-signal=TERM /opt/tms/bin/python|' /opt/tms/bin/janitor /opt/tms/bin/tms \
+    && /opt/tms/bin/janitor --version && /opt/tms/bin/tms --version
 COPY image/sbom.py image/
 RUN /opt/tms/bin/python image/sbom.py > /opt/tms/sbom.cdx.json && mkdir /opt/data
 

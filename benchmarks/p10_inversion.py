@@ -22,7 +22,7 @@ from tests.hbase.tables import Tables
 from tests.support import size
 from tms_core.tables.hbase.schema import POINTER_COLUMN
 from tms_core.tables.hbase.store import HBaseStore
-from tms_core.tables.hbase.thrift import interface
+from tms_core.tables.hbase.thrift import HBASE
 from tms_core.transaction.model import TX_PER_MS, VisibilityState
 from tms_core.transaction.source.source import Loaded
 
@@ -61,7 +61,7 @@ def bare(address: str, namespace: str) -> float:
         rows[salt] = [row for row, _ in found]
 
     def change(table: happybase.Table, salt: bytes) -> None:
-        mutation = interface().Mutation(isDelete=False, column=POINTER_COLUMN, value=new)
+        mutation = HBASE.Mutation(isDelete=False, column=POINTER_COLUMN, value=new)
         name, client = table.name, table.connection.client
         for row in rows[salt]:
             assert client.checkAndPut(name, row, POINTER_COLUMN, old, mutation, {})

@@ -25,6 +25,7 @@ from typing import Any
 from benchmarks.figure import Figure, report
 from benchmarks.p1_sweep import BenchClock
 from benchmarks.stores import NOW_MS, TERMS, build, topic_names
+from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.state.sqlite.state import SqliteState
 from tests.support import size
@@ -92,7 +93,7 @@ def passes(folder: Path, turns: int) -> dict[str, Any]:
     """One pass, the first contact of a new folder, and then that many more, each beside a reading of the snapshot."""
     source = DirectorySource(folder / f"snapshot.{NOW_MS}")
     with LevelDBStore(folder / "store") as store, SqliteState(folder / "state") as state:
-        engine = Engine(store, state, source, BenchClock(), TERMS, token_hex=secrets.token_hex)
+        engine = Engine(Deps(store, state, source, BenchClock(), TERMS, token_hex=secrets.token_hex))
         cold_seconds = seconds_of(lambda: engine.run_once(adopt=True))
         pairs = [(seconds_of(engine.run_once), seconds_of(source.latest)) for _ in range(turns)]
     measured = {"cold_seconds": round(cold_seconds, 3), "peak_mb": round(peak_mb(), 1)}

@@ -29,6 +29,7 @@ from benchmarks.hbase import BUCKETS, filled, server
 from benchmarks.p1_sweep import BenchClock
 from benchmarks.stores import BATCH_ROWS, BODY, NOW_MS, TERMS, build, engine, topic_names
 from janitor.report import Report
+from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.settings import load
 from janitor.spark.access import Access
@@ -100,14 +101,8 @@ def of_spark(spark: SparkSession, path: Path) -> Iterator[Engine]:
 
 
 def on_spark(store: Store, state: State, sender: Sender, access: Access, **options: Any) -> Engine:
-    return spark_engine(
-        *(store, state, Source(), BenchClock(), TERMS),
-        sender=sender,
-        cut=cutter(access, CORES),
-        token_hex=secrets.token_hex,
-        batch_rows=BATCH_ROWS,
-        **options,
-    )
+    deps = Deps(store, state, Source(), BenchClock(), TERMS, token_hex=secrets.token_hex, batch_rows=BATCH_ROWS)
+    return spark_engine(deps, sender=sender, cut=cutter(access, CORES), **options)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from benchmarks.stores import BODY, NOW_MS, build, engine, topic_names
 from janitor.law.policy import Rule
 from janitor.law.ranges import Range
 from janitor.spark.columns import DataTable
-from janitor.spark.source.options import Options
+from janitor.spark.source.options import SourceOptions
 from janitor.spark.source.parts import Piece
 from janitor.spark.source.source import RowReader, register
 from tests.support import size
@@ -95,7 +95,7 @@ def decide(store: Path, cores: int, *, pinned: bool = False) -> list[float]:
 
 def decoding(store: Path, table: DataTable, rows: int) -> float:
     """Seconds of processor time in which one process decodes and judges everything."""
-    reader = RowReader(Options.parse({"leveldb": str(store), "table": table, "now": str(NOW_MS)}, {}))
+    reader = RowReader(SourceOptions.parse({"leveldb": str(store), "table": table, "now": str(NOW_MS)}, {}))
     with clone(store, store.with_name("scratch")) as cloned:
         started = time.process_time()
         found = sum(batch.num_rows for batch in reader.batches(cloned, EVERYTHING, None))

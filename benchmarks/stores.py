@@ -8,10 +8,12 @@ from itertools import islice
 from pathlib import Path
 
 from janitor.law.references import Lifetime
+from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.context import Terms
-from janitor.sweep.progress import Observer, tell_nobody
+from janitor.sweep.progress import Observer, ignore_progress
+from janitor.sweep.sweep import Threads
 from tms_core.clock import Clock
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue, Store
@@ -57,13 +59,13 @@ def _rows(topic: TopicId, count: int, newest_ms: int, step_ms: int) -> Iterator[
 def engine(
     store: Store,
     clock: Clock,
-    observer: Observer = tell_nobody,
+    observer: Observer = ignore_progress,
     *,
     workers: int = 1,
     source: SnapshotSource | None = None,
 ) -> Engine:
     """A janitor that has never seen the store."""
-    return Engine(
+    deps = Deps(
         store,
         SqliteState.in_memory(),
         source,
@@ -71,6 +73,7 @@ def engine(
         TERMS,
         token_hex=secrets.token_hex,
         batch_rows=BATCH_ROWS,
-        workers=workers,
+        division=Threads(workers),
         observer=observer,
     )
+    return Engine(deps)

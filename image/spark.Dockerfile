@@ -44,5 +44,6 @@ ENV PATH=/opt/tms/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 LANG=C.
 USER 65532:65532
 WORKDIR /var/lib/tms
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["/opt/tms/bin/python", "/opt/tms/spark_start.py"]
+# A SIGTERM that comes before Python, or Java, has begun is kept until then, as in the image of the janitor.
+ENTRYPOINT ["/usr/bin/env", "--block-signal=TERM", "/opt/tms/bin/python", "/opt/tms/spark_start.py"]
 CMD ["--help"]

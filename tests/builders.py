@@ -23,11 +23,13 @@ from typing import Any, NamedTuple, TypeVar
 from janitor.law.references import Lifetime
 from janitor.report import Report
 from janitor.run import plan_file as plan
+from janitor.run.deps import Deps
 from janitor.run.engine import Engine
-from janitor.run.prepare import IN_PROGRESS, Prepared
+from janitor.run.prepare import IN_PROGRESS
 from janitor.state.base import State
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.context import Terms
+from janitor.sweep.sweep import Threads
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
 from tms_core.tables.base import MessageValue, Page, Store
@@ -186,13 +188,30 @@ def visibility(
 # --- the janitor -----------------------------------------------------------------------------------------------------
 
 
-class Desk(Engine):
-    """An engine whose plans go to files and come from there, as the commands' do."""
+@dataclass(frozen=True)
+class PossibleSnapshots:
+    """The snapshots of a manager, each of which can follow the one before (``Snapshots.make_possible``)."""
 
-    def _prepare(self, at_ms: int | None = None) -> Prepared:
-        if isinstance(self._source, Snapshots):
-            self._source.make_possible(self.state)
-        return super()._prepare(at_ms)
+    snapshots: Snapshots
+    state: State
+
+    def latest(self) -> Loaded:
+        self.snapshots.make_possible(self.state)
+        return self.snapshots.latest()
+
+
+class Desk(Engine):
+    """An engine whose plans go to files and come from there, as the commands' do.
+
+    Args:
+        workers: how many parts of the store are swept at once.
+        options: of ``Deps``.
+    """
+
+    def __init__(self, store: Store, state: State, source: Any, *arguments: Any, workers: int = 1, **options: Any):
+        if isinstance(source, Snapshots):
+            source = PossibleSnapshots(source, state)
+        super().__init__(Deps(store, state, source, *arguments, **{"division": Threads(workers), **options}))
 
     def preview(self, *, out: Path | None = None, **options: Any) -> Report:
         """What a run would do; written to a plan file, if one is named."""
@@ -245,7 +264,7 @@ def janitor(
     snapshot_interval_seconds: int = 60,
     **options: Any,
 ) -> Rig:
-    """A janitor that has met nothing yet; ``options`` are the Engine's own."""
+    """A janitor that has met nothing yet; ``options`` are those of ``Desk``."""
     clock = clock or ManualClock(now_ms, running_ms=DAY)
     snapshots = snapshots or Snapshots(clock)
     state = state or SqliteState.in_memory()

@@ -27,19 +27,64 @@ main("slow")
 """
 
 
-def test_given_the_first_process_of_a_container_when_sigterm_comes_while_it_imports_then_it_ends() -> None:
+#: What Python does before it comes to the command; it ends when it is told to.
+EARLY = """
+import sys
+print("begun", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def first_process() -> list[str]:
+    """What a command line begins with whose process is to be the first one of a process namespace."""
     unshare = require_tool("unshare", "apt-get install util-linux")
     command = [unshare, "--pid", "--fork", "--kill-child"]
     if os.getuid():
         command.append("--map-root-user")
     if subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
         require_or_skip("this user may make no process namespace; run it as root")
-    with subprocess.Popen([*command, sys.executable, "-c", SLOW], stdout=subprocess.PIPE, text=True) as process:
+    return command
+
+
+def test_given_the_first_process_of_a_container_when_sigterm_comes_while_it_imports_then_it_ends(
+    first_process: list[str],
+) -> None:
+    with subprocess.Popen([*first_process, sys.executable, "-c", SLOW], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         [child] = _children(process.pid)
         os.kill(child, signal.SIGTERM)
         assert process.wait(timeout=60) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("blocked", [True, False], ids=["as in the images", "as it is else"])
+def test_given_the_first_process_when_sigterm_comes_while_python_begins_then_it_is_kept_where_it_is_blocked(
+    tmp_path: Path, first_process: list[str], *, blocked: bool
+) -> None:
+    if subprocess.run(["env", "--block-signal=TERM", "true"], capture_output=True, check=False).returncode:
+        require_or_skip("env blocks no signals; it is that of GNU coreutils 8.31 or newer that does")
+    (tmp_path / "sitecustomize.py").write_text(EARLY)
+    (tmp_path / "ended.py").write_text("def main():\n    raise SystemExit(7)\n")
+    command = tmp_path / "command"
+    interpreter = f"/usr/bin/env -S --block-signal=TERM {sys.executable}" if blocked else sys.executable
+    command.write_text(f"#!{interpreter}\nfrom tms_core.cli.entry import main\nmain('ended')\n")
+    command.chmod(0o755)
+    with subprocess.Popen(
+        [*first_process, str(command)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "begun\n"
+        [child] = _children(process.pid)
+        os.kill(child, signal.SIGTERM)
+        process.stdin.write("\n")
+        process.stdin.close()
+        assert process.wait(timeout=60) == (128 + signal.SIGTERM if blocked else 7)
 
 
 def test_given_any_other_process_when_a_command_begins_then_sigterm_is_left_as_it_is(

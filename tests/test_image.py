@@ -62,6 +62,13 @@ def test_the_janitors_last_stage_installs_nothing() -> None:
     assert re.findall(r"^RUN (\S+)", last, flags=re.MULTILINE) == ["rm"]
 
 
+def test_the_commands_of_the_images_keep_a_sigterm_until_they_can_hear_it() -> None:
+    # tests/test_entry.py shows that this does it.
+    blocked = "/usr/bin/env -S --block-signal=TERM /opt/tms/bin/python|' /opt/tms/bin/janitor /opt/tms/bin/tms"
+    assert blocked in DOCKERFILES[0]
+    assert 'ENTRYPOINT ["/usr/bin/env", "--block-signal=TERM", ' in DOCKERFILES[1]
+
+
 # --- what the image for Spark starts ---------------------------------------------------------------------------------
 
 TOLD = {

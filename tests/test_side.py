@@ -54,6 +54,16 @@ def test_given_rows_when_written_then_they_are_read_in_order_and_in_pages(side: 
     assert [key for key, _ in side.rows(b"", b"l", 10).items] == [b"k0", b"k2"]
 
 
+def test_given_a_row_when_exchanged_then_it_and_others_change_only_if_it_holds_what_was_read(side: SideTable) -> None:
+    side.put([(b"claim", b"old")])
+    assert side.exchange(b"base", None, b"1")
+    assert not side.exchange(b"base", None, b"2", [(b"other", b"x")], [b"claim"])
+    assert not side.exchange(b"base", b"0", b"2", [(b"other", b"x")], [b"claim"])
+    assert [key for key, _ in side.rows(b"", None, 5).items] == [b"base", b"claim"]
+    assert side.exchange(b"base", b"1", b"2", [(b"other", b"x"), (b"more", b"y")], [b"claim", b"none"])
+    assert side.rows(b"", None, 5).items == [(b"base", b"2"), (b"more", b"y"), (b"other", b"x")]
+
+
 def test_given_a_side_table_in_leveldb_when_opened_again_then_its_rows_are_there(tmp_path: Path) -> None:
     with LevelDBSide(tmp_path) as side:
         side.put([(b"k", b"v")])

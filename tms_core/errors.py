@@ -22,6 +22,7 @@
     │   ├── TopicNotFound        no such topic, or a deleted one
     │   ├── TopicExists          there is a topic of that name already
     │   ├── ConsumerNotFound     no such consumer of the topic
+    │   ├── ConsumerConflict     the consumer is there already, has open claims, or the claiming transaction has ended
     │   ├── TransactionExpired   the transaction may not write any more
     │   ├── Unauthorized         the request's sender is not known: no token, or an unknown or expired one
     │   ├── Forbidden            the sender is known, and may not do that on this topic
@@ -174,6 +175,11 @@ class TopicExists(MessagingError):
 
 class ConsumerNotFound(MessagingError):
     """The topic is there, and has no consumer of that name."""
+
+
+class ConsumerConflict(MessagingError):
+    """A consumer is not in the state that the request needs: it is there already, or has claims that are open; or the
+    transaction in which it is to claim has ended. Nothing was done."""
 
 
 class TransactionExpired(MessagingError):

@@ -25,8 +25,7 @@ from janitor.app.serve import opened
 from janitor.app.session import Session
 from janitor.app.stores import LevelDBPlace, Place
 from janitor.daemon.daemon import Daemon
-from janitor.run.engine import Engine
-from janitor.run.feedback import Truncator
+from janitor.run.deps import Deps, Truncator
 from janitor.state.base import State
 from tms_core.server.companions import Host
 from tms_core.tables.base import Store
@@ -113,14 +112,14 @@ class EmbeddedSession(Session):
         # The host closes it.
         return nullcontext(self._host.store.apart())
 
-    def engine(self, store: Store, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:
+    def deps(self, store: Store, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Deps:
         wanted = self.settings.janitor
         gentle = {
             "rows_per_second": wanted.rate_rows_per_second or GENTLE_ROWS_PER_SECOND,
             "batch_rows": min(wanted.batch_rows, GENTLE_BATCH_ROWS),
         }
         # Rows that come back stand before what the server remembers of the topic.
-        return super().engine(store, state, source=source, restored=self._host.service.forget, **{**gentle, **options})
+        return super().deps(store, state, source=source, restored=self._host.service.forget, **{**gentle, **options})
 
     def beside(self, store: Store, side: SideTable | None) -> dict[str, Any]:
         return {**super().beside(store, side), "newborn": self._host.service.is_newborn}

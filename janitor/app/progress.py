@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from janitor.sweep.progress import Observer, tell_nobody
+from janitor.sweep.progress import Observer, ignore_progress
 from tms_core.topic import TopicId
 
 _EVERY_SECONDS = 0.1
@@ -29,7 +29,7 @@ _WHAT = {
 def progress(stream: TextIO) -> Iterator[Observer]:
     """An observer that shows what happens while the block runs, if the stream is a terminal."""
     if not stream.isatty():
-        yield tell_nobody
+        yield ignore_progress
         return
     line = _Line(stream)
     try:

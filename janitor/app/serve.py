@@ -21,8 +21,8 @@ from janitor.daemon.trigger import cron, every
 from janitor.http.app import make_app
 from janitor.http.server import HttpServer
 from janitor.metrics import Metrics
-from janitor.run.feedback import Feedback
-from janitor.run.questions import Inquiry
+from janitor.run.deps import Feedback
+from janitor.run.questions import Questions
 from janitor.settings import config_digest
 from janitor.state.base import State
 from janitor.stats.consumer_lag import LagCount
@@ -251,17 +251,13 @@ def _answer(
 ) -> None:
     """Answer the commands that cannot open the store because this process has it."""
     store, state, side = held
-    unrecognised = daemon.engine.unrecognised
+    unrecognised = daemon.engine.deps.unrecognised
 
-    def reader(observer: Observer, halted: Callable[[], bool]) -> Inquiry:
+    def reader(observer: Observer, halted: Callable[[], bool]) -> Questions:
         # What only reads gets no object that could write (rule S5).
-        return current.inquiry(
-            read_only(store),
-            state,
-            halted=halted,
-            observer=observer,
-            unrecognised=unrecognised,
-            **current.beside(store, side),
+        face, beside = read_only(store), current.beside(store, side)
+        return Questions(
+            current.deps(face, state, halted=halted, observer=observer, unrecognised=unrecognised, **beside)
         )
 
     who = greeting(store.identity(), config_digest(current.settings))

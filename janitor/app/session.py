@@ -24,14 +24,14 @@ from janitor.app.stores import HBasePlace, LevelDBPlace, Place
 from janitor.archive.writer import ParquetArchive
 from janitor.control.api import AnyEngine
 from janitor.control.client import Caller, RemoteEngine
-from janitor.run.engine import Archive, Engine
-from janitor.run.feedback import Feedback, Truncator
-from janitor.run.questions import Inquiry
+from janitor.run.deps import Archive, Deps, Feedback, Truncator
+from janitor.run.engine import Engine
 from janitor.settings import LoadedSettings, Settings, config_digest, load
 from janitor.state.base import State
-from janitor.status.collect import Site
+from janitor.status.collect import Deployment
 from janitor.sweep.context import Terms
-from janitor.sweep.progress import Observer, tell_nobody
+from janitor.sweep.progress import Observer, ignore_progress
+from janitor.sweep.sweep import Threads
 from tms_core.clock import Clock, SystemClock
 from tms_core.consumers.positions import Floor, Positions
 from tms_core.errors import ConfigurationError, StoreBusy, StoreError
@@ -141,7 +141,7 @@ class Session:
             )
         return TransactionClient.configured(transactions)
 
-    def holder(self, observer: Observer = tell_nobody) -> RemoteEngine | None:
+    def holder(self, observer: Observer = ignore_progress) -> RemoteEngine | None:
         """The janitor that holds the store, where one answers in the state folder.
 
         Args:
@@ -259,7 +259,7 @@ class Session:
         return self.place.side(read_only=False)
 
     def beside(self, store: Store, side: SideTable | None) -> dict[str, Any]:
-        """What those mean for judging the store's rows: options of :class:`~janitor.run.questions.Inquiry`."""
+        """What those mean for judging the store's rows: options of :meth:`deps`."""
         return {"expiries": None if side is None else Expiries(side), "floor": self.floor(store, side)}
 
     def floor(self, store: Store, side: SideTable | None) -> Floor | None:
@@ -305,10 +305,10 @@ class Session:
             )
         return ParquetArchive(Path(wanted.path), self.clock)
 
-    def site(self) -> Site:
+    def site(self) -> Deployment:
         """What status page and metrics say of this janitor."""
         janitor = self.settings.janitor
-        return Site(
+        return Deployment(
             store=self.place.name,
             mode="apply" if janitor.apply else "plan_only",
             schedule=janitor.started_by
@@ -318,26 +318,22 @@ class Session:
             arguments=self.arguments(),
         )
 
-    def inquiry(self, store: Store, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Inquiry:
-        """Answers questions on a store; ``options`` are further ones of :class:`~janitor.run.questions.Inquiry`."""
-        found = source or self.source()
-        return Inquiry(store, state, found, self.clock, self.terms(), **{**self._options(), **options})
-
-    def engine(self, store: Store, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:
-        """An engine by the settings; ``options`` are further ones of :class:`~janitor.run.engine.Engine`."""
+    def deps(self, store: Store, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Deps:
+        """What a janitor works with by the settings; ``options`` are further fields, which win."""
         janitor = self.settings.janitor
-        own = {"rows_per_second": janitor.rate_rows_per_second, "archive_days": janitor.archive.keep_days}
-        found = source or self.source()
-        return Engine(store, state, found, self.clock, self.terms(), **{**self._options(), **own, **options})
-
-    def _options(self) -> dict[str, Any]:
-        janitor = self.settings.janitor
-        return {
+        own = {
             "token_hex": secrets.token_hex,
             "batch_rows": janitor.batch_rows,
-            "workers": janitor.workers,
+            "division": Threads(janitor.workers),
             "history_days": janitor.history_days,
+            "rows_per_second": janitor.rate_rows_per_second,
+            "archive_days": janitor.archive.keep_days,
         }
+        return Deps(store, state, source or self.source(), self.clock, self.terms(), **{**own, **options})
+
+    def engine(self, store: Store, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:
+        """An engine by the settings; ``options`` as of :meth:`deps`."""
+        return Engine(self.deps(store, state, source=source, **options))
 
     @contextmanager
     def _engine(

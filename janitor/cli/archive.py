@@ -94,8 +94,8 @@ def bring_back(
     current = session()
     folder = archive_folder.local_folder(current.settings.janitor.archive.path)
     request = Request(topic, target, _selection(current, run_id, since, until), dry_run)
-    with current.reading() if dry_run else current.deciding() as desk:
-        done = desk.restorable(folder, request) if dry_run else desk.restore(folder, request)
+    with current.reading() if dry_run else current.deciding() as engine:
+        done = engine.restorable(folder, request) if dry_run else engine.restore(folder, request)
     found = _meant(folder, request) if dry_run else []
     if current.as_json:
         render.print_json({**done.to_json(), **({"archived": [one.to_json() for one in found]} if dry_run else {})})

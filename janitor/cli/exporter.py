@@ -1,7 +1,7 @@
 """``janitor exporter``: metrics and status page where no daemon runs, because the sweeps are CronJobs.
 
-A run that lasts seconds cannot be scraped, but what it leaves in the memory can. So this process reads the memory every
-few seconds, never the store, and shows what a daemon would show. It opens the memory anew each time: the runs may
+A run that lasts seconds cannot be scraped, but what it leaves in the state can. So this process reads the state every
+few seconds, never the store, and shows what a daemon would show. It opens the state anew each time: the runs may
 replace it, and one that is not there yet is no error. It makes none itself; an empty one at a wrong path would look
 like a store that was never swept.
 """
@@ -25,12 +25,12 @@ from janitor.http.server import HttpServer
 from janitor.metrics import Metrics
 from janitor.state.base import State
 from janitor.state.sqlite.state import SqliteState
-from janitor.status.collect import Site, collect
+from janitor.status.collect import Deployment, collect
 from janitor.status.status import Status
 from tms_core.clock import Clock
 from tms_core.errors import TmsError
 
-#: How often the memory is read, in seconds: well within the time between two scrapes.
+#: How often the state is read, in seconds: well within the time between two scrapes.
 REFRESH_SECONDS = 5
 #: A refresh that is later than this, in milliseconds, means that the process hangs.
 LATE_MS = 60_000
@@ -39,36 +39,36 @@ logger = logging.getLogger(__name__)
 
 
 class Exporter:
-    """What the HTTP server shows (``janitor.http.Views``), from the memory alone.
+    """What the HTTP server shows (``janitor.http.StatusViews``), from the state alone.
 
     Args:
-        place: where the memory is, or will be.
+        place: where the state is, or will be.
         site: what is shown besides.
         metrics: are given each new status.
     """
 
-    def __init__(self, place: Place, site: Site, metrics: Metrics, clock: Clock) -> None:
+    def __init__(self, place: Place, site: Deployment, metrics: Metrics, clock: Clock) -> None:
         self._place = place
         self._site = site
         self._metrics = metrics
         self._clock = clock
-        self._problem = "the memory has not been read yet"
+        self._problem = "the state has not been read yet"
         self._refreshed_ms = clock.running_ms()
         with SqliteState.in_memory() as nothing:
             self._status = collect(nothing, site, clock)
 
     def refresh(self) -> None:
-        """Read the memory; while that fails, what was read last is shown, and the reason is in the log once."""
+        """Read the state; while that fails, what was read last is shown, and the reason is in the log once."""
         problem = self._read()
         if problem and problem != self._problem:
             logger.warning("%s", problem)
         elif self._problem and not problem:
-            logger.info("the memory is read: %s", self._place.state_name)
+            logger.info("the state is read: %s", self._place.state_name)
         self._problem = problem
         self._refreshed_ms = self._clock.running_ms()
 
     def keep_fresh(self, stop: Event) -> None:
-        """Read the memory again and again until ``stop`` is set."""
+        """Read the state again and again until ``stop`` is set."""
         while not stop.wait(REFRESH_SECONDS):
             self.refresh()
 
@@ -76,7 +76,7 @@ class Exporter:
         """Take the status; returns why that was not possible, or nothing."""
         try:
             if not self._place.has_state():
-                return f"there is no memory in {self._place.state_name} yet; the first janitor run makes it"
+                return f"there is no state in {self._place.state_name} yet; the first janitor run makes it"
             with self._place.state() as state:
                 status = collect(state, self._site, self._clock)
         except TmsError as error:
@@ -104,7 +104,7 @@ class Exporter:
     def alive(self) -> str:
         """Why this process should be restarted; empty when it should not."""
         late_ms = self._clock.running_ms() - self._refreshed_ms
-        return f"the memory was last read {late_ms // 1000} s ago" if late_ms > LATE_MS else ""
+        return f"the state was last read {late_ms // 1000} s ago" if late_ms > LATE_MS else ""
 
     def ready(self) -> str:
         """Why there is nothing to show, or nothing new; empty when there is."""

@@ -6,7 +6,7 @@ import re
 import shlex
 
 from janitor.app.session import Session
-from janitor.cli.memory import memory
+from janitor.cli.state import open_state
 from janitor.law.policy import Hold
 from janitor.report import Report
 from janitor.state.base import EVERYTHING
@@ -68,7 +68,7 @@ def for_held(current: Session, report: Report, holds: set[Hold]) -> str:
 
 def _paused(current: Session) -> str:
     """The pattern that is paused, as resume takes it; none where everything is, or where there are several."""
-    with memory(current) as state:
+    with open_state(current) as state:
         patterns = [pause.pattern for pause in state.pauses()] if state else []
     return f" {shlex.quote(patterns[0])}" if len(patterns) == 1 and patterns[0] != EVERYTHING else ""
 
@@ -80,5 +80,5 @@ def _is_held(current: Session) -> bool:
             return current.holder() is not None
         except StoreBusy:
             return True
-    with memory(current) as state:
+    with open_state(current) as state:
         return state is not None and is_renewed(LeaseRecord.parse(state.lease()), current.clock.now_ms())

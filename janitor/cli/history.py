@@ -11,8 +11,8 @@ from rich.text import Text
 
 from janitor.app.session import Session, session
 from janitor.cli import render
-from janitor.cli.memory import beginning, explain_beginning, memory
 from janitor.cli.options import common_options
+from janitor.cli.state import beginning, explain_beginning, open_state
 from janitor.law.policy import Rule
 from janitor.state.base import RunRecord
 from janitor.status.collect import summary
@@ -45,7 +45,7 @@ def command(run_id: str | None, limit: int, since: Moment | None) -> None:
         _show_run(current, run_id)
         return
     now_ms = current.clock.now_ms()
-    with memory(current) as state:
+    with open_state(current) as state:
         runs = state.runs(limit) if state else []
         if since is not None:
             runs = [run for run in runs if run.started_ms >= since.at(now_ms)]
@@ -116,7 +116,7 @@ def _report(run: RunRecord) -> dict[str, Any]:
 
 
 def _show_run(current: Session, run_id: str) -> None:
-    with memory(current) as state:
+    with open_state(current) as state:
         run = state.run(run_id) if state else None
     if run is None:
         raise click.UsageError(f"no run {run_id} is remembered; see: janitor history {current.arguments()}")

@@ -8,8 +8,8 @@ import click
 
 from janitor.app.session import session
 from janitor.cli import render
-from janitor.cli.memory import beginning, explain_beginning, memory
 from janitor.cli.options import common_options, topic_patterns
+from janitor.cli.state import beginning, explain_beginning, open_state
 from janitor.law.policy import Rule
 from janitor.state.base import LedgerEntry
 from tms_core.rowkey import GENERATION_BYTES
@@ -41,7 +41,7 @@ def command(patterns: tuple[str, ...], run_id: str | None, limit: int) -> None:
       janitor ledger --run 1700000000000-0a1b2c3d --limit 1000 --config janitor.yaml
     """
     current = session()
-    with memory(current) as state:
+    with open_state(current) as state:
         entries = state.ledger(limit, run_id=run_id, patterns=patterns) if state else []
         if current.as_json:
             render.print_json({**beginning(state), "entries": [_entry_json(entry) for entry in entries]})

@@ -9,9 +9,9 @@ import click
 
 from janitor.app.session import session
 from janitor.cli import render
-from janitor.cli.memory import memory
 from janitor.cli.options import PatternType, common_options
 from janitor.cli.pause import as_json, names
+from janitor.cli.state import open_state
 from janitor.state.base import EVERYTHING, Pause, State
 from tms_core.cli.outcome import DONE, FAILED
 
@@ -32,7 +32,7 @@ def command(topic: str | None) -> int:
     """
     current = session()
     pattern = topic or EVERYTHING
-    with memory(current) as state:
+    with open_state(current) as state:
         resumed, retried = _resume(state, pattern) if state else ([], [])
         pauses = state.pauses() if state else []
     current.refresh_status()

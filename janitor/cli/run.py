@@ -67,7 +67,7 @@ def after_run(engine: Engine) -> None:
 
     A run that is done does not fail because of it.
     """
-    engine.state.save_note(DAEMON_NOTE, None)
+    engine.deps.state.save_note(DAEMON_NOTE, None)
     try:
         engine.keep_house()
     except TmsError as error:

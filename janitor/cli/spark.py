@@ -104,8 +104,10 @@ def stats(
         place = _absolute(out) if out else None
         written = on.attended(spark, lambda: counting.write(spark, found, place, day)) if place else None
         if changes:
-            desks = (_SparkDesk(current.common, current.clock, spark, partitions, then) for then in ((), changes))
-            plans = [desk.preview(patterns) for desk in desks]
+            sessions = (
+                _SessionOnSpark(current.common, current.clock, spark, partitions, then) for then in ((), changes)
+            )
+            plans = [one.preview(patterns) for one in sessions]
     if remember:
         with access.reading() as store, current.place.state() as state:
             living = {t: g for t, g in counting.living(store).items() if not patterns or matches(t, patterns)}
@@ -158,12 +160,12 @@ def sweep(
         click.echo("janitor.apply is false, so this is only a plan; set it to true to delete", err=True)
         dry_run = True
     with on.session(master) as spark:
-        desk = _SparkDesk(current.common, current.clock, spark, partitions)
+        on_spark = _SessionOnSpark(current.common, current.clock, spark, partitions)
         if dry_run:
-            show(current, desk.preview(patterns))
+            show(current, on_spark.preview(patterns))
             return 0
         try:
-            with desk.feedback() as feedback, desk.writing(feedback) as engine:
+            with on_spark.feedback() as feedback, on_spark.writing(feedback) as engine:
                 report = engine.run_once(adopt=adopt, patterns=patterns)
                 after_run(engine)
         except StoreBusy as error:
@@ -175,8 +177,8 @@ def sweep(
     return finish(current, report)
 
 
-class _SparkDesk(Session):
-    """A session whose engines have their passes walked on Spark."""
+class _SessionOnSpark(Session):
+    """A session whose engines make their passes on Spark."""
 
     def __init__(
         self,
@@ -198,25 +200,19 @@ class _SparkDesk(Session):
         from janitor.spark.sweep.task import StoreGround  # noqa: PLC0415
         from janitor.spark.whatif import supposed  # noqa: PLC0415
 
-        access, janitor = Access(self.settings), self.settings.janitor
+        access = Access(self.settings)
+        if self._changes:
+            store = supposed(store, self._changes)
         return spark_engine(
-            supposed(store, self._changes) if self._changes else store,
-            state,
-            source or self.source(),
-            self.clock,
-            self.terms(),
+            self.deps(store, state, source=source, **options),
             sender=SparkSender(self._spark, StoreGround(access)),
             cut=cutter(access, self._partitions),
-            looking=self._looking if access.is_leveldb else None,
-            rows_per_second=janitor.rate_rows_per_second,
-            archive_days=janitor.archive.keep_days,
-            **self._options(),
-            **options,
+            looking=self._reading_tasks if access.is_leveldb else None,
         )
 
     @contextmanager
-    def _looking(self) -> Iterator[Sender]:
-        """Tasks that look at the LevelDB store as it is now, while this process has it open."""
+    def _reading_tasks(self) -> Iterator[Sender]:
+        """Tasks that read the LevelDB store as it is now, while this process has it open."""
         from janitor.spark.access import Access  # noqa: PLC0415
         from janitor.spark.sweep.runner import SparkSender  # noqa: PLC0415
         from janitor.spark.sweep.task import StoreGround  # noqa: PLC0415

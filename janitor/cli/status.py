@@ -15,8 +15,8 @@ from janitor.cli import render
 from janitor.cli.hints import complete, is_renewed
 from janitor.cli.history import RUNNING
 from janitor.cli.history import status as run_status
-from janitor.cli.memory import memory
 from janitor.cli.options import common_options
+from janitor.cli.state import open_state
 from janitor.law.policy import Hold
 from janitor.state.base import EVERYTHING, State
 from janitor.state.sqlite.state import SqliteState
@@ -59,7 +59,7 @@ def command(check: bool) -> int:
     status = _status(current)
     health = judge(status)
     if current.as_json:
-        render.print_json({**status.to_json(), "verdict": health.to_json()})
+        render.print_json({**status.to_json(), "health": health.to_json()})
         return DONE
     out = render.console()
     for line in lines(status, health, current.arguments()):
@@ -85,14 +85,14 @@ def _check(current: Session) -> int:
 
 
 def _status(current: Session) -> Status:
-    """From the janitor that runs, or else from the memory."""
+    """From the janitor that runs, or else from the state."""
     try:
         holder = current.holder()
         if holder is not None:
             return holder.status()
     except StoreError as error:
         logger.warning("%s", error)
-    with memory(current) as state:
+    with open_state(current) as state:
         if state is not None:
             status = collect(state, current.site(), current.clock)
             status = replace(status, running=_under_way(current, state, status.now_ms))
@@ -128,7 +128,7 @@ def lines(status: Status, health: Health, arguments: str = "") -> Iterator[Text]
     else:
         holder = status.lease_holder if status.process != "down" else ""
         running = f"{holder} has the lease" if holder else "no daemon"
-        yield render.line("running", f"{running}; this is what the memory holds")
+        yield render.line("running", f"{running}; this is what the state has")
     yield from _runs(status)
     yield from _aside(status, arguments)
     yield from _transactions(status)

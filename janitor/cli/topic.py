@@ -11,8 +11,8 @@ from rich.text import Text
 from janitor.app.session import Session, session
 from janitor.cli import render
 from janitor.cli.hints import typed
-from janitor.cli.memory import memory
 from janitor.cli.options import common_options
+from janitor.cli.state import open_state
 from janitor.status.collect import collect
 from janitor.status.past import topic_detail
 from tms_core.cli.names import TopicType
@@ -36,7 +36,7 @@ def command(topic: TopicId) -> None:
       janitor topic default:orders --config janitor.yaml
     """
     current = session()
-    with memory(current) as state:
+    with open_state(current) as state:
         found = topic_detail(state, collect(state, current.site(), current.clock), topic) if state else None
     if found is None:
         hint = typed(current, "status")

@@ -167,10 +167,10 @@ def _missing(answer: Why, missing: Missing) -> Iterator[str]:
         yield f"  {'taken, if it was there,' if trace.certain else 'perhaps taken'} by {_run(trace)}"
     if len(missing.taken) > NAMED_RUNS:
         yield f"  and {len(missing.taken) - NAMED_RUNS} runs more, all of them with --format json"
-    since_ms = answer.memory.complete_since_ms
+    since_ms = answer.ledger_reach.complete_since_ms
     known = "it was not written down since when this state knows"
     if since_ms is not None:
-        known = f"this memory knows what was deleted since {render.moment(since_ms)}"
+        known = f"the state has what was deleted since {render.moment(since_ms)}"
     if not missing.taken:
         yield f"  no run is known to have taken it: {known}; it went before, was deleted by CDAP, or never was there"
 

@@ -36,7 +36,7 @@ from janitor.run.plan_file import PlanFile
 from janitor.run.questions import Planned
 from janitor.state.base import Claim
 from janitor.status.status import Status
-from janitor.sweep.progress import Observer, tell_nobody
+from janitor.sweep.progress import Observer, ignore_progress
 from tms_core.errors import Halted, StoreBusy, TmsError
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 
 class Asks(Protocol):
-    """Questions: nothing in the store is changed by them. :class:`~janitor.run.engine.Engine` says what each means."""
+    """Questions: nothing in the store is changed by them (:class:`~janitor.run.questions.Questions`)."""
 
     def plan(self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "") -> Planned: ...
 
@@ -146,13 +146,13 @@ class Observers:
         always: told of everything.
     """
 
-    def __init__(self, always: Observer = tell_nobody) -> None:
+    def __init__(self, always: Observer = ignore_progress) -> None:
         self._always = always
         self._asking = threading.local()
 
     def __call__(self, phase: str, topic: TopicId | None, rows: int) -> None:
         self._always(phase, topic, rows)
-        asking: Observer = getattr(self._asking, "observer", tell_nobody)
+        asking: Observer = getattr(self._asking, "observer", ignore_progress)
         asking(phase, topic, rows)
 
     @contextmanager

@@ -27,7 +27,7 @@ from janitor.run.plan_file import PlanFile
 from janitor.run.questions import Planned
 from janitor.state.base import Claim
 from janitor.status.status import Status
-from janitor.sweep.progress import Observer, tell_nobody
+from janitor.sweep.progress import Observer, ignore_progress
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 #: How long to wait until a janitor says who it is, and how long one may be silent, in seconds. While it works it says
 #: every few seconds that it is alive.
-GREETING_SECONDS, SILENCE_SECONDS = 10.0, 60.0
+GREETING_SECONDS, ANSWER_SECONDS = 10.0, 60.0
 
 #: How asking fails where no process listens, or no longer.
 _GONE = (FileNotFoundError, NotADirectoryError, ConnectionError)
@@ -53,15 +53,15 @@ class Caller:
     Args:
         folder: the state folder.
         observer: told how far the other one is.
-        silence_seconds: how long it may say nothing.
+        answer_seconds: how long it may say nothing.
     """
 
     def __init__(
-        self, folder: Path, observer: Observer = tell_nobody, *, silence_seconds: float = SILENCE_SECONDS
+        self, folder: Path, observer: Observer = ignore_progress, *, answer_seconds: float = ANSWER_SECONDS
     ) -> None:
         self.folder = folder
         self._observer = observer
-        self._silence_seconds = silence_seconds
+        self._answer_seconds = answer_seconds
 
     def greeting(self) -> Greeting | None:
         """Who answers; None where no janitor listens.
@@ -73,7 +73,7 @@ class Caller:
         if not self._path.exists():
             return None
         try:
-            return self._ask("hello", Greeting, {}, min(GREETING_SECONDS, self._silence_seconds))
+            return self._ask("hello", Greeting, {}, min(GREETING_SECONDS, self._answer_seconds))
         except _GONE:
             return None
 
@@ -89,17 +89,17 @@ class Caller:
             StoreError: it has ended, or is not understood.
         """
         try:
-            return self._ask(method, kind, arguments, self._silence_seconds)
+            return self._ask(method, kind, arguments, self._answer_seconds)
         except _GONE as error:
             raise StoreError(
                 "The janitor that holds the store ended before it had answered.",
                 "Try again; janitor status says what it did last.",
             ) from error
 
-    def _ask(self, method: str, kind: type[T], arguments: Mapping[str, Any], silence_seconds: float) -> T:
+    def _ask(self, method: str, kind: type[T], arguments: Mapping[str, Any], answer_seconds: float) -> T:
         params = {name: values.pack(value) for name, value in arguments.items()}
         request = values.encode({"protocol": api.PROTOCOL, "params": params})
-        with self._answering(method, request, silence_seconds) as answer:
+        with self._answering(method, request, answer_seconds) as answer:
             try:
                 found: T = values.unpack(kind, self._result(answer))
             except (ValueError, TypeError) as error:
@@ -111,16 +111,16 @@ class Caller:
         return self.folder / api.SOCKET_NAME
 
     @contextmanager
-    def _answering(self, method: str, request: bytes, silence_seconds: float) -> Iterator[httpx2.Response]:
+    def _answering(self, method: str, request: bytes, answer_seconds: float) -> Iterator[httpx2.Response]:
         """The answer to a question; what goes wrong is an error of ours, but for that no process listens any more."""
         import httpx2  # noqa: PLC0415 see the module's docstring
 
         begun = False
         try:
             with (
-                self._reached(silence_seconds) as uds,
+                self._reached(answer_seconds) as uds,
                 httpx2.HTTPTransport(uds=uds) as transport,
-                httpx2.Client(transport=transport, timeout=silence_seconds, base_url="http://localhost") as client,
+                httpx2.Client(transport=transport, timeout=answer_seconds, base_url="http://localhost") as client,
                 client.stream("POST", f"/control/{method}", content=request) as answer,
             ):
                 begun = True
@@ -136,7 +136,7 @@ class Caller:
             raise ConnectionResetError("the other side has hung up") from error
 
     @contextmanager
-    def _reached(self, silence_seconds: float) -> Iterator[str]:
+    def _reached(self, answer_seconds: float) -> Iterator[str]:
         """The address of the socket, where a process listens on it.
 
         It is tried here, because the HTTP library does not close a socket that it could not connect.
@@ -144,7 +144,7 @@ class Caller:
         try:
             with api.address(self.folder) as uds:
                 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-                    connection.settimeout(silence_seconds)
+                    connection.settimeout(answer_seconds)
                     connection.connect(uds)
                 yield uds
         except _GONE:

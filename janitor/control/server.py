@@ -84,7 +84,7 @@ class ControlServer:
         self._pulse_seconds = pulse_seconds
         self._stopping = Event()
         self._lock = Lock()
-        self._under_way: dict[_Exchange, Thread] = {}
+        self._under_way: dict[_RunningCall, Thread] = {}
         self._server: ServerThread | None = None
         self._inode = 0
 
@@ -193,7 +193,7 @@ class ControlServer:
             return Response()
         except ValueError as error:
             return _refused(413, api.not_understood(str(error)))
-        exchange = _Exchange(abort_of(request.scope))
+        exchange = _RunningCall(abort_of(request.scope))
         work = (exchange, request.path_params["method"], body)
         thread = Thread(target=self._work, args=work, name="control-client", daemon=True)
         with self._lock:
@@ -210,7 +210,7 @@ class ControlServer:
         thread.start()
         return _Answer(exchange, self._pulse_seconds)
 
-    def _work(self, exchange: _Exchange, method: str, body: bytes) -> None:
+    def _work(self, exchange: _RunningCall, method: str, body: bytes) -> None:
         """Work on one question; nothing that goes wrong with it goes further than here."""
         try:
             line = values.encode({"result": api.answer(self._behind, method, body, exchange.observe, exchange.gone)})
@@ -263,7 +263,7 @@ def _refused(status: int, error: TmsError) -> Response:
     return Response(values.encode_error(error), status, media_type="application/x-ndjson")
 
 
-class _Exchange:
+class _RunningCall:
     """A question, between the thread that works on it and the event loop that sends what is said of it.
 
     The thread never waits for the client, which may be stopped by its terminal, or gone: progress that was not taken
@@ -333,7 +333,7 @@ class _Exchange:
 class _Answer(StreamingResponse):
     """An answer, sent as it comes."""
 
-    def __init__(self, exchange: _Exchange, pulse_seconds: float) -> None:
+    def __init__(self, exchange: _RunningCall, pulse_seconds: float) -> None:
         super().__init__(exchange.lines(pulse_seconds), media_type="application/x-ndjson")
         self._exchange = exchange
 

@@ -29,7 +29,7 @@ from janitor.run.log import RunLog
 from janitor.run.plan_file import PlanFile
 from janitor.state.base import State
 from janitor.status import collect
-from janitor.status.collect import Live, Site
+from janitor.status.collect import Deployment, Live
 from janitor.status.status import Running, RunSummary, SnapshotFigures, Status
 from tms_core.clock import Clock
 from tms_core.errors import Halted, LeaseLost, TmsError
@@ -126,7 +126,7 @@ class Watched:
 
 
 class Daemon:
-    """The jobs and their life cycle; also what the HTTP server shows (``janitor.http.Views``).
+    """The jobs and their life cycle; also what the HTTP server shows (``janitor.http.StatusViews``).
 
     Args:
         engine: sweeps.
@@ -147,7 +147,7 @@ class Daemon:
         schedule: Schedule,
         trigger: Trigger,
         state: State,
-        site: Site,
+        site: Deployment,
         metrics: Metrics,
         clock: Clock,
         *,
@@ -213,22 +213,22 @@ class Daemon:
     # -- what an operator decides (``janitor.control.api.Decider``) --------------------------------------------------
 
     def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
-        """As :meth:`janitor.run.engine.Engine.adopt`."""
+        """As :meth:`janitor.run.decisions.Decisions.adopt`."""
         return self.engine.adopt(once_for=once_for, store_id=store_id)
 
     def approve(
         self, patterns: tuple[str, ...] = (), *, clock: bool = False, once_for: str | None = None
     ) -> list[TopicId]:
-        """As :meth:`janitor.run.engine.Engine.approve`."""
+        """As :meth:`janitor.run.decisions.Decisions.approve`."""
         return self.engine.approve(patterns, clock=clock, once_for=once_for)
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
-        """As :meth:`janitor.run.engine.Engine.apply`, and seen like any other run."""
+        """As :meth:`janitor.run.runs.Runs.apply`, and seen like any other run."""
         with self._watched.run():
             return self.engine.apply(wanted, adopt=adopt)
 
     def restore(self, folder: Path, request: Request) -> Restored:
-        """As :meth:`janitor.run.engine.Engine.restore`, and seen like any other run."""
+        """As :meth:`janitor.run.decisions.Decisions.restore`, and seen like any other run."""
         with self._watched.run():
             return self.engine.restore(folder, request)
 
@@ -281,13 +281,13 @@ class Daemon:
         """One sweep, or one plan where only plans are wanted."""
         if not self._leads():
             return
-        patient, self._full_wanted = not self._full_wanted, False
+        lazy, self._full_wanted = not self._full_wanted, False
         try:
             with self._watched.run():
                 if self._site.mode == "plan_only":
                     report = self.engine.rehearse(patterns=self._patterns)
                 else:
-                    report = self.engine.run_once(adopt=self._adopt, patterns=self._patterns, patient=patient)
+                    report = self.engine.run_once(adopt=self._adopt, patterns=self._patterns, lazy=lazy)
             self._log.write(report)
         except BaseException:
             self._outdated = True

@@ -65,7 +65,7 @@ class Plan(Protocol):
     def due(self, planned: datetime, now: datetime) -> datetime: ...
 
 
-class Interval(BaseTrigger):
+class IntervalTrigger(BaseTrigger):
     """An interval, kept by running time; the wall time it answers with is only where that lies at present."""
 
     def __init__(self, trigger: Every, clock: Clock) -> None:
@@ -116,9 +116,9 @@ class Calendar(BaseTrigger):
         return str(self._cron)
 
 
-def plan(trigger: Trigger, clock: Clock) -> Interval | Calendar:
+def plan(trigger: Trigger, clock: Clock) -> IntervalTrigger | Calendar:
     """The trigger object that APScheduler asks when a job runs next."""
-    return Interval(trigger, clock) if isinstance(trigger, Every) else Calendar(trigger)
+    return IntervalTrigger(trigger, clock) if isinstance(trigger, Every) else Calendar(trigger)
 
 
 def wall_time(clock: Clock) -> datetime:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from janitor.http.app import Views, make_app
+from janitor.http.app import StatusViews, make_app
 from janitor.http.server import HttpServer
 
-__all__ = ["HttpServer", "Views", "make_app"]
+__all__ = ["HttpServer", "StatusViews", "make_app"]

@@ -43,7 +43,7 @@ DEFAULT_RUNS, MAX_RUNS = 100, 1000
 _ZIPPED = Middleware(GZipMiddleware, minimum_size=4096, compresslevel=1)
 
 
-class Views(Protocol):
+class StatusViews(Protocol):
     """What the server shows. Any of it may be called by several threads at once."""
 
     def status(self) -> Status:
@@ -71,7 +71,7 @@ class Views(Protocol):
         ...
 
 
-def make_app(views: Views, host: str = "127.0.0.1", arguments: str = "") -> Starlette:
+def make_app(views: StatusViews, host: str = "127.0.0.1", arguments: str = "") -> Starlette:
     """The application.
 
     Args:
@@ -110,7 +110,7 @@ def make_app(views: Views, host: str = "127.0.0.1", arguments: str = "") -> Star
 class _Routes:
     """The answers, by path."""
 
-    def __init__(self, views: Views, page: str, arguments: str) -> None:
+    def __init__(self, views: StatusViews, page: str, arguments: str) -> None:
         self._views = views
         self._page = page
         self._arguments = arguments
@@ -175,7 +175,7 @@ class _Routes:
 
     def _document(self, status: Status, alive: str, ready: str) -> dict[str, Any]:
         document = status.to_json()
-        document |= {"alive": alive, "ready": ready, "verdict": judge(status, alive, ready).to_json()}
+        document |= {"alive": alive, "ready": ready, "health": judge(status, alive, ready).to_json()}
         document["adopt_command"] = self._command("adopt")
         for entry in document["paused"]:
             entry["command"] = self._command("resume", entry["pattern"])

@@ -117,7 +117,7 @@ class Why:
     problem: str
     found: tuple[Found, ...]
     missing: tuple[Missing, ...]
-    memory: LedgerReach
+    ledger_reach: LedgerReach
     resume: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -135,5 +135,5 @@ class Why:
             "found": [found.to_json() for found in self.found],
             "missing": [missing.to_json() for missing in self.missing],
             "resume": list(self.resume),
-            "memory": asdict(self.memory),
+            "ledger_reach": asdict(self.ledger_reach),
         }

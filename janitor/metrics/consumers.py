@@ -17,7 +17,7 @@ from janitor.metrics.series import PerTopic, largest
 from janitor.status.status import ConsumerFigures
 
 
-class Name(NamedTuple):
+class ConsumerName(NamedTuple):
     """A consumer's name, as labels have it."""
 
     tms_namespace: str
@@ -26,12 +26,12 @@ class Name(NamedTuple):
 
 
 #: Under this name stand all consumers that have no series of their own. It can be one's, which is then one of them.
-OTHER = Name("_other", "_other", "_other")
+OTHER = ConsumerName("_other", "_other", "_other")
 
 
 def shown(
-    consumers: Iterable[ConsumerFigures], before: Collection[Name], per_topic: PerTopic, top: int
-) -> frozenset[Name]:
+    consumers: Iterable[ConsumerFigures], before: Collection[ConsumerName], per_topic: PerTopic, top: int
+) -> frozenset[ConsumerName]:
     """The consumers that get series of their own.
 
     Args:
@@ -45,7 +45,7 @@ def shown(
     return frozenset(lags) if per_topic == "all" else largest(lags, before, top)
 
 
-def families(consumers: Sequence[ConsumerFigures], named: Collection[Name]) -> list[Metric]:
+def families(consumers: Sequence[ConsumerFigures], named: Collection[ConsumerName]) -> list[Metric]:
     """The series of the consumers named, and of all others together."""
     own = {_name(found): [found] for found in consumers if _name(found) in named}
     others = [found for found in consumers if _name(found) not in named]
@@ -62,8 +62,8 @@ def families(consumers: Sequence[ConsumerFigures], named: Collection[Name]) -> l
     ]
 
 
-def _name(found: ConsumerFigures) -> Name:
-    return Name(found.tms_namespace, found.topic, found.consumer)
+def _name(found: ConsumerFigures) -> ConsumerName:
+    return ConsumerName(found.tms_namespace, found.topic, found.consumer)
 
 
 def _first(moments: Iterable[int | None]) -> float | None:

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from janitor.metrics import consumers, counters, gauges
 from janitor.metrics import series as topics
-from janitor.metrics.series import Name, PerTopic
+from janitor.metrics.series import PerTopic, TopicName
 from janitor.status.status import Status
 
 #: The version of OpenMetrics that prometheus-client writes.
@@ -39,8 +39,8 @@ class Metrics(Collector):
     def __init__(self, per_topic: PerTopic, top: int, registry: CollectorRegistry | None = None) -> None:
         self._per_topic = per_topic
         self._top = top
-        self._shown: frozenset[Name] = frozenset()
-        self._consumers: frozenset[consumers.Name] = frozenset()
+        self._shown: frozenset[TopicName] = frozenset()
+        self._consumers: frozenset[consumers.ConsumerName] = frozenset()
         self._families: tuple[Metric, ...] = ()
         self.registry = registry or CollectorRegistry()
         self.registry.register(self)

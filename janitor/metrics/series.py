@@ -23,7 +23,7 @@ PerTopic = Literal["none", "top", "all"]
 N = TypeVar("N", bound=tuple[str, ...])
 
 
-class Name(NamedTuple):
+class TopicName(NamedTuple):
     """A topic's name, as labels have it."""
 
     tms_namespace: str
@@ -31,7 +31,7 @@ class Name(NamedTuple):
 
 
 #: Under this name stand all topics that have no series of their own. It can be a topic's, which is then one of them.
-OTHER = Name("_other", "_other")
+OTHER = TopicName("_other", "_other")
 
 _SERIES: tuple[tuple[Definition, Callable[[TopicFigures], float | None]], ...] = (
     (MESSAGES, lambda topic: topic.messages),
@@ -42,14 +42,16 @@ _SERIES: tuple[tuple[Definition, Callable[[TopicFigures], float | None]], ...] =
 )
 
 
-def shown(topics: Iterable[TopicFigures], before: Collection[Name], per_topic: PerTopic, top: int) -> frozenset[Name]:
+def shown(
+    topics: Iterable[TopicFigures], before: Collection[TopicName], per_topic: PerTopic, top: int
+) -> frozenset[TopicName]:
     """The topics that get series of their own.
 
     Args:
         before: those that had them so far.
         top: how many, where it is ``top``.
     """
-    sizes = {Name(topic.tms_namespace, topic.topic): topic.size_bytes for topic in topics}
+    sizes = {TopicName(topic.tms_namespace, topic.topic): topic.size_bytes for topic in topics}
     sizes.pop(OTHER, None)
     if per_topic == "none":
         return frozenset()
@@ -64,7 +66,7 @@ def largest(sizes: Mapping[N, int], before: Collection[N], top: int) -> frozense
     return frozenset(name for *_, name in heapq.nsmallest(top, weighed))
 
 
-def families(topics: Sequence[TopicFigures], named: Collection[Name]) -> list[Metric]:
+def families(topics: Sequence[TopicFigures], named: Collection[TopicName]) -> list[Metric]:
     """The series of the topics named, and of all others together."""
     own = [topic for topic in topics if (topic.tms_namespace, topic.topic) in named]
     others = [topic for topic in topics if (topic.tms_namespace, topic.topic) not in named]

@@ -1,4 +1,4 @@
-"""What a pass leaves behind in memory once the store's own writes are durable.
+"""What a pass leaves behind in the state once the store's own writes are durable.
 
 A run that covered everything moves frontiers, and if it was a thorough one it closes open ids and may make a claim
 (rule S4). A run that did not, because it was scoped, a topic failed, or no snapshot could be used, moves only what it
@@ -11,119 +11,23 @@ what was covered, which is true whatever becomes of the rest, so that the run af
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
 from janitor.boundary.coverage import Record, Round
 from janitor.law.intervals import Interval
 from janitor.law.policy import Hold
-from janitor.report import GuardNote, Mode
 from janitor.run import guards, quarantine
+from janitor.run.passes import Pass
 from janitor.run.prepare import Prepared, remember_snapshot
 from janitor.state.base import Claim, ClockAnchor, Evidence, FrontierRecord, State, StoreRecord, Strikes
 from janitor.sweep import transactions as txstate
 from janitor.sweep.context import RunContext, Terms, TopicWork
-from janitor.sweep.outcome import Outcome
 from janitor.sweep.transactions import TxState
-from tms_core.errors import Interrupted
-from tms_core.tables.base import UNREADABLE, Store
 from tms_core.topic import TopicId
 from tms_core.transaction.model import VisibilityState
-
-#: How many of the topics that wait for a consumer are named.
-NAMED_TOPICS = 20
-
-
-@dataclass(slots=True)
-class Pass:
-    """A walk under way, and what is counted of it.
-
-    Attributes:
-        running_ms: the machine's running time when it began.
-        calls: which store operations had been made by then.
-        boundary: the claim in force; None while there is none.
-        round: the round of thorough passes it goes on with; None as long as it proves nothing.
-        halted: why the walk ended early; None when it came to its end.
-        truncated: transactions that were taken off the invalid list.
-        refutation: how the last claim was refuted, as that was known when it began.
-        notes: what else is to be said of it.
-    """
-
-    id: str
-    mode: Mode
-    started_ms: int
-    running_ms: int
-    calls: Counter[str]
-    ready: Prepared
-    context: RunContext
-    outcome: Outcome
-    boundary: int | None = None
-    round: Round | None = None
-    halted: Interrupted | None = None
-    truncated: int = 0
-    refutation: rounds.Refutation | None = None
-    notes: list[GuardNote] = field(default_factory=list)
-
-    @property
-    def finished(self) -> bool:
-        """Whether it came to every topic that is not put aside."""
-        return not (self.outcome.errors or self.context.patterns or self.outcome.withheld or self.halted)
-
-    @property
-    def complete(self) -> bool:
-        """Whether it covered every topic (rule S4)."""
-        return self.finished and not self.context.has_aside
-
-    @property
-    def proves(self) -> bool:
-        """Whether a part that it covers is evidence: a look at everything, under a snapshot, with nothing put aside."""
-        context = self.context
-        scoped = context.patterns or context.limits is not None
-        return context.thorough and self.ready.tx.usable is not None and not scoped and not context.has_aside
-
-
-def calls_made(current: Pass, store: Store) -> Counter[str]:
-    """The store operations of a pass so far, by name."""
-    made = store.calls - current.calls
-    del made[UNREADABLE]
-    return made
-
-
-def notes_on_aside(current: Pass, state: State) -> list[GuardNote]:
-    """What there is to say of topics in which nothing was changed."""
-    context = current.context
-    notes = []
-    if context.paused:
-        patterns = ", ".join(sorted(context.paused))
-        notes.append(
-            GuardNote("paused", False, f"nothing is changed in {patterns}, because it is paused: janitor resume")
-        )
-    strikes = state.strikes() if context.quarantined else {}
-    for topic in sorted(set(context.quarantined) & set(strikes)):
-        record = strikes[topic]
-        message = f"{topic} is passed by after {record.count} failures in a row, the last one: {record.error}"
-        notes.append(GuardNote("quarantine", False, message))
-    return notes
-
-
-def notes_on_consumers(current: Pass) -> list[GuardNote]:
-    """For whom rows are held."""
-    consumers, seconds = current.context.consumers, current.context.terms.consumer_hold_seconds
-    waiting = sorted(consumers.waiting.items()) if consumers is not None else ()
-    notes = [
-        GuardNote(
-            "consumer",
-            False,
-            f"{topic} keeps what consumer {position.name} has not read, for {seconds} s after its ttl at most",
-        )
-        for topic, position in waiting[:NAMED_TOPICS]
-    ]
-    if len(waiting) > NAMED_TOPICS:
-        notes.append(GuardNote("consumer", False, f"and {len(waiting) - NAMED_TOPICS} topics more wait for consumers"))
-    return notes
 
 
 def begin_run(current: Pass, state: State, clocks: ClockAnchor, *, moves_frontiers: bool) -> None:
@@ -212,7 +116,7 @@ def conclude_run(
 
     Args:
         clocks: what the machine's clocks show now.
-        barred: why it may claim nothing (:func:`obstacles`).
+        barred: why it may claim nothing (:func:`janitor.run.claims.obstacles`).
     """
     _save_sight(current.ready, state, clocks)
     ready, context = current.ready, current.context
@@ -299,21 +203,6 @@ def _save_sight(ready: Prepared, state: State, clocks: ClockAnchor) -> None:
     state.save_anchor(guards.next_anchor(state.anchor(), clocks))
     state.save_store(seen(ready.record, ready.tx))
     remember_snapshot(state, ready)
-
-
-def obstacles(ready: Prepared, terms: Terms, store: Store) -> list[str]:
-    """Why nothing can be claimed, whatever the evidence."""
-    found = list(store.obstacles())
-    if ready.first_contact:
-        found.append("this store, with these transactions, has not been adopted")
-    if not terms.lifetime_known:
-        found.append(
-            "transactions.max_lifetime_seconds is not set, so it is not known how long a transaction may write; "
-            "set it to what the servers enforce (data.tx.max.lifetime)"
-        )
-    if ready.tx.usable is None:
-        found.append(ready.tx.message)
-    return found
 
 
 def seen(record: StoreRecord, tx: TxState) -> StoreRecord:

@@ -12,7 +12,7 @@ from typing import Any
 
 from janitor.law.policy import Hold, Rule
 from janitor.report import DataTable, Entry, EntryKey, Report
-from janitor.run.conclude import Pass
+from janitor.run.passes import Pass
 from janitor.state.base import CounterKey, State
 from janitor.state.topic_history import save_topics
 from janitor.sweep.booking import Sums

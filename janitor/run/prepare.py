@@ -1,4 +1,4 @@
-"""What every question to the janitor begins with: the clocks, the store's record, the snapshot, and the guards.
+"""What everything the janitor is asked for begins with: clocks, the store's record, the snapshot, guards, the context.
 
 Nothing here changes the store or what is remembered, but for two things. A store that is met for the first time is
 given its mark, so that a plan made now can be recognised when it is applied. And of one that was put back from a backup
@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from janitor.law.policy import Hold
 from janitor.report import GuardNote
-from janitor.run import guards
+from janitor.run import guards, quarantine
+from janitor.run.deps import Deps
 from janitor.run.guards import InProgressThen
 from janitor.state.base import Claim, ClockAnchor, State, StoreRecord
 from janitor.state.records import RESTORED
 from janitor.sweep import transactions as txstate
-from janitor.sweep.context import Terms
-from janitor.sweep.transactions import Observed, TxState
-from tms_core.clock import Clock
+from janitor.sweep.consumer_holds import ConsumerHolds
+from janitor.sweep.context import Limits, RunContext
+from janitor.sweep.transactions import Observed, TransactionView, TxState
 from tms_core.tables.base import Store
-from tms_core.transaction.source.source import SnapshotSource
 
 #: The note that says what was in progress in the snapshot last used, and what its write pointer was.
 IN_PROGRESS = "in_progress"
@@ -67,20 +68,16 @@ class Prepared:
         return any(pointer <= claim.bound for pointer in self.ids.new[:1])
 
 
-def prepare(
-    state: State,
-    store: Store,
-    source: SnapshotSource | None,
-    clock: Clock,
-    terms: Terms,
-    token_hex: Callable[[int], str],
-    at_ms: int | None = None,
-) -> Prepared:
-    """Read all that a verdict rests on besides the tables.
+def prepare(deps: Deps, at_ms: int | None = None) -> Prepared:
+    """Read all that decisions on rows rest on besides the tables.
 
     Args:
         at_ms: judge by another moment than the present; then the clock is not checked.
+
+    Raises:
+        StoreError: the store or the state could not be read.
     """
+    state, source, clock, terms = deps.state, deps.source, deps.clock, deps.terms
     allowance_ms = terms.lifetime.allowance_ms
     now = guards.read_clocks(clock)
     measured = guards.measured(state.anchor(), now)
@@ -90,7 +87,7 @@ def prepare(
         later_ms = at_ms - now.wall_ms
         now = replace(now, wall_ms=at_ms, running_ms=now.running_ms + later_ms)
         measured = replace(measured, wall_ms=measured.wall_ms + later_ms, running_ms=measured.running_ms + later_ms)
-    record, store_note = _known_store(state, store, token_hex)
+    record, store_note = _known_store(state, deps.store, deps.token_hex)
     interval_seconds = terms.snapshot_interval_seconds
     tx = txstate.refresh(source, now.wall_ms, interval_seconds=interval_seconds, allowance_ms=allowance_ms)
     if at_ms is not None and tx.usable is None:
@@ -107,6 +104,48 @@ def prepare(
             tx, ids, system_note = txstate.older(tx), Observed(now.wall_ms), None
     notes = [note for note in (clock_note, store_note, system_note) if note is not None]
     return Prepared(now, measured, record, _knows_none(state), tx, ids, notes)
+
+
+def run_context(
+    deps: Deps,
+    ready: Prepared,
+    *,
+    thorough: bool,
+    patterns: tuple[str, ...] = (),
+    label: Hold | None = None,
+    limits: Limits | None = None,
+    lazy: bool = False,
+) -> RunContext:
+    """What a pass judges by; the topics are yet to be read.
+
+    Args:
+        thorough, patterns, label, limits, lazy: as of :class:`~janitor.sweep.context.RunContext`.
+
+    Raises:
+        StoreError: the state, or the positions of consumers, could not be read.
+    """
+    usable, terms, state = ready.tx.usable, deps.terms, deps.state
+    since_ms = None
+    if usable is not None and len(usable.invalid):
+        since_ms = 0 if thorough else txstate.search_since_ms(ready.ids.open_ids(), terms.lifetime)
+    return RunContext(
+        now=ready.now if label is Hold.FIRST_CONTACT else ready.measured,
+        now_ms=ready.now.wall_ms,
+        metadata=deps.store.metadata,
+        terms=terms,
+        transactions=TransactionView(usable, ready.now.wall_ms, terms.lifetime.undecided_ms),
+        records={} if label is Hold.FIRST_CONTACT else state.frontiers(),
+        search_since_ms=since_ms,
+        thorough=thorough,
+        label=label,
+        patterns=patterns,
+        limits=limits,
+        paused=tuple(pause.pattern for pause in state.pauses()),
+        quarantined=quarantine.quarantined(state.strikes(), ready.now.wall_ms),
+        lazy=lazy,
+        consumers=ConsumerHolds(deps.floor) if deps.floor is not None else None,
+        newborn=deps.newborn,
+    )
 
 
 def in_progress_then(state: State, record: StoreRecord) -> InProgressThen | None:

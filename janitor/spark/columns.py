@@ -5,7 +5,7 @@ bytes, and every number of the key is a slice of it. The law then is comparisons
 a second time here, which is only bearable because a property test holds it against ``decide`` row by row: when the two
 disagree, :mod:`janitor.law.policy` is right.
 
-Whether a payload row is still referred to cannot be seen in its own key. Where the verdict hangs on that (rule L5) it
+Whether a payload row is still referred to cannot be seen in its own key. Where the decision rests on it (rule L5) it
 is ``candidate``: the rule takes the row unless a message that stays refers to it.
 """
 
@@ -128,7 +128,7 @@ class Pointers(NamedTuple):
     present: Flags
 
 
-class Verdicts(NamedTuple):
+class Decisions(NamedTuple):
     """What is to become of each row, as codes of ``ACTIONS`` and ``RULES``."""
 
     action: Codes
@@ -149,8 +149,8 @@ class Policy:
 
     def judge(
         self, table: DataTable, rows: Columns, pointers: Pointers | None = None, expires_ms: Longs | None = None
-    ) -> Verdicts:
-        """The law's verdict on each row (:func:`janitor.law.policy.decide`).
+    ) -> Decisions:
+        """What the law decides of each row (:func:`janitor.law.policy.decide`).
 
         Args:
             pointers: of message rows; None where there are none.
@@ -191,7 +191,7 @@ class Policy:
         if pointers is not None:
             inverted = ~going & (rows.topic >= 0) & pointers.present & self._invalid(pointers.value)
             action[inverted], rule[inverted] = INVERT, _CODE[Rule.INVALID_TRANSACTION]
-        return Verdicts(action, rule)
+        return Decisions(action, rule)
 
     def _terms(self, rows: Columns) -> dict[str, Longs]:
         """What each row's topic is judged by, row by row; zeros where it is not known."""

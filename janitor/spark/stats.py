@@ -132,7 +132,7 @@ def save(
         whole: whether the whole store was counted, so that there is something to be said of it.
 
     Raises:
-        StoreError: the memory could not be written.
+        StoreError: the state could not be written.
     """
     counted = {one.topic: one for one in found if living.get(one.topic) == one.generation}
     with state.transaction():
@@ -247,7 +247,7 @@ def _size(*, pointer: bool) -> Column:
 
 
 def _ruled(action: str, rule: Rule) -> Column:
-    """How many rows have this verdict."""
+    """How many rows have this decision."""
     return F.sum(F.when((F.col("action") == action) & (F.col("rule") == str(rule)), 1).otherwise(0))
 
 

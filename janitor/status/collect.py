@@ -59,7 +59,7 @@ STATISTICS_NOTE = "statistics"
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class Deployment:
     """What does not change while a process lives.
 
     Attributes:
@@ -88,7 +88,7 @@ class Live:
     leader: bool = True
 
 
-def collect(state: State, site: Site, clock: Clock, live: Live | None = None) -> Status:
+def collect(state: State, site: Deployment, clock: Clock, live: Live | None = None) -> Status:
     """Collect the status at this moment.
 
     Args:
@@ -188,7 +188,7 @@ def _quarantined(state: State) -> list[Quarantined]:
     ]
 
 
-def _held(state: State, site: Site, overdue: Sequence[Mapping[str, Any]]) -> list[HeldTopic]:
+def _held(state: State, site: Deployment, overdue: Sequence[Mapping[str, Any]]) -> list[HeldTopic]:
     """Topics whose deletions wait: those a frontier holds, and those with rows that a run found held."""
     waiting: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for item in overdue:

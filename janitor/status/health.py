@@ -20,7 +20,7 @@ _BAD_ENDS = {"failed": "failed", "lost": "was lost: it stopped showing signs of 
 _ADOPTION = "adoption"
 
 #: No alarm before so many runs are missed, nor before this time has passed; a large store takes its time.
-MISSED_RUNS, PATIENCE_MS = 3, 3_600_000
+MISSED_RUNS, GRACE_MS = 3, 3_600_000
 
 #: How many patterns are named before they become too many for a line.
 _NAMED = 3
@@ -105,7 +105,7 @@ def _no_run(status: Status) -> Iterator[Reason]:
         return
     last_ms = status.last_run.finished_ms if status.last_run else None
     silent_ms = status.now_ms - max((ms for ms in (status.started_ms, last_ms) if ms), default=status.now_ms)
-    if silent_ms > MISSED_RUNS * status.every_seconds * 1000 + PATIENCE_MS:
+    if silent_ms > MISSED_RUNS * status.every_seconds * 1000 + GRACE_MS:
         yield Reason(f"No run has ended for {silent_ms // 60_000} min.", "run")
 
 

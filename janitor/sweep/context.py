@@ -57,9 +57,9 @@ class TopicWork:
     Attributes:
         raw: the metadata row's value when it was read; what S2 compares with.
         record: what to remember of the frontier once the pass has applied it.
-        counts_held: whether rows that are due and held are counted; a patient pass does so only when the hold is new,
+        counts_held: whether rows that are due and held are counted; a lazy pass does so only when the hold is new,
             or, of what waits for a consumer, when much more has come due.
-        waits: whether so little has come due since the last pass that a patient one leaves the topic for later.
+        waits: whether so little has come due since the last pass that a lazy one leaves the topic for later.
     """
 
     topic: TopicMetadata
@@ -81,7 +81,7 @@ class Limits:
         return self.by_topic.get((table, topic), ())
 
 
-def nobody_knows(_: TopicMetadata) -> bool:
+def none_is_new(_: TopicMetadata) -> bool:
     """No topic is known to be new."""
     return False
 
@@ -106,7 +106,7 @@ class RunContext:
         limits: ranges a plan file allows; None without one.
         paused: patterns of topics in which nothing is changed.
         quarantined: topics that are passed by, because they failed too often (rule S9).
-        patient: leave topics alone in which little has come due (``docs/design.md``, "Patience").
+        lazy: leave topics alone in which little has come due (``docs/design.md``, "Lazy passes").
         consumers: hold what they have not read; None: nothing is held for consumers.
         newborn: whether a topic is known to have been made with nothing in it, and is still what it was made as.
     """
@@ -124,9 +124,9 @@ class RunContext:
     limits: Limits | None = None
     paused: tuple[str, ...] = ()
     quarantined: Collection[TopicId] = ()
-    patient: bool = False
+    lazy: bool = False
     consumers: ConsumerHolds | None = None
-    newborn: Callable[[TopicMetadata], bool] = nobody_knows
+    newborn: Callable[[TopicMetadata], bool] = none_is_new
     topics: dict[bytes, TopicWork] = field(default_factory=dict)
     unparsed: dict[bytes, str] = field(default_factory=dict)
     reread_topics: set[bytes] = field(default_factory=set)
@@ -175,8 +175,8 @@ class RunContext:
         frontier, record = self._frontier(topic)
         if self.consumers is not None:
             frontier = self.consumers.lower(topic, frontier)
-        waits = self.patient and self._may_wait(topic, frontier)
-        counts_held = not (self.patient and self._is_old(topic, frontier, record))
+        waits = self.lazy and self._may_wait(topic, frontier)
+        counts_held = not (self.lazy and self._is_old(topic, frontier, record))
         return TopicWork(topic, value, frontier, record, waits, counts_held)
 
     def _frontier(self, topic: TopicMetadata) -> tuple[Frontier, FrontierRecord]:

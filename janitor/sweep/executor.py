@@ -13,15 +13,15 @@ from threading import Lock
 from typing import Protocol, cast
 
 from janitor.law.policy import Rule
+from janitor.sweep.act import Moved, NotArchived, Unsure
 from janitor.sweep.booking import Booking
 from janitor.sweep.context import TopicWork
 from janitor.sweep.findings import Batch, Due, Finding, Invalid, Read
 from janitor.sweep.ledger import Ledger
 from janitor.sweep.outcome import NOTHING_DONE, Counted, Done
 from janitor.sweep.permission import Permission, asked_of_memory
-from janitor.sweep.progress import Observer, tell_nobody
+from janitor.sweep.progress import Observer, ignore_progress
 from janitor.sweep.rate_limit import Pacer
-from janitor.sweep.scan import Moved, NotArchived, Unsure
 from tms_core.errors import ArchiveError, StoreError
 from tms_core.tables.base import KeyTable, MessageTable, MetadataTable, PayloadTable
 from tms_core.topic import TopicId
@@ -66,7 +66,7 @@ class Preview:
         observer: told about progress.
     """
 
-    def __init__(self, alive: Callable[[], None] = nothing, observer: Observer = tell_nobody) -> None:
+    def __init__(self, alive: Callable[[], None] = nothing, observer: Observer = ignore_progress) -> None:
         self.alive = alive
         self._observer = observer
 
@@ -108,7 +108,7 @@ class Sweep:
         pacer: Pacer,
         ledger: Ledger,
         keeper: Keeper | None = None,
-        observer: Observer = tell_nobody,
+        observer: Observer = ignore_progress,
         booking: Booking | None = None,
     ) -> None:
         self._metadata = metadata
@@ -134,28 +134,26 @@ class Sweep:
         self._pacer.pay(taken.rows)
 
     def apply(self, finding: Finding) -> Done:
-        match finding:
-            case Due(hold=None) if finding.batch.keys:
-                return self._delete(finding)
-            case Invalid():
-                return self._invert(finding)
-            case _:
-                return NOTHING_DONE
-
-    def _delete(self, due: Due) -> Done:
-        self._permission.check(due.work.topic.topic)
-        self._refuse_if_moved(due.work)
-        keys = due.batch.keys if self._keeper is None else self._keep(self._keeper, due.work, due.table, due.batch)
+        if isinstance(finding, Invalid):
+            return self._invert(finding)
+        if not isinstance(finding, Due) or finding.hold is not None or not finding.batch.keys:
+            return NOTHING_DONE
+        keys = self._allowed(finding)
         if not keys:
             return NOTHING_DONE
-        batch = due.batch._replace(keys=keys)
         with asked_of_memory():
-            at_ms = self._ledger.announce(due.work, batch)
+            at_ms = self._ledger.announce(finding.work, finding.batch._replace(keys=keys))
         try:
-            due.table.delete(keys)
+            finding.table.delete(keys)
         except StoreError as error:
-            raise Unsure(due, at_ms, error) from error
+            raise Unsure(finding, at_ms, error) from error
         return Done(keys, at_ms=at_ms)
+
+    def _allowed(self, due: Due) -> list[bytes]:
+        """The keys of those rows that may be deleted now: of all of a batch, or of those that are archived."""
+        self._permission.check(due.work.topic.topic)
+        self._refuse_if_moved(due.work)
+        return due.batch.keys if self._keeper is None else self._keep(self._keeper, due.work, due.table, due.batch)
 
     def _invert(self, invalid: Invalid) -> Done:
         self._permission.check(invalid.topic)

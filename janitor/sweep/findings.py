@@ -1,7 +1,7 @@
 """What a pass finds, as values: batches of rows with one fate, and what else is to be counted.
 
-A finding is a batch and never a row, so that nothing on the way costs an object for each row. Whoever pulls findings
-hands them to an act (:mod:`janitor.sweep.executor`), and then counts them, with what the act did, in an outcome
+A finding is a batch and never a row, so that nothing on the way costs an object for each row. A step pulls findings,
+hands them to an act (:mod:`janitor.sweep.act`), and then counts them, with what the act did, in an outcome
 (:mod:`janitor.sweep.outcome`).
 """
 
@@ -14,6 +14,7 @@ from typing import NamedTuple
 from janitor.law.policy import Hold, Reason, Rule
 from janitor.report import DataTable
 from janitor.sweep.context import TopicWork
+from tms_core.errors import StoreError, WriteRefused
 from tms_core.tables.base import KeyTable, MessageTable, TxCell
 from tms_core.tables.side import Expiry
 from tms_core.topic import TopicId
@@ -141,6 +142,12 @@ Finding = Due | Invalid | Kept | Untouchable | Gone | Read | Failed | Unreadable
 def foreign(table: DataTable, keys: Sequence[bytes]) -> Kept:
     """Keys that are none of ours (L0)."""
     return Kept(Reason.FOREIGN, len(keys), table, keys)
+
+
+def failed(table: DataTable, prefix: bytes, error: StoreError) -> Failed:
+    """A topic is left undone, for this step and the next ones."""
+    refused = isinstance(error, WriteRefused)
+    return Failed(prefix, table, "store", f"topic {prefix[:-1].decode()}: {error}", refused)
 
 
 def times_of(batch: Batch) -> tuple[int, int]:

@@ -13,7 +13,7 @@ Observer = Callable[[str, TopicId | None, int], None]
 logger = logging.getLogger(__name__)
 
 
-def tell_nobody(phase: str, topic: TopicId | None, rows: int) -> None:
+def ignore_progress(phase: str, topic: TopicId | None, rows: int) -> None:
     """The observer of runs nobody watches."""
 
 
@@ -29,4 +29,4 @@ class Guarded:
         # Whatever it raises: showing progress must never stop a deletion half-way.
         except Exception:
             logger.exception("showing progress failed; the run goes on without it")
-            self._observer = tell_nobody
+            self._observer = ignore_progress

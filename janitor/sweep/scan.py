@@ -1,9 +1,9 @@
-"""Going through a table from topic to topic, and one step in one part of a store.
+"""Going through a table from topic to topic.
 
 A scan follows the garbage. It jumps from topic to topic in key order, reads the range that is due, and sees no live
 message row unless an invalid transaction may have written it or an expired payload may belong to it. What it finds is
-pulled from it as findings (:mod:`janitor.sweep.findings`), handed to an act, and counted in an outcome: a plan's act
-does nothing, a run's deletes. So a plan's figures and a run's mean the same.
+pulled from it as findings (:mod:`janitor.sweep.findings`), one topic after the other, by the step that is taken
+(:mod:`janitor.sweep.step`).
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from janitor.law.policy import Delete, Hold, Keep, Reason, Row, decide
 from janitor.law.ranges import Span, intersect, topic_stop
 from janitor.report import DataTable
+from janitor.sweep.act import Act
 from janitor.sweep.context import RunContext, TopicWork
-from janitor.sweep.findings import Batch, Due, Failed, Finding, Kept, Reached, Read, Unreadable, foreign
-from janitor.sweep.outcome import Counted, Done, Outcome
-from janitor.sweep.permission import Withheld
+from janitor.sweep.findings import Batch, Due, Finding, Kept, Read, Unreadable, failed, foreign
 from janitor.sweep.read_ahead import Ahead, CellsAhead
-from tms_core.errors import ArchiveError, StoreError, WriteRefused
+from tms_core.errors import StoreError
 from tms_core.rowkey import (
     GENERATION_BYTES,
     MESSAGE_TAIL_BYTES,
@@ -36,72 +35,8 @@ from tms_core.rowkey import (
 from tms_core.tables.base import KeyTable, Store
 from tms_core.tables.side import Expiries, Expiry
 
-#: How often a topic is planned anew within one pass before it is left for the next.
-REPLANS = 3
-
 #: Holds that may last for years. What they hold is counted by thorough passes only, or every pass would read it all.
 STANDING_HOLDS = frozenset({Hold.PROTECTED, Hold.PAUSED, Hold.QUARANTINED})
-
-
-class Moved(Exception):
-    """A topic's metadata changed between planning and deleting (rule S2); the batch was dropped."""
-
-
-class NotArchived(Withheld):
-    """Rows could not be archived, so nothing more is deleted."""
-
-    def __init__(self, error: ArchiveError) -> None:
-        super().__init__(str(error))
-
-
-class Unsure(Exception):
-    """The store failed on a batch, so it is not known which of its rows went."""
-
-    def __init__(self, due: Due, at_ms: int, error: StoreError) -> None:
-        super().__init__(str(error))
-        self.due = due
-        self.at_ms = at_ms
-        self.error = error
-
-
-class Act(Protocol):
-    """What is done with findings."""
-
-    def alive(self) -> None:
-        """Called before every jump.
-
-        Raises:
-            Interrupted: the pass is over.
-        """
-        ...
-
-    def progress(self, read: Read) -> None:
-        """Told of every page.
-
-        Raises:
-            Interrupted: the pass is over.
-        """
-        ...
-
-    def apply(self, finding: Finding) -> Done:
-        """Do what is to be done with a finding.
-
-        Raises:
-            Moved: the topic is no longer what the finding says; nothing was done.
-            Withheld: nothing may be changed in this topic now; nothing was.
-            Unsure: the store failed on the way.
-            StoreError: the store failed; nothing was done.
-            Interrupted: the pass is over; nothing was done.
-        """
-        ...
-
-    def pay(self, taken: Counted) -> None:
-        """Called after rows were taken; waits until they are within the rate.
-
-        Raises:
-            Interrupted: the pass is over.
-        """
-        ...
 
 
 class Visit(NamedTuple):
@@ -193,112 +128,10 @@ class Part:
         return prefix in failed or not self.context.in_scope(prefix) or self.context.is_quarantined(prefix)
 
 
-#: Told up to which key a step has come, with the outcomes of it until then.
-OnReached = Callable[[bytes, Sequence[Outcome]], None]
-
-
-def nothing_reached(key: bytes, so_far: Sequence[Outcome]) -> None:
-    """How far it has come is of no interest."""
-
-
 #: The findings of one topic from its first key on.
 TopicFindings = Callable[[Part, TopicWork, bytes], Iterator[Finding]]
 #: Where the rows of a topic start of which no range speaks.
 Beyond = Callable[[TopicWork], bytes]
-
-
-# -- one step ----------------------------------------------------------------------------------------------------------
-
-
-def run_step(events: Iterator[Event], undone: set[bytes], part: Part, reached: OnReached = nothing_reached) -> Outcome:
-    """Take one step in one part: pull what there is, have it done, count it.
-
-    Whatever ends it early is in the outcome, with all that was done until then.
-
-    Args:
-        undone: metadata keys of topics that were left undone; those that are left undone here are added.
-        reached: told how far it has come.
-    """
-    outcome = Outcome()
-    try:
-        for event in events:
-            if not isinstance(event, Visit):
-                part.act.alive()
-                outcome.add(event)
-                if isinstance(event, Reached):
-                    reached(event.key, (outcome,))
-                continue
-            found = visit(event, part, partial(_and_then, reached, outcome))
-            undone.update(found.failed, found.withheld, found.moved)
-            outcome += found
-            if outcome.ended is not None:
-                break
-        else:
-            # Whatever the last call took: one that hung in it has not covered the table.
-            part.act.alive()
-    except Exception as error:  # noqa: BLE001 what was done is kept; whoever booked it raises this again
-        outcome.ended = error
-    outcome.seeks_spared += part.messages.take_spared() + part.payloads.take_spared()
-    return outcome
-
-
-def _and_then(reached: OnReached, before: Outcome, key: bytes, so_far: Sequence[Outcome]) -> None:
-    reached(key, (before, *so_far))
-
-
-def visit(found: Visit, part: Part, reached: OnReached) -> Outcome:
-    """Do one topic, again if its metadata moves meanwhile (rule S2)."""
-    outcome = Outcome()
-    for _ in range(REPLANS):
-        attempt = Outcome()
-        try:
-            do(found, part.act, attempt, partial(_and_then, reached, outcome))
-        except Moved:
-            outcome += attempt.taking()
-            if not part.replans:
-                outcome.moved.add(found.prefix)
-                return outcome
-            part.forget()
-            part.context.reread(found.prefix)
-            if not found.again:
-                return outcome
-            continue
-        except Withheld as reason:
-            attempt.withheld.add(found.prefix)
-            attempt.archive_error = str(reason) if isinstance(reason, NotArchived) else None
-        except Unsure as failure:
-            attempt.add_unsure(failure.due, failure.at_ms)
-            attempt.add(failed(found.table, found.prefix, failure.error))
-        except StoreError as error:
-            attempt.add(failed(found.table, found.prefix, error))
-        except Exception as error:  # noqa: BLE001 what was done is kept; whoever booked it raises this again
-            attempt.ended = error
-        outcome += attempt
-        return outcome
-    message = f"topic {found.prefix[:-1].decode()} keeps changing; left for the next run"
-    outcome.add(Failed(found.prefix, found.table, "moved", message))
-    return outcome
-
-
-def do(found: Visit, act: Act, outcome: Outcome, reached: OnReached) -> None:
-    """Have done what is found in a topic; raises as :meth:`Act.apply`, with what was done in the outcome."""
-    for finding in found.findings():
-        if isinstance(finding, Reached):
-            reached(finding.key, (outcome,))
-            continue
-        if isinstance(finding, Read):
-            outcome.add(finding)
-            act.progress(finding)
-            continue
-        counted = outcome.add(finding, act.apply(finding))
-        if counted is not None:
-            act.pay(counted)
-
-
-def failed(table: DataTable, prefix: bytes, error: StoreError) -> Failed:
-    """A topic is left undone, for this step and the next ones."""
-    refused = isinstance(error, WriteRefused)
-    return Failed(prefix, table, "store", f"topic {prefix[:-1].decode()}: {error}", refused)
 
 
 # -- from topic to topic -----------------------------------------------------------------------------------------------
@@ -320,7 +153,7 @@ def topics(
     def of(prefix: bytes, key: bytes) -> Visit:
         return Visit(name, prefix, partial(topic_findings, part, name, prefix, key, findings))
 
-    if part.context.patient:
+    if part.context.lazy:
         yield from _due_topics(part, name, undone, of)
         return
     key = yield from first(part, name, undone, b"")

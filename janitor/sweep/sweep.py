@@ -15,61 +15,23 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from janitor.boundary.coverage import Round, is_whole
 from janitor.law.intervals import Interval
 from janitor.report import Mode
+from janitor.sweep.act import Act
 from janitor.sweep.context import RunContext
-from janitor.sweep.inversions import NOT_COVERED, Covered, inversions
-from janitor.sweep.message_ttls import message_ttls
-from janitor.sweep.messages import messages
+from janitor.sweep.inversions import Covered
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.payloads import payloads
-from janitor.sweep.scan import Event, OnReached, Part, nothing_reached, run_step
+from janitor.sweep.scan import Part
+from janitor.sweep.step import Job, StepName, run_step
 from tms_core.errors import TmsError
 from tms_core.tables.base import Store
 from tms_core.tables.side import Expiries
 
 #: The steps that are taken in every part, in their order.
-StepName = Literal["message", "invert", "payload"]
 STEPS: tuple[StepName, ...] = ("message", "invert", "payload")
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One step in one part.
-
-    Attributes:
-        failed: metadata keys of topics that former steps have left undone in this part.
-        since_ms, everything: what the search for invalid pointers looks at (:func:`~.inversions.inversions`).
-        refers: whether the step of the payloads looks for messages that refer to them.
-        covered: what an earlier run has searched for invalid pointers.
-        from_topic: the first topic whose payloads no earlier run has gone through.
-        reached: told how far it has come.
-    """
-
-    step: StepName
-    part: Part
-    failed: frozenset[bytes] = frozenset()
-    since_ms: int | None = None
-    everything: bool = True
-    refers: bool = True
-    covered: Covered = NOT_COVERED
-    from_topic: bytes = b""
-    reached: OnReached = nothing_reached
-
-    def events(self, undone: set[bytes]) -> Iterator[Event]:
-        if self.step == "message":
-            return messages(self.part, undone)
-        if self.step == "invert":
-            return inversions(self.part, undone, self.since_ms, everything=self.everything, covered=self.covered)
-        return payloads(self.part, undone, refers=self.refers, from_topic=self.from_topic)
-
-    def run(self) -> Outcome:
-        undone = set(self.failed)
-        return run_step(self.events(undone), undone, self.part, self.reached)
-
 
 #: Does jobs; gives the number of each and its outcome as they end.
 Runner = Callable[[Sequence[Job]], Iterator[tuple[int, Outcome]]]
@@ -106,67 +68,84 @@ class Threads:
 
     def _run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
         if len(jobs) == 1:
-            yield 0, jobs[0].run()
+            yield 0, run_step(jobs[0])
             return
         with ThreadPoolExecutor(self.workers, "sweep") as pool:
-            futures = {pool.submit(job.run): at for at, job in enumerate(jobs)}
+            futures = {pool.submit(run_step, job): at for at, job in enumerate(jobs)}
             for future in as_completed(futures):
                 yield futures[future], future.result()
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
-    """What a pass goes over.
+class Scope:
+    """What a pass goes over, and how.
 
     Attributes:
-        whole: the whole store, for what may be in any part.
-        parts: what is swept side by side.
+        run_id, mode: whose pass it is.
+        store: the whole store.
+        context: what is known before it begins.
+        division: in which parts, and who takes the steps there.
+        page_rows: rows per page, and so per batch.
         expiries: messages with a ttl of their own; None: there are none.
         begin_round: called before anything is searched, with the parts: the round this pass goes on with, which is told
             of those that were covered; None: it proves nothing.
         phase: entered for each step with its name.
     """
 
-    whole: Part
-    parts: Sequence[Part]
+    run_id: str
+    mode: Mode
+    store: Store
+    context: RunContext
+    division: Division
+    page_rows: int
     expiries: Expiries | None
     begin_round: Callable[[Sequence[Store]], Round] | None
     phase: Callable[[str], AbstractContextManager[None]]
 
+    def part(self, store: Store, act: Act) -> Part:
+        """A part as this pass reads it."""
+        planned = self.expiries if self.mode == "plan" else None
+        return Part.of(store, self.context, self.page_rows, act, whole=self.store, planned=planned)
 
-def sweep_store(over: Over, run: Runner) -> Outcome:
+
+def sweep_store(scope: Scope, act: Act) -> Outcome:
     """Take the steps of a pass; what ends it early is in the outcome, with all that was done until then."""
-    outcomes = [Outcome() for _ in over.parts]
-    total, progress = Outcome(), None
-    try:
-        for step in STEPS:
-            with over.phase(step):
-                if step == "invert" and over.begin_round is not None:
-                    stores = [part.store for part in over.parts]
-                    progress = over.begin_round(stores)
-                    progress.record_gaps(stores)
-                total += _take(step, over, run, outcomes, progress)
-            if _ended([*outcomes, total]):
-                break
-    except TmsError as error:
-        total.ended = error
+    with scope.division.begin(scope.run_id, scope.mode, scope.store, scope.context) as (stores, run):
+        parts = [scope.part(store, act) for store in stores]
+        outcomes = [Outcome() for _ in parts]
+        total, progress = Outcome(), None
+        try:
+            for step in STEPS:
+                with scope.phase(step):
+                    if step == "invert" and scope.begin_round is not None:
+                        progress = scope.begin_round(stores)
+                        progress.record_gaps(stores)
+                    _take(step, parts, run, outcomes, progress)
+                    if step == "message" and scope.expiries is not None and not _ended(outcomes):
+                        total += _take_expired(scope.part(scope.store, act), scope.expiries, outcomes)
+                if _ended([*outcomes, total]):
+                    break
+        except TmsError as error:
+            total.ended = error
     for done in outcomes:
         total += done
     return total
 
 
-def _take(step: StepName, over: Over, run: Runner, outcomes: list[Outcome], progress: Round | None) -> Outcome:
-    """Take a step in all parts, and what belongs to it in the whole; what parts have done is added to theirs."""
-    whole = is_whole([part.store for part in over.parts])
-    jobs = [_job(step, part, done, progress, whole) for part, done in zip(over.parts, outcomes, strict=True)]
+def _take(step: StepName, parts: Sequence[Part], run: Runner, outcomes: list[Outcome], progress: Round | None) -> None:
+    """Take a step in all parts; what is done in them is added to their outcomes."""
+    whole = is_whole([part.store for part in parts])
+    jobs = [_job(step, part, done, progress, whole) for part, done in zip(parts, outcomes, strict=True)]
     for at, outcome in run(jobs):
         outcomes[at] += outcome
         if step == "invert" and progress is not None:
-            _record(progress, over.parts[at].store, outcomes[at])
-    if step != "message" or over.expiries is None or _ended(outcomes):
-        return Outcome()
-    undone = {key for done in outcomes for key in (*done.failed, *done.withheld)}
-    return run_step(message_ttls(over.whole, undone, over.expiries), undone, over.whole)
+            _record(progress, parts[at].store, outcomes[at])
+
+
+def _take_expired(whole: Part, expiries: Expiries, outcomes: Sequence[Outcome]) -> Outcome:
+    """Take the step of the messages with a ttl of their own, which may be in any part."""
+    undone = frozenset(key for done in outcomes for key in (*done.failed, *done.withheld))
+    return run_step(Job("message_ttl", whole, undone, expiries=expiries))
 
 
 def _ended(outcomes: Sequence[Outcome]) -> bool:

@@ -342,6 +342,33 @@ def test_given_an_amount_that_kubernetes_does_not_read_then_it_is_refused(memory
     assert "resources/limits/memory" in made.stderr
 
 
+def memory_limits(*options: str) -> dict[str, str | None]:
+    """The limit of memory of the pods of janitor and server, by the name of their containers."""
+    found = {}
+    for pod in pods(objects(*options)):
+        [container] = pod["spec"]["containers"]
+        if container["name"] in ("janitor", "server"):
+            found[container["name"]] = container["resources"].get("limits", {}).get("memory")
+    return found
+
+
+def test_a_pod_that_serves_may_take_what_its_settings_let_it_take() -> None:
+    assert memory_limits() == {"janitor": "512Mi"}
+    alone = ("--values", str(CHART / "ci/server-values.yaml"))
+    assert memory_limits(*alone) == {"janitor": "512Mi", "server": "512Mi"}
+    larger = (*alone, "--set", "server.memory=1000,server.cache_mb=0")
+    assert memory_limits(*larger) == {"janitor": "512Mi", "server": "1226Mi"}
+    embedded = ("--values", str(CHART / "ci/embedded-values.yaml"))
+    assert memory_limits(*embedded) == {"janitor": "640Mi"}
+    assert memory_limits(*embedded, "--set", "server.memory=1000") == {"janitor": "1384Mi"}
+    # What the values say counts.
+    assert memory_limits(*larger, "--set", "resources.limits.memory=2Gi") == {"janitor": "2Gi", "server": "2Gi"}
+    own = "components.server.resources.limits.memory=3Gi"
+    assert memory_limits(*larger, "--set", own) == {"janitor": "512Mi", "server": "3Gi"}
+    assert memory_limits(*larger, "--set", "resources.limits=null") == {"janitor": None, "server": None}
+    assert memory_limits(*larger, "--set", "resources.limits.cpu=2")["server"] == "1226Mi"
+
+
 def sections(values: dict[str, Any], path: str = "") -> list[str]:
     """Where values have more values inside, by their paths."""
     inner = [(f"{path}{name}", value) for name, value in values.items() if isinstance(value, dict) and value]

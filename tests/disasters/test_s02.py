@@ -74,10 +74,10 @@ class Judge:
             described,
             now,
             hold_seconds=3600,
-            allowance_ms=self.rig.engine.terms.lifetime.allowance_ms,
+            allowance_ms=self.rig.engine.deps.terms.lifetime.allowance_ms,
         )
         snapshot = self.rig.snapshots.latest().snapshot
-        transactions = TransactionView(snapshot, NOW_MS, self.rig.engine.terms.lifetime.undecided_ms)
+        transactions = TransactionView(snapshot, NOW_MS, self.rig.engine.deps.terms.lifetime.undecided_ms)
         row = Row("message" if table == "message" else "payload", key)
         return isinstance(decide(row, described, reach, transactions, False, None), Delete)
 

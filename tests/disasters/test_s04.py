@@ -12,7 +12,7 @@ import pytest
 
 from janitor.boundary.claim import find_gap
 from janitor.status import collect
-from janitor.status.collect import Site
+from janitor.status.collect import Deployment
 from janitor.status.health import judge
 from janitor.status.status import Status
 from tests.builders import (
@@ -732,5 +732,5 @@ def test_given_a_claim_that_is_refuted_while_a_run_is_under_way_when_that_ends_t
 
 
 def seen(rig: Rig) -> Status:
-    site = Site("a store", "apply", "every 60 s", rig.engine.terms)
+    site = Deployment("a store", "apply", "every 60 s", rig.engine.deps.terms)
     return collect.collect(rig.state, site, rig.clock)

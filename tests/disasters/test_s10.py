@@ -123,7 +123,7 @@ def test_given_a_slow_store_when_swept_then_the_run_shows_all_the_time_that_it_l
     rig.clock.advance(20 * MINUTE)
     slow = Slow(rig)
     before = beat(rig)
-    report = rig.engine.run_once(patient=patient)
+    report = rig.engine.run_once(lazy=patient)
     assert report.thorough is thorough
     assert (report.errors, rig.state.runs(1)[0].result) == ([], "done")
     assert {"message.delete", "payload.delete", "message.invert", "message.compact", "message.cells"} <= set(slow.most)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from janitor.law.references import Lifetime
+from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from tests.builders import (
     DAY,
@@ -78,7 +79,9 @@ USABLE: dict[str, dict[int, bytes]] = {
 
 
 def engine(rig: Rig, source: SnapshotSource | None) -> Engine:
-    return Engine(rig.store, rig.state, source, rig.clock, rig.engine.terms, token_hex=lambda size: "0" * 2 * size)
+    return Engine(
+        Deps(rig.store, rig.state, source, rig.clock, rig.engine.deps.terms, token_hex=lambda size: "0" * 2 * size)
+    )
 
 
 def due(store: Store) -> Topic:

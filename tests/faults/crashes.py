@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from janitor.law.references import Lifetime
+from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep import compaction
@@ -107,7 +108,7 @@ def run(folder: Path, store: Store, state: SqliteState, batch_rows: int) -> list
 
 def janitor(folder: Path, store: Store, state: SqliteState, batch_rows: int) -> Engine:
     source, clock = DirectorySource(folder / "tx"), ManualClock(NOW_MS)
-    return Engine(store, state, source, clock, TERMS, token_hex=secrets.token_hex, batch_rows=batch_rows)
+    return Engine(Deps(store, state, source, clock, TERMS, token_hex=secrets.token_hex, batch_rows=batch_rows))
 
 
 # --- looking at what is left -----------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from tms_core.clock import SystemClock
-from tms_core.tables.hbase.pool import Connection, HBasePool
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.thrift import ThriftConnection
 
 #: Told of a Thrift call: its name and what it is given.
 CallWatcher = Callable[[str, tuple[Any, ...]], None]
@@ -101,18 +102,6 @@ def watch_calls(pool: HBasePool, before: CallWatcher | None = None, after: Answe
     """
     borrow = pool.connection
 
-    def watched(connection: Connection) -> Connection:
-        call, calls = connection.call, connection.calls
-
-        def asked(name: str, *arguments: Any) -> Any:
-            return tell(name, [arguments], lambda: [call(name, *arguments)])[0]
-
-        def asked_together(name: str, questions: Sequence[tuple[Any, ...]]) -> list[Any]:
-            return tell(name, questions, lambda: calls(name, questions))
-
-        vars(connection).update(call=asked, calls=asked_together)
-        return connection
-
     def tell(name: str, questions: Sequence[tuple[Any, ...]], ask: Callable[[], list[Any]]) -> list[Any]:
         if before is not None:
             for arguments in questions:
@@ -124,8 +113,18 @@ def watch_calls(pool: HBasePool, before: CallWatcher | None = None, after: Answe
         return answers
 
     @contextmanager
-    def borrowed() -> Iterator[Connection]:
+    def borrowed() -> Iterator[ThriftConnection]:
         with borrow() as connection:
-            yield watched(connection)
+            calls = connection.calls
+
+            def asked(name: str, questions: Sequence[tuple[Any, ...]]) -> list[Any]:
+                return tell(name, questions, lambda: calls(name, questions))
+
+            # One call is many of one. Another borrower gets the connection as it was.
+            vars(connection)["calls"] = asked
+            try:
+                yield connection
+            finally:
+                vars(connection)["calls"] = calls
 
     vars(pool)["connection"] = borrowed

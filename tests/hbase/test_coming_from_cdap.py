@@ -20,7 +20,6 @@ from tms_core.tables.hbase.cdap import PRUNING_QUIET_MS, REMEMBERED_MS, CdapWatc
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import HBaseRows
 from tms_core.tables.hbase.store import HBaseStore
-from tms_core.tables.hbase.thrift import interface
 from tms_core.tables.read_only import read_only
 
 OBSERVER = "co.cask.cdap.data2.transaction.messaging.coprocessor.hbase20.MessageTableRegionObserver"
@@ -82,7 +81,7 @@ def admin(hbase: HBaseServer) -> Iterator[HBasePool]:
 def pruning(witness: happybase.Connection, pool: HBasePool, namespace: str) -> Pruning:
     name = f"{namespace}:tephra.state".encode()
     with pool.connection() as connection:
-        connection.call("createTable", name, [interface().ColumnFamily(name=b"f", maxVersions=1)])
+        connection.happybase.create_table(name.decode(), {"f": {"max_versions": 1}})
     return Pruning(witness.table(name), HBaseRows(pool, name, SystemClock()))
 
 

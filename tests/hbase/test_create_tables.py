@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -154,7 +155,7 @@ def test_given_two_that_make_the_memorys_table_at_once_then_both_have_it(
     namespace = hbase_tables.make(buckets=1)
     families = TableSpec.families
 
-    def another_comes_first(spec: TableSpec) -> list[object]:
+    def another_comes_first(spec: TableSpec) -> dict[str, dict[str, Any]]:
         monkeypatch.setattr(TableSpec, "families", families)
         HBaseState([hbase.thrift], namespace=namespace, timeout_seconds=PATIENCE_SECONDS).close()
         return families(spec)

@@ -113,7 +113,7 @@ def test_given_a_claim_when_regions_are_split_and_merged_then_it_stands_and_what
         assert rig.engine.run_once().boundary == INVALID
         evidence = state.evidence()
         hbase.command("merge", table, "00")
-        hbase.command("split", table, (b"\x03" + rig.engine.store.metadata.rows()[0][0]).hex())
+        hbase.command("split", table, (b"\x03" + rig.engine.deps.store.metadata.rows()[0][0]).hex())
         assert (state.evidence(), rig.engine.boundary()[0]) == (evidence, state.claim())
 
         state.replace_evidence(

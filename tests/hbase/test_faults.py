@@ -19,9 +19,9 @@ from tests.hbase.proxy import HONEST, Conduct, Fault, Kind, Proxy
 from tests.hbase.scene import Scene, complaints, finish, lose_patience, sweeper
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PATIENCE_SECONDS, PatientStore, Tables
-from tms_core.tables.hbase.pool import PAUSES_SECONDS, Connection
+from tms_core.tables.hbase.pool import PAUSES_SECONDS
 from tms_core.tables.hbase.store import HBaseStore
-from tms_core.tables.hbase.thrift import ThriftTimeout
+from tms_core.tables.hbase.thrift import ThriftConnection, ThriftTimeout
 
 KINDS: tuple[Kind, ...] = ("cut", "half-open", "blackhole")
 
@@ -148,7 +148,7 @@ def test_given_an_answer_that_comes_late_inside_a_sweep_when_it_comes_then_it_is
         borrow = store.pool.connection
 
         @contextmanager
-        def let_go() -> Iterator[Connection]:
+        def let_go() -> Iterator[ThriftConnection]:
             # With one connection, whoever wants it next does so when the one before has given up.
             if not proxy.passing.is_set():
                 armed.clear()

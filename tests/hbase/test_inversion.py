@@ -160,7 +160,7 @@ def answers(store: HBaseStore) -> list[tuple[bytes, bytes]]:
     came: list[tuple[bytes, bytes]] = []
 
     def after(name: str, _arguments: tuple[Any, ...], answer: Any) -> None:
-        if name in {"scannerGetList", "getRow", "getRows", "getRowsWithColumns"}:
+        if name in {"scannerGetList", "getRowWithColumns", "getRowsWithColumns"}:
             came.extend((column, cell.value) for row in answer for column, cell in row.columns.items())
 
     watch_calls(store.pool, after=after)

@@ -37,8 +37,7 @@ from tests.janitor.state.entries import TOPIC, entry
 from tests.support import require_or_skip
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreBusy, StoreError, StoreNotFound
-from tms_core.tables.hbase.pool import Connection
-from tms_core.tables.hbase.thrift import ConnectionLost, ThriftTimeout
+from tms_core.tables.hbase.thrift import ConnectionLost, ThriftConnection, ThriftTimeout
 from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
@@ -78,9 +77,9 @@ def again(hbase: HBaseServer) -> Iterator[Open]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[str], None] | None]]:
     """Two places for what is done before and after each call to HBase, given its name."""
     around: list[Callable[[str], None] | None] = [None, None]
-    call = Connection.call
+    call = ThriftConnection.call
 
-    def watched(connection: Connection, name: str, *args: Any) -> Any:
+    def watched(connection: ThriftConnection, name: str, *args: Any) -> Any:
         before, after = around
         if before is not None:
             before(name)
@@ -89,7 +88,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[str], None
             after(name)
         return answer
 
-    monkeypatch.setattr(Connection, "call", watched)
+    monkeypatch.setattr(ThriftConnection, "call", watched)
     yield around
     around[:] = [None, None]
 
@@ -177,7 +176,7 @@ def test_given_a_reader_when_what_it_was_about_to_read_is_replaced_then_it_reads
     writer, reader = again(), again()
     many = dict.fromkeys(NINE, FrontierRecord(1, 1, AT, 1))
     writer.save_frontiers(many)
-    calls[0] = once("getRows", lambda: writer.save_frontiers(frontier(2)))
+    calls[0] = once("getRowsWithColumns", lambda: writer.save_frontiers(frontier(2)))
     assert reader.frontiers() == {**many, **frontier(2)}
 
 
@@ -401,11 +400,11 @@ def test_given_what_is_asked_before_every_batch_then_it_is_one_get_each(again: O
     state = again()
     state.pause("default:*", 1)
     state.begin_run(RunRecord("run", "apply", 1))
-    assert cost(state, state.pauses) == {"getRow": 1}
-    assert cost(state, state.lease) == {"getRow": 1}
+    assert cost(state, state.pauses) == {"getRowWithColumns": 1}
+    assert cost(state, state.lease) == {"getRowWithColumns": 1}
     assert cost(state, lambda: state.intend(entry())) == {"mutateRowsTs": 1}
-    assert cost(state, lambda: state.beat("run", 2)) == {"getRow": 1, "mutateRowsTs": 1}
-    assert cost(state, lambda: state.swap_lease(None, b"mine")) == {"getRow": 1, "checkAndPut": 1}
+    assert cost(state, lambda: state.beat("run", 2)) == {"getRowWithColumns": 1, "mutateRowsTs": 1}
+    assert cost(state, lambda: state.swap_lease(None, b"mine")) == {"getRowWithColumns": 1, "checkAndPut": 1}
 
 
 def test_given_a_thousand_topics_when_a_run_ends_then_it_takes_hardly_more_calls_than_ten(again: Open) -> None:

@@ -20,6 +20,7 @@ import pytest
 from janitor.law.policy import Delete, Frontier, Invert, Row, Rule, decide
 from janitor.law.references import Lifetime
 from janitor.report import Report
+from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.context import Terms
@@ -47,7 +48,9 @@ LEVELDB_FILES = re.compile(r"\d{6}\.(sst|log)|MANIFEST-\d{6}|CURRENT|LOCK|LOG|LO
 def sweep(messaging: Path, snapshots: Path, now_ms: int = NOW_MS) -> Report:
     with LevelDBStore(messaging) as store, SqliteState.in_memory() as state:
         source = DirectorySource(snapshots)
-        engine = Engine(store, state, source, ManualClock(now_ms), TERMS, token_hex=lambda n: "0" * n, batch_rows=500)
+        engine = Engine(
+            Deps(store, state, source, ManualClock(now_ms), TERMS, token_hex=lambda n: "0" * n, batch_rows=500)
+        )
         return engine.run_once(adopt=True)
 
 
@@ -130,7 +133,7 @@ def test_given_a_store_that_cdap_opens_between_two_runs_when_run_again_then_it_i
         for _ in range(4):
             with LevelDBStore(sample.directory) as store:
                 source, clock = DirectorySource(sample.snapshot.parent), ManualClock(sample.now_ms)
-                engine = Engine(store, state, source, clock, TERMS, token_hex=secrets.token_hex)
+                engine = Engine(Deps(store, state, source, clock, TERMS, token_hex=secrets.token_hex))
                 report = engine.run_once(adopt=state.store() is None)
             assert not report.tripped
             # CDAP's LevelDB makes a table of the log, another MANIFEST, and may compact.

@@ -7,7 +7,7 @@ from threading import Thread
 import pytest
 
 from janitor.state.base import CounterKey
-from janitor.status.collect import SILENT_MS, Site, collect
+from janitor.status.collect import SILENT_MS, Deployment, collect
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, janitor, topic, watch, watch_state
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
@@ -73,7 +73,7 @@ def test_given_a_plan_when_a_daemon_only_plans_then_nothing_counts_as_deleted_an
     names = {key.name for key in rig.state.counters()}
     assert "rows_deleted_total" not in names
     assert {"sweeps_total", "rows_scanned_total", "sweep_phase_duration_seconds_sum"} <= names
-    status = collect(rig.state, Site("memory", "plan_only", "every 60 s", rig.engine.terms), rig.clock)
+    status = collect(rig.state, Deployment("memory", "plan_only", "every 60 s", rig.engine.deps.terms), rig.clock)
     assert status.snapshot.timestamp_ms == NOW_MS
     assert [(item.rule, item.rows) for item in status.overdue] == [("expired", 1)]
 
@@ -113,7 +113,7 @@ def test_given_runs_that_are_hours_apart_when_looked_at_then_the_next_is_missed_
     for _ in range(3):
         rig.engine.run_once(adopt=True)
         rig.clock.advance(6 * HOUR)
-    site = Site("memory", "apply", "", rig.engine.terms)
+    site = Deployment("memory", "apply", "", rig.engine.deps.terms)
     assert 6 * HOUR > SILENT_MS
     assert collect(rig.state, site, rig.clock).process == "between_runs"
     rig.clock.advance(7 * HOUR)

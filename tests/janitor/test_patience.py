@@ -38,7 +38,7 @@ def prepared(store: MemoryStore, *, ttl_seconds: int = TTL_SECONDS, **options: i
 
 def patient(rig: Rig, wait_ms: int = 0) -> Report:
     rig.clock.advance(wait_ms)
-    return rig.engine.run_once(patient=True)
+    return rig.engine.run_once(lazy=True)
 
 
 def asked(store: MemoryStore) -> list[str]:
@@ -247,7 +247,7 @@ def played(gaps: list[int], ttls: tuple[int, int], *, is_patient: bool) -> tuple
     left: list[set[tuple[int, int]]] = []
     for gap_ms in gaps:
         rig.clock.advance(gap_ms)
-        rig.engine.run_once(patient=is_patient)
+        rig.engine.run_once(lazy=is_patient)
         left.append({(number, time_ms) for number in (0, 1) for time_ms in topics[number].times()})
     deleted = sum(value for key, value in rig.state.counters().items() if key.name == "rows_deleted_total")
     return left, int(deleted)

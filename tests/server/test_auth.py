@@ -19,7 +19,7 @@ from tms_core.clock import SystemClock
 from tms_core.messaging.service import MessagingService
 from tms_core.server import app
 from tms_core.server.auth.rules import Need
-from tms_core.server.guarded_routes import Guarded
+from tms_core.server.guarded_routes import GuardedRoute
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.openapi import openapi
 from tms_core.server.site import Site
@@ -54,13 +54,13 @@ WHO = {
 
 
 @pytest.fixture(scope="module")
-def routes() -> Iterator[list[Guarded]]:
+def routes() -> Iterator[list[GuardedRoute]]:
     """What the application is made of."""
     with ThreadPoolExecutor(1) as threads, MessagingService(MemoryStore(), SystemClock()) as service:
         yield app.routes(Site(service, threads, ServerMetrics(CollectorRegistry(), service), 1, 1))
 
 
-def calls(routes: list[Guarded]) -> list[tuple[str, str]]:
+def calls(routes: list[GuardedRoute]) -> list[tuple[str, str]]:
     """Everything that can be asked."""
     return [(method, route.path) for route in routes for method in route.needs]
 
@@ -102,7 +102,7 @@ def ask(client: Client, method: str, path: str, token: str | None, *, topic: str
 
 @pytest.mark.parametrize("role", ROLES)
 def test_given_a_role_when_anything_is_asked_then_it_is_let_in_where_the_table_says(
-    server: Serving, client: Client, identities: Identities, routes: list[Guarded], role: str
+    server: Serving, client: Client, identities: Identities, routes: list[GuardedRoute], role: str
 ) -> None:
     found = {}
     for method, path in calls(routes):
@@ -117,7 +117,7 @@ def test_given_a_role_when_anything_is_asked_then_it_is_let_in_where_the_table_s
 @pytest.mark.parametrize("kind", ["none", "wrong", "expired"])
 @pytest.mark.parametrize("role", ROLES)
 def test_given_a_token_that_is_not_good_when_anything_is_asked_then_nobody_is_let_in_but_to_ping(
-    server: Serving, client: Client, identities: Identities, routes: list[Guarded], role: str, kind: str
+    server: Serving, client: Client, identities: Identities, routes: list[GuardedRoute], role: str, kind: str
 ) -> None:
     tokens = {"none": None, "wrong": identities.wrong(role), "expired": identities.expired(role)}
     for method, path in calls(routes):
@@ -129,7 +129,7 @@ def test_given_a_token_that_is_not_good_when_anything_is_asked_then_nobody_is_le
     assert "untouched" not in server.service.topics("default")
 
 
-def test_every_route_is_in_the_table_and_in_the_description(routes: list[Guarded]) -> None:
+def test_every_route_is_in_the_table_and_in_the_description(routes: list[GuardedRoute]) -> None:
     asked = {(method, route.path) for route in routes for method in route.needs}
     assert asked <= set(WHO)
     described = openapi(secured=True)["paths"]
@@ -163,7 +163,7 @@ def test_given_a_route_that_does_not_say_what_it_needs_when_the_application_is_m
         """Never reached."""
 
     with pytest.raises(TypeError, match="needs"):
-        Guarded("/open", endpoint, "open")  # type: ignore[call-arg]
+        GuardedRoute("/open", endpoint, "open")  # type: ignore[call-arg]
     monkeypatch.setattr(app, "routes", lambda _: [Route("/open", endpoint)])
     with ThreadPoolExecutor(1) as threads, pytest.raises(AttributeError, match="behind"):
         app.make_app(Site(server.service, threads, server.metrics, 1, 1))
@@ -185,7 +185,7 @@ def test_given_what_is_not_served_when_asked_then_only_the_known_are_told_so(
 
 
 def test_given_a_topic_one_may_not_see_when_asked_then_the_answer_is_the_same_whether_it_is_there_or_not(
-    server: Serving, client: Client, identities: Identities, routes: list[Guarded]
+    server: Serving, client: Client, identities: Identities, routes: list[GuardedRoute]
 ) -> None:
     server.service.create_topic(TopicId("default", "there-1"), {})
     for method, path in calls(routes):

@@ -8,7 +8,7 @@ import zlib
 import pytest
 from starlette.exceptions import HTTPException
 
-from tms_core.server.body import GZIP, unpacked
+from tms_core.server.body import GZIP, BodyLimit, unpacked
 
 
 def test_given_a_small_body_that_inflates_without_end_when_unpacked_then_no_more_than_the_limit_is_held() -> None:
@@ -18,7 +18,7 @@ def test_given_a_small_body_that_inflates_without_end_when_unpacked_then_no_more
     tracemalloc.start()
     try:
         with pytest.raises(HTTPException, match="1000000 bytes at most"):
-            unpacked(bomb, 1_000_000)
+            unpacked(bomb, BodyLimit(1_000_000, "a test"))
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from tests.builders import NOW_MS, SECOND, pointer
+from tests.messaging.desk import reader
 from tests.server.test_leadership import DELAY_SECONDS, SECONDS, Node
 from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, StoreUnavailable, Unavailable
+from tms_core.messaging.groups import GroupPoll
 from tms_core.messaging.ids import position
 from tms_core.messaging.model import FetchRequest, RollbackRange
 from tms_core.messaging.service import MessagingService
-from tms_core.rowkey import generation_prefix
-from tms_core.server.ha.fenced_store import FencedStore
+from tms_core.rowkey import MessageId, generation_prefix
+from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.sealed_ids import FRAME_ROWS, Seals
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
@@ -50,7 +53,9 @@ class Server(Node):
         self.fenced = FencedStore(store, self.leadership, Seals(store.message, site.side, site.clock))
         self.message = vars(self.fenced.message)["_table"] = Watched(store.message)
         self.payload = vars(self.fenced.payload)["_table"] = Watched(store.payload)
-        self.service = MessagingService(self.fenced, site.clock, side=site.side)
+        self.side = Watched(site.side)
+        fenced_side = FencedSide(self.side, self.leadership)  # type: ignore[arg-type]  # it does what a table does
+        self.service = MessagingService(self.fenced, site.clock, side=site.side, fenced_side=fenced_side)
 
     def prepare(self) -> bool:
         self.service.forget()
@@ -327,3 +332,76 @@ def test_what_is_neither_read_nor_written_goes_to_the_store_itself(site: Site) -
 def test_given_keys_that_are_of_no_topic_when_read_then_nothing_is_hidden(site: Site) -> None:
     assert site.one.fenced.message.keys(b"", None, 10).items == []
     assert site.one.fenced.message.rows(b"default:t:", None, 10).items == []
+
+
+# --- positions and claims ---------------------------------------------------------------------------------------------
+
+FIRST, SECOND_ID = MessageId(NOW_MS, 0), MessageId(NOW_MS, 1)
+EVERY_ROW = reader()
+
+
+def late_position(site: Site, change: Callable[[MessagingService], object], meanwhile: Callable[[], object]) -> None:
+    """The next position that the first server writes is on its way while something happens, then it arrives."""
+    exchange = site.one.side.exchange
+
+    def held_up(*given: Any) -> bool:
+        site.one.side.exchange = exchange
+        meanwhile()
+        done: bool = exchange(*given)
+        return done
+
+    site.one.side.exchange = held_up
+    with pytest.raises((StoreUnavailable, Unavailable)):
+        change(site.one.service)
+
+
+def test_given_a_server_that_does_not_lead_when_asked_for_consumers_then_nothing_is_done(site: Site) -> None:
+    site.one.service.consumers.put(TOPIC, "billing", MessageId(0, 0))
+    service = site.other.service
+    refused: list[Callable[[], object]] = [
+        lambda: service.consumers.put(TOPIC, "billing", FIRST),
+        lambda: service.consumers.get(TOPIC, "billing"),
+        lambda: service.consumers.delete(TOPIC, "billing"),
+        lambda: service.groups.poll(TOPIC, "billing", GroupPoll(EVERY_ROW, 1)),
+        lambda: service.groups.roll_back(TOPIC, "billing", 1),
+    ]
+    for ask in refused:
+        with pytest.raises((Unavailable, StoreUnavailable)):
+            ask()
+    assert site.one.service.consumers.get(TOPIC, "billing").id == MessageId(0, 0)
+
+
+def test_trap_c_given_a_late_position_of_a_deposed_leader_then_it_does_not_set_a_consumer_back(site: Site) -> None:
+    site.one.service.publish(TOPIC, [b"a", b"b"])
+    site.one.service.consumers.put(TOPIC, "billing", MessageId(0, 0))
+
+    def meanwhile() -> None:
+        site.other.leads()
+        site.other.service.consumers.put(TOPIC, "billing", SECOND_ID)
+
+    late_position(site, lambda service: service.consumers.put(TOPIC, "billing", FIRST), meanwhile)
+    assert site.other.service.consumers.get(TOPIC, "billing").id == SECOND_ID
+
+
+def test_trap_c_given_a_late_base_of_a_deposed_leader_then_what_is_done_is_not_given_out_again(site: Site) -> None:
+    site.one.service.publish(TOPIC, [b"a", b"b"])
+    for server in (site.one, site.other):
+        with suppress(Unavailable):
+            server.service.consumers.put(TOPIC, "billing", MessageId(0, 0))
+    first, second, third = pointer(NOW_MS, 1), pointer(NOW_MS, 2), pointer(NOW_MS, 3)
+
+    def poll(service: MessagingService, tx: int) -> list[bytes]:
+        seen = reader(read_pointer=tx - 1, write_pointer=tx)
+        given = service.groups.poll(TOPIC, "billing", GroupPoll(seen, 1))
+        return [message.payload for message in given.messages]
+
+    assert poll(site.one.service, first) == [b"a"]
+
+    def meanwhile() -> None:
+        site.other.leads()
+        assert poll(site.other.service, third) == [b"b"]
+
+    # The first server merges the first claim and is stopped before it writes that down.
+    late_position(site, lambda service: poll(service, second), meanwhile)
+    assert site.other.service.consumers.get(TOPIC, "billing").id == FIRST
+    assert poll(site.other.service, pointer(NOW_MS, 4)) == []

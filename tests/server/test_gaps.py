@@ -11,7 +11,7 @@ from tms_core.clock import ManualClock
 from tms_core.messaging.ids import POSITIONS, position, tail
 from tms_core.rowkey import generation_prefix
 from tms_core.server.ha.leadership import REACH_MS, Term
-from tms_core.server.ha.sealed_ids import FRAME_ROWS, Gaps, Seals, Span
+from tms_core.server.ha.sealed_ids import FRAME_ROWS, Gaps, PositionRange, Seals
 from tms_core.tables.base import MessageValue
 from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.memory import MemoryStore
@@ -32,7 +32,7 @@ FREE = position(NOW_MS - 30 * SECOND + SECONDS * SECOND + SECOND)
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=12))
 def test_spans_of_any_kind_hide_exactly_their_positions_and_survive_being_kept(pairs: list[tuple[int, int]]) -> None:
-    spans = [Span(first, first + size) for first, size in pairs]
+    spans = [PositionRange(first, first + size) for first, size in pairs]
     gaps = Gaps.of(spans)
     hidden = {at for span in spans for at in range(*span)}
     assert {at for at in range(80) if gaps.hides(at)} == hidden
@@ -42,7 +42,7 @@ def test_spans_of_any_kind_hide_exactly_their_positions_and_survive_being_kept(p
 
 
 def test_a_gap_up_to_the_end_of_time_can_be_kept() -> None:
-    gaps = Gaps((Span(position(1, 65_535), POSITIONS),))
+    gaps = Gaps((PositionRange(position(1, 65_535), POSITIONS),))
     assert Gaps.parse(gaps.pack()) == gaps
 
 

@@ -11,7 +11,7 @@ from array import array
 import pytest
 
 from tests.builders import NOW_MS
-from tests.server.client import AVRO, Client, TopicClient
+from tests.server.client import AVRO, JSON, Client, TopicClient
 from tests.server.conftest import JSON_POLL_LIMIT, MAX_REQUEST_BYTES, Serving, serving
 from tests.server.test_avro import block, decoded, long
 from tests.server.test_protocol import until
@@ -448,6 +448,29 @@ def test_given_a_body_that_is_far_too_large_for_what_it_says_then_413(topic: Top
     method = "POST" if verb == "rollback" else "PUT"
     answer = topic.client.ask(method, f"{topic.path}/{verb}", b" " * size, content_type="application/json")
     assert (answer.status, "bytes at most" in answer.text) == (413, True)
+
+
+@pytest.mark.parametrize("content_type", [AVRO, JSON])
+def test_given_as_many_ids_as_a_transaction_may_carry_when_polled_then_they_are_read_and_more_are_413(
+    content_type: str,
+) -> None:
+    def body(ids: int) -> bytes:
+        reads_in = base64.b64decode(reading(NOW_POINTER, own=NOW_POINTER, invalid=tuple(range(1, ids + 1))))
+        if content_type == AVRO:
+            return b"\x04\x01\x02\x00" + long(len(reads_in)) + reads_in
+        return json.dumps({"transaction": base64.b64encode(reads_in).decode()}).encode()
+
+    present = 0
+    with serving(transaction_ids=5_000, present_ids=lambda: present) as server, Client(server.port) as client:
+        topic = TopicClient(client, "t").create()
+        assert topic.post("poll", body(5_000), content_type=content_type).status == 200
+        answer = topic.post("poll", body(10_000), content_type=content_type)
+        assert (answer.status, "server.max_transaction_ids" in answer.text) == (413, True)
+        packed = gzip.compress(body(10_000))
+        assert topic.post("poll", packed, content_type=content_type, content_encoding="gzip").status == 413
+        # The manager in the process has as many.
+        present = 10_000
+        assert topic.post("poll", body(10_000), content_type=content_type).status == 200
 
 
 def test_given_a_ttl_in_a_header_when_published_in_avro_then_it_is_that_of_these_messages() -> None:

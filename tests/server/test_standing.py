@@ -13,7 +13,7 @@ from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import ConfigurationError, LeaseHeld, StoreError
 from tms_core.messaging.service import MessagingService
 from tms_core.server.companions import Companion
-from tms_core.server.ha.member import Standing
+from tms_core.server.ha.member import HaMember
 from tms_core.server.standby import Standby, started
 from tms_core.settings.models import LeaderSettings, load
 from tms_core.tables.memory import MemoryStore
@@ -68,7 +68,7 @@ def test_given_an_address_when_it_begins_then_the_others_find_it_there(advertise
             led.set()
 
     store = MemoryStore()
-    standing = Standing(store, MemorySide(), cell, LeaderSettings(advertise=advertise), SystemClock())
+    standing = HaMember(store, MemorySide(), cell, LeaderSettings(advertise=advertise), SystemClock())
     with Service(standing.store, ManualClock(NOW_MS)) as service:
         standing.begin(service, 4711)
         assert led.wait(PATIENCE_SECONDS)
@@ -78,7 +78,7 @@ def test_given_an_address_when_it_begins_then_the_others_find_it_there(advertise
 
 def test_given_a_server_that_never_began_when_stopped_then_nothing_happens() -> None:
     cell = Cell()
-    Standing(MemoryStore(), MemorySide(), cell, LeaderSettings(), SystemClock()).stop()
+    HaMember(MemoryStore(), MemorySide(), cell, LeaderSettings(), SystemClock()).stop()
     assert cell.value is None
 
 

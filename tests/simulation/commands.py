@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from janitor.archive.restore import Request
 from janitor.report import Report
-from janitor.run.feedback import Feedback
+from janitor.run.deps import Feedback
 from janitor.state.base import EVERYTHING
 from tests.builders import Desk
 from tests.simulation import log
@@ -65,7 +65,7 @@ class Run(Operation):
         patterns = () if self.topic is None else (str(topic_id(self.topic)),)
         report = None
         try:
-            report = engine.run_once(adopt=self.adopt, patterns=patterns, patient=self.patient)
+            report = engine.run_once(adopt=self.adopt, patterns=patterns, lazy=self.patient)
         except Crash:
             site.reached["crashed"] += 1
         except StoreError:

@@ -19,8 +19,8 @@ from janitor.boundary import coverage
 from janitor.law import frontier
 from janitor.law.frontier import elapsed_ms
 from janitor.law.policy import Rule
-from janitor.run import conclude, feedback, guards, prepare, quarantine
-from janitor.run.engine import Engine
+from janitor.run import conclude, feedback, guards, passes, prepare, quarantine, runs
+from janitor.run.prepare import run_context
 from janitor.state.base import Evidence
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep import inversions, ledger, messages, payloads, permission
@@ -126,12 +126,12 @@ def every_pass_counts_as_thorough(patch: pytest.MonkeyPatch) -> None:
     """S4: claimed after a search of the latest rows only."""
     conclude_run = conclude.conclude_run
 
-    def conclude_boldly(current: conclude.Pass, *rest: Any) -> None:
+    def conclude_boldly(current: passes.Pass, *rest: Any) -> None:
         current.context.thorough = True
         conclude_run(current, *rest)
 
     patch.setattr(conclude, "conclude_run", conclude_boldly)
-    patch.setattr(conclude.Pass, "proves", property(lambda current: current.ready.tx.usable is not None))
+    patch.setattr(passes.Pass, "proves", property(lambda current: current.ready.tx.usable is not None))
 
 
 def claim_to_the_snapshots_bound(patch: pytest.MonkeyPatch) -> None:
@@ -146,8 +146,8 @@ def claim_to_the_snapshots_bound(patch: pytest.MonkeyPatch) -> None:
 
 def claim_after_part_of_the_store(patch: pytest.MonkeyPatch) -> None:
     """S4: a pass over some topics counts for all."""
-    patch.setattr(conclude.Pass, "complete", True)
-    patch.setattr(conclude.Pass, "proves", property(lambda c: c.context.thorough and c.ready.tx.usable is not None))
+    patch.setattr(passes.Pass, "complete", True)
+    patch.setattr(passes.Pass, "proves", property(lambda c: c.context.thorough and c.ready.tx.usable is not None))
 
 
 def inversion_is_only_counted(patch: pytest.MonkeyPatch) -> None:
@@ -223,16 +223,15 @@ def only_the_last_batch_is_in_the_ledger(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Outcome, "_book", forget_and_book)
 
 
-def thorough_passes_are_patient(patch: pytest.MonkeyPatch) -> None:
+def thorough_passes_are_lazy(patch: pytest.MonkeyPatch) -> None:
     """S4: a claim rests on topics that were left alone, with rows that are due and were not inverted for it."""
-    made_before = Engine._context
 
-    def context(engine: Engine, *arguments: Any, **options: Any) -> RunContext:
-        made = made_before(engine, *arguments, **options)
-        made.patient = True
+    def lazily(*arguments: Any, **options: Any) -> RunContext:
+        made = run_context(*arguments, **options)
+        made.lazy = True
         return made
 
-    patch.setattr(Engine, "_context", context)
+    patch.setattr(runs, "run_context", lazily)
 
 
 def whatever_is_listed_is_proven(patch: pytest.MonkeyPatch) -> None:
@@ -306,7 +305,7 @@ PLANTED: dict[Plant, set[str]] = {
     nothing_is_announced: {"not in the ledger"},
     announced_as_far_as_the_first_batch: {"not in the ledger"},
     only_the_last_batch_is_in_the_ledger: {"not in the ledger"},
-    thorough_passes_are_patient: {"false claim", "left behind"},
+    thorough_passes_are_lazy: {"false claim", "left behind"},
     whatever_is_listed_is_proven: {"aborted message visible"},
     old_generations_are_judged_by_the_snapshot: {"aborted message visible"},
     whatever_is_in_the_way_is_written_beside: {"payloads mixed"},
@@ -333,7 +332,7 @@ def test_a_planted_bug_is_found_and_told_in_few_words(plant: Plant, monkeypatch:
         with monkeypatch.context() as patch:
             plant(patch)
             found = failure_of(seed)
-            if found is None or not passes(patch, found.history):
+            if found is None or not holds(patch, found.history):
                 continue
 
             # then what is left of that history is short,
@@ -348,7 +347,7 @@ def test_a_planted_bug_is_found_and_told_in_few_words(plant: Plant, monkeypatch:
     pytest.fail(f"{SEEDS} histories did not show it")
 
 
-def passes(patch: pytest.MonkeyPatch, history: History) -> bool:
+def holds(patch: pytest.MonkeyPatch, history: History) -> bool:
     """Whether a history holds every invariant once all patches are undone."""
     patch.undo()
     try:

@@ -13,9 +13,10 @@ from typing import Any
 from pyspark import cloudpickle
 
 from janitor.law.ranges import Range
+from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.spark.sweep.engine import spark_engine
-from janitor.spark.sweep.messages import Share, TaskResult, TaskSpec
+from janitor.spark.sweep.messages import TaskResult, TaskShare, TaskSpec
 from janitor.spark.sweep.ranged import RangedStore
 from janitor.spark.sweep.task import perform
 from janitor.state.base import State
@@ -47,11 +48,11 @@ class MemoryGround:
     keeper: Callable[[str, TransactionView, int], Keeper | None] = _nothing
 
     @contextmanager
-    def reading(self, share: Share) -> Iterator[tuple[Store, Store]]:
+    def reading(self, share: TaskShare) -> Iterator[tuple[Store, Store]]:
         yield self.store.parts()[share.number], self.store
 
     @contextmanager
-    def writing(self, share: Share) -> Iterator[tuple[Store, Store, State]]:
+    def writing(self, share: TaskShare) -> Iterator[tuple[Store, Store, State]]:
         yield self.store.parts()[share.number], self.store, self.state
 
     def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:
@@ -63,7 +64,7 @@ class PiecesGround(MemoryGround):
     """The same of a store that is cut by keys, to be read."""
 
     @contextmanager
-    def reading(self, share: Share) -> Iterator[tuple[Store, Store]]:
+    def reading(self, share: TaskShare) -> Iterator[tuple[Store, Store]]:
         yield RangedStore(self.store, [share.messages], [share.payloads]), self.store
 
 
@@ -78,25 +79,30 @@ class LocalSender:
     """
 
     ground: Any
-    before: Callable[[TaskSpec, Share], None] = _nothing
+    before: Callable[[TaskSpec, TaskShare], None] = _nothing
     times: int = 1
-    sent: list[tuple[TaskSpec, Share]] = field(default_factory=list)
+    sent: list[tuple[TaskSpec, TaskShare]] = field(default_factory=list)
 
-    def send(self, errand: TaskSpec, shares: Sequence[Share], alive: Callable[[], None]) -> list[TaskResult]:
+    def send(self, spec: TaskSpec, shares: Sequence[TaskShare], alive: Callable[[], None]) -> list[TaskResult]:
         alive()
-        return [self._do(errand, share) for share in shares]
+        return [self._do(spec, share) for share in shares]
 
-    def _do(self, errand: TaskSpec, share: Share) -> TaskResult:
-        travelled: TaskSpec = cloudpickle.loads(_DUMPS(errand))
+    def _do(self, spec: TaskSpec, share: TaskShare) -> TaskResult:
+        travelled: TaskSpec = cloudpickle.loads(_DUMPS(spec))
         self.sent.append((travelled, share))
         self.before(travelled, share)
         answers = [perform(self.ground, travelled, share, attempt) for attempt in range(self.times)]
         return TaskResult.unpack(answers[-1].pack())
 
 
-def salted(store: Store) -> list[tuple[Share, Store]]:
+def salted(store: Store) -> list[tuple[TaskShare, Store]]:
     """One share for each part."""
-    return [(Share(number, number, ALL, ALL), part) for number, part in enumerate(store.parts())]
+    return [(TaskShare(number, number, ALL, ALL), part) for number, part in enumerate(store.parts())]
+
+
+def on_spark(*arguments: Any, sender: Any, cut: Any, looking: Any = None, **options: Any) -> Engine:
+    """An engine whose passes are done by tasks; arguments and options are those of ``Deps``."""
+    return spark_engine(Deps(*arguments, **options), sender=sender, cut=cut, looking=looking)
 
 
 @dataclass
@@ -121,7 +127,7 @@ def local_rig(store: Store, source: Any, *, terms: Terms, **options: Any) -> Loc
     state = options.pop("state", None) or SqliteState.in_memory()
     sender = LocalSender(options.pop("ground", None) or MemoryGround(store, state, clock))
     given = {"token_hex": secrets.token_hex, "sender": sender, "cut": salted, **options}
-    engine = spark_engine(store, state, source, clock, terms, **given)
+    engine = on_spark(store, state, source, clock, terms, **given)
     return LocalRig(engine, store, state, clock, sender)
 
 
@@ -132,13 +138,13 @@ class EndlessGround:
     mark: str
 
     @contextmanager
-    def reading(self, share: Share) -> Iterator[tuple[Store, Store]]:
+    def reading(self, share: TaskShare) -> Iterator[tuple[Store, Store]]:
         Path(self.mark).touch()
         while Path(self.mark).exists():
             sleep(0.05)
         yield MemoryStore(), MemoryStore()
 
-    def writing(self, share: Share) -> AbstractContextManager[tuple[Store, Store, State]]:
+    def writing(self, share: TaskShare) -> AbstractContextManager[tuple[Store, Store, State]]:
         raise NotImplementedError
 
     def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:

@@ -16,12 +16,13 @@ from janitor.settings import load
 from janitor.spark.access import Access
 from janitor.spark.session import session
 from janitor.spark.source.source import register
-from janitor.spark.sweep.engine import cutter, spark_engine
+from janitor.spark.sweep.engine import cutter
 from janitor.spark.sweep.runner import SparkSender
 from janitor.spark.sweep.task import StoreGround
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.context import Terms
 from tests.builders import DAY, LIFETIME, NOW_MS
+from tests.spark.local import on_spark
 from tms_core.clock import ManualClock
 from tms_core.tables.leveldb.clone import clone
 
@@ -52,7 +53,7 @@ def ask(spark: SparkSession, store: Path, scratch: Path) -> None:
 
 def plan(spark: SparkSession, access: Access, store: Path, scratch: Path) -> Report:
     with clone(store, scratch) as cloned, SqliteState.in_memory() as state:
-        engine = spark_engine(
+        engine = on_spark(
             *(cloned, state, None, ManualClock(NOW_MS, running_ms=DAY), Terms(0, (), LIFETIME, True, 60)),
             sender=SparkSender(spark, StoreGround(access)),
             cut=cutter(access, 4),

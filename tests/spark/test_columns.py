@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from janitor.law.policy import Delete, Frontier, Hold, Invert, Keep, Row, Rule, decide
-from janitor.spark.columns import ACTIONS, RULES, DataTable, Pointers, Policy, Verdicts, split
+from janitor.spark.columns import ACTIONS, RULES, DataTable, Decisions, Pointers, Policy, split
 from janitor.sweep.transactions import TransactionView
 from tests.builders import visibility
 from tests.janitor.law.test_differential import LIFETIME, LONG_MAX, Scene, scenes
@@ -32,7 +32,7 @@ def policy(scene: Scene) -> Policy:
     return Policy(topics, TransactionView(scene.snapshot, scene.now_ms, LIFETIME.undecided_ms))
 
 
-def words(verdicts: Verdicts) -> list[tuple[str, str]]:
+def words(verdicts: Decisions) -> list[tuple[str, str]]:
     return [(ACTIONS[action], RULES[rule]) for action, rule in zip(verdicts.action, verdicts.rule, strict=True)]
 
 

@@ -19,8 +19,8 @@ from janitor.law.ranges import Range
 from janitor.run.engine import Engine
 from janitor.settings import load
 from janitor.spark.access import Access
-from janitor.spark.sweep.engine import Cut, Looking, cutter, spark_engine
-from janitor.spark.sweep.messages import Share, TaskResult, TaskSpec
+from janitor.spark.sweep.engine import Cut, Looking, cutter
+from janitor.spark.sweep.messages import TaskResult, TaskShare, TaskSpec
 from janitor.spark.sweep.ranged import RangedStore
 from janitor.spark.sweep.task import StoreGround
 from janitor.state.base import State, StoreRecord
@@ -28,7 +28,7 @@ from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.context import Terms
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, Desk, Snapshots, pointer, topic, watch
 from tests.janitor.law.test_differential import TERMS, FixedSource, Scene, scenes
-from tests.spark.local import LocalSender, PiecesGround
+from tests.spark.local import LocalSender, PiecesGround, on_spark
 from tests.spark.test_sweep import rows_of, told, without_bytes
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreBusy, StoreError, StoreUnavailable
@@ -55,8 +55,8 @@ def cut_at(cuts: Sequence[bytes]) -> Cut:
     edges = [b"", *sorted(set(cuts) - {b""}), b""]
     pieces = [Range(*pair) for pair in pairwise(edges)]
 
-    def cut(whole: Store) -> list[tuple[Share, Store]]:
-        return [(Share(at, None, one, one), RangedStore(whole, [one], [one])) for at, one in enumerate(pieces)]
+    def cut(whole: Store) -> list[tuple[TaskShare, Store]]:
+        return [(TaskShare(at, None, one, one), RangedStore(whole, [one], [one])) for at, one in enumerate(pieces)]
 
     return cut
 
@@ -79,7 +79,7 @@ def copying(store: Store, state: State, clock: ManualClock) -> Looking:
 
 def guided(store: Store, state: State, source: Any, clock: ManualClock, terms: Terms, **options: Any) -> Engine:
     given = {"token_hex": same, "sender": LocalSender(None), "looking": copying(store, state, clock)}
-    return spark_engine(store, state, source, clock, terms, **{"cut": cut_at([b"a:t1:"]), **given, **options})
+    return on_spark(store, state, source, clock, terms, **{"cut": cut_at([b"a:t1:"]), **given, **options})
 
 
 def left_behind(store: Store, state: State) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def leveldb(folder: Path, by_tasks: bool, **options: Any) -> Iterator[tuple[Any,
         given: dict[str, Any] = {"token_hex": same, "batch_rows": 20, **options}
         if by_tasks:
             given |= {"sender": LocalSender(None), "cut": cutter(access, 2), "looking": looking}
-        yield (spark_engine if by_tasks else Desk)(*arguments, **given), store, state, clock
+        yield (on_spark if by_tasks else Desk)(*arguments, **given), store, state, clock
 
 
 def test_given_a_store_in_leveldb_when_swept_with_tasks_then_the_next_run_of_one_process_has_nothing_left_to_do(
@@ -231,7 +231,7 @@ def test_given_a_topic_that_a_task_cannot_read_when_swept_then_it_is_left_and_no
 
 def test_given_tasks_that_fail_when_swept_then_the_run_fails_after_what_needs_no_looking() -> None:
     class Lost:
-        def send(self, errand: TaskSpec, shares: Sequence[Share], alive: Callable[[], None]) -> list[TaskResult]:
+        def send(self, spec: TaskSpec, shares: Sequence[TaskShare], alive: Callable[[], None]) -> list[TaskResult]:
             raise StoreUnavailable("the task for part 0 lost its store in the step invert: gone.")
 
     @contextmanager
@@ -252,8 +252,8 @@ def test_given_somebody_who_asks_the_run_to_stop_while_tasks_look_then_it_ends_a
     @contextmanager
     def looking() -> Iterator[Any]:
         class Stopped:
-            def send(self, errand: TaskSpec, shares: Sequence[Share], alive: Callable[[], None]) -> list[TaskResult]:
-                asked.append(errand.step)
+            def send(self, spec: TaskSpec, shares: Sequence[TaskShare], alive: Callable[[], None]) -> list[TaskResult]:
+                asked.append(spec.step)
                 alive()
                 raise AssertionError("nobody asked")
 

@@ -20,10 +20,10 @@ from janitor.settings import Settings, load
 from janitor.spark import stats
 from janitor.spark.access import Access
 from janitor.spark.session import translated
-from janitor.spark.source.options import Options
+from janitor.spark.source.options import SourceOptions
 from janitor.spark.source.source import FilteringSource, RowReader
-from janitor.spark.sweep.engine import cutter, spark_engine
-from janitor.spark.sweep.messages import Share
+from janitor.spark.sweep.engine import cutter
+from janitor.spark.sweep.messages import TaskShare
 from janitor.spark.sweep.runner import SparkSender
 from janitor.spark.sweep.task import StoreGround, perform
 from janitor.state.base import State
@@ -37,7 +37,7 @@ from tests.hbase.fixture import running
 from tests.hbase.proxy import Conduct, Fault, Proxy
 from tests.hbase.scene import DOOMED, DUE, Scene
 from tests.hbase.tables import PATIENCE_SECONDS, Tables
-from tests.spark.local import LocalSender
+from tests.spark.local import LocalSender, on_spark
 from tests.spark.test_parts import fill
 from tests.spark.test_sweep import told
 from tms_core.clock import ManualClock
@@ -105,7 +105,7 @@ class FirstAttemptsFail(StoreGround):
     folder: str = field(default="")
 
     @contextmanager
-    def writing(self, share: Share) -> Iterator[tuple[Store, Store, State]]:
+    def writing(self, share: TaskShare) -> Iterator[tuple[Store, Store, State]]:
         with super().writing(share) as (part, whole, state):
             mark = Path(self.folder) / f"share-{share.number}"
             if not mark.exists():
@@ -124,15 +124,15 @@ def test_given_a_store_in_hbase_when_swept_on_spark_then_rows_and_report_are_tho
     spark: SparkSession, tables: Tables
 ) -> None:
     outcomes = []
-    for on_spark in (True, False):
+    for by_tasks in (True, False):
         made, clock = cluster(tables), ManualClock(NOW_MS, running_ms=DAY)
         with made.opened() as (store, state):
             scene = Scene.on(store)
             arguments = (store, state, Snapshots(clock, [DOOMED]), clock, USUAL)
             options: dict[str, Any] = {"token_hex": lambda n: "0" * n, "batch_rows": 50}
-            if on_spark:
+            if by_tasks:
                 sender, cut = SparkSender(spark, StoreGround(made.access)), cutter(made.access, None)
-                engine: Any = spark_engine(*arguments, sender=sender, cut=cut, **options)
+                engine: Any = on_spark(*arguments, sender=sender, cut=cut, **options)
             else:
                 engine = Desk(*arguments, **options)
             planned, report = engine.plan().report, engine.run_once(adopt=True)
@@ -153,7 +153,7 @@ def test_given_tasks_that_die_while_they_delete_when_spark_tries_again_then_all_
     with made.opened() as (store, state):
         scene = Scene.on(store)
         ground = FirstAttemptsFail(made.access, str(tmp_path))
-        engine = spark_engine(
+        engine = on_spark(
             *(store, state, Snapshots(clock, [DOOMED]), clock, USUAL),
             sender=SparkSender(spark, ground),
             cut=cutter(made.access, None),
@@ -215,7 +215,7 @@ def test_given_tasks_on_hbase_when_done_in_this_process_then_they_delete_until_t
         sender = LocalSender(ground)
         lease = Lease(state, "driver", 60, clock)
         lease.acquire()
-        engine = spark_engine(
+        engine = on_spark(
             *(store, state, Snapshots(clock, [DOOMED]), clock, USUAL),
             sender=sender,
             cut=cutter(made.access, None),
@@ -242,7 +242,7 @@ def test_given_tables_in_hbase_when_read_in_this_process_then_every_row_comes_on
     with made.opened() as (store, _):
         Scene.on(store)
         stored = [key for key, _ in every(store.message.rows)]
-    found = RowReader(Options(made.access, "message", now_ms=NOW_MS))
+    found = RowReader(SourceOptions(made.access, "message", now_ms=NOW_MS))
     rows = [row for part in found.partitions() for batch in found.read(part) for row in batch.to_pylist()]
     assert sorted(row["key"] for row in rows) == stored
     assert {row["rule"] for row in rows} == {"expired", "live", "old_generation", "unknown_topic"}
@@ -268,7 +268,7 @@ def test_given_one_topic_with_nine_tenths_of_all_rows_in_hbase_when_cut_then_no_
         (12, tuple(names), times, 12),
         (12, ("*:huge", "*:tiny*"), times, 12),
     ]:
-        asked = Options(made.access, "message", patterns, from_ms, to_ms, NOW_MS, number)
+        asked = SourceOptions(made.access, "message", patterns, from_ms, to_ms, NOW_MS, number)
         found = RowReader(asked)
         parts = found.partitions()
         read = [[row["key"] for batch in found.read(part) for row in batch.to_pylist()] for part in parts]
@@ -282,7 +282,7 @@ def test_given_messages_in_hbase_with_a_ttl_of_their_own_when_read_then_it_takes
     made, times = cluster(tables), range(NOW_MS, NOW_MS + 20)
 
     def read() -> dict[int, str]:
-        found = RowReader(Options(made.access, "message", now_ms=NOW_MS))
+        found = RowReader(SourceOptions(made.access, "message", now_ms=NOW_MS))
         batches = [batch for part in found.partitions() for batch in found.read(part)]
         return {row["publish_ms"]: row["rule"] for batch in batches for row in batch.to_pylist()}
 
@@ -306,7 +306,7 @@ def test_given_an_hbase_that_breaks_off_when_a_task_reads_then_the_error_names_w
         fill(store, "default:orders", 800, lambda: b"body")
     with Proxy(tables.server.thrift) as proxy:
         access = replace(made, thrift=proxy.address).access
-        found = RowReader(Options(access, "message", now_ms=NOW_MS))
+        found = RowReader(SourceOptions(access, "message", now_ms=NOW_MS))
         part = found.partitions()[-1]
         # Behind what it takes to open the store, in the middle of the rows.
         proxy.treat(lambda _: Conduct(down=Fault("cut", after_bytes=4000)))

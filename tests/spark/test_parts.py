@@ -74,7 +74,7 @@ def rows_of(parts: Parts, piece: Piece, wanted: Wanted) -> list[bytes]:
     found: list[bytes] = []
     table = part.message if wanted.table == "message" else part.payload
     wanted = piece.of(wanted)
-    for page in pages.walk(table, piece, wanted, Ask()):
+    for page in pages.scan(table, piece, wanted, Ask()):
         found += [key for key in page.keys if wants(wanted, key)]
     return found
 

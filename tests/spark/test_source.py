@@ -20,7 +20,7 @@ from janitor.law.ranges import Range
 from janitor.spark.columns import DataTable
 from janitor.spark.session import translated
 from janitor.spark.source import pages
-from janitor.spark.source.options import Options
+from janitor.spark.source.options import SourceOptions
 from janitor.spark.source.pages import Ask
 from janitor.spark.source.parts import Piece
 from janitor.spark.source.source import FilteringReader, FilteringSource, RowReader, TmsSource
@@ -71,7 +71,7 @@ def sample(store: Store) -> None:
 def reader(place: Path, **options: Any) -> RowReader:
     """A reader in this process."""
     given = {"leveldb": str(place), "now": str(NOW_MS), **{name: str(value) for name, value in options.items()}}
-    return FilteringReader(Options.parse(given, {}))
+    return FilteringReader(SourceOptions.parse(given, {}))
 
 
 def rows_of(found: RowReader) -> list[dict[str, Any]]:
@@ -149,7 +149,7 @@ def test_given_a_random_store_when_read_then_every_key_comes_once_in_order(scene
         scene.fill(store)
         for name, stored in (("message", store.message), ("payload", store.payload)):
             table: DataTable = "message" if name == "message" else "payload"
-            found = [key for rows in pages.walk(stored, ALL, Wanted(table), Ask()) for key in rows.keys]
+            found = [key for rows in pages.scan(stored, ALL, Wanted(table), Ask()) for key in rows.keys]
             assert found == sorted(scene.messages if table == "message" else scene.payloads)
 
 
@@ -164,7 +164,7 @@ def test_given_a_store_that_takes_values_apart_itself_when_read_then_its_pages_s
         for one in (memory, store):
             sample(one)
             read_from = one.message if table == "message" else one.payload
-            [rows] = pages.walk(read_from, ALL, Wanted(table), ask)
+            [rows] = pages.scan(read_from, ALL, Wanted(table), ask)
             pointers = rows.pointers and [column.tolist() for column in rows.pointers]
             sizes = rows.sizes and [size for size, present in zip(*rows.sizes, strict=True) if present]
             said.append((rows.keys, pointers, sizes, rows.payloads))
@@ -188,7 +188,7 @@ def test_given_values_whole_and_damaged_when_taken_apart_then_each_says_what_it_
     database: Any = Mock(columns=Mock(return_value=RawColumns(keys, values, None)))
     table: Any = LevelDBMessageReads(database, Counter())
     found = []
-    for rows in pages.walk(table, ALL, Wanted("message"), Ask(sizes=True, payloads=True)):
+    for rows in pages.scan(table, ALL, Wanted("message"), Ask(sizes=True, payloads=True)):
         assert rows.pointers is not None
         assert rows.sizes is not None
         assert rows.payloads is not None
@@ -235,7 +235,7 @@ def test_given_a_store_in_memory_when_read_then_it_says_that_there_is_none(tmp_p
     config = tmp_path / "janitor.yaml"
     config.write_text("storage: {kind: memory}", encoding="utf-8")
     with pytest.raises(ConfigurationError, match=r"storage\.kind is memory"):
-        RowReader(Options.parse({"config": str(config)}, {}))
+        RowReader(SourceOptions.parse({"config": str(config)}, {}))
 
 
 def test_given_a_part_cut_out_by_keys_when_read_and_written_then_nothing_outside_is_seen() -> None:
@@ -319,7 +319,9 @@ def test_given_a_random_store_when_read_then_each_rows_verdict_is_the_laws(scene
             scene.fill(store)
             Expiries(side).put(expires.items())
         options = {"leveldb": str(place), "now": str(scene.now_ms)}
-        messages, payloads = (RowReader(Options.parse({**options, "table": t}, {})) for t in ("message", "payload"))
+        messages, payloads = (
+            RowReader(SourceOptions.parse({**options, "table": t}, {})) for t in ("message", "payload")
+        )
         assert {row["key"]: (row["action"], row["rule"]) for row in rows_of(messages)} == {
             key: said(messages.policy, Row("message", MessageKey.parse(key), value.pointer), expires.get(key))
             for key, value in scene.messages.items()
@@ -386,7 +388,7 @@ def test_given_a_moment_near_the_end_when_read_then_what_lies_before_is_leapt_ov
     place = filled(fill)
     with LevelDBStore(place) as store:
         wanted = Wanted("message", from_ms=NOW_MS + 19_990)
-        read_rows = sum(len(rows.keys) for rows in pages.walk(store.message, ALL, wanted, Ask()))
+        read_rows = sum(len(rows.keys) for rows in pages.scan(store.message, ALL, wanted, Ask()))
     assert 10 <= read_rows < 200
 
 
@@ -519,9 +521,9 @@ def test_given_a_store_that_is_gone_when_spark_reads_then_the_error_is_ours_and_
 )
 def test_given_a_wrong_option_when_read_then_it_is_named(options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        Options.parse(options, {})
+        SourceOptions.parse(options, {})
 
 
 def test_given_times_in_words_when_read_then_they_are_milliseconds() -> None:
-    found = Options.parse({"from": "2023-11-14T22:13:20", "to": "2023-11-14T23:13:20+01:00", "now": "5"}, {})
+    found = SourceOptions.parse({"from": "2023-11-14T22:13:20", "to": "2023-11-14T23:13:20+01:00", "now": "5"}, {})
     assert (found.from_ms, found.to_ms, found.now_ms) == (NOW_MS, NOW_MS, 5)

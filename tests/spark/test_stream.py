@@ -18,7 +18,7 @@ from janitor.spark.stream import feed as feeds
 from janitor.spark.stream import messages as reading
 from janitor.spark.stream.feed import Feed
 from janitor.spark.stream.messages import messages, newest
-from janitor.spark.stream.offsets import EARLIEST, NOT_BEGUN, Offset, Place
+from janitor.spark.stream.offsets import EARLIEST, NOT_BEGUN, Offset, StreamPosition
 from janitor.spark.stream.stream import STREAM_SCHEMA, StreamReader, StretchPartition
 from tests.builders import NOW_MS
 from tests.client.faults import SOON
@@ -295,9 +295,9 @@ def test_given_any_clock_when_the_last_message_is_looked_for_then_it_is_found(ah
 def test_given_a_topic_of_many_messages_when_the_last_is_looked_for_then_hardly_any_are_read(
     at: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[Place] = []
+    begun: list[StreamPosition] = []
 
-    def watched(client: Client, topic: TopicId, place: Place, **options: Any) -> Iterator[Message]:
+    def watched(client: Client, topic: TopicId, place: StreamPosition, **options: Any) -> Iterator[Message]:
         begun.append(place)
         return messages(client, topic, place, **options)
 
@@ -662,14 +662,17 @@ def test_given_a_batch_that_ends_where_it_begins_when_read_then_it_is_empty(at: 
     reader.stop()
 
 
-@pytest.mark.parametrize("place", [EARLIEST, Place(5), Place(MessageId(1, 2, 3, 4)), Place.behind(MessageId(1, 2))])
-def test_given_a_place_when_written_and_read_then_it_is_the_same(place: Place) -> None:
-    assert Place.parse(str(place)) == place
+@pytest.mark.parametrize(
+    "place",
+    [EARLIEST, StreamPosition(5), StreamPosition(MessageId(1, 2, 3, 4)), StreamPosition.behind(MessageId(1, 2))],
+)
+def test_given_a_place_when_written_and_read_then_it_is_the_same(place: StreamPosition) -> None:
+    assert StreamPosition.parse(str(place)) == place
 
 
 def test_given_a_time_when_a_place_begins_there_then_nothing_behind_it_is_older() -> None:
-    assert (EARLIEST.ms, Place(7).ms, Place(MessageId(9, 1)).ms) == (0, 7, 9)
-    assert Feed.parse({**GIVEN, "startingPosition": "7"}).begin == Place(7)
+    assert (EARLIEST.ms, StreamPosition(7).ms, StreamPosition(MessageId(9, 1)).ms) == (0, 7, 9)
+    assert Feed.parse({**GIVEN, "startingPosition": "7"}).begin == StreamPosition(7)
 
 
 def test_given_a_partition_when_it_is_sent_then_nothing_of_the_client_goes_with_it(at: Scene) -> None:

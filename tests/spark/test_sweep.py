@@ -17,9 +17,10 @@ from janitor.archive.writer import ParquetArchive
 from janitor.law.policy import Rule
 from janitor.law.ranges import Range, topic_stop
 from janitor.report import Report
-from janitor.spark.source.options import Options
+from janitor.run.prepare import prepare, run_context
+from janitor.spark.source.options import SourceOptions
 from janitor.spark.sweep.engine import cutter
-from janitor.spark.sweep.messages import Run, Share, TaskSpec, portable
+from janitor.spark.sweep.messages import Run, TaskShare, TaskSpec, portable
 from janitor.spark.sweep.ranged import RangedStore
 from janitor.spark.sweep.runner import SparkSender
 from janitor.spark.sweep.task import FollowedLease, perform
@@ -98,8 +99,8 @@ def test_given_a_random_store_when_planned_in_pieces_cut_anywhere_then_the_plan_
     edges = [b"", *sorted(set(cuts) - {b""}), b""]
     pieces = [Range(*pair) for pair in pairwise(edges)]
 
-    def cut(whole: Store) -> list[tuple[Share, Store]]:
-        return [(Share(at, None, one, one), RangedStore(whole, [one], [one])) for at, one in enumerate(pieces)]
+    def cut(whole: Store) -> list[tuple[TaskShare, Store]]:
+        return [(TaskShare(at, None, one, one), RangedStore(whole, [one], [one])) for at, one in enumerate(pieces)]
 
     state, clock = SqliteState.in_memory(), ManualClock(scene.now_ms)
     state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
@@ -175,7 +176,7 @@ def test_given_two_attempts_at_once_when_one_is_killed_then_the_ledger_has_what_
         if dying and call.name == "message.delete":
             raise KeyboardInterrupt
 
-    def duplicate(spec: TaskSpec, share: Share) -> None:
+    def duplicate(spec: TaskSpec, share: TaskShare) -> None:
         if spec.step == "message" and share.number == 1:
             dying.append(True)
             with pytest.raises(KeyboardInterrupt):
@@ -194,7 +195,7 @@ def test_given_two_attempts_at_once_when_one_is_killed_then_the_ledger_has_what_
 def test_given_a_task_that_fails_for_good_when_swept_then_the_run_fails_and_says_where_it_took_rows() -> None:
     rig = rig_on(filled())
 
-    def fail(spec: TaskSpec, share: Share) -> None:
+    def fail(spec: TaskSpec, share: TaskShare) -> None:
         if spec.step == "payload" and share.number == 2:
             raise StoreUnavailable("HBase does not answer.")
 
@@ -220,9 +221,9 @@ def test_given_a_store_that_fails_when_a_task_reads_it_then_the_error_names_step
 
     part = salted(rig.store)[1][1]
     watch(part, fail)
-    share = Share(1, 7, ALL, ALL)
+    share = TaskShare(1, 7, ALL, ALL)
     ground = PiecesGround(part, rig.state, rig.clock)
-    context = replace(rig.engine._context(rig.engine._prepare(), thorough=True))
+    context = replace(run_context(rig.engine.deps, prepare(rig.engine.deps), thorough=True))
     with pytest.raises(
         StoreUnavailable, match=r"the task for part 1 \(salt 7\) lost its store in the step message: HB"
     ):
@@ -234,7 +235,7 @@ def test_given_another_topic_by_the_same_name_when_a_task_comes_to_it_then_it_is
     rig = rig_on(store)
     orders = topic(store, "default:orders", ttl_seconds=3600)
 
-    def lengthen(spec: TaskSpec, share: Share) -> None:
+    def lengthen(spec: TaskSpec, share: TaskShare) -> None:
         if spec.step == "message" and share.number == 3 and not spec.context.patterns:
             orders.describe(ttl_seconds=86_400)
 
@@ -280,7 +281,7 @@ def test_given_a_task_that_cannot_ask_the_memory_when_it_searches_then_the_run_e
     closed = SqliteState.in_memory()
     closed.close()
 
-    def forget(spec: TaskSpec, share: Share) -> None:
+    def forget(spec: TaskSpec, share: TaskShare) -> None:
         broken = spec.step == "invert" and share.number == 2
         rig.sender.ground.state = closed if broken else rig.state
 
@@ -302,7 +303,7 @@ def test_given_a_lease_that_is_lost_when_a_task_comes_to_its_next_batch_then_it_
     lease.acquire()
     rig = rig_on(store, state=state, lease=lease)
 
-    def lose(_: TaskSpec, share: Share) -> None:
+    def lose(_: TaskSpec, share: TaskShare) -> None:
         if share.number == 2:
             Lease(state, "second", 60, clock).acquire(sole=True)
 
@@ -317,9 +318,9 @@ def test_given_a_lease_that_is_lost_when_a_task_comes_to_its_next_batch_then_it_
 
 def test_given_a_zombie_when_its_run_has_ended_then_it_deletes_nothing() -> None:
     rig = rig_on(filled())
-    sent: list[tuple[TaskSpec, Share]] = []
+    sent: list[tuple[TaskSpec, TaskShare]] = []
 
-    def remember(spec: TaskSpec, share: Share) -> None:
+    def remember(spec: TaskSpec, share: TaskShare) -> None:
         sent.append((spec, share))
 
     rig.sender.before = remember
@@ -359,7 +360,7 @@ def test_given_tasks_at_work_on_spark_when_the_driver_must_end_then_they_are_cal
 ) -> None:
     rig = rig_on(filled())
     mark = tmp_path / "at-work"
-    context = portable(rig.engine._context(rig.engine._prepare(), thorough=True))
+    context = portable(run_context(rig.engine.deps, prepare(rig.engine.deps), thorough=True))
 
     def alive() -> None:
         if mark.exists():
@@ -367,7 +368,7 @@ def test_given_tasks_at_work_on_spark_when_the_driver_must_end_then_they_are_cal
 
     sender = SparkSender(spark, EndlessGround(str(mark)))
     with pytest.raises(Halted):
-        sender.send(TaskSpec("message", context, None, 10), [Share(0, 0, ALL, ALL)], alive)
+        sender.send(TaskSpec("message", context, None, 10), [TaskShare(0, 0, ALL, ALL)], alive)
     assert spark.range(3).count() == 3
 
 
@@ -446,7 +447,7 @@ def test_given_a_leveldb_store_when_cut_then_its_shares_cover_it_once(place: Pat
                 ]
             )
         made.stored(DEAD, NOW_MS)
-    options = Options.parse({"leveldb": str(place)}, {})
+    options = SourceOptions.parse({"leveldb": str(place)}, {})
     with options.access.reading() as cloned:
         shares = cutter(options.access, 4)(cloned)
         assert len(shares) == 4

@@ -15,7 +15,7 @@ from typing import Any, Self
 from thriftpy2.protocol.cybin import TCyBinaryProtocol
 from thriftpy2.transport.buffered import TCyBufferedTransport
 
-from tms_core.tables.hbase.thrift import Service, interface
+from tms_core.tables.hbase.thrift import HBASE, Service, calls_of, interface
 
 _CALL, _REPLY, _EXCEPTION = 1, 2, 3
 
@@ -33,9 +33,8 @@ class Request:
 
     def answer(self, *, row: bytes | None = None, number: int | None = None, name: str | None = None) -> bytes:
         """The right answer to ``getRow``, unless told otherwise."""
-        thrift = interface()
-        found = thrift.RowResult(row=self.row if row is None else row, columns={})
-        result = thrift.Hbase.getRow_result(success=[found])
+        found = HBASE.TRowResult(row=self.row if row is None else row, columns={})
+        result = HBASE.Hbase.getRow_result(success=[found])
         return self._message(name or self.name, _REPLY, self.number if number is None else number, result)
 
     def reply(self, value: object) -> None:
@@ -46,9 +45,9 @@ class Request:
         self.send(self._message(self.name, _REPLY, self.number, result))
 
     def failure(self, **exception: Any) -> bytes:
-        """An answer that carries ``io`` or ``argument``, one of HBase's exceptions."""
-        kind = "scannerGetList" if "argument" in exception else "getRow"
-        result = getattr(interface().Hbase, f"{kind}_result")(**exception)
+        """An answer that carries ``io`` or ``ia``, one of HBase's exceptions."""
+        kind = "scannerGetList" if "ia" in exception else "getRow"
+        result = getattr(HBASE.Hbase, f"{kind}_result")(**exception)
         return self._message(self.name, _REPLY, self.number, result)
 
     def unserved(self, kind: int, text: str) -> bytes:
@@ -94,7 +93,7 @@ class FakeThrift:
     def __init__(
         self, conduct: Callable[[Request], None] | None = None, *, port: int = 0, service: Service = "Hbase"
     ) -> None:
-        self.calls = getattr(interface(), service)
+        self.calls = calls_of(service)
         self.conduct = conduct or (lambda request: request.send(request.answer()))
         self.connections = 0
         self.asked: Counter[bytes] = Counter()
@@ -145,13 +144,19 @@ class FakeThrift:
             while True:
                 try:
                     name, _, number = protocol.read_message_begin()
-                    arguments = getattr(self.calls, f"{name}_args")()
+                    arguments = _OpenScan() if name == "scannerOpenWithScan" else getattr(self.calls, f"{name}_args")()
                     protocol.read_struct(arguments)
                 except (OSError, EOFError):
                     return
                 request = Request(self, connection, name, number, arguments)
                 self.asked[request.row] += 1
                 self.conduct(request)
+
+
+class _OpenScan(HBASE.Hbase.scannerOpenWithScan_args):  # type: ignore[misc]
+    """As a server of today understands it: with all that a scan may say."""
+
+    thrift_spec = {**HBASE.Hbase.scannerOpenWithScan_args.thrift_spec, 2: (12, "scan", interface().Scan, False)}  # noqa: RUF012
 
 
 class _Readable:

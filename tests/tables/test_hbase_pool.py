@@ -14,14 +14,15 @@ import pytest
 from tests.tables.fake_thrift import FakeThrift, Request
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, StoreNotFound, StoreUnavailable
-from tms_core.tables.hbase.pool import AVOID_MS, IDLE_MS, PAUSES_SECONDS, Connection, HBasePool
+from tms_core.tables.hbase.pool import AVOID_MS, IDLE_MS, PAUSES_SECONDS, HBasePool
 from tms_core.tables.hbase.thrift import (
+    HBASE,
     ConnectionLost,
     NotServed,
     ScannerLost,
     Service,
+    ThriftConnection,
     ThriftTimeout,
-    interface,
 )
 
 #: A time limit that a test waits out; nothing that has to succeed is bound by it.
@@ -78,7 +79,7 @@ def silent(_: Request) -> None:
 
 
 def forgotten(request: Request) -> None:
-    request.send(request.failure(argument=interface().IllegalArgument(message=b"scanner ID is invalid")))
+    request.send(request.failure(ia=HBASE.IllegalArgument(message=b"scanner ID is invalid")))
 
 
 def test_given_a_server_when_asked_again_and_again_then_one_connection_does(pools: Pools) -> None:
@@ -105,6 +106,39 @@ def test_given_an_answer_that_comes_late_when_the_next_question_is_asked_then_it
         gave_up.set()
         assert [get(pool, b"%d" % number) for number in range(5)] == [b"%d" % number for number in range(5)]
         assert server.connections > 1
+
+
+def test_given_an_answer_that_comes_late_when_happybase_asks_next_then_it_gets_its_own(pools: Pools) -> None:
+    gave_up = threading.Event()
+
+    def late(request: Request) -> None:
+        gave_up.wait(LONG_SECONDS)
+        request.send(request.answer(row=b"of another"))
+        request.send(request.answer(row=b"of another"))
+
+    def answered_rows(request: Request) -> None:
+        request.reply([HBASE.TRowResult(row=row, columns={}) for row in request.arguments.rows])
+
+    with FakeThrift(nth(late, answered_rows)) as server:
+        pool = pools(server, connections=1, timeout_seconds=SHORT_SECONDS)
+        with pytest.raises(ThriftTimeout, match=r"did not answer getRowWithColumns within 0\.3 s"):
+            pool.run(lambda connection: connection.table(b"table").row(b"first"))
+        pool.timeout_seconds = LONG_SECONDS
+        gave_up.set()
+        found = pool.run(lambda connection: connection.table(b"table").rows([b"a", b"b"]))
+        assert found == [(b"a", {}), (b"b", {})]
+        assert pool.calls == {"getRowWithColumns": 1, "getRowsWithColumns": 1}
+
+
+def test_given_an_answer_under_a_wrong_number_when_happybase_asked_then_it_is_asked_again_elsewhere(
+    pools: Pools,
+) -> None:
+    def misled(request: Request) -> None:
+        request.send(request.answer(number=request.number + 1))
+
+    with FakeThrift(nth(misled, lambda request: request.reply([]))) as server:
+        assert pools(server).run(lambda connection: connection.table(b"table").row(b"mine")) == {}
+        assert server.connections == 2
 
 
 def test_given_a_time_out_when_it_happens_then_the_call_is_not_repeated_by_itself(pools: Pools) -> None:
@@ -276,7 +310,7 @@ def test_given_any_exception_while_a_connection_is_lent_when_asked_again_then_it
     with FakeThrift() as server:
         pool = pools(server, connections=1)
 
-        def work(connection: Connection) -> None:
+        def work(connection: ThriftConnection) -> None:
             connection.call("getRow", b"table", b"a", {})
             raise error
 
@@ -349,7 +383,7 @@ def test_given_an_error_of_hbase_when_it_arrives_then_it_is_ours_with_its_name_a
     pools: Pools, said: str, kind: type[StoreError], text: str
 ) -> None:
     def fail(request: Request) -> None:
-        request.send(request.failure(io=interface().IOError(message=(said + STACK).encode() if said else None)))
+        request.send(request.failure(io=HBASE.IOError(message=(said + STACK).encode() if said else None)))
 
     with FakeThrift(fail) as server:
         with pytest.raises(StoreError, match=text) as caught:
@@ -362,7 +396,7 @@ def test_given_an_error_of_hbase_when_it_arrives_then_it_is_ours_with_its_name_a
 def test_given_a_scanner_the_server_forgot_when_reading_then_what_was_begun_with_it_is_begun_anew(
     pools: Pools,
 ) -> None:
-    def read(connection: Connection) -> bytes:
+    def read(connection: ThriftConnection) -> bytes:
         if not server.asked[b""]:
             connection.call("scannerGetList", 1, 1)
         return get(pool, b"anew")

@@ -18,7 +18,7 @@ from tms_core.tables.hbase.regions import (
     Range,
     Regions,
 )
-from tms_core.tables.hbase.thrift import interface
+from tms_core.tables.hbase.thrift import HBASE
 
 HOUR = 3_600_000
 ALL: Sequence[Range] = [(b"", None)]
@@ -35,18 +35,18 @@ class Table:
 
     def __call__(self, request: Request) -> None:
         if self.ill:
-            request.send(request.failure(io=interface().IOError(message=b"java.io.IOException: ill")))
+            request.send(request.failure(io=HBASE.IOError(message=b"java.io.IOException: ill")))
         elif request.name == "getTableRegions":
             self.lists += 1
             ends = [*self.starts[1:], b""]
             request.reply(
                 [
-                    interface().RegionInfo(startKey=start, endKey=end, id=1, name=b"region " + start)
+                    HBASE.TRegionInfo(startKey=start, endKey=end, id=1, name=b"region " + start)
                     for start, end in zip(self.starts, ends, strict=True)
                 ]
             )
         else:
-            self.compacted.append(request.arguments.tableOrRegion.removeprefix(b"region "))
+            self.compacted.append(request.arguments.tableNameOrRegionName.removeprefix(b"region "))
             request.reply(None)
 
 

@@ -16,7 +16,7 @@ from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import CLOCKS_MS, KEYS, PAGE_BYTES, POINTERS, ROWS, HBaseRows
 from tms_core.tables.hbase.salts import OneSalt
 from tms_core.tables.hbase.store import HBaseStore
-from tms_core.tables.hbase.thrift import interface
+from tms_core.tables.hbase.thrift import HBASE
 
 NOW_MS = 1_500_000_000_000
 COLUMN, OLD, NEW = b"d:\x00\x00\x00t", b"\x00" * 7 + b"\x01", b"\xff" * 8
@@ -54,27 +54,24 @@ class Table:
         request.reply(answer)
 
     def row(self, key: bytes = b"\x00row") -> Any:
-        thrift = interface()
-        return thrift.RowResult(row=key, columns={COLUMN: thrift.Cell(value=self.value, timestamp=self.timestamp_ms)})
+        cell = HBASE.TCell(value=self.value, timestamp=self.timestamp_ms)
+        return HBASE.TRowResult(row=key, columns={COLUMN: cell})
 
-    def getRow(self, arguments: Any) -> list[Any]:  # noqa: N802
+    def getRowWithColumns(self, arguments: Any) -> list[Any]:  # noqa: N802
         return [] if self.value is None else [self.row(arguments.row)]
 
-    def getRows(self, _: Any) -> list[Any]:  # noqa: N802
-        return [] if self.value is None else [self.row()]
-
     def getRowsWithColumns(self, arguments: Any) -> list[Any]:  # noqa: N802
-        assert arguments.columns == [COLUMN]
+        assert arguments.columns in (None, [COLUMN])
         return [] if self.value is None else [self.row(row) for row in arguments.rows]
 
     def checkAndPut(self, arguments: Any) -> bool:  # noqa: N802
         matches: bool = self.value == arguments.value
         if matches:
-            self.value = arguments.put.value
+            self.value = arguments.mput.value
         return matches
 
     def getTableRegions(self, _: Any) -> list[Any]:  # noqa: N802
-        return [interface().RegionInfo(startKey=b"", endKey=b"", id=1, name=b"only")]
+        return [HBASE.TRegionInfo(startKey=b"", endKey=b"", id=1, name=b"only")]
 
     def mutateRows(self, _: Any) -> None:  # noqa: N802
         self.marks.append(None)
@@ -89,7 +86,7 @@ class Table:
         return len(self.scans)
 
     def scannerGetList(self, arguments: Any) -> list[Any]:  # noqa: N802
-        return [self.row(b"\x00%d" % number) for number in range(min(arguments.rows, self.length))]
+        return [self.row(b"\x00%d" % number) for number in range(min(arguments.nbRows, self.length))]
 
     def scannerClose(self, _: Any) -> None:  # noqa: N802
         """Frees what the server held."""
@@ -156,7 +153,7 @@ def test_given_the_age_of_cells_when_deleted_then_markers_and_looks_are_as_few_a
     table = Table(OLD, newest_ms or NOW_MS)
     with rows_of(table) as rows:
         rows.delete([b"\x00row"], newest_ms)
-    assert (table.value, table.marks, table.seen["getRows"]) == (None, marks, looked)
+    assert (table.value, table.marks, table.seen["getRowsWithColumns"]) == (None, marks, looked)
 
 
 def test_given_a_cell_ahead_that_nobody_knew_of_when_deleted_then_it_is_deleted_again_at_its_own_time() -> None:
@@ -229,7 +226,7 @@ def test_given_a_page_of_old_rows_when_some_are_deleted_then_only_what_it_has_sh
         salts = OneSalt(rows, 0, None)
         salts.remember(b"0", b"7", salts.page(b"0", b"7", 5, KEYS))
         salts.delete(keys)
-    assert table.seen["getRows"] == looked
+    assert table.seen["getRowsWithColumns"] == looked
 
 
 def test_given_a_server_too_old_to_name_its_cluster_when_asked_then_the_namespaces_own_time_identifies() -> None:
@@ -237,7 +234,7 @@ def test_given_a_server_too_old_to_name_its_cluster_when_asked_then_the_namespac
         if request.name == "getClusterId":
             request.send(request.unserved(1, "Invalid method name: 'getClusterId'"))
         elif request.row == b"cdap_system":
-            assert request.arguments.table == b"hbase:namespace"
+            assert request.arguments.tableName == b"hbase:namespace"
             request.reply([Table(b"", 1_234_567).row(b"cdap_system")])
         else:
             request.reply([])

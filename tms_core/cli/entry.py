@@ -2,7 +2,8 @@
 
 The first process of a container does not hear SIGTERM as long as it has no handler for it: the kernel ends no process
 with number 1 that did not ask for it. The commands have handlers while they work; until then, and after, this one ends
-the process at once.
+the process at once. In the images the signal is blocked before Python begins, so that one which comes while it does is
+kept until this handler is there.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ def main(module: str = "tms_core.cli.main") -> None:
     """
     if os.getpid() == 1:
         signal.signal(signal.SIGTERM, _end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     importlib.import_module(module).main()
 
 

@@ -20,7 +20,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from threading import Event
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 from prometheus_client import CollectorRegistry
@@ -30,7 +30,6 @@ from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError, StoreError, TopicExists
 from tms_core.logs.format import LogFormat, configure
 from tms_core.messaging.service import MessagingService
-from tms_core.messaging.work import Work
 from tms_core.server import companions, standby
 from tms_core.server.app import make_app
 from tms_core.server.auth.gate import Gate
@@ -65,8 +64,9 @@ from tms_core.transaction.rpc.line import read_token
 from tms_core.transaction.rpc.service import TransactionService
 from tms_core.web.listener import Listener
 
-#: How many polls read the store at once.
-_POLL_THREADS = 16
+#: How many polls read the store at once. Those of a store on this machine use its processor, and each of them has the
+#: event loop wait for its turn; those of HBase mostly wait for an answer.
+_POLL_THREADS = {"hbase": 16, "leveldb": 4, "memory": 4}
 #: glibc's names for the smallest block that goes back to the system when it is freed, and for how many pools there are.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 #: Larger than what a page of messages takes, or each page would be fetched from the system anew.
@@ -172,7 +172,16 @@ def serving(
             member = stack.enter_context(among)
         manager, address = _transactions(settings, clock, stack)
         turns = Turns()
-        service = _messaging(settings, member.store if member else store, side, clock, turns, manager, stack)
+        service = _messaging(
+            settings,
+            member.store if member else store,
+            clock,
+            manager,
+            stack,
+            side=side,
+            fenced_side=member.side if member else None,
+            work=turns,
+        )
         registry = CollectorRegistry()
         if member is not None:
             registry.register(LeadershipMetrics(member.leadership))
@@ -188,7 +197,7 @@ def serving(
                 stack.callback(companion.stop)
         waiting = Waiting()
         forwarder = member.forwarder if member else None
-        listener = _listen(settings, service, gate, registry, forwarder, waiting, stack)
+        listener = _listen(settings, service, gate, registry, forwarder, waiting, manager, stack)
         if member is None:
             turns.alone = lambda: listener.alone(waiting.polls)
         elif not member.is_alone:
@@ -254,12 +263,12 @@ def _transaction_storage(settings: Settings) -> Storage:
 def _messaging(
     settings: Settings,
     store: Store,
-    side: SideTable,
     clock: Clock,
-    work: Work,
     manager: TransactionManager | None,
     stack: ExitStack,
+    **more: Any,
 ) -> MessagingService:
+    """The service; ``more`` is handed to it as it is."""
     server, transactions = settings.server, settings.transactions
     service = MessagingService(
         store,
@@ -270,9 +279,9 @@ def _messaging(
         cache_bytes=server.cache_mb << 20,
         clock_allowance_seconds=server.clock_allowance_seconds,
         consumer_hold_seconds=server.consumers.hold_seconds,
-        side=side,
-        work=work,
         last_pointer=None if manager is None else lambda: manager.last_pointer,
+        transactions=manager,
+        **more,
     )
     stack.callback(service.close)
     return service
@@ -302,9 +311,11 @@ def _listen(
     registry: CollectorRegistry,
     forwarder: Forwarder | None,
     waiting: Waiting,
+    manager: TransactionManager | None,
     stack: ExitStack,
 ) -> Listener:
     wanted = settings.server
+    poll_threads = ThreadPoolExecutor(_POLL_THREADS[settings.storage.kind], thread_name_prefix="poll")
     metrics = ServerMetrics(registry, service)
     site = Site(
         service,
@@ -313,10 +324,12 @@ def _listen(
         wanted.max_request_mb << 20,
         wanted.json_poll_limit,
         gate,
-        poll_threads=stack.enter_context(ThreadPoolExecutor(_POLL_THREADS, thread_name_prefix="poll")),
+        poll_threads=stack.enter_context(poll_threads),
         memory=Memory(wanted.memory << 20),
         poll_limit=PollLimit(wanted.poll_limit.messages, wanted.poll_limit.bytes),
         waiting=waiting,
+        transaction_ids=wanted.max_transaction_ids,
+        present_ids=(lambda: 0) if manager is None else (lambda: manager.listed_ids),
     )
     app = make_app(site, loopback=is_loopback(wanted.host), access_log=wanted.access_log, forwarder=forwarder)
     listener = Listener(

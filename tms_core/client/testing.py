@@ -85,7 +85,9 @@ def in_process(*, clock: Clock | None = None, store: Store | None = None) -> Ite
     clock, store = clock or SystemClock(), store or MemoryStore()
     with (
         TransactionManager(MemoryStorage(), clock) as manager,
-        MessagingService(store, clock, side=MemorySide(), last_pointer=lambda: manager.last_pointer) as service,
+        MessagingService(
+            store, clock, side=MemorySide(), last_pointer=lambda: manager.last_pointer, transactions=manager
+        ) as service,
         ThreadPoolExecutor(_THREADS, thread_name_prefix="in-process") as threads,
     ):
         metrics = ServerMetrics(CollectorRegistry(), service)

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tms_core.errors import FormatError
+from tms_core.errors import FormatError, Unavailable
 from tms_core.rowkey import (
     GENERATION_BYTES,
     MESSAGE_TAIL_BYTES,
@@ -51,7 +51,7 @@ class Position(NamedTuple):
     Attributes:
         name: the consumer's.
         id: of the last message it has read.
-        updated_ms: when it said so.
+        updated_ms: when it said so; at least the id's time, but where it was set to a time that had not come yet.
         since_ms: the topic's cut-off at that moment, before which nothing is held for it.
     """
 
@@ -74,7 +74,35 @@ class Positions:
     def put(self, topic: TopicMetadata, position: Position) -> None:
         """Write a consumer's position. Durable on return."""
         key = _prefix(topic.topic, topic.generation) + position.name.encode("ascii")
-        self._table.put([(key, _VALUE.pack(position.id.pack(), position.updated_ms, position.since_ms))])
+        self._table.put([(key, _pack(position))])
+
+    def move(
+        self,
+        topic: TopicMetadata,
+        former: Position | None,
+        position: Position,
+        puts: Sequence[tuple[bytes, bytes]] = (),
+        deletes: Sequence[bytes] = (),
+    ) -> None:
+        """Write a consumer's position in the place of the one that was read, and change other rows with it.
+
+        A server that has lost the lead may send what it has to write long after. It cannot set a position back: what it
+        has read is not there any more. Durable on return.
+
+        Args:
+            topic: the consumer's.
+            former: the position that was read; None: there was none.
+            position: what is written.
+            puts, deletes: other rows of the side table, as of :meth:`SideTable.exchange`.
+
+        Raises:
+            Unavailable: another server has written it meanwhile.
+            StoreError: the table could not be written.
+        """
+        key = _prefix(topic.topic, topic.generation) + position.name.encode("ascii")
+        expected = None if former is None else _pack(former)
+        if not self._table.exchange(key, expected, _pack(position), puts, deletes):
+            raise Unavailable(f"The position of consumer {position.name} changed meanwhile.", "Try again.")
 
     def get(self, topic: TopicMetadata, name: str) -> Position | None:
         """A consumer's position; None when there is no such consumer of this generation."""
@@ -110,11 +138,7 @@ class Positions:
         return found
 
     def _rows(self, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        resume: bytes | None = start
-        while resume is not None:
-            page = self._table.rows(resume, stop, _PAGE_ROWS)
-            yield from page.items
-            resume = page.resume
+        return _pages(self._table, start, stop)
 
 
 class Floor:
@@ -208,8 +232,35 @@ def _has_more(store: Store, topic: TopicMetadata, key: bytes, message: MessageId
     return False
 
 
+def highest_id(side: SideTable, prefix: bytes) -> MessageId:
+    """The highest id up to which a consumer has read; all zeros: there is none.
+
+    One that was set to a time that had not come yet does not count: its consumer leaves out what comes until then.
+
+    Args:
+        side: where positions are.
+        prefix: the start of a topic's and generation's row keys.
+    """
+    start = _CONSUMER + prefix
+    rows = _pages(side, start, stop_key(start))
+    found = (_position(key[len(start) :].decode("ascii"), value) for key, value in rows)
+    return max((one.id for one in found if one.id.publish_ms <= one.updated_ms), default=MessageId(0, 0))
+
+
+def _pages(side: SideTable, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+    resume: bytes | None = start
+    while resume is not None:
+        page = side.rows(resume, stop, _PAGE_ROWS)
+        yield from page.items
+        resume = page.resume
+
+
 def _prefix(topic: TopicId, generation: int) -> bytes:
     return _CONSUMER + generation_prefix(topic.prefix, generation)
+
+
+def _pack(position: Position) -> bytes:
+    return _VALUE.pack(position.id.pack(), position.updated_ms, position.since_ms)
 
 
 def _position(name: str, value: bytes) -> Position:

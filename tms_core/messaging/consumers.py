@@ -6,21 +6,26 @@ a lag changes no position.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from threading import Lock
 
-from tms_core.clock import HonestClock
 from tms_core.consumers import lag
+from tms_core.consumers.claims import ConsumerGroup, GroupClaim, claims_of, former_claims
 from tms_core.consumers.lag import Lag
-from tms_core.consumers.positions import NAME, Floor, Position, Positions, cutoff_at
-from tms_core.errors import BadRequest, ConsumerNotFound
+from tms_core.consumers.positions import NAME, Position, Positions, cutoff_at
+from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound
+from tms_core.messaging.fetcher import Shelf
+from tms_core.messaging.ids import position
 from tms_core.messaging.topics import TopicRegistry
 from tms_core.rowkey import MessageId
-from tms_core.tables.base import Store
-from tms_core.tables.side import Expiries
+from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.manager.manager import TransactionManager
 
 #: How many rows are counted for one answer, of all consumers of a topic together: about a second's work.
 COUNTED_ROWS = 100_000
+#: How many locks consumers share.
+_LOCKS = 64
 
 
 class ConsumerRegistry:
@@ -28,39 +33,48 @@ class ConsumerRegistry:
 
     Args:
         topics: which topics there are.
-        store: where messages are counted.
-        positions: where positions are written down.
-        expiries: messages with a ttl of their own.
-        floor: what holds unread messages; None: nothing does.
-        clock: what time it is for readers.
+        shelf: where messages are counted, and which ids are given out.
+        side: where positions and claims are written down.
+        allowance_ms: how far the clocks of clients may be ahead, in milliseconds.
+        transactions: the manager in this process; None: transactions are managed elsewhere.
     """
 
     def __init__(
         self,
         topics: TopicRegistry,
-        store: Store,
-        positions: Positions,
-        expiries: Expiries,
-        floor: Floor | None,
-        clock: HonestClock,
+        shelf: Shelf,
+        side: SideTable,
+        allowance_ms: int,
+        transactions: TransactionManager | None,
     ) -> None:
         self._topics = topics
-        self._store = store
-        self._positions = positions
-        self._expiries = expiries
-        self._floor = floor
-        self._clock = clock
+        self._shelf = shelf
+        self._side = side
+        self._positions = Positions(side)
+        self._allowance_ms = allowance_ms
+        self._transactions = transactions
+        self._locks = [Lock() for _ in range(_LOCKS)]
         self._lock = Lock()
 
-    def put(self, topic: TopicId, name: str, message: MessageId) -> None:
+    def put(
+        self, topic: TopicId, name: str, message: MessageId, *, force: bool = False, only_new: bool = False
+    ) -> None:
         """Store how far a consumer has read; the first time, it is registered. Durable on return.
 
+        Claims that the consumer has are forgotten.
+
         Args:
+            topic: the consumer's.
+            name: its name.
             message: the last one it has read; all zeros for one that has read nothing yet.
+            force: also where claims are open; their transactions are invalidated first, if they are managed here.
+            only_new: only to register it.
 
         Raises:
             BadRequest: that is no name, or no id of a message.
+            ConsumerConflict: claims are open; or it is registered, and shall only be if it is not.
             TopicNotFound, MetadataError: there is no such topic, or its row is damaged.
+            Unavailable: another server has changed it meanwhile; nothing was done.
             StoreError: the store failed.
         """
         check_name(name)
@@ -68,12 +82,18 @@ class ConsumerRegistry:
             raise BadRequest(f"{message} is no message id: its times lie before 1970.", "Send one that a poll gave.")
         metadata = self._topics.get(topic)
         # One at a time, or a position could be written with a cut-off that another one has let go meanwhile.
-        with self._lock:
-            now_ms = self._clock.now_ms()
-            since = cutoff_at(metadata, now_ms, self._floor, message.publish_ms)
-            if self._positions.get(metadata, name) is None:
+        with self.lock(ConsumerGroup.of(metadata, name)), self._lock:
+            now_ms = self._shelf.clock.now_ms()
+            former = self._positions.get(metadata, name)
+            if only_new and former is not None:
+                raise ConsumerConflict(f"Topic {topic} has a consumer {name} already.", "Use it as it is.")
+            claims = self._let_go(metadata, name, force=force)
+            since = cutoff_at(metadata, now_ms, self._shelf.floor, message.publish_ms)
+            if former is None:
                 self._positions.forget_former(metadata)
-            self._positions.put(metadata, Position(name, message, now_ms, since.ms))
+                self._side.delete(former_claims(self._side, metadata))
+            after = Position(name, message, self._heard_ms(metadata, message, now_ms), since.ms)
+            self._positions.move(metadata, former, after, deletes=claims)
 
     def get(self, topic: TopicId, name: str) -> Position:
         """How far a consumer has read.
@@ -82,18 +102,56 @@ class ConsumerRegistry:
             ConsumerNotFound: there is none of that name.
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`put`.
         """
-        return self._found(self._topics.get(topic), name)
+        return self.found(self._topics.get(topic), name)
 
-    def delete(self, topic: TopicId, name: str) -> None:
-        """Forget a consumer; nothing is held for it any more.
+    def delete(self, topic: TopicId, name: str, *, force: bool = False) -> None:
+        """Forget a consumer and its claims; nothing is held for it any more.
+
+        Args:
+            topic: the consumer's.
+            name: its name.
+            force: as of :meth:`put`.
+
+        Raises:
+            ConsumerConflict: claims are open.
+            ConsumerNotFound, BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`get`.
+        """
+        metadata = self._topics.get(topic)
+        with self.lock(ConsumerGroup.of(metadata, name)), self._lock:
+            self.found(metadata, name)
+            claims = self._let_go(metadata, name, force=force)
+            self._positions.delete(metadata, name)
+            self._side.delete(claims)
+
+    def claims(self, topic: TopicId, name: str) -> list[GroupClaim]:
+        """The claims of a consumer whose transactions are in progress, in the order of their messages.
+
+        Where transactions are managed elsewhere: all that are not yet known to be done.
 
         Raises:
             ConsumerNotFound, BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`get`.
         """
         metadata = self._topics.get(topic)
-        with self._lock:
-            self._found(metadata, name)
-            self._positions.delete(metadata, name)
+        self.found(metadata, name)
+        return self._open_claims(metadata, name)
+
+    def move(
+        self,
+        topic: TopicMetadata,
+        former: Position,
+        position: Position,
+        puts: Sequence[tuple[bytes, bytes]],
+        deletes: Sequence[bytes],
+    ) -> None:
+        """Write a position in the place of the one that was read, with the claims behind it: as ``Positions.move``.
+
+        Its caller has the consumer's :meth:`lock`. A position that only moves on holds nothing that was let go.
+        """
+        self._positions.move(topic, former, position, puts, deletes)
+
+    def lock(self, group: ConsumerGroup) -> Lock:
+        """What is held while a consumer's position and claims are read and changed."""
+        return self._locks[hash(group) % _LOCKS]
 
     def lags(self, topic: TopicId) -> tuple[list[Lag], int]:
         """How far each of a topic's consumers is behind, by their names, and the moment it is said of.
@@ -103,17 +161,57 @@ class ConsumerRegistry:
         Raises:
             TopicNotFound, MetadataError, StoreError: as :meth:`put`.
         """
-        metadata, now_ms = self._topics.get(topic), self._clock.now_ms()
+        metadata, now_ms = self._topics.get(topic), self._shelf.clock.now_ms()
         positions = self._positions.of(metadata)
-        counting = lag.count(self._store, self._expiries, metadata, positions, self._floor, now_ms, COUNTED_ROWS)
+        counting = lag.count(
+            self._shelf.store, self._shelf.expiries, metadata, positions, self._shelf.floor, now_ms, COUNTED_ROWS
+        )
         return lag.finish(counting), now_ms
 
-    def _found(self, topic: TopicMetadata, name: str) -> Position:
+    def found(self, topic: TopicMetadata, name: str) -> Position:
+        """The position of a consumer of a topic as it is now.
+
+        Raises:
+            ConsumerNotFound, BadRequest, StoreError: as :meth:`get`.
+        """
         check_name(name)
         found = self._positions.get(topic, name)
         if found is None:
             raise ConsumerNotFound(f"Topic {topic.topic} has no consumer {name}.", "Put its position first.")
         return found
+
+    def _heard_ms(self, topic: TopicMetadata, message: MessageId, now_ms: int) -> int:
+        """When a position is written; no id up to it is given out any more, as long as its message can be there.
+
+        A position may also be set into the future, so that a consumer leaves out what comes until then.
+        """
+        ids, at = self._shelf.lines.messages(topic).ids, position(message.publish_ms, message.sequence)
+        if at >= max(ids.free, position(now_ms + self._allowance_ms)):
+            return now_ms
+        ids.skip(at + 1 if at else 0)
+        return max(now_ms, message.publish_ms)
+
+    def _let_go(self, topic: TopicMetadata, name: str, *, force: bool) -> list[bytes]:
+        """The keys of a consumer's claims, none of which is open any more.
+
+        Raises:
+            ConsumerConflict: one is open.
+        """
+        pointers = sorted({claim.pointer for claim in self._open_claims(topic, name)})
+        if pointers and not force:
+            raise ConsumerConflict(
+                f"Consumer {name} has claims open in {len(pointers)} transactions, {pointers[0]} the first of them.",
+                "Try again when they have ended, or release them: tms consumer release.",
+            )
+        for pointer in pointers:
+            if self._transactions is not None:
+                self._transactions.invalidate(pointer)
+        return [key for key, _ in claims_of(self._side, ConsumerGroup.of(topic, name))]
+
+    def _open_claims(self, topic: TopicMetadata, name: str) -> list[GroupClaim]:
+        manager = self._transactions
+        claims = [claim for _, claim in claims_of(self._side, ConsumerGroup.of(topic, name)) if claim.pointer]
+        return [claim for claim in claims if manager is None or manager.status(claim.pointer) == "in progress"]
 
 
 def check_name(name: str) -> None:

@@ -84,9 +84,15 @@ class Fetch:
         shelf: where messages are read from.
         topic: whose messages.
         request: which of them.
+        steps_over: whether it goes on behind messages that are not decided yet, and notes their places.
+
+    Attributes:
+        holes: where those are: the first position and the one behind the last of each.
     """
 
-    def __init__(self, shelf: Shelf, topic: TopicMetadata, request: FetchRequest) -> None:
+    def __init__(self, shelf: Shelf, topic: TopicMetadata, request: FetchRequest, *, steps_over: bool = False) -> None:
+        self.holes: list[tuple[int, int]] = []
+        self._steps_over = steps_over
         self._shelf = shelf
         self._topic = topic
         self._line = shelf.lines.messages(topic)
@@ -219,11 +225,13 @@ class Fetch:
         for run in runs:
             first, stop = max(self._at, self._living(run)), min(run.stop, self._end)
             visible = first < stop and _see(self._transaction, run.pointer)
-            if visible is None:
+            if visible is None and not self._steps_over:
                 self._end, self._undecided = 0, True
                 self._note_read(first)
                 return
-            if visible and run.payloads is not None:
+            if visible is None:
+                self.holes.append((first, min(run.stop, self._end)))
+            elif visible and run.payloads is not None:
                 yield from self._of_run(run, run.payloads, first, min(stop, first + self._left))
             elif visible and run.pointer is not None:
                 yield from self._reference(run.first, run.pointer)
@@ -281,11 +289,14 @@ class Fetch:
         shown: list[MessageRow] = []
         for pointer, group in groupby(rows, key=_pointer):
             visible = _see(self._transaction, pointer)
-            if visible is None:
+            if visible is None and self._steps_over:
+                places = [_position(key, len(self._line.prefix)) for key, _ in group]
+                self.holes += [(at, at + 1) for at in places]
+            elif visible is None:
                 self._end, self._undecided = 0, True
                 self._note_read(_position(next(group)[0], len(self._line.prefix)))
                 break
-            if visible:
+            elif visible:
                 shown += group
         return shown
 

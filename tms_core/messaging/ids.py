@@ -96,7 +96,8 @@ class Ids:
         """
         _check(stop)
         with self._lock:
-            self._in_flight, self._free = first, stop
+            # What was skipped meanwhile stays so.
+            self._in_flight, self._free = first, max(stop, self._free)
 
     def release(self) -> None:
         """Note that the positions taken are written, or never will be."""

@@ -1,8 +1,9 @@
 """The lines of ids that are in use: opened once, from what the store holds.
 
-A line belongs to a topic and a generation. It is opened by the first batch or fetch, behind the last row that is
-there, and behind the last one that was announced with a ttl of its own. From then on this process gives out the ids,
-so it knows where the line ends without asking the store; that is why only one process may publish.
+A line belongs to a topic and a generation. It is opened by the first batch or fetch, behind the last row that is there,
+behind the last one that was announced with a ttl of its own, and behind all that a consumer has read. From then on this
+process gives out the ids, so it knows where the line ends without asking the store; that is why only one process may
+publish.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from threading import Lock
 from typing import cast
 
 from tms_core.clock import HonestClock
+from tms_core.consumers.claims import first_unread
 from tms_core.logs.harmless import harmless
 from tms_core.messaging.cache import MessageCache
 from tms_core.messaging.ids import Ids, first_free
 from tms_core.rowkey import generation_prefix, pointer_prefix, stop_key
 from tms_core.tables.base import Store
-from tms_core.tables.side import Expiries
+from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import TopicId, TopicMetadata
 
 #: Transactions of a topic whose last stored payload is remembered; one that was forgotten is looked up again.
@@ -81,9 +83,18 @@ class Lines:
         clock: where they are likely to be.
         cache: told of lines that are opened.
         expiries: where announced rows are looked up; None where there are none.
+        consumers: where it is looked up how far consumers have read; None where there are none.
     """
 
-    def __init__(self, store: Store, clock: HonestClock, cache: MessageCache, expiries: Expiries | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: HonestClock,
+        cache: MessageCache,
+        expiries: Expiries | None,
+        consumers: SideTable | None = None,
+    ) -> None:
+        self._consumers = consumers
         self._store = store
         self._clock = clock
         self._cache = cache
@@ -179,7 +190,9 @@ class Lines:
         now_ms = self._clock.now_ms()
         announced = first_free(self._expiries.keys, prefix, now_ms) if self._expiries else 0
         reserved = self._store.message.reserved(prefix)
-        line.ids.skip(max(announced, reserved, first_free(self._store.message.keys, prefix, now_ms)))
+        # What has been read may be deleted by now, and no id at or before it would ever be read.
+        unread = 0 if self._consumers is None else first_unread(self._consumers, prefix)
+        line.ids.skip(max(announced, reserved, unread, first_free(self._store.message.keys, prefix, now_ms)))
         line.mortal = line.mortal or announced > 0
         line.unread = line.unread or line.ids.free
         self._cache.open(prefix, line.ids)

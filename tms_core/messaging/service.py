@@ -21,6 +21,7 @@ from tms_core.messaging.answer import Answer
 from tms_core.messaging.cache import Figures, MessageCache
 from tms_core.messaging.consumers import ConsumerRegistry
 from tms_core.messaging.fetcher import Fetch, Shelf
+from tms_core.messaging.groups import Groups
 from tms_core.messaging.ids import position
 from tms_core.messaging.lines import Lines
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
@@ -33,6 +34,7 @@ from tms_core.rowkey import LONG_MAX, generation_prefix, stop_key
 from tms_core.tables.base import Store
 from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import INT_MAX, TopicId, TopicMetadata
+from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.model import transaction_ms
 
 #: The highest sequence id.
@@ -57,6 +59,9 @@ class MessagingService:
         work: has batches written; closed with the service. None: by threads of its own.
         last_pointer: tells the highest write pointer that was ever issued; None: transactions are managed elsewhere,
             and any pointer is taken.
+        transactions: the manager in this process, which says whether a transaction that claims is in progress; None:
+            they are managed elsewhere, and the transaction that a client sends is believed.
+        fenced_side: ``side`` as the server that leads may use it, for positions and claims; None: there is no other.
     """
 
     def __init__(
@@ -73,6 +78,8 @@ class MessagingService:
         consumer_hold_seconds: int | None = None,
         work: Work | None = None,
         last_pointer: Callable[[], int] | None = None,
+        transactions: TransactionManager | None = None,
+        fenced_side: SideTable | None = None,
     ) -> None:
         self._last_pointer = last_pointer
         self._allowance_ms = clock_allowance_seconds * 1000
@@ -81,14 +88,12 @@ class MessagingService:
         self._side = side
         self._expiries = Expiries(side) if side is not None else None
         honest = HonestClock(clock, clock_allowance_seconds * 1000)
+        kept = fenced_side or side
         floor = None
-        self._consumers = None
-        if side is not None and self._expiries is not None:
-            positions = Positions(side)
-            floor = None if consumer_hold_seconds is None else Floor(positions, store, consumer_hold_seconds)
-            self._consumers = ConsumerRegistry(self._topics, store, positions, self._expiries, floor, honest)
+        if kept is not None and consumer_hold_seconds is not None:
+            floor = Floor(Positions(kept), store, consumer_hold_seconds)
         self._cache = MessageCache(cache_bytes)
-        self._lines = Lines(store, honest, self._cache, self._expiries)
+        self._lines = Lines(store, honest, self._cache, self._expiries, kept)
         self._work = work or Work()
         lifetime_ms = max_lifetime_seconds * 1000
         self._context = WriterContext(self._topics, self._lines, honest, lifetime_ms, self._work)
@@ -97,6 +102,10 @@ class MessagingService:
         self._shelf = Shelf(
             store, self._lines, self._cache, self._expiries, honest, cached_ms, self._first_reads, floor
         )
+        self._consumers = self._groups = None
+        if kept is not None:
+            self._consumers = ConsumerRegistry(self._topics, self._shelf, kept, self._allowance_ms, transactions)
+            self._groups = Groups(self._topics, self._consumers, kept, self._shelf, lifetime_ms, transactions)
         # A writer lives as long as it has something to write, or is one of the last few that were made, so that names
         # that are no longer used cost nothing.
         self._recent: deque[MessageWriter] = deque(maxlen=_RECENT_WRITERS)
@@ -322,6 +331,17 @@ class MessagingService:
             raise BadRequest("This server has nowhere to note how far consumers have read.", "Keep it yourself.")
         return self._consumers
 
+    @property
+    def groups(self) -> Groups:
+        """Consumer groups, which claim what they read.
+
+        Raises:
+            BadRequest: there is no place to keep that.
+        """
+        if self._groups is None:
+            raise BadRequest("This server has nowhere to note what consumers have claimed.", "Poll without a group.")
+        return self._groups
+
     # -- the service itself -------------------------------------------------------------------------------------------
 
     @property
@@ -356,6 +376,8 @@ class MessagingService:
             topic: which topic; None: all.
         """
         self._lines.forget(topic)
+        if self._groups is not None:
+            self._groups.forget()
 
     def close(self) -> None:
         """Accept no more, and return when all that was accepted is answered; closing twice is no error."""

@@ -36,13 +36,13 @@ from tms_core.server.auth.rules import Need
 from tms_core.server.body import Disconnected
 from tms_core.server.consumers import Consumers
 from tms_core.server.forward import Forwarder
-from tms_core.server.guarded_routes import Guarded, known_only
+from tms_core.server.guarded_routes import GuardedRoute, known_only
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.openapi import openapi
 from tms_core.server.poll import Poll
-from tms_core.server.publish import Publish, Rollback, Store
+from tms_core.server.publish import Publish, Rollback, StorePayloads
 from tms_core.server.site import Site, answer
-from tms_core.server.topics import Topics
+from tms_core.server.topics import TopicRoutes
 from tms_core.web.host import is_of_foreign_page, names_loopback, names_two_hosts
 
 logger = get_logger(__name__)
@@ -111,28 +111,28 @@ def routed(routes: Sequence[Route], default: ASGIApp) -> ASGIApp:
     return app
 
 
-def routes(site: Site) -> list[Guarded]:
+def routes(site: Site) -> list[GuardedRoute]:
     """All there is to ask for, and what that needs."""
-    topics, consumers, about = Topics(site), Consumers(site), _About(site)
+    topics, consumers, about = TopicRoutes(site), Consumers(site), _About(site)
     return [
-        Guarded(f"{_TOPIC}/publish", Publish(site), "publish", {"POST": Need.PUBLISH}),
-        Guarded(f"{_TOPIC}/poll", Poll(site), "poll", {"POST": Need.CONSUME}),
-        Guarded(f"{_TOPIC}/store", Store(site), "store", {"POST": Need.PUBLISH}),
-        Guarded(f"{_TOPIC}/rollback", Rollback(site), "rollback", {"POST": Need.PUBLISH}),
-        Guarded(_TOPIC, topics.topic, "topic", {"PUT": Need.ADMIN, "GET": Need.ANY, "DELETE": Need.ADMIN}),
+        GuardedRoute(f"{_TOPIC}/publish", Publish(site), "publish", {"POST": Need.PUBLISH}),
+        GuardedRoute(f"{_TOPIC}/poll", Poll(site), "poll", {"POST": Need.CONSUME}),
+        GuardedRoute(f"{_TOPIC}/store", StorePayloads(site), "store", {"POST": Need.PUBLISH}),
+        GuardedRoute(f"{_TOPIC}/rollback", Rollback(site), "rollback", {"POST": Need.PUBLISH}),
+        GuardedRoute(_TOPIC, topics.topic, "topic", {"PUT": Need.ADMIN, "GET": Need.ANY, "DELETE": Need.ADMIN}),
         # Of the topics, those are listed that the principal may see.
-        Guarded(_TOPICS, topics.topics, "topics", {"GET": Need.KNOWN}),
-        Guarded(
+        GuardedRoute(_TOPICS, topics.topics, "topics", {"GET": Need.KNOWN}),
+        GuardedRoute(
             f"{_TOPIC}/consumers/{{name}}",
             consumers.consumer,
             "consumer",
             {"PUT": Need.CONSUME, "GET": Need.CONSUME, "DELETE": Need.CONSUME},
         ),
-        Guarded(f"{_TOPIC}/consumers", consumers.consumers, "consumers", {"GET": Need.CONSUME}),
-        Guarded(f"{_TOPIC}/properties", topics.properties, "properties", {"PUT": Need.ADMIN}),
-        Guarded("/ping", about.ping, "ping", {"GET": Need.NOTHING}),
-        Guarded("/metrics", about.metrics, "metrics", {"GET": Need.KNOWN}),
-        Guarded("/openapi.json", about.openapi, "openapi", {"GET": Need.KNOWN}),
+        GuardedRoute(f"{_TOPIC}/consumers", consumers.consumers, "consumers", {"GET": Need.CONSUME}),
+        GuardedRoute(f"{_TOPIC}/properties", topics.properties, "properties", {"PUT": Need.ADMIN}),
+        GuardedRoute("/ping", about.ping, "ping", {"GET": Need.NOTHING}),
+        GuardedRoute("/metrics", about.metrics, "metrics", {"GET": Need.KNOWN}),
+        GuardedRoute("/openapi.json", about.openapi, "openapi", {"GET": Need.KNOWN}),
     ]
 
 

@@ -8,6 +8,7 @@ takes is taken from the memory of all requests (:mod:`tms_core.server.memory`) b
 from __future__ import annotations
 
 import zlib
+from typing import NamedTuple
 
 from starlette.exceptions import HTTPException
 from starlette.types import Receive
@@ -25,29 +26,41 @@ _GZIP_RATIO = 1032
 _HELD = 2
 
 
+class BodyLimit(NamedTuple):
+    """How large a body may be.
+
+    Attributes:
+        bytes: packed and unpacked.
+        reason: what sets it: the setting, or what bodies of this kind are for.
+    """
+
+    bytes: int
+    reason: str
+
+
 class Disconnected(Exception):
     """The client went away before it had said everything."""
 
 
-async def read_body(headers: Headers, receive: Receive, limit_bytes: int, share: Share) -> bytes:
+async def read_body(headers: Headers, receive: Receive, limit: BodyLimit, share: Share) -> bytes:
     """The whole body as it was sent.
 
     Args:
         headers: of the request.
         receive: brings the body.
-        limit_bytes: how large it may be.
+        limit: how large it may be.
         share: grows with it.
 
     Raises:
-        HTTPException: it is larger than ``limit_bytes``, or compressed in a way that is not served.
+        HTTPException: it is larger than ``limit``, or compressed in a way that is not served.
         Disconnected: the client went away.
         Unavailable: there is no memory for it.
     """
     if headers.get(b"content-encoding", b"identity").lower() not in (b"identity", b"gzip"):
         raise HTTPException(415, "Of all compressions only gzip is read.")
     length = headers.get(b"content-length", b"")
-    if length.isdigit() and int(length) > limit_bytes:
-        raise _too_large(limit_bytes)
+    if length.isdigit() and int(length) > limit.bytes:
+        raise _too_large(limit)
     parts: list[bytes] = []
     size = 0
     while True:
@@ -58,17 +71,17 @@ async def read_body(headers: Headers, receive: Receive, limit_bytes: int, share:
             raise Disconnected
         parts.append(message["body"])
         size += len(parts[-1])
-        if size > limit_bytes:
-            raise _too_large(limit_bytes)
+        if size > limit.bytes:
+            raise _too_large(limit)
         if size > FREE_BYTES:
             await share.take(_HELD * size - share.size)
         if not message["more_body"]:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def unpacked_bytes(size: int, limit_bytes: int) -> int:
+def unpacked_bytes(size: int, limit: BodyLimit) -> int:
     """How large a body of so many packed bytes may become, within a limit, and twice that while it is put together."""
-    return _HELD * min(_GZIP_RATIO * size, limit_bytes + 1)
+    return _HELD * min(_GZIP_RATIO * size, limit.bytes + 1)
 
 
 def is_packed(headers: Headers) -> bool:
@@ -76,28 +89,28 @@ def is_packed(headers: Headers) -> bool:
     return headers.get(b"content-encoding", b"identity").lower() != b"identity"
 
 
-def unpacked(body: bytes, limit_bytes: int) -> bytes:
+def unpacked(body: bytes, limit: BodyLimit) -> bytes:
     """A body as it was before it was compressed.
 
     Raises:
-        HTTPException: it is larger than ``limit_bytes``.
+        HTTPException: it is larger than ``limit``.
         BadRequest: it is no gzip, though it should be, or cut short.
     """
     member = zlib.decompressobj(GZIP)
     try:
         # One byte more, to see whether there is more than is allowed.
-        found = member.decompress(body, limit_bytes + 1)
+        found = member.decompress(body, limit.bytes + 1)
     except zlib.error as error:
         raise BadRequest(f"The body is no gzip: {error}.") from error
-    if len(found) > limit_bytes:
-        raise _too_large(limit_bytes)
+    if len(found) > limit.bytes:
+        raise _too_large(limit)
     if not member.eof or member.unused_data:
         raise BadRequest("The body is no gzip: it is cut short, or something follows it.")
     return found
 
 
-def _too_large(limit_bytes: int) -> HTTPException:
-    return HTTPException(413, f"A body may have {limit_bytes} bytes at most here (server.max_request_mb).")
+def _too_large(limit: BodyLimit) -> HTTPException:
+    return HTTPException(413, f"A body may have {limit.bytes} bytes at most here ({limit.reason}).")
 
 
 def accepts_gzip(headers: Headers) -> bool:

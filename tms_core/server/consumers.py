@@ -8,12 +8,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tms_core.consumers.lag import Lag
+from tms_core.server.body import BodyLimit
 from tms_core.server.json_text import read_position
 from tms_core.server.site import Site, headers_of, topic_of
 from tms_core.web.protocol import abort_of
 
 #: The largest body of a position, which is 40 digits.
-_POSITION_BYTES = 16 << 10
+_POSITION = BodyLimit(16 << 10, "a position is 40 digits")
 
 
 class Consumers:
@@ -34,7 +35,7 @@ class Consumers:
         if request.method == "PUT":
             with site.memory.share(abort_of(request.scope)) as share:
                 message = await site.read(
-                    headers_of(request.scope), request.receive, read_position, share, limit_bytes=_POSITION_BYTES
+                    headers_of(request.scope), request.receive, read_position, share, limit=_POSITION
                 )
             await site.in_thread(site.service.consumers.put, topic, name, message)
         elif request.method == "DELETE":

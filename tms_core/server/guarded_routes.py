@@ -19,7 +19,7 @@ from tms_core.server.site import topic_of
 
 
 @dataclass(frozen=True)
-class Guarded:
+class GuardedRoute:
     """A route before it has its gate.
 
     Attributes:
@@ -40,14 +40,14 @@ class Guarded:
 
 
 class _Route(Route):
-    def __init__(self, guarded: Guarded) -> None:
+    def __init__(self, guarded: GuardedRoute) -> None:
         super().__init__(guarded.path, guarded.endpoint, methods=list(guarded.needs), name=guarded.name)
         # Where GET is, Starlette serves HEAD too; CDAP does not.
         self.methods = set(guarded.needs)
 
 
 class _GuardedRoute(_Route):
-    def __init__(self, guarded: Guarded, gate: Gate) -> None:
+    def __init__(self, guarded: GuardedRoute, gate: Gate) -> None:
         super().__init__(guarded)
         self._gate = gate
         self._needs = guarded.needs

@@ -116,7 +116,8 @@ _CODES = {
     400: "The request is wrong; the text says how.",
     404: "There is no such topic, or no such consumer of it.",
     409: "There is such a topic already.",
-    413: "The body is larger than server.max_request_mb, or has more messages than that has room for.",
+    413: "The body is larger than requests of its kind may be (server.max_request_mb, server.max_transaction_ids), or "
+    "has more messages than that has room for.",
     415: "The body is compressed in a way that is not served.",
     500: "It failed; whether anything was written may be unknown.",
     503: "Not now: nothing was done, and the same request may succeed later.",

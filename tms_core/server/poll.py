@@ -38,7 +38,7 @@ from tms_core.web.protocol import abort_of, probe_of
 #: How much a thread makes at a time, so that handing over costs next to nothing beside it.
 _STEP_BYTES = 480_000
 #: For how long a thread reads at a time, in seconds: as long as others may wait for it.
-STEP_SECONDS = 0.05
+STEP_SECONDS = 0.02
 #: What is sent at once, as the whole answer; less than a piece of an answer that goes on.
 _SMALL_BYTES = 50_000
 #: How much memory is taken for each byte that a step makes: that, the page it is made of, and what is being sent.
@@ -66,7 +66,7 @@ class Poll:
         site, headers = self._site, headers_of(scope)
         topic, codec = topic_of(scope), site.codec(headers)
         with site.memory.share(abort_of(scope)) as share:
-            asked = await site.read(headers, receive, codec.read_poll, share)
+            asked = await site.read(headers, receive, codec.read_poll, share, limit=site.poll_body)
             share.close()
             request = self._limited(_waits(headers, asked))
             answer_headers = [(b"content-type", codec.content_type)]

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from tms_core.errors import BadRequest
 from tms_core.logs.harmless import harmless
 from tms_core.server.avro import AvroCodec
-from tms_core.server.body import Headers
+from tms_core.server.body import BodyLimit, Headers
 from tms_core.server.codec import Codec
 from tms_core.server.json_text import JsonCodec
 from tms_core.server.site import Site, answer, headers_of, json_name, outcome, topic_of
@@ -22,7 +22,7 @@ from tms_core.web.protocol import abort_of
 TTL = b"x-tms-ttl-seconds"
 _TTL_DIGITS = 10
 #: The largest body of a roll back, whose five numbers take some hundred bytes.
-_ROLLBACK_BYTES = 16 << 10
+_ROLLBACK = BodyLimit(16 << 10, "a roll back is five numbers")
 
 
 class Publish:
@@ -50,7 +50,7 @@ class Publish:
             await answer(send, 200, codec.write_published(written), codec.content_type)
 
 
-class Store:
+class StorePayloads:
     """``POST …/store``: payloads that an empty ``publish`` of the same transaction makes visible."""
 
     def __init__(self, site: Site) -> None:
@@ -89,7 +89,7 @@ class Rollback:
         topic = topic_of(scope)
         codec = self._json if json_name(headers.get(b"content-type", b"")) else self._avro
         with site.memory.share(abort_of(scope)) as share:
-            written = await site.read(headers, receive, codec.read_rollback, share, limit_bytes=_ROLLBACK_BYTES)
+            written = await site.read(headers, receive, codec.read_rollback, share, limit=_ROLLBACK)
         await site.in_thread(site.service.rollback, topic, written)
         await answer(send, 200)
 

@@ -18,7 +18,7 @@ from tms_core.messaging.answer import Answer
 from tms_core.messaging.service import MessagingService
 from tms_core.server.auth.gate import Gate
 from tms_core.server.avro import AvroCodec
-from tms_core.server.body import Headers, is_packed, read_body, unpacked, unpacked_bytes
+from tms_core.server.body import BodyLimit, Headers, is_packed, read_body, unpacked, unpacked_bytes
 from tms_core.server.codec import MESSAGE_BYTES, Codec
 from tms_core.server.json_text import JsonCodec
 from tms_core.server.memory import FREE_BYTES, Memory, Share
@@ -36,6 +36,10 @@ _LARGE_BYTES = 250_000
 _DECODING = 1
 #: Topics whose largest message is remembered.
 _KNOWN_TOPICS = 10_000
+#: What the body of a poll may have beside its transaction, in bytes.
+_POLL_BYTES = 16 << 10
+#: What an id of a transaction takes in the body of a poll, in bytes: eight, and a third more where it is base64.
+_ID_BYTES = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,9 @@ class Site:
         poll_limit: what a poll answers at most, whatever it asks for.
         waiting: polls that wait for messages.
         sizes: how large messages are.
+        transaction_ids: how many ids the transaction of a poll may carry (``server.max_transaction_ids``).
+        present_ids: how many ids a transaction of the manager in this process would carry now; a poll may carry as
+            many and a tenth more, whatever the setting says.
     """
 
     service: MessagingService
@@ -103,6 +110,8 @@ class Site:
     poll_limit: PollLimit = field(default_factory=PollLimit)
     waiting: Waiting = field(default_factory=Waiting)
     sizes: Sizes = field(default_factory=Sizes)
+    transaction_ids: int = 100_000
+    present_ids: Callable[[], int] = lambda: 0
     _decoding: asyncio.Semaphore = field(init=False, repr=False, default_factory=lambda: asyncio.Semaphore(_DECODING))
     _codecs: dict[bytes, Codec] = field(init=False, repr=False)
 
@@ -131,7 +140,7 @@ class Site:
         decode: Callable[[bytes], T],
         share: Share,
         *,
-        limit_bytes: int | None = None,
+        limit: BodyLimit | None = None,
         cost: Callable[[bytes], int] = len,
     ) -> T:
         """A request's body as values.
@@ -141,7 +150,7 @@ class Site:
             receive: brings the body.
             decode: makes values of it.
             share: what the request takes of the memory; it grows with the body, and with what becomes of it.
-            limit_bytes: how large the body may be; None: as a request may be.
+            limit: how large the body may be; None, or more than a request may be: as a request may be.
             cost: how much memory ``decode`` takes at most.
 
         Raises:
@@ -149,7 +158,8 @@ class Site:
             HTTPException: it is too large, or compressed in a way that is not served.
             Unavailable: there is no memory for it.
         """
-        limit = min(self.max_request_bytes, limit_bytes or self.max_request_bytes)
+        longest = BodyLimit(self.max_request_bytes, "server.max_request_mb")
+        limit = min(limit or longest, longest)
         body = await read_body(headers, receive, limit, share)
         if is_packed(headers):
             held = share.size
@@ -163,6 +173,13 @@ class Site:
             return decode(body)
         async with self._decoding:
             return await self.in_thread(decode, body)
+
+    @property
+    def poll_body(self) -> BodyLimit:
+        """How large the body of a poll may be."""
+        # As many as were there when the transaction began may be gone by now, but not all that many.
+        ids = max(self.transaction_ids, self.present_ids() * 11 // 10)
+        return BodyLimit(_POLL_BYTES + _ID_BYTES * ids, "server.max_transaction_ids")
 
     def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Call something that may wait."""

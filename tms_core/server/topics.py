@@ -5,16 +5,17 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from tms_core.server.body import BodyLimit
 from tms_core.server.json_text import read_properties
 from tms_core.server.site import Site, headers_of, named_topic, topic_of
 from tms_core.topic import TopicId
 from tms_core.web.protocol import abort_of
 
 #: The largest body of properties: what they may have together, with each character written as six.
-_PROPERTIES_BYTES = 400 << 10
+_PROPERTIES = BodyLimit(400 << 10, "the properties of a topic may have 64 KB together")
 
 
-class Topics:
+class TopicRoutes:
     """The routes of topics, by name."""
 
     def __init__(self, site: Site) -> None:
@@ -54,4 +55,4 @@ class Topics:
         site = self._site
         with site.memory.share(abort_of(request.scope)) as share:
             headers = headers_of(request.scope)
-            return await site.read(headers, request.receive, read_properties, share, limit_bytes=_PROPERTIES_BYTES)
+            return await site.read(headers, request.receive, read_properties, share, limit=_PROPERTIES)

@@ -391,6 +391,13 @@ class ServerSettings(Section):
     max_request_mb: Count = setting(
         10, "the largest request body", unit="MB", reason="a request is held in memory whole"
     )
+    max_transaction_ids: Count = setting(
+        100_000,
+        "ids, invalid and in progress, that the transaction of a poll may carry, 11 bytes each; with the transaction "
+        "manager in this process as many as that has, where they are more; a longer body is answered 413",
+        unit="ids",
+        reason="far more than a transaction system has whose invalid transactions are cleaned up",
+    )
     max_connections: Count = setting(
         500,
         "connections over HTTP at once, and never more than half of the files that the process may open (ulimit -n); "

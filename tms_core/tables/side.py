@@ -1,9 +1,10 @@
 """Rows of ours that belong to a store: beside CDAP's tables, never in them.
 
-Two kinds of thing cannot be said in CDAP's bytes: that a message shall live shorter than its topic's ttl (rule L6), and
-how far a named consumer has read. They go into one small sorted table: a LevelDB folder of its own, a table
-``tms.side`` in HBase, or memory. The first byte of a key says what it is about. In HBase it also has who leads, and
-which rows came late (:mod:`tms_core.server.ha.member`, :mod:`tms_core.server.ha.sealed_ids`).
+Three kinds of thing cannot be said in CDAP's bytes: that a message shall live shorter than its topic's ttl (rule L6),
+how far a named consumer has read, and which messages it has claimed in which transaction. They go into one small sorted
+table: a LevelDB folder of its own, a table ``tms.side`` in HBase, or memory. The first byte of a key says what it is
+about. In HBase it also has who leads, and which rows came late (:mod:`tms_core.server.ha.member`,
+:mod:`tms_core.server.ha.sealed_ids`).
 
 An expiry is there twice. ``e`` + moment + message key is in the order in which messages come due, for the janitor;
 ``m`` + message key holds the moment, for fetches. Both are written and synced before the message itself, so no message
@@ -60,6 +61,28 @@ class SideTable(ABC):
         """Delete rows, in this order where they cannot be deleted all at once; need not survive a crash."""
 
     @abstractmethod
+    def exchange(
+        self,
+        key: bytes,
+        expected: bytes | None,
+        value: bytes,
+        puts: Sequence[tuple[bytes, bytes]] = (),
+        deletes: Sequence[bytes] = (),
+    ) -> bool:
+        """Write a row if it still holds what was read, and with it change others. All of it is durable on return.
+
+        Where it cannot be done all at once it is done in this order: the row, ``puts``, ``deletes``.
+
+        Args:
+            key, expected, value: the row, what it must hold (None: it is not there), and what it holds then.
+            puts: other rows to write.
+            deletes: keys of others to delete.
+
+        Returns:
+            False when the row holds something else; nothing was done.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """Close the table; closing twice is no error."""
 
@@ -100,6 +123,23 @@ class MemorySide(SideTable):
                 self._values.pop(key, None)
             self._keys = sorted(self._values)
 
+    def exchange(
+        self,
+        key: bytes,
+        expected: bytes | None,
+        value: bytes,
+        puts: Sequence[tuple[bytes, bytes]] = (),
+        deletes: Sequence[bytes] = (),
+    ) -> bool:
+        with self._lock:
+            if self._values.get(key) != expected:
+                return False
+            self._values.update([(key, value), *puts])
+            for gone in deletes:
+                self._values.pop(gone, None)
+            self._keys = sorted(self._values)
+        return True
+
     def close(self) -> None:
         """Do nothing: no file is open."""
 
@@ -137,6 +177,16 @@ class LevelDBSide(SideTable):
 
     def delete(self, keys: Sequence[bytes]) -> None:
         self._database.delete(keys)
+
+    def exchange(
+        self,
+        key: bytes,
+        expected: bytes | None,
+        value: bytes,
+        puts: Sequence[tuple[bytes, bytes]] = (),
+        deletes: Sequence[bytes] = (),
+    ) -> bool:
+        return self._database.exchange(key, expected, [(key, value), *puts], deletes)
 
     def close(self) -> None:
         self._database.close()
@@ -196,13 +246,27 @@ class HBaseSide(SideTable):
     def delete(self, keys: Sequence[bytes]) -> None:
         self._rows.delete(keys, None)
 
+    def exchange(
+        self,
+        key: bytes,
+        expected: bytes | None,
+        value: bytes,
+        puts: Sequence[tuple[bytes, bytes]] = (),
+        deletes: Sequence[bytes] = (),
+    ) -> bool:
+        if not self._rows.replace(_COLUMN, [(key, expected or b"", value)])[0]:
+            return False
+        self.put(puts)
+        self.delete(deletes)
+        return True
+
     def close(self) -> None:
         self._pool.close()
 
     def _create(self, spec: TableSpec) -> None:
         try:
             with self._pool.connection() as connection:
-                connection.call("createTable", spec.full_name.encode(), spec.families())
+                connection.happybase.create_table(spec.full_name, spec.families())
         except StoreError as error:
             try:
                 # Another process may have made it at this moment.

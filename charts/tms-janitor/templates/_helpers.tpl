@@ -194,6 +194,25 @@ podFailurePolicy:
 {{- end }}
 
 {{/*
+Memory and processors of a pod. Takes a dict: root, component and given, what the values say. A limit of memory that they
+do not name is what the settings make necessary: a server takes what requests may take, its cache, and itself.
+*/}}
+{{- define "tms.resources" -}}
+{{- $serves := or (eq .component "server") (and (eq .component "janitor") (include "tms.embedded" .root)) }}
+{{- $made := deepCopy .given }}
+{{- if and (hasKey $made "limits") (not (hasKey $made.limits "memory")) }}
+{{- $megabytes := 512 }}
+{{- if $serves }}
+{{- with .root.Values.server }}
+{{- $megabytes = add (int64 (dig "memory" 256 .)) (int64 (dig "cache_mb" 30 .)) 226 (ternary 0 128 (eq $.component "server")) }}
+{{- end }}
+{{- end }}
+{{- $_ := set $made "limits" (merge (dict "memory" (printf "%dMi" $megabytes)) $made.limits) }}
+{{- end }}
+{{- toYaml $made }}
+{{- end }}
+
+{{/*
 A pod. Takes a dict: root; component; args; and where they apply: command, image, ports, probes, env, resources,
 restartPolicy, data (mount the volume for data), token (mount the service account's token), serviceAccountName, near,
 config (another ConfigMap with the settings), graceSeconds. What the values say under components comes before the rest.
@@ -279,7 +298,7 @@ spec:
       securityContext:
         {{- toYaml (.securityContext | default dict) | nindent 8 }}
       resources:
-        {{- toYaml ($own.resources | default $.resources | default .resources | default dict) | nindent 8 }}
+        {{- include "tms.resources" (dict "root" $root "component" $.component "given" ($own.resources | default $.resources | default .resources | default dict)) | nindent 8 }}
       {{- with include "tms.env" (dict "root" $root "env" $.env) | fromJsonArray }}
       env:
         {{- toYaml . | nindent 8 }}

@@ -18,7 +18,7 @@ from pyspark.sql.types import (
     StructField,
 )
 
-from janitor.spark.columns import ACTIONS, RULES, Columns, DataTable, Flags, Verdicts
+from janitor.spark.columns import ACTIONS, RULES, Columns, DataTable, Decisions, Flags
 from janitor.spark.source.options import Table
 from janitor.spark.source.pages import Ask, Rows
 
@@ -66,8 +66,8 @@ def columns_of(table: Table, ask: Ask) -> tuple[StructField, ...]:
     return (*ROW_COLUMNS, PAYLOAD_COLUMN) if ask.payloads else ROW_COLUMNS
 
 
-def row_batch(table: DataTable, page: Rows, rows: Columns, verdicts: Verdicts, keep: Flags, salt: int | None) -> Any:
-    """Those rows of a page that are kept, with their verdicts, as an Arrow batch."""
+def row_batch(table: DataTable, page: Rows, rows: Columns, decisions: Decisions, keep: Flags, salt: int | None) -> Any:
+    """Those rows of a page that are kept, with their decisions, as an Arrow batch."""
     at = None if keep.all() else np.flatnonzero(keep)
 
     def some(values: Any) -> Any:
@@ -90,8 +90,8 @@ def row_batch(table: DataTable, page: Rows, rows: Columns, verdicts: Verdicts, k
         "payload_bytes": _numbers(times, nothing) if page.sizes is None else _numbers(*map(some, page.sizes)),
         "key": rows.packed if at is None else rows.packed.take(pa.array(at)),
         "salt": pa.nulls(number, pa.int32()) if salt is None else pa.repeat(pa.scalar(salt, pa.int32()), number),
-        "action": _names(ACTIONS, some(verdicts.action)),
-        "rule": _names(RULES, some(verdicts.rule)),
+        "action": _names(ACTIONS, some(decisions.action)),
+        "rule": _names(RULES, some(decisions.rule)),
     }
     if page.payloads is not None:
         found["payload"] = page.payloads if at is None else [page.payloads[int(index)] for index in at]

@@ -32,7 +32,7 @@ _TABLES = ("message", "payload", "metadata")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SourceOptions:
     """What was asked for.
 
     Attributes:
@@ -52,7 +52,7 @@ class Options:
     changes: tuple[WhatIf, ...] = ()
 
     @classmethod
-    def parse(cls, given: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> Options:
+    def parse(cls, given: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> SourceOptions:
         """Read options as Spark has them.
 
         Raises:

@@ -53,16 +53,16 @@ class Ask:
     payloads: bool = False
 
 
-def walk(table: MessageTable | PayloadTable, piece: Piece, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
+def scan(table: MessageTable | PayloadTable, piece: Piece, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
     """The rows of a piece, with leaps over what is not wanted; rows that are not wanted may be among them.
 
     Raises:
         StoreError: the table could not be read.
     """
-    return chain.from_iterable(_walk(table, reach, wanted, ask) for reach in piece.ranges)
+    return chain.from_iterable(_scan(table, reach, wanted, ask) for reach in piece.ranges)
 
 
-def _walk(table: MessageTable | PayloadTable, reach: Range, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
+def _scan(table: MessageTable | PayloadTable, reach: Range, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
     start: bytes | None = reach.start
     stop = reach.stop or None
     limit = FIRST_ROWS

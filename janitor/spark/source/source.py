@@ -25,7 +25,7 @@ from janitor.spark.session import plain_kind
 from janitor.spark.source import pages
 from janitor.spark.source.batches import METADATA_COLUMNS, arrow_batch, columns_of, row_batch
 from janitor.spark.source.expiring import expiring
-from janitor.spark.source.options import NAME, Options
+from janitor.spark.source.options import NAME, SourceOptions
 from janitor.spark.source.parts import NOTHING, Piece, pieces
 from janitor.spark.source.wanted import Wanted
 from janitor.spark.stream.feed import Feed
@@ -60,14 +60,14 @@ class TmsSource(DataSource):
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        self._given = Feed.parse(options) if Feed.is_meant(options) else Options.parse(options)
+        self._given = Feed.parse(options) if Feed.is_meant(options) else SourceOptions.parse(options)
 
     @classmethod
     def name(cls) -> str:
         return NAME
 
     @property
-    def asked(self) -> Options:
+    def asked(self) -> SourceOptions:
         """Which rows of a store."""
         if isinstance(self._given, Feed):
             raise ConfigurationError(
@@ -119,7 +119,7 @@ class RowReader(DataSourceReader):
         StoreError: the store cannot be read; raised where the query is planned.
     """
 
-    def __init__(self, asked: Options) -> None:
+    def __init__(self, asked: SourceOptions) -> None:
         table: DataTable = "message" if asked.table == "message" else "payload"
         self._asked = asked
         self.wanted = Wanted(table, asked.patterns, from_ms=asked.from_ms, to_ms=asked.to_ms)
@@ -149,12 +149,12 @@ class RowReader(DataSourceReader):
         """
         table = part.message if self.wanted.table == "message" else part.payload
         wanted = piece.of(self.wanted)
-        for page in pages.walk(table, piece, wanted, self._asked.ask):
+        for page in pages.scan(table, piece, wanted, self._asked.ask):
             rows = split(wanted.table, page.keys)
             keep = wanted.mask(rows)
             if keep.any():
-                verdicts = self.policy.judge(wanted.table, rows, page.pointers, expiring(expiries, page.keys))
-                yield row_batch(wanted.table, page, rows, verdicts, keep, piece.salt)
+                decisions = self.policy.judge(wanted.table, rows, page.pointers, expiring(expiries, page.keys))
+                yield row_batch(wanted.table, page, rows, decisions, keep, piece.salt)
 
 
 class FilteringReader(RowReader):
@@ -173,7 +173,7 @@ class MetadataReader(DataSourceReader):
         asked: what to read.
     """
 
-    def __init__(self, asked: Options) -> None:
+    def __init__(self, asked: SourceOptions) -> None:
         self._asked = asked
         self._wanted = Wanted("message", asked.patterns)
 

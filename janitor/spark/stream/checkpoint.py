@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SPECIAL = re.compile(r"[\\*?\[\]{}]")
 
 
-class Planned(NamedTuple):
+class PlannedBatch(NamedTuple):
     """A batch of a query.
 
     Attributes:
@@ -47,9 +47,9 @@ def query_id(spark: SparkSession, checkpoint: str) -> str:
     return str(_entry(spark, checkpoint, "metadata", "id"))
 
 
-def planned(spark: SparkSession, checkpoint: str, batch: int) -> Planned:
+def planned(spark: SparkSession, checkpoint: str, batch: int) -> PlannedBatch:
     """A batch by its number; raises as :func:`query_id` does."""
-    return Planned(batch, int(_entry(spark, checkpoint, f"offsets/{batch}", "batchTimestampMs")))
+    return PlannedBatch(batch, int(_entry(spark, checkpoint, f"offsets/{batch}", "batchTimestampMs")))
 
 
 def _entry(spark: SparkSession, checkpoint: str, name: str, key: str) -> Any:

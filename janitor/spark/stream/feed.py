@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from janitor.spark.stream.offsets import EARLIEST, Place
+from janitor.spark.stream.offsets import EARLIEST, StreamPosition
 from tms_core.client import Client, ConfigurationError, Retry, TopicId, TransactionClient
 from tms_core.client.messages import milliseconds, time_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS
@@ -20,7 +20,7 @@ from tms_core.rowkey import MessageId
 #: Where a stream begins that is to see only what comes.
 LATEST = "latest"
 #: How a server is asked again that does not answer; some seconds, so that a restart of it is survived.
-PATIENCE = Retry(attempts=8)
+RETRIES = Retry(attempts=8)
 #: Messages in one batch unless told otherwise: some seconds' work, and well within the time of one transaction.
 MAX_MESSAGES = 50_000
 
@@ -51,7 +51,7 @@ class Feed:
 
     url: str
     topic: TopicId
-    begin: Place | None = EARLIEST
+    begin: StreamPosition | None = EARLIEST
     max_messages: int = MAX_MESSAGES
     stretch_messages: int = MAX_MESSAGES
     fail_on_loss: bool = True
@@ -117,7 +117,7 @@ def connect(url: str, transactions: str | TransactionClient, token_file: str | N
         raise ConfigurationError(
             f"ca_file is {ca_file}, which cannot be read: {error}.", "Give the file of a certificate in PEM."
         ) from error
-    return Client(url.split(","), transactions=transactions, token_file=token_file, tls=tls, retry=PATIENCE)
+    return Client(url.split(","), transactions=transactions, token_file=token_file, tls=tls, retry=RETRIES)
 
 
 def named(topic: str) -> TopicId:
@@ -132,7 +132,7 @@ def named(topic: str) -> TopicId:
         raise ConfigurationError(f"topic is {topic}, and that is none.", "Write namespace:topic.") from error
 
 
-def begin_of(text: str) -> Place | None:
+def begin_of(text: str) -> StreamPosition | None:
     """Where a stream begins, by its option; None is ``latest``.
 
     Raises:
@@ -144,10 +144,10 @@ def begin_of(text: str) -> Place | None:
         return EARLIEST
     try:
         if len(text) == _ID_DIGITS:
-            return Place(MessageId.from_hex(text))
+            return StreamPosition(MessageId.from_hex(text))
         if text.isdecimal() and text.isascii():
-            return Place(milliseconds(time_at(int(text))))
-        return Place(milliseconds(datetime.fromisoformat(text)))
+            return StreamPosition(milliseconds(time_at(int(text))))
+        return StreamPosition(milliseconds(datetime.fromisoformat(text)))
     except (ValueError, OverflowError, TmsError) as error:
         raise ConfigurationError(
             f"startingPosition is {text}, and that is no place in a topic.",

@@ -13,9 +13,9 @@ import logging
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from janitor.spark.stream.checkpoint import Planned
+from janitor.spark.stream.checkpoint import PlannedBatch
 from janitor.spark.stream.messages import messages
-from janitor.spark.stream.offsets import EARLIEST, Place
+from janitor.spark.stream.offsets import EARLIEST, StreamPosition
 from tms_core.client import (
     Client,
     Forbidden,
@@ -50,7 +50,7 @@ class Marker(NamedTuple):
     """
 
     id: MessageId
-    batch: Planned
+    batch: PlannedBatch
     pointer: int
 
 
@@ -68,11 +68,13 @@ class History:
     topic: TopicId
     markers: TopicId
     first_batch: int | None
-    _last: Planned | None = None
-    _read: Place = EARLIEST
+    _last: PlannedBatch | None = None
+    _read: StreamPosition = EARLIEST
     _open: list[Marker] = field(default_factory=list)
 
-    def has(self, client: Client, service: TransactionClient, transaction: TransactionContext, batch: Planned) -> bool:
+    def has(
+        self, client: Client, service: TransactionClient, transaction: TransactionContext, batch: PlannedBatch
+    ) -> bool:
         """Whether a batch is published.
 
         Args:
@@ -110,12 +112,12 @@ class History:
                 service.invalidate(marker.pointer)
         return False
 
-    def published(self, batch: Planned) -> None:
+    def published(self, batch: PlannedBatch) -> None:
         """A batch is published."""
         self._last = batch if self._last is None else max(batch, self._last)
         self._open = [marker for marker in self._open if marker.batch > self._last]
 
-    def text(self, transaction: Transaction, batch: Planned) -> bytes:
+    def text(self, transaction: Transaction, batch: PlannedBatch) -> bytes:
         """What a marker says; the id of its transaction is there for those who find it open."""
         names = {"query": self.query, "topic": str(self.topic), "batch": batch.number, "planned_ms": batch.ms}
         return json.dumps({**names, "transaction": str(transaction.transaction_id)}).encode()
@@ -123,11 +125,11 @@ class History:
     def _look(self, client: Client) -> None:
         """Read the markers that came since."""
         for message in messages(client, self.markers, self._read, view=None):
-            self._read = Place.behind(message.id)
+            self._read = StreamPosition.behind(message.id)
             try:
                 given = json.loads(message.payload)
                 if (given["query"], given["topic"]) == (self.query, str(self.topic)):
-                    batch = Planned(int(given["batch"]), int(given["planned_ms"]))
+                    batch = PlannedBatch(int(given["batch"]), int(given["planned_ms"]))
                     self._add(Marker(message.id, batch, int(given["transaction"])))
             except (ValueError, KeyError, TypeError):
                 logger.warning("%s has a message that is no marker: %s", self.markers, message.id)
@@ -139,7 +141,7 @@ class History:
         self._open = [found for found in self._open if found.batch.number >= before]
         self._open.append(marker)
 
-    def _may_be_forgotten(self, client: Client, transaction: TransactionContext, batch: Planned) -> bool:
+    def _may_be_forgotten(self, client: Client, transaction: TransactionContext, batch: PlannedBatch) -> bool:
         """Whether a batch may be published although its query has no marker."""
         if self.first_batch is not None or batch.number > 0:
             return batch.number != self.first_batch
@@ -163,7 +165,7 @@ class Marking(Participant):
         transaction: the transaction.
     """
 
-    def __init__(self, client: Client, history: History, batch: Planned, transaction: Transaction) -> None:
+    def __init__(self, client: Client, history: History, batch: PlannedBatch, transaction: Transaction) -> None:
         self._client = client
         self._history = history
         self._batch = batch

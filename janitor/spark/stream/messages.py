@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from janitor.spark.stream.offsets import Place
+from janitor.spark.stream.offsets import StreamPosition
 from tms_core.client import Client, Message, MessageId, TopicId, Transaction, Unanswered, Unavailable
 from tms_core.client.messages import time_at
 
@@ -15,7 +15,7 @@ _SHORT_MS = 64
 
 
 def messages(
-    client: Client, topic: TopicId, place: Place, *, view: Transaction | None, limit: int | None = None
+    client: Client, topic: TopicId, place: StreamPosition, *, view: Transaction | None, limit: int | None = None
 ) -> Iterator[Message]:
     """The messages behind a place, in order; an answer that breaks off is asked for again behind the last message.
 
@@ -36,7 +36,7 @@ def messages(
             with poll as found:
                 came = False
                 for message in found:
-                    place, came = Place.behind(message.id), True
+                    place, came = StreamPosition.behind(message.id), True
                     left = None if left is None else left - 1
                     yield message
         except (Unanswered, Unavailable):
@@ -73,6 +73,6 @@ def newest(client: Client, topic: TopicId, now_ms: int) -> MessageId | None:
         middle = (low + high) // 2
         low, high = (middle, high) if some_since(middle) else (low, middle)
     last = None
-    for message in messages(client, topic, Place(low), view=None):
+    for message in messages(client, topic, StreamPosition(low), view=None):
         last = message.id
     return last

@@ -27,7 +27,7 @@ _PLACE = re.compile(r"earliest|time:(?P<ms>\d{1,19})|(?P<how>from|after):(?P<id>
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StreamPosition:
     """Where reading goes on.
 
     Attributes:
@@ -78,7 +78,7 @@ class Place:
 
 
 #: The beginning of a topic.
-EARLIEST = Place()
+EARLIEST = StreamPosition()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Stretch:
         messages: how many there are.
     """
 
-    first: Place
+    first: StreamPosition
     last: MessageId
     messages: int
 
@@ -110,7 +110,7 @@ class Offset:
 
     topic: str
     generation: int
-    at: Place
+    at: StreamPosition
     checked_ms: int
     following: MessageId | None = None
     stretches: tuple[Stretch, ...] = ()
@@ -140,11 +140,11 @@ class Offset:
         return cls(
             given["topic"],
             int(given["generation"]),
-            Place.parse(given["at"]),
+            StreamPosition.parse(given["at"]),
             min(int(given["checked_ms"]), LONG_MAX),
             None if following is None else MessageId.from_hex(following),
             tuple(
-                Stretch(Place.parse(first), MessageId.from_hex(last), int(messages))
+                Stretch(StreamPosition.parse(first), MessageId.from_hex(last), int(messages))
                 for first, last, messages in given["batch"]
             ),
         )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from janitor.spark.stream.feed import Feed
 from janitor.spark.stream.messages import messages, newest
-from janitor.spark.stream.offsets import EARLIEST, Offset, Place, Stretch
+from janitor.spark.stream.offsets import EARLIEST, Offset, StreamPosition, Stretch
 from tms_core.client import Client, MessageId, Transaction
 from tms_core.client.messages import time_at
 from tms_core.clock import Clock
@@ -37,7 +37,7 @@ class _Until(NamedTuple):
     last: MessageId | None
 
 
-class _Walk(NamedTuple):
+class _Found(NamedTuple):
     """What lies behind a place.
 
     Attributes:
@@ -99,17 +99,17 @@ class Planner:
         """
         begun = before or self._begin()
         now_ms, view, _ = self._until or (self._clock.now_ms(), self.view(), None)
-        walk = self._walk(begun.at, view, most)
+        read = self._read(begun.at, view, most)
         topic = self._client.topic(self._feed.topic)
         if topic.generation != begun.generation:
             self._made_again(begun)
             return self.next(Offset(str(topic.topic), topic.generation, EARLIEST, self._clock.now_ms()), most)
         if before is not None:
-            self._look_for_loss(before, walk, topic)
-        end = Place.behind(walk.stretches[-1].last) if walk.stretches else begun.at
-        checked_ms = max(begun.checked_ms, self._all_read_ms(end, walk, view, now_ms))
-        found = replace(begun, at=end, checked_ms=checked_ms, following=walk.following, stretches=walk.stretches)
-        news = walk.stretches or before is None or before.following not in (None, walk.first)
+            self._check_for_loss(before, read, topic)
+        end = StreamPosition.behind(read.stretches[-1].last) if read.stretches else begun.at
+        checked_ms = max(begun.checked_ms, self._all_read_ms(end, read, view, now_ms))
+        found = replace(begun, at=end, checked_ms=checked_ms, following=read.following, stretches=read.stretches)
+        news = read.stretches or before is None or before.following not in (None, read.first)
         late = (checked_ms - begun.checked_ms) * _TIMES > topic.ttl_seconds * 1000
         return found if news or late else begun
 
@@ -122,10 +122,10 @@ class Planner:
         place = feed.begin
         if place is None:
             last = newest(self._client, feed.topic, self._clock.now_ms())
-            place = EARLIEST if last is None else Place.behind(last)
+            place = EARLIEST if last is None else StreamPosition.behind(last)
         return Offset(str(feed.topic), topic.generation, place, place.ms)
 
-    def _walk(self, place: Place, view: Transaction | None, most: int | None) -> _Walk:
+    def _read(self, place: StreamPosition, view: Transaction | None, most: int | None) -> _Found:
         """Read from a place to where a batch ends."""
         stretches: list[Stretch] = []
         first = last = following = None
@@ -140,18 +140,18 @@ class Planner:
             last, count = message.id, count + 1
             if count == self._feed.stretch_messages:
                 stretches.append(Stretch(place, last, count))
-                place, count = Place.behind(last), 0
+                place, count = StreamPosition.behind(last), 0
         if last is not None and count:
             stretches.append(Stretch(place, last, count))
-        return _Walk(tuple(stretches), first, following)
+        return _Found(tuple(stretches), first, following)
 
     def _is_later(self, message: MessageId) -> bool:
         """Whether a message is not for a query that ends."""
         return self._until is not None and (self._until.last is None or message > self._until.last)
 
-    def _all_read_ms(self, end: Place, walk: _Walk, view: Transaction | None, now_ms: int) -> int:
-        """The time before which nothing is left to be read behind a walk that began at ``now_ms``."""
-        if walk.following is not None:
+    def _all_read_ms(self, end: StreamPosition, read: _Found, view: Transaction | None, now_ms: int) -> int:
+        """The time before which nothing is left to be read behind a read that began at ``now_ms``."""
+        if read.following is not None:
             return end.ms
         if view is None or not view.in_progress:
             return now_ms
@@ -161,8 +161,8 @@ class Planner:
 
     # --- what may be lost --------------------------------------------------------------------------------------------
 
-    def _look_for_loss(self, before: Offset, walk: _Walk, topic: TopicMetadata) -> None:
-        following, first = before.following, walk.first
+    def _check_for_loss(self, before: Offset, read: _Found, topic: TopicMetadata) -> None:
+        following, first = before.following, read.first
         if following is not None:
             if first is None or first > following:
                 self._lost(f"Messages of {topic.topic} from {following} on have expired before the query read them.")

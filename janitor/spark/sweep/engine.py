@@ -17,22 +17,24 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any
 
 from janitor.law.policy import Reason
 from janitor.law.ranges import Range
 from janitor.report import Mode
+from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.spark.access import Access
 from janitor.spark.source.parts import cut_evenly
-from janitor.spark.sweep.messages import Run, Share, TaskResult, TaskSpec, portable
+from janitor.spark.sweep.messages import Run, TaskResult, TaskShare, TaskSpec, portable
 from janitor.spark.sweep.ranged import NOTHING, RangedStore
 from janitor.spark.sweep.runner import Sender
 from janitor.state.base import LedgerEntry, State
 from janitor.sweep.context import RunContext
+from janitor.sweep.findings import failed
 from janitor.sweep.outcome import Outcome, unsure_of
-from janitor.sweep.scan import REPLANS, Part, failed, nothing_reached
-from janitor.sweep.sweep import Divided, Job, Runner
+from janitor.sweep.scan import Part
+from janitor.sweep.step import REPLANS, Job, ignore_reached, run_step
+from janitor.sweep.sweep import Divided, Runner
 from tms_core.errors import StoreUnavailable
 from tms_core.tables.base import Store
 from tms_core.tables.hbase.store import HBasePart
@@ -43,7 +45,7 @@ logger = logging.getLogger(__name__)
 _ALL = Range(b"", b"")
 
 #: Cuts a store into shares, each with the part of the driver's own store that stands for it.
-Cut = Callable[[Store], list[tuple[Share, Store]]]
+Cut = Callable[[Store], list[tuple[TaskShare, Store]]]
 #: Gives a sender whose tasks look at the store as it is now, as long as the block runs.
 Looking = Callable[[], AbstractContextManager[Sender]]
 
@@ -72,7 +74,7 @@ class Tasks:
         run = self._run_of(run_id, len(shares)) if mode == "apply" else None
         yield Divided([part for _, part in shares], partial(self._do, [share for share, _ in shares], run))
 
-    def _do(self, shares: Sequence[Share], run: Run | None, jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
+    def _do(self, shares: Sequence[TaskShare], run: Run | None, jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
         """Have a step taken in all parts, and once more in topics that have moved meanwhile (rule S2)."""
         step, context = jobs[0].step, jobs[0].part.context
         outcomes = [Outcome() for _ in jobs]
@@ -105,7 +107,7 @@ class Tasks:
             outcome.ended = ended
         yield from enumerate(outcomes)
 
-    def _send(self, spec: TaskSpec, shares: Sequence[Share], part: Part) -> list[TaskResult]:
+    def _send(self, spec: TaskSpec, shares: Sequence[TaskShare], part: Part) -> list[TaskResult]:
         known = self._announced(spec.run)
         results = self.sender.send(spec, shares, part.act.alive)
         for result in results:
@@ -165,14 +167,14 @@ class GuidedDriver:
             yield Divided(store.parts(), _guided(shares, self.looking, needed))
 
 
-def _guided(shares: Sequence[Share], looking: Looking, needed: ExitStack) -> Runner:
+def _guided(shares: Sequence[TaskShare], looking: Looking, needed: ExitStack) -> Runner:
     """Does jobs where there is something to do."""
     senders: list[Sender] = []
 
     def run(jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
         [job] = jobs
         if not _needs_looking(job):
-            yield 0, job.run()
+            yield 0, run_step(job)
             return
         if not senders:
             # Not before messages are gone, or tasks would look at those, too.
@@ -205,7 +207,7 @@ def _done_where_found(job: Job, seen: Outcome) -> Outcome:
     ranges = (found, []) if job.step == "invert" else ([], found)
     part = job.part
     there = Part.of(RangedStore(part.store, *ranges), part.context, part.page_rows, part.act, whole=part.whole)
-    outcome = replace(job, part=there, failed=job.failed | seen.failed.keys(), reached=nothing_reached).run()
+    outcome = run_step(replace(job, part=there, failed=job.failed | seen.failed.keys(), reached=ignore_reached))
     total = seen.staying()
     total.found = []
     total += outcome.taking()
@@ -213,15 +215,7 @@ def _done_where_found(job: Job, seen: Outcome) -> Outcome:
     return total
 
 
-def spark_engine(
-    store: Store,
-    state: State,
-    *arguments: Any,
-    sender: Sender,
-    cut: Cut,
-    looking: Looking | None = None,
-    **options: Any,
-) -> Engine:
+def spark_engine(deps: Deps, *, sender: Sender, cut: Cut, looking: Looking | None = None) -> Engine:
     """An engine whose passes are done on Spark.
 
     Args:
@@ -229,11 +223,9 @@ def spark_engine(
         cut: cuts the store into shares.
         looking: of a store that nothing but this process can write: gives a sender of tasks that look at it; None where
             tasks delete.
-        arguments, options: as of every engine.
     """
-    tasks = Tasks(sender, cut, state, options.get("lease"), options.get("rows_per_second"))
-    division = tasks if looking is None else GuidedDriver(tasks, looking)
-    return Engine(store, state, *arguments, division=division, **options)
+    tasks = Tasks(sender, cut, deps.state, deps.lease, deps.rows_per_second)
+    return Engine(replace(deps, division=tasks if looking is None else GuidedDriver(tasks, looking)))
 
 
 def cutter(access: Access, partitions: int | None) -> Cut:
@@ -243,19 +235,20 @@ def cutter(access: Access, partitions: int | None) -> Cut:
         partitions: about how many shares of a LevelDB store; None: by its size.
     """
 
-    def cut(store: Store) -> list[tuple[Share, Store]]:
+    def cut(store: Store) -> list[tuple[TaskShare, Store]]:
         if access.is_leveldb:
             messages, payloads = (cut_evenly(table, _ALL, partitions) for table in (store.message, store.payload))
             ranges = zip_longest(messages, payloads, fillvalue=NOTHING)
             return [
-                (Share(at, None, *both), RangedStore(store, *([one] for one in both))) for at, both in enumerate(ranges)
+                (TaskShare(at, None, *both), RangedStore(store, *([one] for one in both)))
+                for at, both in enumerate(ranges)
             ]
         parts = [(part.salt, part) for part in store.parts() if isinstance(part, HBasePart)]
         if parts:
-            return [(Share(at, salt, _ALL, _ALL), part) for at, (salt, part) in enumerate(parts)]
+            return [(TaskShare(at, salt, _ALL, _ALL), part) for at, (salt, part) in enumerate(parts)]
         # A store's face for reading does not show its parts.
         nothing = RangedStore(store, (), ())
         with access.salted() as salted:
-            return [(Share(at, salt, _ALL, _ALL), nothing) for at, (salt, _) in enumerate(salted)]
+            return [(TaskShare(at, salt, _ALL, _ALL), nothing) for at, (salt, _) in enumerate(salted)]
 
     return cut

@@ -16,21 +16,21 @@ from janitor.law.ranges import Range
 from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.context import RunContext
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.sweep import Job, StepName
+from janitor.sweep.step import Job, StepName
 from tms_core import errors
 from tms_core.errors import Interrupted
 from tms_core.tables.base import MetadataTable
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class TaskShare:
     """The part of a store that a task works on.
 
     Attributes:
         number: which of all.
         salt: under which its rows lie; None where there are no salts.
         messages, payloads: which keys; an empty stop is the table's end.
-        since_ms, everything, failed: as of a job (:class:`~janitor.sweep.sweep.Job`).
+        since_ms, everything, failed: as of a job (:class:`~janitor.sweep.step.Job`).
     """
 
     number: int
@@ -41,7 +41,7 @@ class Share:
     everything: bool = True
     failed: frozenset[bytes] = frozenset()
 
-    def informed(self, job: Job) -> Share:
+    def informed(self, job: Job) -> TaskShare:
         """The same, with what is known by now."""
         return replace(self, since_ms=job.since_ms, everything=job.everything, failed=job.failed)
 

@@ -1,4 +1,4 @@
-"""Those rows of a store that lie in some ranges of keys, beside the metadata of all: what one task walks, or a driver.
+"""Those rows of a store that lie in some ranges of keys, beside the metadata of all: what one task scans, or a driver.
 
 A scan asks for keys as if it were a whole store. Nothing outside is ever returned, so a scan needs to know
 nothing of cuts, which may lie anywhere: each decision is on one row.

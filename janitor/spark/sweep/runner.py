@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from janitor.spark.session import attended, translated
-from janitor.spark.sweep.messages import Share, TaskResult, TaskSpec
+from janitor.spark.sweep.messages import TaskResult, TaskShare, TaskSpec
 from janitor.spark.sweep.task import Ground, perform
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Sender(Protocol):
     """Has tasks done somewhere."""
 
-    def send(self, spec: TaskSpec, shares: Sequence[Share], alive: Callable[[], None]) -> list[TaskResult]:
+    def send(self, spec: TaskSpec, shares: Sequence[TaskShare], alive: Callable[[], None]) -> list[TaskResult]:
         """Have each share done; the answers come in their order.
 
         Args:
@@ -42,10 +42,10 @@ class SparkSender:
         self._spark = spark
         self._ground = ground
 
-    def send(self, spec: TaskSpec, shares: Sequence[Share], alive: Callable[[], None]) -> list[TaskResult]:
+    def send(self, spec: TaskSpec, shares: Sequence[TaskShare], alive: Callable[[], None]) -> list[TaskResult]:
         return attended(self._spark, partial(self._collect, spec, shares), alive)
 
-    def _collect(self, spec: TaskSpec, shares: Sequence[Share]) -> list[TaskResult]:
+    def _collect(self, spec: TaskSpec, shares: Sequence[TaskShare]) -> list[TaskResult]:
         ground, numbered = self._ground, list(shares)
 
         def work(batches: Iterator[Any]) -> Iterator[Any]:

@@ -19,19 +19,20 @@ from janitor.archive.writer import ParquetArchive
 from janitor.law.ranges import Range
 from janitor.spark.access import Access
 from janitor.spark.session import plain_kind
-from janitor.spark.sweep.messages import Run, Share, TaskResult, TaskSpec
+from janitor.spark.sweep.messages import Run, TaskResult, TaskShare, TaskSpec
 from janitor.spark.sweep.ranged import RangedStore
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.sweep import permission
+from janitor.sweep.act import Act
 from janitor.sweep.executor import Keeper, Preview, Sweep
 from janitor.sweep.findings import Due, Finding, Invalid, Read
 from janitor.sweep.ledger import Ledger
 from janitor.sweep.outcome import NOTHING_DONE, Counted, Done, Outcome
 from janitor.sweep.permission import Permission
 from janitor.sweep.rate_limit import Pacer
-from janitor.sweep.scan import Act, Part
-from janitor.sweep.sweep import Job
+from janitor.sweep.scan import Part
+from janitor.sweep.step import Job, run_step
 from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import Interrupted, LeaseLost, StoreError
@@ -48,12 +49,12 @@ ATTEMPTS = 16
 class Ground(Protocol):
     """What a task stands on."""
 
-    def reading(self, share: Share) -> AbstractContextManager[tuple[Store, Store]]:
+    def reading(self, share: TaskShare) -> AbstractContextManager[tuple[Store, Store]]:
         """A part and the whole of the store, with nothing that could write."""
         ...
 
-    def writing(self, share: Share) -> AbstractContextManager[tuple[Store, Store, State]]:
-        """A part and the whole of the store, to be written, and the memory of the run."""
+    def writing(self, share: TaskShare) -> AbstractContextManager[tuple[Store, Store, State]]:
+        """A part and the whole of the store, to be written, and the state of the run."""
         ...
 
     def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:
@@ -71,7 +72,7 @@ class StoreGround:
     access: Access
 
     @contextmanager
-    def reading(self, share: Share) -> Iterator[tuple[Store, Store]]:
+    def reading(self, share: TaskShare) -> Iterator[tuple[Store, Store]]:
         if self.access.is_leveldb:
             with self.access.reading() as store:
                 yield RangedStore(store, [share.messages], [share.payloads]), store
@@ -80,7 +81,7 @@ class StoreGround:
                 yield read_only(store.part(share.salt or 0)), read_only(store)
 
     @contextmanager
-    def writing(self, share: Share) -> Iterator[tuple[Store, Store, State]]:
+    def writing(self, share: TaskShare) -> Iterator[tuple[Store, Store, State]]:
         wanted = self.access.settings.storage.hbase
         with (
             self.access.hbase() as store,
@@ -162,7 +163,7 @@ def _around(keys: Sequence[bytes]) -> Range | None:
     return Range(keys[0], keys[-1] + b"\x00") if keys else None
 
 
-def perform(ground: Ground, spec: TaskSpec, share: Share, attempt: int) -> TaskResult:
+def perform(ground: Ground, spec: TaskSpec, share: TaskShare, attempt: int) -> TaskResult:
     """Do one task.
 
     Args:
@@ -180,14 +181,14 @@ def perform(ground: Ground, spec: TaskSpec, share: Share, attempt: int) -> TaskR
     return result
 
 
-def _planned(ground: Ground, spec: TaskSpec, share: Share) -> TaskResult:
+def _planned(ground: Ground, spec: TaskSpec, share: TaskShare) -> TaskResult:
     with ground.reading(share) as (part, whole):
         before = Counter(whole.calls)
         outcome = _step(spec, share, part, whole, Finder() if spec.finds else Preview())
         return TaskResult.of(outcome, whole.calls - before)
 
 
-def _swept(ground: Ground, spec: TaskSpec, run: Run, share: Share, attempt: int) -> TaskResult:
+def _swept(ground: Ground, spec: TaskSpec, run: Run, share: TaskShare, attempt: int) -> TaskResult:
     with ground.writing(share) as (part, whole, state):
         before = Counter(whole.calls)
         lease = FollowedLease(state, run, ground.clock)
@@ -215,13 +216,13 @@ def _finish(part: Store, allowed: Permission, outcome: Outcome) -> None:
         outcome.errors.append(f"space was not given back: {error}")
 
 
-def _step(spec: TaskSpec, share: Share, store: Store, whole: Store, act: Act) -> Outcome:
+def _step(spec: TaskSpec, share: TaskShare, store: Store, whole: Store, act: Act) -> Outcome:
     # What dataclasses replace they share, and a task changes its own.
     reread = set(spec.context.reread_topics)
     context = replace(spec.context, metadata=whole.metadata, reread_topics=reread)
     part = Part.of(store, context, spec.page_rows, act, whole=whole, replans=False)
     job = Job(spec.step, part, share.failed, share.since_ms, share.everything, refers=not spec.finds)
-    outcome = job.run()
+    outcome = run_step(job)
     if outcome.ended is not None and not isinstance(outcome.ended, Interrupted):
         raise outcome.ended
     return outcome

@@ -18,7 +18,7 @@ from threading import RLock
 
 from janitor.state.hbase.root import Root
 from janitor.state.hbase.table import JanitorTable
-from janitor.state.hbase.view import BLOCK, CLOSED, Changes, Committed, Gone, with_changes
+from janitor.state.hbase.view import BLOCK, CLOSED, BlockGone, Changes, Committed, with_changes
 from tms_core.errors import StoreBusy, StoreError, StoreUnavailable
 from tms_core.tables.lease import LeaseRecord
 
@@ -81,7 +81,7 @@ class Commits:
         if known != keys:
             parts = self._table.get_many([bytes.fromhex(key) for key in keys])
             if len(parts) < len(keys):
-                raise Gone
+                raise BlockGone
             stored = b"".join(parts[bytes.fromhex(key)] for key in keys)
             self._remember(name, keys, stored)
         return zlib.decompress(stored)

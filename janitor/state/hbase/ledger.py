@@ -29,7 +29,7 @@ _TOKEN_BYTES = 6
 _NOTHING = {"next": 1, "since_ms": None}
 
 
-class Page(NamedTuple):
+class LedgerPage(NamedTuple):
     """What a page's key tells.
 
     Attributes:
@@ -45,7 +45,7 @@ class Page(NamedTuple):
     token: bytes
 
     @classmethod
-    def parse(cls, tail: bytes) -> Page:
+    def parse(cls, tail: bytes) -> LedgerPage:
         """Read a key without its first byte."""
         first = 2**63 - 1 - int.from_bytes(tail[:8], "big")
         earliest_ms = int.from_bytes(tail[8:16], "big") - 2**63
@@ -117,7 +117,7 @@ class HBaseLedger(HBaseTransactions, State):
 
     def _prune(self, before_ms: int, keep: int) -> int:
         forgotten, oldest = 0, None
-        for page in [Page.parse(key[1:]) for key in self._scan_keys(PAGE, after(PAGE))]:
+        for page in [LedgerPage.parse(key[1:]) for key in self._scan_keys(PAGE, after(PAGE))]:
             if page.earliest_ms >= before_ms and page.entries <= keep:
                 keep -= page.entries
                 oldest = page
@@ -133,7 +133,7 @@ class HBaseLedger(HBaseTransactions, State):
             self._save("ledger", {**told, "since_ms": self._entries(oldest)[0].entry.at_ms if oldest else None})
         return forgotten
 
-    def _shrink(self, page: Page, present: list[_Numbered], left: list[_Numbered]) -> Page | None:
+    def _shrink(self, page: LedgerPage, present: list[_Numbered], left: list[_Numbered]) -> LedgerPage | None:
         """Keep only these entries of a page."""
         for run_id in {each.entry.run_id for each in present}:
             self._delete_row(_run_prefix(run_id) + page.tail)
@@ -143,9 +143,9 @@ class HBaseLedger(HBaseTransactions, State):
         self._delete_row(PAGE + page.tail)
         return self._put_page(left, page.token) if left else None
 
-    def _put_page(self, numbered: list[_Numbered], token: bytes) -> Page:
+    def _put_page(self, numbered: list[_Numbered], token: bytes) -> LedgerPage:
         earliest_ms = min(each.entry.at_ms for each in numbered)
-        page = Page(numbered[0].number, earliest_ms, len(numbered), token)
+        page = LedgerPage(numbered[0].number, earliest_ms, len(numbered), token)
         self._put_row(PAGE + page.tail, packed([[each.number, *entry_row(each.entry)] for each in numbered]))
         for run_id in {each.entry.run_id for each in numbered}:
             self._put_row(_run_prefix(run_id) + page.tail, b"")
@@ -154,13 +154,13 @@ class HBaseLedger(HBaseTransactions, State):
     def _of_run(self, run_id: str) -> Iterator[LedgerEntry]:
         prefix = _run_prefix(run_id)
         for key in self._scan_keys(prefix, after(prefix)):
-            yield from (each.entry for each in reversed(self._entries(Page.parse(key[len(prefix) :]))))
+            yield from (each.entry for each in reversed(self._entries(LedgerPage.parse(key[len(prefix) :]))))
 
     def _of_topic(self, topic: TopicId) -> Iterator[LedgerEntry]:
         prefix = BY_TOPIC + topic.prefix
         return (entry_of(json.loads(value)) for _, value in self._scan(prefix, after(prefix)))
 
-    def _entries(self, page: Page) -> list[_Numbered]:
+    def _entries(self, page: LedgerPage) -> list[_Numbered]:
         """Oldest first; none of a page that another process has just forgotten."""
         value = self._row(PAGE + page.tail)
         return [] if value is None else _numbered(value)

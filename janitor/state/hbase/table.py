@@ -14,10 +14,10 @@ from contextlib import closing
 
 from tms_core.clock import Clock
 from tms_core.errors import StoreError, StoreNotFound
-from tms_core.tables.hbase.pool import Connection, HBasePool
+from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import KEYS, ROWS, HBaseRows, batches
 from tms_core.tables.hbase.schema import FAMILY, JANITOR_TABLE, create_tables, janitor_table_spec
-from tms_core.tables.hbase.thrift import interface
+from tms_core.tables.hbase.thrift import ThriftConnection
 
 #: The table's name in its namespace.
 TABLE = JANITOR_TABLE
@@ -44,14 +44,12 @@ class JanitorTable:
     """
 
     def __init__(self, pool: HBasePool, namespace: str, prefix: bytes, clock: Clock) -> None:
-        thrift = interface()
         self.name = f"{namespace}:{TABLE}"
         self._pool = pool
         self._spec = janitor_table_spec(namespace)
         self._prefix = prefix
         self._closed = False
         self._rows = HBaseRows(pool, self.name.encode(), clock)
-        self._delete_family = [thrift.Mutation(isDelete=True, column=FAMILY)]
 
     def open(self, thrift2: Sequence[str], timeout_seconds: float) -> None:
         """Make the table if it is not there.
@@ -81,8 +79,7 @@ class JanitorTable:
     def get(self, key: bytes) -> bytes | None:
         """One value; None without one."""
         self._ensure_open()
-        row = self._rows.get(self._prefix + key or b"\x00")
-        value: bytes | None = row.columns[COLUMN].value if row else None
+        value, _ = self._rows.get(self._prefix + key or b"\x00").get(COLUMN, (None, 0))
         return value
 
     def server_ms(self) -> int | None:
@@ -91,18 +88,16 @@ class JanitorTable:
         self._ensure_open()
         row, token = self._prefix + _CLOCK, secrets.token_bytes(_TOKEN_BYTES)
         self._rows.put([(row, {COLUMN: token})])
-        found = self._rows.get(row)
-        cell = found.columns[COLUMN] if found else None
-        return int(cell.timestamp) if cell is not None and cell.value == token else None
+        value, timestamp_ms = self._rows.get(row).get(COLUMN, (None, 0))
+        return timestamp_ms if value == token else None
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """The values there are."""
         self._ensure_open()
         found = {}
         for some in batches(keys, _BATCH_ROWS):
-            rows = [self._prefix + key for key in some]
-            for row in self._pool.call("getRows", self.name.encode(), rows, {}):
-                found[row.row[len(self._prefix) :]] = row.columns[COLUMN].value
+            for row, cells in self._rows.get_many([self._prefix + key for key in some]):
+                found[row[len(self._prefix) :]] = cells[COLUMN][0]
         return found
 
     def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
@@ -119,23 +114,22 @@ class JanitorTable:
 
     def put(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Write rows; durable when it returns, but not all or nothing."""
-        thrift = interface()
-        changes, size = [], 0
+        some: list[tuple[bytes, bytes]] = []
+        size = 0
         for key, value in rows:
-            mutation = thrift.Mutation(isDelete=False, column=COLUMN, value=value)
-            changes.append(thrift.BatchMutation(self._prefix + key, [mutation]))
+            some.append((key, value))
             size += len(value)
-            if len(changes) >= _BATCH_ROWS or size >= _BATCH_BYTES:
-                self._mutate(changes)
-                changes, size = [], 0
-        if changes:
-            self._mutate(changes)
+            if len(some) >= _BATCH_ROWS or size >= _BATCH_BYTES:
+                self._put(some)
+                some, size = [], 0
+        if some:
+            self._put(some)
 
     def delete(self, keys: Iterable[bytes]) -> None:
         """Delete rows; none of their keys may be put again."""
-        thrift = interface()
         for some in batches(keys, _BATCH_ROWS):
-            self._mutate([thrift.BatchMutation(self._prefix + key, self._delete_family) for key in some])
+            self._ensure_open()
+            self._rows.mark([self._prefix + key for key in some], _TIMESTAMP)
 
     def swap(self, key: bytes, old: bytes, new: bytes) -> tuple[bool, bool]:
         """Replace a value if it is still the old one (empty: if there is none).
@@ -146,7 +140,7 @@ class JanitorTable:
         """
         asked = 0
 
-        def work(connection: Connection) -> bool:
+        def work(connection: ThriftConnection) -> bool:
             nonlocal asked
             asked += 1
             return self._rows.check_and_put(connection, self._prefix + key, COLUMN, old, new)
@@ -155,9 +149,9 @@ class JanitorTable:
         done = self._pool.run(work)
         return done, asked == 1
 
-    def _mutate(self, changes: Sequence[object]) -> None:
+    def _put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         self._ensure_open()
-        self._pool.call("mutateRowsTs", self.name.encode(), changes, _TIMESTAMP, {})
+        self._rows.put(((self._prefix + key, {COLUMN: value}) for key, value in rows), _TIMESTAMP)
 
     def _ensure_open(self) -> None:
         if self._closed:
@@ -165,7 +159,7 @@ class JanitorTable:
 
     def _create_plainly(self) -> None:
         with self._pool.connection() as connection:
-            connection.call("createTable", self.name.encode(), self._spec.families())
+            connection.happybase.create_table(self.name, self._spec.families())
 
     def _create(self, create: Callable[[], object]) -> None:
         try:

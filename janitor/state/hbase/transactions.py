@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from janitor.state.hbase.commit import ATTEMPTS, Commits, LostRace, crowded, lost
 from janitor.state.hbase.table import JanitorTable
-from janitor.state.hbase.view import Changes, Gone, View, packed
+from janitor.state.hbase.view import BlockGone, Changes, View, packed
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreError
 from tms_core.tables.hbase.pool import HBasePool
@@ -107,10 +107,10 @@ class HBaseTransactions:
         if self._changes is not None and self._inside == get_ident():
             try:
                 return read(self._changes)
-            except Gone:
+            except BlockGone:
                 raise lost(self._where) from None
         for _ in range(ATTEMPTS):
-            with suppress(Gone):
+            with suppress(BlockGone):
                 return read(self._commits.present())
         raise crowded(self._where)
 

@@ -21,7 +21,7 @@ BINARY, CLOSED = "ids.", "ids.closed."
 _PART_BYTES = 1 << 20
 
 
-class Gone(Exception):
+class BlockGone(Exception):
     """A block is not there any more: the root that named it has been replaced."""
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from janitor.boundary.claim import find_gap
 from janitor.report import Report
-from janitor.run.engine import PROGRESS_MS
+from janitor.run.sweep_run import PROGRESS_MS
 from tests.builders import (
     DAY,
     HOUR,

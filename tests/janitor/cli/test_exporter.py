@@ -20,7 +20,7 @@ from janitor.app.stores import LevelDBPlace
 from janitor.cli.exporter import LATE_MS, REFRESH_SECONDS, Exporter
 from janitor.metrics import Metrics
 from janitor.state.sqlite.state import FILE_NAME
-from janitor.status.collect import Site as Shown
+from janitor.status.collect import Deployment as Shown
 from janitor.sweep.context import Terms
 from tests.builders import LIFETIME, MINUTE
 from tests.janitor.cli.conftest import SETTINGS, Site
@@ -33,7 +33,7 @@ RUN = "import sys; from janitor.cli.exporter import command; sys.exit(command(pr
 
 @pytest.fixture
 def memory(site: Site) -> Path:
-    """Where the memory of the site is, once there is one."""
+    """Where the state of the site is, once there is one."""
     return site.folder / "data" / "janitor"
 
 
@@ -57,7 +57,7 @@ def test_given_no_run_was_made_yet_then_it_says_so_and_makes_no_memory_of_its_ow
     exporter: Exporter, memory: Path
 ) -> None:
     exporter.refresh()
-    assert "no memory" in exporter.ready()
+    assert "no state" in exporter.ready()
     assert exporter.alive() == ""
     with exporter.past() as state:
         assert state is None

@@ -194,7 +194,7 @@ def test_given_the_status_as_json_then_it_is_the_picture_with_its_verdict(site: 
     found = site.janitor("status --format json").json
     assert found["process"] == "down"
     assert found["paused"] == [{"pattern": "*:*", "since_ms": NOW_MS}]
-    assert "Everything is paused." in [reason["text"] for reason in found["verdict"]["reasons"]]
+    assert "Everything is paused." in [reason["text"] for reason in found["health"]["reasons"]]
 
 
 def test_given_settings_that_only_plan_then_the_status_says_so(site: Site) -> None:

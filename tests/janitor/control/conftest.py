@@ -82,9 +82,7 @@ class Desk:
         )
         if self.act is None:
             return rig.engine
-        reader = Auditing(
-            rig.store, rig.state, rig.snapshots, rig.clock, rig.engine.terms, token_hex=lambda size: "ab" * size
-        )
+        reader = Auditing(rig.engine.deps)
         reader.act, reader.halted, reader.observer = self.act, halted, observer
         return reader
 

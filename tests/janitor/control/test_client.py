@@ -23,9 +23,7 @@ GREETING = Greeting("0", 1, "memory:1", "digest")
 
 
 @contextmanager
-def server(
-    folder: Path, behave: Callable[[socket.socket], None], silence_seconds: float = 60
-) -> Iterator[RemoteEngine]:
+def server(folder: Path, behave: Callable[[socket.socket], None], answer_seconds: float = 60) -> Iterator[RemoteEngine]:
     """Somebody who listens in a folder, and behaves like that to one client."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(str(folder / api.SOCKET_NAME))
@@ -41,7 +39,7 @@ def server(
         thread = Thread(target=serve)
         thread.start()
         try:
-            yield RemoteEngine(Caller(folder, silence_seconds=silence_seconds), GREETING)
+            yield RemoteEngine(Caller(folder, answer_seconds=answer_seconds), GREETING)
         finally:
             thread.join()
 

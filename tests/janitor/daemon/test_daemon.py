@@ -15,7 +15,7 @@ from janitor.daemon.snapshot_refresh import Refreshed
 from janitor.daemon.trigger import every
 from janitor.metrics import Metrics
 from janitor.state.base import EVERYTHING, RunRecord
-from janitor.status.collect import Site
+from janitor.status.collect import Deployment
 from janitor.status.health import judge
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Rig, janitor, pointer, topic, watch
 from tests.virtual import VirtualTime, virtual_time
@@ -69,7 +69,7 @@ def house(
             time.schedule,
             every(60),
             rig.state,
-            Site("memory", mode, "every 60 s", rig.engine.terms),
+            Deployment("memory", mode, "every 60 s", rig.engine.deps.terms),
             Metrics("top", 200),
             clock,
             lease=lease,
@@ -115,7 +115,7 @@ def test_given_a_bug_in_a_sweep_when_time_passes_then_it_is_a_failed_run_and_no_
 ) -> None:
     with house() as site:
         with monkeypatch.context() as patch:
-            patch.setattr("janitor.sweep.sweep.messages", lambda *_: 1 / 0)
+            patch.setattr("janitor.sweep.step.messages", lambda *_: 1 / 0)
             site.time.advance(60)
         assert site.results == ["done", "failed"]
         assert [name for name, _ in site.time.errors] == ["sweep"]

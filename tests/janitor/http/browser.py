@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Self
 from tests.support import require_tool
 
 #: How long the page is watched for what a test waits for, in milliseconds, before that is a failure.
-PATIENCE_MS = 20_000
+GRACE_MS = 20_000
 
 #: Chromium reads commands from file 3 and answers on file 4; no shell moves any two files there for sure.
 _LAUNCH = (
@@ -85,7 +85,7 @@ class Page:
 
     def until(self, condition: str) -> None:
         """Return when a JavaScript expression holds, which is asked each time the page changes."""
-        self.run(_UNTIL % {"condition": condition, "patience": PATIENCE_MS})
+        self.run(_UNTIL % {"condition": condition, "patience": GRACE_MS})
 
     def text(self, selector: str) -> str:
         """What a person reads in the first element found."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from janitor.http import HttpServer, Views, make_app
+from janitor.http import HttpServer, StatusViews, make_app
 
 ARGUMENTS = "--config janitor.yaml"
 
@@ -38,7 +38,7 @@ class Recorder:
 class Direct:
     """The application without a server before it."""
 
-    def __init__(self, views: Views, host: str = "127.0.0.1") -> None:
+    def __init__(self, views: StatusViews, host: str = "127.0.0.1") -> None:
         self._app = make_app(views, host, ARGUMENTS)
 
     def ask(self, target: str, method: str = "GET", **headers: str) -> Answer:
@@ -71,7 +71,7 @@ class Direct:
 class Site:
     """The application behind its server."""
 
-    def __init__(self, views: Views, port: int = 0) -> None:
+    def __init__(self, views: StatusViews, port: int = 0) -> None:
         self.recorder = Recorder(make_app(views, arguments=ARGUMENTS))
         self.server = HttpServer(self.recorder, "127.0.0.1", port)
         self.server.start()
@@ -96,7 +96,7 @@ def serve() -> Iterator[Callable[..., Site]]:
     """Starts servers; they end with the test."""
     sites: list[Site] = []
 
-    def start(views: Views, port: int = 0) -> Site:
+    def start(views: StatusViews, port: int = 0) -> Site:
         sites.append(Site(views, port))
         return sites[-1]
 

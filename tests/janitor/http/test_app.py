@@ -92,12 +92,12 @@ def test_every_answer_carries_the_protecting_headers(app: Direct, path: str, hos
 def test_the_status_is_the_picture_and_what_is_made_of_it(app: Direct, views: StillViews) -> None:
     document = status(app)
     expected = json.loads(json.dumps(views.shown.to_json()))
-    added = {name: document.pop(name) for name in ("alive", "ready", "verdict", "adopt_command")}
+    added = {name: document.pop(name) for name in ("alive", "ready", "health", "adopt_command")}
     assert document == expected
     assert added == {
         "alive": "",
         "ready": "",
-        "verdict": {"level": "well", "reasons": [{"text": "A run is under way.", "about": ""}]},
+        "health": {"level": "well", "reasons": [{"text": "A run is under way.", "about": ""}]},
         "adopt_command": "janitor adopt --config janitor.yaml",
     }
 
@@ -133,9 +133,9 @@ def test_given_many_who_look_then_a_picture_is_drawn_once_and_a_new_one_again(
 def test_given_the_same_picture_when_the_loop_begins_to_hang_then_the_status_says_so(
     app: Direct, views: StillViews
 ) -> None:
-    assert status(app)["verdict"]["level"] == "well"
+    assert status(app)["health"]["level"] == "well"
     views.not_alive = "the loop hangs"
-    assert status(app)["verdict"] == {"level": "down", "reasons": [{"text": "the loop hangs", "about": ""}]}
+    assert status(app)["health"] == {"level": "down", "reasons": [{"text": "the loop hangs", "about": ""}]}
     views.not_alive, views.not_ready = "", "the store is gone"
     assert status(app)["ready"] == "the store is gone"
 

@@ -168,7 +168,7 @@ def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(
 ) -> None:
     page = shown(serve, look, statuses.wrong(now_ms), statuses.runs(now_ms)[:5])
     assert page.text("h1") == "Down. No janitor is running; these are the figures its state holds."
-    assert page.run("document.querySelector('#verdict').dataset.level") == "down"
+    assert page.run("document.querySelector('#health').dataset.level") == "down"
     reasons = page.texts("#reasons a")
     assert reasons[0].startswith("The clock guard stopped")
     targets = page.run("[...document.querySelectorAll('#reasons a')].map(link => document.querySelector(link.hash).id)")

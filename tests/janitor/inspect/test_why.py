@@ -530,16 +530,16 @@ def test_given_a_row_that_is_there_then_the_ledger_is_not_asked_who_took_it(orde
 # --- how far back the memory goes ------------------------------------------------------------------------------------
 
 
-def test_given_a_memory_then_it_says_from_when_on_nothing_is_missing_in_it(orders: Topic, state: SqliteState) -> None:
-    assert ask(orders, state, 1).memory.complete_since_ms is None
+def test_given_a_state_then_it_says_from_when_on_nothing_is_missing_in_it(orders: Topic, state: SqliteState) -> None:
+    assert ask(orders, state, 1).ledger_reach.complete_since_ms is None
     state.save_created_ms(NOW_MS - 40 * DAY)
-    memory = ask(orders, state, 1).memory
-    assert (memory.created_ms, memory.complete_since_ms) == (NOW_MS - 40 * DAY, NOW_MS - HISTORY_DAYS * DAY)
-    assert ask(orders, state, 1, now_ms=NOW_MS - 30 * DAY).memory.complete_since_ms == NOW_MS - 40 * DAY
+    reach = ask(orders, state, 1).ledger_reach
+    assert (reach.created_ms, reach.complete_since_ms) == (NOW_MS - 40 * DAY, NOW_MS - HISTORY_DAYS * DAY)
+    assert ask(orders, state, 1, now_ms=NOW_MS - 30 * DAY).ledger_reach.complete_since_ms == NOW_MS - 40 * DAY
     state.add_ledger(entry(at_ms=NOW_MS - days * DAY) for days in (3, 2, 1))
-    assert ask(orders, state, 1).memory.complete_since_ms == NOW_MS - HISTORY_DAYS * DAY
+    assert ask(orders, state, 1).ledger_reach.complete_since_ms == NOW_MS - HISTORY_DAYS * DAY
     state.prune_ledger(0, keep=2)
-    assert ask(orders, state, 1).memory.complete_since_ms == NOW_MS - 2 * DAY
+    assert ask(orders, state, 1).ledger_reach.complete_since_ms == NOW_MS - 2 * DAY
 
 
 # --- the answer as a whole -------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from janitor.law.policy import Hold
 from janitor.metrics import Metrics
 from janitor.metrics.catalogue import CALLS, CATALOGUE, CLOCKS, DUE, FAILURES, GUARDS, PHASES, RESULTS
-from janitor.metrics.series import Name, PerTopic, largest
+from janitor.metrics.series import PerTopic, TopicName, largest
 from janitor.report import COUNTED_REASONS
 from janitor.state.base import CounterKey
 from janitor.status.status import (
@@ -432,16 +432,16 @@ def test_given_sizes_that_change_then_a_topic_stays_until_it_is_a_fifth_smaller(
 
 
 def test_given_a_topic_that_is_gone_then_its_place_is_free() -> None:
-    a, b, c = (Name("n", name) for name in "abc")
+    a, b, c = (TopicName("n", name) for name in "abc")
     assert largest({b: 1, c: 2}, [a, b], 2) == {b, c}
 
 
-names = st.integers(0, 12).map(lambda number: Name("n", str(number)))
+names = st.integers(0, 12).map(lambda number: TopicName("n", str(number)))
 
 
 @given(st.dictionaries(names, st.integers(0, 100)), st.sets(names), st.integers(1, 8))
 def test_a_topic_is_left_out_only_for_those_that_are_larger(
-    sizes: dict[Name, int], before: set[Name], top: int
+    sizes: dict[TopicName, int], before: set[TopicName], top: int
 ) -> None:
     chosen = largest(sizes, before, top)
     assert len(chosen) == min(top, len(sizes))

@@ -15,10 +15,11 @@ import pytest
 from janitor.inspect import rows as inspect
 from janitor.report import Report
 from janitor.run import feedback
-from janitor.run.feedback import Feedback, Truncator, proven, withheld
+from janitor.run.deps import Feedback, Truncator
+from janitor.run.feedback import proven, withheld
 from janitor.run.log import RunLog
 from janitor.state.base import EVERYTHING
-from janitor.status.collect import Site, collect
+from janitor.status.collect import Deployment, collect
 from janitor.sweep.permission import never
 from tests.builders import DAY, HOUR, NOW_MS, Rig, janitor
 from tms_core.clock import ManualClock
@@ -312,7 +313,7 @@ def test_given_a_row_that_refutes_the_claim_then_nothing_leaves_the_list_and_the
     assert ready.rig.state.runs(1)[0].result == "partial"
     claim, present = ready.rig.engine.boundary()
     assert (claim, present.bound, present.obstacles[0]) == (None, None, error)
-    status = collect(ready.rig.state, Site("memory", "apply", "", ready.rig.engine.terms), ready.clock)
+    status = collect(ready.rig.state, Deployment("memory", "apply", "", ready.rig.engine.deps.terms), ready.clock)
     assert (status.boundary.bound, status.boundary.obstacles[0], status.boundary.refuted) == (None, error, error)
     # The search for open transactions would not meet it, so the next run is a thorough one.
     ready.clock.advance(1)

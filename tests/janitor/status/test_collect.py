@@ -1,11 +1,11 @@
-"""The status is taken from the memory, so most of it is there when no janitor runs."""
+"""The status is taken from the state, so most of it is there when no janitor runs."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from janitor.state.base import EVERYTHING, RunRecord
-from janitor.status.collect import DAEMON_NOTE, SILENT_MS, Live, Site, collect, summary
+from janitor.status.collect import DAEMON_NOTE, SILENT_MS, Deployment, Live, collect, summary
 from janitor.status.status import Status
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Rig, janitor, pointer, topic
 from tms_core.clock import ManualClock
@@ -15,7 +15,7 @@ ARGUMENTS = "--config janitor.yaml"
 
 
 def seen(rig: Rig, **options: Any) -> Status:
-    site = Site("memory", "apply", "every 60 s", rig.engine.terms, arguments=ARGUMENTS)
+    site = Deployment("memory", "apply", "every 60 s", rig.engine.deps.terms, arguments=ARGUMENTS)
     return collect(rig.state, site, rig.clock, **options)
 
 

@@ -56,7 +56,8 @@ def read(positions: Positions, orders: Topic, message: MessageId, name: str = "b
 def rig_of(store: Store, positions: Positions, *, hold_seconds: int = HOLD_SECONDS, **options: Any) -> Rig:
     """A janitor that holds unread messages, on a store it has adopted."""
     rig = janitor(store, floor=Floor(positions, store, hold_seconds), batch_rows=3, **options)
-    rig.engine.terms = replace(rig.engine.terms, consumer_hold_seconds=hold_seconds)
+    deps = rig.engine.deps
+    rig.engine.deps = replace(deps, terms=replace(deps.terms, consumer_hold_seconds=hold_seconds))
     return rig
 
 
@@ -310,7 +311,7 @@ def test_given_a_daemon_when_rows_are_held_for_long_then_they_are_counted_now_an
     rig.clock.advance(HOUR + 1)
     counts = []
     for _ in range(40):
-        counts.append(held(rig.engine.run_once(patient=True)).get("consumer"))
+        counts.append(held(rig.engine.run_once(lazy=True)).get("consumer"))
         rig.clock.advance(20 * SECOND)
     # When the hold is new, and then whenever a hundredth of the longest one has passed: 72 s.
     assert counts[0] == 1
@@ -319,7 +320,7 @@ def test_given_a_daemon_when_rows_are_held_for_long_then_they_are_counted_now_an
     notes = rig.state.note("overdue")
     assert [(item["held"], item["rows"]) for item in notes] == [("consumer", max(count or 0 for count in counts))]
     rig.clock.advance(DAY)
-    assert held(rig.engine.run_once(patient=True)) == {"": 60}
+    assert held(rig.engine.run_once(lazy=True)) == {"": 60}
     assert rig.state.note("overdue") == []
 
 
@@ -333,7 +334,7 @@ def test_given_a_hold_that_begins_between_two_counts_then_it_is_shown_at_once(
     read(positions, orders, READ_NONE)
     assert held(rig.engine.run_once(adopt=True)) == {}
     rig.clock.advance(6 * SECOND)
-    assert held(rig.engine.run_once(patient=True)) == {"consumer": 1}
+    assert held(rig.engine.run_once(lazy=True)) == {"consumer": 1}
 
 
 def test_given_held_payloads_when_a_daemon_does_not_count_then_what_was_counted_stands_for_both_tables(
@@ -346,7 +347,7 @@ def test_given_held_payloads_when_a_daemon_does_not_count_then_what_was_counted_
     rig.engine.run_once(adopt=True)
     overdue = rig.state.note("overdue")
     assert [(item["table"], item["held"]) for item in overdue] == [("message", "consumer"), ("payload", "consumer")]
-    rig.engine.run_once(patient=True)
+    rig.engine.run_once(lazy=True)
     assert rig.state.note("overdue") == overdue
 
 

@@ -18,6 +18,7 @@ from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, topic_prefix
 from tms_core.server.ha.leadership import Leadership, Term, not_leading, undecided
 from tms_core.server.ha.sealed_ids import FRAME_ROWS, Seals
 from tms_core.tables.base import KeyTable, MessageTable, MessageValue, Page, PayloadTable, Store, TableName, TxCell
+from tms_core.tables.side import SideTable
 
 K = TypeVar("K", bound=KeyTable)
 R = TypeVar("R")
@@ -53,12 +54,47 @@ class FencedStore(Store):
         """Nothing was opened."""
 
 
+class _Fence:
+    """What surrounds each read and each change.
+
+    Args:
+        leadership: knows who leads.
+    """
+
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """A change of rows that are there, be it to take back what was put."""
+        try:
+            term = self._leadership.term()
+        except Unavailable as error:
+            raise undecided() from error
+        try:
+            yield
+        except StoreError:
+            self._leadership.doubt()
+            raise
+        self._leadership.confirm(term)
+
+    @contextmanager
+    def reading(self) -> Iterator[Term]:
+        """What was read counts only if this server led until it had it."""
+        term = self._leadership.term()
+        yield term
+        if not self._leadership.is_still(term):
+            raise not_leading()
+
+
 class _Fenced(Generic[K]):
     """What the message and the payload table let a leader do."""
 
     def __init__(self, table: K, leadership: Leadership) -> None:
         self._table = table
         self._leadership = leadership
+        fence = _Fence(leadership)
+        self._changing, self._reading = fence.changing, fence.reading
         self.keys_per_call = table.keys_per_call
 
     def delete(self, keys: Sequence[bytes]) -> None:
@@ -86,28 +122,6 @@ class _Fenced(Generic[K]):
             self._leadership.doubt()
             raise
         self._leadership.confirm(term)
-
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """A change of rows that are there, be it to take back what was put."""
-        try:
-            term = self._leadership.term()
-        except Unavailable as error:
-            raise undecided() from error
-        try:
-            yield
-        except StoreError:
-            self._leadership.doubt()
-            raise
-        self._leadership.confirm(term)
-
-    @contextmanager
-    def _reading(self) -> Iterator[Term]:
-        """What was read counts only if this server led until it had it."""
-        term = self._leadership.term()
-        yield term
-        if not self._leadership.is_still(term):
-            raise not_leading()
 
 
 class FencedMessageTable(_Fenced[MessageTable], MessageTable):
@@ -181,6 +195,52 @@ class FencedPayloadTable(_Fenced[PayloadTable], PayloadTable):
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         self._put(rows, self._table.put)
+
+
+class FencedSide(SideTable):
+    """The side table, as a leader sees it: for positions and claims.
+
+    What a deposed leader still sends changes nothing: a position is only written where the one that was read still is,
+    and a claim of a poll that was not answered is void, because its client invalidates the transaction.
+
+    Args:
+        side: the table; stays the caller's.
+        leadership: knows who leads.
+    """
+
+    def __init__(self, side: SideTable, leadership: Leadership) -> None:
+        self._fence = _Fence(leadership)
+        self._side = side
+
+    def get(self, key: bytes) -> bytes | None:
+        with self._fence.reading():
+            return self._side.get(key)
+
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+        with self._fence.reading():
+            return self._side.rows(start, stop, limit)
+
+    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        with self._fence.changing():
+            self._side.put(rows)
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        with self._fence.changing():
+            self._side.delete(keys)
+
+    def exchange(
+        self,
+        key: bytes,
+        expected: bytes | None,
+        value: bytes,
+        puts: Sequence[tuple[bytes, bytes]] = (),
+        deletes: Sequence[bytes] = (),
+    ) -> bool:
+        with self._fence.changing():
+            return self._side.exchange(key, expected, value, puts, deletes)
+
+    def close(self) -> None:
+        """Nothing was opened."""
 
 
 def _generation(key: bytes) -> bytes | None:

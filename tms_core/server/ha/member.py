@@ -17,7 +17,7 @@ from tms_core.clock import Clock
 from tms_core.messaging.service import MessagingService
 from tms_core.messaging.work import THREADS
 from tms_core.server.forward import Forwarder
-from tms_core.server.ha.fenced_store import FencedStore
+from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.leadership import Leadership, Watch
 from tms_core.server.ha.sealed_ids import Seals
 from tms_core.settings.models import HBaseSettings, LeaderSettings
@@ -31,7 +31,7 @@ from tms_core.tables.side import HBASE_TABLE, SideTable
 _LEASE_ROW = b"l"
 
 
-class Standing:
+class HaMember:
     """A server among others, be there any or not.
 
     Args:
@@ -44,6 +44,7 @@ class Standing:
     Attributes:
         leadership: knows who leads.
         store: the tables as a leader may use them.
+        side: the side table as a leader may use it, for positions and claims.
         forwarder: passes on what this server has not to answer.
     """
 
@@ -53,6 +54,7 @@ class Standing:
         self._advertise = wanted.advertise
         self.leadership = Leadership(self._lease, clock, fencing_delay_seconds=wanted.fencing_delay_seconds)
         self.store = FencedStore(store, self.leadership, Seals(store.message, side, clock))
+        self.side = FencedSide(side, self.leadership)
         self.forwarder = Forwarder(self.leadership)
         self._watch: Watch | None = None
 
@@ -92,7 +94,7 @@ class Standing:
 @contextmanager
 def on_hbase(
     hbase: HBaseSettings, wanted: LeaderSettings, store: Store, side: SideTable, clock: Clock
-) -> Iterator[Standing]:
+) -> Iterator[HaMember]:
     """What a server on HBase has, while the block runs; behind it the lead is given back."""
     # Of its own, and soon given up: who leads must be found out also while all other connections wait.
     pool = HBasePool(
@@ -102,7 +104,7 @@ def on_hbase(
         clock=clock,
     )
     with closing(HBaseCell(pool, f"{hbase.namespace}:{HBASE_TABLE}".encode(), _LEASE_ROW, clock)) as cell:
-        standing = Standing(store, side, cell, wanted, clock)
+        standing = HaMember(store, side, cell, wanted, clock)
         try:
             yield standing
         finally:

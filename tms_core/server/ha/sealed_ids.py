@@ -43,7 +43,7 @@ _GAPS = b"g"
 _SPAN = struct.Struct(">QHQH")
 
 
-class Span(NamedTuple):
+class PositionRange(NamedTuple):
     """Positions from ``first`` to before ``stop``."""
 
     first: int
@@ -58,24 +58,24 @@ class Gaps:
         spans: in order, none touches another.
     """
 
-    spans: tuple[Span, ...] = ()
+    spans: tuple[PositionRange, ...] = ()
 
     @classmethod
-    def of(cls, spans: Iterable[Span]) -> Gaps:
+    def of(cls, spans: Iterable[PositionRange]) -> Gaps:
         """All positions of some spans that may overlap."""
-        joined: list[Span] = []
+        joined: list[PositionRange] = []
         for first, stop in sorted(spans):
             if joined and first <= joined[-1].stop:
-                joined[-1] = Span(joined[-1].first, max(stop, joined[-1].stop))
+                joined[-1] = PositionRange(joined[-1].first, max(stop, joined[-1].stop))
             else:
-                joined.append(Span(first, stop))
+                joined.append(PositionRange(first, stop))
         return cls(tuple(joined))
 
     @classmethod
     def parse(cls, value: bytes | None) -> Gaps:
         """Read what :meth:`pack` wrote; nothing is no gap."""
         found = _SPAN.iter_unpack(value or b"")
-        return cls(tuple(Span(position(*parts[:2]), position(*parts[2:])) for parts in found))
+        return cls(tuple(PositionRange(position(*parts[:2]), position(*parts[2:])) for parts in found))
 
     def pack(self) -> bytes:
         return b"".join(_SPAN.pack(*id_parts(span.first), *id_parts(span.stop)) for span in self.spans)
@@ -144,7 +144,7 @@ class Seals:
             self._side.put([(_GAPS + prefix, found.pack())])
         return found
 
-    def _empty(self, prefix: bytes, former: LeaseRecord) -> list[Span]:
+    def _empty(self, prefix: bytes, former: LeaseRecord) -> list[PositionRange]:
         """Where the former leader may have given ids, and there is no row."""
         now_ms = self._clock.now_ms()
         free = first_free(self._table.keys, prefix, now_ms)
@@ -153,7 +153,7 @@ class Seals:
         first = max(0, free - FRAME_ROWS, position(max(0, former.renewed_ms - REACH_MS)))
         present = self._positions(prefix, first, free)
         ends = [*present, stop]
-        return [Span(a, b) for a, b in zip([first, *(at + 1 for at in present)], ends, strict=True) if a < b]
+        return [PositionRange(a, b) for a, b in zip([first, *(at + 1 for at in present)], ends, strict=True) if a < b]
 
     def _positions(self, prefix: bytes, first: int, stop: int) -> list[int]:
         found: list[int] = []
@@ -164,7 +164,7 @@ class Seals:
             start = page.resume
         return found
 
-    def _is_needed(self, prefix: bytes, span: Span) -> bool:
+    def _is_needed(self, prefix: bytes, span: PositionRange) -> bool:
         if span.stop >= position(max(0, self._clock.now_ms() - _KEPT_MS)):
             return True
         return self._table.first(prefix + tail(span.first), prefix + tail(span.stop)) is not None

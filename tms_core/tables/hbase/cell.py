@@ -35,9 +35,7 @@ class HBaseCell:
         Raises:
             StoreError: HBase could not be asked.
         """
-        found = self._rows.get(self._row)
-        cell = found.columns.get(_COLUMN) if found else None
-        value: bytes | None = cell.value if cell else None
+        value, _ = self._rows.get(self._row).get(_COLUMN, (None, 0))
         return value
 
     def swap_lease(self, expected: bytes | None, value: bytes) -> bool:

@@ -206,19 +206,20 @@ class HBaseMetadataTable(MetadataTable):
 
     def get(self, key: bytes) -> bytes | None:
         self._calls.count("get")
-        row = self._rows.get(key)
-        return _metadata(row) if row else None
+        return self._value(key)
 
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
         """As of all stores. HBase's own check cannot tell an empty value from none, so where that makes the difference
         the row is read before; no other program would write an empty one in between."""
         self._calls.count("set")
-        if not expected:
-            row = self._rows.get(key)
-            if (_metadata(row) if row else None) != expected:
-                return False
+        if not expected and self._value(key) != expected:
+            return False
         with self._rows.pool.connection() as connection:
             return self._rows.check_and_put(connection, key, METADATA_COLUMN, expected or b"", value)
+
+    def _value(self, key: bytes) -> bytes | None:
+        value, _ = self._rows.get(key).get(METADATA_COLUMN, (None, 0))
+        return value
 
 
 def _rows(most_bytes: int | None) -> Query:

@@ -11,7 +11,7 @@ from tms_core.tables.base import TableName
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import HBaseRows
 from tms_core.tables.hbase.salts import sampled
-from tms_core.tables.hbase.schema import BUCKETS_ATTRIBUTE, table_name, texts, thrift_table_name
+from tms_core.tables.hbase.schema import BUCKETS_ATTRIBUTE, FOREVER_SECONDS, table_name, texts, thrift_table_name
 from tms_core.tables.hbase.thrift import interface
 
 #: What the HBase shell writes for no end of life.
@@ -25,9 +25,6 @@ NEEDED: Mapping[str, str] = {
     "MIN_VERSIONS": "0",
     "KEEP_DELETED_CELLS": "FALSE",
 }
-
-#: Seconds that mean for ever.
-_FOREVER_SECONDS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +76,9 @@ def described(
         StoreError: HBase could not be asked.
     """
     name = table_name(namespace, table)
-    starts = sorted(region.startKey for region in pool.call("getTableRegions", name))
+    starts = sorted(region["start_key"] for region in pool.run(lambda connection: connection.table(name).regions()))
     if admin is None:
-        settings = dict(_of_thrift_1(pool.call("getColumnDescriptors", name)))
+        settings = dict(_of_thrift_1(pool.run(lambda connection: connection.table(name).families())))
     else:
         settings = dict(_of_thrift_2(admin.call("getTableDescriptor", thrift_table_name(namespace, table))))
     said = settings.get(BUCKETS_ATTRIBUTE, "")
@@ -89,20 +86,20 @@ def described(
     return TableSettings(name.decode(), starts, buckets, settings)
 
 
-def _of_thrift_1(families: dict[bytes, Any]) -> Iterator[tuple[str, str]]:
+def _of_thrift_1(families: dict[bytes, dict[str, Any]]) -> Iterator[tuple[str, str]]:
     for family in families.values():
-        yield from _common(family)
+        yield from _common(family["max_versions"], family["time_to_live"])
 
 
 def _of_thrift_2(descriptor: Any) -> Iterator[tuple[str, str]]:
     thrift = interface()
     yield from texts(descriptor.attributes).items()
     for family in descriptor.families:
-        yield from _common(family)
+        yield from _common(family.maxVersions, family.ttlSeconds)
         yield "MIN_VERSIONS", str(family.minVersions)
         yield "KEEP_DELETED_CELLS", thrift.KeepDeleted._VALUES_TO_NAMES[family.keepDeleted]
 
 
-def _common(family: Any) -> Iterator[tuple[str, str]]:
-    yield "VERSIONS", str(family.maxVersions)
-    yield "TTL", FOREVER if family.ttlSeconds == _FOREVER_SECONDS else str(family.ttlSeconds)
+def _common(versions: int, ttl_seconds: int) -> Iterator[tuple[str, str]]:
+    yield "VERSIONS", str(versions)
+    yield "TTL", FOREVER if ttl_seconds == FOREVER_SECONDS else str(ttl_seconds)

@@ -39,9 +39,11 @@ class TableStates:
         Raises:
             StoreError: as any call.
         """
-        found = self._pool.call("getRowsWithColumns", _META, list(self._names.values()), [_STATE], {})
-        cells = {row.row: row.columns[_STATE] for row in found if _STATE in row.columns}
-        return {table: cells[name].timestamp for table, name in self._names.items() if name in cells}
+        names = list(self._names.values())
+        found = dict(
+            self._pool.run(lambda connection: connection.table(_META).rows(names, [_STATE], include_timestamp=True))
+        )
+        return {table: found[name][_STATE][1] for table, name in self._names.items() if _STATE in found.get(name, {})}
 
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
         """How it shows that a table may be another one than the one remembered; None: nothing shows that.

@@ -96,7 +96,7 @@ class HBasePool:
         """
         return self.run(lambda connection: connection.call(name, *args))
 
-    def run(self, work: Callable[[Connection], T]) -> T:
+    def run(self, work: Callable[[ThriftConnection], T]) -> T:
         """Do some calls on one connection, all of them again on another one if it breaks.
 
         Args:
@@ -115,7 +115,7 @@ class HBasePool:
             return work(connection)
 
     @contextmanager
-    def connection(self) -> Iterator[Connection]:
+    def connection(self) -> Iterator[ThriftConnection]:
         """Borrow a connection; it is closed for good if the block raises anything.
 
         Raises:
@@ -129,9 +129,8 @@ class HBasePool:
             )
         try:
             server, wire = self._reused() or self._opened()
-            connection = Connection(wire)
             try:
-                yield connection
+                yield wire
             except BaseException as error:
                 self._drop(server, wire, failed=isinstance(error, (ConnectionLost, ThriftTimeout)))
                 raise
@@ -139,7 +138,8 @@ class HBasePool:
                 self._give_back(server, wire)
             finally:
                 with self._lock:
-                    self.calls.update(connection.made)
+                    self.calls.update(wire.made)
+                wire.made.clear()
         finally:
             self._free.release()
 
@@ -230,21 +230,3 @@ class HBasePool:
             server.connections -= 1
         if failed:
             self._avoid(server)
-
-
-class Connection:
-    """A connection while it is borrowed, and the calls made with it."""
-
-    def __init__(self, wire: ThriftConnection) -> None:
-        self.made: Counter[str] = Counter()
-        self._wire = wire
-
-    def call(self, name: str, *args: Any) -> Any:
-        """Ask the server; see :meth:`ThriftConnection.call`."""
-        self.made[name] += 1
-        return self._wire.call(name, *args)
-
-    def calls(self, name: str, questions: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Ask the same several times; see :meth:`ThriftConnection.calls`."""
-        self.made[name] += len(questions)
-        return self._wire.calls(name, questions)

@@ -102,7 +102,7 @@ class Regions:
         for region in regions:
             if self._clock.running_ms() - began_ms > LONGEST_MS:
                 return
-            start, there = region.startKey, (region.startKey, region.endKey or None)
+            start, there = region["start_key"], (region["start_key"], region["end_key"] or None)
             if not any(_meet(there, other) for other in ranges):
                 continue
             deleted = self._in_files[start]
@@ -113,20 +113,23 @@ class Regions:
                 self._count_again_at[start] = 2 * deleted
                 continue
             self._wait()
-            self._pool.call("majorCompact", region.name)
+            self._compact(region["name"])
             del self._in_files[start]
             self._count_again_at.pop(start, None)
 
     def holding(self, row: bytes) -> str:
         """The name of the region that has a row now, whether the row is there or not; written as HBase writes it."""
-        regions = sorted(self._read(), key=lambda region: bytes(region.startKey))
-        name: bytes = [region.name for region in regions if region.startKey <= row][-1]
+        regions = sorted(self._read(), key=lambda region: bytes(region["start_key"]))
+        name: bytes = [region["name"] for region in regions if region["start_key"] <= row][-1]
         return "".join(chr(byte) if 0x20 <= byte < 0x7F else f"\\x{byte:02X}" for byte in name)
 
-    def _read(self) -> list[Any]:
-        regions: list[Any] = self._pool.call("getTableRegions", self._name)
+    def _compact(self, region: bytes) -> None:
+        self._pool.run(lambda connection: connection.happybase.compact_table(region, major=True))
+
+    def _read(self) -> list[dict[str, Any]]:
+        regions = self._pool.run(lambda connection: connection.table(self._name).regions())
         with self._lock:
-            self._starts = sorted(region.startKey for region in regions)
+            self._starts = sorted(region["start_key"] for region in regions)
         return regions
 
     def _settle(self) -> None:

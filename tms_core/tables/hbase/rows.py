@@ -13,17 +13,20 @@ ahead of our clock, or nothing is known, the rows are read again before they cou
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
+
+import happybase
 
 from tms_core.clock import Clock
 from tms_core.errors import StoreError
 from tms_core.logs.harmless import get_logger
-from tms_core.tables.hbase.pool import Connection, HBasePool
+from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.regions import Range, Regions
 from tms_core.tables.hbase.schema import FAMILY
-from tms_core.tables.hbase.thrift import interface
+from tms_core.tables.hbase.thrift import HBASE, ThriftConnection, interface
 
 T = TypeVar("T")
 
@@ -42,8 +45,10 @@ _FIRST_ROWS, _FEW_ROWS = 64, 4
 #: How often rows that are still there are deleted again.
 _ATTEMPTS = 3
 
-#: A row as it comes: ``.row``, and ``.columns`` from name to cell.
+#: A row of a scan as it comes: ``.row``, and ``.columns`` from name to cell.
 Row = Any
+#: The cells of a row that was asked for: value and timestamp of each column.
+Cells = dict[bytes, tuple[bytes, int]]
 
 
 class Query(NamedTuple):
@@ -97,7 +102,6 @@ class HBaseRows:
     """
 
     def __init__(self, pool: HBasePool, name: bytes, clock: Clock) -> None:
-        thrift = interface()
         self.pool = pool
         self.name = name
         self.ahead_ms = 0
@@ -105,12 +109,28 @@ class HBaseRows:
         self._lock = threading.Lock()
         self._clock = clock
         self.regions = Regions(pool, name, clock)
-        self._delete_family = [thrift.Mutation(isDelete=True, column=FAMILY)]
+        self._delete_family = [HBASE.Mutation(isDelete=True, column=FAMILY)]
 
-    def get(self, row: bytes) -> Row | None:
-        """One whole row."""
-        found = self.pool.call("getRow", self.name, row, {})
-        return found[0] if found else None
+    def ask(self, work: Callable[[happybase.Table], T]) -> T:
+        """Ask happybase's table, again on another connection if one breaks.
+
+        Args:
+            work: what to do; it may be done twice.
+
+        Raises:
+            StoreError: as :meth:`HBasePool.run`.
+        """
+        return self.pool.run(lambda connection: work(connection.table(self.name)))
+
+    def get(self, row: bytes) -> Cells:
+        """One whole row; empty where there is none."""
+        found: Cells = self.ask(lambda table: table.row(row, include_timestamp=True))
+        return found
+
+    def get_many(self, rows: list[bytes]) -> list[tuple[bytes, Cells]]:
+        """The whole rows among these that are there."""
+        found: list[tuple[bytes, Cells]] = self.ask(lambda table: table.rows(rows, include_timestamp=True))
+        return found
 
     def fetch(self, start: bytes, stop: bytes | None, limit: int, query: Query) -> Fetched:
         """At most ``limit`` rows of ``[start, stop)``; fewer also where they are large."""
@@ -140,11 +160,21 @@ class HBaseRows:
             return
         now_ms = self._clock.now_ms()
         if newest_ms is not None and newest_ms < now_ms - CLOCKS_MS:
-            self._mark(rows, None)
+            self.mark(rows, None)
             return
-        self._mark(rows, None if newest_ms is None else max(newest_ms, now_ms))
+        self.mark(rows, None if newest_ms is None else max(newest_ms, now_ms))
         if newest_ms is None or newest_ms > now_ms:
             self._make_sure(rows, newest_ms or 0)
+
+    def mark(self, rows: Sequence[bytes], timestamp_ms: int | None) -> None:
+        """Write a marker over each row, which hides its cells up to a timestamp (None: the server's time now)."""
+        for batch in batches(rows, BATCH_ROWS):
+            # Not with happybase's Batch, which makes objects for each row: three times the work of the client.
+            changes = [HBASE.BatchMutation(row, self._delete_family) for row in batch]
+            if timestamp_ms is None:
+                self.pool.call("mutateRows", self.name, changes, {})
+            else:
+                self.pool.call("mutateRowsTs", self.name, changes, timestamp_ms, {})
 
     def count_wrong_salts(self, rows: int) -> None:
         """Add to ``wrong_salts``; the first ones are named in the log."""
@@ -158,17 +188,15 @@ class HBaseRows:
                 self.name.decode(),
             )
 
-    def put(self, rows: Iterable[tuple[bytes, dict[bytes, bytes | None]]]) -> None:
-        """Write cells; None for one that shall not be there."""
-        thrift = interface()
-        for batch in batches(rows, BATCH_ROWS):
-            changes = [
-                thrift.BatchMutation(
-                    row, [thrift.Mutation(value is None, column, value) for column, value in cells.items()]
-                )
-                for row, cells in batch
-            ]
-            self.pool.call("mutateRows", self.name, changes, {})
+    def put(self, rows: Iterable[tuple[bytes, dict[bytes, bytes | None]]], timestamp_ms: int | None = None) -> None:
+        """Write cells; None for one that shall not be there.
+
+        Args:
+            rows: key, and cells by column.
+            timestamp_ms: of all cells; None: the server's time now.
+        """
+        for some in batches(rows, BATCH_ROWS):
+            self.ask(partial(_put, some, timestamp_ms))
 
     def replace(self, column: bytes, changes: Sequence[tuple[bytes, bytes, bytes]]) -> list[bool]:
         """In each row, put a new value in the place of an old one, if that is still there.
@@ -185,7 +213,7 @@ class HBaseRows:
         done: list[bool] = []
         in_doubt: list[bytes] = []
 
-        def work(connection: Connection) -> None:
+        def work(connection: ThriftConnection) -> None:
             while some := changes[len(done) : len(done) + CHANGES_AT_ONCE]:
                 rows = [row for row, _, _ in some]
                 again = in_doubt == rows
@@ -204,7 +232,7 @@ class HBaseRows:
         """The values of a column of these rows; rows without it are left out."""
         return self.pool.run(lambda connection: self._values(connection, rows, column)) if rows else {}
 
-    def check_and_put(self, connection: Connection, row: bytes, column: bytes, old: bytes, new: bytes) -> bool:
+    def check_and_put(self, connection: ThriftConnection, row: bytes, column: bytes, old: bytes, new: bytes) -> bool:
         """Write a cell if it holds ``old``. HBase takes an empty ``old`` for both an empty cell and none."""
         done: bool = connection.call("checkAndPut", *self._check_and_put(row, column, old, new))
         return done
@@ -227,7 +255,9 @@ class HBaseRows:
             start = rows[-1].row + b"\x00"
         return found
 
-    def _fetch(self, connection: Connection, start: bytes, stop: bytes | None, limit: int, query: Query) -> Fetched:
+    def _fetch(
+        self, connection: ThriftConnection, start: bytes, stop: bytes | None, limit: int, query: Query
+    ) -> Fetched:
         first = _FIRST_ROWS if query.page_bytes >= PAGE_BYTES else _FEW_ROWS
         asked = min(limit, first) if query.whole else limit
         scan = interface().Scan(
@@ -249,49 +279,54 @@ class HBaseRows:
         connection.call("scannerClose", scanner)
         return Fetched(rows, ended)
 
-    def _mark(self, rows: Sequence[bytes], timestamp_ms: int | None) -> None:
-        thrift = interface()
-        for batch in batches(rows, BATCH_ROWS):
-            changes = [thrift.BatchMutation(row, self._delete_family) for row in batch]
-            if timestamp_ms is None:
-                self.pool.call("mutateRows", self.name, changes, {})
-            else:
-                self.pool.call("mutateRowsTs", self.name, changes, timestamp_ms, {})
-
     def _make_sure(self, rows: Sequence[bytes], newest_ms: int) -> None:
         """Read rows that were deleted, and delete again what is still there."""
         left = self._left(rows)
         for _ in range(_ATTEMPTS):
-            newest_ms = max(newest_ms, newest(left))
+            newest_ms = max([newest_ms, *left.values()])
             with self._lock:
                 self.ahead_ms = max(self.ahead_ms, newest_ms - self._clock.now_ms())
             if not left:
                 return
-            again = [row.row for row in left]
-            self._mark(again, newest_ms)
-            left = self._left(again)
+            self.mark(list(left), newest_ms)
+            left = self._left(list(left))
         raise StoreError(
             f"{len(left)} rows of {self.name.decode()} are still there after {_ATTEMPTS} deletes, "
-            f"the first one {left[0].row.hex()}.",
+            f"the first one {next(iter(left)).hex()}.",
             "See whether something writes them, and whether the clocks of HBase's servers agree.",
         )
 
-    def _left(self, rows: Sequence[bytes]) -> list[Row]:
-        return [
-            row for batch in batches(rows, BATCH_ROWS) for row in self.pool.call("getRows", self.name, list(batch), {})
-        ]
+    def _left(self, rows: Sequence[bytes]) -> dict[bytes, int]:
+        """The rows that are there, each with the highest timestamp of its cells."""
+        found = [one for some in batches(rows, BATCH_ROWS) for one in self.get_many(some)]
+        return {row: newest_of(cells) for row, cells in found}
 
     def _check_and_put(self, row: bytes, column: bytes, old: bytes, new: bytes) -> tuple[Any, ...]:
-        return self.name, row, column, old, interface().Mutation(False, column, new), {}
+        return self.name, row, column, old, HBASE.Mutation(False, column, new), {}
 
-    def _values(self, connection: Connection, rows: list[bytes], column: bytes) -> dict[bytes, bytes]:
-        found = connection.call("getRowsWithColumns", self.name, rows, [column], {})
-        return {row.row: cell.value for row in found if (cell := row.columns.get(column)) is not None}
+    def _values(self, connection: ThriftConnection, rows: list[bytes], column: bytes) -> dict[bytes, bytes]:
+        found = connection.table(self.name).rows(rows, [column])
+        return {row: cells[column] for row, cells in found if column in cells}
 
 
 def newest(rows: Iterable[Row]) -> int:
     """The highest timestamp of the rows' cells; 0 without any."""
     return max([cell.timestamp for row in rows for cell in row.columns.values()], default=0)
+
+
+def newest_of(cells: Cells) -> int:
+    """The highest timestamp of a row's cells; 0 without any."""
+    return max((timestamp for _, timestamp in cells.values()), default=0)
+
+
+def _put(
+    rows: Sequence[tuple[bytes, dict[bytes, bytes | None]]], timestamp_ms: int | None, table: happybase.Table
+) -> None:
+    batch = table.batch(timestamp_ms)
+    for row, cells in rows:
+        batch.put(row, {column: value for column, value in cells.items() if value is not None})
+        batch.delete(row, [column for column, value in cells.items() if value is None])
+    batch.send()
 
 
 def after_salt(salt: int) -> bytes | None:

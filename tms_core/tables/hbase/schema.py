@@ -25,6 +25,9 @@ POINTER_COLUMN = b"d:\x00\x00\x00t"
 PAYLOAD_TABLE_COLUMN = b"d:\x00\x00\x00c"
 METADATA_COLUMN = b"d:m"
 
+#: Seconds that mean for ever.
+FOREVER_SECONDS = 2**31 - 1
+
 #: Says how many buckets a table's salts are of; CDAP reads it back and believes it whatever is configured.
 BUCKETS_ATTRIBUTE = "cdap.messaging.key.distributor.buckets"
 
@@ -87,12 +90,16 @@ class TableSpec:
         attributes = {name.encode(): value.encode() for name, value in self.attributes.items()}
         return thrift.TableDescriptor(table=self.thrift_name(), families=[family], attributes=attributes)
 
-    def families(self) -> list[Any]:
-        """The column families for Thrift 1, which knows neither attributes nor regions."""
-        family = interface().ColumnFamily(
-            name=FAMILY, maxVersions=1, compression=self.compression.encode(), bloom=b"ROW", blockCache=True
-        )
-        return [family]
+    def families(self) -> dict[str, dict[str, Any]]:
+        """The column families for happybase: Thrift 1 knows neither attributes nor regions."""
+        family = {
+            "max_versions": 1,
+            "compression": self.compression,
+            "bloom_filter_type": "ROW",
+            "block_cache_enabled": True,
+            "time_to_live": FOREVER_SECONDS,
+        }
+        return {FAMILY.decode(): family}
 
     def thrift_name(self) -> Any:
         """Its name, as Thrift 2 takes it."""

@@ -28,7 +28,7 @@ from tms_core.tables.hbase.cells import (
 )
 from tms_core.tables.hbase.lineage import TableStates
 from tms_core.tables.hbase.pool import HBasePool
-from tms_core.tables.hbase.rows import HBaseRows, after_salt, newest
+from tms_core.tables.hbase.rows import HBaseRows, after_salt, newest_of
 from tms_core.tables.hbase.salts import AllSalts, OneSalt, Salts, sampled
 from tms_core.tables.hbase.schema import table_name
 from tms_core.tables.hbase.thrift import NotServed
@@ -162,7 +162,7 @@ class HBaseStore(Store):
             cluster = self.pool.call("getClusterId").decode()
         except NotServed:
             row = self._rows(b"hbase:namespace").get(self._namespace.encode())
-            cluster = f"since-{newest([row])}" if row else "unknown"
+            cluster = f"since-{newest_of(row)}" if row else "unknown"
         return f"hbase:{cluster}:{self._namespace}"
 
     def lineage(self) -> Mapping[str, Any]:

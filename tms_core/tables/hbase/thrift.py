@@ -1,4 +1,4 @@
-"""One connection to a Thrift server of HBase, which never gives a caller the answer to another call.
+"""One connection of happybase's to a Thrift server of HBase, which never gives a caller the answer to another call.
 
 thriftpy2 reads whatever comes next on its socket as the answer to the call it has just made. After a time-out that is
 the late answer to the call before, and every later answer is off by one: a program that deletes would delete by the
@@ -6,8 +6,9 @@ wrong row. So here each call carries a number that its answer must repeat, a con
 closed for good, and one that rested is checked before it is used again. A call has one time limit from its first byte
 to its last, however slowly the bytes trickle.
 
-This is the only module that knows thriftpy2. happybase, which stands on it too, has none of the above, caches the
-blocks of every scan, and is left to the tests as an independent witness. Errors of all kinds leave as ours.
+happybase's own socket and client have none of that, so they are replaced by those of this module: whatever happybase's
+``Connection`` and ``Table`` ask goes through them. What happybase cannot say (``hbase.thrift``) is asked by name.
+Errors of all kinds leave as ours.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ import re
 import select
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
+from importlib import import_module
 from importlib.resources import files
 from types import ModuleType
 from typing import Any, Literal
 
+import happybase
 import thriftpy2
 from thriftpy2.protocol.cybin import ProtocolError, TCyBinaryProtocol
 from thriftpy2.protocol.exc import TProtocolException
@@ -34,6 +38,9 @@ from thriftpy2.transport.buffered import TCyBufferedTransport
 from tms_core.errors import StoreError, StoreFull, StoreNotFound, StoreUnavailable, WriteRefused
 
 Service = Literal["Hbase", "HbaseAdmin"]
+
+#: The structs and the service of Thrift 1, a module that happybase makes when it is imported.
+HBASE: Any = import_module("Hbase_thrift")
 
 #: Bytes asked of the socket at once; a page of keys is some hundred kilobytes.
 _BUFFER_BYTES = 1 << 18
@@ -71,9 +78,17 @@ class NotServed(StoreError):
 
 @cache
 def interface() -> ModuleType:
-    """The structs and services of ``hbase.thrift``."""
+    """The structs and services of ``hbase.thrift``: what happybase does not have."""
     source = (files("tms_core.tables.hbase") / "hbase.thrift").read_text(encoding="utf-8")
     return thriftpy2.load_fp(io.StringIO(source), module_name="tms_core_hbase_thrift")
+
+
+@cache
+def calls_of(service: Service) -> Any:
+    """The calls of an interface: arguments and results of each, as thriftpy2 makes them."""
+    if service == "HbaseAdmin":
+        return interface().HbaseAdmin
+    return type("Hbase", (HBASE.Hbase, interface().Cluster), {})
 
 
 class ThriftConnection:
@@ -86,6 +101,8 @@ class ThriftConnection:
 
     Attributes:
         broken: something went wrong; it is closed and must not be used again.
+        made: how many calls were made, by name.
+        happybase: asks by these calls too; Thrift 1 only.
 
     Raises:
         ConnectionLost: no server listens there.
@@ -95,13 +112,20 @@ class ThriftConnection:
     def __init__(self, address: str, service: Service, timeout_seconds: float) -> None:
         self.address = address
         self.broken = False
+        self.made: Counter[str] = Counter()
         self._timeout_seconds = timeout_seconds
         try:
             self._socket = _Socket(address, timeout_seconds)
         except OSError as error:
             raise _unreachable(address, service, error) from error
         transport = TCyBufferedTransport(self._socket, _BUFFER_BYTES)
-        self._client = _Client(getattr(interface(), service), _NumberedProtocol(transport, decode_response=False))
+        self._client = _Client(calls_of(service), _NumberedProtocol(transport, decode_response=False))
+        self.happybase = happybase.Connection(autoconnect=False)
+        self.happybase.transport, self.happybase.client = transport, _GuardedClient(self)
+
+    def table(self, name: bytes) -> happybase.Table:
+        """A table, by its full name; nothing is asked."""
+        return self.happybase.table(name)
 
     def call(self, name: str, *args: Any) -> Any:
         """Ask the server.
@@ -136,6 +160,7 @@ class ThriftConnection:
         """
         if self.broken:
             raise ConnectionLost(f"The connection to {self.address} is closed.")
+        self.made[name] += len(questions)
         self._socket.allow(self._timeout_seconds)
         try:
             with self._socket.together():
@@ -160,7 +185,6 @@ class ThriftConnection:
 
     def _translated(self, name: str, error: BaseException) -> StoreError | None:
         """What went wrong, as one of ours; None for what is no failure of the connection or of HBase."""
-        thrift = interface()
         if isinstance(error, TimeoutError):
             return ThriftTimeout(
                 f"HBase's Thrift server {self.address} did not answer {name} within {self._timeout_seconds:g} s.",
@@ -175,13 +199,23 @@ class ThriftConnection:
             )
         if isinstance(error, TApplicationException):
             return _unserved(self.address, name, error)
-        if isinstance(error, thrift.IllegalArgument) and b"scanner ID is invalid" in (error.message or b""):
+        if isinstance(error, HBASE.IllegalArgument) and b"scanner ID is invalid" in (error.message or b""):
             return ScannerLost(f"HBase's Thrift server {self.address} has closed a scanner.", "Try again.")
-        if isinstance(error, (thrift.IOError, thrift.IOError2, thrift.IllegalArgument)):
+        if isinstance(error, (HBASE.IOError, HBASE.IllegalArgument, interface().IOError2)):
             return _refused(name, error.message or b"")
         if isinstance(error, TException):
             return StoreError(f"HBase could not do {name}: {error!r}.", "Look into the Thrift server's log.")
         return None
+
+
+class _GuardedClient:
+    """What happybase takes for its client: each of its calls is one of the connection's."""
+
+    def __init__(self, connection: ThriftConnection) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(self._connection.call, name)
 
 
 class _Client(TClient):

@@ -172,7 +172,11 @@ class _Write:
 
     def to_undo(self) -> Iterable[bytes]:
         """The keys of rows that must be as they were when it has failed."""
-        return () if self.repeatable else (key for key, _ in self.puts)
+        if self.repeatable:
+            return ()
+        keys = (key for key, _ in self.puts)
+        # Deletes that are one with what is written: either all of it is done or nothing.
+        return chain(keys, self.deletes) if self.puts else ()
 
 
 class WritableDatabase(Database):
@@ -226,6 +230,16 @@ class WritableDatabase(Database):
             if puts:
                 self._write(_Write(puts, repeatable=repeatable))
         return written
+
+    def exchange(
+        self, key: bytes, expected: bytes | None, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]
+    ) -> bool:
+        """Write and delete rows in one synced batch, if a row still holds what was read; returns whether it did."""
+        with self._rewriting:
+            if self.get(key) != expected:
+                return False
+            self._write(_Write(puts, deletes))
+        return True
 
     def sync(self) -> None:
         """Sync every log there is.

@@ -104,6 +104,11 @@ class DurableState:
         """The highest write pointer that was ever given out; takes no lock and reads no disk."""
         return self._state.write_pointer
 
+    @property
+    def listed_ids(self) -> int:
+        """How many ids a transaction that began now would carry; takes no lock and reads no disk."""
+        return len(self._state.invalid) + len(self._state.in_progress)
+
     def append(self, edit: Edit) -> None:
         """Put an edit into the log whose effect the caller brings about; within :meth:`deciding`."""
         self._position = self._log.append(edit)

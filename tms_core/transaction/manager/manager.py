@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Self
+from typing import Literal, Self
 
 from tms_core.clock import Clock, HonestClock
 from tms_core.errors import CannotSnapshot, NotInProgress, StoreError, TransactionError, TruncateTimeError
@@ -108,6 +108,11 @@ class TransactionManager:
     def last_pointer(self) -> int:
         """The highest write pointer that was ever given out."""
         return self._durable.last_pointer
+
+    @property
+    def listed_ids(self) -> int:
+        """How many ids, invalid and in progress, a transaction that began now would carry."""
+        return self._durable.listed_ids
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
@@ -214,6 +219,13 @@ class TransactionManager:
             state.deadlines[pointer] = state.deadlines[parent]
             checkpoints = state.in_progress[parent].checkpoints
             return replace(transaction, write_pointer=pointer, checkpoint_write_pointers=checkpoints)
+
+    def status(self, transaction_id: int) -> Literal["in progress", "invalid", "ended"]:
+        """What has become of a transaction; one that was committed or aborted, or never began, has ended."""
+        with self._durable.deciding() as state:
+            if transaction_id in state.in_progress:
+                return "in progress"
+            return "invalid" if transaction_id in state.invalid else "ended"
 
     # --- the invalid list --------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The memory without the store, for verbs that look back: they work while a daemon runs and when the store is gone."""
+"""The state without the store, for verbs that look back: they work while a daemon runs and when the store is gone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _DAY_MS = 86_400_000
 
 
 @contextmanager
-def memory(current: Session) -> Iterator[State | None]:
-    """What is remembered; None where nothing is yet, and then none is made.
+def open_state(current: Session) -> Iterator[State | None]:
+    """Open the state; None where there is none yet, and then none is made.
 
     Raises:
         StoreError: it cannot be read.
@@ -28,7 +28,7 @@ def memory(current: Session) -> Iterator[State | None]:
 
 
 def beginning(state: State | None) -> dict[str, Any]:
-    """When the memory began and the store was adopted, as JSON values."""
+    """When the state was made and the store was adopted, as JSON values."""
     record = state.store() if state else None
     return {
         "known_since_ms": state.created_ms() if state else None,
@@ -37,18 +37,18 @@ def beginning(state: State | None) -> dict[str, Any]:
 
 
 def explain_beginning(current: Session, state: State | None, oldest_ms: int | None = None) -> list[str]:
-    """From when on the memory knows, and what to make of it that it knows no more, in sentences.
+    """From when on the state has records, and why it has none from before, in sentences.
 
     Args:
         oldest_ms: the oldest thing that is shown; a file that an earlier version began has runs of before.
     """
     archive = f"rows that were archived can still be listed: janitor archive list {current.arguments()}".rstrip()
     if state is None:
-        return [f"no memory at {current.place.state_name}: nothing ran here yet, or it was lost; {archive}"]
+        return [f"no state at {current.place.state_name}: nothing ran here yet, or it was lost; {archive}"]
     known = beginning(state)
     since_ms, adopted_ms = known["known_since_ms"], known["adopted_ms"]
     if since_ms is None:
-        return ["it was not written down since when this state knows"]
+        return ["this state does not say since when it has records"]
     lines = []
     if oldest_ms is not None:
         since_ms = min(since_ms, oldest_ms)
@@ -56,9 +56,9 @@ def explain_beginning(current: Session, state: State | None, oldest_ms: int | No
     if current.clock.now_ms() - since_ms >= days * _DAY_MS:
         lines.append(f"known: the last {days} days")
     else:
-        lines.append(f"known since {render.moment(since_ms)}; nothing older is in this memory; {archive}")
+        lines.append(f"known since {render.moment(since_ms)}; nothing older is in this state; {archive}")
     if adopted_ms is not None and adopted_ms < since_ms:
         lines.append(
-            f"the store was adopted {render.moment(adopted_ms)}: what was done until this memory began is lost"
+            f"the store was adopted {render.moment(adopted_ms)}: what was done before this state was made is lost"
         )
     return lines

@@ -1,4 +1,4 @@
-"""The verbs that look back: history and ledger out of the memory alone, and the words in which why answers."""
+"""The verbs that look back: history and ledger out of the state alone, and the words in which why answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def taken(start_ms: int, stop_ms: int, generation: int = 1) -> tuple[bytes, byte
 
 
 @pytest.mark.parametrize("verb", ["history", "ledger"])
-def test_given_no_memory_then_that_is_said_and_none_is_made(site: Site, verb: str) -> None:
+def test_given_no_state_then_that_is_said_and_none_is_made(site: Site, verb: str) -> None:
     shown = site.janitor(verb)
     assert shown.code == 0
     assert "nothing ran here yet, or it was lost" in shown.out
@@ -51,7 +51,7 @@ def test_given_no_memory_then_that_is_said_and_none_is_made(site: Site, verb: st
 
 @pytest.mark.parametrize("verb", ["history", "ledger"])
 @pytest.mark.usefixtures("state")
-def test_given_no_store_any_more_then_the_memory_is_read_all_the_same(site: Site, verb: str) -> None:
+def test_given_no_store_any_more_then_the_state_is_read_all_the_same(site: Site, verb: str) -> None:
     site.janitor("run --once --adopt")
     shutil.rmtree(site.store)
     assert site.janitor(verb).code == 0
@@ -74,10 +74,10 @@ def test_given_another_process_that_is_writing_then_it_is_no_hindrance(
         (NOW_MS - 40 * DAY, NOW_MS - 40 * DAY, ["known: the last 30 days"]),
         (NOW_MS - HOUR, NOW_MS - DAY, ["known since 2023-11-14 21:13:20 UTC; nothing older", "is lost"]),
         (NOW_MS - HOUR, None, ["known since 2023-11-14 21:13:20 UTC; nothing older"]),
-        (None, None, ["not written down since when"]),
+        (None, None, ["does not say since when"]),
     ],
 )
-def test_given_a_memory_then_its_first_lines_say_since_when_it_knows(
+def test_given_a_state_then_its_first_lines_say_since_when_it_knows(
     site: Site, created_ms: int | None, adopted_ms: int | None, said: list[str]
 ) -> None:
     site.janitor("adopt")
@@ -385,10 +385,10 @@ def test_given_a_row_that_nobody_took_then_it_is_said_since_when_that_would_be_k
     gone = Missing("message", None, ())
     shown = list(lines(answer(missing=(gone,))))[-1]
     assert shown == (
-        "  no run is known to have taken it: this memory knows what was deleted since 2023-11-13 22:13:20 UTC;"
+        "  no run is known to have taken it: the state has what was deleted since 2023-11-13 22:13:20 UTC;"
         " it went before, was deleted by CDAP, or never was there"
     )
-    unknown = list(lines(answer(missing=(gone,), memory=LedgerReach(None, None, 30))))[-1]
+    unknown = list(lines(answer(missing=(gone,), ledger_reach=LedgerReach(None, None, 30))))[-1]
     assert "not written down since when this state knows" in unknown
 
 

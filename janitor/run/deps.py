@@ -1,0 +1,138 @@
+"""What a janitor of one store works with: the store, its state, the clock, the snapshots and the settings.
+
+One frozen value is made where a process is put together (``janitor/app``) and handed to questions, decisions and runs,
+which keep nothing besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from threading import RLock
+from typing import NamedTuple, Protocol
+
+from janitor.run.unrecognised import UnrecognisedRows
+from janitor.state.base import State
+from janitor.sweep.context import Terms, none_is_new
+from janitor.sweep.executor import Keeper
+from janitor.sweep.permission import never
+from janitor.sweep.progress import Guarded, Observer, ignore_progress
+from janitor.sweep.sweep import Division, Threads
+from janitor.sweep.transactions import TransactionView
+from tms_core.clock import Clock
+from tms_core.consumers.positions import Floor
+from tms_core.tables.base import Store
+from tms_core.tables.lease import Lease
+from tms_core.tables.side import Expiries
+from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.source.source import SnapshotSource
+
+
+class Archive(Protocol):
+    """Where rows go before they are deleted (``janitor.archive``)."""
+
+    def begin(self, run_id: str, transactions: TransactionView) -> Keeper:
+        """A keeper for one run's rows, which are kept with what the run knows of their transactions."""
+        ...
+
+    def expire(self, keep_days: int, now_ms: int) -> int:
+        """Give up what was kept longer than that; returns how many files went."""
+        ...
+
+
+class Truncator(SnapshotSource, Protocol):
+    """A transaction manager: that of this process, or a client of another one's."""
+
+    def truncate_invalid(self, transaction_ids: Collection[int], /) -> bool:
+        """Take ids off the invalid list (Tephra's ``truncateInvalidTx``); returns whether any was on it.
+
+        Raises:
+            TmsError: it was not done, or that is not known.
+        """
+        ...
+
+
+class Feedback(NamedTuple):
+    """Who is told of transactions that are proven clean (:mod:`janitor.run.feedback`).
+
+    Attributes:
+        manager: has the invalid list.
+        participants: everything that takes part in its transactions (``janitor.boundary.participants``).
+    """
+
+    manager: Truncator
+    participants: Collection[str]
+
+
+def ignore_restored(_: TopicId) -> None:
+    """Nothing else has to know what is in a topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deps:
+    """What a janitor of one store works with.
+
+    Attributes:
+        store: the store; for questions a clone of it, or a store for reading only.
+        state: what is remembered of it.
+        source: where transaction snapshots come from; None for nowhere.
+        clock: what time it is.
+        terms: the settings that decisions on rows rest on.
+        token_hex: makes that many random bytes, as hex (``secrets.token_hex``).
+        batch_rows: rows per page, and so per batch of a run.
+        division: in which parts a pass goes over the store, and who takes its steps there.
+        history_days: how long past runs are remembered.
+        observer: told about progress; one that fails is not told again and stops nothing (rule S15).
+        halted: whether to end before the next page or batch.
+        unrecognised: what was named in the log already; all of one process share it.
+        expiries: messages with a ttl of their own (L6); None: there are none.
+        floor: holds what registered consumers have not read; None: nothing is held for them.
+        newborn: whether a topic is known to have been made with nothing in it, so that it need not be held.
+        rows_per_second: the limit on deleting; None for none.
+        lease: what runs write under; None where nothing else can write.
+        archive: where rows go before they are deleted; None for nowhere.
+        archive_days: how long they are kept there.
+        feedback: the transaction manager that is told what is proven clean; None for none.
+        restored: told of a topic that archived rows were written to.
+        turn: held by a run, and by a decision that excludes one.
+    """
+
+    store: Store
+    state: State
+    source: SnapshotSource | None
+    clock: Clock
+    terms: Terms
+    token_hex: Callable[[int], str]
+    batch_rows: int = 2000
+    division: Division = field(default_factory=Threads)
+    history_days: int = 30
+    observer: Observer = ignore_progress
+    halted: Callable[[], bool] = never
+    unrecognised: UnrecognisedRows = field(default_factory=UnrecognisedRows)
+    expiries: Expiries | None = None
+    floor: Floor | None = None
+    newborn: Callable[[TopicMetadata], bool] = none_is_new
+    rows_per_second: float | None = None
+    lease: Lease | None = None
+    archive: Archive | None = None
+    archive_days: int = 7
+    feedback: Feedback | None = None
+    restored: Callable[[TopicId], None] = ignore_restored
+    turn: RLock = field(default_factory=RLock)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.observer, Guarded):
+            object.__setattr__(self, "observer", Guarded(self.observer))
+
+    @property
+    def history_ms(self) -> int:
+        return self.history_days * 86_400_000
+
+    def check_lease(self) -> None:
+        """Check that this process still holds the lease.
+
+        Raises:
+            LeaseLost: another process has it.
+        """
+        if self.lease is not None:
+            self.lease.check()

@@ -1,0 +1,254 @@
+"""One pass: how a plan or a run begins with it, and the report of what has come of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from janitor.boundary import coverage as rounds
+from janitor.boundary.coverage import Round
+from janitor.law.policy import Hold
+from janitor.report import GuardNote, Mode, Report
+from janitor.run.claims import claim_in_force
+from janitor.run.deps import Deps
+from janitor.run.prepare import Prepared, run_context
+from janitor.state.base import State
+from janitor.sweep.context import RunContext
+from janitor.sweep.executor import Preview
+from janitor.sweep.outcome import Outcome
+from janitor.sweep.sweep import Scope, sweep_store
+from tms_core.errors import Halted, Interrupted
+from tms_core.tables.base import UNREADABLE, Store
+
+NOT_ADOPTED = GuardNote(
+    "adoption", True, "this store is not adopted yet, nothing is deleted; look at janitor plan, then: janitor adopt"
+)
+#: How many of the topics that wait for a consumer are named.
+NAMED_TOPICS = 20
+
+
+@dataclass(slots=True)
+class Pass:
+    """A pass under way, and what is counted of it.
+
+    Attributes:
+        running_ms: the machine's running time when it began.
+        calls: which store operations had been made by then.
+        boundary: the claim in force; None while there is none.
+        round: the round of thorough passes it goes on with; None as long as it proves nothing.
+        halted: why it ended early; None when it came to its end.
+        truncated: transactions that were taken off the invalid list.
+        refutation: how the last claim was refuted, as that was known when it began.
+        notes: what else is to be said of it.
+    """
+
+    id: str
+    mode: Mode
+    started_ms: int
+    running_ms: int
+    calls: Counter[str]
+    ready: Prepared
+    context: RunContext
+    outcome: Outcome
+    boundary: int | None = None
+    round: Round | None = None
+    halted: Interrupted | None = None
+    truncated: int = 0
+    refutation: rounds.Refutation | None = None
+    notes: list[GuardNote] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it came to every topic that is not put aside."""
+        return not (self.outcome.errors or self.context.patterns or self.outcome.withheld or self.halted)
+
+    @property
+    def complete(self) -> bool:
+        """Whether it covered every topic (rule S4)."""
+        return self.finished and not self.context.has_aside
+
+    @property
+    def proves(self) -> bool:
+        """Whether a part that it covers is evidence: a look at everything, under a snapshot, with nothing put aside."""
+        context = self.context
+        scoped = context.patterns or context.limits is not None
+        return context.thorough and self.ready.tx.usable is not None and not scoped and not context.has_aside
+
+    def add(self, outcome: Outcome) -> None:
+        """Take in what was found and done.
+
+        Raises:
+            Exception: what ended it early, unless that was asked for.
+        """
+        self.outcome += outcome
+        ended = self.outcome.ended
+        if isinstance(ended, Interrupted):
+            self.halted = ended
+        elif ended is not None:
+            raise ended
+
+
+def begin(deps: Deps, mode: Mode, ready: Prepared, context: RunContext) -> Pass:
+    """A pass that has yet to look."""
+    started_ms = deps.clock.now_ms()
+    run_id = f"{started_ms}-{deps.token_hex(4)}"
+    calls, refuted = Counter(deps.store.calls), rounds.refutation(deps.state)
+    return Pass(run_id, mode, started_ms, deps.clock.running_ms(), calls, ready, context, Outcome(), refutation=refuted)
+
+
+def begin_plan(deps: Deps, ready: Prepared, patterns: tuple[str, ...], *, thorough: bool) -> Pass:
+    """A plan's pass that has yet to look."""
+    label = Hold.FIRST_CONTACT if ready.first_contact else None
+    current = begin(deps, "plan", ready, run_context(deps, ready, thorough=thorough, patterns=patterns, label=label))
+    claim = claim_in_force(deps, ready)
+    current.boundary = claim.bound if claim else None
+    return current
+
+
+def plan(deps: Deps, current: Pass) -> Report:
+    """Look, and change nothing.
+
+    Raises:
+        StoreError: the store could not be read.
+        Halted: the process is ending.
+    """
+    current.context.load_topics()
+    current.add(sweep_store(scope(deps, current), Preview(partial(stop_if_halted, deps), deps.observer)))
+    if current.halted is not None:
+        raise current.halted
+    return report(deps, current)
+
+
+def scope(deps: Deps, current: Pass, begin_round: Callable[[Sequence[Store]], Round] | None = None) -> Scope:
+    """What a pass goes over.
+
+    Args:
+        begin_round: as of :class:`~janitor.sweep.sweep.Scope`.
+    """
+    return Scope(
+        current.id,
+        current.mode,
+        deps.store,
+        current.context,
+        deps.division,
+        deps.batch_rows,
+        deps.expiries,
+        begin_round,
+        partial(phase, deps, current),
+    )
+
+
+@contextmanager
+def phase(deps: Deps, current: Pass, name: str) -> Iterator[None]:
+    """Measure how long a phase takes."""
+    started = deps.clock.running_ms()
+    yield
+    current.outcome.phase_seconds[name] = (deps.clock.running_ms() - started) / 1000
+
+
+def stop_if_halted(deps: Deps) -> None:
+    """Called between pages.
+
+    Raises:
+        Halted: the process is ending.
+    """
+    if deps.halted():
+        raise Halted("the janitor is stopping.", "Try again when it is back.")
+
+
+def heartbeat(deps: Deps, rows: int) -> None:
+    """Tell the observer that a read outside a pass has come so many rows further.
+
+    Raises:
+        Halted: the process is ending.
+    """
+    deps.observer("read", None, rows)
+    stop_if_halted(deps)
+
+
+# -- the report ------------------------------------------------------------------------------------------------------
+
+
+def report(deps: Deps, current: Pass) -> Report:
+    """What has come of a pass; rows and topics that nothing is known of are named in the log."""
+    ready, outcome = current.ready, current.outcome
+    deps.unrecognised.name(outcome)
+    return Report(
+        id=current.id,
+        mode=current.mode,
+        started_ms=current.started_ms,
+        effective_now_ms=ready.now.wall_ms,
+        snapshot=ready.tx.used,
+        entries=outcome.entries,
+        kept=outcome.kept,
+        boundary=current.boundary,
+        guards=_notes(current, deps.state),
+        errors=outcome.errors,
+        store_calls=sum(calls_made(current, deps.store).values()),
+        seeks_spared=outcome.seeks_spared,
+        duration_seconds=(deps.clock.running_ms() - current.running_ms) / 1000,
+        phase_seconds=outcome.phase_seconds,
+        thorough=current.context.thorough,
+        truncated=current.truncated,
+    )
+
+
+def calls_made(current: Pass, store: Store) -> Counter[str]:
+    """The store operations of a pass so far, by name."""
+    made = store.calls - current.calls
+    del made[UNREADABLE]
+    return made
+
+
+def _notes(current: Pass, state: State) -> list[GuardNote]:
+    ready = current.ready
+    notes = list(ready.notes)
+    if current.mode == "apply" and not ready.adopted:
+        notes.append(NOT_ADOPTED)
+    if current.halted is not None:
+        name = "halted" if isinstance(current.halted, Halted) else "lease"
+        notes.append(GuardNote(name, False, str(current.halted)))
+    notes += _notes_on_aside(current, state)
+    notes += _notes_on_consumers(current)
+    if ready.tx.problem is not None:
+        notes.append(GuardNote("snapshot", False, ready.tx.message))
+    notes += [GuardNote("snapshot", False, f"passed over {item}") for item in ready.tx.rejected]
+    notes += [GuardNote("metadata", False, message) for message in current.context.unparsed.values()]
+    return notes + current.notes
+
+
+def _notes_on_aside(current: Pass, state: State) -> list[GuardNote]:
+    """What there is to say of topics in which nothing was changed."""
+    context = current.context
+    notes = []
+    if context.paused:
+        patterns = ", ".join(sorted(context.paused))
+        notes.append(
+            GuardNote("paused", False, f"nothing is changed in {patterns}, because it is paused: janitor resume")
+        )
+    strikes = state.strikes() if context.quarantined else {}
+    for topic in sorted(set(context.quarantined) & set(strikes)):
+        record = strikes[topic]
+        message = f"{topic} is passed by after {record.count} failures in a row, the last one: {record.error}"
+        notes.append(GuardNote("quarantine", False, message))
+    return notes
+
+
+def _notes_on_consumers(current: Pass) -> list[GuardNote]:
+    """For whom rows are held."""
+    consumers, seconds = current.context.consumers, current.context.terms.consumer_hold_seconds
+    waiting = sorted(consumers.waiting.items()) if consumers is not None else ()
+    notes = [
+        GuardNote(
+            "consumer",
+            False,
+            f"{topic} keeps what consumer {position.name} has not read, for {seconds} s after its ttl at most",
+        )
+        for topic, position in waiting[:NAMED_TOPICS]
+    ]
+    if len(waiting) > NAMED_TOPICS:
+        notes.append(GuardNote("consumer", False, f"and {len(waiting) - NAMED_TOPICS} topics more wait for consumers"))
+    return notes

@@ -1,0 +1,254 @@
+"""One run that deletes: announced, made, made durable, concluded and closed.
+
+What was learnt is saved at the end, in one transaction, after the store's own writes are durable. A run that dies in
+between has forgotten nothing but its report: the next one finds the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from janitor.boundary import coverage as rounds
+from janitor.boundary.coverage import Round
+from janitor.inspect.rows import Audit
+from janitor.law.intervals import Interval
+from janitor.report import Report
+from janitor.run import claims, conclude, feedback, guards, passes, record
+from janitor.run import counters as figures
+from janitor.run.deps import Deps
+from janitor.run.prepare import Prepared
+from janitor.state.records import LINEAGE
+from janitor.sweep.booking import Booking
+from janitor.sweep.context import RunContext
+from janitor.sweep.executor import Sweep
+from janitor.sweep.ledger import Ledger
+from janitor.sweep.permission import Permission, asked_of_memory
+from janitor.sweep.rate_limit import Pacer
+from janitor.sweep.sweep import sweep_store
+from tms_core.errors import Interrupted, LeaseLost, MemoryFailed, StoreBusy, StoreError
+from tms_core.tables.base import Store
+
+#: How often a run writes down how far it has come, in milliseconds of running time.
+PROGRESS_MS = 10_000
+
+
+class SweepRun:
+    """One run that deletes.
+
+    Args:
+        ready: how it was prepared.
+        context: what it judges by; its topics are yet to be read.
+        moves_frontiers: whether it is a run of the janitor's own, and not of a plan file.
+    """
+
+    def __init__(self, deps: Deps, ready: Prepared, context: RunContext, *, moves_frontiers: bool) -> None:
+        self._deps = deps
+        self._moves_frontiers = moves_frontiers
+        self._current = passes.begin(deps, "apply", ready, context)
+        self._permission = Permission(deps.state, deps.lease, deps.clock, self._current.id, deps.halted)
+        self._saved_ms = 0
+
+    def sweep(self) -> Report:
+        """Do the run.
+
+        Raises:
+            StoreError: the store or the state failed as a whole; what was done is in the ledger.
+        """
+        deps, current = self._deps, self._current
+        record.begin(deps, current)
+        try:
+            if not current.ready.stopped:
+                self._sweep_store()
+        except LeaseLost as error:
+            current.halted = error
+        # Also for a bug of ours: what was deleted has to be in the ledger, and the run must not look alive.
+        except Exception as error:
+            record.close(deps, current, "failed", {"error": str(error)})
+            raise
+        claim = claims.claim_in_force(deps, current.ready)
+        current.boundary = claim.bound if claim else None
+        report = passes.report(deps, current)
+        try:
+            with self._as_its_holder():
+                record.close(deps, current, self._result(report), report.to_history(), report)
+        except LeaseLost as error:
+            current.halted = error
+            report = passes.report(deps, current)
+        return report
+
+    def _result(self, report: Report) -> str:
+        """How the run ended, in a word (``RunRecord.result``)."""
+        if self._current.ready.stopped:
+            return "stopped"
+        if self._current.halted is not None:
+            return "halted"
+        return "partial" if report.errors or self._current.outcome.withheld else "done"
+
+    def _sweep_store(self) -> None:
+        deps, current = self._deps, self._current
+        current.context.load_topics()
+        with self._as_its_holder(), deps.state.transaction():
+            deps.check_lease()
+            clocks = guards.read_clocks(deps.clock)
+            conclude.begin_run(current, deps.state, clocks, moves_frontiers=self._moves_frontiers)
+        scope = passes.scope(deps, current, self._begin_round if current.proves else None)
+        current.add(sweep_store(scope, self._act()))
+        with passes.phase(deps, current, "sync"):
+            # A run that took nothing and proves nothing has nothing that a crash may not take back.
+            if current.outcome.deleted.slices or current.round is not None:
+                self._sync()
+        if deps.expiries is not None:
+            deps.expiries.forget(current.outcome.expired)
+        if isinstance(current.halted, MemoryFailed):
+            with self._as_its_holder():
+                raise current.halted.__cause__ or current.halted
+        if current.outcome.archive_error is not None:
+            why = current.outcome.archive_error
+            current.outcome.failures["message", "archive"] += 1
+            current.outcome.errors.append(f"nothing more was deleted, since it could not be archived: {why}")
+        if current.halted is not None or not self._conclude():
+            return
+        with passes.phase(deps, current, "compact"):
+            self._compact()
+        if deps.feedback is not None and self._moves_frontiers and current.halted is None:
+            self._feed_back()
+
+    def _act(self) -> Sweep:
+        deps, current = self._deps, self._current
+        usable = current.ready.tx.usable
+        return Sweep(
+            deps.store.metadata,
+            self._permission,
+            Pacer(deps.rows_per_second, deps.clock, self._permission.alive),
+            Ledger(deps.state, deps.clock, current.id, usable.timestamp_ms if usable else None),
+            deps.archive.begin(current.id, current.context.transactions) if deps.archive else None,
+            deps.observer,
+            Booking(partial(figures.book, deps.state, current.id), deps.clock),
+        )
+
+    def _sync(self) -> None:
+        """Return when all that was deleted and negated survives a crash, also by a run before that ended early."""
+        self._deps.store.message.sync()
+        self._deps.store.payload.sync()
+
+    # -- what is proven on the way (rule S4) -----------------------------------------------------------------------
+
+    def _begin_round(self, parts: Sequence[Store]) -> Round:
+        deps, current = self._deps, self._current
+        self._saved_ms = deps.clock.running_ms()
+        with asked_of_memory(), self._as_its_holder(), deps.state.transaction():
+            deps.check_lease()
+            begun = conclude.begin_round(current, deps.state, self._save_evidence)
+        if rounds.is_whole(parts):
+            begun = replace(begun, is_due=self._is_due, payloads_done=self._save_payloads)
+        current.round = begun
+        return begun
+
+    def _is_due(self) -> bool:
+        return self._deps.clock.running_ms() - self._saved_ms >= PROGRESS_MS
+
+    def _save_evidence(self, covered: Sequence[Interval], untouchable: int | None) -> None:
+        deps = self._deps
+        self._sync()
+        with asked_of_memory(), self._as_its_holder():
+            # Not inside the state's transaction: other threads may be at work, which take the lease's lock first.
+            deps.check_lease()
+            conclude.save_evidence(self._current, deps.state, covered, untouchable)
+        self._saved_ms = deps.clock.running_ms()
+
+    def _save_payloads(self, upto: bytes) -> None:
+        deps = self._deps
+        if self._is_due():
+            with asked_of_memory(), self._as_its_holder():
+                deps.check_lease()
+                rounds.save_payloads(deps.state, self._current.id, upto)
+            self._saved_ms = deps.clock.running_ms()
+
+    # -- what is concluded -----------------------------------------------------------------------------------------
+
+    def _conclude(self) -> bool:
+        """Save what the pass has reached, if this is still the process that may say so (rules S4, S12)."""
+        deps, current, state = self._deps, self._current, self._deps.state
+        barred = claims.obstacles(deps, current.ready) if current.round is not None else ()
+        clocks = guards.read_clocks(deps.clock)
+        try:
+            lineage = self._lineage()
+            if lineage is None:
+                return False
+            with self._as_its_holder(), state.transaction():
+                deps.check_lease()
+                if self._moves_frontiers:
+                    conclude.conclude_run(current, state, deps.terms, clocks, clocks.wall_ms, barred)
+                else:
+                    conclude.conclude_apply(current, state, clocks)
+                if lineage != state.note(LINEAGE):
+                    state.save_note(LINEAGE, lineage)
+        except Interrupted as error:
+            current.halted = error
+            return False
+        return True
+
+    def _lineage(self) -> dict[str, Any] | None:
+        """What the store is recognised by from now on; None where it was put back meanwhile, or has gone silent."""
+        deps, current = self._deps, self._current
+        with self._as_its_holder():
+            deps.check_lease()
+        try:
+            with self._as_its_holder():
+                _, put_back = guards.check_lineage(deps.state, deps.store, current.ready.record)
+            if put_back is None:
+                return dict(deps.store.lineage())
+            current.notes.append(put_back)
+        except StoreError as error:
+            if current.finished:
+                raise
+            # It has failed in the pass already, so there is little to conclude.
+            current.outcome.errors.append(f"nothing was concluded: {error}")
+        return None
+
+    @contextmanager
+    def _as_its_holder(self) -> Iterator[None]:
+        """What the state refuses because another process writes it is the loss of the lease, where that is lost.
+
+        Raises:
+            LeaseLost: instead of the state's ``StoreBusy``.
+        """
+        try:
+            yield
+        except StoreBusy:
+            self._deps.check_lease()
+            raise
+
+    # -- what follows ----------------------------------------------------------------------------------------------
+
+    def _compact(self) -> None:
+        current = self._current
+        try:
+            current.outcome.deleted.compact(partial(self._alive, "compact", 0))
+        except Interrupted as error:
+            current.halted = error
+        except StoreError as error:
+            # The rows are gone and what was reached is saved; only their space is not free yet.
+            current.outcome.errors.append(f"space was not given back: {error}")
+
+    def _feed_back(self) -> None:
+        """Hand over what is proven, after a run of everything in whose way nothing was (rule S4)."""
+        deps, current = self._deps, self._current
+        claim = claims.claim_in_force(deps, current.ready) if current.complete else None
+        try:
+            feedback.hand_over(current, deps, claim, self._audit, self._permission.check_all)
+        except Interrupted as error:
+            current.halted = error
+
+    def _audit(self) -> Audit | None:
+        if claims.obstacles(self._deps, self._current.ready):
+            return None
+        return claims.audit(self._deps, self._current.ready, partial(self._alive, "audit"))
+
+    def _alive(self, phase: str, rows: int) -> None:
+        self._deps.observer(phase, None, rows)
+        self._permission.alive()

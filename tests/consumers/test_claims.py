@@ -1,0 +1,186 @@
+"""The rules of claims: what their rows come to, for any rows there can be."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.messaging.desk import named
+from tms_core.consumers import claims
+from tms_core.consumers.claims import (
+    ConsumerGroup,
+    GroupClaim,
+    Truth,
+    claims_of,
+    limited,
+    look,
+    marks,
+    pack,
+    rank,
+    runs,
+    truth,
+)
+from tms_core.errors import FormatError
+from tms_core.rowkey import MessageId
+from tms_core.tables.side import MemorySide
+from tms_core.transaction.model import Transaction
+
+#: A reader whose own transaction is 90: 1 to 9 are committed, 11 to 19 in progress, 21 to 29 invalid.
+READER = Transaction(
+    80, 90, 91, invalids=tuple(range(21, 30)), in_progress=tuple(range(11, 20)), checkpoint_write_pointers=(91,)
+)
+GROUP = ConsumerGroup(named("orders"), 1, "billing")
+LAST = 12
+
+
+def at(number: int, part: int = 0) -> MessageId:
+    """A message's id; with a part, one of the payloads that a row stands for."""
+    return MessageId(number, 0, part and 1, part)
+
+
+def claim(first: int, last: int, pointer: int, tries: int = 1) -> GroupClaim:
+    return GroupClaim(at(first), at(last), pointer, tries)
+
+
+def covered(found: list[GroupClaim] | tuple[GroupClaim, ...], number: int) -> list[GroupClaim]:
+    return [one for one in found if rank(one.first) < rank(at(number)) <= rank(one.last)]
+
+
+@pytest.mark.parametrize(
+    ("pointer", "expected"),
+    [
+        *((0, Truth.VOID), (5, Truth.DONE), (15, Truth.OPEN), (25, Truth.VOID)),
+        *((90, Truth.OWN), (91, Truth.OWN), (85, Truth.OPEN), (1000, Truth.OPEN)),
+    ],
+)
+def test_given_a_pointer_then_its_claim_is_what_the_transaction_is(pointer: int, expected: Truth) -> None:
+    assert truth(pointer, READER) is expected
+
+
+def test_given_an_invalid_transaction_above_the_read_pointer_then_its_claim_is_void() -> None:
+    assert truth(7, Transaction(3, 9, 9, invalids=(7,))) is Truth.VOID
+
+
+def test_given_claims_that_are_done_then_those_that_touch_the_base_become_part_of_it() -> None:
+    found = look(at(0), [claim(0, 2, 1), claim(2, 4, 2), claim(6, 8, 3)], READER)
+    assert (found.base, found.merged, found.kept) == (at(4), 2, (claim(6, 8, 3),))
+    assert [(one.after, one.until) for one in found.segments] == [(at(4), at(6)), (at(8), None)]
+
+
+def test_given_an_open_claim_then_nothing_of_it_is_given_out_and_what_is_behind_waits_for_the_base() -> None:
+    found = look(at(0), [claim(0, 2, 11), claim(2, 4, 2)], READER)
+    assert (found.base, found.open) == (at(0), 11)
+    assert [(one.after, one.until) for one in found.segments] == [(at(4), None)]
+
+
+def test_given_a_void_claim_then_it_is_free_and_counts_as_a_try() -> None:
+    found = look(at(0), [claim(0, 2, 1), claim(2, 5, 21, tries=3)], READER)
+    assert [(one.after, one.until, one.tries) for one in found.segments] == [(at(2), at(5), 3), (at(5), None, 0)]
+
+
+def test_given_an_id_without_a_payload_part_then_it_stands_behind_all_payloads_of_its_row() -> None:
+    assert rank(at(3)) > rank(at(3, 7)) > rank(at(3, 6)) > rank(at(2))
+    found = look(at(0), [GroupClaim(at(0), at(3, 6), 1, 1), GroupClaim(at(3), at(4), 2, 1)], READER)
+    assert found.base == at(3, 6)
+    assert [(one.after, one.until) for one in found.segments] == [(at(3, 6), at(3)), (at(4), None)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "tries", "most", "expected"),
+    [
+        *((500, 0, None, 500), (500, 1, None, 250), (500, 3, None, 62), (3, 9, None, 1), (2**31 - 1, 255, None, 1)),
+        *((500, 0, 1, 500), (500, 4, 5, 1), (500, 3, 5, 62), (500, 9, 5, 1), (1, 1, 5, 1)),
+    ],
+)
+def test_given_messages_that_were_given_out_before_then_fewer_come_together_and_at_last_one(
+    limit: int, tries: int, most: int | None, expected: int
+) -> None:
+    assert limited(limit, tries, most) == expected
+
+
+def test_given_void_claims_when_some_of_their_messages_are_claimed_anew_then_the_rest_keeps_its_tries() -> None:
+    free = [claim(0, 6, 21, tries=1), claim(4, 9, 0, tries=3)]
+    assert marks(free, at(1), [claim(1, 3, 90, tries=2)]) == [claim(3, 4, 0, 1), claim(4, 6, 0, 3), claim(6, 9, 0, 3)]
+    assert marks([], at(1), []) == []
+
+
+def test_given_holes_in_a_range_then_it_is_in_pieces() -> None:
+    assert runs(at(1), at(9), [(at(6), at(7)), (at(2), at(4))]) == [(at(1), at(2)), (at(4), at(6)), (at(7), at(9))]
+    assert runs(at(1), at(9), [(at(8), at(12))]) == [(at(1), at(8))]
+
+
+def test_given_a_claim_when_written_then_its_bytes_are_those_of_the_page() -> None:
+    key, value = pack(GROUP, GroupClaim(MessageId(1, 2), MessageId(3, 4, 5, 6), 7, 300))
+    assert key == b"tdefault:orders:\0\0\0\1cbilling\0" + MessageId(1, 2).pack() + b"\0\0\0\0\0\0\0\7"
+    assert value == MessageId(3, 4, 5, 6).pack() + b"\xff"
+
+
+def test_given_groups_whose_names_begin_alike_then_each_has_its_own_claims() -> None:
+    side = MemorySide()
+    names = ("a", "ab", "a-b")
+    for number, name in enumerate(names, 1):
+        side.put([pack(GROUP._replace(name=name), claim(0, number, number))])
+    for number, name in enumerate(names, 1):
+        assert [one.pointer for _, one in claims_of(side, GROUP._replace(name=name))] == [number]
+    assert sorted(group.name for _, group, _ in claims.all_claims(side)) == sorted(names)
+
+
+def test_given_a_row_of_another_length_then_it_is_said() -> None:
+    side = MemorySide()
+    side.put([(GROUP.prefix + bytes(28), b"short")])
+    with pytest.raises(FormatError, match="5 bytes"):
+        claims_of(side, GROUP)
+    side.put([(b"t" + b"x" * 40, b""), (b"tdefault:orders:\0\0\0\1pname\0" + bytes(8), b"")])
+    side.delete([GROUP.prefix + bytes(28)])
+    assert list(claims.all_claims(side)) == []
+
+
+# --- any rows --------------------------------------------------------------------------------------------------------
+
+_ends = st.tuples(st.integers(0, LAST), st.integers(0, LAST)).filter(lambda ends: ends[0] < ends[1])
+_pointers = st.sampled_from([0, 1, 2, 11, 12, 21, 22, 90])
+_tries = st.integers(1, 9)
+_claim = st.builds(lambda ends, pointer, tries: claim(ends[0], ends[1], pointer, tries), _ends, _pointers, _tries)
+_claims = st.lists(_claim, max_size=6)
+
+
+@given(base=st.integers(0, LAST), rows=_claims)
+def test_given_any_rows_then_each_message_is_done_or_claimed_or_free_exactly_once(
+    base: int, rows: list[GroupClaim]
+) -> None:
+    found = look(at(base), rows, READER)
+    assert rank(found.base) >= rank(at(base))
+    for number in range(1, LAST + 3):
+        free = [one for one in found.segments if rank(one.after) < rank(at(number))]
+        free = [one for one in free if one.until is None or rank(at(number)) <= rank(one.until)]
+        is_done = rank(at(number)) <= rank(found.base)
+        taken = [one for one in covered(rows, number) if truth(one.pointer, READER) is not Truth.VOID]
+        assert len(free) == (0 if is_done or taken else 1)
+        # What the base has taken in was done before, or is done now.
+        assert not is_done or number <= base or any(truth(one.pointer, READER) is Truth.DONE for one in taken)
+        # Every try of a free message counts.
+        tries = [one.tries for one in covered(rows, number) if truth(one.pointer, READER) is Truth.VOID]
+        assert not free or free[0].tries == max(tries, default=0)
+
+
+@given(base=st.integers(0, LAST), rows=_claims, taken=_ends)
+def test_given_any_rows_when_some_messages_are_claimed_then_the_marks_of_the_others_stay_and_do_not_overlap(
+    base: int, rows: list[GroupClaim], taken: tuple[int, int]
+) -> None:
+    free = [one for one in rows if truth(one.pointer, READER) is Truth.VOID]
+    anew = claim(*taken, 90)
+    found = marks(free, at(base), [anew])
+    for number in range(1, LAST + 1):
+        left = [one.tries for one in covered(found, number)]
+        expected = [max(one.tries for one in covered(free, number))] if covered(free, number) else []
+        assert left == ([] if number <= base or covered([anew], number) else expected)
+    assert len({pack(GROUP, one)[0] for one in found}) == len(found)
+
+
+@given(rows=_claims)
+def test_given_any_claims_when_written_then_they_are_read_back(rows: list[GroupClaim]) -> None:
+    side = MemorySide()
+    side.put([pack(GROUP, one) for one in rows])
+    by_key = {pack(GROUP, one)[0]: one for one in rows}
+    assert dict(claims_of(side, GROUP)) == by_key

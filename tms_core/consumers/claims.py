@@ -1,0 +1,336 @@
+"""Claims: which messages a consumer group has been given, and in which transaction.
+
+A claim is a range of message ids under a transaction's write pointer. It is true exactly if the transaction is: it is
+*done* once the transaction is committed, *void* once it is invalid, and *open* until then. So nothing is to be done at
+a commit, and a worker that dies gives its messages back when its transaction times out. A group is a consumer's
+position (its *base*) and the claims behind it; nothing is stored for each message.
+
+A void claim is free again. How often its messages were given out is kept as a *mark*: the same row with the pointer 0.
+
+A claim is a row of the side table (:mod:`tms_core.tables.side`): ``t`` + topic + generation + ``c`` + name + 0 + the id
+before its first message (20 bytes) + pointer (8 bytes) holds the id of its last message (20 bytes) and how often they
+were given out (1 byte). No name has a zero byte, so no group's rows begin with those of another one.
+
+Here are the rows and the rules. The rules are pure: rows and a reader's view go in, what may be given out comes out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from tms_core.consumers.positions import highest_id
+from tms_core.errors import FormatError
+from tms_core.rowkey import GENERATION_BYTES, LONG_MAX, MessageId, generation_prefix, stop_key, topic_prefix
+from tms_core.tables.side import SideTable
+from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.model import Transaction
+
+#: The first byte of rows that are written under a transaction, and what says that one is a claim.
+_TRANSACTIONAL, _CLAIM = b"t", b"c"
+_TAIL = struct.Struct(">20sq")
+_VALUE = struct.Struct(">20sB")
+_MOST_TRIES = 255
+_PAGE_ROWS = 1000
+#: The highest sequence number of a payload.
+_MOST_SEQUENCE = 2**16 - 1
+
+Rank = tuple[int, int, int, int]
+
+
+class GroupClaim(NamedTuple):
+    """Messages that were given out.
+
+    Attributes:
+        first: the id before them.
+        last: the last of them.
+        pointer: the id of the transaction; 0: a mark, which only tells how often they were given out.
+        tries: how often they were given out, this time included.
+    """
+
+    first: MessageId
+    last: MessageId
+    pointer: int
+    tries: int
+
+
+class ConsumerGroup(NamedTuple):
+    """Names a consumer group: a topic's generation, and the consumer's name."""
+
+    topic: TopicId
+    generation: int
+    name: str
+
+    @classmethod
+    def of(cls, topic: TopicMetadata, name: str) -> ConsumerGroup:
+        """A group of a topic as it is now."""
+        return cls(topic.topic, topic.generation, name)
+
+    @property
+    def prefix(self) -> bytes:
+        """The start of the keys of its claims."""
+        return _prefix(self.topic, self.generation) + self.name.encode("ascii") + b"\0"
+
+
+class Truth(Enum):
+    """What has become of a claim, as one reader sees it."""
+
+    DONE = "done"
+    OPEN = "open"
+    VOID = "void"
+    OWN = "own"
+
+
+class Segment(NamedTuple):
+    """Messages that may be given out together.
+
+    Attributes:
+        after: the id before them.
+        until: the last id that may be among them; None: there is no end.
+        tries: how often they were given out before.
+    """
+
+    after: MessageId
+    until: MessageId | None
+    tries: int
+
+
+class Look(NamedTuple):
+    """What the rows of a group come to for one reader.
+
+    Attributes:
+        base: how far all is done.
+        open: the lowest pointer of the claims that are open; None: there is none.
+        merged: the highest pointer of the claims that are done and lie before the base now; 0: there is none.
+        segments: what is neither done nor claimed, in order.
+        kept: claims that stay as they are.
+        free: void claims and marks behind the base.
+    """
+
+    base: MessageId
+    open: int | None
+    merged: int
+    segments: tuple[Segment, ...]
+    kept: tuple[GroupClaim, ...]
+    free: tuple[GroupClaim, ...]
+
+
+# --- rules -----------------------------------------------------------------------------------------------------------
+
+
+def rank(message: MessageId) -> Rank:
+    """Where an id lies among others. One without a payload part stands for its row, behind all payloads of that."""
+    if message.in_payload_table:
+        return message
+    return (message.publish_ms, message.sequence, LONG_MAX, _MOST_SEQUENCE)
+
+
+def truth(pointer: int, reader: Transaction) -> Truth:
+    """What has become of the transaction with this id, as a reader sees it."""
+    if pointer <= 0:
+        return Truth.VOID
+    if reader.is_current_write(pointer):
+        return Truth.OWN
+    if reader.is_visible(pointer):
+        return Truth.DONE
+    return Truth.VOID if reader.is_excluded(pointer) and not reader.is_in_progress(pointer) else Truth.OPEN
+
+
+def look(base: MessageId, claims: Sequence[GroupClaim], reader: Transaction) -> Look:
+    """What a group's rows come to.
+
+    Args:
+        base: its position.
+        claims: its claims and marks, in any order.
+        reader: who asks.
+    """
+    found = [(truth(claim.pointer, reader), claim) for claim in sorted(claims, key=_first)]
+    merged = 0
+    for is_, claim in found:
+        if is_ is Truth.DONE and _first(claim) <= rank(base):
+            merged = max(merged, claim.pointer)
+            base = max(base, claim.last, key=rank)
+    behind = [(is_, claim) for is_, claim in found if rank(claim.last) > rank(base)]
+    kept = tuple(claim for is_, claim in behind if is_ is not Truth.VOID)
+    free = tuple(claim for is_, claim in behind if is_ is Truth.VOID)
+    opened = min((claim.pointer for is_, claim in behind if is_ is Truth.OPEN), default=None)
+    return Look(base, opened, merged, tuple(_segments(base, kept, free)), kept, free)
+
+
+def limited(limit: int, tries: int, max_deliveries: int | None) -> int:
+    """How many messages to give out together that were given out before.
+
+    Each time half as many, and at the last time one, so that the one that cannot be processed ends up alone.
+
+    Args:
+        limit: how many are asked for.
+        tries: how often they were given out before.
+        max_deliveries: how often a message is given out at most; None: for ever.
+    """
+    if max_deliveries is not None and 0 < tries >= max_deliveries - 1:
+        return 1
+    return max(1, limit >> tries)
+
+
+def marks(free: Sequence[GroupClaim], base: MessageId, taken: Sequence[GroupClaim]) -> list[GroupClaim]:
+    """The marks that are left of void claims, none of which overlap.
+
+    Args:
+        free: void claims and marks.
+        base: what lies before it needs no mark.
+        taken: what was claimed anew.
+    """
+    first = min((claim.first for claim in free), default=base, key=rank)
+    left = [] if not free else list(_cut(max(base, first, key=rank), None, free))
+    found = []
+    for part in left:
+        for after, until in _without(part.after, part.until, [(claim.first, claim.last) for claim in taken]):
+            if part.tries and until is not None:
+                found.append(GroupClaim(after, until, 0, part.tries))
+    return found
+
+
+def runs(
+    after: MessageId, until: MessageId, holes: Iterable[tuple[MessageId, MessageId]]
+) -> list[tuple[MessageId, MessageId]]:
+    """A range of ids without some others in it; the first id of each is exclusive."""
+    return [(first, last) for first, last in _without(after, until, sorted(holes, key=_start)) if last is not None]
+
+
+def _segments(base: MessageId, kept: Sequence[GroupClaim], free: Sequence[GroupClaim]) -> Iterator[Segment]:
+    for after, until in _without(base, None, [(claim.first, claim.last) for claim in sorted(kept, key=_first)]):
+        yield from _cut(after, until, free)
+
+
+def _cut(after: MessageId, until: MessageId | None, free: Sequence[GroupClaim]) -> Iterator[Segment]:
+    """A range cut where marks begin and end, each part with the highest number of tries of the marks over it."""
+    ends = {end for claim in free for end in (claim.first, claim.last)}
+    inside = sorted((end for end in ends if _between(after, end, until)), key=rank)
+    for first, last in zip([after, *inside], [*inside, until], strict=True):
+        over = [claim.tries for claim in free if _first(claim) <= rank(first) and rank(first) < rank(claim.last)]
+        yield Segment(first, last, max(over, default=0))
+
+
+def _without(
+    after: MessageId, until: MessageId | None, covered: Iterable[tuple[MessageId, MessageId]]
+) -> Iterator[tuple[MessageId, MessageId | None]]:
+    """What is left of a range without other ranges, which come in the order of their beginnings."""
+    for first, last in covered:
+        if until is not None and rank(first) >= rank(until):
+            break
+        if rank(first) > rank(after):
+            yield after, first
+        after = max(after, last, key=rank)
+    if until is None or rank(after) < rank(until):
+        yield after, until
+
+
+def _between(after: MessageId, end: MessageId, until: MessageId | None) -> bool:
+    return rank(after) < rank(end) and (until is None or rank(end) < rank(until))
+
+
+def _first(claim: GroupClaim) -> Rank:
+    return rank(claim.first)
+
+
+def _start(span: tuple[MessageId, MessageId]) -> Rank:
+    return rank(span[0])
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def pack(group: ConsumerGroup, claim: GroupClaim) -> tuple[bytes, bytes]:
+    """A claim as a row: its key and its value."""
+    key = group.prefix + _TAIL.pack(claim.first.pack(), claim.pointer)
+    return key, _VALUE.pack(claim.last.pack(), min(claim.tries, _MOST_TRIES))
+
+
+def claims_of(side: SideTable, group: ConsumerGroup) -> list[tuple[bytes, GroupClaim]]:
+    """The claims and marks of a group, each with its key, in the order of their keys.
+
+    Raises:
+        FormatError: a row is damaged.
+        StoreError: the table could not be read.
+    """
+    return [(key, _claim(key, value)) for key, value in _rows(side, group.prefix)]
+
+
+def all_claims(side: SideTable, start: bytes = _TRANSACTIONAL) -> Iterator[tuple[bytes, ConsumerGroup, GroupClaim]]:
+    """The claims and marks of all groups, each with its key; of generations that are gone, too.
+
+    Args:
+        side: where they are.
+        start: the key to begin at.
+
+    Raises:
+        FormatError: a row is damaged.
+        StoreError: the table could not be read.
+    """
+    for key, value in _rows(side, _TRANSACTIONAL, start):
+        group = _group(key)
+        if group is not None:
+            yield key, group, _claim(key, value)
+
+
+def former_claims(side: SideTable, topic: TopicMetadata) -> list[bytes]:
+    """The keys of the claims of a topic's earlier generations."""
+    start = _TRANSACTIONAL + generation_prefix(topic.topic.prefix, 0)
+    stop = _TRANSACTIONAL + generation_prefix(topic.topic.prefix, topic.generation)
+    return [key for key, _ in _pages(side, start, stop)]
+
+
+def first_unread(side: SideTable, prefix: bytes) -> int:
+    """The first position (``milliseconds * 65,536 + sequence``) behind all that consumers have read or were given.
+
+    Args:
+        side: where positions and claims are.
+        prefix: the start of a topic's and generation's row keys.
+
+    Raises:
+        StoreError, FormatError: they could not be read.
+    """
+    ids = [_claim(key, value).last for key, value in _rows(side, _TRANSACTIONAL + prefix + _CLAIM)]
+    ids.append(highest_id(side, prefix))
+    return max((found.publish_ms << 16 | found.sequence) + 1 if found != MessageId(0, 0) else 0 for found in ids)
+
+
+def _prefix(topic: TopicId, generation: int) -> bytes:
+    return _TRANSACTIONAL + generation_prefix(topic.prefix, generation) + _CLAIM
+
+
+def _rows(side: SideTable, prefix: bytes, start: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+    return _pages(side, start or prefix, stop_key(prefix))
+
+
+def _pages(side: SideTable, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+    resume: bytes | None = start
+    while resume is not None:
+        page = side.rows(resume, stop, _PAGE_ROWS)
+        yield from page.items
+        resume = page.resume
+
+
+def _group(key: bytes) -> ConsumerGroup | None:
+    """The group whose claim has this key; None: it is another kind of row."""
+    prefix = topic_prefix(key[1:])
+    topic = None if prefix is None else TopicId.from_prefix(prefix)
+    if topic is None or prefix is None:
+        return None
+    rest = key[1 + len(prefix) :]
+    kind = rest[GENERATION_BYTES : GENERATION_BYTES + 1]
+    name, zero, tail = rest[GENERATION_BYTES + 1 :].partition(b"\0")
+    if kind != _CLAIM or not zero or len(tail) != _TAIL.size:
+        return None
+    return ConsumerGroup(topic, int.from_bytes(rest[:GENERATION_BYTES], "big"), name.decode("ascii", "replace"))
+
+
+def _claim(key: bytes, value: bytes) -> GroupClaim:
+    try:
+        first, pointer = _TAIL.unpack(key[-_TAIL.size :])
+        last, tries = _VALUE.unpack(value)
+    except struct.error as error:
+        raise FormatError(f"the claim {key!r} has {len(value)} bytes, not {_VALUE.size}") from error
+    return GroupClaim(MessageId.parse(first), MessageId.parse(last), pointer, tries)

@@ -1,0 +1,340 @@
+"""Consumer groups: each message goes to one transaction of a group, and counts for the group once that is committed.
+
+A poll as a group claims what it gives out (:mod:`tms_core.consumers.claims`), durably and before it answers. The claims
+are read from the side table each time: one range of as many rows as there are claims, so nothing has to be remembered
+or kept right. One request of a group is served at a time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from tms_core.consumers.claims import (
+    ConsumerGroup,
+    GroupClaim,
+    Look,
+    Segment,
+    Truth,
+    claims_of,
+    limited,
+    look,
+    marks,
+    pack,
+    rank,
+    runs,
+    truth,
+)
+from tms_core.consumers.positions import Position
+from tms_core.errors import BadRequest, ConsumerConflict
+from tms_core.messaging.consumers import ConsumerRegistry, check_name
+from tms_core.messaging.fetcher import Fetch, Shelf
+from tms_core.messaging.ids import id_parts, position
+from tms_core.messaging.model import FetchRequest, Message
+from tms_core.messaging.topics import TopicRegistry
+from tms_core.rowkey import LONG_MAX, MessageId
+from tms_core.tables.side import SideTable
+from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.model import Transaction, transaction_ms
+
+#: Groups of which it is remembered which transaction was merged last.
+_KNOWN_GROUPS = 10_000
+
+
+class Order(Enum):
+    """What a group keeps to."""
+
+    #: One batch at a time, in the order of the messages' ids.
+    PARTITION = "partition"
+    #: Several batches at a time; messages that are not decided yet are left for later.
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPoll:
+    """How a group is polled.
+
+    Attributes:
+        transaction: in which the messages are claimed.
+        limit: the most messages, at least 1.
+        limit_bytes: after how many bytes of messages no further one is given out; the first one always is.
+        order: what the group keeps to.
+        max_deliveries: how often a message is to be given out at most, at least 1: before that it is given out alone.
+            None: there is no such number.
+    """
+
+    transaction: Transaction
+    limit: int
+    limit_bytes: int = LONG_MAX
+    order: Order = Order.PARTITION
+    max_deliveries: int | None = None
+
+
+class Given(NamedTuple):
+    """What a poll has claimed.
+
+    Attributes:
+        messages: what is to be processed in the transaction.
+        deliveries: how often they were given out, this time included; 0 without messages.
+        held: the transaction whose open claim must be decided first; None: there is none.
+        position: without messages, the id from which the next one may come, where nothing is undecided before it.
+    """
+
+    messages: list[Message]
+    deliveries: int = 0
+    held: int | None = None
+    position: MessageId | None = None
+
+
+class _Found(NamedTuple):
+    """What was read: the answer, the claims it needs, and how far all is done or will never be seen."""
+
+    given: Given
+    taken: list[GroupClaim]
+    base: MessageId
+
+
+class Groups:
+    """The consumer groups of one store's topics; threads may share it.
+
+    Args:
+        topics: which topics there are.
+        consumers: the groups' positions, and their locks.
+        side: where claims are written down.
+        shelf: where messages are read from.
+        max_lifetime_ms: how long after its begin a transaction may claim.
+        transactions: the manager in this process; None: transactions are managed elsewhere.
+    """
+
+    def __init__(
+        self,
+        topics: TopicRegistry,
+        consumers: ConsumerRegistry,
+        side: SideTable,
+        shelf: Shelf,
+        max_lifetime_ms: int,
+        transactions: TransactionManager | None,
+    ) -> None:
+        self._topics = topics
+        self._consumers = consumers
+        self._side = side
+        self._shelf = shelf
+        self._max_lifetime_ms = max_lifetime_ms
+        self._transactions = transactions
+        self._merged: dict[ConsumerGroup, int] = {}
+
+    def poll(self, topic: TopicId, name: str, request: GroupPoll) -> Given:
+        """Claim messages for a transaction. The claim is durable on return.
+
+        Args:
+            topic: whose messages.
+            name: the group's, which is registered (:meth:`ConsumerRegistry.put`).
+
+        Raises:
+            BadRequest: a number that is none, a name that is none.
+            ConsumerConflict: the transaction has ended, or is older than a transaction may be.
+            ConsumerNotFound, TopicNotFound, MetadataError: there is no such group or topic, or its row is damaged.
+            Unavailable: another server leads, or has changed the group meanwhile; nothing was given out.
+            StoreError: the store failed. The transaction must be invalidated: a claim may be written.
+        """
+        check_name(name)
+        if request.limit < 1 or (request.max_deliveries is not None and request.max_deliveries < 1):
+            raise BadRequest("A limit and a number of deliveries are at least 1.", "Give 1 or more.")
+        reader = request.transaction
+        pointer = reader.transaction_id
+        self._require_open(pointer)
+        metadata = self._topics.get(topic)
+        group = ConsumerGroup.of(metadata, name)
+        with self._consumers.lock(group):
+            former = self._consumers.found(metadata, name)
+            rows = claims_of(self._side, group)
+            claims = [claim for _, claim in rows]
+            seen = look(former.id, claims, reader)
+            self._remember(group, seen.merged)
+            held = self._held(group, seen, request)
+            found = _Found(Given([], held=held), [], seen.base)
+            if held is None:
+                found = self._read(metadata, seen, request)
+            if found.base != seen.base:
+                # It may touch claims now that are done.
+                seen = look(found.base, claims, reader)
+                self._remember(group, seen.merged)
+            self._write(metadata, former, rows, seen, found._replace(base=seen.base))
+        if found.taken and not self._is_open(pointer):
+            # It ended while the claim was on its way to the disk.
+            self.roll_back(topic, name, pointer)
+            raise _ended(pointer)
+        return found.given
+
+    def roll_back(self, topic: TopicId, name: str, pointer: int) -> None:
+        """Take back what a transaction has claimed, so that it is free at once. Durable on return.
+
+        It comes before the abort: an aborted transaction's pointer looks committed to readers.
+
+        Args:
+            topic: whose messages.
+            name: the group's.
+            pointer: the transaction's id.
+
+        Raises:
+            ConsumerConflict: the transaction is committed.
+            BadRequest, ConsumerNotFound, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`poll`; after
+                the last one the transaction must be invalidated.
+        """
+        check_name(name)
+        if not 0 < pointer <= LONG_MAX:
+            raise BadRequest(f"{pointer} is no write pointer.", "Send the transaction's id.")
+        metadata = self._topics.get(topic)
+        group = ConsumerGroup.of(metadata, name)
+        with self._consumers.lock(group):
+            former = self._consumers.found(metadata, name)
+            rows = claims_of(self._side, group)
+            if not any(claim.pointer == pointer for _, claim in rows):
+                return
+            if self._transactions is not None and self._transactions.status(pointer) == "ended":
+                raise ConsumerConflict(f"Transaction {pointer} has ended.", "What it has claimed cannot be given back.")
+            free = tuple(claim for _, claim in rows if claim.pointer in (0, pointer))
+            kept = tuple(claim for _, claim in rows if claim.pointer not in (0, pointer))
+            seen = Look(former.id, None, 0, (), kept, free)
+            self._write(metadata, former, rows, seen, _Found(Given([]), [], former.id))
+
+    def forget(self) -> None:
+        """Forget what was read, because another process may have written."""
+        self._merged.clear()
+
+    # -- what may be given out ----------------------------------------------------------------------------------------
+
+    def _held(self, group: ConsumerGroup, seen: Look, request: GroupPoll) -> int | None:
+        """The transaction that must be decided before the group goes on in order."""
+        if request.order is Order.NONE:
+            return None
+        merged = self._merged.get(group, 0)
+        # What was done by a transaction that this one does not see must not be built upon in it.
+        if merged and truth(merged, request.transaction) is Truth.OPEN:
+            return merged
+        return seen.open
+
+    def _remember(self, group: ConsumerGroup, merged: int) -> None:
+        if merged > self._merged.get(group, 0):
+            if len(self._merged) >= _KNOWN_GROUPS:
+                self._merged.clear()
+            self._merged[group] = merged
+
+    def _read(self, metadata: TopicMetadata, seen: Look, request: GroupPoll) -> _Found:
+        """Read the first messages that are free."""
+        base, position = seen.base, None
+        for segment in seen.segments:
+            fetch = self._fetch(metadata, segment, request)
+            messages, end = _collected(fetch, segment)
+            holes = [(_before(first), _before(stop)) for first, stop in fetch.holes]
+            parts = [] if end is None else runs(segment.after, end, holes)
+            if messages:
+                claims = [
+                    GroupClaim(first, last, request.transaction.transaction_id, segment.tries + 1)
+                    for first, last in (parts if len(parts) == 1 else _with_messages(parts, messages))
+                ]
+                return _Found(Given(messages, segment.tries + 1), claims, base)
+            if parts and segment.after == base == parts[0][0]:
+                base = parts[0][1]
+            if not fetch.is_at_end and request.order is Order.PARTITION and segment.until is None:
+                break
+            if segment.until is None and fetch.is_at_end and not fetch.holes:
+                position = fetch.position or _behind(segment.after)
+        return _Found(Given([], position=position), [], base)
+
+    def _fetch(self, metadata: TopicMetadata, segment: Segment, request: GroupPoll) -> Fetch:
+        asked = FetchRequest(
+            segment.after,
+            inclusive=False,
+            limit=limited(request.limit, segment.tries, request.max_deliveries),
+            limit_bytes=request.limit_bytes,
+            transaction=request.transaction,
+        )
+        return Fetch(self._shelf, metadata, asked, steps_over=request.order is Order.NONE)
+
+    # -- what is written down -----------------------------------------------------------------------------------------
+
+    def _write(
+        self,
+        metadata: TopicMetadata,
+        former: Position,
+        rows: Sequence[tuple[bytes, GroupClaim]],
+        seen: Look,
+        found: _Found,
+    ) -> None:
+        """Write the group's rows as they are from now on, if that is another way than they were."""
+        group = ConsumerGroup.of(metadata, former.name)
+        covered = sorted([*seen.kept, *found.taken], key=lambda claim: rank(claim.first))
+        wanted = dict(
+            pack(group, claim) for claim in [*seen.kept, *found.taken, *marks(seen.free, found.base, covered)]
+        )
+        there = dict(pack(group, claim) for _, claim in rows)
+        puts = [row for row in wanted.items() if there.get(row[0]) != row[1]]
+        deletes = [key for key, _ in rows if key not in wanted]
+        if puts or deletes or found.base != former.id:
+            read_ms = found.base.publish_ms if found.base != former.id else 0
+            updated_ms = max(self._shelf.clock.now_ms(), former.updated_ms, read_ms)
+            after = Position(former.name, found.base, updated_ms, former.since_ms)
+            self._consumers.move(metadata, former, after, puts, deletes)
+
+    # -- the transaction ----------------------------------------------------------------------------------------------
+
+    def _require_open(self, pointer: int) -> None:
+        if not 0 < pointer <= LONG_MAX:
+            raise BadRequest(f"{pointer} is no transaction.", "Send the transaction as it was begun.")
+        if transaction_ms(pointer) + self._max_lifetime_ms <= self._shelf.clock.now_ms():
+            raise ConsumerConflict(
+                f"Transaction {pointer} is older than {self._max_lifetime_ms // 1000} s, the longest one may last.",
+                "Begin another one.",
+            )
+        if not self._is_open(pointer):
+            raise _ended(pointer)
+
+    def _is_open(self, pointer: int) -> bool:
+        return self._transactions is None or self._transactions.status(pointer) == "in progress"
+
+
+def _ended(pointer: int) -> ConsumerConflict:
+    return ConsumerConflict(f"Transaction {pointer} is not in progress, so it claims nothing.", "Begin another one.")
+
+
+def _collected(fetch: Fetch, segment: Segment) -> tuple[list[Message], MessageId | None]:
+    """The messages of a segment, and the id up to which all were looked at; None: there were none."""
+    messages = [message for page in fetch.pages() for message in page]
+    read_to = None if fetch.position is None else _before(position(fetch.position.publish_ms, fetch.position.sequence))
+    if segment.until is not None:
+        last = rank(segment.until)
+        inside = [message for message in messages if rank(MessageId.parse(message.id)) <= last]
+        if len(inside) < len(messages):
+            return inside, segment.until
+    ends = [read_to] if read_to is not None else []
+    if messages:
+        ends.append(MessageId.parse(messages[-1].id))
+    end = max(ends, default=None, key=rank)
+    if end is None or rank(end) <= rank(segment.after):
+        return messages, None
+    return messages, end if segment.until is None else min(end, segment.until, key=rank)
+
+
+def _with_messages(
+    parts: Sequence[tuple[MessageId, MessageId]], messages: Sequence[Message]
+) -> list[tuple[MessageId, MessageId]]:
+    """Those of some ranges that have one of the messages in them; both are in order."""
+    ranks = [rank(MessageId.parse(message.id)) for message in messages]
+    return [part for part in parts if bisect_right(ranks, rank(part[0])) < bisect_right(ranks, rank(part[1]))]
+
+
+def _before(at: int) -> MessageId:
+    """The id of the row before a position."""
+    return MessageId(*id_parts(max(0, at - 1)))
+
+
+def _behind(message: MessageId) -> MessageId | None:
+    """The id of the row behind a message that is a row of its own."""
+    if message.in_payload_table:
+        return None
+    return MessageId(*id_parts(position(message.publish_ms, message.sequence) + 1))
