@@ -8,8 +8,9 @@ import pytest
 
 from janitor.state import RunRecord
 from janitor.state.sqlite.state import SqliteState
-from janitor.status import past
+from janitor.status import collect, past
 from janitor.status.past import RANGES, RunHistory, run_detail, runs_between
+from janitor.status.status import RunSummary
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS
 
 
@@ -40,7 +41,12 @@ def test_given_more_runs_later_then_only_those_are_read(monkeypatch: pytest.Monk
     monkeypatch.setattr(past, "PAGE_RUNS", 2)
     history = RunHistory()
     read: list[str] = []
-    monkeypatch.setattr(past, "summary", lambda run, of=past.summary: read.append(run.id) or of(run))
+
+    def noting(run: RunRecord) -> RunSummary:
+        read.append(run.id)
+        return collect.summary(run)
+
+    monkeypatch.setattr(past, "summary", noting)
     with SqliteState.in_memory() as state:
         first = [ran(state, NOW_MS - number * HOUR) for number in range(5)]
         assert sum(step["runs"] for step in history.range(state, "24h", NOW_MS)["steps"]) == 5
