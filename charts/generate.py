@@ -17,9 +17,9 @@ from tools.monitoring.dashboard import dashboard
 from tools.monitoring.rules import ALERTS, THRESHOLDS, rules, thresholds
 
 ROOT = Path(__file__).parents[1]
-GUIDE = ROOT / "docs/operations.md"
+GUIDE = ROOT / "docs/alerts.md"
 
-_HEAD = "# Made by `python -m charts.generate` from janitor/monitoring; change that, not this file.\n"
+_HEAD = "# Made by `python -m charts.generate` from tools/monitoring; change that, not this file.\n"
 
 
 def files() -> dict[Path, str]:
@@ -50,7 +50,7 @@ def _rules(*, open_ended: bool = False) -> str:
 
 
 def _alerts() -> str:
-    """The table of alerts, as the operations guide has it."""
+    """The table of alerts, as ``docs/alerts.md`` has it."""
     lines = ["| alert | severity | for | expression |", "|---|---|---|---|"]
     by_name = {alert.name: alert for alert in ALERTS}
     for rule in rules()["groups"][0]["rules"]:

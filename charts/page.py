@@ -17,7 +17,7 @@ Made by `python -m charts.generate`; change `values.yaml`, the settings' models 
 
 Cleans CDAP's Transactional Messaging System in HBase from outside, or serves and cleans a store of its own in a volume.
 How to install it, look at the plan, switch on, upgrade and roll back: `docs/kubernetes.md`. What to do when an alert
-fires: `docs/operations.md`.
+fires: `docs/alerts.md`.
 
     helm install janitor charts/tms-janitor --set 'storage.hbase.thrift={thrift-1:9090,thrift-2:9090}'
 

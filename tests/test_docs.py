@@ -49,7 +49,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 FORMATS = (ROOT / "docs/formats.md").read_text(encoding="utf-8")
 LAW = (ROOT / "docs/law.md").read_text(encoding="utf-8")
-OPERATIONS = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+OPERATIONS, ALERTS, MESSAGES = (
+    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("operations", "alerts", "messages")
+)
 
 
 def page_id(path: Path) -> str:
@@ -309,11 +311,11 @@ def said() -> set[str]:
 
 
 def quoted() -> list[str]:
-    """The messages quoted in the runbook: bold and in backticks."""
-    return re.findall(r"\*\*`([^`]+)`\*\*", OPERATIONS)
+    """The messages quoted in their reference: bold and in backticks."""
+    return re.findall(r"\*\*`([^`]+)`\*\*", MESSAGES)
 
 
-def test_the_runbook_quotes_what_the_program_says() -> None:
+def test_the_reference_of_messages_quotes_what_the_program_says() -> None:
     texts = said()
     assert len(quoted()) > 30
     for message in quoted():
@@ -330,18 +332,18 @@ def reported() -> Iterator[str]:
                 yield literal(node.value)
 
 
-def test_every_failure_the_program_reports_is_in_the_runbook() -> None:
-    runbook = " ".join(OPERATIONS.split())
+def test_every_failure_the_program_reports_is_in_the_reference_of_messages() -> None:
+    page = " ".join(MESSAGES.split())
     # What begins with a piece that varies and a semicolon goes on with a sentence that is here by itself.
     sentences = [sentence for sentence in reported() if sentence and not sentence.startswith("…;")]
     assert len(sentences) > 40
-    assert [sentence for sentence in sentences if not in_runbook(sentence, runbook)] == []
+    assert [sentence for sentence in sentences if not in_page(sentence, page)] == []
 
 
-def in_runbook(text: str, runbook: str) -> bool:
+def in_page(text: str, page: str) -> bool:
     """Whether the longest piece that does not vary is quoted, or of several pieces the first that says enough."""
     pieces = [piece.strip(" .:") for piece in re.split("[…;]", text)]
-    return next((piece for piece in pieces if len(piece) > 20), max(pieces, key=len)) in runbook
+    return next((piece for piece in pieces if len(piece) > 20), max(pieces, key=len)) in page
 
 
 def test_every_first_line_of_the_status_is_in_the_table_of_first_lines() -> None:
@@ -352,12 +354,12 @@ def test_every_first_line_of_the_status_is_in_the_table_of_first_lines() -> None
     shown = " ".join(line for line, _ in rows)
     sentences = [text for text in texts if re.search(r"\w+ \w+.*[.:]$", text)]
     assert len(sentences) > 8
-    assert [text for text in sentences if not in_runbook(text, shown)] == []
+    assert [text for text in sentences if not in_page(text, shown)] == []
 
 
-def test_every_group_of_metrics_has_its_section_in_the_runbook() -> None:
+def test_every_group_of_metrics_has_its_section_beside_the_alerts() -> None:
     groups = re.findall(r"^## (.+)$", (ROOT / "docs/metrics.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    by_metric = OPERATIONS.partition("\n## By metric\n")[2].partition("\n## ")[0]
+    by_metric = ALERTS.partition("\n## By metric\n")[2].partition("\n## ")[0]
     assert [group for group in groups if f"(metrics.md#{group.lower().replace(' ', '-')})" not in by_metric] == []
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.test_docs import FORMATS, MESSAGE, PAYLOAD, ROOT, SPEAKING, W, in_runbook, literal, tables
+from tests.test_docs import FORMATS, MESSAGE, PAYLOAD, ROOT, SPEAKING, W, in_page, literal, tables
 from tms_core.rowkey import salt
 from tms_core.tables.hbase.cdap import STATE_TABLE
 from tms_core.tables.hbase.described import NEEDED
@@ -47,7 +47,7 @@ def test_every_failure_and_obstacle_of_hbase_is_on_its_page() -> None:
     page = " ".join(PAGE.split())
     sentences = list(reported())
     assert len(sentences) > 25
-    assert [sentence for sentence in sentences if not in_runbook(sentence, page)] == []
+    assert [sentence for sentence in sentences if not in_page(sentence, page)] == []
 
 
 def test_every_message_that_the_page_quotes_is_said() -> None:

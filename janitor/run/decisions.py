@@ -22,7 +22,7 @@ from tms_core.errors import GuardTripped, NotAdopted
 from tms_core.topic import TopicId
 
 
-class Decisions:
+class OperatorDecisions:
     """Carries out what an operator decides.
 
     Args:
@@ -107,7 +107,7 @@ class Decisions:
 
 
 def adopt(deps: Deps, ready: Prepared, once_for: str | None = None) -> list[TopicId]:
-    """Adopt a store as it was prepared; arguments and result as of :meth:`Decisions.adopt`."""
+    """Adopt a store as it was prepared; arguments and result as of :meth:`OperatorDecisions.adopt`."""
     state, lineage = deps.state, deps.store.lineage()
     context = run_context(deps, ready, thorough=False, label=Hold.FIRST_CONTACT)
     context.load_topics()
@@ -135,7 +135,7 @@ def adopt(deps: Deps, ready: Prepared, once_for: str | None = None) -> list[Topi
 
 
 def restore(deps: Deps, folder: Path, request: Request) -> Restored:
-    """Bring archived rows back, or say what would be brought back; arguments as of :meth:`Decisions.restore`."""
+    """Bring archived rows back, or say what would be; arguments as of :meth:`OperatorDecisions.restore`."""
     files, now_ms = archived.find_topic(folder, request.source), deps.clock.now_ms()
     transactions = TransactionView(prepare(deps).tx.usable, now_ms, deps.terms.lifetime.undecided_ms)
     told = partial(passes.heartbeat, deps)

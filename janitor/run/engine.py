@@ -5,10 +5,10 @@ The commands, the daemon and the tests all come through here.
 
 from __future__ import annotations
 
-from janitor.run.decisions import Decisions
+from janitor.run.decisions import OperatorDecisions
 from janitor.run.questions import Questions
 from janitor.run.runs import Runs
 
 
-class Engine(Questions, Decisions, Runs):
+class Engine(Questions, OperatorDecisions, Runs):
     """Answers for one store, and cleans it; each part is made of the same ``Deps`` and knows nothing of the others."""

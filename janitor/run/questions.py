@@ -143,7 +143,7 @@ class Questions:
         return {**snapshot_figures(tx.snapshot, tx.name, limit), "problem": tx.message or None}
 
     def restorable(self, folder: Path, request: Request) -> Restored:
-        """What :meth:`~janitor.run.decisions.Decisions.restore` would do; raises as it does."""
+        """What :meth:`~janitor.run.decisions.OperatorDecisions.restore` would do; raises as it does."""
         return decisions.restore(self.deps, folder, replace(request, dry_run=True))
 
     def _with_region(self, limit: Limit) -> Limit:

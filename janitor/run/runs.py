@@ -39,7 +39,7 @@ class Runs:
         errors and the others are done; a run that is halted or loses its lease keeps what it did, and says so.
 
         Args:
-            adopt: accept a store met for the first time, as :meth:`~janitor.run.decisions.Decisions.adopt` does.
+            adopt: accept a store met for the first time (:meth:`~janitor.run.decisions.OperatorDecisions.adopt`).
                 Without effect where the state knows an adopted store, be it this one or not, and also when a guard
                 stops the run: only an operator's own adopting and approving settles that.
             patterns: shell patterns of the topics to do; such a pass claims nothing.

@@ -39,6 +39,7 @@ from tms_core.client import (
     TransactionError,
 )
 from tms_core.clock import ManualClock
+from tms_core.errors import BadRequest
 
 NAMES = ("default:a", "default:a-b")
 TIMEOUT_SECONDS = 300
@@ -133,6 +134,8 @@ class History(RuleBasedStateMachine):
         self.server = Server(self.folder, self.clock)
         self.topics: dict[str, Topic] = {}
         self.begun: list[Tx] = []
+        #: Which transactions have stored payloads of which topics that are not published, as far as this server knows.
+        self.hidden: set[tuple[Tx, Topic]] = set()
         self.numbers = count()
 
     def teardown(self) -> None:
@@ -275,6 +278,12 @@ class History(RuleBasedStateMachine):
         if stored:
             self.server.client.store(name, payloads, transaction=tx.transaction)
             tx.stored.setdefault(topic, []).extend(payloads)
+            self.hidden.add((tx, topic))
+            return
+        if (tx, topic) in self.hidden:
+            # Readers would take these messages for all there is.
+            with pytest.raises(BadRequest, match="not published"):
+                self.server.client.publish(name, payloads, transaction=tx.transaction)
             return
         written = self.server.client.publish(name, payloads, transaction=tx.transaction)
         topic.add(payloads, self.now_ms, tx=tx)
@@ -288,6 +297,7 @@ class History(RuleBasedStateMachine):
             if self.topics.get(topic.name) is topic and not self.is_ancient(tx):
                 written = self.server.client.publish(topic.name, [], transaction=tx.transaction)
                 topic.add_stored(payloads, self.now_ms, tx)
+                self.hidden.discard((tx, topic))
                 tx.published.append((topic, written))
         if tx.fate != "open":
             with pytest.raises(TransactionError):
@@ -403,6 +413,7 @@ class History(RuleBasedStateMachine):
     def restart(self) -> None:
         self.server.stop()
         self.server = Server(self.folder, self.clock)
+        self.hidden.clear()
 
     # --- what is always true -----------------------------------------------------------------------------------------
 

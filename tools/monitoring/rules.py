@@ -20,7 +20,7 @@ from typing import Any, Literal
 #: The janitors that alerts are about, unless it is set otherwise: those that are scraped under this name.
 SCOPE = 'job="tms-janitor"'
 #: Where the guide with a section for each alert is read; forks and sites name their own.
-RUNBOOK = "https://tms-janitor.example/operations.md"
+RUNBOOK = "https://tms-janitor.example/alerts.md"
 
 Severity = Literal["critical", "warning", "info"]
 
@@ -70,7 +70,7 @@ class Alert:
     """One alert.
 
     Attributes:
-        name: as Prometheus shows it; a section of the operations guide has the same name.
+        name: as Prometheus shows it; a section of ``docs/alerts.md`` has the same name.
         wait: how long the expression has to hold: a threshold's name, or ``now``.
         summary: one line with Prometheus' own placeholders, for a screen or a telephone.
         meaning: what it says of the store, and why it matters.
@@ -259,7 +259,7 @@ def rules(values: Mapping[str, int | str] | None = None, scope: str = SCOPE, run
     Args:
         values: what stands for each threshold; the figures of a daemon by default.
         scope: which janitors, as a selector has it.
-        runbook: where the operations guide is read.
+        runbook: where ``docs/alerts.md`` is read.
     """
     figures = {**(thresholds() if values is None else values), "scope": scope}
     return {"groups": [{"name": "tms-janitor", "rules": [_rule(alert, figures, runbook) for alert in ALERTS]}]}
