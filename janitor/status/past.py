@@ -30,7 +30,7 @@ _MINUTE_MS, _HOUR_MS, _DAY_MS = 60_000, 3_600_000, 86_400_000
 _BAD = frozenset({"failed", "lost", "stopped", "partial"})
 
 
-class Range(NamedTuple):
+class Period(NamedTuple):
     """A stretch of time that ends now, in steps of the same length."""
 
     length_ms: int
@@ -39,10 +39,10 @@ class Range(NamedTuple):
 
 #: What the page offers, by its name.
 RANGES = {
-    "1h": Range(_HOUR_MS, _MINUTE_MS),
-    "24h": Range(_DAY_MS, 30 * _MINUTE_MS),
-    "7d": Range(7 * _DAY_MS, 4 * _HOUR_MS),
-    "30d": Range(30 * _DAY_MS, _DAY_MS),
+    "1h": Period(_HOUR_MS, _MINUTE_MS),
+    "24h": Period(_DAY_MS, 30 * _MINUTE_MS),
+    "7d": Period(7 * _DAY_MS, 4 * _HOUR_MS),
+    "30d": Period(30 * _DAY_MS, _DAY_MS),
 }
 
 
