@@ -27,6 +27,7 @@ from janitor.report import Report
 from janitor.run.engine import Engine
 from janitor.run.log import RunLog
 from janitor.run.plan_file import PlanFile
+from janitor.state.base import State
 from janitor.status import collect
 from janitor.status.collect import Deployment, Live
 from janitor.status.status import Running, RunSummary, SnapshotFigures, Status
