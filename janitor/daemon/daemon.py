@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -374,6 +374,10 @@ class Daemon:
     def runs(self, limit: int) -> list[RunSummary]:
         """The last runs, newest first."""
         return [collect.summary(run) for run in self._state.runs(limit)]
+
+    def past(self) -> AbstractContextManager[State]:
+        """The state, which has the past."""
+        return nullcontext(self._state)
 
     def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
         """The metrics' text and its content type, as a scraper's ``Accept`` header wants it."""

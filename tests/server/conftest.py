@@ -22,6 +22,7 @@ from tms_core.server.turns import Turns
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
+from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.web.listener import Listener
 
 MAX_REQUEST_BYTES, JSON_POLL_LIMIT = 3_000_000, 100
@@ -52,11 +53,19 @@ def serving(
     cache_bytes: int = 30 << 20,
     gate: Gate | None = None,
     loop_writes: bool = False,
+    transactions: TransactionManager | None = None,
     **options: Any,
 ) -> Iterator[Serving]:
     """A server that answers while the block runs; with ``loop_writes`` as ``tms serve`` has it."""
     store, turns = store or MemoryStore(), Turns()
-    service = MessagingService(store, clock or SystemClock(), side=MemorySide(), cache_bytes=cache_bytes, work=turns)
+    service = MessagingService(
+        store,
+        clock or SystemClock(),
+        side=MemorySide(),
+        cache_bytes=cache_bytes,
+        work=turns,
+        transactions=transactions,
+    )
     metrics = ServerMetrics(CollectorRegistry(), service)
     with ThreadPoolExecutor(4) as threads, service:
         site = Site(service, threads, metrics, MAX_REQUEST_BYTES, JSON_POLL_LIMIT, gate, **options)

@@ -164,6 +164,30 @@ def test_given_batches_when_published_then_they_are_there_in_order_with_a_marker
     assert site.at.client.topic(MARKERS).ttl_seconds == MARKERS_TTL_SECONDS
 
 
+def test_given_a_ttl_when_a_batch_is_published_then_it_is_that_of_its_messages_and_not_of_its_marker(
+    site: Site,
+) -> None:
+    site.publish(0, "short", ttl_seconds=60)
+    site.publish(1, "long")
+    site.at.clock.advance(60_000)
+    assert site.bills == [b"short", b"long"]
+    site.at.clock.advance(1)
+    assert site.bills == [b"long"]
+    # The marker is there, though the message is gone.
+    site.publish(2, "short", ttl_seconds=60)
+    site.at.clock.advance(60_001)
+    site.publish(2, "short", ttl_seconds=60)
+    assert site.bills == [b"long"]
+
+
+@pytest.mark.parametrize("ttl_seconds", [0, -1])
+def test_given_a_ttl_that_is_none_when_a_publisher_is_made_then_it_says_what_to_give(
+    site: Site, ttl_seconds: int
+) -> None:
+    with pytest.raises(ConfigurationError, match="Give 1 or more"):
+        site.publisher(ttl_seconds=ttl_seconds)
+
+
 def test_given_a_batch_that_comes_again_when_it_is_published_then_nothing_happens(site: Site) -> None:
     publisher = site.publisher()
     publish(publisher, 0, 1, 2)

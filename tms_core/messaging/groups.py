@@ -90,7 +90,7 @@ class Given(NamedTuple):
     position: MessageId | None = None
 
 
-class _Found(NamedTuple):
+class _Choice(NamedTuple):
     """What was read: the answer, the claims it needs, and how far all is done or will never be seen."""
 
     given: Given
@@ -156,7 +156,7 @@ class Groups:
             seen = look(former.id, claims, reader)
             self._remember(group, seen.merged)
             held = self._held(group, seen, request)
-            found = _Found(Given([], held=held), [], seen.base)
+            found = _Choice(Given([], held=held), [], seen.base)
             if held is None:
                 found = self._read(metadata, seen, request)
             if found.base != seen.base:
@@ -200,7 +200,7 @@ class Groups:
             free = tuple(claim for _, claim in rows if claim.pointer in (0, pointer))
             kept = tuple(claim for _, claim in rows if claim.pointer not in (0, pointer))
             seen = Look(former.id, None, 0, (), kept, free)
-            self._write(metadata, former, rows, seen, _Found(Given([]), [], former.id))
+            self._write(metadata, former, rows, seen, _Choice(Given([]), [], former.id))
 
     def forget(self) -> None:
         """Forget what was read, because another process may have written."""
@@ -224,7 +224,7 @@ class Groups:
                 self._merged.clear()
             self._merged[group] = merged
 
-    def _read(self, metadata: TopicMetadata, seen: Look, request: GroupPoll) -> _Found:
+    def _read(self, metadata: TopicMetadata, seen: Look, request: GroupPoll) -> _Choice:
         """Read the first messages that are free."""
         base, position = seen.base, None
         for segment in seen.segments:
@@ -237,14 +237,14 @@ class Groups:
                     GroupClaim(first, last, request.transaction.transaction_id, segment.tries + 1)
                     for first, last in (parts if len(parts) == 1 else _with_messages(parts, messages))
                 ]
-                return _Found(Given(messages, segment.tries + 1), claims, base)
+                return _Choice(Given(messages, segment.tries + 1), claims, base)
             if parts and segment.after == base == parts[0][0]:
                 base = parts[0][1]
             if not fetch.is_at_end and request.order is Order.PARTITION and segment.until is None:
                 break
             if segment.until is None and fetch.is_at_end and not fetch.holes:
                 position = fetch.position or _behind(segment.after)
-        return _Found(Given([], position=position), [], base)
+        return _Choice(Given([], position=position), [], base)
 
     def _fetch(self, metadata: TopicMetadata, segment: Segment, request: GroupPoll) -> Fetch:
         asked = FetchRequest(
@@ -264,7 +264,7 @@ class Groups:
         former: Position,
         rows: Sequence[tuple[bytes, GroupClaim]],
         seen: Look,
-        found: _Found,
+        found: _Choice,
     ) -> None:
         """Write the group's rows as they are from now on, if that is another way than they were."""
         group = ConsumerGroup.of(metadata, former.name)

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tms_core.errors import (
     BadRequest,
+    ConsumerConflict,
     ConsumerNotFound,
     Forbidden,
     StoreFull,
@@ -36,6 +37,7 @@ from tms_core.server.auth.rules import Need
 from tms_core.server.body import Disconnected
 from tms_core.server.consumers import Consumers
 from tms_core.server.forward import Forwarder
+from tms_core.server.groups import PollGroup, RollBackGroup
 from tms_core.server.guarded_routes import GuardedRoute, known_only
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.openapi import openapi
@@ -55,6 +57,7 @@ _STATUS: dict[type[TmsError], int] = {
     Forbidden: 403,
     TopicNotFound: 404,
     ConsumerNotFound: 404,
+    ConsumerConflict: 409,
     TopicExists: 409,
     TransactionExpired: 500,
     StoreFull: 503,
@@ -127,6 +130,10 @@ def routes(site: Site) -> list[GuardedRoute]:
             consumers.consumer,
             "consumer",
             {"PUT": Need.CONSUME, "GET": Need.CONSUME, "DELETE": Need.CONSUME},
+        ),
+        GuardedRoute(f"{_TOPIC}/consumers/{{name}}/poll", PollGroup(site), "group_poll", {"POST": Need.CONSUME}),
+        GuardedRoute(
+            f"{_TOPIC}/consumers/{{name}}/rollback", RollBackGroup(site), "group_rollback", {"POST": Need.CONSUME}
         ),
         GuardedRoute(f"{_TOPIC}/consumers", consumers.consumers, "consumers", {"GET": Need.CONSUME}),
         GuardedRoute(f"{_TOPIC}/properties", topics.properties, "properties", {"PUT": Need.ADMIN}),

@@ -93,6 +93,31 @@ _SCHEMAS: Document = {
         waitSeconds={"type": "integer", "minimum": 0, "maximum": 60, "default": 0},
     ),
     "Position": _record(["position"], position=_ID),
+    "Consumer": _record(
+        ["position"],
+        position=_ID,
+        claims={
+            "type": "array",
+            "description": "What transactions in progress have claimed; left out where there is nothing.",
+            "items": _record(
+                ["transaction", "after", "last", "deliveries"],
+                transaction=_is("Long"),
+                after={**_ID, "description": "The id before the first message."},
+                last={**_ID, "description": "The id of the last message."},
+                deliveries={"type": "integer", "minimum": 1, "description": "How often they were given out."},
+            ),
+        },
+    ),
+    "GroupPollRequest": _record(
+        ["transaction"],
+        limit={"type": ["integer", "null"], "minimum": 1, "maximum": 2**31 - 1},
+        transaction={
+            "type": "string",
+            "contentEncoding": "base64",
+            "description": "The Thrift struct of the Tephra transaction that claims what is answered.",
+        },
+    ),
+    "GroupRollback": _record(["transactionWritePointer"], transactionWritePointer=_is("Long")),
     "Consumers": {
         "type": "array",
         "items": _record(
@@ -115,7 +140,7 @@ _SCHEMAS: Document = {
 _CODES = {
     400: "The request is wrong; the text says how.",
     404: "There is no such topic, or no such consumer of it.",
-    409: "There is such a topic already.",
+    409: "There is such a topic or consumer already, claims are open, or the transaction has ended.",
     413: "The body is larger than requests of its kind may be (server.max_request_mb, server.max_transaction_ids), or "
     "has more messages than that has room for.",
     415: "The body is compressed in a way that is not served.",
@@ -154,9 +179,26 @@ def _path_parameter(name: str, pattern: str) -> Document:
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": pattern}}
 
 
+def _header_parameter(name: str, schema: Document, description: str) -> Document:
+    return {"name": name, "in": "header", "required": False, "schema": schema, "description": description}
+
+
 _NAMESPACE = _path_parameter("namespace", "^[a-zA-Z0-9_]+$")
 _TOPIC = _path_parameter("topic", "^[a-zA-Z0-9_-]+$")
 _CONSUMER = _path_parameter("name", "^[a-zA-Z0-9_-]{1,255}$")
+_FORCE = _header_parameter("X-TMS-Force", {"enum": ["true", "false"]}, "Also where claims are open.")
+_ONLY_NEW = _header_parameter("If-None-Match", {"enum": ["*"]}, "Only where there is no such consumer yet.")
+_ORDER = _header_parameter("X-TMS-Order", {"enum": ["partition", "none"]}, "What the group keeps to: partition.")
+_MAX_DELIVERIES = _header_parameter(
+    "X-TMS-Max-Deliveries",
+    {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
+    "How often a message is given out at most; the last time it comes alone.",
+)
+_GROUP_HEADERS: Document = {
+    "X-TMS-Deliveries": {"schema": {"type": "integer"}, "description": "How often these messages were given out."},
+    "X-TMS-Held": {"schema": {"type": "string"}, "description": "The transaction that must be decided first."},
+    "X-TMS-Position": {"schema": _ID, "description": "From where the next message may come."},
+}
 _BODY = [400, 413, 415]
 _TEXT: Document = {"description": "Text.", "content": {"text/plain": {}}}
 
@@ -199,13 +241,34 @@ def _consumers() -> Document:
         },
         "/{topic}/consumers/{name}": {
             "parameters": [_NAMESPACE, _TOPIC, _CONSUMER],
-            "put": _operation("Say how far a consumer has read.", [*_BODY, 404, 500], body=body),
+            "put": _operation(
+                "Say how far a consumer has read.", [*_BODY, 404, 409, 500], body=body, parameters=[_FORCE, _ONLY_NEW]
+            ),
             "get": _operation(
                 "How far a consumer has read.",
                 [400, 404, 500],
-                done=_answer("What was put.", _is("Position"), avro=False),
+                done=_answer("What was put, and the claims that are open.", _is("Consumer"), avro=False),
             ),
-            "delete": _operation("Forget a consumer.", [400, 404, 500]),
+            "delete": _operation("Forget a consumer.", [400, 404, 409, 500], parameters=[_FORCE]),
+        },
+        "/{topic}/consumers/{name}/poll": {
+            "parameters": [_NAMESPACE, _TOPIC, _CONSUMER],
+            "post": _operation(
+                "Claim messages for a transaction, as one of a consumer group.",
+                [*_BODY, 404, 409, 500, 503],
+                body=_either("GroupPollRequest"),
+                done=_answer("The messages; none where there is nothing, or nothing yet.", _is("ConsumeResponse"))
+                | {"headers": _GROUP_HEADERS},
+                parameters=[_ORDER, _MAX_DELIVERIES],
+            ),
+        },
+        "/{topic}/consumers/{name}/rollback": {
+            "parameters": [_NAMESPACE, _TOPIC, _CONSUMER],
+            "post": _operation(
+                "Take back what a transaction has claimed, before it is aborted.",
+                [*_BODY, 404, 409, 500, 503],
+                body=_either("GroupRollback"),
+            ),
         },
     }
 

@@ -1,0 +1,198 @@
+"""The routes of consumer groups: what they answer in both languages, with which codes, and what changes nothing."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.builders import DAY, NOW_MS
+from tests.server.client import AVRO, JSON, Answer, Client, TopicClient
+from tests.server.conftest import serving
+from tms_core.client.messages import MessageDecoder, encode_poll
+from tms_core.clock import ManualClock
+from tms_core.messaging.model import RollbackRange
+from tms_core.server.avro import AvroCodec
+from tms_core.transaction.codec.thrift import encode_transaction
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+from tms_core.transaction.model import Transaction
+
+START = "0" * 40
+
+
+class GroupClient:
+    """A topic ``orders`` with three messages and the group ``billing``, over REST."""
+
+    def __init__(self, topic: TopicClient, manager: TransactionManager) -> None:
+        self.topic, self.manager = topic, manager
+        self.path = f"{topic.path}/consumers/billing"
+        topic.publish("a", "b", "c")
+        self.ids = [message["id"] for message in topic.post("poll").json]
+        assert self.put(START).status == 200
+
+    def put(self, position: str, **headers: str) -> Answer:
+        return self.topic.client.ask("PUT", self.path, json.dumps({"position": position}).encode(), **headers)
+
+    def ask(self, path: str, body: object, **headers: str) -> Answer:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.topic.client.ask("POST", f"{self.path}/{path}", data, **{"content_type": JSON, **headers})
+
+    def poll(self, tx: Transaction, limit: object = 2, body: dict[str, Any] | None = None, **headers: str) -> Answer:
+        given = {"transaction": base64.b64encode(encode_transaction(tx)).decode()}
+        return self.ask("poll", {"limit": limit, **given, **(body or {})}, **headers)
+
+    def shown(self) -> Any:
+        return self.topic.client.ask("GET", self.path).json
+
+
+@contextmanager
+def opened() -> Iterator[GroupClient]:
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    with (
+        TransactionManager(MemoryStorage(), clock) as manager,
+        serving(clock=clock, transactions=manager) as server,
+        Client(server.port) as client,
+    ):
+        yield GroupClient(TopicClient(client, "orders").create(), manager)
+
+
+@pytest.fixture
+def group() -> Iterator[GroupClient]:
+    with opened() as made:
+        yield made
+
+
+def test_given_a_group_when_polled_in_json_then_the_claim_is_shown_until_it_is_done(group: GroupClient) -> None:
+    tx = group.manager.start_short()
+    answer = group.poll(tx)
+    assert (answer.status, [message["payload"] for message in answer.json]) == (200, ["a", "b"])
+    assert answer.headers["x-tms-deliveries"] == "1"
+    claim = {"transaction": str(tx.transaction_id), "after": START, "last": group.ids[1], "deliveries": 1}
+    assert group.shown() == {"position": START, "claims": [claim]}
+
+    other = group.poll(group.manager.start_short())
+    assert (other.status, other.json, other.headers["x-tms-held"]) == (200, [], str(tx.transaction_id))
+
+    group.manager.commit(tx.transaction_id)
+    assert group.shown() == {"position": START}
+    last = group.manager.start_short()
+    assert [message["payload"] for message in group.poll(last).json] == ["c"]
+    assert group.shown()["position"] == group.ids[1]
+
+
+def test_given_a_group_when_polled_in_avro_then_the_bytes_are_those_of_a_poll(group: GroupClient) -> None:
+    tx = group.manager.start_short()
+    body = encode_poll(None, None, tx, inclusive=True)
+    answer = group.ask("poll", body, content_type=AVRO, x_tms_order="none")
+    assert (answer.status, answer.headers["content-type"]) == (200, AVRO)
+    assert [message.payload for message in MessageDecoder().feed(answer.body)] == [b"a", b"b", b"c"]
+    published = AvroCodec().write_published(RollbackRange(tx.transaction_id, 0, 0, 0, 0))
+    assert group.ask("rollback", published, content_type=AVRO).status == 200
+    assert group.shown() == {"position": START}
+
+
+def test_given_a_roll_back_then_the_messages_come_again_and_the_answer_says_how_often(group: GroupClient) -> None:
+    for deliveries, expected in ((1, ["a", "b"]), (2, ["a"]), (3, ["a"])):
+        tx = group.manager.start_short()
+        answer = group.poll(tx, x_tms_max_deliveries="2")
+        assert [message["payload"] for message in answer.json] == expected
+        assert answer.headers["x-tms-deliveries"] == str(deliveries)
+        for _ in range(2):
+            assert group.ask("rollback", {"transactionWritePointer": str(tx.transaction_id)}).status == 200
+        group.manager.abort(tx)
+
+
+def test_given_an_idle_group_then_the_answer_says_from_where_a_plain_poll_may_wait(group: GroupClient) -> None:
+    group.put(group.ids[2])
+    answer = group.poll(group.manager.start_short())
+    assert answer.json == []
+    group.topic.publish("d")
+    found = group.topic.post("poll", {"startFrom": {"id": answer.headers["x-tms-position"]}}).json
+    assert [message["payload"] for message in found] == ["d"]
+
+
+def test_given_open_claims_then_changes_by_hand_are_409_unless_forced(group: GroupClient) -> None:
+    tx = group.manager.start_short()
+    group.poll(tx)
+    refused = group.put(group.ids[0])
+    assert refused.status == 409
+    assert str(tx.transaction_id) in refused.text
+    assert group.topic.client.ask("DELETE", group.path).status == 409
+    assert group.put(START, if_none_match="*").status == 409
+    assert group.put(START, x_tms_force="perhaps").status == 400
+    assert group.shown()["claims"][0]["transaction"] == str(tx.transaction_id)
+    assert group.put(group.ids[0], x_tms_force="true").status == 200
+    assert group.manager.status(tx.transaction_id) == "invalid"
+    assert group.shown() == {"position": group.ids[0]}
+    assert group.topic.client.ask("DELETE", group.path).status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "reason"),
+    [
+        ({"limit": 0}, {}, 400, "limit of 0"),
+        ({"limit": 2**31}, {}, 400, "limit"),
+        ({"limit": "many"}, {}, 400, "limit"),
+        ({"startFrom": {"id": START}}, {}, 400, "A group goes on where it is"),
+        ({"waitSeconds": 5}, {}, 400, "does not wait"),
+        ({"transaction": "AAAA"}, {}, 400, "transaction"),
+        ({"transaction": None}, {}, 400, "claims what it reads in a transaction"),
+        ({"unknown": 1}, {}, 400, "unknown"),
+        ({}, {"x_tms_order": "fifo"}, 400, "Send partition or none"),
+        ({}, {"x_tms_max_deliveries": "five"}, 400, "X-TMS-Max-Deliveries"),
+        ({}, {"x_tms_max_deliveries": "0"}, 400, "X-TMS-Max-Deliveries"),
+        ({}, {"x_tms_max_deliveries": "9" * 5000}, 400, "X-TMS-Max-Deliveries"),
+        ({}, {"content_type": "text/plain"}, 400, "Content-Type"),
+    ],
+)
+def test_given_bad_input_then_it_is_4xx_with_the_reason_and_nothing_is_claimed(
+    group: GroupClient, body: dict[str, Any], headers: dict[str, str], status: int, reason: str
+) -> None:
+    answer = group.poll(group.manager.start_short(), body=body, **headers)
+    assert answer.status == status
+    assert reason in answer.text
+    assert group.shown() == {"position": START}
+
+
+def test_given_the_largest_limit_there_is_then_the_server_gives_as_much_as_it_does(group: GroupClient) -> None:
+    assert len(group.poll(group.manager.start_short(), 2**31 - 1).json) == 3
+
+
+@pytest.mark.parametrize("end", ["committed", "aborted", "invalid", "unknown"])
+def test_given_a_transaction_that_is_not_in_progress_then_its_claim_is_409(group: GroupClient, end: str) -> None:
+    tx = group.manager.start_short()
+    if end == "committed":
+        group.manager.commit(tx.transaction_id)
+    elif end == "aborted":
+        group.manager.abort(tx)
+    elif end == "invalid":
+        group.manager.invalidate(tx.transaction_id)
+    else:
+        tx = Transaction(1, tx.transaction_id + 10**9, 1)
+    answer = group.poll(tx)
+    assert answer.status == 409
+    assert "not in progress" in answer.text
+    assert group.shown() == {"position": START}
+
+
+@pytest.mark.parametrize("name", ["missing", "a%00b", "a%0Ab", "x" * 10_240])
+def test_given_a_group_that_is_not_there_or_has_no_possible_name_then_it_is_4xx(group: GroupClient, name: str) -> None:
+    group.path = f"{group.topic.path}/consumers/{name}"
+    for answer in (group.poll(group.manager.start_short()), group.ask("rollback", {"transactionWritePointer": "1"})):
+        assert answer.status in (400, 404)
+        assert "consumer" in answer.text
+
+
+def test_given_a_roll_back_that_is_none_then_it_is_400_and_of_a_committed_transaction_409(group: GroupClient) -> None:
+    for body in ({}, {"transactionWritePointer": "x"}, {"transactionWritePointer": "-1"}, b"\xff"):
+        assert group.ask("rollback", body).status == 400
+    tx = group.manager.start_short()
+    group.poll(tx)
+    group.manager.commit(tx.transaction_id)
+    assert group.ask("rollback", {"transactionWritePointer": str(tx.transaction_id)}).status == 409
+    assert group.poll(group.manager.start_short()).json[0]["payload"] == "c"
