@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from click.shell_completion import shell_complete
 
+from tests.builders import NOW_MS
 from tms_core.cli.main import cli, execute
 from tms_core.cli.serve import Started, serving
 from tms_core.client import Client, NotInProgress
+from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageId
 from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.topic import TopicId
@@ -210,6 +212,24 @@ def test_given_a_transaction_that_fails_half_way_when_published_then_committed_r
     assert typed("poll", topic, "--committed")[:2] == (0, "")
     assert typed("publish", topic, "--transaction", given=b"three\n")[0] == 0
     assert typed("poll", topic, "--committed", "--raw")[:2] == (0, "three\n")
+
+
+@pytest.mark.parametrize("words", [(), ("--transaction",)], ids=["plain", "transaction"])
+def test_given_a_ttl_when_published_then_it_is_that_of_these_messages(
+    typed: Type, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    environ = {"TMS_STORAGE__KIND": "memory", "TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
+    clock = ManualClock(NOW_MS)
+    with serving(None, environ, {}, janitor=False, clock=clock) as started, Client(started.url) as client:
+        monkeypatch.setenv("TMS_URL", started.url)
+        monkeypatch.setenv("TMS_TRANSACTIONS__THRIFT", str(started.transactions))
+        client.create_topic("default:orders", ttl=604_800)
+        assert typed("publish", "default:orders", "-m", "short", "--ttl", "1m", *words)[0] == 0
+        assert typed("publish", "default:orders", "-m", "long", *words)[0] == 0
+        clock.advance(60_000)
+        assert payloads(client, "default:orders") == [b"short", b"long"]
+        clock.advance(1)
+        assert payloads(client, "default:orders") == [b"long"]
 
 
 def test_given_a_file_without_lines_when_it_fails_half_way_then_it_says_how_many_had_gone(

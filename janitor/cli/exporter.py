@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from threading import Event
 
@@ -23,9 +23,10 @@ from janitor.cli.options import common_options
 from janitor.http.app import make_app
 from janitor.http.server import HttpServer
 from janitor.metrics import Metrics
+from janitor.state.base import State
 from janitor.state.sqlite.state import SqliteState
-from janitor.status.collect import Deployment, collect, summary
-from janitor.status.status import RunSummary, Status
+from janitor.status.collect import Deployment, collect
+from janitor.status.status import Status
 from tms_core.clock import Clock
 from tms_core.errors import TmsError
 
@@ -88,16 +89,13 @@ class Exporter:
         """The status as of the last refresh; of a janitor that has done nothing yet, before the first."""
         return self._status
 
-    def runs(self, limit: int) -> list[RunSummary]:
-        """The last runs, newest first.
+    def past(self) -> AbstractContextManager[State | None]:
+        """The state, open while the block runs; None as long as there is none.
 
         Raises:
-            StoreError: the state cannot be read.
+            StoreError: it cannot be opened.
         """
-        if not self._place.has_state():
-            return []
-        with self._place.state() as state:
-            return [summary(run) for run in state.runs(limit)]
+        return self._place.state() if self._place.has_state() else nullcontext()
 
     def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
         """The metrics' text and its content type."""

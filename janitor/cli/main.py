@@ -28,6 +28,7 @@ from janitor.cli import (
     run,
     spark,
     status,
+    topic,
     verify,
     why,
 )
@@ -39,7 +40,9 @@ from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError, Refused
 
 #: Verbs that change nothing in the store.
-_QUESTIONS = frozenset({"boundary", "doctor", "history", "inspect", "ledger", "plan", "status", "verify", "why"})
+_QUESTIONS = frozenset(
+    {"boundary", "doctor", "history", "inspect", "ledger", "plan", "status", "topic", "verify", "why"}
+)
 _ASKED = "interrupted; nothing in the store was changed"
 _INTERRUPTED = "interrupted; what was done is done, the next run goes on from there"
 _CODES = ((Refused, REFUSED), *outcome.CODES)
@@ -104,6 +107,7 @@ _VERBS = (
     run,
     spark,
     status,
+    topic,
     verify,
     why,
 )

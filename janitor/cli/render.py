@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
@@ -15,6 +14,7 @@ from rich.text import Text
 
 from janitor.law.policy import Hold, Reason, Rule
 from janitor.report import COUNTED_REASONS, Report
+from tms_core.logs import printable
 
 _RULES = {Rule.EXPIRED: "expired", Rule.OLD_GENERATION: "old generation", Rule.INVALID_TRANSACTION: "invert"}
 _REASONS = {
@@ -34,6 +34,9 @@ _HOLDS = {
     Hold.QUARANTINED: "quarantined",
 }
 
+
+#: Columns of the word on the left of a line.
+_LEFT = 13
 
 #: A table of more columns than this is one of figures, whose cells are short.
 FEW_COLUMNS = 3
@@ -120,12 +123,8 @@ def styled(text: str, style: str) -> Text:
     return Text(text, style=style)
 
 
-def moment(ms: int) -> str:
-    """A time in UTC; the number itself where no calendar reaches."""
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (ValueError, OverflowError, OSError):
-        return f"{ms} ms"
+#: A time in UTC.
+moment = printable.moment
 
 
 def size(count: int) -> str:
@@ -154,6 +153,18 @@ def age(ms: int | None, report: Report) -> str:
         return ""
     past_ms = report.effective_now_ms - ms
     return duration(past_ms) if past_ms >= 0 else f"in {duration(past_ms)}"
+
+
+def when(ms: int, now_ms: int) -> str:
+    """A moment, and how far from now it is."""
+    away = duration(now_ms - ms)
+    return f"{moment(ms)} ({f'{away} ago' if ms <= now_ms else f'in {away}'})"
+
+
+def line(name: str, *parts: str, style: str = "") -> Text:
+    """A line of a list: a word on the left and what there is to say of it."""
+    text = Text(f"{name:<{_LEFT}}", style="bold")
+    return text.append(Text("; ".join(part for part in parts if part), style=style))
 
 
 def _summary(report: Report) -> Text:

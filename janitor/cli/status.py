@@ -33,8 +33,6 @@ _PLUGIN = {"well": ("OK", 0), "attention": ("WARNING", 1), "down": ("CRITICAL", 
 _UNKNOWN = 3
 #: How many lines of one kind are shown before they are only counted.
 _NAMED = 10
-#: Columns of the words on the left.
-_LEFT = 13
 
 logger = logging.getLogger(__name__)
 
@@ -123,21 +121,22 @@ def lines(status: Status, health: Health, arguments: str = "") -> Iterator[Text]
     """
     for reason in health.reasons:
         yield Text(reason.text, style=_STYLES[health.level])
-    yield _line("store", status.store)
-    yield _line("mode", "only plans" if status.mode == "plan_only" else "deletes and inverts", status.schedule)
+    yield render.line("store", status.store)
+    yield render.line("mode", "only plans" if status.mode == "plan_only" else "deletes and inverts", status.schedule)
     if status.started_ms is not None:
-        yield _line("running", f"since {_when(status.started_ms, status.now_ms)}")
+        yield render.line("running", f"since {render.when(status.started_ms, status.now_ms)}")
     else:
         holder = status.lease_holder if status.process != "down" else ""
         running = f"{holder} has the lease" if holder else "no daemon"
-        yield _line("running", f"{running}; this is what the state has")
+        yield render.line("running", f"{running}; this is what the state has")
     yield from _runs(status)
     yield from _aside(status, arguments)
     yield from _transactions(status)
     yield from _overdue(status)
+    yield from _consumers(status)
     yield from _statistics(status)
     for guard in status.guards:
-        yield _line(
+        yield render.line(
             "guard",
             f"{guard.guard}: {complete(guard.message, arguments)}",
             style="bold red" if guard.tripped else "yellow",
@@ -148,31 +147,33 @@ def _statistics(status: Status) -> Iterator[Text]:
     found = status.statistics
     if found is None:
         return
-    yield _line(
+    yield render.line(
         "counted",
-        f"on Spark {_when(found.counted_ms, status.now_ms)}",
+        f"on Spark {render.when(found.counted_ms, status.now_ms)}",
         f"{found.rows:,} messages, {found.payload_rows:,} payload rows, {sum(found.overdue.values()):,} overdue; "
         f"{found.orphans:,} payloads of no message, {found.missing:,} missing",
     )
     if found.blocking_since_ms is not None:
-        since = _when(found.blocking_since_ms, status.now_ms)
-        yield _line("blocked", f"readers of {found.blocking_topic}", f"by transaction {found.blocking}, begun {since}")
+        since = render.when(found.blocking_since_ms, status.now_ms)
+        yield render.line(
+            "blocked", f"readers of {found.blocking_topic}", f"by transaction {found.blocking}, begun {since}"
+        )
 
 
 def _runs(status: Status) -> Iterator[Text]:
     under_way = status.running
     if under_way is not None:
         where = f" of {under_way.topic}" if under_way.topic else ""
-        began = f"run {under_way.id} of another process, begun {_when(under_way.started_ms, status.now_ms)}"
+        began = f"run {under_way.id} of another process, begun {render.when(under_way.started_ms, status.now_ms)}"
         far = f"{under_way.phase}{where}, {under_way.rows:,} rows read"
-        yield _line("under way", far if under_way.phase else began)
+        yield render.line("under way", far if under_way.phase else began)
     if status.last_run is None:
-        yield _line("last run", "never" if under_way is None else "none has ended yet")
+        yield render.line("last run", "never" if under_way is None else "none has ended yet")
     else:
-        yield _line("last run", _when(status.last_run.started_ms, status.now_ms), _outcome(status.last_run))
+        yield render.line("last run", render.when(status.last_run.started_ms, status.now_ms), _outcome(status.last_run))
     if status.next_run_ms is not None:
         due = status.next_run_ms <= status.now_ms
-        yield _line("next run", "now" if due else _when(status.next_run_ms, status.now_ms))
+        yield render.line("next run", "now" if due else render.when(status.next_run_ms, status.now_ms))
 
 
 def _outcome(run: RunSummary) -> str:
@@ -185,50 +186,53 @@ def _aside(status: Status, arguments: str) -> Iterator[Text]:
     """What is not done, and the commands that change that."""
     for pattern, since_ms in status.paused[:_NAMED]:
         what, word = ("everything", "") if pattern == EVERYTHING else (pattern, f" {shlex.quote(pattern)}")
-        since = f"since {_when(since_ms, status.now_ms)}"
-        yield _line("paused", what, since, f"janitor resume{word} {arguments}".rstrip(), style="yellow")
+        since = f"since {render.when(since_ms, status.now_ms)}"
+        yield render.line("paused", what, since, f"janitor resume{word} {arguments}".rstrip(), style="yellow")
     for held in status.held[:_NAMED]:
-        until = "" if held.until_ms is None else f"until {_when(held.until_ms, status.now_ms)}"
+        until = "" if held.until_ms is None else f"until {render.when(held.until_ms, status.now_ms)}"
         waits = f"{held.rows:,} rows wait ({held.reason.replace('_', ' ')})"
         command = "" if held.reason == Hold.PAUSED else held.command  # shown with the pause
-        yield _line("held", held.topic, waits, until, command, style="yellow")
+        yield render.line("held", held.topic, waits, held.cause, until, command, style="yellow")
     for entry in status.quarantined[:_NAMED]:
-        again = f"tried again {_when(entry.probe_ms, status.now_ms)}"
+        again = f"tried again {render.when(entry.probe_ms, status.now_ms)}"
         failed = f"failed {entry.strikes} times: {entry.error.rstrip('.')}"
-        yield _line("quarantined", entry.topic, failed, again, style="yellow")
+        yield render.line("quarantined", entry.topic, failed, again, style="yellow")
     for name, found in (("paused", status.paused), ("held", status.held), ("quarantined", status.quarantined)):
         if len(found) > _NAMED:
-            yield _line("", f"and {len(found) - _NAMED:,} more {name}", "all of them with --format json")
+            yield render.line("", f"and {len(found) - _NAMED:,} more {name}", "all of them with --format json")
 
 
 def _transactions(status: Status) -> Iterator[Text]:
     snapshot = status.snapshot
     if snapshot.timestamp_ms is None:
-        yield _line("snapshot", snapshot.message or "none seen yet")
+        yield render.line("snapshot", snapshot.message or "none seen yet")
     else:
         figures = f"{snapshot.invalid:,} invalid transactions, {snapshot.open:,} of them open"
-        yield _line("snapshot", f"of {_when(snapshot.timestamp_ms, status.now_ms)}", figures, snapshot.message)
+        yield render.line(
+            "snapshot", f"of {render.when(snapshot.timestamp_ms, status.now_ms)}", figures, snapshot.message
+        )
     boundary = status.boundary
     if boundary.bound is not None:
         bound = f"clean up to {boundary.bound}, transactions of {render.moment(int(boundary.bound) // 10**6)}"
-        yield _line("boundary", bound, *(f"held by: {reason}" for _, reason in boundary.limits[:1]))
+        yield render.line("boundary", bound, *(f"held by: {reason}" for _, reason in boundary.limits[:1]))
     else:
-        yield _line("boundary", "none claimed", *boundary.obstacles[:1])
+        yield render.line("boundary", "none claimed", *boundary.obstacles[:1])
+
+
+def _consumers(status: Status) -> Iterator[Text]:
+    """Those that are furthest behind."""
+    behind = sorted((one for one in status.consumers if one.lag_messages), key=lambda one: -one.lag_messages)
+    for one in behind[:_NAMED]:
+        oldest = one.oldest_unread_ms
+        age = "" if oldest is None else f"the oldest {render.duration(status.now_ms - oldest)} old"
+        lag = f"{one.lag_messages:,} messages behind"
+        yield render.line("consumer", f"{one.consumer} of {one.tms_namespace}:{one.topic}", lag, age)
+    if len(behind) > _NAMED:
+        yield render.line("", f"and {len(behind) - _NAMED:,} more consumers behind", "all of them with --format json")
 
 
 def _overdue(status: Status) -> Iterator[Text]:
     for item in status.overdue:
         oldest = "" if item.oldest_ms is None else f"the oldest {render.duration(status.now_ms - item.oldest_ms)} old"
         rows = f"{item.rows:,} rows of the {item.table} table were due in the last run and stayed"
-        yield _line("overdue", rows, item.rule.replace("_", " "), oldest)
-
-
-def _when(ms: int, now_ms: int) -> str:
-    """A moment, and how far from now it is."""
-    away = render.duration(now_ms - ms)
-    return f"{render.moment(ms)} ({f'{away} ago' if ms <= now_ms else f'in {away}'})"
-
-
-def _line(name: str, *parts: str, style: str = "") -> Text:
-    line = Text(f"{name:<{_LEFT}}", style="bold")
-    return line.append(Text("; ".join(part for part in parts if part), style=style))
+        yield render.line("overdue", rows, item.rule.replace("_", " "), oldest)

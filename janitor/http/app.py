@@ -11,7 +11,8 @@ import json
 import logging
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from importlib.resources import files
 from typing import Any, Protocol
@@ -26,10 +27,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from janitor.http.security_headers import SecurityHeaders, content_security_policy
-from janitor.state.base import EVERYTHING
+from janitor.state.base import EVERYTHING, State
+from janitor.status import past
 from janitor.status.health import judge
-from janitor.status.status import RunSummary, Status
+from janitor.status.status import Status
 from tms_core.settings.models import is_loopback
+from tms_core.topic import TopicId
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +50,12 @@ class StatusViews(Protocol):
         """The status now; kept ready, never collected for a request."""
         ...
 
-    def runs(self, limit: int) -> Sequence[RunSummary]:
-        """The last ``limit`` runs, newest first."""
+    def past(self) -> AbstractContextManager[State | None]:
+        """The state, open while the block runs; None as long as there is none.
+
+        Raises:
+            StoreError: it cannot be opened.
+        """
         ...
 
     def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
@@ -78,8 +85,13 @@ def make_app(views: StatusViews, host: str = "127.0.0.1", arguments: str = "") -
     app = Starlette(
         routes=[
             Route("/", routes.page),
+            Route("/topics/{name:path}", routes.page),
+            Route("/runs/{run_id}", routes.page),
             Route("/api/status", routes.status, middleware=[_ZIPPED]),
+            Route("/api/history", routes.history, middleware=[_ZIPPED]),
             Route("/api/runs", routes.runs, middleware=[_ZIPPED]),
+            Route("/api/runs/{run_id}", routes.run, middleware=[_ZIPPED]),
+            Route("/api/topics/{name:path}", routes.topic, middleware=[_ZIPPED]),
             Route("/healthz", routes.healthz),
             Route("/readyz", routes.readyz),
             Route("/metrics", routes.metrics),
@@ -102,6 +114,7 @@ class _Routes:
         self._views = views
         self._page = page
         self._arguments = arguments
+        self._history = past.RunHistory()
         self._made: tuple[Status, str, str, bytes] | None = None
 
     async def page(self, request: Request) -> Response:
@@ -112,7 +125,33 @@ class _Routes:
 
     def runs(self, request: Request) -> Response:
         limit = _limit(request.query_params.get("limit", str(DEFAULT_RUNS)))
-        return JSONResponse({"runs": [asdict(run) for run in self._views.runs(limit)]})
+        from_ms, to_ms = (_time_ms(request, name) for name in ("from_ms", "to_ms"))
+        with self._views.past() as state:
+            found = past.runs_between(state, limit, from_ms, to_ms) if state else []
+        return JSONResponse({"runs": [asdict(run) for run in found]})
+
+    def run(self, request: Request) -> Response:
+        with self._views.past() as state:
+            return _found(past.run_detail(state, request.path_params["run_id"]) if state else None, "run")
+
+    def history(self, request: Request) -> Response:
+        name = request.query_params.get("range", "24h")
+        if name not in past.RANGES:
+            raise HTTPException(400, f"range has to be one of {', '.join(past.RANGES)}")
+        with self._views.past() as state:
+            found = self._history.range(state, name, self._views.status().now_ms) if state else None
+        return _found(found, "history")
+
+    def topic(self, request: Request) -> Response:
+        try:
+            topic = TopicId.parse(request.path_params["name"])
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from error
+        with self._views.past() as state:
+            found = past.topic_detail(state, self._views.status(), topic) if state else None
+        if found is not None:
+            found["why_command"] = self._command("why", str(topic))
+        return _found(found, "topic")
 
     def metrics(self, request: Request) -> Response:
         body, content_type = self._views.metrics(request.headers.get("accept"))
@@ -149,6 +188,21 @@ class _Routes:
         return " ".join(filter(None, words))
 
 
+def _found(document: Mapping[str, Any] | None, what: str) -> Response:
+    if document is None:
+        raise HTTPException(404, f"there is no such {what}, or it was forgotten")
+    return JSONResponse(document)
+
+
+def _time_ms(request: Request, name: str) -> int | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,15}", text):
+        raise HTTPException(400, f"{name} has to be a time in milliseconds since 1970")
+    return int(text)
+
+
 def _limit(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= MAX_RUNS:
         raise HTTPException(400, f"limit has to be a number from 1 to {MAX_RUNS}")
@@ -162,7 +216,8 @@ def _probe(reason: str) -> Response:
 async def _refused(_: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    sentence = {404: "there is nothing here", 405: "nothing can be changed here"}.get(error.status_code, error.detail)
+    known = {"Not Found": "there is nothing here", "Method Not Allowed": "nothing can be changed here"}
+    sentence = known.get(error.detail, error.detail)
     return JSONResponse({"error": sentence}, status_code=error.status_code, headers=error.headers)
 
 

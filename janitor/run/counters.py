@@ -1,21 +1,21 @@
-"""What a finished run adds to the memory's counters and notes, from its report and from nowhere else (rule S15).
+"""What a finished run adds to the state's counters and notes, from its report and from nowhere else (rule S15).
 
-Counters live in the memory and not in a process, so that they mean the same in a daemon, in a CronJob's runs and after
+Counters live in the state and not in a process, so that they mean the same in a daemon, in a CronJob's runs and after
 a restart. Notes are small facts that the status page and the metrics show between runs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from janitor.law.policy import Hold, Rule
 from janitor.report import DataTable, Entry, EntryKey, Report
 from janitor.run.passes import Pass
 from janitor.state.base import CounterKey, State
+from janitor.state.topic_history import save_topics
 from janitor.sweep.booking import Sums
-from tms_core.topic import TopicMetadata
 
 #: Which table's rows are read in a phase of a pass.
 _TABLE_OF_PHASE = {"message": "message", "invert": "message", "references": "message", "payload": "payload"}
@@ -44,7 +44,8 @@ def save(state: State, current: Pass, report: Report, result: str, calls: Mappin
         _save_plan(state, current, report)
     if current.mode == "plan" or current.ready.stopped or current.halted is not None:
         return
-    save_topics(state, (work.topic for _, work in sorted(current.context.topics.items())))
+    found = (work.topic for _, work in sorted(current.context.topics.items()))
+    save_topics(state, found, current.ready.now.wall_ms)
     if result == "done":
         finished_ms = report.effective_now_ms
         state.save_note("success_ms", {"message": finished_ms, "payload": finished_ms})
@@ -53,13 +54,6 @@ def save(state: State, current: Pass, report: Report, result: str, calls: Mappin
     if report.thorough and not current.context.patterns:
         state.save_note("kept", report.to_json()["totals"]["kept"])
     state.save_note("overdue", _overdue(state.note("overdue") or [], current, report))
-
-
-def save_topics(state: State, topics: Iterable[TopicMetadata]) -> None:
-    """Remember which topics there are; costs no write when nothing has changed."""
-    found = [[t.topic.namespace, t.topic.topic, t.generation, t.ttl_seconds] for t in topics]
-    if found != state.note("topics"):
-        state.save_note("topics", found)
 
 
 def _save_plan(state: State, current: Pass, report: Report) -> None:

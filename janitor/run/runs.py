@@ -13,6 +13,7 @@ from janitor.run.deps import Deps
 from janitor.run.plan_file import PlanFile
 from janitor.run.prepare import Prepared, prepare, run_context
 from janitor.run.sweep_run import SweepRun
+from janitor.state.topic_history import save_topics
 from janitor.sweep.context import parse_or_none
 from janitor.sweep.ledger import KEPT_ENTRIES
 from tms_core.errors import Interrupted, LeaseHeld
@@ -155,7 +156,7 @@ class Runs:
             StoreError: the store could not be read, or the state not written.
         """
         parsed = (parse_or_none(key, value) for key, value in self.deps.store.metadata.rows())
-        figures.save_topics(self.deps.state, [topic for topic in parsed if topic is not None])
+        save_topics(self.deps.state, [topic for topic in parsed if topic is not None], self.deps.clock.now_ms())
 
     def keep_house(self) -> None:
         """Forget what was remembered and archived for long enough, unless a guard doubts what time it is.

@@ -299,8 +299,12 @@ class State(ABC):
         """
 
     @abstractmethod
-    def runs(self, limit: int) -> list[RunRecord]:
-        """The last ``limit`` runs, newest first."""
+    def runs(self, limit: int, before_ms: int | None = None) -> list[RunRecord]:
+        """The last ``limit`` runs, newest first.
+
+        Args:
+            before_ms: only those that began before; None: all.
+        """
 
     @abstractmethod
     def run(self, run_id: str) -> RunRecord | None:

@@ -28,6 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from janitor.state.base import State, TopicCount
+from janitor.state.topic_history import save_sizes
 from janitor.sweep.permission import never
 from janitor.sweep.rate_limit import Pacer
 from tms_core.clock import Clock
@@ -120,6 +121,7 @@ class Census:
             return
         finally:
             self._save()
+        save_sizes(self._state, self._state.counts())
 
     def _collect(self) -> None:
         """Find out which topics there are, and which of them are due."""

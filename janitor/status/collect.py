@@ -19,6 +19,7 @@ from janitor.boundary import coverage as rounds
 from janitor.law.policy import Hold, Rule
 from janitor.run import guards
 from janitor.state.base import OpenIdRecord, RunRecord, State
+from janitor.state.topic_history import Change, changes
 from janitor.stats.consumer_lag import NOTE as CONSUMERS
 from janitor.status.status import (
     BoundaryFigures,
@@ -37,6 +38,7 @@ from janitor.status.status import (
 )
 from janitor.sweep.context import Terms, matches
 from tms_core.clock import Clock
+from tms_core.logs.printable import duration, moment
 from tms_core.tables.lease import LeaseRecord
 from tms_core.topic import TopicId
 from tms_core.transaction.model import transaction_ms
@@ -204,7 +206,28 @@ def _held(state: State, site: Deployment, overdue: Sequence[Mapping[str, Any]]) 
         for name in sorted({*waiting, *ends})
     )
     ttls = {f"{namespace}:{topic}": ttl_seconds for namespace, topic, _, ttl_seconds in state.note("topics") or ()}
-    return [_with_end(held, ttls.get(held.topic), site.terms) for held in found if held is not None]
+    changed = changes(state)
+    return [
+        _with_cause(_with_end(held, ttls.get(held.topic), site.terms), changed.get(held.topic, ()), site.arguments)
+        for held in found
+        if held is not None
+    ]
+
+
+def _with_cause(held: HeldTopic, changed: Sequence[Change], arguments: str) -> HeldTopic:
+    """What became of the topic whose cut-off jumped, and what keeps its rows."""
+    if held.reason != Hold.FRONTIER:
+        return held
+    pause = f"janitor pause {held.topic} {arguments}".rstrip()
+    if not changed:
+        return replace(held, keep=(pause,))
+    last = changed[-1]
+    if last.generation != last.generation_before:
+        what = f"generation {last.generation_before} → {last.generation}"
+        return replace(held, cause=f"{what}, seen {moment(last.seen_ms)}", keep=(pause,))
+    what = f"ttl {duration(last.ttl_before * 1000)} → {duration(last.ttl_seconds * 1000)}"
+    back = f"tms topic update {held.topic} --ttl {last.ttl_before}"
+    return replace(held, cause=f"{what}, seen {moment(last.seen_ms)}", keep=(back, pause))
 
 
 def _with_end(held: HeldTopic, ttl_seconds: int | None, terms: Terms) -> HeldTopic:

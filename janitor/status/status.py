@@ -103,6 +103,8 @@ class HeldTopic:
         rows, size_bytes, oldest_ms: what waited in the last run.
         until_ms: when it goes by itself; None: never.
         command: what lets it go; empty where nothing has to be done.
+        cause: what has happened to the topic, in words, where that is known; empty otherwise.
+        keep: what keeps the rows, as commands: each alone is enough.
     """
 
     topic: str
@@ -112,6 +114,8 @@ class HeldTopic:
     oldest_ms: int | None
     until_ms: int | None
     command: str
+    cause: str = ""
+    keep: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

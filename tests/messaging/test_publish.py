@@ -474,6 +474,55 @@ def test_given_stored_payloads_when_messages_are_published_instead_then_it_is_re
         desk.publish("orders", b"e", pointer=P)
 
 
+def test_given_stored_payloads_and_a_restart_when_messages_are_published_instead_then_it_is_refused_all_the_same(
+    desk: Desk,
+) -> None:
+    desk.put("orders", P, b"a")
+    desk.put("orders", P + 1, b"b")
+    desk.publish("orders", pointer=P + 1)
+    desk.publish("orders", b"c", pointer=P + 2)
+    # Not a reference to what is stored, though it is of the same transaction.
+    desk.create("others")
+    desk.publish("others", b"d", pointer=P)
+    desk.restart()
+    for _ in range(2):
+        with pytest.raises(BadRequest, match="Publish them first, with a publish that has no messages"):
+            desk.publish("orders", b"x", pointer=P)
+    desk.publish("others", b"e", pointer=P)
+    desk.publish("orders", b"f", pointer=P + 1)
+    desk.publish("orders", b"g", pointer=P + 2)
+    desk.publish("orders", pointer=P)
+    desk.publish("orders", b"h", pointer=P)
+    assert desk.payloads("orders") == [b"b", b"c", b"f", b"g", b"a", b"h"]
+
+
+def test_given_stored_payloads_of_another_server_when_it_leads_no_more_then_they_are_known(desk: Desk) -> None:
+    desk.publish("orders", b"a", pointer=P)
+    other = desk.serve()
+    other.store(named("orders"), [b"b"], pointer=P)
+    other.close()
+    desk.service.forget()
+    with pytest.raises(BadRequest, match="are not published"):
+        desk.publish("orders", b"c", pointer=P)
+
+
+def test_given_transactions_that_begin_after_the_server_when_published_then_the_store_is_not_asked_for_what_they_stored(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.publish("orders", b"a", pointer=P)
+    desk.clock.advance(HOUR)
+    new = pointer(desk.clock.now_ms())
+    monkeypatch.setattr(type(desk.store.payload), "first", lambda *_: pytest.fail("it was asked"))
+    desk.publish("orders", b"b", pointer=new + 1)
+    monkeypatch.undo()
+    # One that was forgotten is looked up.
+    monkeypatch.setattr("tms_core.messaging.lines._KNOWN_POINTERS", 2)
+    for stored in range(3):
+        desk.put("orders", new + 2 + stored, b"c")
+    with pytest.raises(BadRequest, match="are not published"):
+        desk.publish("orders", b"d", pointer=new + 2)
+
+
 def test_given_a_ttl_with_the_publish_that_shows_stored_payloads_when_it_is_over_then_they_are_gone(desk: Desk) -> None:
     desk.put("orders", P, b"a", b"b")
     desk.publish("orders", pointer=P, ttl=60)

@@ -18,7 +18,7 @@ from janitor.spark.stream import publish as publishing
 from janitor.spark.stream.markers import MARKERS_TTL_SECONDS, History
 from janitor.spark.stream.publish import BatchPublisher, publish_batches
 from tests.builders import NOW_MS
-from tests.client.faults import SOON, Faults, faulty_client, faulty_service, no_pause
+from tests.client.faults import SOON, Faults, FaultyTransport, faulty_service, no_pause
 from tests.spark.streams import Scene, scene, texts
 from tms_core.client import Client, Limits, TransactionClient
 from tms_core.errors import (
@@ -121,8 +121,7 @@ class Site:
         self.patch.setattr(publishing, "connect", lambda _, service, *__: self._client(faults, service))
 
     def _client(self, faults: Faults, service: TransactionClient | str) -> Client:
-        with faulty_client(self.at.site, faults) as client:
-            transport = client._wire._transport
+        transport = FaultyTransport(faults, self.at.site)
         if isinstance(service, str):
             service = self.at.site.transactions()
         return self.at.site.client(transport=transport, transactions=service, retry=SOON, pause=no_pause, limits=SMALL)
@@ -162,6 +161,30 @@ def test_given_batches_when_published_then_they_are_there_in_order_with_a_marker
         ("query-1", BILLS, number) for number in range(4)
     ]
     assert site.at.client.topic(MARKERS).ttl_seconds == MARKERS_TTL_SECONDS
+
+
+def test_given_a_ttl_when_a_batch_is_published_then_it_is_that_of_its_messages_and_not_of_its_marker(
+    site: Site,
+) -> None:
+    site.publish(0, "short", ttl_seconds=60)
+    site.publish(1, "long")
+    site.at.clock.advance(60_000)
+    assert site.bills == [b"short", b"long"]
+    site.at.clock.advance(1)
+    assert site.bills == [b"long"]
+    # The marker is there, though the message is gone.
+    site.publish(2, "short", ttl_seconds=60)
+    site.at.clock.advance(60_001)
+    site.publish(2, "short", ttl_seconds=60)
+    assert site.bills == [b"long"]
+
+
+@pytest.mark.parametrize("ttl_seconds", [0, -1])
+def test_given_a_ttl_that_is_none_when_a_publisher_is_made_then_it_says_what_to_give(
+    site: Site, ttl_seconds: int
+) -> None:
+    with pytest.raises(ConfigurationError, match="Give 1 or more"):
+        site.publisher(ttl_seconds=ttl_seconds)
 
 
 def test_given_a_batch_that_comes_again_when_it_is_published_then_nothing_happens(site: Site) -> None:

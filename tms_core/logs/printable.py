@@ -6,6 +6,8 @@ sequence it would control the terminal in which a table is read.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
@@ -24,3 +26,11 @@ def duration(milliseconds: int) -> str:
         if count:
             parts.append(f"{count} {unit}")
     return " ".join(parts[:2]) or "0 s"
+
+
+def moment(milliseconds: int) -> str:
+    """A time in UTC; the number itself where no calendar reaches."""
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return f"{milliseconds} ms"

@@ -17,14 +17,17 @@ from tms_core.clock import HonestClock
 from tms_core.consumers.claims import first_unread
 from tms_core.logs.harmless import harmless
 from tms_core.messaging.cache import MessageCache
-from tms_core.messaging.ids import Ids, first_free
+from tms_core.messaging.ids import Ids, first_free, position, tail
 from tms_core.rowkey import generation_prefix, pointer_prefix, stop_key
 from tms_core.tables.base import Store
 from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.model import TX_PER_MS, transaction_ms
 
 #: Transactions of a topic whose last stored payload is remembered; one that was forgotten is looked up again.
 _KNOWN_POINTERS = 10_000
+#: How much of the message table is read at once when a reference is looked for: rows, and bytes of values.
+_PAGE_ROWS, _PAGE_BYTES = 1000, 1 << 20
 
 
 @dataclass(slots=True)
@@ -67,12 +70,17 @@ class _Place:
 
 @dataclass(slots=True)
 class _Stored:
-    """The payloads of one generation of a topic, the transactions behind whose rows ``ids`` are already, and those of
-    which there are payloads that no message refers to yet."""
+    """The payloads of one generation of a topic.
+
+    Attributes:
+        ids: what is taken of their ids.
+        pointers: the transactions behind whose rows ``ids`` are already.
+        hidden: by transaction, whether it has payloads that no message refers to.
+    """
 
     ids: Ids = field(default_factory=lambda: Ids(0))
     pointers: dict[int, None] = field(default_factory=dict)
-    hidden: dict[int, None] = field(default_factory=dict)
+    hidden: dict[int, bool] = field(default_factory=dict)
 
 
 class Lines:
@@ -84,6 +92,7 @@ class Lines:
         cache: told of lines that are opened.
         expiries: where announced rows are looked up; None where there are none.
         consumers: where it is looked up how far consumers have read; None where there are none.
+        allowance_ms: how far the clocks of several machines differ.
     """
 
     def __init__(
@@ -93,6 +102,7 @@ class Lines:
         cache: MessageCache,
         expiries: Expiries | None,
         consumers: SideTable | None = None,
+        allowance_ms: int = 0,
     ) -> None:
         self._consumers = consumers
         self._store = store
@@ -101,6 +111,10 @@ class Lines:
         self._expiries = expiries
         self._places: dict[bytes, _Place] = {}
         self._stored: dict[bytes, _Stored] = {}
+        self._allowance_ms = allowance_ms
+        # Of a transaction up to this one, others may have stored payloads, or it was forgotten; None: up to any that is
+        # there when this is next asked for.
+        self._unknown: int | None = None
         self._lock = Lock()
 
     def messages(self, topic: TopicMetadata) -> Line:
@@ -145,21 +159,60 @@ class Lines:
     def hide(self, topic: TopicMetadata, pointer: int) -> None:
         """A transaction has stored payloads, which are seen when a message refers to them."""
         with self._lock:
-            hidden = self._stored_of(topic).hidden
-            hidden[pointer] = None
-            if len(hidden) > _KNOWN_POINTERS:
-                del hidden[next(iter(hidden))]
+            self._know(topic, pointer, hidden=True)
 
     def show(self, topic: TopicMetadata, pointer: int) -> None:
         """A message refers to what a transaction has stored."""
         with self._lock:
-            self._stored_of(topic).hidden.pop(pointer, None)
+            self._know(topic, pointer, hidden=False)
 
     def hides(self, topic: TopicMetadata, pointer: int) -> bool:
-        """Whether a transaction is known to have stored payloads to which no message refers."""
+        """Whether a transaction has stored payloads to which no message refers.
+
+        The store is asked once, by a transaction that began before this process did. Most have stored nothing, which
+        takes one read; else all messages since its begin are searched for one that refers to it.
+
+        Raises:
+            StoreError: it could not be looked up.
+        """
         with self._lock:
-            stored = self._stored.get(generation_prefix(topic.topic.prefix, topic.generation))
-            return stored is not None and pointer in stored.hidden
+            hidden = self._stored_of(topic).hidden.get(pointer)
+            if hidden is not None or pointer > self._known_from():
+                return bool(hidden)
+        hidden = self._has_payloads(topic, pointer) and not self._is_referred_to(topic, pointer)
+        with self._lock:
+            self._know(topic, pointer, hidden=hidden)
+        return hidden
+
+    def _know(self, topic: TopicMetadata, pointer: int, *, hidden: bool) -> None:
+        known = self._stored_of(topic).hidden
+        known.pop(pointer, None)
+        known[pointer] = hidden
+        if len(known) > _KNOWN_POINTERS:
+            forgotten = next(iter(known))
+            del known[forgotten]
+            self._unknown = max(self._known_from(), forgotten)
+
+    def _known_from(self) -> int:
+        """The pointer behind which whatever is stored is known."""
+        if self._unknown is None:
+            self._unknown = (self._clock.now_ms() + self._allowance_ms) * TX_PER_MS
+        return self._unknown
+
+    def _has_payloads(self, topic: TopicMetadata, pointer: int) -> bool:
+        prefix = pointer_prefix(topic.topic.prefix, topic.generation, pointer)
+        return self._store.payload.first(prefix, stop_key(prefix)) is not None
+
+    def _is_referred_to(self, topic: TopicMetadata, pointer: int) -> bool:
+        """Whether a message takes its payloads from those of a transaction."""
+        prefix = generation_prefix(topic.topic.prefix, topic.generation)
+        start: bytes | None = prefix + tail(position(max(0, transaction_ms(pointer) - self._allowance_ms)))
+        while start is not None:
+            page = self._store.message.rows(start, stop_key(prefix), _PAGE_ROWS, _PAGE_BYTES)
+            if any(value == (pointer, None) for _, value in page.items):
+                return True
+            start = page.resume
+        return False
 
     def _stored_of(self, topic: TopicMetadata) -> _Stored:
         return self._stored.setdefault(generation_prefix(topic.topic.prefix, topic.generation), _Stored())
@@ -172,6 +225,8 @@ class Lines:
                 self._cache.drop(prefix)
             for prefix in self._of(topic, self._stored):
                 self._stored[prefix].pointers.clear()
+                self._stored[prefix].hidden.clear()
+            self._unknown = None
 
     def drop(self, topic: TopicId) -> None:
         """The topic was deleted; its next life has another generation."""

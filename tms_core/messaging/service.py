@@ -93,7 +93,7 @@ class MessagingService:
         if kept is not None and consumer_hold_seconds is not None:
             floor = Floor(Positions(kept), store, consumer_hold_seconds)
         self._cache = MessageCache(cache_bytes)
-        self._lines = Lines(store, honest, self._cache, self._expiries, kept)
+        self._lines = Lines(store, honest, self._cache, self._expiries, kept, self._allowance_ms)
         self._work = work or Work()
         lifetime_ms = max_lifetime_seconds * 1000
         self._context = WriterContext(self._topics, self._lines, honest, lifetime_ms, self._work)

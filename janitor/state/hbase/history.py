@@ -71,12 +71,15 @@ class HBaseHistory(HBaseTransactions, State):
 
         self._write(finish)
 
-    def runs(self, limit: int) -> list[RunRecord]:
+    def runs(self, limit: int, before_ms: int | None = None) -> list[RunRecord]:
         _, going = self._going()
-        keys = islice(self._scan_keys(RUN_BY_TIME, after(RUN_BY_TIME)), limit + len(going))
+        begin = RUN_BY_TIME if before_ms is None else _older(before_ms)
+        keys = islice(self._scan_keys(begin, after(RUN_BY_TIME)), limit + len(going))
         ids = [key[17:].decode() for key in keys]
         rows = self._rows_of([_run_key(run_id) for run_id in ids if run_id not in going])
-        found = [_finished(row) for row in rows.values()] + self._alive(going)
+        found = [_finished(row) for row in rows.values()] + [
+            each for each in self._alive(going) if before_ms is None or each[0].started_ms < before_ms
+        ]
         found.sort(key=lambda each: (each[0].started_ms, each[1]), reverse=True)
         return [run for run, _ in found[:limit]]
 
@@ -101,8 +104,7 @@ class HBaseHistory(HBaseTransactions, State):
                 del going[run_id]
                 self._delete_row(_beat_key(run_id))
                 self._delete_row(_booked_key(run_id))
-            begin = RUN_BY_TIME + newest_first(before_ms) + b"\xff" * 8
-            old = list(self._scan_keys(begin, after(RUN_BY_TIME)))
+            old = list(self._scan_keys(_older(before_ms), after(RUN_BY_TIME)))
             for key in old:
                 self._delete_row(key)
                 self._delete_row(RUN + key[17:])
@@ -189,6 +191,11 @@ class HBaseHistory(HBaseTransactions, State):
 def _finished(row: bytes) -> tuple[RunRecord, int]:
     number, *columns = json.loads(row)
     return RunRecord(*columns), number
+
+
+def _older(before_ms: int) -> bytes:
+    """The first key of runs that began before."""
+    return RUN_BY_TIME + newest_first(before_ms) + b"\xff" * 8
 
 
 def _run_key(run_id: str) -> bytes:

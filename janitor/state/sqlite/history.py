@@ -25,6 +25,8 @@ _FORGET_SURPLUS = """
 _ADD_COUNTER = """
     INSERT INTO counters VALUES (?, ?, ?) ON CONFLICT (name, labels) DO UPDATE SET value = value + excluded.value"""
 
+#: After every moment.
+_FOREVER_MS = 2**63 - 1
 #: A topic takes two columns.
 _ENTRY_COLUMNS = len(fields(LedgerEntry)) + 1
 
@@ -46,8 +48,11 @@ class SqliteHistory(SqliteFile, State):
         if not changed:
             raise StoreError(f"{self._where}: no run {run_id} began here.")
 
-    def runs(self, limit: int) -> list[RunRecord]:
-        rows = self._rows("SELECT * FROM runs ORDER BY started_ms DESC, rowid DESC LIMIT ?", (limit,))
+    def runs(self, limit: int, before_ms: int | None = None) -> list[RunRecord]:
+        rows = self._rows(
+            "SELECT * FROM runs WHERE started_ms < ? ORDER BY started_ms DESC, rowid DESC LIMIT ?",
+            (_FOREVER_MS if before_ms is None else before_ms, limit),
+        )
         return [RunRecord(*row) for row in rows]
 
     def run(self, run_id: str) -> RunRecord | None:

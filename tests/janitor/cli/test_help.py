@@ -55,6 +55,7 @@ def test_every_verb_of_this_version_is_there() -> None:
         "spark stats",
         "spark sweep",
         "status",
+        "topic",
         "verify",
         "why",
     ]

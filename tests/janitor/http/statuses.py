@@ -5,10 +5,14 @@ The names in the last are hostile: whoever creates topics chooses them, and erro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 
-from janitor.state.base import CounterKey
+from janitor.law.policy import Rule
+from janitor.state.base import CounterKey, RunRecord, State
+from janitor.state.sqlite.state import SqliteState
 from janitor.status.status import (
     BoundaryFigures,
     GuardFigures,
@@ -34,7 +38,8 @@ class StillViews:
     """Views that stand still until a test changes them, and count how often they are asked."""
 
     shown: Status
-    past: Sequence[RunSummary] = ()
+    runs: Sequence[RunSummary] = ()
+    prepare: Callable[[State], object] = lambda _: None
     body: bytes = b"tms_janitor_heartbeat_timestamp_seconds 1\n"
     not_alive: str = ""
     not_ready: str = ""
@@ -44,9 +49,18 @@ class StillViews:
         self.asked.append("status")
         return self.shown
 
-    def runs(self, limit: int) -> Sequence[RunSummary]:
-        self.asked.append(f"runs {limit}")
-        return self.past[:limit]
+    @contextmanager
+    def past(self) -> Iterator[State]:
+        self.asked.append("past")
+        with SqliteState.in_memory() as state:
+            for run in reversed(self.runs):
+                state.begin_run(RunRecord(run.id, run.mode, run.started_ms))
+                if run.finished_ms is not None:
+                    totals = {str(rule): getattr(run, str(rule)) for rule in Rule}
+                    report = asdict(run) | {"totals": totals | {"kept": {"held": run.held}}}
+                    state.finish_run(run.id, run.finished_ms, run.result, json.dumps(report))
+            self.prepare(state)
+            yield state
 
     def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
         self.asked.append("metrics")

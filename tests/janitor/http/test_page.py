@@ -9,13 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from janitor.state.base import State, TopicCount
+from janitor.state.topic_history import save_sizes, save_topics
 from janitor.status.status import HeldTopic, OpenTransaction, RunSummary, Status, TopicFigures
-from tests.builders import HOUR, MINUTE, SECOND
+from tests.builders import DAY, HOUR, MINUTE, SECOND
 from tests.janitor.http import statuses
 from tests.janitor.http.browser import Browser, Page
 from tests.janitor.http.conftest import ARGUMENTS, Site
 from tests.janitor.http.statuses import HOSTILE, StillViews
+from tests.janitor.state.entries import entry
 from tms_core.clock import SystemClock
+from tms_core.topic import TopicId, TopicMetadata
 
 Open = Callable[..., Page]
 
@@ -109,7 +113,7 @@ def test_given_a_janitor_at_work_then_every_part_says_what_it_should(
             "default:orders, generation 3",
             "6 h ago",
         ],
-        "#queues": ["65", "the 50 biggest of 65", "9,400,000", "2.0 GB", "kept for"],
+        "#queues": ["65", "50 of 65, biggest first", "9,400,000", "2.0 GB", "kept for"],
         "footer": ["tms-janitor 0.1.0", "/metrics"],
     }
     seen = {part: page.text(part) for part in expected}
@@ -225,28 +229,126 @@ def test_the_plot_has_axes_a_legend_with_totals_marks_of_failures_and_the_same_a
     legend = [f"{total:,} {word}" for total, word in zip(totals, words, strict=True)]
     assert [line.strip().replace("\n", "") for line in page.texts("#legend li")] == [*legend, "×1 run not done"]
     labels = page.run("[...document.querySelectorAll('#plot > text')].map(node => node.textContent)")
-    assert "rows per 5 min" in labels
+    assert "rows per 30 min" in labels
     assert "0" in labels
     assert len([label for label in labels if label[2:3] == ":"]) > 3
     drawn = page.run("[...document.querySelectorAll('#plot title')].map(node => node.textContent)")
     assert sum(int(title.split(", ")[1].split()[0]) for title in drawn) == len(past), "each run is in one bar"
     assert len(page.run("[...document.querySelectorAll('#plot .fail')].map(String)")) == 1
-    assert f"{len(past)} runs from" in page.text("#caption")
+    assert f"{len(past)} runs in the last 24 h" in page.text("#caption")
+    [bad] = [run for run in past if run.result == "failed"]
+    assert page.run("document.querySelector('#caption a').getAttribute('href')") == f"/runs/{bad.id}"
     page.run("document.querySelector('summary').click()")
     assert len(page.texts("#history tbody tr")) == 20
     assert "1,400" in page.texts("#history tbody tr")[0]
 
 
-@pytest.mark.parametrize("span", [0, 1, 59, 3_600, 90_000, 40 * 86_400, 20 * 365 * 86_400])
-def test_given_runs_over_any_time_then_every_one_is_drawn(
-    serve: Callable[..., Site], look: Open, now_ms: int, span: int
+@pytest.mark.parametrize(
+    ("span", "name", "bars"),
+    [(0, "1 h", 60), (59, "1 h", 60), (3_600, "24 h", 48), (90_000, "7 d", 42), (29 * 86_400, "30 d", 30)],
+)
+def test_given_a_range_when_it_is_chosen_then_every_run_in_it_is_drawn_and_it_can_be_linked_to(
+    serve: Callable[..., Site], look: Open, now_ms: int, span: int, name: str, bars: int
 ) -> None:
-    past = tuple(RunSummary(f"r{n}", "apply", now_ms - n * span * 1000, now_ms, "done", 3) for n in range(2))
+    times = (now_ms, now_ms - span * 1000, now_ms - 31 * DAY)
+    past = tuple(RunSummary(f"r{n}", "apply", at_ms, now_ms, "done", 3) for n, at_ms in enumerate(times))
     page = shown(serve, look, statuses.full(now_ms), past)
+    page.run(f"[...document.querySelectorAll('#ranges button')].find(one => one.textContent === '{name}').click()")
+    page.until(f"document.querySelector('#caption').textContent.includes('2 runs in the last {name}')")
     titles = page.run("[...document.querySelectorAll('#plot title')].map(node => node.textContent)")
     assert sum(int(title.split(", ")[1].split()[0]) for title in titles) == 2
-    assert len(titles) <= 61
+    assert len(titles) == bars
+    labels = page.run("[...document.querySelectorAll('#plot > text')].map(node => node.textContent)")
+    assert len(labels) == len(set(labels)), "no two bars have the same label"
+    assert page.run("location.search") == ("" if name == "24 h" else f"?range={name.replace(' ', '')}")
     assert page.console == []
+
+
+def test_given_a_bar_when_it_is_clicked_then_its_runs_are_listed_and_lead_to_their_pages(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    page = shown(serve, look, statuses.full(now_ms), statuses.runs(now_ms)[:3])
+    page.run(
+        "[...document.querySelectorAll('#plot g')].filter(bar => bar.querySelector('rect')).at(-1)"
+        ".dispatchEvent(new MouseEvent('click'))"
+    )
+    page.until("document.querySelector('#chosen tbody tr')")
+    newest = statuses.runs(now_ms)[0]
+    assert page.run("document.querySelector('#chosen tbody a').getAttribute('href')") == f"/runs/{newest.id}"
+    page.go(f"{page.run('location.origin')}/runs/{newest.id}")
+    page.until("document.querySelector('#detail h2')")
+    assert newest.id in page.text("#detail h2")
+    assert "1,400 rows" in page.text("#detail")
+    assert page.run("document.querySelector('#overview').checkVisibility()") is False
+    assert page.console == []
+
+
+def test_given_a_topic_then_its_page_has_its_size_over_time_its_changes_and_both_ways_out_of_a_hold(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    topic, name = TopicId("default", "orders"), "default:orders"
+
+    def prepare(state: State) -> None:
+        for ttl_seconds, at_ms in [(3650 * 86_400, now_ms - 2 * DAY), (86_400, now_ms - HOUR)]:
+            save_topics(state, [TopicMetadata(topic, 1, ttl_seconds, {})], at_ms)
+        for number in range(5):
+            save_sizes(state, {topic: TopicCount(number, 1000 * number, None, None, now_ms - (9 - number) * HOUR)})
+        state.add_ledger([entry(run_id="r-7")])
+
+    commands = ("tms topic update default:orders --ttl 315360000", "janitor pause default:orders")
+    held = HeldTopic(name, "frontier", 2800, 9, None, now_ms + DAY, "janitor approve x", "ttl 3650 d → 1 d", commands)
+    figures = TopicFigures("default", "orders", 1, 86_400, 4, 4000, now_ms - 2 * HOUR, now_ms, now_ms)
+    status = replace(statuses.full(now_ms), held=(held,), topics=(figures,))
+    site = serve(StillViews(status, prepare=prepare))
+    page = look(site)
+    assert page.texts("#held code") == [held.command, *commands]
+    assert "ttl 3650 d → 1 d" in page.text("#held")
+    assert page.run("document.querySelector('#held a').getAttribute('href')") == "/topics/default%3Aorders"
+    page.go(f"{site.url}/topics/{name}")
+    page.until("document.querySelector('#detail h2')")
+    shown_text = page.text("#detail")
+    for words in (name, "ttl 3,650 d → 1 d, seen 1 h ago", "at most 4.0 kB", "Keep it:", "No consumer is registered."):
+        assert words in shown_text
+    assert page.run("document.querySelector('#detail a[href=\"/runs/r-7\"]') !== null")
+    page.type_into("#detail input", "ab" * 20)
+    page.run("document.querySelector('#detail form').requestSubmit()")
+    assert f"janitor why {name} {'ab' * 20} {ARGUMENTS}" in page.text("#detail form + .cmds")
+    page.type_into("#detail input", "12")
+    page.run("document.querySelector('#detail form').requestSubmit()")
+    assert "40 hex digits" in page.text("#detail")
+    assert page.console == []
+
+
+def test_given_many_topics_then_they_are_sorted_by_any_column_and_paged(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    page = shown(serve, look, statuses.full(now_ms))
+    assert len(page.texts("#queues tbody tr")) == 50
+    page.run("document.querySelector('[data-key=\"more topics\"]').click()")
+    assert len(page.texts("#queues tbody tr")) == 65
+    page.run("document.querySelector('[data-key=\"sort topic\"]').click()")
+    names = page.texts("#queues tbody th")
+    assert names == sorted(names)
+    assert page.run("document.querySelector('#queues th[aria-sort]').textContent") == "topic"
+
+
+@pytest.mark.parametrize("width", [420, 1280])
+def test_given_a_name_of_120_characters_then_nothing_is_wider_than_the_window(
+    serve: Callable[..., Site], look: Open, now_ms: int, width: int
+) -> None:
+    long = "n" * 120
+    full = statuses.full(now_ms)
+    topics = (TopicFigures("default", long, 1, 60, 5, 5, now_ms, now_ms, now_ms, 7, now_ms), *full.topics)
+    held = (HeldTopic(f"default:{long}", "frontier", 1, 1, None, None, f"janitor approve default:{long}"),)
+    page = look(serve(StillViews(replace(full, topics=topics, held=held))), width)
+    assert page.run("document.documentElement.scrollWidth") <= width
+    assert (
+        page.run(
+            "[...document.querySelectorAll('.part')].filter(part => part.scrollWidth > part.clientWidth + 1)"
+            ".map(part => part.id)"
+        )
+        == []
+    )
 
 
 def test_given_plans_only_then_the_plot_says_that_nothing_was_deleted(
@@ -289,7 +391,7 @@ def test_given_hostile_names_then_they_are_text_and_nothing_else(
     assert HOSTILE in page.text("#kept")
     assert page.run("document.querySelectorAll('img, script[src], iframe, link[href^=\"/\"], [onerror]').length") == 0
     assert page.run("document.title") == "Down · janitor"
-    assert set(site.recorder.paths) == {"/", "/api/status", "/api/runs"}
+    assert set(site.recorder.paths) == {"/", "/api/status", "/api/runs", "/api/history"}
     assert {request.removeprefix(site.url).partition("?")[0] for request in page.requests} == set(site.recorder.paths)
     assert page.console == []
 
@@ -377,7 +479,7 @@ def test_the_page_can_be_heard_and_walked_through(serve: Callable[..., Site], lo
     assert page.run("document.activeElement.textContent") == "Skip to the figures"
     nodes = page.call("Accessibility.getFullAXTree")["nodes"]
     roles = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"]]
-    assert any(role == "image" and "Rows by rule" in name and "runs from" in name for role, name in roles)
+    assert any(role == "image" and "Rows by rule" in name and "runs in the last" in name for role, name in roles)
     assert ("button", f"Copy: janitor resume {ARGUMENTS}") in roles
     assert ("searchbox", "Filter topics by name") in roles
     assert {"columnheader", "rowheader"} <= {role for role, _ in roles}
@@ -455,7 +557,7 @@ def test_given_news_when_it_asks_again_then_it_shows_them_and_leaves_what_a_read
     views.shown = replace(views.shown, now_ms=now_ms + 2, last_run=statuses.runs(now_ms)[0])
     page.run(COME_BACK)
     page.until("document.documentElement.dataset.shown == " + str(now_ms + 2))
-    assert views.asked == ["status", "status", "runs 500"]
+    assert [view for view in views.asked if view == "past"] == ["past", "past"]
 
 
 def test_it_asks_every_five_seconds_and_not_while_nobody_looks(

@@ -51,6 +51,17 @@ def times(found: list[LedgerEntry]) -> list[int]:
     return [item.at_ms for item in found]
 
 
+def test_given_a_moment_when_runs_are_asked_for_then_only_those_that_began_before(state: State) -> None:
+    for number in range(4):
+        state.begin_run(RunRecord(f"r{number}", "apply", number))
+    for number in range(3):
+        state.finish_run(f"r{number}", 9, "done", "{}")
+    assert [run.id for run in state.runs(9)] == ["r3", "r2", "r1", "r0"]
+    assert [run.id for run in state.runs(9, 3)] == ["r2", "r1", "r0"]
+    assert [run.id for run in state.runs(1, 2)] == ["r1"]
+    assert state.runs(9, 0) == []
+
+
 def test_given_a_run_when_asked_for_by_its_id_then_it_is_that_one(state: State) -> None:
     state.begin_run(RunRecord("one", "apply", 1))
     state.begin_run(RunRecord("two", "apply", 2, heartbeat_ms=2))

@@ -1,0 +1,128 @@
+"""``janitor topic``: all that is known of one topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+from rich.text import Text
+
+from janitor.app.session import Session, session
+from janitor.cli import render
+from janitor.cli.hints import typed
+from janitor.cli.options import common_options
+from janitor.cli.state import open_state
+from janitor.status.collect import collect
+from janitor.status.past import topic_detail
+from tms_core.cli.names import TopicType
+from tms_core.topic import TopicId
+
+#: Blocks from an eighth to the whole.
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+@click.command("topic")
+@click.argument("topic", type=TopicType(), metavar="NS:TOPIC")
+@common_options
+def command(topic: TopicId) -> None:
+    """Show one topic: size over time, ttl, what is held and why, consumers, what was taken.
+
+    Reads what the janitor remembers and not the store, so it works while a daemon runs. The status
+    page shows the same under /topics/NS:TOPIC.
+
+    \b
+    Example:
+      janitor topic default:orders --config janitor.yaml
+    """
+    current = session()
+    with open_state(current) as state:
+        found = topic_detail(state, collect(state, current.site(), current.clock), topic) if state else None
+    if found is None:
+        hint = typed(current, "status")
+        raise click.UsageError(f"the janitor has not met a topic {topic}; topics are known after a run, see: {hint}")
+    if current.as_json:
+        render.print_json(found)
+        return
+    out = render.console()
+    for line in lines(current, topic, found):
+        out.print(line)
+
+
+def lines(current: Session, topic: TopicId, found: Mapping[str, Any]) -> Iterator[Text]:
+    """What ``topic_detail`` found, in lines."""
+    now_ms, figures = found["now_ms"], found["figures"]
+    deleted = ", deleted" if figures["generation"] < 0 else ""
+    yield Text(f"{topic}", style="bold")
+    ttl = render.duration(figures["ttl_seconds"] * 1000)
+    yield render.line("ttl", f"{ttl}; generation {abs(figures['generation'])}{deleted}")
+    yield from _size(figures, found["sizes"], now_ms)
+    if found["next_due_ms"] is not None:
+        late = found["next_due_ms"] <= now_ms
+        yield render.line("next due", "now" if late else render.when(found["next_due_ms"], now_ms))
+    if figures["overdue_rows"]:
+        yield render.line("overdue", f"{figures['overdue_rows']:,} rows were due in the last run and stayed")
+    yield from _held(found["held"], now_ms)
+    if found["quarantined"]:
+        entry = found["quarantined"]
+        again = f"tried again {render.when(entry['probe_ms'], now_ms)}"
+        yield render.line("quarantined", f"failed {entry['strikes']} times: {entry['error'].rstrip('.')}; {again}")
+    for consumer in found["consumers"]:
+        yield render.line("consumer", f"{consumer['consumer']}: {lag(consumer, now_ms)}")
+    for change in found["changes"]:
+        yield render.line("changed", f"{_changed(change)}, seen {render.when(change['seen_ms'], now_ms)}")
+    for entry in found["ledger"]:
+        rows = "rows" if entry["rows"] is None else f"{entry['rows']:,} rows"
+        rule = entry["rule"].replace("_", " ")
+        at = render.when(entry["at_ms"], now_ms)
+        yield render.line("taken", f"{rows} of the {entry['table']} table, {rule}", at, f"run {entry['run']}")
+    yield render.line("one message", typed(current, f"why {topic} MESSAGE_ID"))
+
+
+def lag(consumer: Mapping[str, Any], now_ms: int) -> str:
+    """How far a consumer is behind, in words."""
+    if not consumer["lag_messages"]:
+        return f"has read all, {render.when(consumer['updated_ms'], now_ms)}"
+    behind = f"{consumer['lag_messages']:,} messages behind"
+    if consumer["oldest_unread_ms"] is not None:
+        behind += f", the oldest {render.duration(now_ms - consumer['oldest_unread_ms'])} old"
+    lost = "; some may have expired before it read them" if consumer["expired"] else ""
+    return f"{behind}; last read {render.when(consumer['updated_ms'], now_ms)}{lost}"
+
+
+def _size(figures: Mapping[str, Any], sizes: Sequence[Mapping[str, Any]], now_ms: int) -> Iterator[Text]:
+    if figures["messages"] is None:
+        yield render.line("size", "not counted yet")
+        return
+    counted = f"counted {render.when(figures['counted_ms'], now_ms)}"
+    yield render.line("size", f"{figures['messages']:,} messages, {render.size(figures['size_bytes'])}; {counted}")
+    if figures["oldest_ms"] is not None:
+        yield render.line("oldest", render.when(figures["oldest_ms"], now_ms))
+        yield render.line("newest", render.when(figures["newest_ms"], now_ms))
+    if len(sizes) > 1:
+        most = max(size["size_bytes"] for size in sizes) or 1
+        curve = "".join(_BLOCKS[size["size_bytes"] * (len(_BLOCKS) - 1) // most] for size in sizes)
+        since = render.duration(now_ms - sizes[0]["counted_ms"])
+        yield render.line("over time", f"{curve} in the last {since}, at most {render.size(most)}")
+
+
+def _held(held: Mapping[str, Any] | None, now_ms: int) -> Iterator[Text]:
+    if held is None:
+        return
+    until = "" if held["until_ms"] is None else f", until {render.when(held['until_ms'], now_ms)}"
+    cause = f": {held['cause']}" if held["cause"] else ""
+    reason = held["reason"].replace("_", " ")
+    yield render.line(
+        "held", f"{held['rows']:,} rows, {render.size(held['size_bytes'])} ({reason}){until}{cause}", style="yellow"
+    )
+    if held["command"]:
+        yield render.line("let it go", held["command"])
+    for command_ in held["keep"]:
+        yield render.line("keep it", command_)
+
+
+def _changed(change: Mapping[str, Any]) -> str:
+    if change["generation"] != change["generation_before"]:
+        return f"generation {change['generation_before']} → {change['generation']}"
+    before, after = (render.duration(change[name] * 1000) for name in ("ttl_before", "ttl_seconds"))
+    return f"ttl {before} → {after}"

@@ -1,0 +1,203 @@
+"""What became of a store and of one topic over time, for the status page, its API and ``janitor topic``.
+
+Made from the state when it is asked for, since it is long and seldom looked at; the store is not read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from threading import Lock
+from typing import Any, NamedTuple
+
+from janitor.state.base import RunRecord, State
+from janitor.state.topic_history import changes, sizes
+from janitor.status.collect import summary
+from janitor.status.status import RunSummary, Status
+from tms_core.topic import TopicId
+
+#: How many ledger entries of a topic are told.
+LEDGER_ENTRIES = 20
+#: How many runs are read at once.
+PAGE_RUNS = 500
+#: How many runs of a range that did not end as they should are named.
+NAMED_BAD, KEPT_BAD = 20, 200
+
+_MINUTE_MS, _HOUR_MS, _DAY_MS = 60_000, 3_600_000, 86_400_000
+#: How a run ended that has not done its work.
+_BAD = frozenset({"failed", "lost", "stopped", "partial"})
+
+
+class Period(NamedTuple):
+    """A stretch of time that ends now, in steps of the same length."""
+
+    length_ms: int
+    step_ms: int
+
+
+#: What the page offers, by its name.
+RANGES = {
+    "1h": Period(_HOUR_MS, _MINUTE_MS),
+    "24h": Period(_DAY_MS, 30 * _MINUTE_MS),
+    "7d": Period(7 * _DAY_MS, 4 * _HOUR_MS),
+    "30d": Period(30 * _DAY_MS, _DAY_MS),
+}
+
+
+@dataclass(slots=True)
+class Step:
+    """What the runs took that began in one stretch of time.
+
+    Attributes:
+        runs, bad: how many began, and how many of them did not end as they should.
+    """
+
+    at_ms: int
+    runs: int = 0
+    bad: int = 0
+    expired: int = 0
+    old_generation: int = 0
+    invalid_transaction: int = 0
+
+    def add(self, other: Step) -> None:
+        """Add what another stretch has."""
+        self.runs += other.runs
+        self.bad += other.bad
+        self.expired += other.expired
+        self.old_generation += other.old_generation
+        self.invalid_transaction += other.invalid_transaction
+
+
+class RunHistory:
+    """What runs took in the last 30 days, by the minute: read from the state once, and continued from there.
+
+    Reading the reports of 30 days takes seconds, so it is done when it is asked for first, and then only what is new.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._steps: dict[str, dict[int, Step]] = {"apply": {}, "plan": {}}
+        self._bad: deque[RunSummary] = deque(maxlen=KEPT_BAD)
+        self._counted_ms = -1
+
+    def range(self, state: State, name: str, now_ms: int) -> dict[str, Any]:
+        """A range of time in steps. One with runs that only planned and none that applied tells of the plans.
+
+        Args:
+            name: of ``RANGES``.
+
+        Returns:
+            ``range``, ``mode``, ``step_ms``, ``steps`` (oldest first, without gaps) and ``bad_runs`` (newest first).
+
+        Raises:
+            KeyError: there is no range of this name.
+            StoreError: the state cannot be read.
+        """
+        length_ms, step_ms = RANGES[name]
+        first_ms = (now_ms - length_ms) // step_ms * step_ms + step_ms
+        with self._lock:
+            self._read(state, now_ms)
+            every = {mode: self._sums(mode, first_ms, now_ms, step_ms) for mode in self._steps}
+            bad = [run for run in reversed(self._bad) if run.started_ms >= first_ms][:NAMED_BAD]
+        mode = "apply" if any(step.runs for step in every["apply"]) else "plan"
+        named = [{"id": run.id, "started_ms": run.started_ms, "result": run.result, "error": run.error} for run in bad]
+        steps = [asdict(step) for step in every[mode]]
+        return {"range": name, "mode": mode, "step_ms": step_ms, "steps": steps, "bad_runs": named}
+
+    def _sums(self, mode: str, first_ms: int, now_ms: int, step_ms: int) -> list[Step]:
+        found = {at_ms: Step(at_ms) for at_ms in range(first_ms, now_ms + 1, step_ms)}
+        for at_ms, step in self._steps[mode].items():
+            into = found.get(at_ms // step_ms * step_ms)
+            if into is not None:
+                into.add(step)
+        return list(found.values())
+
+    def _read(self, state: State, now_ms: int) -> None:
+        """Add the runs that have ended since, and drop what is too old."""
+        oldest_ms = now_ms - RANGES["30d"].length_ms
+        found = list(_ended(state, max(self._counted_ms + 1, oldest_ms)))
+        for run in reversed(found):
+            at_ms = run.started_ms // _MINUTE_MS * _MINUTE_MS
+            bad = run.result in _BAD
+            taken = (run.expired, run.old_generation, run.invalid_transaction)
+            self._steps[run.mode].setdefault(at_ms, Step(at_ms)).add(Step(at_ms, 1, int(bad), *taken))
+            self._counted_ms = max(self._counted_ms, run.started_ms)
+            if bad:
+                self._bad.append(run)
+        for steps in self._steps.values():
+            for at_ms in [at_ms for at_ms in steps if at_ms < oldest_ms]:
+                del steps[at_ms]
+
+
+def _ended(state: State, from_ms: int) -> Iterator[RunSummary]:
+    """Runs that have ended of those that began then or later, newest first; a page of reports in memory at a time."""
+    before_ms = None
+    while True:
+        page = state.runs(PAGE_RUNS, before_ms)
+        for run in page:
+            if run.started_ms < from_ms:
+                return
+            if run.finished_ms is not None:
+                yield summary(run)
+        if len(page) < PAGE_RUNS:
+            return
+        # No two runs of one janitor begin in the same millisecond.
+        before_ms = page[-1].started_ms
+
+
+def runs_between(state: State, limit: int, from_ms: int | None = None, to_ms: int | None = None) -> list[RunSummary]:
+    """The last ``limit`` runs that began in a half-open stretch of time, newest first.
+
+    Args:
+        from_ms, to_ms: None for no bound.
+
+    Raises:
+        StoreError: the state cannot be read.
+    """
+    return [summary(run) for run in state.runs(limit, to_ms) if from_ms is None or run.started_ms >= from_ms]
+
+
+def run_detail(state: State, run_id: str) -> dict[str, Any] | None:
+    """One run with its report; None when it is unknown or was forgotten.
+
+    Raises:
+        StoreError: the state cannot be read.
+    """
+    found = state.run(run_id)
+    return None if found is None else _run(found)
+
+
+def _run(run: RunRecord) -> dict[str, Any]:
+    return {**asdict(summary(run)), "report": json.loads(run.report) if run.report else None}
+
+
+def topic_detail(state: State, status: Status, topic: TopicId) -> dict[str, Any] | None:
+    """All that is known of one topic; None when the janitor has not met it.
+
+    Args:
+        status: as it was taken last.
+
+    Raises:
+        StoreError: the state cannot be read.
+    """
+    name = str(topic)
+    figures = next((one for one in status.topics if one.name == name), None)
+    if figures is None:
+        return None
+    held = next((one for one in status.held if one.topic == name), None)
+    quarantined = next((one for one in status.quarantined if one.topic == name), None)
+    return {
+        "now_ms": status.now_ms,
+        "figures": {slot: getattr(figures, slot) for slot in figures.__slots__},
+        "next_due_ms": None
+        if figures.oldest_ms is None or figures.generation < 0
+        else figures.oldest_ms + figures.ttl_seconds * 1000 + 1,
+        "held": None if held is None else asdict(held),
+        "quarantined": None if quarantined is None else asdict(quarantined),
+        "consumers": [asdict(one) for one in status.consumers if f"{one.tms_namespace}:{one.topic}" == name],
+        "changes": [change._asdict() for change in reversed(changes(state).get(name, []))],
+        "sizes": [size._asdict() for size in sizes(state, name)],
+        "ledger": [entry.to_json() for entry in state.ledger(LEDGER_ENTRIES, topic=topic)],
+    }

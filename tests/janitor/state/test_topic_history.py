@@ -1,0 +1,99 @@
+"""What is remembered of each topic over time: changes of its metadata, and its size, both bounded."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor.state import State, TopicCount
+from janitor.state.topic_history import (
+    KEPT_CHANGES,
+    KEPT_SIZES,
+    SIZED_TOPICS,
+    SIZES_MS,
+    Change,
+    Size,
+    changes,
+    save_sizes,
+    save_topics,
+    sizes,
+    thinned,
+)
+from tests.builders import DAY, HOUR, NOW_MS
+from tms_core.topic import TopicId, TopicMetadata
+
+ORDERS = TopicId("default", "orders")
+
+
+def metadata(ttl_seconds: int, generation: int = 1, name: str = "orders") -> TopicMetadata:
+    return TopicMetadata(TopicId("default", name), generation, ttl_seconds)
+
+
+def test_given_a_ttl_that_changes_when_topics_are_saved_then_it_says_from_what_to_what_and_when(state: State) -> None:
+    save_topics(state, [metadata(60), metadata(9, name="other")], 1)
+    save_topics(state, [metadata(60), metadata(9, name="other")], 2)
+    assert changes(state) == {}
+    save_topics(state, [metadata(30), metadata(9, name="other")], 3)
+    save_topics(state, [metadata(30, -1), metadata(9, name="other")], 4)
+    assert changes(state) == {"default:orders": [Change(3, 60, 30, 1, 1), Change(4, 30, 30, 1, -1)]}
+
+
+def test_given_a_topic_met_for_the_first_time_then_that_is_no_change(state: State) -> None:
+    save_topics(state, [metadata(60)], 1)
+    save_topics(state, [metadata(60), metadata(9, name="other")], 2)
+    assert changes(state) == {}
+
+
+def test_given_many_changes_then_the_last_ones_stay(state: State) -> None:
+    for number in range(KEPT_CHANGES + 5):
+        save_topics(state, [metadata(number + 1)], number)
+    found = changes(state)["default:orders"]
+    assert len(found) == KEPT_CHANGES
+    assert found[-1] == Change(KEPT_CHANGES + 4, KEPT_CHANGES + 4, KEPT_CHANGES + 5, 1, 1)
+
+
+def test_given_a_topic_that_is_gone_then_so_are_its_changes(state: State) -> None:
+    save_topics(state, [metadata(60), metadata(9, name="other")], 1)
+    save_topics(state, [metadata(30), metadata(9, name="other")], 2)
+    save_topics(state, [metadata(9, name="other")], 3)
+    save_topics(state, [metadata(8, name="other")], 4)
+    assert set(changes(state)) == {"default:other"}
+
+
+@given(st.lists(st.integers(1, 3 * HOUR), max_size=300))
+def test_given_any_counts_then_few_sizes_stay_in_order_with_the_newest(gaps: list[int]) -> None:
+    found: list[Size] = []
+    at_ms = NOW_MS
+    for gap in gaps:
+        at_ms += gap
+        found = thinned(found, Size(at_ms, 1, 1))
+        assert found[-1].counted_ms == at_ms
+    assert len(found) == min(len(gaps), KEPT_SIZES)
+    assert found == sorted(found)
+    assert all(size.counted_ms >= at_ms - SIZES_MS for size in found)
+
+
+def test_given_counts_at_equal_times_for_long_then_the_sizes_span_all_of_it_and_leave_no_large_gap() -> None:
+    found: list[Size] = []
+    for minute in range(2000):
+        found = thinned(found, Size(NOW_MS + 60_000 * minute, 1, 1))
+    times = [size.counted_ms for size in found]
+    assert times[0] == NOW_MS
+    widest = max(after - before for before, after in pairwise(times))
+    assert widest <= 4 * 2000 * 60_000 / KEPT_SIZES
+
+
+def test_given_a_clock_that_was_set_back_then_the_sizes_of_the_future_go() -> None:
+    assert thinned([Size(5 * DAY, 1, 1), Size(9 * DAY, 1, 1)], Size(6 * DAY, 2, 2)) == [
+        Size(5 * DAY, 1, 1),
+        Size(6 * DAY, 2, 2),
+    ]
+
+
+def test_given_more_topics_than_are_drawn_then_the_largest_are_kept(state: State) -> None:
+    many = {TopicId("a", f"t{n}"): TopicCount(1, n, None, None, NOW_MS) for n in range(SIZED_TOPICS + 3)}
+    save_sizes(state, many)
+    assert sizes(state, "a:t2") == []
+    assert sizes(state, "a:t3") == [Size(NOW_MS, 1, 3)]

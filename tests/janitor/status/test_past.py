@@ -1,0 +1,106 @@
+"""What runs took over time, and all there is to say of one topic or run, made from the state."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from janitor.state import RunRecord
+from janitor.state.sqlite.state import SqliteState
+from janitor.status import collect, past
+from janitor.status.past import RANGES, RunHistory, run_detail, runs_between
+from janitor.status.status import RunSummary
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS
+
+
+def ran(state: SqliteState, at_ms: int, expired: int = 1, result: str = "done", mode: str = "apply") -> str:
+    """A run that has ended; returns its id."""
+    run_id = f"{at_ms}-{mode}"
+    state.begin_run(RunRecord(run_id, mode, at_ms))
+    state.finish_run(run_id, at_ms + 1, result, json.dumps({"totals": {"expired": expired, "kept": {}}}))
+    return run_id
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_given_runs_in_and_before_a_range_then_its_steps_hold_those_within_each_once(name: str) -> None:
+    length_ms, step_ms = RANGES[name]
+    with SqliteState.in_memory() as state:
+        ran(state, NOW_MS - length_ms - step_ms, 1000)
+        for number in range(5):
+            ran(state, NOW_MS - number * length_ms // 6, 10**number)
+        found = RunHistory().range(state, name, NOW_MS)
+    assert sum(step["expired"] for step in found["steps"]) == 11111
+    assert sum(step["runs"] for step in found["steps"]) == 5
+    times = [step["at_ms"] for step in found["steps"]]
+    assert times == list(range(times[0], times[0] + len(times) * step_ms, step_ms))
+    assert NOW_MS - step_ms < times[-1] <= NOW_MS
+
+
+def test_given_more_runs_later_then_only_those_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(past, "PAGE_RUNS", 2)
+    history = RunHistory()
+    read: list[str] = []
+
+    def noting(run: RunRecord) -> RunSummary:
+        read.append(run.id)
+        return collect.summary(run)
+
+    monkeypatch.setattr(past, "summary", noting)
+    with SqliteState.in_memory() as state:
+        first = [ran(state, NOW_MS - number * HOUR) for number in range(5)]
+        assert sum(step["runs"] for step in history.range(state, "24h", NOW_MS)["steps"]) == 5
+        assert sorted(read) == sorted(first)
+        read.clear()
+        second = ran(state, NOW_MS + MINUTE)
+        found = history.range(state, "24h", NOW_MS + 2 * MINUTE)
+    assert sum(step["runs"] for step in found["steps"]) == 6
+    assert read == [second]
+
+
+def test_given_a_run_under_way_then_it_counts_once_it_has_ended() -> None:
+    history = RunHistory()
+    with SqliteState.in_memory() as state:
+        state.begin_run(RunRecord("one", "apply", NOW_MS))
+        assert not any(step["runs"] for step in history.range(state, "1h", NOW_MS)["steps"])
+        state.finish_run("one", NOW_MS, "failed", json.dumps({"error": "no space"}))
+        found = history.range(state, "1h", NOW_MS)
+    assert sum(step["bad"] for step in found["steps"]) == 1
+    assert found["bad_runs"] == [{"id": "one", "started_ms": NOW_MS, "result": "failed", "error": "no space"}]
+
+
+def test_given_plans_beside_runs_then_the_runs_are_told_and_plans_only_where_there_is_no_run() -> None:
+    with SqliteState.in_memory() as state:
+        ran(state, NOW_MS, 5, mode="plan")
+        assert RunHistory().range(state, "1h", NOW_MS)["mode"] == "plan"
+        ran(state, NOW_MS - 1, 7)
+        found = RunHistory().range(state, "1h", NOW_MS)
+    assert found["mode"] == "apply"
+    assert sum(step["expired"] for step in found["steps"]) == 7
+
+
+def test_given_time_goes_on_then_what_is_older_than_every_range_is_forgotten() -> None:
+    history = RunHistory()
+    with SqliteState.in_memory() as state:
+        ran(state, NOW_MS)
+        history.range(state, "30d", NOW_MS)
+        found = history.range(state, "30d", NOW_MS + 31 * DAY)
+    assert not any(step["runs"] for step in found["steps"])
+    assert not any(history._steps.values())
+
+
+def test_given_an_unknown_range_or_run_then_it_says_so() -> None:
+    with SqliteState.in_memory() as state:
+        with pytest.raises(KeyError):
+            RunHistory().range(state, "2h", NOW_MS)
+        assert run_detail(state, "none") is None
+
+
+def test_given_a_stretch_of_time_then_its_runs_come_newest_first() -> None:
+    with SqliteState.in_memory() as state:
+        ids = [ran(state, NOW_MS + number) for number in range(4)]
+        assert [run.id for run in runs_between(state, 10, NOW_MS + 1, NOW_MS + 3)] == [ids[2], ids[1]]
+        assert [run.id for run in runs_between(state, 1)] == [ids[3]]
+        found = run_detail(state, ids[0])
+    assert found is not None
+    assert found["report"]["totals"]["expired"] == 1
