@@ -15,7 +15,6 @@ from typing import Any
 from janitor.boundary import coverage as rounds
 from janitor.boundary.coverage import Round
 from janitor.inspect.rows import Audit
-from janitor.law.intervals import Interval
 from janitor.report import Report
 from janitor.run import claims, conclude, feedback, guards, passes, record
 from janitor.run import counters as figures
@@ -30,7 +29,7 @@ from janitor.sweep.permission import Permission, asked_of_memory
 from janitor.sweep.rate_limit import Pacer
 from janitor.sweep.sweep import sweep_store
 from tms_core.errors import Interrupted, LeaseLost, MemoryFailed, StoreBusy, StoreError
-from tms_core.tables.base import Store
+from tms_core.tables.base import KeyRange, Store
 
 #: How often a run writes down how far it has come, in milliseconds of running time.
 PROGRESS_MS = 10_000
@@ -151,7 +150,7 @@ class SweepRun:
     def _is_due(self) -> bool:
         return self._deps.clock.running_ms() - self._saved_ms >= PROGRESS_MS
 
-    def _save_evidence(self, covered: Sequence[Interval], untouchable: int | None) -> None:
+    def _save_evidence(self, covered: Sequence[KeyRange], untouchable: int | None) -> None:
         deps = self._deps
         self._sync()
         with asked_of_memory(), self._as_its_holder():

@@ -434,7 +434,8 @@ class History(RuleBasedStateMachine):
                 assert least <= one.lag_messages <= most
 
 
-TestHistories = pytest.mark.timeout(7200)(History.TestCase)
+#: Other tests cover every line of it; to trace it would double the time.
+TestHistories = pytest.mark.no_cover(pytest.mark.timeout(7200)(History.TestCase))
 TestHistories.settings = settings(
     max_examples=size("TMS_TEST_HISTORIES", 4),
     stateful_step_count=30,

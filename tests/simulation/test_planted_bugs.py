@@ -38,6 +38,9 @@ from tms_core.tables.lease import Lease
 from tms_core.tables.leveldb import manifest
 from tms_core.topic import TopicMetadata
 
+#: To trace the same histories again would double the time.
+pytestmark = pytest.mark.no_cover
+
 #: Seeds tried for each bug; most are found by the first few.
 SEEDS = 400
 #: A history longer than this is not short.

@@ -29,6 +29,8 @@ pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
 #: How long Spark may take to start, or to do something small, on a busy machine.
 PATIENCE_SECONDS = 240
+#: How each of the many Java machines is told that it will not live long.
+LITTLE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def spark_home() -> Path:
@@ -62,6 +64,7 @@ def daemon(folder: Path, name: str, *arguments: str) -> Iterator[Daemon]:
     """One of Spark's own processes."""
     log = folder / f"{name}.log"
     environment = {**os.environ, "SPARK_DAEMON_MEMORY": "512m", "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment["SPARK_DAEMON_JAVA_OPTS"] = LITTLE
     environment |= {"SPARK_WORKER_DIR": str(folder / name), "PYSPARK_PYTHON": sys.executable}
     command = [str(spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{arguments[0]}", *arguments[1:]]
     with log.open("wb") as stream:
@@ -98,6 +101,10 @@ def connect(master: str, tmp_path: Path) -> Iterator[str]:
         "spark.driver.host": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.memory": "512m",
+        "spark.driver.extraJavaOptions": LITTLE,
+        "spark.executor.extraJavaOptions": LITTLE,
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.executor.memory": "512m",
         "spark.executor.cores": "1",
         "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),

@@ -38,6 +38,8 @@ _PAGE_ROWS = 1000
 _MOST_SEQUENCE = 2**16 - 1
 
 Rank = tuple[int, int, int, int]
+#: Below all ids.
+LOWEST: Rank = (0, 0, 0, 0)
 
 
 class GroupClaim(NamedTuple):
@@ -107,6 +109,7 @@ class Look(NamedTuple):
         segments: what is neither done nor claimed, in order.
         kept: claims that stay as they are.
         free: void claims and marks behind the base.
+        own: behind what the reader itself has claimed.
     """
 
     base: MessageId
@@ -115,6 +118,7 @@ class Look(NamedTuple):
     segments: tuple[Segment, ...]
     kept: tuple[GroupClaim, ...]
     free: tuple[GroupClaim, ...]
+    own: Rank
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
@@ -156,7 +160,31 @@ def look(base: MessageId, claims: Sequence[GroupClaim], reader: Transaction) -> 
     kept = tuple(claim for is_, claim in behind if is_ is not Truth.VOID)
     free = tuple(claim for is_, claim in behind if is_ is Truth.VOID)
     opened = min((claim.pointer for is_, claim in behind if is_ is Truth.OPEN), default=None)
-    return Look(base, opened, merged, tuple(_segments(base, kept, free)), kept, free)
+    own = max((rank(claim.last) for is_, claim in behind if is_ is Truth.OWN), default=LOWEST)
+    return Look(base, opened, merged, tuple(_segments(base, kept, free)), kept, free, own)
+
+
+def given_back(
+    claims: Sequence[GroupClaim], pointer: int, after: MessageId | None
+) -> tuple[list[GroupClaim], list[GroupClaim]]:
+    """What is free and what stays when a transaction gives back what it has claimed.
+
+    Args:
+        claims: all claims and marks of a group.
+        pointer: the transaction's id.
+        after: it gives back only what lies behind this id, and that does not count as a try; None: all.
+
+    Returns:
+        Void claims and marks; and claims that stay.
+    """
+    free = [claim for claim in claims if claim.pointer in (0, pointer)]
+    kept = [claim for claim in claims if claim.pointer not in (0, pointer)]
+    if after is None:
+        return free, kept
+    own = [claim for claim in free if claim.pointer == pointer]
+    kept += [claim._replace(last=min(claim.last, after, key=rank)) for claim in own if _first(claim) < rank(after)]
+    back = [claim._replace(first=max(claim.first, after, key=rank), tries=claim.tries - 1) for claim in own]
+    return [claim for claim in free if claim.pointer == 0] + [one for one in back if _first(one) < rank(one.last)], kept
 
 
 def limited(limit: int, tries: int, max_deliveries: int | None) -> int:
