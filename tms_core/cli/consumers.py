@@ -93,7 +93,7 @@ def show(options: Remote, topic: TopicId, name: str) -> None:
 @topic_argument
 @click.argument("name")
 @click.option(
-    "--to", "position", type=MessageIdType(), metavar="ID", help="It has read up to this message, and this one."
+    "--to", "position", type=MessageIdType(), metavar="ID", help="It has read this message and all before it."
 )
 @click.option("--since", type=SinceType(), help="It goes on with what was published then and later: 1h (ago), now, …")
 @remote
