@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 _TICK_SECONDS = 1.0
 #: How often one that ends looks whether all is answered, in seconds.
 _CLOSING_SECONDS = 0.005
+#: Turns of the event loop in which a connection that has come is accepted and known.
+_TURNS = 10
 
 
 class ServerThread:
@@ -192,18 +194,32 @@ class _Server(uvicorn.Server):
                     await self._told.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await _some_turns()  # takes connections that have come already
         for server in self.servers:
             server.close()
         for listening in sockets or []:
             listening.close()
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
         try:
             async with asyncio.timeout(self.config.timeout_graceful_shutdown):
-                while self.server_state.connections or self.server_state.tasks:
-                    await asyncio.sleep(_CLOSING_SECONDS)
+                await self._close_connections()
         except TimeoutError:
             logger.error("%d answers were not ready in time and are given up", len(self.server_state.tasks))
             for task in list(self.server_state.tasks):
                 task.cancel()
         await self.lifespan.shutdown()
+
+    async def _close_connections(self) -> None:
+        """Close those that wait for nothing, and the others once they are answered."""
+        while True:
+            await _some_turns()  # one that was just accepted is none yet
+            if not (self.server_state.connections or self.server_state.tasks):
+                return
+            for connection in list(self.server_state.connections):
+                connection.shutdown()
+            await asyncio.sleep(_CLOSING_SECONDS)
+
+
+async def _some_turns() -> None:
+    """Let the event loop do what is due, and what follows from that."""
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
