@@ -25,7 +25,6 @@ import plyvel
 from benchmarks.figure import Figure, report
 from benchmarks.stores import BODY, NOW_MS, build, engine, topic_names
 from janitor.law.policy import Rule
-from janitor.law.ranges import Range
 from janitor.spark.columns import DataTable
 from janitor.spark.source.options import SourceOptions
 from janitor.spark.source.parts import Piece
@@ -33,7 +32,7 @@ from janitor.spark.source.source import RowReader, register
 from tests.support import size
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageKey, PayloadKey
-from tms_core.tables.base import MessageValue
+from tms_core.tables.base import ALL_KEYS, MessageValue
 from tms_core.tables.leveldb.clone import clone
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import encode_properties
@@ -45,7 +44,7 @@ TASKS, TURNS = 8, 5
 LOOPS = 5
 #: Rows written at once.
 BATCH = 10_000
-EVERYTHING = Piece(None, (Range(b"", b""),))
+EVERYTHING = Piece(None, (ALL_KEYS,))
 
 
 def pin(processors: set[int]) -> None:

@@ -7,7 +7,7 @@ from threading import RLock
 from typing import Any, TypeVar
 
 from tms_core.rowkey import salt
-from tms_core.tables.base import MessageValue, Page, Store, TxCell
+from tms_core.tables.base import KeyRange, MessageValue, Page, Store, TxCell
 from tms_core.tables.memory import MemoryMessageTable, MemoryPayloadTable, MemoryStore
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class SaltedStore(MemoryStore):
 
     def _part(self, number: int) -> Store:
         part = MemoryStore()
-        part.span = bytes([number]), bytes([number + 1])
+        part.span = KeyRange(bytes([number]), bytes([number + 1]))
         part.metadata = self.metadata
         part.message = _Messages(self.message, number, self._lock)
         part.payload = _Payloads(self.payload, number, self._lock)

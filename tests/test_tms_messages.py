@@ -17,7 +17,7 @@ from click.shell_completion import shell_complete
 from tests.builders import NOW_MS
 from tms_core.cli.main import cli, execute
 from tms_core.cli.serve import Started, serving
-from tms_core.client import Client
+from tms_core.client import Client, NotInProgress
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageId
 from tms_core.server.auth.tokens import new_token, token_line
@@ -287,6 +287,24 @@ def test_given_a_place_to_begin_when_polled_then_it_begins_there(typed: Type, to
     assert read("--since", "1h") == ["one", "two", "three"]
     assert read("--since", "now+1h") == []
     assert read("--since", "2023-11-14T22:13:20Z", "-n", "1") == ["one"]
+    assert read("--after", "1h") == ["one", "two", "three"]
+    assert typed("poll", topic, "--after", "then")[0] == 2
+
+
+@pytest.mark.parametrize("words", [(), ("-f", "-n", "1")], ids=["once", "follow"])
+def test_given_a_time_to_begin_behind_when_polled_then_the_messages_of_that_millisecond_are_left_out(
+    typed: Type, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    environ = {"TMS_STORAGE__KIND": "memory", "TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
+    clock = ManualClock(NOW_MS)
+    with serving(None, environ, {}, janitor=False, clock=clock) as started, Client(started.url) as client:
+        monkeypatch.setenv("TMS_URL", started.url)
+        client.create_topic("default:orders")
+        client.publish("default:orders", [b"one"])
+        clock.advance(1)
+        client.publish("default:orders", [b"two"])
+        assert typed("poll", "default:orders", "--raw", "--since", NOW_MS, "-n", "1")[1] == "one\n"
+        assert typed("poll", "default:orders", "--raw", "--after", NOW_MS, *words)[1] == "two\n"
 
 
 def test_given_a_consumer_when_polled_behind_it_then_its_position_stays(
@@ -498,6 +516,34 @@ def test_given_a_consumer_when_set_shown_and_deleted_then_it_goes_on_there_and_i
     assert typed("poll", topic, "--raw", "--consumer", "billing")[1] == ""
     assert typed("consumer", "delete", topic, "billing")[0] == 0
     assert typed("consumer", "list", topic)[1] == f"no topic of {topic} has a consumer\n"
+
+
+def test_given_a_claim_that_is_open_when_released_then_its_transaction_cannot_commit_and_another_has_the_messages(
+    typed: Type, topic: str, client: Client
+) -> None:
+    client.publish(topic, [b"one"])
+
+    def hang() -> None:
+        with client.transaction() as tx:
+            list(tx.consume(topic, "billing"))
+            pointer = str(tx.transaction.transaction_id)
+            assert pointer in typed("consumer", "show", topic, "billing")[1]
+            shown = json.loads(typed("consumer", "show", topic, "billing", "--format", "json")[1])
+            assert [claim["transaction"] for claim in shown["claims"]] == [pointer]
+            for words in (["set", topic, "billing", "--since", "1h"], ["delete", topic, "billing"]):
+                code, _, err = typed("consumer", *words)
+                assert (code, "claims open" in err) == (1, True)
+            for count in (1, 0):
+                done = (0, f"{count} transactions of billing were invalidated\n")
+                assert typed("consumer", "release", topic, "billing")[:2] == done
+
+    with pytest.raises(NotInProgress):
+        hang()
+    with client.transaction() as tx:
+        assert [message.payload for message in tx.consume(topic, "billing")] == [b"one"]
+        assert typed("consumer", "set", topic, "billing", "--since", "1h", "--force")[0] == 0
+        tx.roll_back()
+    assert typed("consumer", "delete", topic, "billing", "--force")[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,6 @@ from tools.house import PACKAGES, ROOT, read, repeated_names, riddles
 
 MODULES = read(ROOT, PACKAGES)
 
-#: Rooms whose texts are still to be made plain; the list may only shrink.
-NOT_PLAIN_YET = {
-    "janitor.run",
-    "janitor.sweep",
-}
-
 #: Class names that more than one module has, and why.
 SHARED_NAMES = {
     "Message": "what the server stores, and what its client gets, which says the same in types of its own",
@@ -20,23 +14,11 @@ SHARED_NAMES = {
     "Settings": "each of the two programs has its own",
     "_Closed": "the same of the two drivers of the state",
 }
-#: Class names that are still to be told apart; the list may only shrink.
-NOT_APART_YET = {
-    "Job",
-    "Progress",
-}
 
 
-def test_given_the_rooms_that_are_plain_when_read_then_no_word_in_them_makes_a_reader_guess_who_is_meant() -> None:
-    said = {name: count for name, count in riddles(MODULES).items() if room(name) not in NOT_PLAIN_YET}
-    assert said == {}
+def test_given_all_modules_when_read_then_no_word_in_them_makes_a_reader_guess_who_is_meant() -> None:
+    assert riddles(MODULES) == {}
 
 
 def test_given_all_classes_when_two_have_one_name_then_there_is_a_reason() -> None:
-    reasons = SHARED_NAMES.keys() | NOT_APART_YET
-    assert {name: where for name, where in repeated_names(MODULES).items() if name not in reasons} == {}
-
-
-def room(module: str) -> str:
-    """The package, or the module at the top, that a module is in."""
-    return ".".join(module.split(".")[:2])
+    assert {name: where for name, where in repeated_names(MODULES).items() if name not in SHARED_NAMES} == {}

@@ -14,7 +14,7 @@ from janitor.app.session import Session
 from janitor.app.signals import ending
 from janitor.control.api import Behind, Observers, greeting
 from janitor.control.server import ControlServer
-from janitor.daemon.daemon import Daemon, Job, Watched
+from janitor.daemon.daemon import Daemon, DaemonPlan, Job, Watched
 from janitor.daemon.schedule import Schedule
 from janitor.daemon.snapshot_refresh import Refreshed
 from janitor.daemon.trigger import cron, every
@@ -217,17 +217,16 @@ def _assemble(
         watched,
         source,
         schedule,
-        trigger,
-        state,
         current.site(),
         Metrics(wanted.metrics.per_topic, wanted.metrics.top, current.registry),
-        clock,
-        lease=lease,
-        adopt=adopt,
-        patterns=patterns,
-        snapshot_seconds=max(1, settings.transactions.snapshot_interval_seconds // 2),
-        jobs=jobs,
-        stop=stop,
+        DaemonPlan(
+            trigger,
+            adopt=adopt,
+            patterns=patterns,
+            snapshot_seconds=max(1, settings.transactions.snapshot_interval_seconds // 2),
+            jobs=jobs,
+            stop=stop,
+        ),
     )
     return daemon
 

@@ -18,9 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from janitor.law.intervals import EVERYTHING, Interval, remainder
+from janitor.law.ranges import remainder
 from janitor.law.references import Lifetime
 from janitor.state.base import Claim, Evidence
+from tms_core.tables.base import ALL_KEYS, KeyRange
 from tms_core.transaction.model import TX_PER_MS
 
 
@@ -126,7 +127,7 @@ def find_gap(evidence: Iterable[Evidence]) -> str | None:
     intervals = [_interval(item) for item in evidence]
     if not intervals:
         return "no complete pass has covered the message table yet"
-    gaps = remainder(EVERYTHING, intervals)
+    gaps = remainder(ALL_KEYS, intervals)
     if not gaps:
         return None
     start, stop = gaps[0]
@@ -166,5 +167,5 @@ def _between(start: bytes, stop: bytes | None) -> str:
     return f"from {first} to {last}" + (f" (salt {start[0]})" if is_salt else "")
 
 
-def _interval(item: Evidence) -> Interval:
-    return Interval(item.start, item.stop)
+def _interval(item: Evidence) -> KeyRange:
+    return KeyRange(item.start, item.stop)

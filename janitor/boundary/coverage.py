@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from janitor.law.intervals import EVERYTHING, Interval, remainder
+from janitor.law.ranges import remainder
 from janitor.state.base import State
-from tms_core.tables.base import Store
+from tms_core.tables.base import ALL_KEYS, KeyRange, Store
 
 #: The note that says when the round began that is under way, and which runs have covered something in it.
 ROUND = "round"
@@ -29,7 +29,7 @@ ROUND_MS = 7 * 24 * 3600 * 1000
 
 
 #: Told of intervals that were covered, and of the lowest invalid pointer there that has to stay; None: none was met.
-Record = Callable[[Sequence[Interval], int | None], None]
+Record = Callable[[Sequence[KeyRange], int | None], None]
 
 
 #: Told up to which key something was done.
@@ -56,7 +56,7 @@ class Round:
 
     began_ms: int
     record: Record
-    done: tuple[Interval, ...] = ()
+    done: tuple[KeyRange, ...] = ()
     since_ms: int | None = None
     is_due: Callable[[], bool] = lambda: False
     payloads_from: bytes = b""
@@ -64,27 +64,26 @@ class Round:
 
     def has_done(self, part: Store) -> bool:
         """Whether an earlier run has covered this part."""
-        return not remainder(Interval(*part.span), self.done)
+        return not remainder(part.span, self.done)
 
     def first_undone(self, part: Store) -> bytes:
         """The first key of a part that no earlier run has covered, where these have covered all before it."""
-        start, stop = part.span
-        left = remainder(Interval(start, stop), self.done)
-        return left[0].start if len(left) == 1 and left[0].stop == stop else start
+        left = remainder(part.span, self.done)
+        return left[0].start if len(left) == 1 and left[0].stop == part.span.stop else part.span.start
 
     def record_gaps(self, parts: Sequence[Store]) -> None:
         """Where no part has keys there is nothing to search: what may still be put there is of younger transactions."""
-        gaps = remainder(EVERYTHING, [Interval(*part.span) for part in parts])
+        gaps = remainder(ALL_KEYS, [part.span for part in parts])
         if gaps:
             self.record(gaps, None)
 
 
 def is_whole(parts: Sequence[Store]) -> bool:
     """Whether a store is in one piece."""
-    return [part.span for part in parts] == [EVERYTHING]
+    return [part.span for part in parts] == [ALL_KEYS]
 
 
-class Progress(NamedTuple):
+class RoundProgress(NamedTuple):
     """How far a round has come.
 
     Attributes:
@@ -95,12 +94,12 @@ class Progress(NamedTuple):
     """
 
     began_ms: int
-    done: tuple[Interval, ...] = ()
+    done: tuple[KeyRange, ...] = ()
     since_ms: int | None = None
     payloads_from: bytes = b""
 
 
-def go_on(state: State, run_id: str, now_ms: int, snapshot_ms: int) -> Progress:
+def go_on(state: State, run_id: str, now_ms: int, snapshot_ms: int) -> RoundProgress:
     """Begin a round, or go on with the one that is under way.
 
     Only evidence of runs of the same round counts, and none that rests on a snapshot newer than this run's.
@@ -116,14 +115,14 @@ def go_on(state: State, run_id: str, now_ms: int, snapshot_ms: int) -> Progress:
     note = state.note(ROUND)
     if note is None or not 0 <= now_ms - note["began_ms"] < ROUND_MS:
         state.save_note(ROUND, {"began_ms": now_ms, "runs": [run_id]})
-        return Progress(now_ms)
+        return RoundProgress(now_ms)
     known = [item for item in state.evidence() if item.run_id in note["runs"]]
     runs = sorted({item.run_id for item in known})
     state.save_note(ROUND, {**note, "runs": [*runs, run_id]})
     counting = [item for item in known if item.started_ms <= now_ms and item.snapshot_timestamp_ms <= snapshot_ms]
-    done = tuple(Interval(item.start, item.stop) for item in counting)
+    done = tuple(KeyRange(item.start, item.stop) for item in counting)
     since_ms = min((item.started_ms for item in counting), default=None)
-    return Progress(note["began_ms"], done, since_ms, bytes.fromhex(note.get("payloads", "")))
+    return RoundProgress(note["began_ms"], done, since_ms, bytes.fromhex(note.get("payloads", "")))
 
 
 def save_payloads(state: State, run_id: str, upto: bytes) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
@@ -33,7 +33,6 @@ from janitor.status.collect import Deployment, Live
 from janitor.status.status import Running, RunSummary, SnapshotFigures, Status
 from tms_core.clock import Clock
 from tms_core.errors import Halted, LeaseLost, TmsError
-from tms_core.tables.lease import Lease
 from tms_core.topic import TopicId
 
 #: How often the status is updated and the lease renewed, in seconds.
@@ -125,18 +124,38 @@ class Watched:
         return self._clock.running_ms() - self._seen_ms if self._running is not None else 0
 
 
+@dataclass(frozen=True, slots=True)
+class DaemonPlan:
+    """When a daemon does what.
+
+    Attributes:
+        trigger: when sweeps run.
+        adopt: accept a store met for the first time with the first sweep.
+        patterns: topics to sweep; none for all.
+        snapshot_seconds: how often the transaction snapshot is read.
+        jobs: further chores.
+        stop: set from outside to end everything.
+    """
+
+    trigger: Trigger
+    adopt: bool = False
+    patterns: tuple[str, ...] = ()
+    snapshot_seconds: int = 30
+    jobs: Sequence[Job] = ()
+    stop: Event = field(default_factory=Event)
+
+
 class Daemon:
     """The jobs and their life cycle; also what the HTTP server shows (``janitor.http.StatusViews``).
 
     Args:
-        engine: sweeps.
+        engine: sweeps; its clock, state and lease are the daemon's too.
         watched: the engine's observer.
         source: the snapshots the engine uses; None for nowhere.
-        trigger: when sweeps run.
-        adopt: accept a store met for the first time with the first sweep.
-        patterns: topics to sweep; none for all.
-        jobs: further chores.
-        stop: set from outside to end everything.
+        schedule: runs the jobs.
+        site: what status page and metrics say of this janitor.
+        metrics: what Prometheus reads.
+        plan: when the daemon does what.
     """
 
     def __init__(
@@ -145,42 +164,32 @@ class Daemon:
         watched: Watched,
         source: Refreshed | None,
         schedule: Schedule,
-        trigger: Trigger,
-        state: State,
         site: Deployment,
         metrics: Metrics,
-        clock: Clock,
-        *,
-        lease: Lease | None = None,
-        adopt: bool = False,
-        patterns: tuple[str, ...] = (),
-        snapshot_seconds: int = 30,
-        jobs: Sequence[Job] = (),
-        stop: Event | None = None,
+        plan: DaemonPlan,
     ) -> None:
         self.engine = engine
         self._watched = watched
         self._source = source
         self._schedule = schedule
-        self._state = state
+        self._state = engine.deps.state
         self._site = site
         self._metrics = metrics
-        self._clock = clock
-        self._lease = lease
-        self._adopt = adopt
-        self._patterns = patterns
-        self.stop = stop or Event()
+        self._clock = engine.deps.clock
+        self._lease = engine.deps.lease
+        self._plan = plan
+        self.stop = plan.stop
         self._collecting = Lock()
-        self._started_ms = clock.now_ms()
-        self._ticked_ms = clock.running_ms()
+        self._started_ms = self._clock.now_ms()
+        self._ticked_ms = self._clock.running_ms()
         self._log = RunLog()
         self._failing: dict[str, str] = {}
         self._led = True
         self._outdated = True
-        self._collected_ms = clock.running_ms()
+        self._collected_ms = self._clock.running_ms()
         self._full_wanted = False
-        self._status = collect.collect(state, site, clock, self._live())
-        self._add_jobs(trigger, snapshot_seconds, jobs)
+        self._status = collect.collect(self._state, site, self._clock, self._live())
+        self._add_jobs()
 
     # -- life cycle ------------------------------------------------------------------------------------------------
 
@@ -238,14 +247,14 @@ class Daemon:
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
-    def _add_jobs(self, trigger: Trigger, snapshot_seconds: int, jobs: Sequence[Job]) -> None:
+    def _add_jobs(self) -> None:
         if self._source is not None:
-            self._add("snapshot", every(snapshot_seconds), self._source.refresh, at_once=True)
-        self._add("sweep", trigger, self.sweep, at_once=True)
+            self._add("snapshot", every(self._plan.snapshot_seconds), self._source.refresh, at_once=True)
+        self._add("sweep", self._plan.trigger, self.sweep, at_once=True)
         self._add("topics", every(TOPICS_SECONDS), self.engine.remember_topics, at_once=True)
         self._add("housekeeping", every(HOUSEKEEPING_SECONDS), self.engine.keep_house, at_once=True)
         self._add("tick", every(TICK_SECONDS), self.tick, at_once=True)
-        for job in jobs:
+        for job in self._plan.jobs:
             self._add(job.name, every(job.seconds), job.chore, at_once=True)
 
     def _add(self, name: str, trigger: Trigger, chore: Chore, *, at_once: bool = False) -> None:
@@ -285,9 +294,9 @@ class Daemon:
         try:
             with self._watched.run():
                 if self._site.mode == "plan_only":
-                    report = self.engine.rehearse(patterns=self._patterns)
+                    report = self.engine.rehearse(patterns=self._plan.patterns)
                 else:
-                    report = self.engine.run_once(adopt=self._adopt, patterns=self._patterns, lazy=lazy)
+                    report = self.engine.run_once(adopt=self._plan.adopt, patterns=self._plan.patterns, lazy=lazy)
             self._log.write(report)
         except BaseException:
             self._outdated = True

@@ -13,15 +13,9 @@ from typing import NamedTuple
 
 from janitor.law.policy import Frontier, Rule
 from tms_core.rowkey import NEGATIVE, generation_prefix, pointer_prefix, stop_key, time_prefix
+from tms_core.tables.base import KeyRange
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.model import TX_PER_MS
-
-
-class Range(NamedTuple):
-    """Keys in ``[start, stop)``."""
-
-    start: bytes
-    stop: bytes
 
 
 class Span(NamedTuple):
@@ -106,15 +100,33 @@ def topic_stop(prefix: bytes) -> bytes:
     return stop
 
 
-def intersect(spans: Iterable[Span], allowed: Sequence[Range]) -> list[Span]:
+def intersect(spans: Iterable[Span], allowed: Sequence[KeyRange]) -> list[Span]:
     """The parts of ``spans`` that lie inside ``allowed``; both are in key order."""
     pieces = []
     for span in spans:
         for piece in allowed:
-            start, stop = max(span.start, piece.start), min(span.stop, piece.stop)
+            start = max(span.start, piece.start)
+            stop = span.stop if piece.stop is None else min(span.stop, piece.stop)
             if start < stop:
                 pieces.append(span._replace(start=start, stop=stop))
     return pieces
+
+
+def remainder(whole: KeyRange, taken: Iterable[KeyRange]) -> list[KeyRange]:
+    """What is left of a range without others, in key order."""
+    left = []
+    position: bytes | None = whole.start
+    for start, stop in sorted(taken, key=lambda one: one.start):
+        if position is None or (whole.stop is not None and start >= whole.stop):
+            break
+        if stop is not None and stop <= max(start, position):
+            continue
+        if start > position:
+            left.append(KeyRange(position, start))
+        position = stop
+    if position is not None and (whole.stop is None or position < whole.stop):
+        left.append(KeyRange(position, whole.stop))
+    return left
 
 
 def _old_generations(topic: TopicMetadata, frontier: Frontier) -> list[Span]:
@@ -136,5 +148,5 @@ def _held_generations(topic: TopicMetadata, frontier: Frontier) -> list[Span]:
     return [Span(start, stop, Rule.OLD_GENERATION, held=True)]
 
 
-def _generation(prefix: bytes, generation: int) -> Range:
-    return Range(generation_prefix(prefix, generation), generation_prefix(prefix, generation + 1))
+def _generation(prefix: bytes, generation: int) -> tuple[bytes, bytes]:
+    return generation_prefix(prefix, generation), generation_prefix(prefix, generation + 1)

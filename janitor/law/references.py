@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
-from janitor.law.ranges import Range
 from tms_core.rowkey import LONG_MAX, NEGATIVE, PayloadKey, generation_prefix, java_abs, time_prefix
-from tms_core.tables.base import MessageTable
+from tms_core.tables.base import KeyRange, MessageTable
 from tms_core.topic import TopicId
 from tms_core.transaction.model import TX_PER_MS
 
@@ -63,7 +62,7 @@ def stays(_: bytes) -> bool:
 
 def search_range(
     topic: TopicId, generation: int, since_ms: int, payloads: Iterable[PayloadKey], lifetime: Lifetime
-) -> Range:
+) -> KeyRange:
     """Where messages that refer to any of ``payloads`` can lie.
 
     Args:
@@ -76,19 +75,19 @@ def search_range(
         end_ms = max(end_ms, lifetime.window_end_ms(payload.write_pointer) if honest else LONG_MAX)
     start = time_prefix(topic.prefix, generation, since_ms)
     if end_ms >= LONG_MAX:
-        return Range(start, generation_prefix(topic.prefix, generation + 1))
-    return Range(start, max(start, time_prefix(topic.prefix, generation, end_ms)))
+        return KeyRange(start, generation_prefix(topic.prefix, generation + 1))
+    return KeyRange(start, max(start, time_prefix(topic.prefix, generation, end_ms)))
 
 
-def timeless_range(topic: TopicId, generation: int) -> Range:
+def timeless_range(topic: TopicId, generation: int) -> KeyRange:
     """Where message rows of a negative time lie; they stay whatever happens (L0), and CDAP reads them."""
     start = generation_prefix(topic.prefix, generation)
-    return Range(start + NEGATIVE, generation_prefix(topic.prefix, generation + 1))
+    return KeyRange(start + NEGATIVE, generation_prefix(topic.prefix, generation + 1))
 
 
 def find_referenced(
     table: MessageTable,
-    windows: Iterable[Range],
+    windows: Iterable[KeyRange],
     pointers: set[int],
     page_rows: int,
     progress: Progress,
@@ -108,7 +107,7 @@ def find_referenced(
     found: set[int] = set()
     for window in windows:
         start: bytes | None = window.start
-        while start is not None and start < window.stop and len(found) < len(pointers):
+        while start is not None and (window.stop is None or start < window.stop) and len(found) < len(pointers):
             page = table.cells(start, window.stop, page_rows)
             for cell in page.items:
                 if not cell.refers or (pointer := java_abs(cell.pointer)) not in pointers or pointer in found:

@@ -17,7 +17,6 @@ from dataclasses import replace
 from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
 from janitor.boundary.coverage import Record, Round
-from janitor.law.intervals import Interval
 from janitor.law.policy import Hold
 from janitor.run import guards, quarantine
 from janitor.run.passes import Pass
@@ -26,6 +25,7 @@ from janitor.state.base import Claim, ClockAnchor, Evidence, FrontierRecord, Sta
 from janitor.sweep import transactions as txstate
 from janitor.sweep.context import RunContext, Terms, TopicWork
 from janitor.sweep.transactions import TxState
+from tms_core.tables.base import KeyRange
 from tms_core.topic import TopicId
 from tms_core.transaction.model import VisibilityState
 
@@ -86,7 +86,7 @@ def begin_round(current: Pass, state: State, record: Record) -> Round:
     return Round(progress.began_ms, record, progress.done, since_ms, payloads_from=progress.payloads_from)
 
 
-def save_evidence(current: Pass, state: State, covered: Sequence[Interval], untouchable: int | None) -> None:
+def save_evidence(current: Pass, state: State, covered: Sequence[KeyRange], untouchable: int | None) -> None:
     """Save that intervals were covered; what was done there must be durable.
 
     Args:

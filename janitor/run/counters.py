@@ -1,6 +1,6 @@
-"""What a finished run adds to the memory's counters and notes, from its report and from nowhere else (rule S15).
+"""What a finished run adds to the state's counters and notes, from its report and from nowhere else (rule S15).
 
-Counters live in the memory and not in a process, so that they mean the same in a daemon, in a CronJob's runs and after
+Counters live in the state and not in a process, so that they mean the same in a daemon, in a CronJob's runs and after
 a restart. Notes are small facts that the status page and the metrics show between runs.
 """
 

@@ -1,8 +1,8 @@
 """What stops a run before its first write: a clock that jumped, or a store that is not the one we know.
 
-A janitor judges by the clock and by its memory. If either is wrong, everything looks old. Wall clocks
+A janitor judges by the clock and by its state. If either is wrong, everything looks old. Wall clocks
 are checked against something that does not step: this machine's running time, remembered between runs, and where the
-memory is kept on a cluster against the clock there, since the last run may have been on another machine (rule S7). The
+state is kept on a cluster against the clock there, since the last run may have been on another machine (rule S7). The
 timestamps in rows and snapshots are no clock, since their writers choose them; a snapshot's can only show that ours
 is *behind*, and then less is deleted, not more.
 """
@@ -23,7 +23,7 @@ from tms_core.tables.base import Store
 from tms_core.transaction.model import VisibilityState
 
 #: Across a reboot only wall time is left; a machine that was off for longer than this has a jumped clock until
-#: somebody says otherwise.
+#: an operator says otherwise.
 REBOOT_ALLOWANCE_MS = 7 * 24 * 3600 * 1000
 
 
@@ -124,7 +124,7 @@ def next_anchor(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
 def measured(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
     """This moment as elapsed time is measured by: wall time as running time has it.
 
-    In a boot whose clock is before what was last remembered, nobody knows what time it is. Such a reading can be
+    In a boot whose clock is before what was last remembered, the time is not known. Such a reading can be
     compared with others of that boot; to any later one it looks as if no time had passed.
     """
     if anchor is not None and _same_boot(anchor, now):

@@ -72,7 +72,7 @@ class Pass:
 
     @property
     def proves(self) -> bool:
-        """Whether a part that it covers is evidence: a look at everything, under a snapshot, with nothing put aside."""
+        """Whether a part that it covers is evidence: it reads everything, under a snapshot, with nothing put aside."""
         context = self.context
         scoped = context.patterns or context.limits is not None
         return context.thorough and self.ready.tx.usable is not None and not scoped and not context.has_aside
@@ -92,7 +92,7 @@ class Pass:
 
 
 def begin(deps: Deps, mode: Mode, ready: Prepared, context: RunContext) -> Pass:
-    """A pass that has yet to look."""
+    """A pass that has read nothing yet."""
     started_ms = deps.clock.now_ms()
     run_id = f"{started_ms}-{deps.token_hex(4)}"
     calls, refuted = Counter(deps.store.calls), rounds.refutation(deps.state)
@@ -100,7 +100,7 @@ def begin(deps: Deps, mode: Mode, ready: Prepared, context: RunContext) -> Pass:
 
 
 def begin_plan(deps: Deps, ready: Prepared, patterns: tuple[str, ...], *, thorough: bool) -> Pass:
-    """A plan's pass that has yet to look."""
+    """A plan's pass that has read nothing yet."""
     label = Hold.FIRST_CONTACT if ready.first_contact else None
     current = begin(deps, "plan", ready, run_context(deps, ready, thorough=thorough, patterns=patterns, label=label))
     claim = claim_in_force(deps, ready)
@@ -109,7 +109,7 @@ def begin_plan(deps: Deps, ready: Prepared, patterns: tuple[str, ...], *, thorou
 
 
 def plan(deps: Deps, current: Pass) -> Report:
-    """Look, and change nothing.
+    """Make the pass of a plan, which changes nothing.
 
     Raises:
         StoreError: the store could not be read.

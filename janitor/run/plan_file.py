@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from janitor.law.policy import Hold, Rule
-from janitor.law.ranges import Range, Span, intersect, message_spans, payload_spans
+from janitor.law.ranges import Span, intersect, message_spans, payload_spans
 from janitor.report import DataTable, EntryKey, Report
 from janitor.sweep.context import Limits, RunContext, Terms, TopicWork
 from janitor.sweep.outcome import Outcome
 from tms_core.errors import ConfigurationError, PlanRefused, StoreError
 from tms_core.rowkey import generation_prefix
+from tms_core.tables.base import KeyRange
 from tms_core.topic import TopicId
 
 FORMAT = 1
@@ -79,7 +80,7 @@ def document(
         work = context.topics.get(key.topic.prefix)
         item["metadata"] = work and {"generation": work.topic.generation, "ttl_seconds": work.topic.ttl_seconds}
         item["ranges"] = [
-            {"start": r.start.hex(), "stop": r.stop.hex()} for r in [*_ranges(key, work), *_early(key, outcome)]
+            {"start": start.hex(), "stop": stop.hex()} for start, stop in [*_ranges(key, work), *_early(key, outcome)]
         ]
         inverted = key.rule is Rule.INVALID_TRANSACTION
         item["pointers"] = [str(p) for p in sorted(outcome.pointers.get(key.topic, ()))] if inverted else []
@@ -163,7 +164,7 @@ def checksum(document: Mapping[str, Any]) -> str:
 def _parse(document: Mapping[str, Any]) -> PlanFile:
     if document["format"] != FORMAT:
         raise ValueError("format")
-    ranges: dict[tuple[DataTable, TopicId], set[Range]] = {}
+    ranges: dict[tuple[DataTable, TopicId], set[KeyRange]] = {}
     topics: dict[TopicId, tuple[int, int]] = {}
     pointers: dict[TopicId, set[int]] = {}
     for item in document["topics"]:
@@ -172,7 +173,7 @@ def _parse(document: Mapping[str, Any]) -> PlanFile:
         topic = TopicId(item["tms_namespace"], item["topic"])
         if item["metadata"] is not None:
             topics[topic] = (item["metadata"]["generation"], item["metadata"]["ttl_seconds"])
-        found = {Range(bytes.fromhex(r["start"]), bytes.fromhex(r["stop"])) for r in item["ranges"]}
+        found = {KeyRange(bytes.fromhex(r["start"]), bytes.fromhex(r["stop"])) for r in item["ranges"]}
         ranges.setdefault((item["table"], topic), set()).update(found)
         pointers.setdefault(topic, set()).update(int(pointer) for pointer in item["pointers"])
     return PlanFile(
@@ -188,12 +189,12 @@ def _parse(document: Mapping[str, Any]) -> PlanFile:
     )
 
 
-def _ranges(key: EntryKey, work: TopicWork | None) -> list[Range]:
+def _ranges(key: EntryKey, work: TopicWork | None) -> list[tuple[bytes, bytes]]:
     """What of one generation the entry's rule takes; the generation's part of the topic's spans."""
     if work is None:
         return []
     prefix = key.topic.prefix
-    own = Range(generation_prefix(prefix, key.generation), generation_prefix(prefix, key.generation + 1))
+    own = KeyRange(generation_prefix(prefix, key.generation), generation_prefix(prefix, key.generation + 1))
     spans: list[Span]
     if key.table == "message":
         spans = message_spans(work.topic, work.frontier)
@@ -201,15 +202,15 @@ def _ranges(key: EntryKey, work: TopicWork | None) -> list[Range]:
         spans = payload_spans(work.topic, work.frontier, None)
     held = key.held not in (None, Hold.FIRST_CONTACT)
     wanted = [span for span in spans if span.rule is key.rule and (span.held == held or span.by_row)]
-    return [Range(span.start, span.stop) for span in intersect(wanted, [own])]
+    return [(span.start, span.stop) for span in intersect(wanted, [own])]
 
 
-def _early(key: EntryKey, outcome: Outcome) -> list[Range]:
+def _early(key: EntryKey, outcome: Outcome) -> list[tuple[bytes, bytes]]:
     """Where the entry's messages with a ttl of their own lie; those among them that are not due are not taken."""
     ends = outcome.early.get((key.topic, key.generation))
     if ends is None or key.table != "message" or key.rule is not Rule.EXPIRED:
         return []
-    return [Range(ends[0], ends[1] + b"\x00")]
+    return [(ends[0], ends[1] + b"\x00")]
 
 
 def _refused(reason: str) -> PlanRefused:

@@ -41,7 +41,7 @@ class Slice:
 
 @dataclass(slots=True)
 class DeletedRanges:
-    """Where rows were deleted, gathered batch by batch, of each table in the order of a walk."""
+    """Where rows were deleted, gathered batch by batch, of each table in key order."""
 
     slices: list[Slice] = field(default_factory=list)
     _last: dict[KeyTable, Slice] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """What a pass holds because a registered consumer has not read it (``server.consumers.floor``).
 
 The law stays as it is: such rows are due, and a run's frontier stops short of them, as it does for other reasons
-(rule S8). Only the cut-off of the current generation is lowered: what an earlier life of a topic had nobody can read
+(rule S8). Only the cut-off of the current generation is lowered: what an earlier life of a topic had cannot be read
 any more. What is remembered of a frontier is where it would be without consumers, so that rows go at once, and are no
 jump, when the one they waited for has read them or is forgotten.
 
@@ -30,7 +30,7 @@ class ConsumerHolds:
         waiting: for whom a topic's rows are held, the consumer that is furthest behind.
 
     Raises:
-        StoreError: positions could not be read; nobody can say what to hold.
+        StoreError: positions could not be read, so what to hold is not known.
     """
 
     def __init__(self, floor: Floor) -> None:
@@ -54,5 +54,5 @@ class ConsumerHolds:
         try:
             return self._floor.lowered(topic, frontier.due, positions)
         except StoreError:
-            # As far as can be told they have read nothing; whoever comes to the topic's rows will say what is wrong.
+            # As far as can be told they have read nothing; reading the topic's rows will show what is wrong.
             return self._floor.lowest(frontier.due)

@@ -1,7 +1,7 @@
 """What a pass knows before it begins: the moment, the transactions, every topic and how far it may go.
 
 All of it is gathered once and then only read, with one exception: a topic whose metadata moved is read again (rule
-S2). A plan and a run are given the same run context and so come to the same verdicts.
+S2). A plan and a run are given the same run context and so come to the same decisions.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from fnmatch import fnmatchcase
 
 from janitor.law.frontier import admit, advance, stand_still
 from janitor.law.policy import Frontier, Hold
-from janitor.law.ranges import Range
 from janitor.law.references import Lifetime
 from janitor.report import DataTable
 from janitor.state.base import ClockAnchor, FrontierRecord
 from janitor.sweep.consumer_holds import ConsumerHolds
 from janitor.sweep.transactions import TransactionView
 from tms_core.errors import MetadataError
-from tms_core.tables.base import MetadataTable
+from tms_core.tables.base import KeyRange, MetadataTable
 from tms_core.topic import TopicId, TopicMetadata
 
 #: What came due in less time than this is not worth a visit of its own.
@@ -28,7 +27,7 @@ LEAST_WINDOW_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The settings a verdict rests on.
+    """The settings that decisions on rows rest on.
 
     Attributes:
         hold_seconds: how long a frontier that jumps is held.
@@ -74,10 +73,10 @@ class TopicWork:
 class Limits:
     """What a plan file allows: nothing outside its ranges, and of each topic the pointers it names."""
 
-    by_topic: Mapping[tuple[DataTable, TopicId], tuple[Range, ...]]
+    by_topic: Mapping[tuple[DataTable, TopicId], tuple[KeyRange, ...]]
     pointers: Mapping[TopicId, frozenset[int]]
 
-    def ranges(self, table: DataTable, topic: TopicId) -> tuple[Range, ...]:
+    def ranges(self, table: DataTable, topic: TopicId) -> tuple[KeyRange, ...]:
         return self.by_topic.get((table, topic), ())
 
 
@@ -100,7 +99,7 @@ class RunContext:
             what they were may still be in another one, and the other way round.
         transactions: what is known of transactions.
         search_since_ms: from which publish time on message rows are searched for invalid pointers; None: not at all.
-        thorough: look also at what no rule speaks of, and at payloads of any pointer.
+        thorough: read also what no rule speaks of, and at payloads of any pointer.
         label: set on what an act would do if the store were adopted; None once it is.
         patterns: topics in scope; empty for all.
         limits: ranges a plan file allows; None without one.
@@ -217,7 +216,7 @@ class RunContext:
         if record is None or frontier.hold is not None or record.generation != topic.generation:
             return False
         if record.pending is not None or record.approved is not None:
-            return False  # somebody waits for it to be let go
+            return False  # an operator waits for it to be let go
         ttl_ms = topic.ttl_seconds * 1000
         window_ms = min(ttl_ms, max(LEAST_WINDOW_MS, ttl_ms // 100))
         return 0 <= frontier.cutoff.ms - record.cutoff_ms < window_ms

@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from janitor.law.policy import Delete, Invert, Row, Verdict, decide
-from janitor.law.ranges import Range, topic_stop
+from janitor.law.ranges import topic_stop
 from janitor.sweep.findings import Finding, Invalid, Reached, Read, Untouchable
 from janitor.sweep.scan import Event, Part, Visit, first, skip
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, MessageKey, generation_prefix, time_prefix
@@ -72,7 +72,7 @@ def inversions(
         key = yield from first(part, "message", undone, topic_stop(prefix) if prefix in undone else stop)
 
 
-def _range(key: MessageKey, since_ms: int, covered: Covered) -> Range:
+def _range(key: MessageKey, since_ms: int, covered: Covered) -> tuple[bytes, bytes]:
     """What is searched of a key's generation."""
     prefix, start = key.topic.prefix, _since(key, since_ms)
     # A generation of -1 is followed by the next topic, not by generation 0.
@@ -80,7 +80,7 @@ def _range(key: MessageKey, since_ms: int, covered: Covered) -> Range:
     stop = topic_stop(prefix) if last else generation_prefix(prefix, key.generation + 1)
     if start < covered.upto:
         start = min(covered.upto, stop if covered.since_ms is None else _since(key, covered.since_ms))
-    return Range(start, stop)
+    return start, stop
 
 
 def _since(key: MessageKey, since_ms: int) -> bytes:
@@ -115,10 +115,10 @@ def _judged(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
             ours.append((parsed, cell))
     doomed = []
     for parsed, cell in ours:
-        verdict = _verdict(part, parsed, cell)
-        if isinstance(verdict, Invert):
+        decision = _decision(part, parsed, cell)
+        if isinstance(decision, Invert):
             doomed.append(cell)
-        elif isinstance(verdict, Delete):
+        elif isinstance(decision, Delete):
             # Due, and still there: its topic has changed since this part's messages were deleted. The next pass's.
             yield Untouchable(cell.pointer)
     if doomed:
@@ -129,14 +129,14 @@ def _all_invert(part: Part, cells: list[TxCell]) -> MessageKey | None:
     """The first key, where the law inverts all of a batch.
 
     What the law takes of one generation are its oldest rows. So where it does not take the first row of a batch, in key
-    order, it takes none, and its verdict on that one is its verdict on all.
+    order, it takes none, and its decision on that one is its decision on all.
     """
     head, tail = cells[0].key, cells[-1].key
     same_length = {len(cell.key) for cell in cells} == {len(head)}
     alike = same_length and head[:-MESSAGE_TAIL_BYTES] == tail[:-MESSAGE_TAIL_BYTES]
     plain = alike and part.context.limits is None and part.planned is None
     key = MessageKey.parse(head) if plain else None
-    return key if key is not None and isinstance(_verdict(part, key, cells[0]), Invert) else None
+    return key if key is not None and isinstance(_decision(part, key, cells[0]), Invert) else None
 
 
 def _within_plan(part: Part, key: MessageKey, cell: TxCell) -> bool:
@@ -149,7 +149,7 @@ def _invalid(part: Part, key: MessageKey, cells: list[TxCell]) -> Invalid:
     return Invalid(key.topic, key.generation, work, part.store.message, cells, part.context.label)
 
 
-def _verdict(part: Part, key: MessageKey, cell: TxCell) -> Verdict:
+def _decision(part: Part, key: MessageKey, cell: TxCell) -> Verdict:
     work = part.context.topics.get(key.topic.prefix)
     topic, frontier = (work.topic, work.frontier) if work else (None, None)
     return decide(Row("message", key, cell.pointer), topic, frontier, part.context.transactions, False, None)

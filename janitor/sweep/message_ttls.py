@@ -43,14 +43,14 @@ def _findings(whole: Part, prefix: bytes, some: Sequence[Expiry]) -> Iterator[Fi
     held: list[Expiry] = []
     for expiry in some:
         row = Row("message", MessageKey(*expiry[:4]))
-        verdict = decide(row, work.topic, work.frontier, whole.context.transactions, False, expiry.expires_ms)
+        decision = decide(row, work.topic, work.frontier, whole.context.transactions, False, expiry.expires_ms)
         if work.topic.is_old(expiry.generation) or work.frontier.due.expires(expiry.publish_ms):
             # A range has taken it.
-            if isinstance(verdict, Delete) and not work.waits and whole.context.limits is None:
+            if isinstance(decision, Delete) and not work.waits and whole.context.limits is None:
                 yield Gone([expiry])
-        elif isinstance(verdict, Delete):
+        elif isinstance(decision, Delete):
             free.append(expiry)
-        elif verdict == Keep(Reason.HELD):
+        elif decision == Keep(Reason.HELD):
             held.append(expiry)
     yield from _due(whole, work, free, held=False)
     if work.frontier.hold is not None and work.counts_held:
@@ -72,5 +72,5 @@ def _permitted(whole: Part, work: TopicWork, some: list[Expiry]) -> Iterator[Exp
         return
     ranges = limits.ranges("message", work.topic.topic)
     for expiry in some:
-        if any(found.start <= expiry.key < found.stop for found in ranges):
+        if any(found.holds(expiry.key) for found in ranges):
             yield expiry

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from janitor.law.policy import Reason, Rule
-from janitor.law.ranges import Range
 from janitor.report import NAMED_KEYS, DataTable, Entry, EntryKey, ForeignKey
 from janitor.state.base import LedgerEntry
 from janitor.sweep.compaction import DeletedRanges
@@ -30,7 +29,7 @@ from janitor.sweep.findings import (
     Untouchable,
     times_of,
 )
-from tms_core.tables.base import TxCell
+from tms_core.tables.base import KeyRange, TxCell
 from tms_core.tables.side import Expiry
 from tms_core.topic import TopicId
 
@@ -91,7 +90,7 @@ class Done(NamedTuple):
     keys: Sequence[bytes] = ()
     cells: Sequence[TxCell] = ()
     at_ms: int | None = None
-    found: Range | None = None
+    found: KeyRange | None = None
 
 
 NOTHING_DONE = Done()
@@ -155,7 +154,7 @@ class Outcome:
     withheld: set[bytes] = field(default_factory=set)
     moved: set[bytes] = field(default_factory=set)
     expired: list[Expiry] = field(default_factory=list)
-    found: list[Range] = field(default_factory=list)
+    found: list[KeyRange] = field(default_factory=list)
     taken: dict[LedgerKey, Taken] = field(default_factory=dict)
     unsure: list[tuple[LedgerKey, Taken]] = field(default_factory=list)
     deleted: DeletedRanges = field(default_factory=DeletedRanges)

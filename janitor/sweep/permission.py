@@ -1,6 +1,6 @@
 """Whether the next batch may still be written.
 
-A run that was right to begin may not be right to go on: its lease may be lost (rule S12), somebody may have paused a
+A run that was right to begin may not be right to go on: its lease may be lost (rule S12), an operator may have paused a
 topic or asked the process to stop. So a run asks here before every batch, and after every page it shows that it is
 alive (rule S10): a run that hangs in a call stops showing it, its lease runs out, and the next holder closes it.
 """
@@ -26,7 +26,7 @@ class Withheld(Exception):
 
 
 def never() -> bool:
-    """Nobody asks this run to stop."""
+    """This run is never asked to stop."""
     return False
 
 
@@ -50,7 +50,7 @@ class Permission:
         state: where pauses and the heartbeat are.
         lease: the lease the run works under; None where there is none to lose.
         clock: what the heartbeat is timed and dated by.
-        halted: whether somebody asked the run to stop.
+        halted: whether the run was asked to stop.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Permission:
             return self._state.pauses()
 
     def _beat(self) -> None:
-        """Say that the run is alive, and look whether it may be: one that only reads has to end with its lease too."""
+        """Say that the run is alive, and check whether it may be: one that only reads has to end with its lease too."""
         now_ms = self._clock.running_ms()
         due = now_ms - self._beaten_ms >= HEARTBEAT_MS
         if self._lease is not None and (due or not self._begun):

@@ -1,4 +1,4 @@
-"""Whoever watches a pass: told after every page, and never able to hurt it (rule S15)."""
+"""Observers of a pass: told after every page, and never able to hurt it (rule S15)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def ignore_progress(phase: str, topic: TopicId | None, rows: int) -> None:
-    """The observer of runs nobody watches."""
+    """The observer of runs whose progress is not shown."""
 
 
 class Guarded:

@@ -12,7 +12,7 @@ from threading import Lock
 
 from tms_core.clock import Clock
 
-#: A wait is taken in pieces, so that whoever must stop the run gets a word in between.
+#: A wait is taken in pieces, so that the run can be stopped in between.
 LONGEST_SLEEP_SECONDS = 1.0
 
 

@@ -8,7 +8,7 @@ they belong to, and questions that these can answer are not asked again.
 How many is learnt on the way: twice as many where they were needed or spared more than they cost, as many as would
 have been enough where they were just too few, and else half as many. So a table of many small topics is soon read page
 by page, and one of a few large topics is not read at all. The price is that what was read may be a moment old; it is no
-older than a page of the same size, and whoever deletes asks for the topic again before each batch (rule S2).
+older than a page of the same size, and a run asks for the topic again before each batch (rule S2).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tms_core.tables.base import KeyTable, MessageTable, Page, TxCell
 
 
 class Ahead:
-    """The keys of one table, for whoever goes through it from its start to its end.
+    """The keys of one table, for going through it from its start to its end.
 
     Args:
         table: what to read.
@@ -44,7 +44,7 @@ class Ahead:
         return spared
 
     def forget(self) -> None:
-        """Ask anew from here on; for whoever goes back."""
+        """Ask anew from here on, for going back."""
         self._keep(b"", b"", [])
         self._gap: tuple[bytes, bytes | None] = (b"", b"")
 

@@ -331,13 +331,13 @@ def classify(part: Part, name: DataTable, prefix: bytes, start: bytes, stop: byt
     while resume is not None and resume < stop:
         page = part.keys(name).keys(resume, stop, part.page_rows)
         for key in page.items:
-            verdict = decide(Row(name, _parse(name, key)), topic, frontier, part.context.transactions, False, None)
-            if verdict == Keep(Reason.FOREIGN):
+            decision = decide(Row(name, _parse(name, key)), topic, frontier, part.context.transactions, False, None)
+            if decision == Keep(Reason.FOREIGN):
                 yield foreign(name, [key])
-            elif verdict == Keep(Reason.UNKNOWN_TOPIC):
+            elif decision == Keep(Reason.UNKNOWN_TOPIC):
                 yield Kept(Reason.UNKNOWN_TOPIC, 1, name, prefix=prefix)
-            elif isinstance(verdict, Keep):
-                yield Kept(verdict.reason, 1, name)
+            elif isinstance(decision, Keep):
+                yield Kept(decision.reason, 1, name)
         yield Read(name, work.topic.topic if work else None, len(page.items))
         resume = page.resume
 

@@ -37,7 +37,7 @@ def ignore_reached(key: bytes, so_far: Sequence[Outcome]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class StepJob:
     """One step in one part.
 
     Attributes:
@@ -72,7 +72,7 @@ class Job:
         return payloads(self.part, undone, refers=self.refers, from_topic=self.from_topic)
 
 
-def run_step(job: Job) -> Outcome:
+def run_step(job: StepJob) -> Outcome:
     """Take one step in one part; what ends it early is in the outcome, with all that was done until then."""
     outcome, undone, part = Outcome(), set(job.failed), job.part
     try:
@@ -97,7 +97,7 @@ def run_step(job: Job) -> Outcome:
     return outcome
 
 
-def visit(found: Visit, job: Job, before: Outcome) -> Outcome:
+def visit(found: Visit, job: StepJob, before: Outcome) -> Outcome:
     """Do one topic, again if its metadata moves meanwhile (rule S2).
 
     Args:

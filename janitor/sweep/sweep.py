@@ -18,23 +18,22 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from janitor.boundary.coverage import Round, is_whole
-from janitor.law.intervals import Interval
 from janitor.report import Mode
 from janitor.sweep.act import Act
 from janitor.sweep.context import RunContext
 from janitor.sweep.inversions import Covered
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.scan import Part
-from janitor.sweep.step import Job, StepName, run_step
+from janitor.sweep.step import StepJob, StepName, run_step
 from tms_core.errors import TmsError
-from tms_core.tables.base import Store
+from tms_core.tables.base import KeyRange, Store
 from tms_core.tables.side import Expiries
 
 #: The steps that are taken in every part, in their order.
 STEPS: tuple[StepName, ...] = ("message", "invert", "payload")
 
 #: Does jobs; gives the number of each and its outcome as they end.
-Runner = Callable[[Sequence[Job]], Iterator[tuple[int, Outcome]]]
+Runner = Callable[[Sequence[StepJob]], Iterator[tuple[int, Outcome]]]
 
 
 class Divided(NamedTuple):
@@ -66,7 +65,7 @@ class Threads:
     def begin(self, run_id: str, mode: Mode, store: Store, context: RunContext) -> Iterator[Divided]:
         yield Divided(store.parts(), self._run)
 
-    def _run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
+    def _run(self, jobs: Sequence[StepJob]) -> Iterator[tuple[int, Outcome]]:
         if len(jobs) == 1:
             yield 0, run_step(jobs[0])
             return
@@ -145,20 +144,20 @@ def _take(step: StepName, parts: Sequence[Part], run: Runner, outcomes: list[Out
 def _take_expired(whole: Part, expiries: Expiries, outcomes: Sequence[Outcome]) -> Outcome:
     """Take the step of the messages with a ttl of their own, which may be in any part."""
     undone = frozenset(key for done in outcomes for key in (*done.failed, *done.withheld))
-    return run_step(Job("message_ttl", whole, undone, expiries=expiries))
+    return run_step(StepJob("message_ttl", whole, undone, expiries=expiries))
 
 
 def _ended(outcomes: Sequence[Outcome]) -> bool:
     return any(outcome.ended is not None for outcome in outcomes)
 
 
-def _job(step: StepName, part: Part, done: Outcome, progress: Round | None, whole: bool) -> Job:
+def _job(step: StepName, part: Part, done: Outcome, progress: Round | None, whole: bool) -> StepJob:
     """A step in a part, with what is known by now.
 
     Args:
         whole: whether the part is the whole store, which a round goes through from its first key to its last.
     """
-    job = Job(step, part, frozenset(done.failed), part.context.search_since_ms)
+    job = StepJob(step, part, frozenset(done.failed), part.context.search_since_ms)
     if progress is None or step == "message":
         return job
     if step == "payload":
@@ -181,7 +180,7 @@ def _reached(progress: Round, part: Store, before: Outcome, upto: bytes, so_far:
     start = progress.first_undone(part)
     if start < upto:
         met = [outcome.untouchable for outcome in known if outcome.untouchable is not None]
-        progress.record([Interval(start, upto)], min(met, default=None))
+        progress.record([KeyRange(start, upto)], min(met, default=None))
 
 
 def _payloads_reached(progress: Round, before: Outcome, upto: bytes, so_far: Sequence[Outcome]) -> None:
@@ -193,5 +192,5 @@ def _payloads_reached(progress: Round, before: Outcome, upto: bytes, so_far: Seq
 def _record(progress: Round, part: Store, done: Outcome) -> None:
     """Write down that a part was covered, if all of it was (rule S4)."""
     if not done.undone and not progress.has_done(part):
-        covered = Interval(progress.first_undone(part), part.span[1])
+        covered = KeyRange(progress.first_undone(part), part.span.stop)
         progress.record([covered], done.untouchable)

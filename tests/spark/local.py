@@ -12,7 +12,6 @@ from typing import Any
 
 from pyspark import cloudpickle
 
-from janitor.law.ranges import Range
 from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.spark.sweep.engine import spark_engine
@@ -26,10 +25,10 @@ from janitor.sweep.executor import Keeper
 from janitor.sweep.transactions import TransactionView
 from tests.builders import DAY, NOW_MS
 from tms_core.clock import Clock, ManualClock
-from tms_core.tables.base import Store
+from tms_core.tables.base import ALL_KEYS, Store
 from tms_core.tables.memory import MemoryStore
 
-ALL = Range(b"", b"")
+ALL = ALL_KEYS
 #: How Spark sends what a task needs.
 _DUMPS: Callable[[object], bytes] = cloudpickle.dumps
 

@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from janitor.archive.writer import ParquetArchive
-from janitor.law.ranges import Range
 from janitor.run.engine import Engine
 from janitor.settings import load
 from janitor.spark.access import Access
@@ -33,7 +31,7 @@ from tests.spark.test_sweep import rows_of, told, without_bytes
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreBusy, StoreError, StoreUnavailable
 from tms_core.rowkey import PayloadKey
-from tms_core.tables.base import Store
+from tms_core.tables.base import KeyRange, Store
 from tms_core.tables.leveldb import clone as leveldb_clone
 from tms_core.tables.leveldb.clone import still
 from tms_core.tables.leveldb.store import LevelDBStore
@@ -52,8 +50,8 @@ def same(count: int) -> str:
 
 def cut_at(cuts: Sequence[bytes]) -> Cut:
     """Cuts both tables at these keys."""
-    edges = [b"", *sorted(set(cuts) - {b""}), b""]
-    pieces = [Range(*pair) for pair in pairwise(edges)]
+    edges = [b"", *sorted(set(cuts) - {b""})]
+    pieces = [KeyRange(*pair) for pair in zip(edges, [*edges[1:], None], strict=True)]
 
     def cut(whole: Store) -> list[tuple[TaskShare, Store]]:
         return [(TaskShare(at, None, one, one), RangedStore(whole, [one], [one])) for at, one in enumerate(pieces)]

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.law.ranges import Range
 from janitor.spark.source import pages
 from janitor.spark.source.pages import Ask
 from janitor.spark.source.parts import Piece, between, cut_evenly, pieces
@@ -20,7 +19,7 @@ from janitor.spark.source.wanted import Wanted
 from tests.builders import NOW_MS, topic
 from tests.salted import BUCKETS, SaltedStore
 from tms_core.rowkey import MessageKey, PayloadKey
-from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.base import ALL_KEYS, KeyRange, MessageValue, Store
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
@@ -179,17 +178,19 @@ def test_given_rows_larger_than_a_cut_can_be_missed_by_when_cut_then_no_piece_is
 
 def test_given_no_number_when_cut_then_there_are_as_many_pieces_as_there_are_bytes_for(on_disk: Path) -> None:
     with LevelDBStore(on_disk) as store:
-        assert pieces([(None, store)], Wanted("message"), None) == [Piece(None, (Range(b"", b""),))]
-        ranges = cut_evenly(store.message, Range(b"", b""), 4)
+        assert pieces([(None, store)], Wanted("message"), None) == [Piece(None, (ALL_KEYS,))]
+        ranges = cut_evenly(store.message, ALL_KEYS, 4)
     assert len(ranges) == 4
-    assert (ranges[0].start, ranges[-1].stop) == (b"", b"")
+    assert (ranges[0].start, ranges[-1].stop) == (b"", None)
     assert all(before.stop == after.start for before, after in pairwise(ranges))
 
 
 def test_given_a_piece_of_several_ranges_when_named_then_its_ends_are_told() -> None:
-    assert str(Piece(7, (Range(b"a:", b"b:"),))) == "salt 7, keys 613a to 623a"
-    assert str(Piece(7, (Range(b"a:", b"b:"),), (5, 9))) == "salt 7, keys 613a to 623a, from 5 until 9 ms"
-    assert str(Piece(None, (Range(b"", b"b"), Range(b"c", b"")))) == "keys from the first to the last, in 2 ranges"
+    assert str(Piece(7, (KeyRange(b"a:", b"b:"),))) == "salt 7, keys 613a to 623a"
+    assert str(Piece(7, (KeyRange(b"a:", b"b:"),), (5, 9))) == "salt 7, keys 613a to 623a, from 5 until 9 ms"
+    assert (
+        str(Piece(None, (KeyRange(b"", b"b"), KeyRange(b"c", None)))) == "keys from the first to the last, in 2 ranges"
+    )
 
 
 EDGES = [bytes([byte]) for byte in range(1, 12)]
@@ -200,15 +201,15 @@ def test_given_ranges_and_cuts_when_dealt_out_then_each_key_stays_in_one_and_lie
     edges: set[bytes], cuts: set[bytes], endless: bool
 ) -> None:
     ends = sorted(edges)
-    ranges = [Range(start, stop) for start, stop in zip(ends[::2], ends[1::2], strict=False)]
+    ranges = [KeyRange(start, stop) for start, stop in zip(ends[::2], ends[1::2], strict=False)]
     if endless and len(ends) % 2:
-        ranges.append(Range(ends[-1], b""))
+        ranges.append(KeyRange(ends[-1], None))
     places = sorted(cuts)
     dealt = list(between(ranges, places))
     assert len(dealt) == len(places) + 1
 
-    def holds(some: Sequence[Range], key: bytes) -> int:
-        return sum(reach.start <= key and (not reach.stop or key < reach.stop) for reach in some)
+    def holds(some: Sequence[KeyRange], key: bytes) -> int:
+        return sum(reach.holds(key) for reach in some)
 
     for key in [edge + end for edge in [b"\x00", *EDGES] for end in (b"", b"x")]:
         at = sum(place <= key for place in places)

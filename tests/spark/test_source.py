@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual, Not
 
 from janitor.law.policy import Row
-from janitor.law.ranges import Range
 from janitor.spark.columns import DataTable
 from janitor.spark.session import translated
 from janitor.spark.source import pages
@@ -31,7 +30,7 @@ from tests.janitor.law.test_differential import LONG_MAX, Scene, leveldb_store, 
 from tests.spark.test_columns import said
 from tms_core.errors import ConfigurationError, StoreBusy, StoreNotFound
 from tms_core.rowkey import MessageKey, PayloadKey
-from tms_core.tables.base import MessageValue, Store, TxCell
+from tms_core.tables.base import ALL_KEYS, KeyRange, MessageValue, Store, TxCell
 from tms_core.tables.leveldb.database import RowColumns as RawColumns
 from tms_core.tables.leveldb.store import LevelDBMessageReads, LevelDBStore, decode
 from tms_core.tables.memory import MemoryStore
@@ -41,7 +40,7 @@ from tms_core.topic import TopicId
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ALL = Piece(None, (Range(b"", b""),))
+ALL = Piece(None, (ALL_KEYS,))
 Filled = Callable[[Callable[[Store], None]], Path]
 
 
@@ -244,7 +243,7 @@ def test_given_a_part_cut_out_by_keys_when_read_and_written_then_nothing_outside
     orders.stored(5, *range(10))
     keys = store.message.keys(b"", None, 100).items
     stored = store.payload.keys(b"", None, 100).items
-    part = RangedStore(store, [Range(keys[2], keys[5])], [Range(stored[8], b"")])
+    part = RangedStore(store, [KeyRange(keys[2], keys[5])], [KeyRange(stored[8], None)])
     assert part.message.keys(b"", None, 100).items == keys[2:5]
     assert [key for key, _ in part.message.rows(keys[3], None, 100).items] == keys[3:5]
     assert not part.message.keys(keys[6], None, 100).items

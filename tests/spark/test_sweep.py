@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from janitor.archive.parquet import read, summarise
 from janitor.archive.writer import ParquetArchive
 from janitor.law.policy import Rule
-from janitor.law.ranges import Range, topic_stop
+from janitor.law.ranges import topic_stop
 from janitor.report import Report
 from janitor.run.prepare import prepare, run_context
 from janitor.spark.source.options import SourceOptions
@@ -34,7 +33,7 @@ from tests.spark.local import ALL, EndlessGround, LocalRig, PiecesGround, local_
 from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, Halted, LeaseLost, MemoryFailed, StoreError, StoreUnavailable
 from tms_core.rowkey import MessageKey
-from tms_core.tables.base import KeyTable, MessageValue, Store
+from tms_core.tables.base import KeyRange, KeyTable, MessageValue, Store
 from tms_core.tables.lease import Lease
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
@@ -96,8 +95,8 @@ def test_given_a_random_store_when_planned_in_pieces_cut_anywhere_then_the_plan_
     store = MemoryStore()
     scene.fill(store)
     cuts = data.draw(st.lists(st.sampled_from([b"", b"a:t1:", *scene.messages, *scene.payloads]), max_size=4))
-    edges = [b"", *sorted(set(cuts) - {b""}), b""]
-    pieces = [Range(*pair) for pair in pairwise(edges)]
+    edges = [b"", *sorted(set(cuts) - {b""})]
+    pieces = [KeyRange(*pair) for pair in zip(edges, [*edges[1:], None], strict=True)]
 
     def cut(whole: Store) -> list[tuple[TaskShare, Store]]:
         return [(TaskShare(at, None, one, one), RangedStore(whole, [one], [one])) for at, one in enumerate(pieces)]

@@ -9,19 +9,19 @@ import pytest
 
 from tests.tables.fake_thrift import FakeThrift, Request
 from tms_core.clock import ManualClock
+from tms_core.tables.base import ALL_KEYS, KeyRange
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.regions import (
     FLUSHED_MS,
     LONGEST_MS,
     PAUSE_SECONDS,
     WORTHWHILE_ROWS,
-    Range,
     Regions,
 )
 from tms_core.tables.hbase.thrift import HBASE
 
 HOUR = 3_600_000
-ALL: Sequence[Range] = [(b"", None)]
+ALL: Sequence[KeyRange] = [ALL_KEYS]
 
 
 class Table:
@@ -69,7 +69,7 @@ def rows(start: bytes, number: int) -> list[bytes]:
     return [b"%b%07d" % (start, one) for one in range(number)]
 
 
-def nothing_left(_: Range, __: int) -> int:
+def nothing_left(_: KeyRange, __: int) -> int:
     return 0
 
 
@@ -118,9 +118,9 @@ def test_given_deletes_in_one_region_when_another_range_is_asked_for_then_it_wai
     with regions_of(table, clock) as regions:
         regions.deleted(rows(b"n", WORTHWHILE_ROWS))
         clock.advance(FLUSHED_MS + HOUR)
-        regions.compact([(b"a", b"m")], nothing_left)
+        regions.compact([KeyRange(b"a", b"m")], nothing_left)
         assert table.compacted == []
-        regions.compact([(b"a", b"m"), (b"z", None)], nothing_left)
+        regions.compact([KeyRange(b"a", b"m"), KeyRange(b"z", None)], nothing_left)
         assert table.compacted == [b"m"]
 
 

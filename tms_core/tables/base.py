@@ -23,6 +23,21 @@ UNREADABLE = "unreadable"
 TableName = Literal["message", "payload", "metadata"]
 
 
+class KeyRange(NamedTuple):
+    """Keys from ``start`` until before ``stop``; None: until the end of the table."""
+
+    start: bytes
+    stop: bytes | None
+
+    def holds(self, key: bytes) -> bool:
+        """Whether a key is one of these."""
+        return self.start <= key and (self.stop is None or key < self.stop)
+
+
+#: All keys of a table.
+ALL_KEYS = KeyRange(b"", None)
+
+
 class Page(NamedTuple, Generic[T]):
     """At most ``limit`` items in key order; ``resume`` is where the next page starts, None at the end of the range.
 
@@ -186,11 +201,10 @@ class Store(ABC):
     Attributes:
         calls: how many operations were asked of the store, by name: ``keys``, ``cells``, ``delete`` and so on. A page
             of any size is one call. ``unreadable`` among them is a number of rows.
-        span: which keys of the message table, as they are stored, this store has: from the first of the two until
-            before the second; None: to the end.
+        span: which keys of the message table, as they are stored, this store has.
     """
 
-    span: tuple[bytes, bytes | None] = (b"", None)
+    span: KeyRange = ALL_KEYS
     metadata: MetadataTable
     message: MessageTable
     payload: PayloadTable

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from janitor.law.ranges import Range
 from janitor.spark.columns import Flags, Longs, Pointers
 from janitor.spark.source.parts import Piece
 from janitor.spark.source.wanted import Wanted
-from tms_core.tables.base import MessageTable, MessageValue, Page, PayloadTable
+from tms_core.tables.base import KeyRange, MessageTable, MessageValue, Page, PayloadTable
 from tms_core.tables.leveldb.store import LevelDBMessageReads, decode, pointer_of
 
 #: Rows of the first page and of the first after a leap, and of any: a leap is worth more than what it leaps over.
@@ -62,9 +61,9 @@ def scan(table: MessageTable | PayloadTable, piece: Piece, wanted: Wanted, ask: 
     return chain.from_iterable(_scan(table, reach, wanted, ask) for reach in piece.ranges)
 
 
-def _scan(table: MessageTable | PayloadTable, reach: Range, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
+def _scan(table: MessageTable | PayloadTable, reach: KeyRange, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
     start: bytes | None = reach.start
-    stop = reach.stop or None
+    stop = reach.stop
     limit = FIRST_ROWS
     while start is not None and (stop is None or start < stop):
         rows, start = _read(table, start, stop, limit, ask)

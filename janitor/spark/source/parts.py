@@ -16,9 +16,8 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from janitor.law.ranges import Range
 from janitor.spark.source.wanted import Wanted
-from tms_core.tables.base import KeyTable, Store
+from tms_core.tables.base import KeyRange, KeyTable, Store
 
 #: How many bytes, as they lie on disk, one piece has where no number of pieces is given.
 PIECE_BYTES = 16 << 20
@@ -38,12 +37,12 @@ class Piece(NamedTuple):
 
     Attributes:
         salt: under which they lie; None where there are no salts.
-        ranges: their keys, in order; an empty stop is the table's end.
+        ranges: their keys, in order.
         times_ms: half-open, of the rows' own time; None: any.
     """
 
     salt: int | None
-    ranges: tuple[Range, ...]
+    ranges: tuple[KeyRange, ...]
     times_ms: tuple[int, int] | None = None
 
     def __str__(self) -> str:
@@ -51,7 +50,8 @@ class Piece(NamedTuple):
         first, last = self.ranges[0].start, self.ranges[-1].stop
         several = f", in {len(self.ranges)} ranges" if len(self.ranges) > 1 else ""
         times = "" if self.times_ms is None else ", from {} until {} ms".format(*self.times_ms)
-        return f"{salt}keys {_shown(first) or 'from the first'} to {_shown(last) or 'the last'}{several}{times}"
+        end = "the last" if last is None else _shown(last)
+        return f"{salt}keys {_shown(first) or 'from the first'} to {end}{several}{times}"
 
     def of(self, wanted: Wanted) -> Wanted:
         """What is wanted, as far as this piece has it."""
@@ -86,21 +86,20 @@ def pieces(parts: Sequence[tuple[int | None, Store]], wanted: Wanted, number: in
     return [Piece(salt, tuple(ranges), some) for salt, _ in tables for some in times]
 
 
-def cut_evenly(table: KeyTable, reach: Range, number: int | None) -> list[Range]:
+def cut_evenly(table: KeyTable, reach: KeyRange, number: int | None) -> list[KeyRange]:
     """Cut a range of a LevelDB table into pieces of about as many bytes.
 
     Args:
-        reach: an empty stop is the table's end.
         number: how many; fewer where they would become too small. None: as many as there are bytes for.
     """
     return [one for some in between([reach], cut_keys(table, [reach], number)) for one in some]
 
 
-def cut_keys(table: KeyTable, stretches: Sequence[Range], number: int | None) -> list[bytes]:
+def cut_keys(table: KeyTable, stretches: Sequence[KeyRange], number: int | None) -> list[bytes]:
     """Keys at which to cut a LevelDB table.
 
     Args:
-        stretches: where the rows lie that are to be read, in key order and apart; an empty stop is the table's end.
+        stretches: where the rows lie that are to be read, in key order and apart.
         number: how many pieces; fewer where they would become too small. None: as many as there are bytes for.
     """
     ruler = _Ruler(table, stretches)
@@ -111,23 +110,23 @@ def cut_keys(table: KeyTable, stretches: Sequence[Range], number: int | None) ->
     return sorted({ruler.key(ruler.length * at // number, tolerance) for at in range(1, number)})
 
 
-def between(ranges: Sequence[Range], cuts: Sequence[bytes]) -> Iterator[tuple[Range, ...]]:
+def between(ranges: Sequence[KeyRange], cuts: Sequence[bytes]) -> Iterator[tuple[KeyRange, ...]]:
     """What lies before the first cut, between two cuts each, and behind the last; some of it may be nothing.
 
     Args:
-        ranges: in key order and apart; an empty stop is the table's end.
+        ranges: in key order and apart.
         cuts: in key order.
     """
     rest = deque(ranges)
-    for cut in (*cuts, b""):
-        some: list[Range] = []
-        while rest and (not cut or rest[0].start < cut):
+    for cut in (*cuts, None):
+        some: list[KeyRange] = []
+        while rest and (cut is None or rest[0].start < cut):
             start, stop = rest.popleft()
-            if cut and (not stop or cut < stop):
-                some.append(Range(start, cut))
-                rest.appendleft(Range(cut, stop))
+            if cut is not None and (stop is None or cut < stop):
+                some.append(KeyRange(start, cut))
+                rest.appendleft(KeyRange(cut, stop))
             else:
-                some.append(Range(start, stop))
+                some.append(KeyRange(start, stop))
         yield tuple(some)
 
 
@@ -151,7 +150,7 @@ class _Ruler:
         length: of all, in bytes on disk.
     """
 
-    def __init__(self, table: KeyTable, stretches: Sequence[Range]) -> None:
+    def __init__(self, table: KeyTable, stretches: Sequence[KeyRange]) -> None:
         self._table = table
         self._stretches = stretches
         self._ends = list(accumulate(_size(table, *stretch) for stretch in stretches))
@@ -162,7 +161,7 @@ class _Ruler:
         at = bisect_right(self._ends, mark)
         start, stop = self._stretches[at]
         share = mark - (self._ends[at - 1] if at else 0)
-        low, high = _number(start), _number(stop) if stop else 256**_WIDTH - 1
+        low, high = _number(start), 256**_WIDTH - 1 if stop is None else _number(stop)
         while high - low > 1:
             middle = (low + high) // 2
             before = _size(self._table, start, _key(middle))
@@ -176,8 +175,8 @@ def _shown(key: bytes) -> str:
     return key[:32].hex()
 
 
-def _size(table: KeyTable, start: bytes, stop: bytes) -> int:
-    return table.estimate_bytes(start, stop or None)
+def _size(table: KeyTable, start: bytes, stop: bytes | None) -> int:
+    return table.estimate_bytes(start, stop)
 
 
 def _number(key: bytes) -> int:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
 
-from janitor.law.ranges import Range, topic_stop
+from janitor.law.ranges import topic_stop
 from janitor.spark.columns import Columns, DataTable, Flags
 from tms_core.rowkey import LONG_MAX, NEGATIVE, MessageKey, generation_prefix, stop_key, time_prefix, topic_prefix
-from tms_core.tables.base import KeyTable
+from tms_core.tables.base import ALL_KEYS, KeyRange, KeyTable
 from tms_core.topic import TopicId
 
 #: What ends the literal beginning of a shell pattern.
@@ -63,19 +63,19 @@ class Wanted:
             return False
         return not self.patterns or any(fnmatchcase(str(topic), pattern) for pattern in self.patterns)
 
-    def ranges(self) -> list[Range]:
-        """Where their keys can lie, in key order and apart from one another; an empty stop is the table's end."""
+    def ranges(self) -> list[KeyRange]:
+        """Where their keys can lie, in key order and apart from one another."""
         starts = {_literal(pattern) for pattern in self.patterns}
         if not starts and self.namespaces is not None:
             starts = {f"{namespace}:".encode() for namespace in self.namespaces}
             if self.names is not None:
                 starts = {start + f"{name}:".encode() for start in starts for name in self.names}
         if not starts and not self.names_topics:
-            return [Range(b"", b"")]
-        found: list[Range] = []
+            return [ALL_KEYS]
+        found: list[KeyRange] = []
         for start in sorted(starts or {b""}):
             if not found or not start.startswith(found[-1].start):
-                found.append(Range(start, stop_key(start) or b""))
+                found.append(KeyRange(start, stop_key(start)))
         return found
 
     def mask(self, rows: Columns) -> Flags:
@@ -131,7 +131,7 @@ class Wanted:
             return time_prefix(prefix, parsed.generation, min(self.to_ms, LONG_MAX))
         return _generation_stop(prefix, parsed.generation)
 
-    def stretches(self, table: KeyTable) -> list[Range]:
+    def stretches(self, table: KeyTable) -> list[KeyRange]:
         """Where wanted rows lie, more narrowly than :meth:`ranges`: found by seeking from each stretch to the next.
 
         Only to weigh what is to be read; rows that no stretch has are read all the same, if they are wanted.
@@ -141,23 +141,23 @@ class Wanted:
         """
         if not self.only_ours:
             return self.ranges()
-        found: list[Range] = []
+        found: list[KeyRange] = []
         for first, last in self.ranges():
             start: bytes | None = first
             limit = 1
-            while start is not None and (not last or start < last):
-                page = table.keys(start, last or None, limit)
+            while start is not None and (last is None or start < last):
+                page = table.keys(start, last, limit)
                 start, limit = page.resume, min(2 * limit, _MOST_ROWS)
                 if page.items and (stop := self._leap(page.items[-1], found)) is not None:
                     start, limit = stop, 1
         return found
 
-    def _leap(self, key: bytes, found: list[Range]) -> bytes | None:
+    def _leap(self, key: bytes, found: list[KeyRange]) -> bytes | None:
         """Where to look on behind a key; the stretch that begins with it is added to what was found."""
         stop = self.through(key)
         if stop is None:
             return self.behind(key)
-        found.append(Range(key, stop))
+        found.append(KeyRange(key, stop))
         return stop
 
     def narrowed(self, filters: Iterable[Filter]) -> Wanted:

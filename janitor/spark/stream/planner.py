@@ -37,7 +37,7 @@ class _Until(NamedTuple):
     last: MessageId | None
 
 
-class _Found(NamedTuple):
+class _Extent(NamedTuple):
     """What lies behind a place.
 
     Attributes:
@@ -125,7 +125,7 @@ class Planner:
             place = EARLIEST if last is None else StreamPosition.behind(last)
         return Offset(str(feed.topic), topic.generation, place, place.ms)
 
-    def _read(self, place: StreamPosition, view: Transaction | None, most: int | None) -> _Found:
+    def _read(self, place: StreamPosition, view: Transaction | None, most: int | None) -> _Extent:
         """Read from a place to where a batch ends."""
         stretches: list[Stretch] = []
         first = last = following = None
@@ -143,13 +143,13 @@ class Planner:
                 place, count = StreamPosition.behind(last), 0
         if last is not None and count:
             stretches.append(Stretch(place, last, count))
-        return _Found(tuple(stretches), first, following)
+        return _Extent(tuple(stretches), first, following)
 
     def _is_later(self, message: MessageId) -> bool:
         """Whether a message is not for a query that ends."""
         return self._until is not None and (self._until.last is None or message > self._until.last)
 
-    def _all_read_ms(self, end: StreamPosition, read: _Found, view: Transaction | None, now_ms: int) -> int:
+    def _all_read_ms(self, end: StreamPosition, read: _Extent, view: Transaction | None, now_ms: int) -> int:
         """The time before which nothing is left to be read behind a read that began at ``now_ms``."""
         if read.following is not None:
             return end.ms
@@ -161,7 +161,7 @@ class Planner:
 
     # --- what may be lost --------------------------------------------------------------------------------------------
 
-    def _check_for_loss(self, before: Offset, read: _Found, topic: TopicMetadata) -> None:
+    def _check_for_loss(self, before: Offset, read: _Extent, topic: TopicMetadata) -> None:
         following, first = before.following, read.first
         if following is not None:
             if first is None or first > following:

@@ -19,7 +19,6 @@ from functools import partial
 from itertools import zip_longest
 
 from janitor.law.policy import Reason
-from janitor.law.ranges import Range
 from janitor.report import Mode
 from janitor.run.deps import Deps
 from janitor.run.engine import Engine
@@ -33,16 +32,14 @@ from janitor.sweep.context import RunContext
 from janitor.sweep.findings import failed
 from janitor.sweep.outcome import Outcome, unsure_of
 from janitor.sweep.scan import Part
-from janitor.sweep.step import REPLANS, Job, ignore_reached, run_step
+from janitor.sweep.step import REPLANS, StepJob, ignore_reached, run_step
 from janitor.sweep.sweep import Divided, Runner
 from tms_core.errors import StoreUnavailable
-from tms_core.tables.base import Store
+from tms_core.tables.base import ALL_KEYS, Store
 from tms_core.tables.hbase.store import HBasePart
 from tms_core.tables.lease import Lease, LeaseRecord
 
 logger = logging.getLogger(__name__)
-
-_ALL = Range(b"", b"")
 
 #: Cuts a store into shares, each with the part of the driver's own store that stands for it.
 Cut = Callable[[Store], list[tuple[TaskShare, Store]]]
@@ -74,7 +71,9 @@ class Tasks:
         run = self._run_of(run_id, len(shares)) if mode == "apply" else None
         yield Divided([part for _, part in shares], partial(self._do, [share for share, _ in shares], run))
 
-    def _do(self, shares: Sequence[TaskShare], run: Run | None, jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
+    def _do(
+        self, shares: Sequence[TaskShare], run: Run | None, jobs: Sequence[StepJob]
+    ) -> Iterator[tuple[int, Outcome]]:
         """Have a step taken in all parts, and once more in topics that have moved meanwhile (rule S2)."""
         step, context = jobs[0].step, jobs[0].part.context
         outcomes = [Outcome() for _ in jobs]
@@ -171,7 +170,7 @@ def _guided(shares: Sequence[TaskShare], looking: Looking, needed: ExitStack) ->
     """Does jobs where there is something to do."""
     senders: list[Sender] = []
 
-    def run(jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
+    def run(jobs: Sequence[StepJob]) -> Iterator[tuple[int, Outcome]]:
         [job] = jobs
         if not _needs_looking(job):
             yield 0, run_step(job)
@@ -190,7 +189,7 @@ def _guided(shares: Sequence[TaskShare], looking: Looking, needed: ExitStack) ->
     return run
 
 
-def _needs_looking(job: Job) -> bool:
+def _needs_looking(job: StepJob) -> bool:
     """Whether there may be much to look at; what is due of messages lies in one range of each topic."""
     store = job.part.store
     if job.step == "invert":
@@ -198,7 +197,7 @@ def _needs_looking(job: Job) -> bool:
     return job.step == "payload" and store.payload.first(b"") is not None
 
 
-def _done_where_found(job: Job, seen: Outcome) -> Outcome:
+def _done_where_found(job: StepJob, seen: Outcome) -> Outcome:
     """Do a job where tasks have found something.
 
     What is taken is counted by the driver, who takes it; what stays is counted by the tasks, who saw all of it.
@@ -237,7 +236,7 @@ def cutter(access: Access, partitions: int | None) -> Cut:
 
     def cut(store: Store) -> list[tuple[TaskShare, Store]]:
         if access.is_leveldb:
-            messages, payloads = (cut_evenly(table, _ALL, partitions) for table in (store.message, store.payload))
+            messages, payloads = (cut_evenly(table, ALL_KEYS, partitions) for table in (store.message, store.payload))
             ranges = zip_longest(messages, payloads, fillvalue=NOTHING)
             return [
                 (TaskShare(at, None, *both), RangedStore(store, *([one] for one in both)))
@@ -245,10 +244,10 @@ def cutter(access: Access, partitions: int | None) -> Cut:
             ]
         parts = [(part.salt, part) for part in store.parts() if isinstance(part, HBasePart)]
         if parts:
-            return [(TaskShare(at, salt, _ALL, _ALL), part) for at, (salt, part) in enumerate(parts)]
+            return [(TaskShare(at, salt, ALL_KEYS, ALL_KEYS), part) for at, (salt, part) in enumerate(parts)]
         # A store's face for reading does not show its parts.
         nothing = RangedStore(store, (), ())
         with access.salted() as salted:
-            return [(TaskShare(at, salt, _ALL, _ALL), nothing) for at, (salt, _) in enumerate(salted)]
+            return [(TaskShare(at, salt, ALL_KEYS, ALL_KEYS), nothing) for at, (salt, _) in enumerate(salted)]
 
     return cut

@@ -12,14 +12,13 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from janitor.control import values
-from janitor.law.ranges import Range
 from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.context import RunContext
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.step import Job, StepName
+from janitor.sweep.step import StepJob, StepName
 from tms_core import errors
 from tms_core.errors import Interrupted
-from tms_core.tables.base import MetadataTable
+from tms_core.tables.base import KeyRange, MetadataTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +28,19 @@ class TaskShare:
     Attributes:
         number: which of all.
         salt: under which its rows lie; None where there are no salts.
-        messages, payloads: which keys; an empty stop is the table's end.
-        since_ms, everything, failed: as of a job (:class:`~janitor.sweep.step.Job`).
+        messages, payloads: which keys.
+        since_ms, everything, failed: as of a job (:class:`~janitor.sweep.step.StepJob`).
     """
 
     number: int
     salt: int | None
-    messages: Range
-    payloads: Range
+    messages: KeyRange
+    payloads: KeyRange
     since_ms: int | None = None
     everything: bool = True
     failed: frozenset[bytes] = frozenset()
 
-    def informed(self, job: Job) -> TaskShare:
+    def informed(self, job: StepJob) -> TaskShare:
         """The same, with what is known by now."""
         return replace(self, since_ms=job.since_ms, everything=job.everything, failed=job.failed)
 

@@ -12,14 +12,13 @@ from functools import partial
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from janitor.law.ranges import Range
-from tms_core.tables.base import KeyTable, MessageTable, MessageValue, Page, PayloadTable, Store, TxCell
+from tms_core.tables.base import KeyRange, KeyTable, MessageTable, MessageValue, Page, PayloadTable, Store, TxCell
 
 K = TypeVar("K", bound=KeyTable)
 T = TypeVar("T")
 
 #: No key at all.
-NOTHING = Range(b"\x00", b"\x00")
+NOTHING = KeyRange(b"\x00", b"\x00")
 
 
 class RangedStore(Store):
@@ -27,13 +26,13 @@ class RangedStore(Store):
 
     Args:
         store: the whole, or a part of it.
-        messages, payloads: which keys: ranges in their order, apart from one another; an empty stop is the table's end.
+        messages, payloads: which keys: ranges in their order, apart from one another.
     """
 
-    def __init__(self, store: Store, messages: Sequence[Range], payloads: Sequence[Range]) -> None:
+    def __init__(self, store: Store, messages: Sequence[KeyRange], payloads: Sequence[KeyRange]) -> None:
         self._store = store
         self.calls = store.calls
-        self.span = (messages[0].start, messages[-1].stop or None) if messages else NOTHING
+        self.span = KeyRange(messages[0].start, messages[-1].stop) if messages else NOTHING
         self.metadata = store.metadata
         self.message = RangedMessages(store.message, messages)
         self.payload = RangedPayloads(store.payload, payloads)
@@ -52,7 +51,7 @@ class RangedStore(Store):
 
 
 class _Ranged(Generic[K]):
-    def __init__(self, table: K, reaches: Sequence[Range]) -> None:
+    def __init__(self, table: K, reaches: Sequence[KeyRange]) -> None:
         self._table = table
         self._reaches = reaches
         self._starts = [reach.start for reach in reaches]
@@ -86,15 +85,16 @@ class _Ranged(Generic[K]):
                 return Page(page.items, None if last == stop else last)
         return Page([], None)
 
-    def _within(self, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes | None]]:
+    def _within(self, start: bytes, stop: bytes | None) -> Iterator[KeyRange]:
         """What of the ranges lies between two keys."""
         at = max(0, bisect_right(self._starts, start) - 1)
         for reach in islice(self._reaches, at, None):
             if stop is not None and stop <= reach.start:
                 return
-            first, last = max(start, reach.start), min(filter(None, (stop, reach.stop)), default=None)
+            first, ends = max(start, reach.start), [end for end in (stop, reach.stop) if end is not None]
+            last = min(ends, default=None)
             if last is None or first < last:
-                yield first, last
+                yield KeyRange(first, last)
 
 
 class RangedMessages(_Ranged[MessageTable], MessageTable):

@@ -16,7 +16,6 @@ from typing import Protocol
 
 from janitor.archive.folder import local_folder
 from janitor.archive.writer import ParquetArchive
-from janitor.law.ranges import Range
 from janitor.spark.access import Access
 from janitor.spark.session import plain_kind
 from janitor.spark.sweep.messages import Run, TaskResult, TaskShare, TaskSpec
@@ -32,11 +31,11 @@ from janitor.sweep.outcome import NOTHING_DONE, Counted, Done, Outcome
 from janitor.sweep.permission import Permission
 from janitor.sweep.rate_limit import Pacer
 from janitor.sweep.scan import Part
-from janitor.sweep.step import Job, run_step
+from janitor.sweep.step import StepJob, run_step
 from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import Interrupted, LeaseLost, StoreError
-from tms_core.tables.base import Store
+from tms_core.tables.base import KeyRange, Store
 from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.read_only import read_only
 
@@ -159,8 +158,8 @@ class Finder:
         """Looking costs nothing."""
 
 
-def _around(keys: Sequence[bytes]) -> Range | None:
-    return Range(keys[0], keys[-1] + b"\x00") if keys else None
+def _around(keys: Sequence[bytes]) -> KeyRange | None:
+    return KeyRange(keys[0], keys[-1] + b"\x00") if keys else None
 
 
 def perform(ground: Ground, spec: TaskSpec, share: TaskShare, attempt: int) -> TaskResult:
@@ -221,7 +220,7 @@ def _step(spec: TaskSpec, share: TaskShare, store: Store, whole: Store, act: Act
     reread = set(spec.context.reread_topics)
     context = replace(spec.context, metadata=whole.metadata, reread_topics=reread)
     part = Part.of(store, context, spec.page_rows, act, whole=whole, replans=False)
-    job = Job(spec.step, part, share.failed, share.since_ms, share.everything, refers=not spec.finds)
+    job = StepJob(spec.step, part, share.failed, share.since_ms, share.everything, refers=not spec.finds)
     outcome = run_step(job)
     if outcome.ended is not None and not isinstance(outcome.ended, Interrupted):
         raise outcome.ended

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from janitor.daemon.daemon import HUNG_RUN_MS, LATE_TICK_MS, Daemon, Job, Watched
+from janitor.daemon.daemon import HUNG_RUN_MS, LATE_TICK_MS, Daemon, DaemonPlan, Job, Watched
 from janitor.daemon.snapshot_refresh import Refreshed
 from janitor.daemon.trigger import every
 from janitor.metrics import Metrics
@@ -67,14 +67,9 @@ def house(
             watched,
             Refreshed(rig.snapshots),
             time.schedule,
-            every(60),
-            rig.state,
             Deployment("memory", mode, "every 60 s", rig.engine.deps.terms),
             Metrics("top", 200),
-            clock,
-            lease=lease,
-            adopt=adopt,
-            jobs=jobs,
+            DaemonPlan(every(60), adopt=adopt, jobs=jobs),
         )
         time.schedule.start()
         time.advance(0)

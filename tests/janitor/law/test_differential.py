@@ -235,7 +235,7 @@ def judge(scene: Scene) -> tuple[dict[bytes, Verdict], dict[bytes, Verdict], set
         if found and row and frontier:
             window = search_range(row.topic, row.generation, frontier.cutoff.ms, [row], LIFETIME)
             windows = (window, timeless_range(row.topic, row.generation))
-            inside = [ref for ref in found if any(window.start <= ref < window.stop for window in windows)]
+            inside = [ref for ref in found if any(window.holds(ref) for window in windows)]
             without = decide(Row("payload", row), topic, frontier, view, False, None)
             if not inside and isinstance(without, Delete):
                 either.add(key)

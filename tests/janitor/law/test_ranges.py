@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from janitor.law.policy import Delete, Frontier, Hold, Keep, Reason, Row, Rule, Verdict, decide
 from janitor.law.ranges import (
-    Range,
     Span,
     beyond,
     intersect,
@@ -20,6 +19,7 @@ from janitor.law.ranges import (
     topic_stop,
 )
 from tms_core.rowkey import LONG_MAX, Cutoff, MessageKey, PayloadKey, generation_prefix, pointer_prefix, time_prefix
+from tms_core.tables.base import KeyRange
 from tms_core.topic import INT_MAX, TopicId, TopicMetadata
 
 TOPIC = TopicId("default", "t1")
@@ -296,7 +296,7 @@ def test_given_something_without_an_end_when_asked_where_its_rows_stop_then_it_i
 
 def test_given_a_span_when_only_parts_are_allowed_then_the_parts_keep_what_it_says() -> None:
     span = Span(b"b", b"h", OLD, held=True, by_row=True)
-    allowed = [Range(b"a", b"c"), Range(b"d", b"e"), Range(b"g", b"z")]
+    allowed = [KeyRange(b"a", b"c"), KeyRange(b"d", b"e"), KeyRange(b"g", b"z")]
     assert intersect([span], allowed) == [
         span._replace(stop=b"c"),
         span._replace(start=b"d", stop=b"e"),
@@ -304,25 +304,30 @@ def test_given_a_span_when_only_parts_are_allowed_then_the_parts_keep_what_it_sa
     ]
 
 
-@pytest.mark.parametrize("allowed", [[], [Range(b"a", b"b")], [Range(b"h", b"z")], [Range(b"c", b"c")]])
-def test_given_a_span_when_nothing_of_it_is_allowed_then_nothing_is_left(allowed: list[Range]) -> None:
+@pytest.mark.parametrize("allowed", [[], [KeyRange(b"a", b"b")], [KeyRange(b"h", b"z")], [KeyRange(b"c", b"c")]])
+def test_given_a_span_when_nothing_of_it_is_allowed_then_nothing_is_left(allowed: list[KeyRange]) -> None:
     assert intersect([Span(b"b", b"h", OLD)], allowed) == []
 
 
-def ranges(size: int) -> st.SearchStrategy[list[Range]]:
+def test_given_a_range_without_an_end_when_intersected_then_the_span_ends_where_it_did() -> None:
+    span = Span(b"b", b"h", OLD)
+    assert intersect([span], [KeyRange(b"c", None)]) == [span._replace(start=b"c")]
+
+
+def ranges(size: int) -> st.SearchStrategy[list[KeyRange]]:
     """Up to ``size`` ranges of one-byte keys, in order and apart."""
     ends = st.lists(st.integers(0, 20), unique=True, max_size=2 * size).map(sorted)
     pairs = ends.map(lambda found: zip(found[::2], found[1::2], strict=False))
-    return pairs.map(lambda found: [Range(bytes([start]), bytes([stop])) for start, stop in found])
+    return pairs.map(lambda found: [KeyRange(bytes([start]), bytes([stop])) for start, stop in found])
 
 
 @given(ranges(3), ranges(3))
 def test_given_any_ranges_when_intersected_then_exactly_the_common_keys_are_left(
-    wanted: list[Range], allowed: list[Range]
+    wanted: list[KeyRange], allowed: list[KeyRange]
 ) -> None:
-    def covered(found: list[Range] | list[Span]) -> set[int]:
-        return {key for piece in found for key in range(piece.start[0], piece.stop[0])}
+    def covered(found: list[KeyRange] | list[Span]) -> set[int]:
+        return {key for piece in found for key in range(piece.start[0], (piece.stop or b"\xff")[0])}
 
-    pieces = intersect([Span(*piece, OLD) for piece in wanted], allowed)
+    pieces = intersect([Span(piece.start, piece.stop or b"", OLD) for piece in wanted], allowed)
     assert covered(pieces) == covered(wanted) & covered(allowed)
     assert pieces == sorted(pieces)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from janitor.law.ranges import Range
 from janitor.law.references import Lifetime, find_referenced, search_range, timeless_range
 from tms_core.rowkey import LONG_MAX, MessageKey, PayloadKey, generation_prefix, time_prefix
-from tms_core.tables.base import MessageValue
+from tms_core.tables.base import KeyRange, MessageValue
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
 
@@ -19,14 +18,14 @@ SINCE_MS = 1_020_000
 #: The first moment at which the transaction can publish no more.
 END_MS = BEGUN_MS + 100_000
 
-WHOLE = Range(time_prefix(TOPIC.prefix, 2, SINCE_MS), generation_prefix(TOPIC.prefix, 3))
+WHOLE = KeyRange(time_prefix(TOPIC.prefix, 2, SINCE_MS), generation_prefix(TOPIC.prefix, 3))
 
 
 def stored(write_ms: int, pointer: int = POINTER) -> PayloadKey:
     return PayloadKey(TOPIC, 2, pointer, write_ms, 0)
 
 
-def window(*payloads: PayloadKey, since_ms: int = SINCE_MS) -> Range:
+def window(*payloads: PayloadKey, since_ms: int = SINCE_MS) -> KeyRange:
     return search_range(TOPIC, 2, since_ms, payloads, LIFETIME)
 
 
@@ -42,7 +41,7 @@ def test_given_a_transaction_when_asked_for_its_window_then_it_may_be_early_by_a
 def test_given_a_payload_written_in_its_transactions_time_when_asked_then_messages_lie_before_its_end(
     write_ms: int,
 ) -> None:
-    assert window(stored(write_ms)) == Range(WHOLE.start, time_prefix(TOPIC.prefix, 2, END_MS))
+    assert window(stored(write_ms)) == KeyRange(WHOLE.start, time_prefix(TOPIC.prefix, 2, END_MS))
 
 
 @pytest.mark.parametrize("write_ms", [0, BEGUN_MS - 301, END_MS, LONG_MAX])
@@ -85,7 +84,7 @@ def test_given_no_payloads_when_asked_then_there_is_nowhere_to_look() -> None:
 def search(
     rows: dict[tuple[int, int, int], MessageValue],
     wanted: set[int],
-    *windows: Range,
+    *windows: KeyRange,
     page_rows: int = 100,
 ) -> tuple[set[int], int, int]:
     """What is found, in how many reads, and how often progress was told.
@@ -179,4 +178,4 @@ def test_given_all_are_found_when_more_messages_follow_then_they_are_not_read() 
 
 def test_given_nothing_to_look_for_when_asked_then_nothing_is_read() -> None:
     assert search({(2, SINCE_MS, 0): reference(5)}, set()) == (set(), 0, 0)
-    assert search({(2, SINCE_MS, 0): reference(5)}, {5}, Range(WHOLE.start, WHOLE.start)) == (set(), 0, 0)
+    assert search({(2, SINCE_MS, 0): reference(5)}, {5}, KeyRange(WHOLE.start, WHOLE.start)) == (set(), 0, 0)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from janitor.law.policy import Hold, Rule
-from janitor.law.ranges import Range
 from janitor.report import DataTable, Entry, EntryKey, Report
 from janitor.run import plan_file as plan
 from janitor.run.plan_file import PlanFile, checksum, describe_terms
@@ -22,6 +21,7 @@ from janitor.sweep.transactions import TransactionView
 from tests.builders import LIFETIME, NOW_MS, topic, unknown_topic
 from tms_core.errors import ConfigurationError, PlanRefused
 from tms_core.rowkey import generation_prefix, time_prefix
+from tms_core.tables.base import KeyRange
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
 
@@ -186,8 +186,8 @@ def test_given_a_plan_when_read_back_then_it_is_what_was_written(store: MemorySt
         topics={ORDERS: (3, TTL_SECONDS), RETURNS: (1, TTL_SECONDS)},
         limits=Limits(
             {
-                ("message", ORDERS): (Range(ORDERS_3, ORDERS_DUE),),
-                ("message", RETURNS): (Range(returns_1, time_prefix(RETURNS.prefix, 1, HELD_AT_MS)),),
+                ("message", ORDERS): (KeyRange(ORDERS_3, ORDERS_DUE),),
+                ("message", RETURNS): (KeyRange(returns_1, time_prefix(RETURNS.prefix, 1, HELD_AT_MS)),),
             },
             {ORDERS: frozenset({5, 7}), RETURNS: frozenset()},
         ),
@@ -208,16 +208,16 @@ def test_given_inversions_in_several_topics_when_read_back_then_each_topic_has_i
 @pytest.mark.parametrize(
     ("key", "ranges"),
     [
-        (about(generation=1, rule=Rule.OLD_GENERATION), [Range(ORDERS_1, ORDERS_2)]),
-        (about(generation=2, rule=Rule.OLD_GENERATION), [Range(ORDERS_2, ORDERS_3)]),
-        (about(), [Range(ORDERS_3, ORDERS_DUE)]),
-        (about(table="payload"), [Range(ORDERS_3, generation_prefix(ORDERS.prefix, 4))]),
-        (about(generation=1, table="payload", rule=Rule.OLD_GENERATION), [Range(ORDERS_1, ORDERS_2)]),
+        (about(generation=1, rule=Rule.OLD_GENERATION), [KeyRange(ORDERS_1, ORDERS_2)]),
+        (about(generation=2, rule=Rule.OLD_GENERATION), [KeyRange(ORDERS_2, ORDERS_3)]),
+        (about(), [KeyRange(ORDERS_3, ORDERS_DUE)]),
+        (about(table="payload"), [KeyRange(ORDERS_3, generation_prefix(ORDERS.prefix, 4))]),
+        (about(generation=1, table="payload", rule=Rule.OLD_GENERATION), [KeyRange(ORDERS_1, ORDERS_2)]),
         (about(LOST), []),
     ],
 )
 def test_given_an_entry_when_read_back_then_only_its_generation_and_rule_are_allowed(
-    store: MemoryStore, tmp_path: Path, key: EntryKey, ranges: list[Range]
+    store: MemoryStore, tmp_path: Path, key: EntryKey, ranges: list[KeyRange]
 ) -> None:
     limits = read(tmp_path / "plan", world_of(store), key).limits
     assert list(limits.ranges(key.table, key.topic)) == ranges
@@ -229,7 +229,7 @@ def test_given_several_entries_of_a_topic_when_read_back_then_their_ranges_are_i
 ) -> None:
     keys = (about(), about(generation=1, rule=Rule.OLD_GENERATION))
     limits = read(tmp_path / "plan", world_of(store), *keys).limits
-    assert limits.ranges("message", ORDERS) == (Range(ORDERS_1, ORDERS_2), Range(ORDERS_3, ORDERS_DUE))
+    assert limits.ranges("message", ORDERS) == (KeyRange(ORDERS_1, ORDERS_2), KeyRange(ORDERS_3, ORDERS_DUE))
 
 
 @pytest.mark.parametrize("hold", [hold for hold in Hold if hold is not Hold.FIRST_CONTACT])
@@ -260,7 +260,7 @@ def test_given_a_first_contact_when_read_back_then_its_rows_may_be_deleted_once_
     context = world_of(store, Hold.FIRST_CONTACT)
     limits = read(tmp_path / "plan", context, about(RETURNS, 1, held=Hold.FIRST_CONTACT)).limits
     returns_1 = generation_prefix(RETURNS.prefix, 1)
-    assert limits.ranges("message", RETURNS) == (Range(returns_1, time_prefix(RETURNS.prefix, 1, DUE_MS)),)
+    assert limits.ranges("message", RETURNS) == (KeyRange(returns_1, time_prefix(RETURNS.prefix, 1, DUE_MS)),)
 
 
 # --- the file itself -------------------------------------------------------------------------------------------------

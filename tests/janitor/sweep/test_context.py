@@ -9,11 +9,11 @@ import pytest
 
 from janitor.law.frontier import admit, stand_still
 from janitor.law.policy import Frontier, Hold
-from janitor.law.ranges import Range
 from janitor.state.base import ClockAnchor, FrontierRecord
 from janitor.sweep.context import Limits, RunContext, Terms, matches
 from janitor.sweep.transactions import TransactionView
 from tests.builders import LIFETIME, NOW_MS, Topic, topic, unknown_topic
+from tms_core.tables.base import KeyRange
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId, TopicMetadata, encode_properties
 
@@ -211,7 +211,7 @@ def test_given_patterns_when_asked_then_only_topics_that_fit_are_in_scope(store:
 
 
 def test_given_a_plans_limits_when_asked_then_each_table_and_topic_has_its_own() -> None:
-    piece = Range(b"a", b"b")
+    piece = KeyRange(b"a", b"b")
     limits = Limits({("message", ORDERS): (piece,)}, {})
     assert limits.ranges("message", ORDERS) == (piece,)
     assert limits.ranges("payload", ORDERS) == limits.ranges("message", RETURNS) == ()

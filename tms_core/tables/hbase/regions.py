@@ -22,6 +22,7 @@ from typing import Any
 
 from tms_core.clock import Clock
 from tms_core.errors import StoreError
+from tms_core.tables.base import KeyRange
 from tms_core.tables.hbase.pool import HBasePool
 
 #: Fewer deleted rows are not worth rewriting a region.
@@ -35,10 +36,8 @@ PAUSE_SECONDS = 2.0
 #: After so long the rest is left for the next time: who asks has to show in between that it is alive (rule S10).
 LONGEST_MS = 15_000
 
-#: Where rows lie; None: up to the end of the table.
-Range = tuple[bytes, bytes | None]
 #: Counts rows of a range, up to a limit.
-CountRows = Callable[[Range, int], int]
+CountRows = Callable[[KeyRange, int], int]
 
 
 class Regions:
@@ -81,7 +80,7 @@ class Regions:
             for start, number in _by_region(self._starts, rows).items():
                 self._recent[start, when] += number
 
-    def compact(self, ranges: Sequence[Range], count_rows: CountRows) -> None:
+    def compact(self, ranges: Sequence[KeyRange], count_rows: CountRows) -> None:
         """Ask for the compaction of regions that have rows of some ranges, and of which at least half is deleted.
 
         Those for which there was no time count on.
@@ -102,7 +101,7 @@ class Regions:
         for region in regions:
             if self._clock.running_ms() - began_ms > LONGEST_MS:
                 return
-            start, there = region["start_key"], (region["start_key"], region["end_key"] or None)
+            start, there = region["start_key"], KeyRange(region["start_key"], region["end_key"] or None)
             if not any(_meet(there, other) for other in ranges):
                 continue
             deleted = self._in_files[start]
@@ -156,5 +155,5 @@ def _by_region(starts: list[bytes], rows: Sequence[bytes]) -> Counter[bytes]:
     return Counter(starts[bisect_right(starts, row) - 1] for row in rows)
 
 
-def _meet(one: Range, other: Range) -> bool:
+def _meet(one: KeyRange, other: KeyRange) -> bool:
     return (one[1] is None or other[0] < one[1]) and (other[1] is None or one[0] < other[1])

@@ -23,8 +23,9 @@ import happybase
 from tms_core.clock import Clock
 from tms_core.errors import StoreError
 from tms_core.logs.harmless import get_logger
+from tms_core.tables.base import KeyRange
 from tms_core.tables.hbase.pool import HBasePool
-from tms_core.tables.hbase.regions import Range, Regions
+from tms_core.tables.hbase.regions import Regions
 from tms_core.tables.hbase.schema import FAMILY
 from tms_core.tables.hbase.thrift import HBASE, ThriftConnection, interface
 
@@ -237,7 +238,7 @@ class HBaseRows:
         done: bool = connection.call("checkAndPut", *self._check_and_put(row, column, old, new))
         return done
 
-    def compact(self, ranges: Sequence[Range]) -> None:
+    def compact(self, ranges: Sequence[KeyRange]) -> None:
         """Ask for the compaction of regions where it is worth it; it goes on in the background.
 
         Args:
@@ -245,7 +246,7 @@ class HBaseRows:
         """
         self.regions.compact(ranges, self._count)
 
-    def _count(self, there: Range, limit: int) -> int:
+    def _count(self, there: KeyRange, limit: int) -> int:
         found, (start, stop) = 0, there
         while found < limit:
             rows, ended = self.fetch(start, stop, min(BATCH_ROWS, limit - found), FIRST_KEYS)

@@ -18,6 +18,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from tms_core.rowkey import java_hash, salt
+from tms_core.tables.base import KeyRange
 from tms_core.tables.hbase.rows import KEYS, HBaseRows, Query, Row, after_salt, newest
 
 #: A salt is one byte.
@@ -86,7 +87,7 @@ class Salts(ABC):
         """Rows in key order, each key once."""
 
     @abstractmethod
-    def ranges(self, start: bytes, stop: bytes | None) -> list[tuple[bytes, bytes | None]]:
+    def ranges(self, start: bytes, stop: bytes | None) -> list[KeyRange]:
         """Where the keys of a range lie in the table."""
 
     @abstractmethod
@@ -138,8 +139,8 @@ class OneSalt(Salts):
             self.rows.count_wrong_salts(self._wrong(keys, self._buckets))
         return SaltedPage(keys, rows, None if ended else keys[-1] + b"\x00", newest(rows))
 
-    def ranges(self, start: bytes, stop: bytes | None) -> list[tuple[bytes, bytes | None]]:
-        return [(self._salt + start, self._end if stop is None else self._salt + stop)]
+    def ranges(self, start: bytes, stop: bytes | None) -> list[KeyRange]:
+        return [KeyRange(self._salt + start, self._end if stop is None else self._salt + stop)]
 
     def places(self, keys: Sequence[bytes], seen: Seen | None) -> list[list[bytes]]:
         return [[self._salt + key] for key in keys]
@@ -190,7 +191,7 @@ class AllSalts(Salts):
             size += sum(len(cell.value) for cell in rows[0].columns.values()) if query.whole else 0
         return SaltedPage(keys, firsts, resume, newest_ms, places)
 
-    def ranges(self, start: bytes, stop: bytes | None) -> list[tuple[bytes, bytes | None]]:
+    def ranges(self, start: bytes, stop: bytes | None) -> list[KeyRange]:
         return [where for byte in self._salts() for where in OneSalt(self.rows, byte, None).ranges(start, stop)]
 
     def places(self, keys: Sequence[bytes], seen: Seen | None) -> list[list[bytes]]:

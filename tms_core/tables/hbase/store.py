@@ -17,7 +17,7 @@ from typing import Any
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreError
 from tms_core.settings.models import HBaseSettings
-from tms_core.tables.base import MessageTable, PayloadTable, Store, TableName
+from tms_core.tables.base import KeyRange, MessageTable, PayloadTable, Store, TableName
 from tms_core.tables.hbase.buckets import Buckets
 from tms_core.tables.hbase.cdap import CdapWatch
 from tms_core.tables.hbase.cells import (
@@ -200,7 +200,7 @@ class HBasePart(Store):
 
     def __init__(self, whole: HBaseStore, salt: int, message: MessageTable, payload: PayloadTable) -> None:
         self.salt = salt
-        self.span = bytes([salt]), after_salt(salt)
+        self.span = KeyRange(bytes([salt]), after_salt(salt))
         self.calls = whole.calls
         self.metadata = whole.metadata
         self.message = message
