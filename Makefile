@@ -159,6 +159,9 @@ generate: $(STAMP) ## write what is made from code: rules, the dashboard, the ch
 	@$(PY) -m docs.configuration
 	@$(PY) -m charts.generate
 
+pictures: $(STAMP) ## take the pictures of README and docs anew, from the tour in a browser (chromium)
+	@$(PY) -m tools.pictures
+
 # --- proving it ------------------------------------------------------------------------------------------------------
 
 lint: $(STAMP) ## ruff, mypy --strict, the layers

@@ -17,7 +17,7 @@ from click.shell_completion import shell_complete
 from tests.builders import NOW_MS
 from tms_core.cli.main import cli, execute
 from tms_core.cli.serve import Started, serving
-from tms_core.client import Client
+from tms_core.client import Client, NotInProgress
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageId
 from tms_core.server.auth.tokens import new_token, token_line
@@ -498,6 +498,34 @@ def test_given_a_consumer_when_set_shown_and_deleted_then_it_goes_on_there_and_i
     assert typed("poll", topic, "--raw", "--consumer", "billing")[1] == ""
     assert typed("consumer", "delete", topic, "billing")[0] == 0
     assert typed("consumer", "list", topic)[1] == f"no topic of {topic} has a consumer\n"
+
+
+def test_given_a_claim_that_is_open_when_released_then_its_transaction_cannot_commit_and_another_has_the_messages(
+    typed: Type, topic: str, client: Client
+) -> None:
+    client.publish(topic, [b"one"])
+
+    def hang() -> None:
+        with client.transaction() as tx:
+            list(tx.consume(topic, "billing"))
+            pointer = str(tx.transaction.transaction_id)
+            assert pointer in typed("consumer", "show", topic, "billing")[1]
+            shown = json.loads(typed("consumer", "show", topic, "billing", "--format", "json")[1])
+            assert [claim["transaction"] for claim in shown["claims"]] == [pointer]
+            for words in (["set", topic, "billing", "--since", "1h"], ["delete", topic, "billing"]):
+                code, _, err = typed("consumer", *words)
+                assert (code, "claims open" in err) == (1, True)
+            for count in (1, 0):
+                done = (0, f"{count} transactions of billing were invalidated\n")
+                assert typed("consumer", "release", topic, "billing")[:2] == done
+
+    with pytest.raises(NotInProgress):
+        hang()
+    with client.transaction() as tx:
+        assert [message.payload for message in tx.consume(topic, "billing")] == [b"one"]
+        assert typed("consumer", "set", topic, "billing", "--since", "1h", "--force")[0] == 0
+        tx.roll_back()
+    assert typed("consumer", "delete", topic, "billing", "--force")[0] == 0
 
 
 @pytest.mark.parametrize(

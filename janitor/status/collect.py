@@ -166,6 +166,7 @@ def summary(run: RunRecord) -> RunSummary:
         thorough=report.get("thorough", False),
         errors=report.get("errors", []),
         error=report.get("error", ""),
+        stopped_by=tuple(note["guard"] for note in report.get("guards", ()) if note["tripped"]),
     )
 
 

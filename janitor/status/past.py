@@ -25,9 +25,9 @@ PAGE_RUNS = 500
 #: How many runs of a range that did not end as they should are named.
 NAMED_BAD, KEPT_BAD = 20, 200
 
+_NAMED = ("id", "started_ms", "result", "error", "stopped_by")
+
 _MINUTE_MS, _HOUR_MS, _DAY_MS = 60_000, 3_600_000, 86_400_000
-#: How a run ended that has not done its work.
-_BAD = frozenset({"failed", "lost", "stopped", "partial"})
 
 
 class Period(NamedTuple):
@@ -102,7 +102,7 @@ class RunHistory:
             every = {mode: self._sums(mode, first_ms, now_ms, step_ms) for mode in self._steps}
             bad = [run for run in reversed(self._bad) if run.started_ms >= first_ms][:NAMED_BAD]
         mode = "apply" if any(step.runs for step in every["apply"]) else "plan"
-        named = [{"id": run.id, "started_ms": run.started_ms, "result": run.result, "error": run.error} for run in bad]
+        named = [{name: getattr(run, name) for name in _NAMED} for run in bad]
         steps = [asdict(step) for step in every[mode]]
         return {"range": name, "mode": mode, "step_ms": step_ms, "steps": steps, "bad_runs": named}
 
@@ -120,11 +120,10 @@ class RunHistory:
         found = list(_ended(state, max(self._counted_ms + 1, oldest_ms)))
         for run in reversed(found):
             at_ms = run.started_ms // _MINUTE_MS * _MINUTE_MS
-            bad = run.result in _BAD
             taken = (run.expired, run.old_generation, run.invalid_transaction)
-            self._steps[run.mode].setdefault(at_ms, Step(at_ms)).add(Step(at_ms, 1, int(bad), *taken))
+            self._steps[run.mode].setdefault(at_ms, Step(at_ms)).add(Step(at_ms, 1, int(run.bad), *taken))
             self._counted_ms = max(self._counted_ms, run.started_ms)
-            if bad:
+            if run.bad:
                 self._bad.append(run)
         for steps in self._steps.values():
             for at_ms in [at_ms for at_ms in steps if at_ms < oldest_ms]:

@@ -15,6 +15,9 @@ from typing import Any, Literal, NamedTuple
 
 from janitor.state.base import CounterKey
 
+#: How a run ends that has not done its work.
+_BAD_RESULTS = frozenset({"failed", "lost", "stopped", "partial"})
+
 
 @dataclass(frozen=True, slots=True)
 class TopicFigures:
@@ -138,6 +141,7 @@ class RunSummary:
         result: ``done``, ``partial``, ``stopped`` (by a guard), ``halted`` (by a signal or a pause), ``failed`` or
             ``lost``; empty while it goes on.
         error: why it failed, empty otherwise.
+        stopped_by: the guards that stopped it.
     """
 
     id: str
@@ -154,6 +158,12 @@ class RunSummary:
     thorough: bool = False
     errors: Sequence[str] = ()
     error: str = ""
+    stopped_by: Sequence[str] = ()
+
+    @property
+    def bad(self) -> bool:
+        """Whether it has not done its work, and that is no matter of adoption, which is said elsewhere."""
+        return self.result in _BAD_RESULTS and tuple(self.stopped_by) != ("adoption",)
 
 
 @dataclass(frozen=True, slots=True)

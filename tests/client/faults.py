@@ -12,7 +12,6 @@ from typing import Any, Literal
 import httpx2
 
 from tms_core.client import AsyncClient, Client, Retry, TransactionClient
-from tms_core.client.handover import InProcessTransport
 from tms_core.client.testing import InProcess
 from tms_core.transaction.codec.wire import Fields
 from tms_core.transaction.rpc.line import RpcConnection
@@ -73,12 +72,37 @@ def _step(request: httpx2.Request) -> str:
     return last if request.method == "POST" else f"{request.method} {last}"
 
 
-class FaultyTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
+class ToSite(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
+    """Sends requests to a server, whichever they name."""
+
+    def __init__(self, site: InProcess) -> None:
+        self._url = httpx2.URL(site.url)
+        self._blocking = httpx2.HTTPTransport(verify=False)
+        self._looping = httpx2.AsyncHTTPTransport(verify=False)
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        return self._blocking.handle_request(self._readdressed(request))
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        return await self._looping.handle_async_request(self._readdressed(request))
+
+    def close(self) -> None:
+        self._blocking.close()
+
+    async def aclose(self) -> None:
+        await self._looping.aclose()
+
+    def _readdressed(self, request: httpx2.Request) -> httpx2.Request:
+        request.url = request.url.copy_with(host=self._url.host, port=self._url.port)
+        return request
+
+
+class FaultyTransport(ToSite):
     """Sends requests on, and loses some of them, or their answers."""
 
-    def __init__(self, faults: Faults, transport: InProcessTransport) -> None:
+    def __init__(self, faults: Faults, site: InProcess) -> None:
+        super().__init__(site)
         self._faults = faults
-        self._transport = transport
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         when = self._faults.meets(_step(request))
@@ -87,9 +111,9 @@ class FaultyTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         if when == "late":
             body = request.read()
             again = httpx2.Request(request.method, request.url, headers=request.headers, content=body)
-            self._faults.late.append(lambda: self._transport.handle_request(again).read())
+            self._faults.late.append(lambda: self._send_later(again))
             raise httpx2.ReadTimeout("nothing came")
-        answer = self._transport.handle_request(request)
+        answer = super().handle_request(request)
         if when == "after":
             answer.read()
             answer.close()
@@ -100,12 +124,16 @@ class FaultyTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         when = self._faults.meets(_step(request))
         if when == "before":
             raise httpx2.ReadError("cut")
-        answer = await self._transport.handle_async_request(request)
+        answer = await super().handle_async_request(request)
         if when == "after":
             await answer.aread()
             await answer.aclose()
             raise httpx2.ReadError("cut")
         return answer
+
+    def _send_later(self, request: httpx2.Request) -> None:
+        with httpx2.HTTPTransport(verify=False) as transport:
+            transport.handle_request(self._readdressed(request)).read()
 
 
 class FaultyConnection:
@@ -144,7 +172,7 @@ def faulty_service(site: InProcess, faults: Faults) -> TransactionClient:
 def faulty_client(site: InProcess, faults: Faults, **options: Any) -> Iterator[Client]:
     """A client that meets them, and does not really wait."""
     given = {"retry": SOON, "pause": no_pause, **options}
-    transport = FaultyTransport(faults, site.transport)
+    transport = FaultyTransport(faults, site)
     with site.client(transport=transport, transactions=faulty_service(site, faults), **given) as client:
         yield client
 
@@ -152,7 +180,7 @@ def faulty_client(site: InProcess, faults: Faults, **options: Any) -> Iterator[C
 def faulty_async_client(site: InProcess, faults: Faults, **options: Any) -> AsyncClient:
     """The same, with an event loop."""
     given = {"retry": SOON, "pause": no_async_pause, **options}
-    transport = FaultyTransport(faults, site.transport)
+    transport = FaultyTransport(faults, site)
     return site.async_client(transport=transport, transactions=faulty_service(site, faults), **given)
 
 

@@ -367,12 +367,14 @@ def test_given_another_process_when_it_publishes_then_it_begins_with_nothing(
         producer.publish_async(ORDERS, [b"parent"])
         producer.flush()
         wait_for_publishers()
+        parents = producer._wire._http
         monkeypatch.setattr("os.getpid", lambda: -1)
         assert producer.publish_figures == PublishFigures()
         producer.publish_async(ORDERS, [b"child"])
         producer.flush()
         assert producer.publish_figures == PublishFigures(published=1)
-        monkeypatch.undo()
+    monkeypatch.undo()
+    parents.close()
     assert payloads(client, ORDERS) == [b"parent", b"child"]
 
 

@@ -338,7 +338,7 @@ def test_given_a_closed_client_when_used_then_that_is_an_error(site: InProcess) 
 
 
 def test_it_prints_where_it_asks(client: Client, site: InProcess) -> None:
-    assert repr(client) == "<Client http://127.0.0.1:11015>"
+    assert repr(client) == f"<Client {site.url}>"
     assert repr(site.async_client(url="http://localhost/tms/")) == "<AsyncClient http://localhost/tms>"
 
 

@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.client.faults import ATTEMPTS, Faults, When, faulty_async_client, faulty_client
+from tests.client.faults import ATTEMPTS, Faults, ToSite, When, faulty_async_client, faulty_client
 from tests.client.test_outcomes import ORDERS
 from tms_core.client import (
     AsyncClient,
@@ -24,12 +24,12 @@ from tms_core.client import (
     TopicNotFound,
     consuming,
 )
-from tms_core.client.handover import InProcessTransport, LoopThread
 from tms_core.client.testing import InProcess
 from tms_core.server.app import make_app
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.site import PollLimit
 from tms_core.server.site import Site as Server
+from tms_core.web.listener import Listener
 
 #: How long a test waits for what has to happen, in seconds.
 PATIENCE_SECONDS = 120
@@ -110,15 +110,13 @@ def test_given_a_server_that_does_not_answer_when_it_is_back_then_it_goes_on_whe
     assert len(happenings.pauses) == 4
 
 
-class Cut(httpx2.BaseTransport):
+class Cut(ToSite):
     """Cuts each answer to a poll short, a little later each time."""
 
-    def __init__(self, transport: InProcessTransport) -> None:
-        self._transport = transport
-        self.polls = 0
+    polls = 0
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        answer = self._transport.handle_request(request)
+        answer = super().handle_request(request)
         if not request.url.path.endswith("/poll"):
             return answer
         self.polls += 1
@@ -140,7 +138,7 @@ def test_given_answers_that_are_cut_short_when_consumed_then_nothing_is_missing_
 ) -> None:
     sent = [b"message %d" % number for number in range(100)]
     client.publish(ORDERS, sent)
-    cut = Cut(site.transport)
+    cut = Cut(site)
     with site.client(transport=cut, pause=lambda *_: None) as reader:
         assert take(reader.consume(ORDERS), 100) == sent
     assert cut.polls > 2
@@ -383,27 +381,27 @@ def test_a_consumption_is_what_both_clients_give(client: Client) -> None:
 # --- waiting at the server -------------------------------------------------------------------------------------------
 
 
-class Asked(httpx2.BaseTransport):
+class Asked(ToSite):
     """Passes polls on, and remembers what they said.
 
     Attributes:
         polls: body and headers of each.
     """
 
-    def __init__(self, transport: InProcessTransport) -> None:
-        self._transport = transport
+    def __init__(self, site: InProcess) -> None:
+        super().__init__(site)
         self.polls: list[tuple[bytes, httpx2.Headers]] = []
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         if request.url.path.endswith("/poll"):
             self.polls.append((request.read(), request.headers))
-        return self._transport.handle_request(request)
+        return super().handle_request(request)
 
 
 def test_given_a_consumer_that_waits_at_the_server_when_a_message_comes_then_it_has_it_without_a_pause(
     site: InProcess, client: Client
 ) -> None:
-    asked, happenings = Asked(site.transport), Happenings()
+    asked, happenings = Asked(site), Happenings()
     with site.client(transport=asked, pause=happenings) as reader, reader.consume(ORDERS, wait_seconds=60) as messages:
         publishing = threading.Timer(0.05, client.publish, (ORDERS, [b"1"]))
         publishing.start()
@@ -414,7 +412,7 @@ def test_given_a_consumer_that_waits_at_the_server_when_a_message_comes_then_it_
 
 
 def test_given_a_wait_in_vain_then_the_next_poll_follows_without_a_pause(site: InProcess, client: Client) -> None:
-    asked, happenings = Asked(site.transport), Happenings()
+    asked, happenings = Asked(site), Happenings()
     with site.client(transport=asked, pause=happenings) as reader, reader.consume(ORDERS, wait_seconds=1) as messages:
         publishing = threading.Timer(1.5, client.publish, (ORDERS, [b"1"]))
         publishing.start()
@@ -431,7 +429,7 @@ def test_given_messages_that_are_not_for_it_when_it_polls_again_then_it_does_not
         client.publish(ORDERS, [b"invalid"] * 10, transaction=invalid)
         service.invalidate(invalid.transaction_id)
     last = list(client.poll(ORDERS))[-1].id
-    asked, happenings = Asked(site.transport), Happenings(nothing, lambda: client.publish(ORDERS, [b"1"]))
+    asked, happenings = Asked(site), Happenings(nothing, lambda: client.publish(ORDERS, [b"1"]))
     with (
         site.client(transport=asked, pause=happenings) as reader,
         reader.consume(ORDERS, committed=True) as messages,
@@ -448,12 +446,13 @@ def test_given_a_server_that_cuts_polls_short_when_polled_then_the_client_reads_
 ) -> None:
     client.publish(ORDERS, [b"%d" % number for number in range(10)])
     metrics = ServerMetrics(CollectorRegistry(), site.service)
-    with ThreadPoolExecutor(2) as threads, LoopThread() as loop:
+    with ThreadPoolExecutor(2) as threads:
         app = make_app(Server(site.service, threads, metrics, 1_000_000, 100, poll_limit=PollLimit(messages=3)))
-        transport = InProcessTransport(app, loop)
-        with site.client(transport=transport) as cut:
+        listener = Listener(app, "127.0.0.1", 0)
+        listener.start()
+        with site.client(url=listener.url) as cut:
             assert len(list(cut.poll(ORDERS))) == 10
             assert [message.payload for message in cut.poll(ORDERS, limit=5)] == [b"0", b"1", b"2", b"3", b"4"]
             with cut.consume(ORDERS) as messages:
                 assert take(messages, 10) == [b"%d" % number for number in range(10)]
-        transport.finish()
+        listener.stop()

@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.client.faults import ToSite
 from tests.client.test_outcomes import BILLS, ORDERS
 from tms_core.client import (
     Attempt,
@@ -28,7 +29,6 @@ from tms_core.client import (
     WhenFull,
 )
 from tms_core.client.calls import retry_after_seconds
-from tms_core.client.handover import InProcessTransport
 from tms_core.client.testing import InProcess
 from tms_core.clock import ManualClock
 
@@ -75,20 +75,20 @@ class Network:
         return self.refuses(host)
 
 
-class Roads(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
+class Roads(ToSite):
     """All servers are one; the way there may be blocked. Its Host header is a name it knows."""
 
-    def __init__(self, network: Network, transport: InProcessTransport) -> None:
+    def __init__(self, network: Network, site: InProcess) -> None:
+        super().__init__(site)
         self._network = network
-        self._transport = transport
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         refused = self._network.meets(request)
-        return refused or self._transport.handle_request(_here(request))
+        return refused or super().handle_request(_here(request))
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         refused = self._network.meets(request)
-        return refused or await self._transport.handle_async_request(_here(request))
+        return refused or await super().handle_async_request(_here(request))
 
 
 def _here(request: httpx2.Request) -> httpx2.Request:
@@ -102,7 +102,7 @@ def network() -> Network:
 
 
 def client_of(site: InProcess, network: Network, **options: Any) -> Client:
-    transport = Roads(network, site.transport)
+    transport = Roads(network, site)
     return site.client(**{"transport": transport, "running": network.running, "pause": network.pause, **options})
 
 
@@ -133,7 +133,7 @@ def test_given_a_server_that_is_away_for_less_than_two_minutes_when_published_in
     network.away = lambda _, now: now < 119.9
 
     async def go() -> None:
-        transport = Roads(network, site.transport)
+        transport = Roads(network, site)
         async with site.async_client(
             transport=transport, running=network.running, pause=network.async_pause
         ) as producer:
@@ -409,7 +409,7 @@ def test_given_a_hook_when_requests_are_sent_then_it_is_around_each_and_its_head
             return super().handle_request(request)
 
     network.refuses = refuses
-    with client_of(site, network, transport=Noting(network, site.transport), hook=hook, token=lambda: "mine") as client:
+    with client_of(site, network, transport=Noting(network, site), hook=hook, token=lambda: "mine") as client:
         client.publish(ORDERS, [b"1"])
         assert list(client.poll(ORDERS))
         with pytest.raises(TopicNotFound):

@@ -1,4 +1,4 @@
-"""The server inside a test is the whole server, with no socket, and nothing of it is left behind."""
+"""The server inside a test is the whole server, and nothing of it is left behind."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ import threading
 from collections.abc import Iterator
 from itertools import islice
 
-import httpx2
 import pytest
-from starlette.types import Receive, Scope, Send
 
 from tests.builders import NOW_MS
 from tests.client.faults import SOON
 from tests.client.test_outcomes import BILLS, ORDERS, visible
 from tms_core.client import Client, TopicNotFound, Unanswered, Unavailable
-from tms_core.client.handover import InProcessTransport, LoopThread
 from tms_core.client.testing import InProcess, in_process
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
@@ -29,17 +26,8 @@ from tms_core.tables.memory import MemoryStore
 PATIENCE_SECONDS = 120
 
 
-def test_given_a_server_when_the_block_ends_then_no_thread_and_no_socket_is_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_given_a_server_when_the_block_ends_then_no_thread_is_left_and_nothing_listens() -> None:
     before = set(threading.enumerate())
-
-    def refuse(*_: object) -> None:
-        pytest.fail("a connection was opened")
-
-    monkeypatch.setattr(socket, "create_connection", refuse)
-    monkeypatch.setattr(socket.socket, "bind", refuse)
-    monkeypatch.setattr(socket.socket, "connect", refuse)
     with in_process() as site, site.client() as client:
         client.create_topic(ORDERS)
         client.create_topic(BILLS)
@@ -53,6 +41,8 @@ def test_given_a_server_when_the_block_ends_then_no_thread_and_no_socket_is_left
 
         asyncio.run(main())
     assert set(threading.enumerate()) == before
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(site.url.rpartition(":")[2])))
 
 
 def test_given_a_clock_of_the_tests_when_it_moves_then_messages_expire_and_transactions_time_out() -> None:
@@ -82,7 +72,7 @@ def test_given_a_reader_that_leaves_early_when_the_block_ends_then_it_does_not_w
         left = client.poll(ORDERS)
         assert len(next(left).payload) == 1_000_000
         client.close()
-    with pytest.raises(Unavailable, match="has ended"):
+    with pytest.raises(Unavailable, match="cannot be reached"):
         site.client(retry=SOON).topics()
 
 
@@ -112,7 +102,7 @@ def test_given_a_server_that_crashes_at_a_request_when_asked_then_no_answer_come
         raise ZeroDivisionError
 
     monkeypatch.setattr(site.service, "topics", crash)
-    with pytest.raises(Unanswered, match="without sending a response"):
+    with pytest.raises(Unanswered, match="Internal Server Error"):
         client.topics()
     assert any(record.exc_info and record.exc_info[0] is ZeroDivisionError for record in caplog.records)
 
@@ -134,22 +124,6 @@ def test_given_a_server_that_crashes_in_the_middle_when_read_then_the_answer_is_
         list(found)
 
 
-def test_given_a_reader_whom_the_server_cuts_off_when_he_reads_on_then_his_answer_is_cut_short(
-    site: InProcess,
-) -> None:
-    async def endless(scope: Scope, _: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"\x02\x28" + bytes(20) + b"\x04hi", "more_body": True})
-        scope["state"]["abort"]()
-        await send({"type": "http.response.body", "body": b"\0"})
-
-    with LoopThread() as loop:
-        transport = InProcessTransport(endless, loop)
-        with site.client(transport=transport, retry=SOON) as reader, pytest.raises(Unanswered):
-            list(reader.poll(ORDERS))
-        transport.finish()
-
-
 def test_given_a_task_that_is_cancelled_when_it_waits_for_an_answer_then_the_server_goes_on(site: InProcess) -> None:
     async def main() -> None:
         async with site.async_client() as client:
@@ -162,32 +136,5 @@ def test_given_a_task_that_is_cancelled_when_it_waits_for_an_answer_then_the_ser
             assert len(await client.topics()) == 2
             with pytest.raises(TopicNotFound):
                 await client.topic("default:missing")
-
-    asyncio.run(main())
-
-
-def test_given_a_task_that_is_cancelled_when_it_waits_for_an_answer_then_the_server_sees_it_leave() -> None:
-    left = threading.Event()
-
-    async def main() -> None:
-        running, arrived = asyncio.get_running_loop(), asyncio.Event()
-
-        async def silent(_: Scope, receive: Receive, __: Send) -> None:
-            assert (await receive())["type"] == "http.request"
-            running.call_soon_threadsafe(arrived.set)
-            assert (await receive())["type"] == "http.disconnect"
-            left.set()
-
-        with LoopThread() as loop:
-            transport = InProcessTransport(silent, loop)
-            request = httpx2.Request("GET", "http://127.0.0.1/ping")
-            task = asyncio.create_task(transport.handle_async_request(request))
-            await arrived.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            # Not by the transport's end, which closes all that is open.
-            assert await asyncio.to_thread(left.wait, PATIENCE_SECONDS)
-            transport.finish()
 
     asyncio.run(main())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
@@ -19,7 +20,7 @@ from tms_core.client import (
     Limits,
     OutcomeUnknown,
     Participant,
-    PostCommitFailed,
+    TmsError,
     TopicNotFound,
     Unanswered,
 )
@@ -329,19 +330,28 @@ def test_given_never_an_answer_to_the_abort_when_it_fails_then_nothing_is_visibl
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("bills", [bill, bill_in_loop], ids=["sync", "async"])
-def test_given_never_an_answer_after_the_commit_when_it_fails_then_it_is_told_as_committed_and_so_it_is(
-    site: InProcess, faults: Faults, bills: Transact, when: When, settled: Callable[[], list[bytes]]
+@pytest.mark.parametrize(
+    "step", ["start", "poll", "PUT billing", "publish", "commit", "rollback", "abort", "invalidate"]
+)
+def test_given_never_an_answer_at_a_step_when_it_is_done_again_then_what_was_read_counts_once(
+    site: InProcess,
+    faults: Faults,
+    clock: ManualClock,
+    bills: Transact,
+    step: str,
+    when: When,
 ) -> None:
     with site.client() as client:
         client.publish(ORDERS, [b"1"])
-    faults.at("PUT billing", when)
-    changes = Changes()
-    with pytest.raises(PostCommitFailed, match="is committed"):
-        bills(site, faults, changes)
-    # The last to be told, behind the position that could not be stored.
-    assert changes.told == ["commit", "post"]
-    assert faults.seen["rollback"] == faults.seen["abort"] == faults.seen["invalidate"] == 0
-    assert settled() == [b"1", b"1"]
+    faults.at(step, when)
+    with suppress(TmsError):
+        bills(site, faults, Changes())
+    faults.heal()
+    # Where it was left to time out, its claim is free only then.
+    time_out(site, clock)
+    bills(site, faults, Changes())
+    bills(site, faults, Changes())
+    assert visible(site) == [b"1", b"1"]
 
 
 def with_conflict(site: InProcess, faults: Faults, transacts: Transact) -> None:

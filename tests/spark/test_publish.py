@@ -18,7 +18,7 @@ from janitor.spark.stream import publish as publishing
 from janitor.spark.stream.markers import MARKERS_TTL_SECONDS, History
 from janitor.spark.stream.publish import BatchPublisher, publish_batches
 from tests.builders import NOW_MS
-from tests.client.faults import SOON, Faults, faulty_client, faulty_service, no_pause
+from tests.client.faults import SOON, Faults, FaultyTransport, faulty_service, no_pause
 from tests.spark.streams import Scene, scene, texts
 from tms_core.client import Client, Limits, TransactionClient
 from tms_core.errors import (
@@ -121,8 +121,7 @@ class Site:
         self.patch.setattr(publishing, "connect", lambda _, service, *__: self._client(faults, service))
 
     def _client(self, faults: Faults, service: TransactionClient | str) -> Client:
-        with faulty_client(self.at.site, faults) as client:
-            transport = client._wire._transport
+        transport = FaultyTransport(faults, self.at.site)
         if isinstance(service, str):
             service = self.at.site.transactions()
         return self.at.site.client(transport=transport, transactions=service, retry=SOON, pause=no_pause, limits=SMALL)

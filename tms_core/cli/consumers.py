@@ -13,7 +13,7 @@ from tms_core.cli.names import MessageIdType
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.text import columns, duration, moment
 from tms_core.cli.times import Moment, SinceType
-from tms_core.client import Client, ConsumerPosition
+from tms_core.client import Client, ConsumerPosition, OpenClaim
 from tms_core.clock import SystemClock
 from tms_core.errors import Forbidden, TopicNotFound
 from tms_core.rowkey import MessageId
@@ -77,16 +77,55 @@ def list_consumers(options: Remote, pattern: str) -> None:
 @click.argument("name")
 @remote
 def show(options: Remote, topic: TopicId, name: str) -> None:
-    """Show the last message a consumer has read, for tms poll --after.
+    """Show the last message a consumer has read, for tms poll --after, and its open claims.
+
+    A claim is a batch that a transaction in progress has: it is read once that is committed.
 
     \b
     Example:
       tms consumer show default:orders billing
     """
     with options.client() as client:
-        position = client.position(topic, name)
-    value = {"topic": str(topic), "name": name, "position": str(position), "time_ms": position.publish_ms}
-    options.print(value, lambda: [f"{position}  published {moment(position.publish_ms)}"])
+        position, claims = client.position(topic, name), client.claims(topic, name)
+    value = {
+        "topic": str(topic),
+        "name": name,
+        "position": str(position),
+        "time_ms": position.publish_ms,
+        "claims": [_claim(claim) for claim in claims],
+    }
+
+    def lines() -> Iterator[str]:
+        yield f"{position}  published {moment(position.publish_ms)}"
+        if claims:
+            rows = [[str(claim[field]) for field in claim] for claim in map(_claim, claims)]
+            yield from columns([["transaction", "behind", "up to", "deliveries"], *rows])
+
+    options.print(value, lines)
+
+
+@consumer.command("release")
+@topic_argument
+@click.argument("name")
+@remote
+def release(options: Remote, topic: TopicId, name: str) -> None:
+    """Give the messages of open claims to other workers now.
+
+    The transactions that hold them are invalidated: nothing of theirs is ever visible, and
+    their workers get an error when they commit. For workers that hang; the claims of one that
+    died are free by themselves when its transaction has timed out.
+
+    \b
+    Example:
+      tms consumer release default:orders billing
+    """
+    with options.client() as client:
+        pointers = sorted({claim.transaction for claim in client.claims(topic, name)})
+        with options.transactions() as service:
+            released = [pointer for pointer in pointers if service.invalidate(pointer)]
+    ended = len(pointers) - len(released)
+    found = f"{len(released)} transactions of {name} were invalidated" + (f", {ended} had ended" if ended else "")
+    options.print({"released": [str(pointer) for pointer in released], "had_ended": ended}, lambda: [found])
 
 
 @consumer.command("set")
@@ -96,8 +135,11 @@ def show(options: Remote, topic: TopicId, name: str) -> None:
     "--to", "position", type=MessageIdType(), metavar="ID", help="It has read up to this message, and this one."
 )
 @click.option("--since", type=SinceType(), help="It goes on with what was published then and later: 1h (ago), now, …")
+@click.option("--force", is_flag=True, help="Also where claims are open; their transactions are invalidated.")
 @remote
-def set_position(options: Remote, topic: TopicId, name: str, position: MessageId | None, since: Moment | None) -> None:
+def set_position(
+    options: Remote, topic: TopicId, name: str, position: MessageId | None, since: Moment | None, *, force: bool
+) -> None:
     """Set where a consumer goes on; a name that is not there yet is registered.
 
     \b
@@ -110,7 +152,7 @@ def set_position(options: Remote, topic: TopicId, name: str, position: MessageId
     elif since is not None or position is None:
         raise click.UsageError("Give --to ID or --since TIME.")
     with options.client() as client:
-        client.set_position(topic, name, position)
+        client.set_position(topic, name, position, force=force)
     options.print(
         {"topic": str(topic), "name": name, "position": str(position)},
         lambda: [f"{name} goes on in {topic} behind {position}"],
@@ -120,8 +162,9 @@ def set_position(options: Remote, topic: TopicId, name: str, position: MessageId
 @consumer.command("delete")
 @topic_argument
 @click.argument("name")
+@click.option("--force", is_flag=True, help="Also where claims are open; their transactions are invalidated.")
 @remote
-def delete(options: Remote, topic: TopicId, name: str) -> None:
+def delete(options: Remote, topic: TopicId, name: str, *, force: bool) -> None:
     """Forget a consumer, and no longer keep for it what it has not read.
 
     \b
@@ -129,7 +172,7 @@ def delete(options: Remote, topic: TopicId, name: str) -> None:
       tms consumer delete default:orders billing
     """
     with options.client() as client:
-        client.delete_position(topic, name)
+        client.delete_position(topic, name, force=force)
     options.print({"deleted": name}, lambda: [f"{name} is no consumer of {topic} any more"])
 
 
@@ -150,6 +193,15 @@ def _value(topic: TopicId, one: ConsumerPosition) -> dict[str, Any]:
         "lag_seconds": one.lag_seconds,
         "updated": one.updated.isoformat(),
         "expired": one.expired,
+    }
+
+
+def _claim(claim: OpenClaim) -> dict[str, Any]:
+    return {
+        "transaction": str(claim.transaction),
+        "after": str(claim.after),
+        "last": str(claim.last),
+        "deliveries": claim.deliveries,
     }
 
 

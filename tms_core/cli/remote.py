@@ -50,6 +50,14 @@ class Remote:
             transactions=TransactionClient.configured(settings.transactions),
         )
 
+    def transactions(self) -> TransactionClient:
+        """The transaction service of the settings.
+
+        Raises:
+            ConfigurationError: a setting is wrong.
+        """
+        return TransactionClient.configured(load(self.config, os.environ, {}).settings.transactions)
+
     def _tls(self) -> ssl.SSLContext | None:
         if self.ca_file is None:
             return None

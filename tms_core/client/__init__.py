@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from tms_core.client.asynchronous import AsyncClient
-from tms_core.client.calls import ConsumerPosition
+from tms_core.client.calls import ConsumerPosition, OpenClaim
 from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.iterators import AsyncConsumption, AsyncMessages, Consumption, Messages
 from tms_core.client.messages import Message
@@ -22,6 +22,7 @@ from tms_core.client.sync import Client
 from tms_core.client.tracing import Attempt
 from tms_core.client.values import Buffer, Limits, Retry, Timeouts, WhenFull
 from tms_core.client.waiting import PublishFigures
+from tms_core.client.work import AsyncGroupWork, GroupWork
 from tms_core.errors import (
     BadRequest,
     BufferFull,
@@ -55,6 +56,7 @@ from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable
 __all__ = [
     "AsyncClient",
     "AsyncConsumption",
+    "AsyncGroupWork",
     "AsyncMessages",
     "AsyncTransactionContext",
     "Attempt",
@@ -70,6 +72,7 @@ __all__ = [
     "ConsumerPosition",
     "Consumption",
     "Forbidden",
+    "GroupWork",
     "Invalidated",
     "Limits",
     "Message",
@@ -78,6 +81,7 @@ __all__ = [
     "MessagingError",
     "NotInProgress",
     "NotPublished",
+    "OpenClaim",
     "OutcomeUnknown",
     "Participant",
     "PostCommitFailed",

@@ -17,7 +17,7 @@ from tms_core.client import calls
 from tms_core.client.background import BackgroundTask
 from tms_core.client.calls import Topic
 from tms_core.client.consuming import FAILED, IDLE, Consuming
-from tms_core.client.contexts import AsyncTransactionContext
+from tms_core.client.contexts import AsyncTransactionContext, standing_for
 from tms_core.client.core import Core
 from tms_core.client.http import AsyncPause, LoopWire, pause_in_loop
 from tms_core.client.iterators import AsyncConsumption, AsyncMessages
@@ -27,8 +27,10 @@ from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
 from tms_core.client.token import Token
 from tms_core.client.topics import AsyncTopics
 from tms_core.client.tracing import Hook, no_hook
+from tms_core.client.transaction import ClientTransaction
 from tms_core.client.values import Buffer, Limits, Retry, Timeouts
 from tms_core.client.waiting import PublishFigures, Told
+from tms_core.client.work import AsyncGroupWork, Worker, WorkOptions
 from tms_core.messaging.model import RollbackRange
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient
@@ -201,3 +203,26 @@ class AsyncClient(AsyncTopics):
     def transaction(self, *, timeout_seconds: int | None = None, long: bool = False) -> AsyncTransactionContext:
         """As :meth:`Client.transaction`: ``async with client.transaction() as tx:``."""
         return AsyncTransactionContext(self._core, self._transactions, self._limits, timeout_seconds, long=long)
+
+    def work(
+        self,
+        topic: Topic,
+        group: str,
+        *,
+        batch: int = 500,
+        order: str = "partition",
+        max_deliveries: int | None = None,
+        timeout_seconds: int | None = None,
+        idle_seconds: float | None = None,
+    ) -> AsyncGroupWork:
+        """As :meth:`Client.work`; not awaited: ``async for tx, batch in client.work(…)``."""
+        core, service, limits = self._core, self._transactions, self._limits
+
+        async def begin() -> ClientTransaction:
+            return await ClientTransaction.begin(core, service, limits, timeout_seconds, long=False)
+
+        def context(begun: ClientTransaction) -> AsyncTransactionContext:
+            return standing_for(AsyncTransactionContext(core, service, limits, timeout_seconds, long=False), begun)
+
+        worker = Worker(core, begin, topic, group, WorkOptions(batch, order, max_deliveries, idle_seconds))
+        return AsyncGroupWork(worker, context)

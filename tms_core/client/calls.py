@@ -29,6 +29,7 @@ from tms_core.client.messages import (
 from tms_core.consumers.positions import NAME
 from tms_core.errors import (
     BadRequest,
+    ConsumerConflict,
     ConsumerNotFound,
     Forbidden,
     FormatError,
@@ -53,9 +54,17 @@ Topic = TopicId | str
 #: How long a poll may wait at the server for a message; what its answer says of how far it has read, of whether it
 #: has waited in vain, and of whether the server has cut it short (docs/rest.md, "Polling on").
 WAIT, POSITION, WAITED, LIMITED = "x-tms-wait-seconds", "x-tms-position", "x-tms-waited", "x-tms-limited"
+#: What a poll as a group says of its order and of how often messages are given out at most, and what its answer says of
+#: how often they were and of the transaction that must be decided first (docs/rest.md, "Claims").
+ORDER, MAX_DELIVERIES, DELIVERIES, HELD = "x-tms-order", "x-tms-max-deliveries", "x-tms-deliveries", "x-tms-held"
+#: What a group may keep to.
+ORDERS = ("partition", "none")
+#: Has a consumer changed although claims are open.
+FORCE = "x-tms-force"
 
 _OK = 200
 _MISSING = 404
+_CONFLICT = 409
 #: How much of an answer that is no sentence of ours is shown.
 _SHOWN_CHARS = 300
 #: Longer numbers of seconds are none.
@@ -72,6 +81,7 @@ class Call(Generic[T_co]):
         body, content_type: what is sent.
         again: whether it may be done twice, so that it is sent again when it is not known whether it was done.
         missing: what 404 means.
+        conflict: what 409 means.
         headers: what is said beside the body.
     """
 
@@ -82,6 +92,7 @@ class Call(Generic[T_co]):
     content_type: str = JSON
     again: bool = False
     missing: type[MessagingError] = TopicNotFound
+    conflict: type[MessagingError] = TopicExists
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -235,17 +246,84 @@ class ConsumerPosition:
     expired: bool
 
 
+@dataclass(frozen=True, slots=True)
+class OpenClaim:
+    """Messages that a transaction has claimed as one of a consumer group, and that is not decided yet.
+
+    Attributes:
+        transaction: its id.
+        after: the id before the first message.
+        last: the id of the last message.
+        deliveries: how often they were given out, this time included.
+    """
+
+    transaction: int
+    after: MessageId
+    last: MessageId
+    deliveries: int
+
+
 def position(topic: Topic, consumer: str) -> Call[MessageId]:
     path = _consumer(topic, consumer)
     return Call("GET", path, lambda body: _position(json.loads(body)), again=True, missing=ConsumerNotFound)
 
 
-def set_position(topic: Topic, consumer: str, at: MessageId) -> Call[None]:
-    return Call("PUT", _consumer(topic, consumer), _nothing, json.dumps({"position": str(at)}).encode(), again=True)
+def claims(topic: Topic, consumer: str) -> Call[list[OpenClaim]]:
+    def read(body: bytes) -> list[OpenClaim]:
+        return [_claim(given) for given in json.loads(body).get("claims", ())]
+
+    return Call("GET", _consumer(topic, consumer), read, again=True, missing=ConsumerNotFound)
 
 
-def delete_position(topic: Topic, consumer: str) -> Call[None]:
-    return Call("DELETE", _consumer(topic, consumer), _nothing, missing=ConsumerNotFound)
+def set_position(topic: Topic, consumer: str, at: MessageId, *, force: bool = False) -> Call[None]:
+    body = json.dumps({"position": str(at)}).encode()
+    return Call(
+        "PUT",
+        _consumer(topic, consumer),
+        _nothing,
+        body,
+        again=True,
+        conflict=ConsumerConflict,
+        headers={FORCE: "true"} if force else {},
+    )
+
+
+def register(topic: Topic, consumer: str) -> Call[None]:
+    """Registers a consumer that has read nothing yet; ``ConsumerConflict`` where it is there already."""
+    body = json.dumps({"position": str(MessageId(0, 0))}).encode()
+    path, headers = _consumer(topic, consumer), {"if-none-match": "*"}
+    return Call("PUT", path, _nothing, body, again=True, conflict=ConsumerConflict, headers=headers)
+
+
+def delete_position(topic: Topic, consumer: str, *, force: bool = False) -> Call[None]:
+    return Call(
+        "DELETE",
+        _consumer(topic, consumer),
+        _nothing,
+        missing=ConsumerNotFound,
+        conflict=ConsumerConflict,
+        headers={FORCE: "true"} if force else {},
+    )
+
+
+def group_poll(
+    topic: Topic, group: str, limit: int | None, transaction: Transaction, order: str, max_deliveries: int | None
+) -> Call[None]:
+    """Claims messages. It is not sent twice: what was claimed without an answer would never be processed."""
+    if order not in ORDERS:
+        raise BadRequest(f"{order!r} is no order of a group.", f"Give {' or '.join(ORDERS)}.")
+    headers = {ORDER: order} | ({} if max_deliveries is None else {MAX_DELIVERIES: str(max_deliveries)})
+    body = encode_poll(None, limit, transaction, inclusive=True)
+    path = f"{_consumer(topic, group)}/poll"
+    return Call(
+        "POST", path, _nothing, body, AVRO, missing=ConsumerNotFound, conflict=ConsumerConflict, headers=headers
+    )
+
+
+def group_rollback(topic: Topic, group: str, pointer: int, after: MessageId | None = None) -> Call[None]:
+    given = {"transactionWritePointer": str(pointer)} | ({} if after is None else {"after": str(after)})
+    path, body = f"{_consumer(topic, group)}/rollback", json.dumps(given).encode()
+    return Call("POST", path, _nothing, body, again=True, missing=ConsumerNotFound, conflict=ConsumerConflict)
 
 
 def positions(topic: Topic) -> Call[list[ConsumerPosition]]:
@@ -260,7 +338,6 @@ def positions(topic: Topic) -> Call[list[ConsumerPosition]]:
 _REFUSED: Mapping[int, type[MessagingError]] = {
     401: Unauthorized,
     403: Forbidden,
-    409: TopicExists,
     503: Unavailable,
 }
 
@@ -289,7 +366,7 @@ def check(call: Call[object], status: int, body: bytes, headers: Mapping[str, st
     if status == _OK:
         return
     text = body[: 4 * _SHOWN_CHARS].decode(errors="replace").strip()[:_SHOWN_CHARS] or "it gave no reason."
-    kind = call.missing if status == _MISSING else _REFUSED.get(status)
+    kind = {_MISSING: call.missing, _CONFLICT: call.conflict}.get(status) or _REFUSED.get(status)
     if kind is Unavailable:
         raise Unavailable(text, retry_after_seconds=retry_after_seconds(headers))
     if kind is not None:
@@ -339,6 +416,11 @@ def _described(given: Mapping[str, Any]) -> ConsumerPosition:
         time_at(int(given["updatedMs"])),
         bool(given["expired"]),
     )
+
+
+def _claim(given: Mapping[str, Any]) -> OpenClaim:
+    first, last = MessageId.from_hex(given["after"]), MessageId.from_hex(given["last"])
+    return OpenClaim(int(given["transaction"]), first, last, int(given["deliveries"]))
 
 
 def _nothing(_: bytes) -> None:

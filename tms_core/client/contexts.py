@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import timedelta
-from typing import Self
+from typing import Self, TypeVar
 
 from tms_core.client import calls
 from tms_core.client.calls import Topic
@@ -18,6 +18,8 @@ from tms_core.client.wire import run
 from tms_core.errors import NotInProgress, TransactionError
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient
+
+C = TypeVar("C", bound="_Context")
 
 
 class _Context:
@@ -68,6 +70,12 @@ class _Context:
         return calls.poll_on(topic, start, limit, self.transaction, inclusive=inclusive)
 
 
+def standing_for(context: C, begun: ClientTransaction) -> C:
+    """A context whose transaction has begun already."""
+    context._entered, context._begun = True, begun
+    return context
+
+
 class TransactionContext(_Context):
     """A transaction of a :class:`~tms_core.client.Client`, for one thread; see its ``transaction``.
 
@@ -98,23 +106,35 @@ class TransactionContext(_Context):
         """Read what it sees: committed when it began; see :meth:`tms_core.client.Client.poll`."""
         return Messages(self._core, self._poll(topic, start, limit, inclusive=inclusive), limit)
 
-    def consume(self, topic: Topic, consumer: str, *, limit: int | None = None) -> Iterator[Message]:
-        """Read what follows a consumer's position, and move that to what was given out last once it has committed.
+    def consume(
+        self, topic: Topic, consumer: str, *, limit: int | None = None, order: str = "partition"
+    ) -> Iterator[Message]:
+        """Read what a consumer has not read yet; it has, exactly if the transaction is committed.
 
-        That is at least once: a program that ends before the position is stored, or that runs in several copies, may
-        read a message again.
+        That is exactly once, however many copies of a program run with the consumer, and wherever one of them ends.
+        What was claimed and not asked for when the block ends is given back. Where the transaction fails, its messages
+        come again at once; where the program dies, when the transaction has timed out.
 
         Args:
             topic: whose messages.
-            consumer: whose position. Run one copy of a program with a consumer at a time.
+            consumer: the group; it begins at the beginning of the topic when it is not there yet.
             limit: the most messages to read; None: all there are.
+            order: ``partition``: in the order of the topic; nothing, while another transaction has some of it.
+                ``none``: several transactions share the messages.
+
+        Raises:
+            ConsumerConflict: the transaction has ended, or is too old.
         """
-        position = run(self._work.consumer(topic, consumer))
-        start = position.position or position.stored
-        with self.poll(topic, start=start, inclusive=False, limit=limit) as messages:
-            for message in messages:
-                position.position = message.id
+        claims = run(self._work.claims(topic, consumer))
+        left = limit
+        while left is None or left > 0:
+            batch = run(self._work.claim(claims, left, order))
+            for message in batch.messages:
+                claims.given = message.id
                 yield message
+            if not batch.messages:
+                return
+            left = None if left is None else left - len(batch.messages)
 
     def register(self, participant: Participant) -> None:
         """Have something else take part: its writes and the messages become visible together, or not at all."""
@@ -145,14 +165,20 @@ class AsyncTransactionContext(_Context):
         """As :meth:`TransactionContext.poll`."""
         return AsyncMessages(self._core, self._poll(topic, start, limit, inclusive=inclusive), limit)
 
-    async def consume(self, topic: Topic, consumer: str, *, limit: int | None = None) -> AsyncIterator[Message]:
+    async def consume(
+        self, topic: Topic, consumer: str, *, limit: int | None = None, order: str = "partition"
+    ) -> AsyncIterator[Message]:
         """As :meth:`TransactionContext.consume`."""
-        position = await self._work.consumer(topic, consumer)
-        start = position.position or position.stored
-        async with self.poll(topic, start=start, inclusive=False, limit=limit) as messages:
-            async for message in messages:
-                position.position = message.id
+        claims = await self._work.claims(topic, consumer)
+        left = limit
+        while left is None or left > 0:
+            batch = await self._work.claim(claims, left, order)
+            for message in batch.messages:
+                claims.given = message.id
                 yield message
+            if not batch.messages:
+                return
+            left = None if left is None else left - len(batch.messages)
 
     async def register(self, participant: Participant) -> None:
         """As :meth:`TransactionContext.register`."""

@@ -133,6 +133,17 @@ class Reading:
         except FormatError as error:
             raise Unanswered(f"The answer has a position that cannot be read: {error}.") from error
 
+    def number(self, name: str) -> int | None:
+        """A number that stands in a header; None: it does not.
+
+        Raises:
+            Unanswered: it makes no sense.
+        """
+        said = self._pieces.headers.get(name)
+        if said is not None and not said.isdecimal():
+            raise Unanswered(f"The answer says {name}: {said}, which is no number.")
+        return None if said is None else int(said)
+
     async def more(self) -> list[Message]:
         """The next messages; none at the end.
 

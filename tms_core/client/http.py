@@ -113,8 +113,8 @@ class BlockingWire:
         self._here().close()
 
     def _pool(self) -> httpx2.Client:
-        limits, verify = library_limits(self.endpoint.limits), self.endpoint.tls or True
-        return httpx2.Client(transport=self._transport, limits=limits, verify=verify, trust_env=False)
+        limits = library_limits(self.endpoint.limits)
+        return httpx2.Client(transport=self._transport, limits=limits, verify=self.endpoint.verify, trust_env=False)
 
     def _here(self) -> httpx2.Client:
         """The connections of this process: those that it had when it was forked are the parent's."""
@@ -169,9 +169,7 @@ class LoopWire:
     def __init__(self, endpoint: Endpoint, transport: httpx2.AsyncBaseTransport | None, pause: AsyncPause) -> None:
         self.endpoint = endpoint
         limits = library_limits(endpoint.limits)
-        self._http = httpx2.AsyncClient(
-            transport=transport, limits=limits, verify=endpoint.tls or True, trust_env=False
-        )
+        self._http = httpx2.AsyncClient(transport=transport, limits=limits, verify=endpoint.verify, trust_env=False)
         self._pause = pause
         self._closed = _LoopStop(pause)
         self._stops: WeakSet[_LoopStop] = WeakSet()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Collection
 from contextlib import suppress
 from inspect import isawaitable
-from typing import Self
+from typing import NamedTuple, Self
 
 from tms_core.client import calls
 from tms_core.client.calls import Topic, topic_id
-from tms_core.client.core import Core
-from tms_core.errors import ConsumerNotFound
+from tms_core.client.core import UNKNOWN, Core
+from tms_core.client.messages import Message
+from tms_core.errors import ConsumerConflict, ConsumerNotFound, NotInProgress, TmsError
 from tms_core.rowkey import MessageId
 from tms_core.transaction.model import Transaction
 
@@ -45,41 +46,98 @@ class Participant:
         """
 
 
-class StoredPosition(Participant):
-    """A consumer's position, stored when the transaction is committed.
-
-    The server keeps it beside the messages, not in the transaction. So a program that ends between the commit and this
-    call finds the old position, and reads again what it had read: at least once. Two transactions of one consumer that
-    overlap conflict; one that begins after another's commit and before this call does not, and reads the same again.
-
-    Args:
-        core: who stores it.
-        topic: whose consumer.
-        name: the consumer.
+class ClaimedBatch(NamedTuple):
+    """What a transaction has claimed at once.
 
     Attributes:
-        stored: where it stands before the transaction; None: it has read nothing yet.
-        position: what was read in it last; None: nothing.
+        messages: what it is to process.
+        deliveries: how often they were given out, this time included.
+        held: the transaction that must be decided first; None: there is none.
+        position: without messages, the id from which the next one may come; None: that is not known yet.
+    """
+
+    messages: list[Message]
+    deliveries: int
+    held: int | None
+    position: MessageId | None
+
+
+class GroupClaims(Participant):
+    """What a transaction claims as one of a consumer group: it counts once the transaction is committed.
+
+    The server keeps the claims under the transaction's id, so nothing is to be done when it is committed. Claims are
+    taken back before an abort, and what was claimed and not handed to the program before the commit.
+
+    Args:
+        core: who claims.
+        topic: whose messages.
+        name: the group's.
+
+    Attributes:
+        given: the last message that was handed to the program.
     """
 
     def __init__(self, core: Core, topic: Topic, name: str) -> None:
         self._core = core
         self._topic = topic_id(topic)
         self._name = name
-        self.stored: MessageId | None = None
-        self.position: MessageId | None = None
+        self._transaction: Transaction | None = None
+        self._last: MessageId | None = None
+        self._may_have_claimed = False
+        self.given: MessageId | None = None
 
-    async def load(self) -> None:
-        """Ask where it stands."""
-        with suppress(ConsumerNotFound):
-            self.stored = await self._core.ask(calls.position(self._topic, self._name))
+    def start_tx(self, transaction: Transaction) -> None:
+        self._transaction = transaction
 
-    def tx_changes(self) -> Collection[bytes]:
-        return () if self.position is None else (f"consumer:{self._topic}:{self._name}".encode(),)
+    def update_tx(self, transaction: Transaction) -> None:
+        self._transaction = transaction
 
-    async def post_tx_commit(self) -> None:
-        if self.position is not None:
-            await self._core.ask(calls.set_position(self._topic, self._name, self.position))
+    async def claim(self, limit: int | None, order: str, max_deliveries: int | None) -> ClaimedBatch:
+        """Claim the next messages; a group that is not there yet is registered at the beginning of the topic.
+
+        Raises:
+            MessagingError: they could not be claimed; where that is not known, the transaction must be invalidated.
+        """
+        try:
+            return await self._claim(limit, order, max_deliveries)
+        except ConsumerNotFound:
+            with suppress(ConsumerConflict):
+                await self._core.ask(calls.register(self._topic, self._name))
+            return await self._claim(limit, order, max_deliveries)
+
+    async def _claim(self, limit: int | None, order: str, max_deliveries: int | None) -> ClaimedBatch:
+        if self._transaction is None:
+            raise NotInProgress("The transaction has not begun.", "Register this with one.")
+        call = calls.group_poll(self._topic, self._name, limit, self._transaction, order, max_deliveries)
+        messages: list[Message] = []
+        try:
+            reading = await self._core.open(call)
+            while found := await reading.more():
+                messages += found
+        except BaseException as error:
+            # What was refused was not done.
+            self._may_have_claimed |= isinstance(error, UNKNOWN) or not isinstance(error, TmsError)
+            raise
+        if messages:
+            self._last, self._may_have_claimed = messages[-1].id, True
+        return ClaimedBatch(
+            messages, reading.number(calls.DELIVERIES) or 0, reading.number(calls.HELD), reading.position
+        )
+
+    async def commit_tx(self) -> None:
+        if self._last is not None and self.given != self._last:
+            await self._give_back(self.given)
+
+    async def rollback_tx(self) -> None:
+        if self._may_have_claimed:
+            # With a group that was deleted its claims are gone, too.
+            with suppress(ConsumerNotFound):
+                await self._give_back(None)
+
+    async def _give_back(self, after: MessageId | None) -> None:
+        if self._transaction is not None:
+            pointer = self._transaction.transaction_id
+            await self._core.ask(calls.group_rollback(self._topic, self._name, pointer, after))
 
 
 class Failures:

@@ -60,6 +60,15 @@ class Endpoint:
     def __str__(self) -> str:
         return ", ".join(self._urls.all)
 
+    @property
+    def verify(self) -> ssl.SSLContext | bool:
+        """What the library is told of certificates. To read whom the system trusts takes 25 ms, so where no server has
+        a certificate, that is left out, and none would be trusted."""
+        if self.tls is not None:
+            return self.tls
+        secure = any(httpx2.URL(url).scheme == "https" for url in self._urls.all)
+        return True if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
     @contextmanager
     def attempt(self, call: Call[Any], stopped: Stop) -> Iterator[Attempt]:
         """Send a call to the server that is asked now. One that does not answer is not the next to be asked.

@@ -19,7 +19,7 @@ from tms_core.client import calls
 from tms_core.client.background import BackgroundThread
 from tms_core.client.calls import Topic
 from tms_core.client.consuming import FAILED, IDLE, Consuming
-from tms_core.client.contexts import TransactionContext
+from tms_core.client.contexts import TransactionContext, standing_for
 from tms_core.client.core import Core
 from tms_core.client.http import BlockingWire, Pause
 from tms_core.client.iterators import Consumption, Messages
@@ -28,9 +28,11 @@ from tms_core.client.site import Endpoint, service_at
 from tms_core.client.token import Token
 from tms_core.client.topics import Topics
 from tms_core.client.tracing import Hook, no_hook
+from tms_core.client.transaction import ClientTransaction
 from tms_core.client.values import Buffer, Limits, Retry, Timeouts
 from tms_core.client.waiting import PublishFigures, Told
 from tms_core.client.wire import run
+from tms_core.client.work import GroupWork, Worker, WorkOptions
 from tms_core.messaging.model import RollbackRange
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient
@@ -337,3 +339,51 @@ class Client(Topics):
             MessagingError: something could not be published, and it is rolled back.
         """
         return TransactionContext(self._core, self._transactions, self._limits, timeout_seconds, long=long)
+
+    def work(
+        self,
+        topic: Topic,
+        group: str,
+        *,
+        batch: int = 500,
+        order: str = "partition",
+        max_deliveries: int | None = None,
+        timeout_seconds: int | None = None,
+        idle_seconds: float | None = None,
+    ) -> GroupWork:
+        """Work through a topic as one of a consumer group, exactly once: ``for tx, batch in client.work(…):``.
+
+        Each batch comes with its transaction, which is committed when the next batch is asked for. An error in the
+        loop, or leaving it, rolls the batch back, and its messages come again, to whichever worker is there.
+        ``stop()`` ends the loop after the batch in hand. Any number of workers may run, and come and go. While there
+        is nothing, the server waits, and no transaction is begun.
+
+        Args:
+            topic: whose messages.
+            group: the group's name; it begins at the beginning of the topic when it is not there yet.
+            batch: the most messages in a transaction; the server gives about 4 MB at once.
+            order: ``partition``: in the order of the topic, one batch at a time. ``none``: as a work queue, several
+                workers share the messages.
+            max_deliveries: how often a message is given out at most. Messages of a batch that failed come in smaller
+                batches, at last alone; one that has failed so often goes to the topic ``TOPIC-dead``, which is made
+                where there is none. None: it comes for ever.
+            timeout_seconds: how long a batch may take; None: as the transaction service says (30).
+            idle_seconds: after how long without a message the loop ends; None: never.
+
+        Returns:
+            Iterate over it. What passes (a server away, a transaction that took too long) is logged and tried again.
+
+        Raises:
+            BadRequest: a number or the order is none.
+            TopicNotFound, Unauthorized, Forbidden: while iterating.
+        """
+        core, service, limits = self._core, self._transactions, self._limits
+
+        async def begin() -> ClientTransaction:
+            return await ClientTransaction.begin(core, service, limits, timeout_seconds, long=False)
+
+        def context(begun: ClientTransaction) -> TransactionContext:
+            return standing_for(TransactionContext(core, service, limits, timeout_seconds, long=False), begun)
+
+        worker = Worker(core, begin, topic, group, WorkOptions(batch, order, max_deliveries, idle_seconds))
+        return GroupWork(worker, context)

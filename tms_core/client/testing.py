@@ -1,12 +1,11 @@
-"""A whole server inside a test: messages and transactions in memory, and no socket.
+"""A whole server inside a test: messages and transactions in memory, on a free port of this machine.
 
     with in_process() as site, site.client() as client:
         client.create_topic("default:orders")
 
-It is the real server's code behind a transport that hands requests over instead of sending them; transactions go
-through the encoding of the real service too. The server has an event loop in a thread of its own, as it would have a
-process, so that a plain client, an asynchronous one and any number of threads can use it at once. All threads end with
-the block.
+It is the real server, in a thread of its own, so that a plain client, an asynchronous one and any number of threads can
+use it at once. Transactions are handed over in this process, in the encoding of the real service. The server and its
+threads end with the block.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from tms_core.client.asynchronous import AsyncClient
-from tms_core.client.handover import InProcessTransport, LoopThread
 from tms_core.client.sync import Client
 from tms_core.clock import Clock, SystemClock
 from tms_core.messaging.service import MessagingService
@@ -37,11 +35,14 @@ from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.rpc.calls import answer
 from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.line import result_of
+from tms_core.web.listener import Listener
 
 #: How many polls read the store at once.
 _THREADS = 4
 _MAX_REQUEST_BYTES = 10 << 20
 _JSON_POLL_LIMIT = 1000
+#: How long the end of the block waits for answers that no client reads, in seconds.
+_STOP_SECONDS = 1
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,13 @@ class InProcess:
     """A server in this process.
 
     Attributes:
-        transport: what clients send their requests through (``Client(transport=…, transactions=…)``).
+        url: where it is (``Client(site.url, transactions=site.transactions())``).
         service, store: its messages; tests may look into them.
         manager: its transactions. Those that are late end only when a test calls ``manager.expire()``.
         clock: whose time all of it goes by.
     """
 
-    transport: InProcessTransport
+    url: str
     service: MessagingService
     store: Store
     manager: TransactionManager
@@ -67,11 +68,11 @@ class InProcess:
 
     def client(self, **options: Any) -> Client:
         """A client of it; takes what ``Client`` takes besides."""
-        return Client(**{"transport": self.transport, "transactions": self.transactions(), **options})
+        return Client(**{"url": self.url, "transactions": self.transactions(), **options})
 
     def async_client(self, **options: Any) -> AsyncClient:
         """An asynchronous client of it; takes what ``AsyncClient`` takes besides."""
-        return AsyncClient(**{"transport": self.transport, "transactions": self.transactions(), **options})
+        return AsyncClient(**{"url": self.url, "transactions": self.transactions(), **options})
 
 
 @contextmanager
@@ -91,13 +92,13 @@ def in_process(*, clock: Clock | None = None, store: Store | None = None) -> Ite
         ThreadPoolExecutor(_THREADS, thread_name_prefix="in-process") as threads,
     ):
         metrics = ServerMetrics(CollectorRegistry(), service)
-        app = make_app(Site(service, threads, metrics, _MAX_REQUEST_BYTES, _JSON_POLL_LIMIT))
-        with LoopThread() as loop:
-            transport = InProcessTransport(app, loop)
-            try:
-                yield InProcess(transport, service, store, manager, clock)
-            finally:
-                transport.finish()
+        here = Site(service, threads, metrics, _MAX_REQUEST_BYTES, _JSON_POLL_LIMIT)
+        listener = Listener(make_app(here), "127.0.0.1", 0, stop_seconds=_STOP_SECONDS, ending=here.waiting.close)
+        listener.start()
+        try:
+            yield InProcess(listener.url, service, store, manager, clock)
+        finally:
+            listener.stop()
 
 
 class _Handover:

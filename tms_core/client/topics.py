@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 from tms_core.client import calls
-from tms_core.client.calls import ConsumerPosition, Topic
+from tms_core.client.calls import ConsumerPosition, OpenClaim, Topic
 from tms_core.client.core import Core
 from tms_core.client.wire import run
 from tms_core.rowkey import MessageId
@@ -73,22 +73,37 @@ class Topics:
         """
         return run(self._core.ask(calls.position(topic, consumer)))
 
-    def set_position(self, topic: Topic, consumer: str, position: MessageId) -> None:
-        """Set up to where a consumer has read; the first time it is registered.
-
-        Raises:
-            TopicNotFound: there is no such topic.
-            BadRequest: that is no name.
-        """
-        run(self._core.ask(calls.set_position(topic, consumer, position)))
-
-    def delete_position(self, topic: Topic, consumer: str) -> None:
-        """Forget a consumer.
+    def claims(self, topic: Topic, consumer: str) -> list[OpenClaim]:
+        """What transactions in progress have claimed for a consumer.
 
         Raises:
             ConsumerNotFound: there is no such consumer, or no such topic.
         """
-        run(self._core.ask(calls.delete_position(topic, consumer)))
+        return run(self._core.ask(calls.claims(topic, consumer)))
+
+    def set_position(self, topic: Topic, consumer: str, position: MessageId, *, force: bool = False) -> None:
+        """Set up to where a consumer has read; the first time it is registered.
+
+        Args:
+            topic, consumer: whose.
+            position: the last message it has read.
+            force: also where claims are open; their transactions are invalidated.
+
+        Raises:
+            ConsumerConflict: claims are open.
+            TopicNotFound: there is no such topic.
+            BadRequest: that is no name.
+        """
+        run(self._core.ask(calls.set_position(topic, consumer, position, force=force)))
+
+    def delete_position(self, topic: Topic, consumer: str, *, force: bool = False) -> None:
+        """Forget a consumer; with ``force`` also where claims are open, whose transactions are invalidated.
+
+        Raises:
+            ConsumerConflict: claims are open.
+            ConsumerNotFound: there is no such consumer, or no such topic.
+        """
+        run(self._core.ask(calls.delete_position(topic, consumer, force=force)))
 
     def positions(self, topic: Topic) -> list[ConsumerPosition]:
         """The consumers of a topic by their names, and how far each is behind. Looking consumes nothing."""
@@ -128,13 +143,17 @@ class AsyncTopics:
         """As :meth:`Topics.position`."""
         return await self._core.ask(calls.position(topic, consumer))
 
-    async def set_position(self, topic: Topic, consumer: str, position: MessageId) -> None:
-        """As :meth:`Topics.set_position`."""
-        await self._core.ask(calls.set_position(topic, consumer, position))
+    async def claims(self, topic: Topic, consumer: str) -> list[OpenClaim]:
+        """As :meth:`Topics.claims`."""
+        return await self._core.ask(calls.claims(topic, consumer))
 
-    async def delete_position(self, topic: Topic, consumer: str) -> None:
+    async def set_position(self, topic: Topic, consumer: str, position: MessageId, *, force: bool = False) -> None:
+        """As :meth:`Topics.set_position`."""
+        await self._core.ask(calls.set_position(topic, consumer, position, force=force))
+
+    async def delete_position(self, topic: Topic, consumer: str, *, force: bool = False) -> None:
         """As :meth:`Topics.delete_position`."""
-        await self._core.ask(calls.delete_position(topic, consumer))
+        await self._core.ask(calls.delete_position(topic, consumer, force=force))
 
     async def positions(self, topic: Topic) -> list[ConsumerPosition]:
         """As :meth:`Topics.positions`."""

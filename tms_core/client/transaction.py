@@ -23,7 +23,7 @@ from typing import ParamSpec, TypeVar
 from tms_core.client.calls import Topic, topic_id
 from tms_core.client.core import UNKNOWN, Core
 from tms_core.client.outbox import Outbox
-from tms_core.client.participant import Failures, Participant, StoredPosition, done
+from tms_core.client.participant import ClaimedBatch, Failures, GroupClaims, Participant, done
 from tms_core.client.values import Limits
 from tms_core.errors import Invalidated, NotInProgress, PostCommitFailed, TmsError, TransactionError
 from tms_core.topic import TopicId
@@ -58,7 +58,7 @@ class ClientTransaction:
         self._ended = False
         self._doubtful = False
         self._incomplete = False
-        self._consumers: dict[tuple[TopicId, str], StoredPosition] = {}
+        self._claims: dict[tuple[TopicId, str], GroupClaims] = {}
 
     @classmethod
     async def begin(
@@ -99,17 +99,21 @@ class ClientTransaction:
             for participant in self._participants:
                 await done(participant.update_tx(self.transaction))
 
-    async def consumer(self, topic: Topic, name: str) -> StoredPosition:
-        """A consumer's position, which is stored when the transaction commits."""
-        self.require_open()
+    async def claims(self, topic: Topic, name: str) -> GroupClaims:
+        """What it claims as one of a consumer group."""
         key = (topic_id(topic), name)
-        found = self._consumers.get(key)
+        found = self._claims.get(key)
         if found is None:
-            found = StoredPosition(self._core, topic, name)
+            found = self._claims[key] = GroupClaims(self._core, topic, name)
             await self.register(found)
-            await found.load()
-            self._consumers[key] = found
         return found
+
+    async def claim(
+        self, claims: GroupClaims, limit: int | None, order: str = "partition", max_deliveries: int | None = None
+    ) -> ClaimedBatch:
+        """Claim the next messages."""
+        with self._step():
+            return await claims.claim(limit, order, max_deliveries)
 
     def require_open(self) -> None:
         """See that it has not ended.

@@ -17,7 +17,7 @@ Here are the rows and the rules. The rules are pure: rows and a reader's view go
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -38,6 +38,8 @@ _PAGE_ROWS = 1000
 _MOST_SEQUENCE = 2**16 - 1
 
 Rank = tuple[int, int, int, int]
+#: Below all ids.
+LOWEST: Rank = (0, 0, 0, 0)
 
 
 class GroupClaim(NamedTuple):
@@ -107,6 +109,7 @@ class Look(NamedTuple):
         segments: what is neither done nor claimed, in order.
         kept: claims that stay as they are.
         free: void claims and marks behind the base.
+        own: behind what the reader itself has claimed.
     """
 
     base: MessageId
@@ -115,6 +118,7 @@ class Look(NamedTuple):
     segments: tuple[Segment, ...]
     kept: tuple[GroupClaim, ...]
     free: tuple[GroupClaim, ...]
+    own: Rank
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
@@ -156,7 +160,31 @@ def look(base: MessageId, claims: Sequence[GroupClaim], reader: Transaction) -> 
     kept = tuple(claim for is_, claim in behind if is_ is not Truth.VOID)
     free = tuple(claim for is_, claim in behind if is_ is Truth.VOID)
     opened = min((claim.pointer for is_, claim in behind if is_ is Truth.OPEN), default=None)
-    return Look(base, opened, merged, tuple(_segments(base, kept, free)), kept, free)
+    own = max((rank(claim.last) for is_, claim in behind if is_ is Truth.OWN), default=LOWEST)
+    return Look(base, opened, merged, tuple(_segments(base, kept, free)), kept, free, own)
+
+
+def given_back(
+    claims: Sequence[GroupClaim], pointer: int, after: MessageId | None
+) -> tuple[list[GroupClaim], list[GroupClaim]]:
+    """What is free and what stays when a transaction gives back what it has claimed.
+
+    Args:
+        claims: all claims and marks of a group.
+        pointer: the transaction's id.
+        after: it gives back only what lies behind this id, and that does not count as a try; None: all.
+
+    Returns:
+        Void claims and marks; and claims that stay.
+    """
+    free = [claim for claim in claims if claim.pointer in (0, pointer)]
+    kept = [claim for claim in claims if claim.pointer not in (0, pointer)]
+    if after is None:
+        return free, kept
+    own = [claim for claim in free if claim.pointer == pointer]
+    kept += [claim._replace(last=min(claim.last, after, key=rank)) for claim in own if _first(claim) < rank(after)]
+    back = [claim._replace(first=max(claim.first, after, key=rank), tries=claim.tries - 1) for claim in own]
+    return [claim for claim in free if claim.pointer == 0] + [one for one in back if _first(one) < rank(one.last)], kept
 
 
 def limited(limit: int, tries: int, max_deliveries: int | None) -> int:
@@ -273,6 +301,47 @@ def all_claims(side: SideTable, start: bytes = _TRANSACTIONAL) -> Iterator[tuple
         group = _group(key)
         if group is not None:
             yield key, group, _claim(key, value)
+
+
+def free_void(side: SideTable, is_invalid: Callable[[int], bool], is_gone: Callable[[ConsumerGroup], bool]) -> int:
+    """Make marks of the claims of invalid transactions, and delete those of topics that are gone. Durable on return.
+
+    It comes before an id leaves the invalid list: from then on its claims would count as done. A server that serves the
+    groups meanwhile does the same with such rows, and no claim becomes another one by it.
+
+    Args:
+        side: where claims are.
+        is_invalid: whether a transaction is on the invalid list.
+        is_gone: whether a group's topic was deleted, or has another generation.
+
+    Returns:
+        How many claims were void.
+
+    Raises:
+        FormatError: a row is damaged.
+        StoreError: the table could not be read or written.
+    """
+    freed, gone = 0, []
+    for key, group, claim in all_claims(side):
+        if is_gone(group):
+            gone.append(key)
+        elif claim.pointer > 0 and is_invalid(claim.pointer):
+            _free(side, group, key, claim)
+            freed += 1
+    side.delete(gone)
+    return freed
+
+
+def _free(side: SideTable, group: ConsumerGroup, key: bytes, claim: GroupClaim) -> None:
+    while True:
+        mark_key, _ = pack(group, claim._replace(pointer=0))
+        present = side.get(mark_key)
+        mark = claim._replace(pointer=0)
+        if present is not None:
+            known = _claim(mark_key, present)
+            mark = mark._replace(last=max(mark.last, known.last, key=rank), tries=max(mark.tries, known.tries))
+        if side.exchange(mark_key, present, pack(group, mark)[1], deletes=[key]):
+            return
 
 
 def former_claims(side: SideTable, topic: TopicMetadata) -> list[bytes]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from threading import Lock
 
 from tms_core.consumers import lag
-from tms_core.consumers.claims import ConsumerGroup, GroupClaim, claims_of, former_claims
+from tms_core.consumers.claims import ConsumerGroup, GroupClaim, claims_of, former_claims, look
 from tms_core.consumers.lag import Lag
 from tms_core.consumers.positions import NAME, Position, Positions, cutoff_at
 from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound
@@ -96,13 +96,14 @@ class ConsumerRegistry:
             self._positions.move(metadata, former, after, deletes=claims)
 
     def get(self, topic: TopicId, name: str) -> Position:
-        """How far a consumer has read.
+        """How far a consumer has read, what its group has done behind that included.
 
         Raises:
             ConsumerNotFound: there is none of that name.
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`put`.
         """
-        return self.found(self._topics.get(topic), name)
+        metadata = self._topics.get(topic)
+        return self._moved_on(metadata, self.found(metadata, name))
 
     def delete(self, topic: TopicId, name: str, *, force: bool = False) -> None:
         """Forget a consumer and its claims; nothing is held for it any more.
@@ -162,7 +163,7 @@ class ConsumerRegistry:
             TopicNotFound, MetadataError, StoreError: as :meth:`put`.
         """
         metadata, now_ms = self._topics.get(topic), self._shelf.clock.now_ms()
-        positions = self._positions.of(metadata)
+        positions = [self._moved_on(metadata, position) for position in self._positions.of(metadata)]
         counting = lag.count(
             self._shelf.store, self._shelf.expiries, metadata, positions, self._shelf.floor, now_ms, COUNTED_ROWS
         )
@@ -190,6 +191,14 @@ class ConsumerRegistry:
             return now_ms
         ids.skip(at + 1 if at else 0)
         return max(now_ms, message.publish_ms)
+
+    def _moved_on(self, topic: TopicMetadata, position: Position) -> Position:
+        """A position with the claims behind it that are done by now; the next poll of the group writes them down."""
+        claims = [claim for _, claim in claims_of(self._side, ConsumerGroup.of(topic, position.name))]
+        if not claims or self._transactions is None:
+            return position
+        reader = self._transactions.visibility().dummy_transaction()
+        return position._replace(id=look(position.id, claims, reader).base)
 
     def _let_go(self, topic: TopicMetadata, name: str, *, force: bool) -> list[bytes]:
         """The keys of a consumer's claims, none of which is open any more.

@@ -14,12 +14,14 @@ from enum import Enum
 from typing import NamedTuple
 
 from tms_core.consumers.claims import (
+    LOWEST,
     ConsumerGroup,
     GroupClaim,
     Look,
     Segment,
     Truth,
     claims_of,
+    given_back,
     limited,
     look,
     marks,
@@ -170,7 +172,7 @@ class Groups:
             raise _ended(pointer)
         return found.given
 
-    def roll_back(self, topic: TopicId, name: str, pointer: int) -> None:
+    def roll_back(self, topic: TopicId, name: str, pointer: int, after: MessageId | None = None) -> None:
         """Take back what a transaction has claimed, so that it is free at once. Durable on return.
 
         It comes before the abort: an aborted transaction's pointer looks committed to readers.
@@ -179,6 +181,7 @@ class Groups:
             topic: whose messages.
             name: the group's.
             pointer: the transaction's id.
+            after: take back only what lies behind this id, which does not count as a try; None: all.
 
         Raises:
             ConsumerConflict: the transaction is committed.
@@ -197,9 +200,8 @@ class Groups:
                 return
             if self._transactions is not None and self._transactions.status(pointer) == "ended":
                 raise ConsumerConflict(f"Transaction {pointer} has ended.", "What it has claimed cannot be given back.")
-            free = tuple(claim for _, claim in rows if claim.pointer in (0, pointer))
-            kept = tuple(claim for _, claim in rows if claim.pointer not in (0, pointer))
-            seen = Look(former.id, None, 0, (), kept, free)
+            free, kept = given_back([claim for _, claim in rows], pointer, after)
+            seen = Look(former.id, None, 0, (), tuple(kept), tuple(free), LOWEST)
             self._write(metadata, former, rows, seen, _Choice(Given([]), [], former.id))
 
     def forget(self) -> None:
@@ -228,6 +230,9 @@ class Groups:
         """Read the first messages that are free."""
         base, position = seen.base, None
         for segment in seen.segments:
+            # A transaction reads forwards, so that what it has not handed on lies behind what it has.
+            if rank(segment.after) < seen.own:
+                continue
             fetch = self._fetch(metadata, segment, request)
             messages, end = _collected(fetch, segment)
             holes = [(_before(first), _before(stop)) for first, stop in fetch.holes]

@@ -69,6 +69,9 @@ class AvroCodec:
         reader.end()
         return found
 
+    def read_group_rollback(self, body: bytes) -> tuple[int, MessageId | None]:
+        return self.read_rollback(body).pointer, None
+
     def read_poll(self, body: bytes) -> FetchRequest:
         reader = _Reader(body, "ConsumeRequest")
         try:

@@ -66,6 +66,10 @@ class Codec(Protocol):
         """The body of ``rollback``, which is the answer of ``publish``; or a write pointer, in JSON."""
         ...
 
+    def read_group_rollback(self, body: bytes) -> tuple[int, MessageId | None]:
+        """The body of a group's ``rollback``: whose claims are taken back, and behind which id; None: all of them."""
+        ...
+
     def read_poll(self, body: bytes) -> FetchRequest:
         """The body of ``poll``."""
         ...

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from tms_core.errors import BadRequest
 from tms_core.logs.harmless import harmless
 from tms_core.messaging.groups import Given, GroupPoll, Order
-from tms_core.messaging.model import FetchRequest, RollbackRange
+from tms_core.messaging.model import FetchRequest
 from tms_core.server.body import BodyLimit, Headers
 from tms_core.server.poll import POSITION
 from tms_core.server.site import Site, answer, headers_of, topic_of
@@ -78,7 +78,7 @@ class PollGroup:
 
 
 class RollBackGroup:
-    """``POST …/topics/{topic}/consumers/{name}/rollback``: ``{"transactionWritePointer": …}``."""
+    """``POST …/topics/{topic}/consumers/{name}/rollback``: of a transaction, all or what lies behind an id."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -87,9 +87,8 @@ class RollBackGroup:
         site, headers, name = self._site, headers_of(scope), scope["path_params"]["name"]
         topic, codec = topic_of(scope), site.codec(headers)
         with site.memory.share(abort_of(scope)) as share:
-            given = await site.read(headers, receive, codec.read_rollback, share, limit=_ROLLBACK)
-        pointer = given.pointer if isinstance(given, RollbackRange) else given
-        await site.in_thread(site.service.groups.roll_back, topic, name, pointer)
+            pointer, after = await site.read(headers, receive, codec.read_group_rollback, share, limit=_ROLLBACK)
+        await site.in_thread(site.service.groups.roll_back, topic, name, pointer, after)
         await answer(send, 200)
 
 

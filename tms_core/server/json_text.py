@@ -80,6 +80,12 @@ class JsonCodec:
         pointer = _number("transactionWritePointer", given.get("transactionWritePointer"))
         return RollbackRange(pointer, start_ms, start_sequence, end_ms, end_sequence)
 
+    def read_group_rollback(self, body: bytes) -> tuple[int, MessageId | None]:
+        given = _object(body, {"transactionWritePointer", "after"})
+        after = given.get("after")
+        pointer = _number("transactionWritePointer", given.get("transactionWritePointer"))
+        return pointer, None if after is None else _id("after", after)
+
     def read_poll(self, body: bytes) -> FetchRequest:
         given = _object(body, {"startFrom", "inclusive", "limit", "transaction", "waitSeconds"})
         inclusive, limit, reads_in = given.get("inclusive", True), given.get("limit"), given.get("transaction")

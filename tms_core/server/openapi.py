@@ -117,7 +117,11 @@ _SCHEMAS: Document = {
             "description": "The Thrift struct of the Tephra transaction that claims what is answered.",
         },
     ),
-    "GroupRollback": _record(["transactionWritePointer"], transactionWritePointer=_is("Long")),
+    "GroupRollback": _record(
+        ["transactionWritePointer"],
+        transactionWritePointer=_is("Long"),
+        after=_or_null({**_ID, "description": "Only what lies behind this id."}),
+    ),
     "Consumers": {
         "type": "array",
         "items": _record(

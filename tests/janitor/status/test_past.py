@@ -66,7 +66,9 @@ def test_given_a_run_under_way_then_it_counts_once_it_has_ended() -> None:
         state.finish_run("one", NOW_MS, "failed", json.dumps({"error": "no space"}))
         found = history.range(state, "1h", NOW_MS)
     assert sum(step["bad"] for step in found["steps"]) == 1
-    assert found["bad_runs"] == [{"id": "one", "started_ms": NOW_MS, "result": "failed", "error": "no space"}]
+    assert found["bad_runs"] == [
+        {"id": "one", "started_ms": NOW_MS, "result": "failed", "error": "no space", "stopped_by": ()}
+    ]
 
 
 def test_given_plans_beside_runs_then_the_runs_are_told_and_plans_only_where_there_is_no_run() -> None:
@@ -104,3 +106,14 @@ def test_given_a_stretch_of_time_then_its_runs_come_newest_first() -> None:
         found = run_detail(state, ids[0])
     assert found is not None
     assert found["report"]["totals"]["expired"] == 1
+
+
+def test_given_runs_that_guards_stopped_then_only_the_one_before_adoption_is_no_fault() -> None:
+    with SqliteState.in_memory() as state:
+        for number, guard in enumerate(["adoption", "clock"]):
+            state.begin_run(RunRecord(guard, "apply", NOW_MS + number))
+            report = {"guards": [{"guard": guard, "tripped": True, "message": ""}]}
+            state.finish_run(guard, NOW_MS + number, "stopped", json.dumps(report))
+        found = RunHistory().range(state, "1h", NOW_MS + 2)
+    assert [run["id"] for run in found["bad_runs"]] == ["clock"]
+    assert found["bad_runs"][0]["stopped_by"] == ("clock",)

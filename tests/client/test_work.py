@@ -1,0 +1,319 @@
+"""Consumer groups of the client: exactly once, with several copies of a program, whatever ends where."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from itertools import count
+from typing import Any
+
+import pytest
+
+from tests.client.faults import Faults, When, faulty_client
+from tms_core.client import (
+    AsyncClient,
+    BadRequest,
+    Client,
+    ConsumerConflict,
+    GroupWork,
+    MessageId,
+    Retry,
+    TopicNotFound,
+    Transaction,
+    Unanswered,
+)
+from tms_core.client.testing import InProcess
+from tms_core.clock import ManualClock
+
+ORDERS, BILLS, DEAD = "default:orders", "default:bills", "default:orders-dead"
+#: How long a loop waits for another message before it ends, in seconds.
+IDLE = 0.2
+START = MessageId(0, 0)
+
+
+#: A worker that has to wait asks again soon enough for a test.
+QUICK = Retry(first_seconds=0.005, factor=1.5, longest_seconds=0.05)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tms_core.client.work.IDLE", QUICK)
+
+
+class Crash(Exception):
+    """A worker's process ends."""
+
+
+def committed(client: Client, topic: str = BILLS) -> list[bytes]:
+    """What is visible in a topic to a transaction that begins now."""
+    with client.transaction() as tx:
+        return [message.payload for message in tx.poll(topic)]
+
+
+def bill(client: Client, limit: int | None = None, **options: str) -> int:
+    """Orders become bills; returns how many."""
+    count = 0
+    with client.transaction() as tx:
+        for order in tx.consume(ORDERS, "billing", limit=limit, **options):
+            tx.publish(BILLS, [b"bill of " + order.payload])
+            count += 1
+    return count
+
+
+# --- tx.consume ------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_loop_that_is_left_early_when_committed_then_what_was_not_handed_over_comes_next(
+    client: Client,
+) -> None:
+    client.publish(ORDERS, [b"1", b"2", b"3"])
+    with client.transaction() as tx:
+        for order in tx.consume(ORDERS, "billing"):
+            tx.publish(BILLS, [order.payload])
+            break
+    with client.transaction() as tx:
+        assert next(tx.consume(ORDERS, "billing")).payload == b"2"
+        tx.roll_back()
+    assert bill(client) == 2
+    assert committed(client) == [b"1", b"bill of 2", b"bill of 3"]
+    assert client.claims(ORDERS, "billing") == []
+
+
+def test_given_two_copies_of_a_program_when_one_has_the_messages_then_the_other_gets_none_of_them(
+    client: Client,
+) -> None:
+    client.publish(ORDERS, [b"1", b"2"])
+    with client.transaction() as tx:
+        assert [order.payload for order in tx.consume(ORDERS, "billing")] == [b"1", b"2"]
+        assert bill(client) == 0
+        [claim] = client.claims(ORDERS, "billing")
+        assert (claim.transaction, claim.after, claim.deliveries) == (tx.transaction.transaction_id, START, 1)
+        with pytest.raises(ConsumerConflict):
+            client.delete_position(ORDERS, "billing")
+        with pytest.raises(ConsumerConflict):
+            client.set_position(ORDERS, "billing", START)
+    assert client.claims(ORDERS, "billing") == []
+    assert bill(client) == 0
+
+
+def test_given_no_order_when_two_transactions_overlap_then_they_share_the_messages(client: Client) -> None:
+    client.publish(ORDERS, [b"1", b"2", b"3"])
+    with client.transaction() as tx:
+        assert [order.payload for order in tx.consume(ORDERS, "billing", limit=1, order="none")] == [b"1"]
+        assert bill(client, order="none") == 2
+    assert bill(client, order="none") == 0
+
+
+def test_given_a_forced_position_then_the_transaction_that_held_it_cannot_be_committed(client: Client) -> None:
+    client.publish(ORDERS, [b"1"])
+
+    def work() -> None:
+        with client.transaction() as tx:
+            tx.publish(BILLS, [order.payload for order in tx.consume(ORDERS, "billing")])
+            client.set_position(ORDERS, "billing", START, force=True)
+
+    with pytest.raises(Exception, match="not in progress"):
+        work()
+    assert committed(client) == []
+    assert bill(client) == 1
+
+
+def test_given_bad_input_then_it_is_said_before_anything_is_done(client: Client) -> None:
+    wrong: list[dict[str, Any]] = [{"order": "fifo"}, {"batch": 0}, {"max_deliveries": 0}]
+    for options in wrong:
+        with pytest.raises(BadRequest):
+            client.work(ORDERS, "billing", **options)
+    with client.transaction() as tx:
+        with pytest.raises(BadRequest, match="no order"):
+            next(tx.consume(ORDERS, "billing", order="fifo"))
+        tx.roll_back()
+    with pytest.raises(TopicNotFound):
+        list(client.work("default:missing", "billing", idle_seconds=IDLE))
+
+
+@pytest.mark.parametrize("when", ["before", "after", "late"])
+@pytest.mark.parametrize("step", ["poll", "rollback", "PUT billing"])
+def test_given_an_answer_that_is_lost_when_billed_again_then_each_order_is_billed_once(
+    site: InProcess, client: Client, faults: Faults, clock: ManualClock, step: str, when: When
+) -> None:
+    client.publish(ORDERS, [b"1", b"2"])
+    faults.at(step, when, times=1)
+    with faulty_client(site, faults) as faulty:
+        for fails in (True, False):
+            try:
+                with faulty.transaction() as tx:
+                    for order in tx.consume(ORDERS, "billing"):
+                        tx.publish(BILLS, [order.payload])
+                    if fails:
+                        raise Crash
+            except (Crash, Unanswered):
+                pass
+    for late in faults.late:
+        late()
+    bill(client)
+    clock.advance(60_000)
+    site.manager.expire()
+    bill(client)
+    assert sorted(payload[-1:] for payload in committed(client)) == [b"1", b"2"]
+
+
+# --- client.work -----------------------------------------------------------------------------------------------------
+
+
+def test_given_orders_when_worked_through_then_each_batch_is_committed_when_the_next_is_asked_for(
+    client: Client,
+) -> None:
+    client.publish(ORDERS, [b"%d" % number for number in range(5)])
+    sizes: list[int] = []
+    for tx, batch in client.work(ORDERS, "billing", batch=2, idle_seconds=IDLE):
+        assert len(committed(client)) == sum(sizes)
+        tx.publish(BILLS, [order.payload for order in batch])
+        sizes.append(len(batch))
+    assert sizes == [2, 2, 1]
+    assert committed(client) == [b"%d" % number for number in range(5)]
+    assert client.positions(ORDERS)[0].lag_messages <= 1
+
+
+def test_given_an_error_in_the_loop_or_a_break_then_the_batch_comes_again(client: Client) -> None:
+    client.publish(ORDERS, [b"1"])
+
+    def fails() -> None:
+        for tx, batch in client.work(ORDERS, "billing"):
+            tx.publish(BILLS, [batch[0].payload])
+            raise Crash
+
+    with pytest.raises(Crash):
+        fails()
+    assert client.claims(ORDERS, "billing") == []
+    for tx, batch in client.work(ORDERS, "billing"):
+        tx.publish(BILLS, [batch[0].payload])
+        break
+    assert committed(client) == []
+    work = client.work(ORDERS, "billing")
+    for tx, batch in work:
+        tx.publish(BILLS, [batch[0].payload])
+        work.stop()
+    assert committed(client) == [b"1"]
+
+
+def test_given_a_batch_that_the_program_rolls_back_then_it_comes_again_without_an_error(client: Client) -> None:
+    client.publish(ORDERS, [b"1"])
+    given = []
+    for tx, batch in client.work(ORDERS, "billing", idle_seconds=IDLE):
+        given.append([order.payload for order in batch])
+        tx.publish(BILLS, [b"x"])
+        if len(given) == 1:
+            tx.roll_back()
+    assert given == [[b"1"], [b"1"]]
+    assert committed(client) == [b"x"]
+
+
+def test_given_a_message_that_always_fails_then_it_goes_to_the_dead_ones_and_all_others_are_processed(
+    client: Client,
+) -> None:
+    client.publish(ORDERS, [b"%d" % number for number in range(20)])
+    given: Counter[bytes] = Counter()
+    for tx, batch in client.work(ORDERS, "billing", batch=8, max_deliveries=3, idle_seconds=IDLE):
+        given.update(order.payload for order in batch)
+        if any(order.payload == b"13" for order in batch):
+            tx.roll_back()
+        else:
+            tx.publish(BILLS, [order.payload for order in batch])
+    assert given[b"13"] == 3
+    assert committed(client) == [b"%d" % number for number in range(20) if number != 13]
+    assert committed(client, DEAD) == [b"13"]
+
+
+def test_given_nothing_to_do_then_no_transaction_is_begun_until_a_message_comes(
+    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.publish(ORDERS, [b"1"])
+    began: list[int] = []
+    start = site.manager.start_short
+
+    def counted(*given: Any) -> Transaction:
+        began.append(1)
+        return start(*given)
+
+    monkeypatch.setattr(site.manager, "start_short", counted)
+    taken = threading.Event()
+    timer = threading.Timer(1.0, lambda: client.publish(ORDERS, [b"2"]))
+    work = client.work(ORDERS, "billing")
+    for _, batch in work:
+        if batch[0].payload == b"1":
+            timer.start()
+        else:
+            taken.set()
+            work.stop()
+    timer.join()
+    assert taken.is_set()
+    # One for each message, one that found nothing, and one that may have found the message not decided.
+    assert len(began) <= 4
+
+
+def test_given_an_event_loop_when_worked_through_then_it_is_the_same(site: InProcess, client: Client) -> None:
+    client.publish(ORDERS, [b"1", b"2", b"3"])
+
+    async def main() -> None:
+        async with site.async_client() as loop:
+            work = loop.work(ORDERS, "billing", batch=2, idle_seconds=IDLE)
+            async for tx, batch in work:
+                await tx.publish(BILLS, [order.payload for order in batch])
+            [position] = await loop.positions(ORDERS)
+            assert await loop.claims(ORDERS, "billing") == []
+            await loop.set_position(ORDERS, "billing", position.position, force=True)
+            await loop.delete_position(ORDERS, "billing", force=True)
+
+    asyncio.run(main())
+    assert committed(client) == [b"1", b"2", b"3"]
+
+
+def test_given_an_event_loop_when_the_loop_fails_then_the_batch_comes_again(site: InProcess, client: Client) -> None:
+    client.publish(ORDERS, [b"1"])
+
+    async def fails(loop: AsyncClient) -> None:
+        async for tx, _ in loop.work(ORDERS, "billing"):
+            await tx.publish(BILLS, [b"x"])
+            raise Crash
+
+    async def main() -> None:
+        async with site.async_client() as loop:
+            with pytest.raises(Crash):
+                await fails(loop)
+            work = loop.work(ORDERS, "billing")
+            async for tx, batch in work:
+                await tx.publish(BILLS, [order.payload for order in batch])
+                work.stop()
+
+    asyncio.run(main())
+    assert committed(client) == [b"1"]
+
+
+@pytest.mark.parametrize("order", ["partition", "none"])
+def test_given_300_orders_and_three_copies_side_by_side_of_which_one_crashes_then_there_are_exactly_300_bills(
+    site: InProcess, client: Client, order: str
+) -> None:
+    client.publish(ORDERS, [b"%d" % number for number in range(300)])
+    batches = count(1)
+    crashed: list[GroupWork] = []
+
+    def copy() -> None:
+        with site.client() as mine:
+            work = mine.work(ORDERS, "billing", batch=10, order=order, idle_seconds=2)
+            for tx, batch in work:
+                tx.publish(BILLS, [b"bill of " + one.payload for one in batch])
+                if next(batches) == 7:
+                    # The process is gone, and what it says is not heard any more: its transaction times out.
+                    site.manager.invalidate(tx.transaction.transaction_id)
+                    crashed.append(work)
+                    return
+
+    threads = [threading.Thread(target=copy) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(crashed) == 1
+    assert sorted(committed(client)) == sorted(b"bill of %d" % number for number in range(300))
+    assert client.claims(ORDERS, "billing") == []

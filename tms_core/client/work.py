@@ -1,0 +1,235 @@
+"""Working through a topic as one of a consumer group, a batch in a transaction each, for ever.
+
+While there is nothing no transaction is begun: a plain poll waits at the server until a message has come. A batch is
+committed when the program asks for the next one. What goes wrong in between, in the program or on the way, has the
+batch rolled back, and its messages come again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from tms_core.client import calls
+from tms_core.client.calls import Topic, topic_id
+from tms_core.client.consuming import FAILED, IDLE, PASSING, WAIT_SECONDS
+from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
+from tms_core.client.core import Core, Reading
+from tms_core.client.messages import Message
+from tms_core.client.transaction import ClientTransaction
+from tms_core.client.values import Retry
+from tms_core.client.wire import run
+from tms_core.errors import (
+    BadRequest,
+    ClientClosed,
+    Conflict,
+    ConsumerConflict,
+    Invalidated,
+    NotInProgress,
+    TmsError,
+    TopicExists,
+)
+from tms_core.rowkey import MessageId
+
+logger = logging.getLogger(__name__)
+
+#: Nothing of the batch is visible, and it comes again.
+_COMES_AGAIN = (*PASSING, Conflict, ConsumerConflict, Invalidated, NotInProgress)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkOptions:
+    """How a group is worked for.
+
+    Attributes:
+        batch: the most messages in a transaction.
+        order: ``partition`` or ``none``.
+        max_deliveries: how often a message is given to the program at most; then it goes to ``TOPIC-dead``. None: for
+            ever.
+        idle_seconds: after how long without a message it ends; None: never.
+    """
+
+    batch: int
+    order: str
+    max_deliveries: int | None
+    idle_seconds: float | None
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or (self.max_deliveries is not None and self.max_deliveries < 1):
+            raise BadRequest("A batch and a number of deliveries are at least 1.", "Give 1 or more.")
+        if self.order not in calls.ORDERS:
+            raise BadRequest(f"{self.order!r} is no order of a group.", f"Give {' or '.join(calls.ORDERS)}.")
+
+
+class Worker:
+    """One worker of a group; both clients drive it.
+
+    Args:
+        core: who asks.
+        begin: begins a transaction.
+        topic, group: what it works through, and for which group.
+        options: how.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        begin: Callable[[], Awaitable[ClientTransaction]],
+        topic: Topic,
+        group: str,
+        options: WorkOptions,
+    ) -> None:
+        self._core = core
+        self._begin = begin
+        self._topic = topic_id(topic)
+        self._group = group
+        self._options = options
+        self._current: ClientTransaction | None = None
+        self._pauses = 0
+        self._paused: Retry | None = None
+        self._idle_since = core.running()
+        self.stop = core.wire.stop()
+        if self.stop.is_set():
+            raise ClientClosed("The client is closed.", "Make another one.")
+
+    async def next(self) -> tuple[ClientTransaction, list[Message]] | None:
+        """Commit the batch before, and claim the next one; None once it was stopped, or has been idle long enough.
+
+        Raises:
+            TmsError: what does not pass by trying again.
+        """
+        found: list[Message] = []
+        while True:
+            try:
+                await self._finish()
+                if self.stop.is_set() or self._is_over():
+                    return None
+                found = await self._claim()
+            except ClientClosed:
+                return None
+            except _COMES_AGAIN as error:
+                await self.give_back()
+                await self._wait(FAILED, error)
+            if found and self._current is not None:
+                self._paused = None
+                return self._current, found
+
+    async def give_back(self) -> None:
+        """Roll back the batch that the program has not finished."""
+        current, self._current = self._current, None
+        if current is None:
+            return
+        try:
+            await current.roll_back()
+        except _COMES_AGAIN as error:
+            logger.warning("a batch of %s could not be given back at once: %s", self._topic, error)
+
+    async def _finish(self) -> None:
+        current, self._current = self._current, None
+        if current is not None and current.cancelled:
+            await current.roll_back()
+        elif current is not None:
+            self._idle_since = self._core.running()
+            await current.commit()
+
+    async def _claim(self) -> list[Message]:
+        """The next batch; none where there is nothing, after a wait."""
+        options = self._options
+        self._current = current = await self._begin()
+        claims = await current.claims(self._topic, self._group)
+        batch = await current.claim(claims, options.batch, options.order, options.max_deliveries)
+        if not batch.messages:
+            await self.give_back()
+            if batch.position is None:
+                await self._wait(IDLE, None)
+            else:
+                await self._until_there_is_something(batch.position)
+            return []
+        claims.given = batch.messages[-1].id
+        most = options.max_deliveries
+        if most is not None and batch.deliveries > most and len(batch.messages) == 1:
+            await self._bury(current, batch.messages[0])
+            return []
+        return batch.messages
+
+    async def _bury(self, current: ClientTransaction, message: Message) -> None:
+        """Publish a message that could not be processed to where such messages are kept, in the same transaction."""
+        dead = f"{self._topic}-dead"
+        with suppress(TopicExists):
+            await self._core.ask(calls.create_topic(dead, None, None))
+        logger.warning("message %s of %s could not be processed; it is in %s", message.id, self._topic, dead)
+        await current.publish(dead, [message.payload])
+
+    async def _until_there_is_something(self, position: MessageId) -> None:
+        """Wait at the server, without a transaction, until a message may have come."""
+        wait_seconds = WAIT_SECONDS
+        if self._options.idle_seconds is not None:
+            wait_seconds = min(wait_seconds, int(self._options.idle_seconds))
+        call = calls.poll(self._topic, position, 1, None, inclusive=True, wait_seconds=wait_seconds)
+        while not self.stop.is_set() and not self._is_over():
+            reading = Reading(await self._core.wire.open(call))
+            try:
+                if await reading.more():
+                    return
+            finally:
+                await reading.close()
+            if not reading.waited:
+                await self._wait(IDLE, None)
+
+    def _is_over(self) -> bool:
+        limit = self._options.idle_seconds
+        return limit is not None and self._core.running() - self._idle_since >= limit
+
+    async def _wait(self, pauses: Retry, error: TmsError | None) -> None:
+        """Pause, longer each time as long as it is for the same reason."""
+        self._pauses = self._pauses + 1 if self._paused is pauses else 1
+        self._paused = pauses
+        seconds = pauses.pause_seconds(self._pauses, self._core.random)
+        if error is not None:
+            logger.warning("a batch of %s for %s comes again in %.1f s: %s", self._topic, self._group, seconds, error)
+        await self.stop.wait(seconds)
+
+
+class GroupWork:
+    """The batches of a consumer group, each with its transaction; see :meth:`tms_core.client.Client.work`.
+
+    Args:
+        worker: who claims them.
+        context: makes of a transaction what the program gets.
+    """
+
+    def __init__(self, worker: Worker, context: Callable[[ClientTransaction], TransactionContext]) -> None:
+        self._worker = worker
+        self._context = context
+
+    def __iter__(self) -> Iterator[tuple[TransactionContext, list[Message]]]:
+        try:
+            while (found := run(self._worker.next())) is not None:
+                yield self._context(found[0]), found[1]
+        finally:
+            run(self._worker.give_back())
+
+    def stop(self) -> None:
+        """Have the iteration end once the batch in hand is committed; may be called by any thread."""
+        self._worker.stop.set()
+
+
+class AsyncGroupWork:
+    """As :class:`GroupWork`, for one task: ``async for tx, batch in client.work(…)``."""
+
+    def __init__(self, worker: Worker, context: Callable[[ClientTransaction], AsyncTransactionContext]) -> None:
+        self._worker = worker
+        self._context = context
+
+    async def __aiter__(self) -> AsyncIterator[tuple[AsyncTransactionContext, list[Message]]]:
+        try:
+            while (found := await self._worker.next()) is not None:
+                yield self._context(found[0]), found[1]
+        finally:
+            await self._worker.give_back()
+
+    def stop(self) -> None:
+        """As :meth:`GroupWork.stop`; called in the loop."""
+        self._worker.stop.set()
