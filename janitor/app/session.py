@@ -260,7 +260,8 @@ class Session:
 
     def beside(self, store: Store, side: SideTable | None) -> dict[str, Any]:
         """What those mean for judging the store's rows: options of :meth:`deps`."""
-        return {"expiries": None if side is None else Expiries(side), "floor": self.floor(store, side)}
+        expiries = None if side is None else Expiries(side)
+        return {"expiries": expiries, "side": side, "floor": self.floor(store, side)}
 
     def floor(self, store: Store, side: SideTable | None) -> Floor | None:
         """What consumers hold; None where the settings want them to hold nothing."""

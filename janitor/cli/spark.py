@@ -58,7 +58,9 @@ def command() -> None:
 @on_spark
 @topic_patterns
 @click.option("--out", metavar="PATH", help="Write them as Parquet into PATH/day=YYYY-MM-DD, too.")
-@click.option("--remember/--no-remember", default=True, help="Whether status page and metrics are to show it; they do.")
+@click.option(
+    "--remember/--no-remember", default=True, help="Whether the status page and metrics show it; by default they do."
+)
 @common_options
 def stats(
     master: str | None,
