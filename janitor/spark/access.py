@@ -16,10 +16,10 @@ from pathlib import Path
 from janitor.law.policy import Frontier, Hold
 from janitor.settings import Settings
 from janitor.spark.columns import Policy
-from janitor.spark.whatif import WhatIf, changed
 from janitor.sweep import transactions as txstate
 from janitor.sweep.context import matches, parse_or_none
 from janitor.sweep.transactions import TransactionView
+from janitor.sweep.whatif import WhatIf, changed
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError
 from tms_core.tables.base import Reads

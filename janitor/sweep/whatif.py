@@ -1,4 +1,4 @@
-"""A policy that is not in force: what would be changed, in one line, as ``ttl=3d,topic=default:*``.
+"""Other ttls than those in force (``janitor plan --what-if``), in one line, as ``ttl=3d,topic=default:*``.
 
 What it would take is a plan of the store as if its metadata said so (:func:`supposed`): with everything that holds rows
 back, and nothing written anywhere.
