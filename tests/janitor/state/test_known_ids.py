@@ -1,4 +1,4 @@
-"""A million closed ids are read once and not at every pass; ``test_every_ids.py`` says which they are, of every driver."""
+"""A million closed ids are read once and not at every pass; which they are is in ``test_every_ids.py``."""
 
 from __future__ import annotations
 
