@@ -24,15 +24,17 @@ LAST_MS = 2**63 - 1
 @click.command("plan")
 @click.option("--at", type=TimeType(), help="What would be due at another moment; such a plan cannot be applied.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write a plan file for janitor apply.")
+@click.option("--summary", is_flag=True, help="One line for each topic, the most bytes first.")
 @topic_patterns
 @common_options
-def command(at: Moment | None, out: Path | None, patterns: tuple[str, ...]) -> None:
+def command(at: Moment | None, out: Path | None, summary: bool, patterns: tuple[str, ...]) -> None:
     """Show what a run would do. Nothing in the store is changed.
 
     \b
     Examples:
       janitor plan --leveldb data/messaging --snapshots data/tx.snapshot
       janitor plan --config janitor.yaml --topic 'default:*' --out plan.json
+      janitor plan --config janitor.yaml --summary
       janitor plan --config janitor.yaml --at now+7d
     """
     current = session()
@@ -43,7 +45,7 @@ def command(at: Moment | None, out: Path | None, patterns: tuple[str, ...]) -> N
         report, document = engine.plan(at_ms=at_ms, patterns=patterns, digest=config_digest(current.settings))
     if out is not None:
         plan.save(out, document)
-    show(current, report, _next_step(current, report, out, at is not None))
+    show(current, report, _next_step(current, report, out, at is not None), summary=summary)
 
 
 def _next_step(current: Session, report: Report, out: Path | None, what_if: bool) -> str:
