@@ -58,9 +58,7 @@ def test_given_a_run_then_it_reads_like_its_plan(site: Site) -> None:
     assert len(shown) == 8, "nothing is left to type"
 
 
-def test_given_a_plan_in_summary_then_each_topic_has_one_line_the_most_bytes_first_and_the_gain_is_told(
-    site: Site,
-) -> None:
+def test_given_a_summary_then_each_topic_has_one_line_the_most_bytes_first_and_the_gain_is_told(site: Site) -> None:
     lines = site.janitor("plan --summary").out.splitlines()
     table = lines[1 : next(at for at, line in enumerate(lines) if line.startswith("rows:"))]
     assert table[0].split() == ["topic", "bytes", "rows", "held"]
