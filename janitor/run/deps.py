@@ -21,9 +21,10 @@ from janitor.sweep.sweep import Division, Threads
 from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock
 from tms_core.consumers.positions import Floor
-from tms_core.tables.base import Store
+from tms_core.tables.base import Reads, Store
 from tms_core.tables.lease import Lease
-from tms_core.tables.side import Expiries
+from tms_core.tables.read_only import read_only_error
+from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.source.source import SnapshotSource
 
@@ -86,6 +87,7 @@ class Deps:
         halted: whether to end before the next page or batch.
         unrecognised: what was named in the log already; all of one process share it.
         expiries: messages with a ttl of their own (L6); None: there are none.
+        side: where consumer groups note what they have claimed; None: there are none.
         floor: holds what registered consumers have not read; None: nothing is held for them.
         newborn: whether a topic is known to have been made with nothing in it, so that it need not be held.
         rows_per_second: the limit on deleting; None for none.
@@ -97,7 +99,7 @@ class Deps:
         turn: held by a run, and by a decision that excludes one.
     """
 
-    store: Store
+    store: Reads
     state: State
     source: SnapshotSource | None
     clock: Clock
@@ -110,6 +112,7 @@ class Deps:
     halted: Callable[[], bool] = never
     unrecognised: UnrecognisedRows = field(default_factory=UnrecognisedRows)
     expiries: Expiries | None = None
+    side: SideTable | None = None
     floor: Floor | None = None
     newborn: Callable[[TopicMetadata], bool] = none_is_new
     rows_per_second: float | None = None
@@ -127,6 +130,16 @@ class Deps:
     @property
     def history_ms(self) -> int:
         return self.history_days * 86_400_000
+
+    def writable_store(self) -> Store:
+        """The store, to be written: questions never ask for that (rule S5).
+
+        Raises:
+            StoreError: it was opened for reading only.
+        """
+        if not isinstance(self.store, Store):
+            raise read_only_error()
+        return self.store
 
     def check_lease(self) -> None:
         """Check that this process still holds the lease.

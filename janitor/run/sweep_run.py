@@ -6,6 +6,7 @@ between has forgotten nothing but its report: the next one finds the same rows.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,8 +29,11 @@ from janitor.sweep.ledger import Ledger
 from janitor.sweep.permission import Permission, asked_of_memory
 from janitor.sweep.rate_limit import Pacer
 from janitor.sweep.sweep import sweep_store
+from tms_core.consumers.claims import ConsumerGroup, free_void
 from tms_core.errors import Interrupted, LeaseLost, MemoryFailed, StoreBusy, StoreError
-from tms_core.tables.base import KeyRange, Store
+from tms_core.tables.base import KeyRange, Reads
+
+logger = logging.getLogger(__name__)
 
 #: How often a run writes down how far it has come, in milliseconds of running time.
 PROGRESS_MS = 10_000
@@ -102,6 +106,7 @@ class SweepRun:
                 self._sync()
         if deps.expiries is not None:
             deps.expiries.forget(current.outcome.expired)
+        self._free_void_claims()
         if isinstance(current.halted, MemoryFailed):
             with self._as_its_holder():
                 raise current.halted.__cause__ or current.halted
@@ -115,6 +120,23 @@ class SweepRun:
             self._compact()
         if deps.feedback is not None and self._moves_frontiers and current.halted is None:
             self._feed_back()
+
+    def _free_void_claims(self) -> None:
+        """Free what invalid transactions have claimed, before their ids may leave the invalid list (rule S4)."""
+        deps, current = self._deps, self._current
+        usable, topics = current.ready.tx.usable, current.context.topics
+        if deps.side is None or usable is None or not self._moves_frontiers or current.halted is not None:
+            return
+
+        def is_gone(group: ConsumerGroup) -> bool:
+            work = topics.get(group.topic.prefix)
+            return work is not None and work.topic.is_old(group.generation)
+
+        with self._as_its_holder():
+            deps.check_lease()
+        freed = free_void(deps.side, usable.is_invalid, is_gone)
+        if freed:
+            logger.info("%d claims of transactions that have failed were given back to their groups", freed)
 
     def _act(self) -> Sweep:
         deps, current = self._deps, self._current
@@ -131,12 +153,13 @@ class SweepRun:
 
     def _sync(self) -> None:
         """Return when all that was deleted and negated survives a crash, also by a run before that ended early."""
-        self._deps.store.message.sync()
-        self._deps.store.payload.sync()
+        store = self._deps.writable_store()
+        store.message.sync()
+        store.payload.sync()
 
     # -- what is proven on the way (rule S4) -----------------------------------------------------------------------
 
-    def _begin_round(self, parts: Sequence[Store]) -> Round:
+    def _begin_round(self, parts: Sequence[Reads]) -> Round:
         deps, current = self._deps, self._current
         self._saved_ms = deps.clock.running_ms()
         with asked_of_memory(), self._as_its_holder(), deps.state.transaction():

@@ -17,7 +17,7 @@ Here are the rows and the rules. The rules are pure: rows and a reader's view go
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -301,6 +301,47 @@ def all_claims(side: SideTable, start: bytes = _TRANSACTIONAL) -> Iterator[tuple
         group = _group(key)
         if group is not None:
             yield key, group, _claim(key, value)
+
+
+def free_void(side: SideTable, is_invalid: Callable[[int], bool], is_gone: Callable[[ConsumerGroup], bool]) -> int:
+    """Make marks of the claims of invalid transactions, and delete those of topics that are gone. Durable on return.
+
+    It comes before an id leaves the invalid list: from then on its claims would count as done. A server that serves the
+    groups meanwhile does the same with such rows, and no claim becomes another one by it.
+
+    Args:
+        side: where claims are.
+        is_invalid: whether a transaction is on the invalid list.
+        is_gone: whether a group's topic was deleted, or has another generation.
+
+    Returns:
+        How many claims were void.
+
+    Raises:
+        FormatError: a row is damaged.
+        StoreError: the table could not be read or written.
+    """
+    freed, gone = 0, []
+    for key, group, claim in all_claims(side):
+        if is_gone(group):
+            gone.append(key)
+        elif claim.pointer > 0 and is_invalid(claim.pointer):
+            _free(side, group, key, claim)
+            freed += 1
+    side.delete(gone)
+    return freed
+
+
+def _free(side: SideTable, group: ConsumerGroup, key: bytes, claim: GroupClaim) -> None:
+    while True:
+        mark_key, _ = pack(group, claim._replace(pointer=0))
+        present = side.get(mark_key)
+        mark = claim._replace(pointer=0)
+        if present is not None:
+            known = _claim(mark_key, present)
+            mark = mark._replace(last=max(mark.last, known.last, key=rank), tries=max(mark.tries, known.tries))
+        if side.exchange(mark_key, present, pack(group, mark)[1], deletes=[key]):
+            return
 
 
 def former_claims(side: SideTable, topic: TopicMetadata) -> list[bytes]:

@@ -226,5 +226,5 @@ class Share:
 
 def _no_room() -> Unavailable:
     return Unavailable(
-        "Requests and answers take all the memory they may (server.memory).", "Try again in a few seconds."
+        "Requests and answers use all the memory that server.memory allows.", "Try again in a few seconds."
     )

@@ -104,6 +104,20 @@ def test_given_a_held_topic_then_approving_it_is_the_next_step(site: Site) -> No
 
 def test_given_a_what_if_plan_then_there_is_no_next_step(site: Site) -> None:
     assert "next:" not in site.janitor("plan --at now+1d").out
+    assert "next:" not in site.janitor("plan --what-if ttl=1h").out
+
+
+def test_given_other_ttls_when_planned_then_it_is_the_plan_once_they_are_in_force(site: Site) -> None:
+    site.janitor("run --once --adopt")
+    supposed = site.janitor("plan --what-if ttl=30s,topic=default:orders --format json").json
+    with LevelDBStore(site.store) as store:
+        topic(store, "default:orders", ttl_seconds=30)
+    planned = site.janitor("plan --format json").json
+    for report in (planned, supposed):
+        for name in ("id", "duration_seconds", "phase_seconds", "store_calls", "seeks_spared"):
+            del report[name]
+    assert supposed == planned
+    assert [item["held"] for item in planned["topics"]] == ["frontier"], "and it says that it would wait"
 
 
 def test_given_brackets_in_a_path_and_in_a_pattern_then_they_are_shown_as_they_are(site: Site) -> None:

@@ -1,0 +1,136 @@
+"""Claims of consumer groups: void ones are free before their transactions' ids leave the invalid list (trap b)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from janitor.run.deps import Feedback
+from tests.builders import DAY, HOUR, NOW_MS, Rig, janitor
+from tests.messaging.group_desk import GROUP, ORDERS, READ_NONE
+from tms_core.clock import ManualClock
+from tms_core.consumers.claims import ConsumerGroup, claims_of
+from tms_core.errors import StoreError
+from tms_core.messaging.groups import GroupPoll
+from tms_core.messaging.service import MessagingService
+from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import MemorySide
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+
+
+class GroupHouse:
+    """A server with a group, and a janitor that hands back what is proven, on one store at one clock."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.clock = ManualClock(NOW_MS, running_ms=DAY)
+        self.store, self.side = MemoryStore(), MemorySide()
+        self.manager = stack.enter_context(TransactionManager(MemoryStorage(), self.clock))
+        self.service = stack.enter_context(
+            MessagingService(
+                self.store, self.clock, side=self.side, max_lifetime_seconds=3600, transactions=self.manager
+            )
+        )
+        self.service.create_topic(ORDERS, {"ttl": "8640000"})
+        self.service.consumers.put(ORDERS, GROUP, READ_NONE)
+        self.rig = self.made()
+        self.rig.engine.run_once(adopt=True)
+
+    def made(self) -> Rig:
+        told = Feedback(self.manager, ("messaging",))
+        return janitor(self.store, clock=self.clock, snapshots=self.manager, side=self.side, feedback=told)
+
+    def poll(self) -> tuple[int, list[bytes]]:
+        tx = self.manager.start_short()
+        given = self.service.groups.poll(ORDERS, GROUP, GroupPoll(tx, 10))
+        return tx.transaction_id, [message.payload for message in given.messages]
+
+    def claims(self, generation: int = 1) -> list[tuple[int, int]]:
+        group = ConsumerGroup(ORDERS, generation, GROUP)
+        return [(claim.pointer, claim.tries) for _, claim in claims_of(self.side, group)]
+
+    def invalid(self) -> list[int]:
+        return list(self.manager.visibility().invalid)
+
+    def pass_days(self) -> None:
+        """Long enough for an id to be closed and handed back."""
+        for _ in range(3):
+            self.clock.advance(DAY)
+            self.rig.engine.run_once()
+
+
+@pytest.fixture
+def house() -> Iterator[GroupHouse]:
+    with ExitStack() as stack:
+        yield GroupHouse(stack)
+
+
+def test_trap_b_given_a_void_claim_when_its_id_leaves_the_invalid_list_then_it_was_freed_before(
+    house: GroupHouse,
+) -> None:
+    house.service.publish(ORDERS, [b"a", b"b"])
+    pointer, payloads = house.poll()
+    assert payloads == [b"a", b"b"]
+    house.manager.invalidate(pointer)
+    house.pass_days()
+    assert house.invalid() == []
+    assert house.claims() == [(0, 1)]
+    # Readers would take the claim for done by now.
+    assert house.poll()[1] == [b"a", b"b"]
+
+
+def test_trap_b_given_claims_that_cannot_be_freed_then_no_id_leaves_the_list(
+    house: GroupHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.service.publish(ORDERS, [b"a"])
+    pointer, _ = house.poll()
+    house.manager.invalidate(pointer)
+
+    def broken(*_: Any, **__: Any) -> bool:
+        raise StoreError("broken")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(house.side, "exchange", broken)
+        for _ in range(3):
+            house.clock.advance(DAY)
+            with pytest.raises(StoreError):
+                house.rig.engine.run_once()
+    assert house.invalid() == [pointer]
+    house.pass_days()
+    assert (house.invalid(), house.claims()) == ([], [(0, 1)])
+
+
+def test_given_claims_that_are_open_or_done_when_swept_then_they_stay(house: GroupHouse) -> None:
+    house.service.publish(ORDERS, [b"a"])
+    done, _ = house.poll()
+    house.manager.commit(done)
+    house.clock.advance(HOUR)
+    house.rig.engine.run_once()
+    assert house.claims() == [(done, 1)]
+    house.service.publish(ORDERS, [b"b"])
+    opened, payloads = house.poll()
+    house.rig.engine.run_once()
+    assert payloads == [b"b"]
+    assert house.claims() == [(opened, 1)]
+
+
+def test_given_a_topic_that_was_made_again_when_swept_then_the_former_ones_claims_are_gone(house: GroupHouse) -> None:
+    house.service.publish(ORDERS, [b"a"])
+    house.poll()
+    house.service.delete_topic(ORDERS)
+    house.service.create_topic(ORDERS)
+    house.rig.engine.run_once()
+    assert house.claims() == []
+
+
+def test_given_a_plan_then_no_claim_is_touched(house: GroupHouse) -> None:
+    house.service.publish(ORDERS, [b"a"])
+    pointer, _ = house.poll()
+    house.manager.invalidate(pointer)
+    house.rig.engine.preview()
+    assert house.claims() == [(pointer, 1)]
+    house.rig.engine.run_once()
+    assert house.claims() == [(0, 1)]
