@@ -130,7 +130,7 @@ def _visit(started: Started, arguments: str) -> None:
             customers.act(step)
             narrator.tell_news(janitor.daemon.status(), janitor.daemon.runs(RECENT_RUNS))
             if step == APPROVE_AT:
-                _say(f"it was meant: janitor approve {ORDERS} {arguments}")
+                _say(f"the change was intended, so it is approved: janitor approve {ORDERS} {arguments}")
                 janitor.daemon.approve((str(ORDERS),))
                 janitor.daemon.sweep_now()
 
@@ -182,12 +182,12 @@ class Customers:
         transaction = self._transactions.start_short()
         self._ask("POST", PAYMENTS, "/rollback", self._pay(transaction.write_pointer, "changed my mind"))
         self._transactions.abort(transaction)
-        self._say("one in a transaction that is rolled back")
+        self._say("a second one, in a transaction that is rolled back")
 
     def _leave(self) -> None:
         transaction = self._transactions.start_short(LEFT_SECONDS)
         self._pay(transaction.write_pointer, "whose client is gone")
-        self._say("and one in a transaction whose client is gone: it becomes invalid")
+        self._say("a third one, in a transaction whose client goes away: it becomes invalid")
 
     def _read(self) -> None:
         transaction = self._transactions.start_short()
@@ -196,7 +196,9 @@ class Customers:
             len(self._ask("POST", PAYMENTS, "/poll", body)) for body in ({}, {"transaction": packed})
         )
         self._transactions.abort(transaction)
-        self._say(f"of {PAYMENTS} a plain reader sees {plain} messages, a reader in a transaction {transactional}")
+        self._say(
+            f"in {PAYMENTS} a reader outside transactions sees {plain} messages, one in a transaction {transactional}"
+        )
 
     def _pay(self, pointer: int, words: str) -> Any:
         return self._ask("POST", PAYMENTS, "/publish", {"transactionWritePointer": str(pointer), "messages": [words]})

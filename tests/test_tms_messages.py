@@ -287,6 +287,24 @@ def test_given_a_place_to_begin_when_polled_then_it_begins_there(typed: Type, to
     assert read("--since", "1h") == ["one", "two", "three"]
     assert read("--since", "now+1h") == []
     assert read("--since", "2023-11-14T22:13:20Z", "-n", "1") == ["one"]
+    assert read("--after", "1h") == ["one", "two", "three"]
+    assert typed("poll", topic, "--after", "then")[0] == 2
+
+
+@pytest.mark.parametrize("words", [(), ("-f", "-n", "1")], ids=["once", "follow"])
+def test_given_a_time_to_begin_behind_when_polled_then_the_messages_of_that_millisecond_are_left_out(
+    typed: Type, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    environ = {"TMS_STORAGE__KIND": "memory", "TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
+    clock = ManualClock(NOW_MS)
+    with serving(None, environ, {}, janitor=False, clock=clock) as started, Client(started.url) as client:
+        monkeypatch.setenv("TMS_URL", started.url)
+        client.create_topic("default:orders")
+        client.publish("default:orders", [b"one"])
+        clock.advance(1)
+        client.publish("default:orders", [b"two"])
+        assert typed("poll", "default:orders", "--raw", "--since", NOW_MS, "-n", "1")[1] == "one\n"
+        assert typed("poll", "default:orders", "--raw", "--after", NOW_MS, *words)[1] == "two\n"
 
 
 def test_given_a_consumer_when_polled_behind_it_then_its_position_stays(

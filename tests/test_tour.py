@@ -164,7 +164,7 @@ def test_given_a_checkout_when_run_then_it_tells_what_the_readme_shows_and_ctrl_
     status, page = running.get("/")
     assert status == 200
     assert "<html" in page
-    assert json.loads(running.get("/api/status")[1])["verdict"]["level"] == "well"
+    assert json.loads(running.get("/api/status")[1])["health"]["level"] == "well"
     assert 'tms_janitor_rows_deleted_total{rule="old_generation",table="message"} 700.0' in running.get("/metrics")[1]
     running.send(signal.SIGINT)
     assert running.ended() == 0

@@ -66,7 +66,7 @@ def _wait_for(lease: Lease, end: Event) -> None:
             lease.acquire()
         except LeaseHeld as held:
             if not told:
-                logger.warning("on standby: %s This one goes on when it is free.", held.message)
+                logger.warning("on standby: %s This one takes over when the lease is free.", held.message)
             told = True
             if end.wait(STANDBY_SECONDS):
                 raise

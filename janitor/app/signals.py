@@ -11,4 +11,4 @@ from functools import partial
 from tms_core.cli import signals
 
 #: Handles signals while a block runs (:func:`tms_core.cli.signals.ending`).
-ending = partial(signals.ending, said=b"stopping after this batch; once more to stop at once\n")
+ending = partial(signals.ending, said=b"stopping after this batch; a second Ctrl-C or SIGTERM stops at once\n")

@@ -15,6 +15,7 @@ from janitor.law.policy import Hold
 from janitor.report import Report
 from janitor.run import plan_file as plan
 from janitor.settings import config_digest
+from janitor.sweep.whatif import WhatIf
 from tms_core.cli.times import Moment, TimeType
 
 #: The last time that fits into a row's key.
@@ -23,27 +24,35 @@ LAST_MS = 2**63 - 1
 
 @click.command("plan")
 @click.option("--at", type=TimeType(), help="What would be due at another moment; such a plan cannot be applied.")
+@click.option("--what-if", default="", metavar="POLICY", help="Judge by other ttls: ttl=3d,topic=default:*")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write a plan file for janitor apply.")
+@click.option("--summary", is_flag=True, help="One line for each topic, the most bytes first.")
 @topic_patterns
 @common_options
-def command(at: Moment | None, out: Path | None, patterns: tuple[str, ...]) -> None:
+def command(at: Moment | None, what_if: str, out: Path | None, summary: bool, patterns: tuple[str, ...]) -> None:
     """Show what a run would do. Nothing in the store is changed.
 
     \b
     Examples:
       janitor plan --leveldb data/messaging --snapshots data/tx.snapshot
       janitor plan --config janitor.yaml --topic 'default:*' --out plan.json
+      janitor plan --config janitor.yaml --summary
       janitor plan --config janitor.yaml --at now+7d
+      janitor plan --config janitor.yaml --what-if 'ttl=3d,topic=default:*'
     """
     current = session()
     at_ms = at.at(current.clock.now_ms()) if at else None
     if at_ms is not None and not 0 <= at_ms <= LAST_MS:
         raise click.BadParameter("rows have times between 1970 and 2^63-1 ms", param_hint="--at")
+    WhatIf.parse(what_if)
     with current.reading() as engine:
-        report, document = engine.plan(at_ms=at_ms, patterns=patterns, digest=config_digest(current.settings))
+        report, document = engine.plan(
+            at_ms=at_ms, patterns=patterns, digest=config_digest(current.settings), what_if=what_if
+        )
     if out is not None:
         plan.save(out, document)
-    show(current, report, _next_step(current, report, out, at is not None))
+    step = _next_step(current, report, out, at is not None or what_if != "")
+    show(current, report, step, summary=summary)
 
 
 def _next_step(current: Session, report: Report, out: Path | None, what_if: bool) -> str:

@@ -23,7 +23,7 @@ from janitor.state.base import State
 from janitor.sweep.context import matches
 from tms_core.clock import Clock
 from tms_core.errors import StoreBusy
-from tms_core.tables.base import Store
+from tms_core.tables.base import Reads
 from tms_core.tables.leveldb.clone import still
 from tms_core.transaction.source.source import SnapshotSource
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from janitor.spark.sweep.runner import Sender
-    from janitor.spark.whatif import WhatIf
 
 _ON_SPARK = (
     click.option(
@@ -58,28 +57,27 @@ def command() -> None:
 @command.command("stats")
 @on_spark
 @topic_patterns
-@click.option("--what-if", metavar="POLICY", help="Judge by another policy: ttl=3d,topic=default:*")
 @click.option("--out", metavar="PATH", help="Write them as Parquet into PATH/day=YYYY-MM-DD, too.")
-@click.option("--remember/--no-remember", default=True, help="Whether status page and metrics are to show it; they do.")
+@click.option(
+    "--remember/--no-remember", default=True, help="Whether the status page and metrics show it; by default they do."
+)
 @common_options
 def stats(
     master: str | None,
     partitions: int | None,
     patterns: tuple[str, ...],
-    what_if: str | None,
     out: str | None,
     remember: bool,
 ) -> None:
     """Count what lies in a store, and what the law would take of it.
 
     Every row is read: how many there are, how old, how many are overdue and by which rule, which
-    payloads no message refers to, which are missing, and what blocks readers. With --what-if
-    beside what janitor plan says now, and would say by another ttl. Changes nothing in the store.
+    payloads no message refers to, which are missing, and what blocks readers. Changes nothing in
+    the store.
 
     \b
     Examples:
       janitor spark stats --config janitor.yaml
-      janitor spark stats --what-if 'ttl=3d,topic=default:*' --config janitor.yaml
       janitor spark stats --master spark://head:7077 --out data/stats --config janitor.yaml
     """
     from janitor.spark import session as on  # noqa: PLC0415
@@ -88,38 +86,27 @@ def stats(
     from janitor.spark import stats as counting  # noqa: PLC0415
     from janitor.spark.access import Access  # noqa: PLC0415
     from janitor.spark.source.source import register  # noqa: PLC0415
-    from janitor.spark.whatif import WhatIf  # noqa: PLC0415
 
-    changes = WhatIf.parse(what_if or "")
     current = session()
     current.place.require()
     access, now_ms = Access(current.settings), current.clock.now_ms()
     transactions = access.transactions(now_ms, current.clock)
     options = source_options(current, patterns, partitions)
     day = datetime.fromtimestamp(now_ms / 1000, UTC).date().isoformat()
-    plans = None
     with on.ended_alike(), on.session(master) as spark:
         register(spark)
         found = on.attended(spark, lambda: counting.count(spark, options, now_ms, transactions))
         place = _absolute(out) if out else None
         written = on.attended(spark, lambda: counting.write(spark, found, place, day)) if place else None
-        if changes:
-            sessions = (
-                _SessionOnSpark(current.common, current.clock, spark, partitions, then) for then in ((), changes)
-            )
-            plans = [one.preview(patterns) for one in sessions]
     if remember:
         with access.reading() as store, current.place.state() as state:
             living = {t: g for t, g in counting.living(store).items() if not patterns or matches(t, patterns)}
             counting.save(state, found, living, now_ms, whole=not patterns)
     if current.as_json:
         shown = {"effective_now_ms": now_ms, "topics": [one.to_json() for one in found], "written": written}
-        if plans is not None:
-            now, then = (report.to_json() for report in plans)
-            shown["what_if"] = {"policy": what_if, "plan": then, "plan_now": now}
         render.print_json(shown)
     else:
-        stats_table.show(found, plans, now_ms)
+        stats_table.show(found, now_ms)
         if written:
             render.console().print(f"written to {written}")
 
@@ -186,23 +173,18 @@ class _SessionOnSpark(Session):
         clock: Clock,
         spark: SparkSession,
         partitions: int | None,
-        changes: tuple[WhatIf, ...] = (),
     ) -> None:
         super().__init__(common, clock)
         self._spark = spark
         self._partitions = partitions
-        self._changes = changes
 
-    def engine(self, store: Store, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:
+    def engine(self, store: Reads, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:
         from janitor.spark.access import Access  # noqa: PLC0415
         from janitor.spark.sweep.engine import cutter, spark_engine  # noqa: PLC0415
         from janitor.spark.sweep.runner import SparkSender  # noqa: PLC0415
         from janitor.spark.sweep.task import StoreGround  # noqa: PLC0415
-        from janitor.spark.whatif import supposed  # noqa: PLC0415
 
         access = Access(self.settings)
-        if self._changes:
-            store = supposed(store, self._changes)
         return spark_engine(
             self.deps(store, state, source=source, **options),
             sender=SparkSender(self._spark, StoreGround(access)),

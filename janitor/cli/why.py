@@ -133,7 +133,7 @@ def _due(fate: Fate, now_ms: int) -> str:
 _KEPT = {
     Reason.UNKNOWN_TOPIC: "nothing is deleted of a topic whose metadata is missing or cannot be read (rule L1)",
     Reason.NEWER_GENERATION: "its generation is above the topic's, as after a restored metadata table (rule L2)",
-    Reason.FOREIGN: "its key is none of ours (rule L0)",
+    Reason.FOREIGN: "its key is not one that TMS writes (rule L0)",
     Reason.LIVE: "no rule takes it",
 }
 _WAITING = {
@@ -168,7 +168,7 @@ def _missing(answer: Why, missing: Missing) -> Iterator[str]:
     if len(missing.taken) > NAMED_RUNS:
         yield f"  and {len(missing.taken) - NAMED_RUNS} runs more, all of them with --format json"
     since_ms = answer.ledger_reach.complete_since_ms
-    known = "it was not written down since when this state knows"
+    known = "this state does not say since when it has records"
     if since_ms is not None:
         known = f"the state has what was deleted since {render.moment(since_ms)}"
     if not missing.taken:

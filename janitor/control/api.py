@@ -59,7 +59,9 @@ logger = logging.getLogger(__name__)
 class Asks(Protocol):
     """Questions: nothing in the store is changed by them (:class:`~janitor.run.questions.Questions`)."""
 
-    def plan(self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "") -> Planned: ...
+    def plan(
+        self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "", what_if: str = ""
+    ) -> Planned: ...
 
     def inspect(self, table: Table, patterns: tuple[str, ...], limit: int) -> Inspected: ...
 

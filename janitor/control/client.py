@@ -200,11 +200,12 @@ class RemoteEngine:
         self._caller = caller
         self.greeting = greeting
 
-    def plan(self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "") -> Planned:
+    def plan(
+        self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "", what_if: str = ""
+    ) -> Planned:
         """What the other one would do, by its own settings; they are what ``digest`` names then."""
-        return self._caller.ask(
-            "plan", Planned, at_ms=at_ms, patterns=patterns, digest=self.greeting.settings or digest
-        )
+        settings = self.greeting.settings or digest
+        return self._caller.ask("plan", Planned, at_ms=at_ms, patterns=patterns, digest=settings, what_if=what_if)
 
     def inspect(self, table: Table, patterns: tuple[str, ...], limit: int) -> Inspected:
         return self._caller.ask("inspect", Inspected, table=table, patterns=patterns, limit=limit)

@@ -70,7 +70,7 @@ class SecurityHeaders:
             )
             await JSONResponse({"error": refusal}, status_code=400)(scope, receive, send_with_headers)
         elif self._loopback and is_of_foreign_page(scope):
-            refusal = "a page of another web site may ask for nothing here"
+            refusal = "requests from pages of other web sites are refused"
             await JSONResponse({"error": refusal}, status_code=403)(scope, receive, send_with_headers)
         else:
             await self._app(scope, receive, send_with_headers)

@@ -2,7 +2,7 @@
 
 ``apply`` must do at most what the file shows. So the file carries the ranges and pointers themselves, what they rest
 on (store, generation, ttl, settings) and a checksum; whatever of it has moved since makes ``apply`` refuse and name
-it. A what-if plan, made for another moment than the present, is for looking only.
+it. A what-if plan, made for another moment than the present or for other ttls, is for looking only.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def parse(contents: Any, name: str) -> PlanFile:
             raise ConfigurationError(f"{name} was changed after it was made.", "Make a new one: janitor plan --out")
         if contents["what_if"]:
             raise ConfigurationError(
-                f"{name} is a what-if plan, made for another moment than the present.",
-                "Make one without --at: janitor plan --out FILE",
+                f"{name} is a what-if plan, made for another moment than the present or for other ttls.",
+                "Make one without --at and --what-if: janitor plan --out FILE",
             )
         return _parse(contents)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -27,6 +27,7 @@ from janitor.run.deps import Deps
 from janitor.run.prepare import prepare, run_context
 from janitor.state.base import Claim
 from janitor.sweep.transactions import TxState
+from janitor.sweep.whatif import WhatIf, supposed
 from tms_core.errors import NoSnapshot
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
@@ -45,26 +46,32 @@ class Questions:
     def __init__(self, deps: Deps) -> None:
         self.deps = deps
 
-    def plan(self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "") -> Planned:
+    def plan(
+        self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "", what_if: str = ""
+    ) -> Planned:
         """What a run would do, without doing it; the next run then looks at everything, as this did.
 
         Args:
             at_ms: judge by another moment than the present; such a plan cannot be applied.
             patterns: shell patterns of the topics to look at; none for all.
             digest: names the settings in force, for the plan file.
+            what_if: judge by other ttls (:class:`~janitor.sweep.whatif.WhatIf`); such a plan cannot be applied.
 
         Raises:
+            ConfigurationError: what_if is no policy.
             StoreError: the store or the state could not be read.
             Halted: the process is ending.
         """
-        current = passes.begin_plan(self.deps, prepare(self.deps, at_ms), patterns, thorough=True)
-        report = passes.plan(self.deps, current)
-        store_id, what_if = current.ready.record.mark, at_ms is not None
-        if report.entries and not what_if:
+        changes = WhatIf.parse(what_if)
+        deps = replace(self.deps, store=supposed(self.deps.store, changes)) if changes else self.deps
+        current = passes.begin_plan(deps, prepare(deps, at_ms), patterns, thorough=True)
+        report = passes.plan(deps, current)
+        store_id, only_to_look = current.ready.record.mark, at_ms is not None or bool(changes)
+        if report.entries and not only_to_look:
             # A frequent run searches less, and would leave some of it for a day.
             self.deps.state.save_note(rounds.WANTED, current.ready.now.wall_ms)
         document = plan.document(
-            report, current.outcome, current.context, store_id=store_id, digest=digest, what_if=what_if
+            report, current.outcome, current.context, store_id=store_id, digest=digest, what_if=only_to_look
         )
         return Planned(report, document)
 

@@ -21,7 +21,7 @@ class UnrecognisedRows:
         """Log what a pass met and what was not logged before."""
         for found in outcome.foreign:
             if found not in self._named:
-                logger.warning("left alone: a row of the %s table that is none of ours, key %s", *found)
+                logger.warning("left alone: a row of the %s table with an unrecognised key: %s", *found)
         for topic in sorted(outcome.unknown):
             if topic not in self._named:
                 logger.warning("left alone: rows of topic %s, which has no metadata that can be read", topic)

@@ -23,7 +23,7 @@ from tms_core.consumers import lag
 from tms_core.consumers.lag import Counting, Lag
 from tms_core.consumers.positions import Floor, Positions
 from tms_core.errors import Halted, MetadataError, StoreError
-from tms_core.tables.base import Store
+from tms_core.tables.base import Reads
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
 
@@ -66,7 +66,7 @@ class LagCount:
 
     def __init__(
         self,
-        store: Store,
+        store: Reads,
         positions: Positions,
         expiries: Expiries,
         floor: Floor | None,

@@ -172,15 +172,15 @@ def test_given_an_algorithm_that_is_not_safe_when_it_is_set_then_the_settings_re
         ({"exp": None}, "MissingRequiredClaimError"),
         ({"exp": NOW - 30}, "it has expired"),
         ({"exp": NOW - 3600}, "it has expired"),
-        ({"exp": str(NOW + 3600)}, "its times are no times"),
-        ({"exp": True}, "its times are no times"),
-        ({"exp": -1}, "its times are no times"),
-        ({"exp": 10**400}, "its times are no times"),
-        ({"exp": float("inf")}, "its times are no times"),
-        ({"exp": float("nan")}, "its times are no times"),
-        ({"exp": {}}, "its times are no times"),
+        ({"exp": str(NOW + 3600)}, "its times are not numbers of seconds"),
+        ({"exp": True}, "its times are not numbers of seconds"),
+        ({"exp": -1}, "its times are not numbers of seconds"),
+        ({"exp": 10**400}, "its times are not numbers of seconds"),
+        ({"exp": float("inf")}, "its times are not numbers of seconds"),
+        ({"exp": float("nan")}, "its times are not numbers of seconds"),
+        ({"exp": {}}, "its times are not numbers of seconds"),
         ({"nbf": NOW + 31}, "it is not good yet"),
-        ({"nbf": "now"}, "its times are no times"),
+        ({"nbf": "now"}, "its times are not numbers of seconds"),
         ({"sub": None}, "its claim sub holds no name of a principal"),
         ({"sub": ""}, "its claim sub holds no name of a principal"),
         ({"sub": "*"}, "its claim sub holds no name of a principal"),
@@ -270,7 +270,7 @@ def test_given_a_refusal_when_read_then_nothing_of_the_token_is_in_it(tmp_path: 
         message = refused(known, token)
         assert "secretly" not in message
         assert not any(part in message for part in token.split("."))
-        assert message.startswith("This token is not good here: ")
+        assert message.startswith("This token is not valid here: ")
         assert message.endswith("Ask its issuer for another.")
     assert b"secretly" in urlsafe_b64decode(sign(sub="secretly").split(".")[1] + "==")
 
@@ -364,7 +364,7 @@ def test_given_a_jwks_too_deep_or_too_long_when_read_then_it_is_refused_in_a_sen
 def test_given_a_key_file_that_others_may_write_when_read_then_it_is_refused(tmp_path: Path) -> None:
     issuer(tmp_path)
     (tmp_path / "keys").chmod(0o646)
-    with pytest.raises(ConfigurationError, match="can be written by others"):
+    with pytest.raises(ConfigurationError, match="can be written by other users"):
         issuer(tmp_path)
 
 

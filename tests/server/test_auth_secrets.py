@@ -108,7 +108,7 @@ TOKENS = {"kind": "tokens", "tokens_file": "t", "rules": RULES}
     [
         ({}, "127.0.0.1:1", []),
         ({"auth": TOKENS}, "localhost:1", []),
-        ({"auth": TOKENS, "host": "10.0.0.1"}, "[::1]:1", ["tokens pass the network readable"]),
+        ({"auth": TOKENS, "host": "10.0.0.1"}, "[::1]:1", ["tokens can be read on the network"]),
         ({"auth": TOKENS, "host": "10.0.0.1", "tls": {"certificate": "c", "key": "k"}}, "127.0.0.1:1", []),
         ({"auth": TOKENS | {"rules": []}}, "127.0.0.1:1", ["no principal may do anything"]),
         ({}, "0.0.0.0:1", ["Tephra's protocol has no authentication"]),

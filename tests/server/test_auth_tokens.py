@@ -153,7 +153,7 @@ def test_given_no_file_when_read_then_the_setting_and_the_path_are_named(tmp_pat
 def test_given_a_file_that_others_may_write_when_read_then_it_is_refused(file: Path, mode: int) -> None:
     file.chmod(mode)
     message = refused(file)
-    assert "can be written by others" in message
+    assert "can be written by other users" in message
     assert message.endswith(f"chmod go-w {file}")
 
 
@@ -163,7 +163,7 @@ def test_given_a_file_that_everybody_may_read_when_read_then_the_log_warns(
 ) -> None:
     file.chmod(mode)
     Tokens(file, ManualClock(NOW_MS))
-    assert ("can be read by everybody on this machine" in caplog.text) == warned
+    assert ("can be read by every user of this machine" in caplog.text) == warned
 
 
 # --- rotation --------------------------------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ def test_given_a_store_that_fails_when_it_looks_then_it_leads_as_long_as_its_lea
         clock.advance(SECOND)
     assert led == [True] * SECONDS + [False] * 2
     assert [record.getMessage() for record in caplog.records if "HBase is away" in record.getMessage()] == [
-        "who leads cannot be found out: HBase is away."
+        "which server leads cannot be found out: HBase is away."
     ]
     monkeypatch.undo()
     assert first.step()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import shutil
 import sys
 from array import array
@@ -17,11 +16,8 @@ import pytest
 from janitor.app.stores import LevelDBPlace
 from janitor.cli import stats_table
 from janitor.cli.exporter import Exporter
-from janitor.law.policy import Hold, Rule
 from janitor.metrics import Metrics
-from janitor.report import Entry, EntryKey, Report
 from janitor.spark import session as on
-from janitor.spark.stats import GenerationStats
 from janitor.state.sqlite.state import SqliteState
 from janitor.status.collect import Deployment as Shown
 from janitor.sweep.context import Terms
@@ -62,16 +58,6 @@ def desk(
 
 
 ORDERS = TopicId("default", "orders")
-
-
-def report(rows_by_hold: dict[Hold | None, int]) -> Report:
-    """A plan of so many rows."""
-    entries = {EntryKey(ORDERS, 1, "message", Rule.EXPIRED, hold): Entry(rows) for hold, rows in rows_by_hold.items()}
-    return Report("id", "plan", NOW_MS, NOW_MS, None, entries, {}, None, [], [], 0, 0.0, {}, thorough=True)
-
-
-def _plans(counted: dict[str, Any]) -> list[dict[str, Any]]:
-    return [counted["what_if"]["plan_now"], counted["what_if"]["plan"]]
 
 
 def exported(desk: Site) -> str:
@@ -167,24 +153,9 @@ def test_given_a_store_when_counted_on_spark_then_it_is_shown_kept_and_written(d
     assert "default:orders" in shown.out
     assert "/out/day=2023-11-14" in shown.out
     assert list((desk.folder / "out" / "day=2023-11-14").glob("*.parquet"))
-    counted = desk.janitor("spark stats --topic 'default:o*' --what-if ttl=1h --format json").json
+    counted = desk.janitor("spark stats --topic 'default:o*' --format json").json
     [orders] = counted["topics"]
     assert orders["overdue"]["expired"] == 3
-    assert [found["totals"]["expired"] for found in _plans(counted)] == [3, 4]
-
-
-def test_given_another_policy_when_supposed_then_it_takes_what_a_plan_takes_once_it_is_in_force(desk: Site) -> None:
-    assert desk.janitor("run --once --adopt").code == 0
-    supposed = desk.janitor("spark stats --what-if 'ttl=1h,topic=default:orders' --format json --no-remember").json
-    with LevelDBStore(desk.store) as store:
-        topic(store, "default:orders", ttl_seconds=3600)
-    planned = desk.janitor("plan --format json").json
-    for report in (planned, supposed["what_if"]["plan"]):
-        for name in ("id", "duration_seconds", "phase_seconds", "store_calls", "seeks_spared"):
-            del report[name]
-    assert supposed["what_if"]["plan"] == planned
-    assert [item["held"] for item in planned["topics"]] == ["frontier"], "and it says that it would wait"
-    assert desk.janitor("status --format json").json["statistics"] is None
 
 
 def test_given_one_topic_when_counted_then_nothing_is_said_of_the_others(desk: Site) -> None:
@@ -198,20 +169,14 @@ def test_given_one_topic_when_counted_then_nothing_is_said_of_the_others(desk: S
         assert state.note("statistics") is None, "that is of the whole store"
 
 
-def test_given_two_policies_when_shown_then_the_difference_stands_beside_them(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    now = GenerationStats(ORDERS, 1, rows=9, overdue={"expired": 3, "old_generation": 0})
-    stats_table.show([now], [report({None: 3}), report({None: 3, Hold.FRONTIER: 4})], NOW_MS)
-    assert re.search(r"orders .* 3 +7 +\+4 +4", capsys.readouterr().out)
-    stats_table.show([], None, NOW_MS)
+def test_given_a_store_without_rows_when_shown_then_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    stats_table.show([], NOW_MS)
     assert "nothing lies in this store" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("spark stats --what-if ttl=soon", "is no policy"),
         ("spark stats --leveldb nothing-here", "nothing-here"),
         ("spark sweep --leveldb nothing-here", "nothing-here"),
     ],

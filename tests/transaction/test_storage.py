@@ -403,7 +403,7 @@ def test_given_a_process_that_is_killed_when_recovered_then_all_it_had_acknowled
 
 def test_given_a_manager_when_another_one_wants_its_directory_then_it_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path):
-        with pytest.raises(DirectoryBusy, match=f"another transaction manager has {tmp_path}"):
+        with pytest.raises(DirectoryBusy, match=f"another transaction manager uses {tmp_path}"):
             DirectoryStorage(tmp_path)
         assert issubclass(DirectoryBusy, StoreBusy)
     storage = DirectoryStorage(tmp_path)

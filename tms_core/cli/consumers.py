@@ -132,7 +132,7 @@ def release(options: Remote, topic: TopicId, name: str) -> None:
 @topic_argument
 @click.argument("name")
 @click.option(
-    "--to", "position", type=MessageIdType(), metavar="ID", help="It has read up to this message, and this one."
+    "--to", "position", type=MessageIdType(), metavar="ID", help="It has read this message and all before it."
 )
 @click.option("--since", type=SinceType(), help="It goes on with what was published then and later: 1h (ago), now, …")
 @click.option("--force", is_flag=True, help="Also where claims are open; their transactions are invalidated.")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import islice
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import click
 
@@ -30,6 +30,8 @@ from tms_core.topic import TopicId
 
 #: What is read at once: large enough that a file costs few requests, well below what a server takes in one.
 _READ_BYTES = 1 << 20
+#: Digits of a message's id.
+_ID_DIGITS = 40
 #: How many lines go in one request; servers take ten times as many short ones.
 _BATCH_LINES = 16_000
 #: A line that is longer is no line, but a file without any.
@@ -138,13 +140,23 @@ def _counting() -> Iterator[_Counting]:
 # --- poll ------------------------------------------------------------------------------------------------------------
 
 
+class PlaceType(click.ParamType[MessageId | Moment]):
+    """A message's id, which has 40 hex digits, or a time, which has fewer."""
+
+    name = "place"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> MessageId | Moment:
+        kind = MessageIdType() if isinstance(value, str) and len(value) == _ID_DIGITS else SinceType()
+        return kind.convert(value, param, ctx)
+
+
 @click.command("poll")
 @topic_argument
 @click.option("-f", "--follow", is_flag=True, help="Wait for more, until Ctrl-C.")
 @click.option("-n", "--limit", type=click.IntRange(1), help="Stop after so many.")
 @click.option("--since", type=SinceType(), help="From a time on: 10m (ago), 2026-11-14T22:13:20Z, or milliseconds.")
 @click.option("--from", "first", type=MessageIdType(), metavar="ID", help="From this message on.")
-@click.option("--after", type=MessageIdType(), metavar="ID", help="Behind this message.")
+@click.option("--after", type=PlaceType(), metavar="ID|TIME", help="Behind this message, or this millisecond.")
 @click.option("--consumer", metavar="NAME", help="Behind what this consumer has read; its position stays.")
 @click.option("--commit", is_flag=True, help="The consumer has read what was printed: with --consumer only.")
 @click.option("--committed", is_flag=True, help="Read in a transaction: nothing that is undecided or was taken back.")
@@ -156,7 +168,7 @@ def poll(
     limit: int | None,
     since: Moment | None,
     first: MessageId | None,
-    after: MessageId | None,
+    after: MessageId | Moment | None,
     consumer: str | None,
     *,
     commit: bool,
@@ -185,10 +197,9 @@ def poll(
         raise click.UsageError("--commit needs --consumer NAME: that is whose position moves.")
     write = _raw if raw else _json if options.format == "json" else _text
     with options.client() as client:
-        start: MessageId | datetime | None = first or after
-        if since is not None:
-            start = datetime.fromtimestamp(max(0, since.at(SystemClock().now_ms())) / 1000, UTC)
-        elif consumer is not None:
+        place = first or after or since
+        start = _time(place) if isinstance(place, Moment) else place
+        if consumer is not None:
             start = client.position(topic, consumer)
         inclusive = after is None and consumer is None
         messages = _messages(client, topic, start, limit, inclusive=inclusive, follow=follow, committed=committed)
@@ -203,6 +214,10 @@ def poll(
         if commit and consumer is not None and not follow and last is not None:
             sys.stdout.flush()  # what was not written was not read
             client.set_position(topic, consumer, last)
+
+
+def _time(moment: Moment) -> datetime:
+    return datetime.fromtimestamp(max(0, moment.at(SystemClock().now_ms())) / 1000, UTC)
 
 
 def _messages(

@@ -18,7 +18,7 @@ from types import FrameType
 def ending(
     ask: Callable[[], None],
     *,
-    said: bytes = b"finishing what was accepted; once more to stop at once\n",
+    said: bytes = b"finishing what was accepted; a second Ctrl-C or SIGTERM stops at once\n",
     hangup: Callable[[], None] | None = None,
 ) -> Iterator[None]:
     """Handle signals while the block runs; outside the main thread, where no handler can be set, nothing changes.

@@ -183,7 +183,9 @@ def abort(options: CommandOptions, transaction_id: int, *, yes: bool) -> None:
                 f"Transaction {transaction_id} is not in progress.", "tms tx list shows those that are."
             )
         if not yes:
-            click.confirm("Has all it wrote been taken back? What was not becomes readable", abort=True, err=True)
+            click.confirm(
+                "Has everything it wrote been rolled back? What was not becomes readable", abort=True, err=True
+            )
         client.abort(_transaction(entry))
         gone = "invalid now" if entry.is_long else "aborted"
     options.print({str(transaction_id): True}, lambda: iter([f"{transaction_id}: {gone}"]))

@@ -196,7 +196,7 @@ class Door:
         if self._loopback and not names_loopback(scope):
             raise HTTPException(400, "This address answers to localhost only. Ask for http://localhost.")
         if self._loopback and is_of_foreign_page(scope):
-            raise HTTPException(403, "A page of another web site may ask for nothing here.")
+            raise HTTPException(403, "Requests from pages of other web sites are refused.")
 
     def _say_full(self, error: StoreFull, now: float) -> None:
         """Log it from time to time: every publish meets a full disk, and the log may lie on it."""

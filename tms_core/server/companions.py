@@ -80,6 +80,6 @@ def load(entry: EntryPoint) -> Start:
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
             f"The companion {entry.name} ({entry.value}) cannot be loaded: {error}.",
-            f"Mend its installation, or serve without it: tms serve --no-{entry.name}.",
+            f"Repair its installation, or serve without it: tms serve --no-{entry.name}.",
         ) from error
     return found

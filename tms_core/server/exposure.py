@@ -16,8 +16,8 @@ def exposed(settings: Settings) -> Iterator[str]:
     if server.auth.kind != "none":
         if not is_loopback(server.host) and server.tls is None:
             yield (
-                f"server.host is {server.host} and server.tls is null: tokens pass the network readable. "
-                "Set server.tls, or let only what ends TLS in front reach this port"
+                f"server.host is {server.host} and server.tls is null: tokens can be read on the network. "
+                "Set server.tls, or let only the proxy that ends TLS reach this port"
             )
         if not server.auth.rules:
             yield "server.auth.rules is empty: no principal may do anything. Give at least one principal something"

@@ -152,7 +152,7 @@ _CODES = {
     503: "Not now: nothing was done, and the same request may succeed later.",
 }
 _REFUSALS = {
-    401: "There is no token, or one that is not good.",
+    401: "There is no token, or it is not valid.",
     403: "The token is good, but its principal may not do that.",
 }
 _SCHEMES: Document = {"token": {"type": "http", "scheme": "bearer", "description": "server.auth says of which kind."}}

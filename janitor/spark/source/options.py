@@ -16,7 +16,7 @@ from typing import Literal, cast
 from janitor.settings import load
 from janitor.spark.access import Access
 from janitor.spark.source.pages import Ask
-from janitor.spark.whatif import WhatIf
+from janitor.sweep.whatif import WhatIf
 from tms_core.errors import ConfigurationError
 
 #: The name under which Spark knows the source.

@@ -112,6 +112,14 @@ def test_given_a_what_if_plan_when_applied_then_2_and_nothing_happens(site: Site
     assert site.janitor("plan --format json").json["totals"]["expired"] == 2, "nothing was deleted"
 
 
+def test_given_a_plan_by_other_ttls_when_applied_then_2_and_no_policy_is_2_too(site: Site) -> None:
+    assert site.janitor("plan --what-if ttl=1s --out plan.json").code == 0
+    refused = site.janitor("apply plan.json --adopt")
+    assert (refused.code, "--what-if" in refused.err) == (2, True)
+    unread = site.janitor("plan --what-if ttl=soon")
+    assert (unread.code, "is no policy" in unread.err) == (2, True)
+
+
 @pytest.mark.parametrize("text", ["", "{}", '{"sha256": 1}'])
 def test_given_a_file_that_is_no_plan_when_applied_then_2(site: Site, text: str) -> None:
     (site.folder / "plan.json").write_text(text)

@@ -389,7 +389,7 @@ def test_given_a_row_that_nobody_took_then_it_is_said_since_when_that_would_be_k
         " it went before, was deleted by CDAP, or never was there"
     )
     unknown = list(lines(answer(missing=(gone,), ledger_reach=LedgerReach(None, None, 30))))[-1]
-    assert "not written down since when this state knows" in unknown
+    assert "this state does not say since when it has records" in unknown
 
 
 def test_given_an_id_with_a_payload_of_a_message_that_carries_its_own_then_that_is_said() -> None:

@@ -299,7 +299,7 @@ def test_given_a_loopback_address_when_a_page_of_another_site_asks_then_it_refus
     for origin in ("http://evil.example", "null", "http://localhost:3000"):
         answer = app.ask("/api/status", origin=origin)
         assert answer.status == 403
-        assert json.loads(answer.body) == {"error": "a page of another web site may ask for nothing here"}
+        assert json.loads(answer.body) == {"error": "requests from pages of other web sites are refused"}
     assert views.asked == []
     assert app.ask("/api/status", origin="http://localhost").status == 200
 

@@ -126,13 +126,13 @@ class Jwt:
 
 
 def _refused(why: str) -> Unauthorized:
-    return Unauthorized(f"This token is not good here: {why}.", "Ask its issuer for another.")
+    return Unauthorized(f"This token is not valid here: {why}.", "Ask its issuer for another.")
 
 
 def _milliseconds(seconds: object) -> int:
     if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds <= _LAST_SECOND:
         return int(seconds * 1000)
-    raise _refused("its times are no times")
+    raise _refused("its times are not numbers of seconds")
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------

@@ -119,7 +119,8 @@ def _entries(file: str, contents: bytes) -> list[_Entry]:
         digest = bytes.fromhex(match[2])
         if digest in seen:
             raise ConfigurationError(
-                f"{file}, line {number} is the token of line {seen[digest]} again.", "Everybody has his own."
+                f"{file}, line {number} is the token of line {seen[digest]} again.",
+                "Give every principal a token of its own.",
             )
         seen[digest] = number
         entries.append(_Entry(match[1], digest))

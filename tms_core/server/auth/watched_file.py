@@ -88,10 +88,11 @@ class WatchedFile(Generic[T]):
             ) from error
         if mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ConfigurationError(
-                f"{self._name} can be written by others, who could let themselves in.", f"chmod go-w {self._path}"
+                f"{self._name} can be written by other users, who could give themselves access.",
+                f"chmod go-w {self._path}",
             )
         return contents, mode
 
     def _warn_of_readers(self, mode: int) -> None:
         if self._private and mode & stat.S_IROTH:
-            logger.warning("%s can be read by everybody on this machine; chmod o-r %s", self._name, self._path)
+            logger.warning("%s can be read by every user of this machine; chmod o-r %s", self._name, self._path)

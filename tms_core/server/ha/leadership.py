@@ -161,7 +161,7 @@ class Leadership:
                 return
             other = self.leader
             if other is not None and first is None:
-                logger.info("%s had the lead; this server waits whether it is still there", other.holder)
+                logger.info("%s was leading; this server waits to see whether it still runs", other.holder)
                 first = other
             if other is not None and other != first:
                 raise LeaseHeld(
@@ -207,7 +207,7 @@ class Leadership:
 
     def _complain(self, error: StoreError) -> None:
         if self._failure != error.message:
-            logger.warning("who leads cannot be found out: %s", error)
+            logger.warning("which server leads cannot be found out: %s", error)
         self._failure = error.message
 
 

@@ -165,7 +165,11 @@ class DurableState:
         if not state.write_pointer:
             state.write_pointer = state.read_pointer = self._clock.right_ms() * TX_PER_MS
         state.set_deadlines(self._clock.right_ms(), self._clock.running_ms())
-        logger.info("%d pointers in progress, %d transactions invalid", len(state.in_progress), len(state.invalid))
+        logger.info(
+            "recovered: %d write pointers in progress, %d invalid transactions",
+            len(state.in_progress),
+            len(state.invalid),
+        )
         return state, found.newest_ms
 
     def _mend(self) -> None:

@@ -111,5 +111,5 @@ def sync_folder(folder: Path) -> None:
 def _failed(path: Path, error: OSError) -> LogFailed:
     return LogFailed(
         f"transaction log {path} could not be written: {error.strerror or error}.",
-        "See to the disk, and it goes on by itself: what was acknowledged is there.",
+        "Repair the disk or free space on it, and the manager goes on by itself; what was acknowledged is there.",
     )

@@ -322,7 +322,7 @@ class TransactionManager:
                 if state.in_progress[pointer].type is not InProgressType.CHECKPOINT or state.is_orphan(pointer):
                     self._durable.append(Edit(pointer, EditState.INVALID))
                     client = printable(state.clients.get(pointer, UNKNOWN_CLIENT))
-                    logger.info("transaction %d of %s timed out", pointer, client)
+                    logger.info("transaction %d timed out (client: %s)", pointer, client)
             state.time_out(late)
             return len(late)
 

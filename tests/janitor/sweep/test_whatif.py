@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from janitor.spark.whatif import WhatIf, changed, supposed
 from janitor.sweep.context import parse_or_none
+from janitor.sweep.whatif import WhatIf, changed, supposed
 from tests.builders import topic
 from tms_core.errors import ConfigurationError
+from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.read_only import read_only
 from tms_core.topic import TopicId, TopicMetadata
 
 ORDERS = TopicMetadata(TopicId("default", "orders"), 1, 60)
@@ -37,18 +41,20 @@ def test_given_no_policy_when_read_then_it_says_how_one_is_written(text: str) ->
         WhatIf.parse(text)
 
 
-def test_given_a_policy_when_supposed_then_only_ttls_of_its_topics_are_others_and_nothing_can_be_written() -> None:
+@pytest.mark.parametrize("face", [lambda store: store, read_only], ids=["a store", "a daemon's store"])
+def test_given_a_policy_when_supposed_then_only_ttls_of_its_topics_are_others_and_nothing_can_be_written(
+    face: Callable[[MemoryStore], Store],
+) -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=60)
     topic(store, "other:orders", ttl_seconds=60)
     store.metadata.compare_and_set(b"default:broken:", None, b"{")
     before = store.metadata.rows()
-    then = supposed(store, WhatIf.parse("ttl=1d,topic=default:*"))
+    then = supposed(face(store), WhatIf.parse("ttl=1d,topic=default:*"))
     ttls = {key: found.ttl_seconds for key, value in then.metadata.rows() if (found := parse_or_none(key, value))}
     assert ttls == {b"default:orders:": 86_400, b"other:orders:": 60}
     assert then.metadata.get(b"default:broken:") == b"{"
     assert then.metadata.get(b"default:orders:") == dict(then.metadata.rows())[b"default:orders:"]
     assert then.metadata.get(b"nothing:here:") is None
     assert store.metadata.rows() == before
-    with pytest.raises(NotImplementedError):
-        then.metadata.compare_and_set(b"default:orders:", None, b"")
+    assert not hasattr(then.metadata, "compare_and_set")
