@@ -191,6 +191,17 @@ def test_given_no_order_then_transactions_share_the_messages(desk: GroupDesk) ->
     assert desk.claims() == []
 
 
+def test_given_a_claim_of_another_one_when_nothing_else_is_there_then_no_answer_says_to_wait_for_a_message(
+    desk: GroupDesk,
+) -> None:
+    desk.publish(b"a")
+    one = desk.begin()
+    assert desk.any(one) == [b"a"]
+    assert desk.ask(desk.begin(), order=Order.NONE).position is None
+    desk.time_out(one)
+    assert desk.any(desk.begin()) == [b"a"]
+
+
 @pytest.mark.parametrize("cached", [True, False])
 def test_given_no_order_when_something_is_not_decided_then_it_is_left_out_and_comes_later(
     desk: GroupDesk, cached: bool

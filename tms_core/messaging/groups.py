@@ -83,7 +83,8 @@ class Given(NamedTuple):
         messages: what is to be processed in the transaction.
         deliveries: how often they were given out, this time included; 0 without messages.
         held: the transaction whose open claim must be decided first; None: there is none.
-        position: without messages, the id from which the next one may come, where nothing is undecided before it.
+        position: without messages, the id from which the next one may come, where nothing before it is undecided or
+            claimed.
     """
 
     messages: list[Message]
@@ -247,7 +248,8 @@ class Groups:
                 base = parts[0][1]
             if not fetch.is_at_end and request.order is Order.PARTITION and segment.until is None:
                 break
-            if segment.until is None and fetch.is_at_end and not fetch.holes:
+            # What another one has claimed may come free at any time, without a new message.
+            if segment.until is None and fetch.is_at_end and not fetch.holes and seen.open is None:
                 position = fetch.position or _behind(segment.after)
         return _Choice(Given([], position=position), [], base)
 
