@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from janitor.state import KnownIds, OpenIdRecord, SqliteState, StoreRecord
-from tms_core.errors import StoreBusy, StoreError
+from tms_core.errors import StateBusy, StateError
 
 #: Later than every pass below, and a window that has ended for all of them.
 NOW_MS, WINDOW_MS = 100, 10
@@ -124,11 +124,11 @@ def test_given_a_transaction_that_closes_when_it_is_undone_then_what_was_read_in
         with state.transaction():
             state.save_open_ids([OpenIdRecord(pointer, 1, 30, 31)])
             assert list(known(state).closed) == sorted([pointer, 7, 9])
-            raise StoreError("the disk is full.")
+            raise StateError("the disk is full.")
 
     known(state)
     for pointer in (5, 8):
-        with pytest.raises(StoreError, match="disk is full"):
+        with pytest.raises(StateError, match="disk is full"):
             closes(pointer)
         assert known(state) == both(OPEN, closed=[7, 9])
 
@@ -161,7 +161,7 @@ def test_given_an_id_that_is_closed_between_two_reads_when_asked_then_both_are_o
         class Interrupted(SqliteState):
             def _read_closed(self) -> Any:
                 found = super()._read_closed()
-                with suppress(StoreBusy):
+                with suppress(StateBusy):
                     other.save_open_ids([OpenIdRecord(5, 1, 30, 31)])
                 return found
 
