@@ -1,7 +1,7 @@
 """How far each consumer is behind: counted in the background, exactly, within the budget of the other count.
 
 What counts is :mod:`tms_core.consumers.lag`'s to say; here it is said of all topics, again and again, and kept with its
-time for metrics and status. Topics share the budget in turns (:mod:`janitor.stats.turns`), so a consumer that is a
+time for metrics and status. Topics share the budget in turns (:mod:`janitor.stats.scheduler`), so a consumer that is a
 billion messages behind does not keep the figures of those who are almost there from being fresh.
 
 Nothing is written here but the note the figures are kept in: counting consumes nothing.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from janitor.state.base import State
-from janitor.stats.turns import Life, Turns
+from janitor.stats.scheduler import CountScheduler, Life
 from janitor.sweep.permission import never
 from janitor.sweep.rate_limit import Pacer
 from tms_core.clock import Clock
@@ -68,7 +68,9 @@ class LagCount:
         self._floor = floor
         self._state = state
         self._clock = clock
-        self._turns = Turns(self, clock, pacer, turn_rows=TURN_ROWS, refresh_seconds=refresh_seconds, halted=halted)
+        self._turns = CountScheduler(
+            self, clock, pacer, turn_rows=TURN_ROWS, refresh_seconds=refresh_seconds, halted=halted
+        )
         self._present: dict[Life, tuple[TopicMetadata, Collection[Position]]] = {}
         self._saved: list[dict[str, Any]] = state.note(NOTE) or []
         self._figures: dict[Life, list[dict[str, Any]]] = {}

@@ -13,7 +13,7 @@ swept yet, rolled back or not committed yet. What a sweep would take is in the p
 Foreign keys (rule L0) and rows whose value cannot be read are left out. Exact means that every row was looked at, not
 that it was at one moment: what is published while a topic is counted may be in this count or in the next one.
 
-Topics share the budget in turns (:mod:`janitor.stats.turns`): those never counted first, then those counted longest
+Topics share the budget in turns (:mod:`janitor.stats.scheduler`): those never counted first, then those counted longest
 ago.
 """
 
@@ -24,7 +24,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from janitor.state.base import State, TopicCount
-from janitor.stats.turns import Life, Turns
+from janitor.stats.scheduler import CountScheduler, Life
 from janitor.sweep.permission import never
 from janitor.sweep.rate_limit import Pacer
 from tms_core.clock import Clock
@@ -84,7 +84,7 @@ class Census:
         self._halted = halted
         #: The budget, which others may share; ends a wait with ``Halted``.
         self.pacer = Pacer(rows_per_second, clock, self._stop_if_halted)
-        self._turns = Turns(
+        self._turns = CountScheduler(
             self,
             clock,
             self.pacer,

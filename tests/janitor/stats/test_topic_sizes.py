@@ -8,8 +8,8 @@ import pytest
 
 from janitor.state.base import State, TopicCount
 from janitor.state.sqlite.state import SqliteState
+from janitor.stats.scheduler import SAVE_EVERY_MS
 from janitor.stats.topic_sizes import PAGE_BYTES, Census
-from janitor.stats.turns import SAVE_EVERY_MS
 from tests.builders import DAY, NOW_MS, SECOND, Call, topic, unknown_topic, watch, watch_state
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError

@@ -50,7 +50,7 @@ class Counts(Protocol[T]):
         ...
 
 
-class Turns(Generic[T]):
+class CountScheduler(Generic[T]):
     """Takes turns at counts.
 
     Args:
