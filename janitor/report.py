@@ -138,6 +138,14 @@ class Report:
             entry.rows for key, entry in self.entries.items() if key.rule is rule and self.counts_as_done(key.held)
         )
 
+    def deleted_bytes(self) -> int:
+        """Bytes of the deleted rows: keys exactly, values as the store estimates them. Inverting frees none."""
+        return sum(
+            entry.size_bytes
+            for key, entry in self.entries.items()
+            if key.rule is not Rule.INVALID_TRANSACTION and self.counts_as_done(key.held)
+        )
+
     def held_rows(self) -> int:
         return sum(entry.rows for key, entry in self.entries.items() if not self.counts_as_done(key.held))
 
@@ -157,6 +165,7 @@ class Report:
             "snapshot": snapshot and {"timestamp_ms": snapshot.timestamp_ms, "source": snapshot.source},
             "topics": [_entry_json(key, entry) for key, entry in self.sorted_entries()],
             "totals": {**{str(rule): self.total(rule) for rule in Rule}, "kept": kept},
+            "deleted_bytes": self.deleted_bytes(),
             "boundary": None if self.boundary is None else str(self.boundary),
             "guards": [{"guard": g.guard, "tripped": g.tripped, "message": g.message} for g in self.guards],
             "errors": list(self.errors),

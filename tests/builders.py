@@ -32,7 +32,7 @@ from janitor.sweep.context import Terms
 from janitor.sweep.sweep import Threads
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
-from tms_core.tables.base import MessageValue, Page, Store
+from tms_core.tables.base import MessageValue, Page, Reads, Store
 from tms_core.topic import TopicId, encode_properties
 from tms_core.transaction.model import TX_PER_MS, InProgress, InProgressType, VisibilityState
 from tms_core.transaction.source.source import Loaded
@@ -208,7 +208,7 @@ class Desk(Engine):
         options: of ``Deps``.
     """
 
-    def __init__(self, store: Store, state: State, source: Any, *arguments: Any, workers: int = 1, **options: Any):
+    def __init__(self, store: Reads, state: State, source: Any, *arguments: Any, workers: int = 1, **options: Any):
         if isinstance(source, Snapshots):
             source = PossibleSnapshots(source, state)
         super().__init__(Deps(store, state, source, *arguments, **{"division": Threads(workers), **options}))
@@ -312,7 +312,7 @@ WRITES = (
 STATE_CALLS = tuple(f"state.{name}" for name in sorted(State.__abstractmethods__ - {"close"}))
 
 
-def watch(store: Store, before: Watcher | None = None, after: Watcher | None = None) -> None:
+def watch(store: Reads, before: Watcher | None = None, after: Watcher | None = None) -> None:
     """Tell of every operation of a store from now on."""
     _watch(store, READS + WRITES, before, after)
 
@@ -351,7 +351,9 @@ def _watch(owner: object, names: Iterable[str], before: Watcher | None, after: W
     for name in names:
         table, _, operation = name.partition(".")
         part = getattr(owner, table)
-        setattr(part, operation, wrapped(name, getattr(part, operation)))
+        # What is for reading only has nothing that writes.
+        if hasattr(part, operation):
+            setattr(part, operation, wrapped(name, getattr(part, operation)))
 
 
 # --- reading all -----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from janitor.daemon.daemon import Daemon
 from janitor.run.deps import Deps, Truncator
 from janitor.state.base import State
 from tms_core.server.companions import Host
-from tms_core.tables.base import Store
+from tms_core.tables.base import Reads, Store
 from tms_core.tables.leveldb.clone import remove_stale
 from tms_core.tables.side import SideTable
 from tms_core.transaction.source.source import SnapshotSource
@@ -112,7 +112,7 @@ class EmbeddedSession(Session):
         # The host closes it.
         return nullcontext(self._host.store.apart())
 
-    def deps(self, store: Store, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Deps:
+    def deps(self, store: Reads, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Deps:
         wanted = self.settings.janitor
         gentle = {
             "rows_per_second": wanted.rate_rows_per_second or GENTLE_ROWS_PER_SECOND,
@@ -121,7 +121,7 @@ class EmbeddedSession(Session):
         # Rows that come back stand before what the server remembers of the topic.
         return super().deps(store, state, source=source, restored=self._host.service.forget, **{**gentle, **options})
 
-    def beside(self, store: Store, side: SideTable | None) -> dict[str, Any]:
+    def beside(self, store: Reads, side: SideTable | None) -> dict[str, Any]:
         return {**super().beside(store, side), "newborn": self._host.service.is_newborn}
 
     def side(self) -> AbstractContextManager[SideTable | None]:

@@ -36,7 +36,7 @@ from tms_core.clock import Clock, SystemClock
 from tms_core.consumers.positions import Floor, Positions
 from tms_core.errors import ConfigurationError, StoreBusy, StoreError
 from tms_core.logs.format import configure
-from tms_core.tables.base import Store
+from tms_core.tables.base import Reads, Store
 from tms_core.tables.lease import Lease
 from tms_core.tables.read_only import read_only
 from tms_core.tables.side import Expiries, SideTable
@@ -258,18 +258,18 @@ class Session:
         """Messages with a ttl of their own, and consumers, of a store that is held."""
         return self.place.side(read_only=False)
 
-    def beside(self, store: Store, side: SideTable | None) -> dict[str, Any]:
+    def beside(self, store: Reads, side: SideTable | None) -> dict[str, Any]:
         """What those mean for judging the store's rows: options of :meth:`deps`."""
         expiries = None if side is None else Expiries(side)
         return {"expiries": expiries, "side": side, "floor": self.floor(store, side)}
 
-    def floor(self, store: Store, side: SideTable | None) -> Floor | None:
+    def floor(self, store: Reads, side: SideTable | None) -> Floor | None:
         """What consumers hold; None where the settings want them to hold nothing."""
         seconds = self.settings.server.consumers.hold_seconds
         return Floor(Positions(side), read_only(store), seconds) if side is not None and seconds is not None else None
 
     def lease(
-        self, state: State, store: Store, standby: Event | None = None, until: Event | None = None
+        self, state: State, store: Reads, standby: Event | None = None, until: Event | None = None
     ) -> AbstractContextManager[Lease | None]:
         """The lease on the store, held while the block runs; None where the settings want none (rule S12).
 
@@ -319,7 +319,7 @@ class Session:
             arguments=self.arguments(),
         )
 
-    def deps(self, store: Store, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Deps:
+    def deps(self, store: Reads, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Deps:
         """What a janitor works with by the settings; ``options`` are further fields, which win."""
         janitor = self.settings.janitor
         own = {
@@ -332,13 +332,13 @@ class Session:
         }
         return Deps(store, state, source or self.source(), self.clock, self.terms(), **{**own, **options})
 
-    def engine(self, store: Store, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:
+    def engine(self, store: Reads, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:
         """An engine by the settings; ``options`` as of :meth:`deps`."""
         return Engine(self.deps(store, state, source=source, **options))
 
     @contextmanager
     def _engine(
-        self, store: Store, state: State, side: SideTable | None, lease: Lease | None = None, **options: Any
+        self, store: Reads, state: State, side: SideTable | None, lease: Lease | None = None, **options: Any
     ) -> Iterator[Engine]:
         options |= self.beside(store, side)
         with progress(sys.stderr) as observer:

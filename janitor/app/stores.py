@@ -18,7 +18,7 @@ from janitor.state.hbase.state import HBaseState
 from janitor.state.sqlite.state import FILE_NAME, SqliteState
 from tms_core.clock import Clock
 from tms_core.settings.models import HBaseSettings
-from tms_core.tables.base import Store, TableName
+from tms_core.tables.base import Reads, Store, TableName
 from tms_core.tables.hbase.described import TableSettings, described
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.store import HBaseStore
@@ -74,7 +74,7 @@ class Place(Protocol):
         """
         ...
 
-    def readable(self) -> AbstractContextManager[Store]:
+    def readable(self) -> AbstractContextManager[Reads]:
         """The store's contents, with nothing that could write (rule S5).
 
         Raises:
@@ -131,7 +131,7 @@ class LevelDBPlace:
         return LevelDBStore(self._path)
 
     @contextmanager
-    def readable(self) -> Iterator[Store]:
+    def readable(self) -> Iterator[Reads]:
         remove_stale(self._state_path)
         with clone(self._path, self._state_path) as store:
             if not store.linked:
@@ -192,7 +192,7 @@ class HBasePlace:
         return HBaseStore.configured(self._settings, self._clock)
 
     @contextmanager
-    def readable(self) -> Iterator[Store]:
+    def readable(self) -> Iterator[Reads]:
         with self.writable() as store:
             yield read_only(store)
 

@@ -20,7 +20,7 @@ from janitor.archive.writer import pick
 from janitor.law.policy import Transactions
 from tms_core.errors import Refused
 from tms_core.rowkey import PayloadKey, generation_prefix, java_abs, pointer_prefix, stop_key
-from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.base import MessageValue, Reads
 from tms_core.topic import TopicMetadata
 
 #: Rows read from the target at a time.
@@ -61,7 +61,7 @@ class Conflicts:
 
     def __init__(
         self,
-        store: Store,
+        store: Reads,
         topic: TopicMetadata,
         transactions: Transactions,
         *,

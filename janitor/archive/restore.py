@@ -34,7 +34,8 @@ from janitor.sweep.transactions import TransactionView
 from tms_core.errors import ArchiveError, MetadataError, Refused, StoreError
 from tms_core.logs.printable import duration
 from tms_core.rowkey import Cutoff, MessageKey, PayloadKey, java_abs, pointer_prefix, stop_key
-from tms_core.tables.base import KeyTable, MessageValue, Store
+from tms_core.tables.base import KeyReads, MessageValue, Reads, Store
+from tms_core.tables.read_only import read_only_error
 from tms_core.topic import INT_MAX, TopicId, TopicMetadata
 
 #: What a proposed ttl leaves on top, so that restored rows do not go at once.
@@ -102,7 +103,7 @@ class _Row(NamedTuple):
 
 
 def restore(
-    store: Store,
+    store: Reads,
     state: State,
     transactions: TransactionView,
     files: Sequence[ArchivedFile],
@@ -145,7 +146,7 @@ class _Restore:
 
     def __init__(
         self,
-        store: Store,
+        store: Reads,
         state: State,
         transactions: TransactionView,
         request: Request,
@@ -233,7 +234,7 @@ class _Restore:
 
     def bring_back(self, file: ArchivedFile) -> None:
         """Write the selected rows of one file that the target does not have."""
-        table: KeyTable = self._store.message if file.summary.table == "message" else self._store.payload
+        table: KeyReads = self._store.message if file.summary.table == "message" else self._store.payload
         for rows in parquet.read(file.path, ("key", "write_pointer", "payload", "verdict")):
             meant = {row.key: row for row in self._meant(file, rows)}
             missing = self._missing(table, sorted(meant))
@@ -243,6 +244,11 @@ class _Restore:
                 self._write(file.summary.table, [meant[key] for key in missing])
                 self._make_sure(table, missing)
             self._heartbeat(len(rows))
+
+    def _writable(self) -> Store:
+        if not isinstance(self._store, Store):
+            raise read_only_error()
+        return self._store
 
     def finish(self) -> Restored:
         """The result, with what there is to say about it."""
@@ -339,7 +345,7 @@ class _Restore:
     def _is_void(self, pointer: int) -> bool:
         return pointer in self._void or (self._snapshot is not None and self._snapshot.is_invalid(pointer))
 
-    def _missing(self, table: KeyTable, keys: list[bytes]) -> list[bytes]:
+    def _missing(self, table: KeyReads, keys: list[bytes]) -> list[bytes]:
         """Those of the keys that have no row in the target."""
         there = {key for page in pick(table.keys, lambda key: key, len, keys) for key in page}
         return [key for key in keys if key not in there and key not in self._would_write]
@@ -350,12 +356,12 @@ class _Restore:
         else:
             self._refuse_if_moved()
             if table == "message":
-                self._store.message.put([(row.key, MessageValue(row.pointer, row.payload)) for row in rows])
+                self._writable().message.put([(row.key, MessageValue(row.pointer, row.payload)) for row in rows])
             else:
-                self._store.payload.put([(row.key, row.payload or b"") for row in rows])
+                self._writable().payload.put([(row.key, row.payload or b"") for row in rows])
         self._count(table, rows)
 
-    def _make_sure(self, table: KeyTable, keys: list[bytes]) -> None:
+    def _make_sure(self, table: KeyReads, keys: list[bytes]) -> None:
         """HBase hides what is put under a delete mark whose time has not come, as a server leaves whose clock is ahead.
 
         Raises:

@@ -26,7 +26,7 @@ from janitor.law.policy import Rule
 from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock
 from tms_core.errors import ArchiveError
-from tms_core.tables.base import MessageTable, MessageValue, Page, PayloadTable
+from tms_core.tables.base import MessageReads, MessageValue, Page, PayloadReads
 from tms_core.topic import TopicId
 from tms_core.transaction.model import VisibilityState
 
@@ -165,7 +165,7 @@ class RunArchive:
         self._made: set[Path] = set()
 
     def save(
-        self, topic: TopicId, generation: int, table: MessageTable | PayloadTable, rule: Rule, keys: Sequence[bytes]
+        self, topic: TopicId, generation: int, table: MessageReads | PayloadReads, rule: Rule, keys: Sequence[bytes]
     ) -> SavedFile:
         """Write one batch; on return its file survives a crash of the machine.
 
@@ -204,10 +204,10 @@ class RunArchive:
         return SavedFile(path, saved)
 
     def _rows(
-        self, table: MessageTable | PayloadTable, rule: Rule, keys: Sequence[bytes]
+        self, table: MessageReads | PayloadReads, rule: Rule, keys: Sequence[bytes]
     ) -> Iterator[list[dict[str, Any]]]:
         """What differs from row to row, by column; a page at a time."""
-        if isinstance(table, MessageTable):
+        if isinstance(table, MessageReads):
             for page in pick(table.rows, _key, lambda row: len(row[1].payload or b""), keys):
                 yield [_message(key, value, self._snapshot, rule) for key, value in page]
         else:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from janitor.law.ranges import remainder
 from janitor.state.base import State
-from tms_core.tables.base import ALL_KEYS, KeyRange, Store
+from tms_core.tables.base import ALL_KEYS, KeyRange, Reads
 
 #: The note that says when the round began that is under way, and which runs have covered something in it.
 ROUND = "round"
@@ -62,23 +62,23 @@ class Round:
     payloads_from: bytes = b""
     payloads_done: Reach = nowhere
 
-    def has_done(self, part: Store) -> bool:
+    def has_done(self, part: Reads) -> bool:
         """Whether an earlier run has covered this part."""
         return not remainder(part.span, self.done)
 
-    def first_undone(self, part: Store) -> bytes:
+    def first_undone(self, part: Reads) -> bytes:
         """The first key of a part that no earlier run has covered, where these have covered all before it."""
         left = remainder(part.span, self.done)
         return left[0].start if len(left) == 1 and left[0].stop == part.span.stop else part.span.start
 
-    def record_gaps(self, parts: Sequence[Store]) -> None:
+    def record_gaps(self, parts: Sequence[Reads]) -> None:
         """Where no part has keys there is nothing to search: what may still be put there is of younger transactions."""
         gaps = remainder(ALL_KEYS, [part.span for part in parts])
         if gaps:
             self.record(gaps, None)
 
 
-def is_whole(parts: Sequence[Store]) -> bool:
+def is_whole(parts: Sequence[Reads]) -> bool:
     """Whether a store is in one piece."""
     return [part.span for part in parts] == [ALL_KEYS]
 

@@ -16,7 +16,7 @@ REFUSED, PARTLY = 3, 5
 _LEFT = frozenset({"halted", "quarantine"})
 
 
-def show(current: Session, report: Report, next_step: str = "") -> None:
+def show(current: Session, report: Report, next_step: str = "", *, summary: bool = False) -> None:
     """Print a report, for a program or for people.
 
     Args:
@@ -25,7 +25,7 @@ def show(current: Session, report: Report, next_step: str = "") -> None:
     if current.as_json:
         render.print_json(report.to_json())
     else:
-        render.print_report(report, next_step, lambda text: complete(text, current.arguments()))
+        render.print_report(report, next_step, lambda text: complete(text, current.arguments()), summary=summary)
 
 
 def finish(current: Session, report: Report) -> int:

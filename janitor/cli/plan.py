@@ -26,15 +26,17 @@ LAST_MS = 2**63 - 1
 @click.option("--at", type=TimeType(), help="What would be due at another moment; such a plan cannot be applied.")
 @click.option("--what-if", default="", metavar="POLICY", help="Judge by other ttls: ttl=3d,topic=default:*")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write a plan file for janitor apply.")
+@click.option("--summary", is_flag=True, help="One line for each topic, the most bytes first.")
 @topic_patterns
 @common_options
-def command(at: Moment | None, what_if: str, out: Path | None, patterns: tuple[str, ...]) -> None:
+def command(at: Moment | None, what_if: str, out: Path | None, summary: bool, patterns: tuple[str, ...]) -> None:
     """Show what a run would do. Nothing in the store is changed.
 
     \b
     Examples:
       janitor plan --leveldb data/messaging --snapshots data/tx.snapshot
       janitor plan --config janitor.yaml --topic 'default:*' --out plan.json
+      janitor plan --config janitor.yaml --summary
       janitor plan --config janitor.yaml --at now+7d
       janitor plan --config janitor.yaml --what-if 'ttl=3d,topic=default:*'
     """
@@ -49,7 +51,8 @@ def command(at: Moment | None, what_if: str, out: Path | None, patterns: tuple[s
         )
     if out is not None:
         plan.save(out, document)
-    show(current, report, _next_step(current, report, out, at is not None or what_if != ""))
+    step = _next_step(current, report, out, at is not None or what_if != "")
+    show(current, report, step, summary=summary)
 
 
 def _next_step(current: Session, report: Report, out: Path | None, what_if: bool) -> str:

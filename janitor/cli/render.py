@@ -74,26 +74,22 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1) + "\n")
 
 
-def print_report(report: Report, next_step: str = "", complete: Callable[[str], str] = str) -> None:
+def print_report(
+    report: Report, next_step: str = "", complete: Callable[[str], str] = str, *, summary: bool = False
+) -> None:
     """A plan or a run: what goes by which rule, what stays and why, what the guards say.
 
     Args:
+        summary: one line for each topic, the largest first, and not one for each generation, table and rule.
         complete: gives the commands that a guard names the options they need here.
     """
     out = console()
     out.print(_summary(report))
-    entries = report.sorted_entries()
-    if entries:
-        table = grid(["topic", "gen", "table", "rule", "rows", "bytes", "oldest", "newest", "waits"], right=(1, 4, 5))
-        for key, entry in entries:
-            oldest, newest = age(entry.oldest_ms, report), age(entry.newest_ms, report)
-            held = _HOLDS[key.held] if key.held else ""
-            figures = (f"{entry.rows:,}", size(entry.size_bytes))
-            table.add_row(
-                str(key.topic), str(key.generation), key.table, _RULES[key.rule], *figures, oldest, newest, held
-            )
-        print_table(table)
+    if any(entry.rows for entry in report.entries.values()):
+        print_table(_by_topic(report) if summary else _by_entry(report))
     out.print(_totals(report))
+    if freed := report.deleted_bytes():
+        out.print(f"size: {'about ' if report.mode == 'plan' else ''}{size(freed)} of rows {_verb(report)}deleted")
     for line in _kept(report):
         out.print(line)
     if report.boundary is not None:
@@ -176,8 +172,36 @@ def _summary(report: Report) -> Text:
     return Text(f"{title} {report.id} as of {moment(report.effective_now_ms)}, {snapshot}")
 
 
+def _verb(report: Report) -> str:
+    return "would be " if report.mode == "plan" else ""
+
+
+def _by_entry(report: Report) -> Table:
+    """What goes and what waits, by topic, generation, table and rule."""
+    table = grid(["topic", "gen", "table", "rule", "rows", "bytes", "oldest", "newest", "waits"], right=(1, 4, 5))
+    for key, entry in report.sorted_entries():
+        oldest, newest = age(entry.oldest_ms, report), age(entry.newest_ms, report)
+        held = _HOLDS[key.held] if key.held else ""
+        figures = (f"{entry.rows:,}", size(entry.size_bytes))
+        table.add_row(str(key.topic), str(key.generation), key.table, _RULES[key.rule], *figures, oldest, newest, held)
+    return table
+
+
+def _by_topic(report: Report) -> Table:
+    """What goes and what waits of each topic, the most bytes first."""
+    found: dict[str, list[int]] = {}
+    for key, entry in report.sorted_entries():
+        row = found.setdefault(str(key.topic), [0, 0, 0])
+        row[0] += entry.size_bytes
+        row[1 if report.counts_as_done(key.held) else 2] += entry.rows
+    table = grid(["topic", "bytes", "rows", "held"], right=(1, 2, 3))
+    for topic, (size_bytes, rows, held) in sorted(found.items(), key=lambda item: (-item[1][0], item[0])):
+        table.add_row(topic, size(size_bytes), f"{rows:,}", f"{held:,}" if held else "")
+    return table
+
+
 def _totals(report: Report) -> Text:
-    verb = "would be " if report.mode == "plan" else ""
+    verb = _verb(report)
     parts = [
         f"{report.total(Rule.EXPIRED):,} expired",
         f"{report.total(Rule.OLD_GENERATION):,} of old generations {verb}deleted",

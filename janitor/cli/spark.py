@@ -23,7 +23,7 @@ from janitor.state.base import State
 from janitor.sweep.context import matches
 from tms_core.clock import Clock
 from tms_core.errors import StoreBusy
-from tms_core.tables.base import Store
+from tms_core.tables.base import Reads
 from tms_core.tables.leveldb.clone import still
 from tms_core.transaction.source.source import SnapshotSource
 
@@ -178,7 +178,7 @@ class _SessionOnSpark(Session):
         self._spark = spark
         self._partitions = partitions
 
-    def engine(self, store: Store, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:
+    def engine(self, store: Reads, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:
         from janitor.spark.access import Access  # noqa: PLC0415
         from janitor.spark.sweep.engine import cutter, spark_engine  # noqa: PLC0415
         from janitor.spark.sweep.runner import SparkSender  # noqa: PLC0415

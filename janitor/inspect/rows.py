@@ -16,7 +16,7 @@ from janitor.sweep.context import matches
 from janitor.sweep.transactions import pointer_state
 from tms_core.errors import MetadataError
 from tms_core.rowkey import MessageKey, PayloadKey, topic_prefix
-from tms_core.tables.base import UNREADABLE, KeyTable, MessageTable, MessageValue, Page, Store
+from tms_core.tables.base import UNREADABLE, KeyReads, MessageReads, MessageValue, Page, Reads
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import VisibilityState, transaction_ms
 
@@ -92,7 +92,7 @@ class Audit:
 
 
 def audit(
-    tables: Iterable[MessageTable], bound: int | None, is_invalid: Callable[[int], bool], heartbeat: Heartbeat
+    tables: Iterable[MessageReads], bound: int | None, is_invalid: Callable[[int], bool], heartbeat: Heartbeat
 ) -> Audit:
     """Read every transactional row and check it against the boundary (rule S4).
 
@@ -110,7 +110,7 @@ def audit(
     return found
 
 
-def _audit(table: MessageTable, found: Audit, is_invalid: Callable[[int], bool], heartbeat: Heartbeat) -> None:
+def _audit(table: MessageReads, found: Audit, is_invalid: Callable[[int], bool], heartbeat: Heartbeat) -> None:
     start: bytes | None = b""
     while start is not None:
         page = table.cells(start, None, PAGE_ROWS)
@@ -127,7 +127,7 @@ def _audit(table: MessageTable, found: Audit, is_invalid: Callable[[int], bool],
 
 
 def messages(
-    store: Store, snapshot: VisibilityState | None, patterns: tuple[str, ...], limit: int, heartbeat: Heartbeat
+    store: Reads, snapshot: VisibilityState | None, patterns: tuple[str, ...], limit: int, heartbeat: Heartbeat
 ) -> Inspected:
     """Decode the message table.
 
@@ -155,7 +155,7 @@ def messages(
 
 
 def payloads(
-    store: Store, snapshot: VisibilityState | None, patterns: tuple[str, ...], limit: int, heartbeat: Heartbeat
+    store: Reads, snapshot: VisibilityState | None, patterns: tuple[str, ...], limit: int, heartbeat: Heartbeat
 ) -> Inspected:
     """Decode the payload table; arguments as for :func:`messages`."""
     rows: list[dict[str, Any]] = []
@@ -173,7 +173,7 @@ def payloads(
     return Inspected(rows, dict(counts), None if oldest is None else transaction_ms(oldest))
 
 
-def metadata(store: Store, patterns: tuple[str, ...]) -> Inspected:
+def metadata(store: Reads, patterns: tuple[str, ...]) -> Inspected:
     """Decode the metadata table, deleted topics and rows that do not parse among them."""
     rows = []
     counts: Counter[str] = Counter()
@@ -216,7 +216,7 @@ def snapshot_figures(state: VisibilityState, name: str, limit: int) -> dict[str,
     }
 
 
-def _ranges(table: KeyTable, patterns: tuple[str, ...]) -> Iterator[tuple[bytes, bytes | None]]:
+def _ranges(table: KeyReads, patterns: tuple[str, ...]) -> Iterator[tuple[bytes, bytes | None]]:
     """The key ranges of the topics asked for, also of those without metadata; the whole table for no patterns."""
     if not patterns:
         yield b"", None

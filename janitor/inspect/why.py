@@ -19,7 +19,7 @@ from janitor.state.base import LedgerEntry, State
 from janitor.sweep.context import RunContext, matches
 from janitor.sweep.transactions import pointer_state
 from tms_core.rowkey import GENERATION_BYTES, Cutoff, MessageId, MessageKey, PayloadKey, java_abs, stop_key
-from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.base import MessageValue, Reads
 from tms_core.topic import TopicId
 
 #: How many entries of the ledger are named at most for one row, and among how many of its range they are looked for.
@@ -34,7 +34,7 @@ _TAKING = frozenset({Rule.EXPIRED, Rule.OLD_GENERATION})
 
 
 def why(
-    store: Store,
+    store: Reads,
     state: State,
     context: RunContext,
     topic: TopicId,
@@ -87,7 +87,7 @@ def remembered(state: State, now_ms: int, history_days: int) -> LedgerReach:
 class _Question:
     """One question, and the store, state and context that answer it."""
 
-    store: Store
+    store: Reads
     state: State
     context: RunContext
     topic: TopicId

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from tms_core.rowkey import LONG_MAX, NEGATIVE, PayloadKey, generation_prefix, java_abs, time_prefix
-from tms_core.tables.base import KeyRange, MessageTable
+from tms_core.tables.base import KeyRange, MessageReads
 from tms_core.topic import TopicId
 from tms_core.transaction.model import TX_PER_MS
 
@@ -86,7 +86,7 @@ def timeless_range(topic: TopicId, generation: int) -> KeyRange:
 
 
 def find_referenced(
-    table: MessageTable,
+    table: MessageReads,
     windows: Iterable[KeyRange],
     pointers: set[int],
     page_rows: int,

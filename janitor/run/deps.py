@@ -21,8 +21,9 @@ from janitor.sweep.sweep import Division, Threads
 from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock
 from tms_core.consumers.positions import Floor
-from tms_core.tables.base import Store
+from tms_core.tables.base import Reads, Store
 from tms_core.tables.lease import Lease
+from tms_core.tables.read_only import read_only_error
 from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.source.source import SnapshotSource
@@ -98,7 +99,7 @@ class Deps:
         turn: held by a run, and by a decision that excludes one.
     """
 
-    store: Store
+    store: Reads
     state: State
     source: SnapshotSource | None
     clock: Clock
@@ -129,6 +130,16 @@ class Deps:
     @property
     def history_ms(self) -> int:
         return self.history_days * 86_400_000
+
+    def writable_store(self) -> Store:
+        """The store, to be written: questions never ask for that (rule S5).
+
+        Raises:
+            StoreError: it was opened for reading only.
+        """
+        if not isinstance(self.store, Store):
+            raise read_only_error()
+        return self.store
 
     def check_lease(self) -> None:
         """Check that this process still holds the lease.

@@ -19,7 +19,7 @@ from janitor.state.base import UNKNOWN_MS, ClockAnchor, KnownIds, State, StoreRe
 from janitor.state.records import LINEAGE, RESTORED
 from tms_core.clock import Clock
 from tms_core.logs.printable import duration
-from tms_core.tables.base import Store
+from tms_core.tables.base import Reads
 from tms_core.transaction.model import VisibilityState
 
 #: Across a reboot only wall time is left; a machine that was off for longer than this has a jumped clock until
@@ -142,7 +142,7 @@ def check_store(record: StoreRecord, identity: str) -> GuardNote | None:
     return GuardNote("identity", True, f"{message}; look at janitor plan, then: janitor adopt")
 
 
-def check_lineage(state: State, store: Store, record: StoreRecord) -> tuple[StoreRecord, GuardNote | None]:
+def check_lineage(state: State, store: Reads, record: StoreRecord) -> tuple[StoreRecord, GuardNote | None]:
     """Whether the store went on from where it was when it was last remembered, or was put back (rule S13).
 
     What shows that it was put back may be gone by the next run, because it is being written to. So the adoption, and

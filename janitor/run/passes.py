@@ -21,7 +21,7 @@ from janitor.sweep.executor import Preview
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.sweep import Scope, sweep_store
 from tms_core.errors import Halted, Interrupted
-from tms_core.tables.base import UNREADABLE, Store
+from tms_core.tables.base import UNREADABLE, Reads
 
 NOT_ADOPTED = GuardNote(
     "adoption", True, "this store is not adopted yet, nothing is deleted; look at janitor plan, then: janitor adopt"
@@ -122,7 +122,7 @@ def plan(deps: Deps, current: Pass) -> Report:
     return report(deps, current)
 
 
-def scope(deps: Deps, current: Pass, begin_round: Callable[[Sequence[Store]], Round] | None = None) -> Scope:
+def scope(deps: Deps, current: Pass, begin_round: Callable[[Sequence[Reads]], Round] | None = None) -> Scope:
     """What a pass goes over.
 
     Args:
@@ -196,7 +196,7 @@ def report(deps: Deps, current: Pass) -> Report:
     )
 
 
-def calls_made(current: Pass, store: Store) -> Counter[str]:
+def calls_made(current: Pass, store: Reads) -> Counter[str]:
     """The store operations of a pass so far, by name."""
     made = store.calls - current.calls
     del made[UNREADABLE]

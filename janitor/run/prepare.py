@@ -21,7 +21,7 @@ from janitor.sweep import transactions as txstate
 from janitor.sweep.consumer_holds import ConsumerHolds
 from janitor.sweep.context import Limits, RunContext
 from janitor.sweep.transactions import Observed, TransactionView, TxState
-from tms_core.tables.base import Store
+from tms_core.tables.base import Reads
 
 #: The note that says what was in progress in the snapshot last used, and what its write pointer was.
 IN_PROGRESS = "in_progress"
@@ -170,7 +170,7 @@ def remember_snapshot(state: State, ready: Prepared) -> None:
         state.save_claim(None)
 
 
-def _known_store(state: State, store: Store, token_hex: Callable[[int], str]) -> tuple[StoreRecord, GuardNote | None]:
+def _known_store(state: State, store: Reads, token_hex: Callable[[int], str]) -> tuple[StoreRecord, GuardNote | None]:
     """What is remembered of the store. One that is not the one remembered is a first contact."""
     record, identity = state.store(), store.identity()
     if record is None:

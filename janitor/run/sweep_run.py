@@ -31,7 +31,7 @@ from janitor.sweep.rate_limit import Pacer
 from janitor.sweep.sweep import sweep_store
 from tms_core.consumers.claims import ConsumerGroup, free_void
 from tms_core.errors import Interrupted, LeaseLost, MemoryFailed, StoreBusy, StoreError
-from tms_core.tables.base import KeyRange, Store
+from tms_core.tables.base import KeyRange, Reads
 
 logger = logging.getLogger(__name__)
 
@@ -153,12 +153,13 @@ class SweepRun:
 
     def _sync(self) -> None:
         """Return when all that was deleted and negated survives a crash, also by a run before that ended early."""
-        self._deps.store.message.sync()
-        self._deps.store.payload.sync()
+        store = self._deps.writable_store()
+        store.message.sync()
+        store.payload.sync()
 
     # -- what is proven on the way (rule S4) -----------------------------------------------------------------------
 
-    def _begin_round(self, parts: Sequence[Store]) -> Round:
+    def _begin_round(self, parts: Sequence[Reads]) -> Round:
         deps, current = self._deps, self._current
         self._saved_ms = deps.clock.running_ms()
         with asked_of_memory(), self._as_its_holder(), deps.state.transaction():

@@ -22,7 +22,7 @@ from janitor.sweep.transactions import TransactionView
 from janitor.sweep.whatif import WhatIf, changed
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError
-from tms_core.tables.base import Store
+from tms_core.tables.base import Reads
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.store import HBasePart, HBaseStore
 from tms_core.tables.leveldb.clone import clone, copied
@@ -54,7 +54,7 @@ class Access:
         return Access(self.settings.model_copy(update={"storage": storage}))
 
     @contextmanager
-    def reading(self) -> Iterator[Store]:
+    def reading(self) -> Iterator[Reads]:
         """The store's contents, with nothing that could write (rule S5).
 
         Raises:
@@ -69,7 +69,7 @@ class Access:
                 yield read_only(store)
 
     @contextmanager
-    def salted(self) -> Iterator[Sequence[tuple[int | None, Store]]]:
+    def salted(self) -> Iterator[Sequence[tuple[int | None, Reads]]]:
         """The parts rows lie in, each by its salt, with nothing that could write; one without a salt on LevelDB.
 
         Raises:
@@ -83,7 +83,7 @@ class Access:
                 yield [(part.salt, read_only(part)) for part in store.parts() if isinstance(part, HBasePart)]
 
     @contextmanager
-    def part(self, salt: int | None) -> Iterator[Store]:
+    def part(self, salt: int | None) -> Iterator[Reads]:
         """The rows under one salt, or those of a store without salts, with nothing that could write.
 
         Raises:
@@ -150,7 +150,7 @@ class Access:
         )
         return TransactionView(state.usable, now_ms, lifetime.undecided_ms)
 
-    def policy(self, store: Store, now_ms: int, changes: tuple[WhatIf, ...] = ()) -> Policy:
+    def policy(self, store: Reads, now_ms: int, changes: tuple[WhatIf, ...] = ()) -> Policy:
         """The law as it stands at a moment: no frontier holds anything, but what is protected is protected.
 
         Args:

@@ -25,7 +25,7 @@ from janitor.status.collect import STATISTICS_NOTE
 from janitor.status.status import StatisticsFigures
 from janitor.sweep.context import parse_or_none
 from janitor.sweep.transactions import TransactionView
-from tms_core.tables.base import Store
+from tms_core.tables.base import Reads
 from tms_core.topic import TopicId
 from tms_core.transaction.model import transaction_ms
 
@@ -185,7 +185,7 @@ def write(spark: SparkSession, found: list[GenerationStats], folder: str, day: s
     return path
 
 
-def living(store: Store) -> dict[TopicId, int]:
+def living(store: Reads) -> dict[TopicId, int]:
     """The topics that exist, and their generations.
 
     Raises:

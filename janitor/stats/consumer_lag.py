@@ -22,7 +22,7 @@ from tms_core.consumers import lag
 from tms_core.consumers.lag import Counting, Lag
 from tms_core.consumers.positions import Floor, Position, Positions
 from tms_core.errors import MetadataError, StoreError
-from tms_core.tables.base import Store
+from tms_core.tables.base import Reads
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
 
@@ -51,7 +51,7 @@ class LagCount:
 
     def __init__(
         self,
-        store: Store,
+        store: Reads,
         positions: Positions,
         expiries: Expiries,
         floor: Floor | None,

@@ -36,7 +36,7 @@ from tms_core.rowkey import (
     PAYLOAD_TAIL_BYTES,
     generation_prefix,
 )
-from tms_core.tables.base import Store
+from tms_core.tables.base import Reads
 from tms_core.topic import TopicId, TopicMetadata
 
 #: Rows of one page at most: what is read before a request to stop the count is noticed.
@@ -70,7 +70,7 @@ class Census:
 
     def __init__(
         self,
-        store: Store,
+        store: Reads,
         state: State,
         clock: Clock,
         *,
@@ -182,7 +182,7 @@ class _Tally:
     def count(self, now_ms: int) -> TopicCount:
         return TopicCount(self.messages, self.size_bytes, self.oldest_ms, self.newest_ms, now_ms)
 
-    def read(self, store: Store) -> int:
+    def read(self, store: Reads) -> int:
         """One page more, of the message table first; returns how many rows it had.
 
         Raises:
@@ -205,7 +205,7 @@ class _Tally:
             self.limit = max(1, min(PAGE_ROWS, fitting))
         return rows
 
-    def _read_messages(self, store: Store, start: bytes) -> tuple[int, bytes | None]:
+    def _read_messages(self, store: Reads, start: bytes) -> tuple[int, bytes | None]:
         # Rows are in the order of their times; a negative one, which is none of ours, lies behind all others.
         stop = generation_prefix(self.topic.prefix, self.generation) + NEGATIVE
         page = store.message.rows(start, stop, self.limit)
@@ -220,7 +220,7 @@ class _Tally:
             self.newest_ms = _time_ms(found[-1][0])
         return len(page.items), page.resume
 
-    def _read_payloads(self, store: Store, start: bytes) -> tuple[int, bytes | None]:
+    def _read_payloads(self, store: Reads, start: bytes) -> tuple[int, bytes | None]:
         stop = generation_prefix(self.topic.prefix, self.generation + 1)
         page = store.payload.rows(start, stop, self.limit)
         key_bytes = len(self.topic.prefix) + GENERATION_BYTES + PAYLOAD_TAIL_BYTES

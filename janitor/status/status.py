@@ -140,6 +140,7 @@ class RunSummary:
         mode: ``plan`` or ``apply``.
         result: ``done``, ``partial``, ``stopped`` (by a guard), ``halted`` (by a signal or a pause), ``failed`` or
             ``lost``; empty while it goes on.
+        deleted_bytes: of the rows that were deleted; about, since values are estimated.
         error: why it failed, empty otherwise.
         stopped_by: the guards that stopped it.
     """
@@ -159,6 +160,7 @@ class RunSummary:
     errors: Sequence[str] = ()
     error: str = ""
     stopped_by: Sequence[str] = ()
+    deleted_bytes: int = 0
 
     @property
     def bad(self) -> bool:

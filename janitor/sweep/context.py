@@ -18,7 +18,7 @@ from janitor.state.base import ClockAnchor, FrontierRecord
 from janitor.sweep.consumer_holds import ConsumerHolds
 from janitor.sweep.transactions import TransactionView
 from tms_core.errors import MetadataError
-from tms_core.tables.base import KeyRange, MetadataTable
+from tms_core.tables.base import KeyRange, MetadataReads
 from tms_core.topic import TopicId, TopicMetadata
 
 #: What came due in less time than this is not worth a visit of its own.
@@ -112,7 +112,7 @@ class RunContext:
 
     now: ClockAnchor
     now_ms: int
-    metadata: MetadataTable
+    metadata: MetadataReads
     terms: Terms
     transactions: TransactionView
     records: Mapping[TopicId, FrontierRecord]

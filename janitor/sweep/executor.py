@@ -23,7 +23,8 @@ from janitor.sweep.permission import Permission, asked_of_memory
 from janitor.sweep.progress import Observer, ignore_progress
 from janitor.sweep.rate_limit import Pacer
 from tms_core.errors import ArchiveError, StoreError
-from tms_core.tables.base import KeyTable, MessageTable, MetadataTable, PayloadTable
+from tms_core.tables.base import KeyReads, KeyTable, MessageReads, MessageTable, MetadataReads, PayloadReads
+from tms_core.tables.read_only import read_only_error
 from tms_core.topic import TopicId
 
 
@@ -44,7 +45,7 @@ class Keeper(Protocol):
     """Keeps rows that are about to be deleted (``janitor.archive``)."""
 
     def save(
-        self, topic: TopicId, generation: int, table: MessageTable | PayloadTable, rule: Rule, keys: Sequence[bytes]
+        self, topic: TopicId, generation: int, table: MessageReads | PayloadReads, rule: Rule, keys: Sequence[bytes]
     ) -> Saved:
         """Return when the rows are safe.
 
@@ -103,7 +104,7 @@ class Sweep:
 
     def __init__(
         self,
-        metadata: MetadataTable,
+        metadata: MetadataReads,
         permission: Permission,
         pacer: Pacer,
         ledger: Ledger,
@@ -138,16 +139,18 @@ class Sweep:
             return self._invert(finding)
         if not isinstance(finding, Due) or finding.hold is not None or not finding.batch.keys:
             return NOTHING_DONE
-        keys = self._allowed(finding)
+        table, keys = finding.table, self._allowed(finding)
+        if not isinstance(table, KeyTable):
+            raise read_only_error()
         if not keys:
             return NOTHING_DONE
         with asked_of_memory():
             at_ms = self._ledger.announce(finding.work, finding.batch._replace(keys=keys))
         try:
-            finding.table.delete(keys)
+            table.delete(keys)
         except StoreError as error:
             raise Unsure(finding, at_ms, error) from error
-        return Done(keys, at_ms=at_ms)
+        return Done(keys, at_ms=at_ms, table=table)
 
     def _allowed(self, due: Due) -> list[bytes]:
         """The keys of those rows that may be deleted now: of all of a batch, or of those that are archived."""
@@ -157,6 +160,8 @@ class Sweep:
 
     def _invert(self, invalid: Invalid) -> Done:
         self._permission.check(invalid.topic)
+        if not isinstance(invalid.table, MessageTable):
+            raise read_only_error()
         changed = invalid.table.invert(invalid.cells)
         cells = [cell for cell, done in zip(invalid.cells, changed, strict=True) if done]
         return Done(cells=cells, at_ms=self._ledger.now_ms())
@@ -165,12 +170,12 @@ class Sweep:
         if self._metadata.get(work.topic.topic.prefix) != work.raw:
             raise Moved
 
-    def _keep(self, keeper: Keeper, work: TopicWork, table: KeyTable, batch: Batch) -> list[bytes]:
+    def _keep(self, keeper: Keeper, work: TopicWork, table: KeyReads, batch: Batch) -> list[bytes]:
         """Have the rows kept; returns the keys of those that are. The topic may have moved meanwhile."""
         if self._archive_error is not None:
             raise NotArchived(self._archive_error)
         try:
-            source = cast(MessageTable | PayloadTable, table)
+            source = cast(MessageReads | PayloadReads, table)
             saved = keeper.save(work.topic.topic, batch.generation, source, batch.rule, batch.keys)
         except ArchiveError as error:
             self._archive_error = error

@@ -15,7 +15,7 @@ from janitor.law.policy import Hold, Reason, Rule
 from janitor.report import DataTable
 from janitor.sweep.context import TopicWork
 from tms_core.errors import StoreError, WriteRefused
-from tms_core.tables.base import KeyTable, MessageTable, TxCell
+from tms_core.tables.base import KeyReads, MessageReads, TxCell
 from tms_core.tables.side import Expiry
 from tms_core.topic import TopicId
 
@@ -42,7 +42,7 @@ class Due:
     """
 
     work: TopicWork
-    table: KeyTable
+    table: KeyReads
     batch: Batch
     size_bytes: int
     hold: Hold | None
@@ -62,7 +62,7 @@ class Invalid:
     topic: TopicId
     generation: int
     work: TopicWork | None
-    table: MessageTable
+    table: MessageReads
     cells: Sequence[TxCell]
     label: Hold | None
 

@@ -29,7 +29,7 @@ from janitor.sweep.findings import (
     Untouchable,
     times_of,
 )
-from tms_core.tables.base import KeyRange, TxCell
+from tms_core.tables.base import KeyRange, KeyTable, TxCell
 from tms_core.tables.side import Expiry
 from tms_core.topic import TopicId
 
@@ -84,12 +84,14 @@ class Done(NamedTuple):
         keys: the rows it took.
         cells: the rows whose pointers it negated.
         at_ms: when; None where nothing is written down, as in a plan.
+        table: where rows were deleted; None: nowhere.
         found: where something is to be done, by an act that only looks.
     """
 
     keys: Sequence[bytes] = ()
     cells: Sequence[TxCell] = ()
     at_ms: int | None = None
+    table: KeyTable | None = None
     found: KeyRange | None = None
 
 
@@ -221,7 +223,8 @@ class Outcome:
             self.expired += [expiry for expiry in due.expiries if expiry.key in gone]
         if done.at_ms is not None:
             self._book(LedgerKey.of(due.work, batch), done.at_ms, batch.keys[0], batch.keys[-1], len(batch.keys), times)
-            self.deleted.add(due.table, batch.keys)
+            if done.table is not None:
+                self.deleted.add(done.table, batch.keys)
         return None if due.hold is not None else Counted(batch.table, batch.rule, len(batch.keys), size)
 
     def _add_inverted(self, invalid: Invalid, done: Done) -> Counted | None:

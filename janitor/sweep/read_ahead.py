@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Any
 
 from tms_core.errors import StoreError
-from tms_core.tables.base import KeyTable, MessageTable, Page, TxCell
+from tms_core.tables.base import KeyReads, MessageReads, Page, TxCell
 
 
 class Ahead:
@@ -30,7 +30,7 @@ class Ahead:
         most_keys: how many may be read at once.
     """
 
-    def __init__(self, table: KeyTable, most_keys: int) -> None:
+    def __init__(self, table: KeyReads, most_keys: int) -> None:
         self._table = table
         self._most = most_keys
         self._least = min(most_keys, table.keys_per_call // 4)
@@ -52,7 +52,7 @@ class Ahead:
         """The first key at or after ``start``; None when there is none.
 
         Raises:
-            StoreError: as :meth:`KeyTable.first`.
+            StoreError: as :meth:`KeyReads.first`.
         """
         if self._is_in_gap(start):
             return self._gap[1]
@@ -77,7 +77,7 @@ class Ahead:
         return None
 
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
-        """As :meth:`KeyTable.keys`; nothing is read ahead, but what was answers where it can."""
+        """As :meth:`KeyReads.keys`; nothing is read ahead, but what was answers where it can."""
         page = self._known(start, stop, limit)
         if page is not None:
             self._served += len(page.items)
@@ -136,15 +136,15 @@ class CellsAhead(Ahead):
 
     _cells: list[TxCell] | None
 
-    def __init__(self, table: MessageTable, most_keys: int) -> None:
+    def __init__(self, table: MessageReads, most_keys: int) -> None:
         self._messages = table
         super().__init__(table, most_keys)
 
     def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
-        """As :meth:`MessageTable.cells`; those of all keys that were read ahead at once, where the range is among them.
+        """As :meth:`MessageReads.cells`; those of all keys that were read ahead at once, where the range is among them.
 
         Raises:
-            StoreError: as :meth:`MessageTable.cells`.
+            StoreError: as :meth:`MessageReads.cells`.
         """
         if not (self._holds(start) and self._reaches(stop)):
             return self._messages.cells(start, stop, limit)

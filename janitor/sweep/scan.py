@@ -32,7 +32,7 @@ from tms_core.rowkey import (
     generation_prefix,
     topic_prefix,
 )
-from tms_core.tables.base import KeyTable, Store
+from tms_core.tables.base import KeyReads, Reads
 from tms_core.tables.side import Expiries, Expiry
 
 #: Holds that may last for years. What they hold is counted by thorough passes only, or every pass would read it all.
@@ -73,8 +73,8 @@ class Part:
         planned: messages with a ttl of their own, in a plan, which leaves them there though they go; None in a run.
     """
 
-    store: Store
-    whole: Store
+    store: Reads
+    whole: Reads
     context: RunContext
     page_rows: int
     act: Act
@@ -86,12 +86,12 @@ class Part:
     @classmethod
     def of(
         cls,
-        store: Store,
+        store: Reads,
         context: RunContext,
         page_rows: int,
         act: Act,
         *,
-        whole: Store | None = None,
+        whole: Reads | None = None,
         replans: bool = True,
         planned: Expiries | None = None,
     ) -> Part:
@@ -101,7 +101,7 @@ class Part:
     def keys(self, name: DataTable) -> Ahead:
         return self.messages if name == "message" else self.payloads
 
-    def table(self, name: DataTable) -> KeyTable:
+    def table(self, name: DataTable) -> KeyReads:
         return self.store.message if name == "message" else self.store.payload
 
     def forget(self) -> None:

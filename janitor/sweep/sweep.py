@@ -26,7 +26,7 @@ from janitor.sweep.outcome import Outcome
 from janitor.sweep.scan import Part
 from janitor.sweep.step import StepJob, StepName, run_step
 from tms_core.errors import TmsError
-from tms_core.tables.base import KeyRange, Store
+from tms_core.tables.base import KeyRange, Reads
 from tms_core.tables.side import Expiries
 
 #: The steps that are taken in every part, in their order.
@@ -39,14 +39,14 @@ Runner = Callable[[Sequence[StepJob]], Iterator[tuple[int, Outcome]]]
 class Divided(NamedTuple):
     """The parts of a store that one pass goes over, and who does the jobs in them."""
 
-    parts: Sequence[Store]
+    parts: Sequence[Reads]
     run: Runner
 
 
 class Division(Protocol):
     """In which parts a pass goes over a store, and who does its jobs."""
 
-    def begin(self, run_id: str, mode: Mode, store: Store, context: RunContext) -> AbstractContextManager[Divided]:
+    def begin(self, run_id: str, mode: Mode, store: Reads, context: RunContext) -> AbstractContextManager[Divided]:
         """Divide one pass; what is given out works as long as the block runs."""
         ...
 
@@ -62,7 +62,7 @@ class Threads:
     workers: int = 1
 
     @contextmanager
-    def begin(self, run_id: str, mode: Mode, store: Store, context: RunContext) -> Iterator[Divided]:
+    def begin(self, run_id: str, mode: Mode, store: Reads, context: RunContext) -> Iterator[Divided]:
         yield Divided(store.parts(), self._run)
 
     def _run(self, jobs: Sequence[StepJob]) -> Iterator[tuple[int, Outcome]]:
@@ -93,15 +93,15 @@ class Scope:
 
     run_id: str
     mode: Mode
-    store: Store
+    store: Reads
     context: RunContext
     division: Division
     page_rows: int
     expiries: Expiries | None
-    begin_round: Callable[[Sequence[Store]], Round] | None
+    begin_round: Callable[[Sequence[Reads]], Round] | None
     phase: Callable[[str], AbstractContextManager[None]]
 
-    def part(self, store: Store, act: Act) -> Part:
+    def part(self, store: Reads, act: Act) -> Part:
         """A part as this pass reads it."""
         planned = self.expiries if self.mode == "plan" else None
         return Part.of(store, self.context, self.page_rows, act, whole=self.store, planned=planned)
@@ -172,7 +172,7 @@ def _job(step: StepName, part: Part, done: Outcome, progress: Round | None, whol
     return replace(job, covered=covered, reached=partial(_reached, progress, part.store, done))
 
 
-def _reached(progress: Round, part: Store, before: Outcome, upto: bytes, so_far: Sequence[Outcome]) -> None:
+def _reached(progress: Round, part: Reads, before: Outcome, upto: bytes, so_far: Sequence[Outcome]) -> None:
     """Write down now and then how far a part was searched for invalid pointers (rule S4)."""
     known = (before, *so_far)
     if not progress.is_due() or any(outcome.undone for outcome in known):
@@ -189,7 +189,7 @@ def _payloads_reached(progress: Round, before: Outcome, upto: bytes, so_far: Seq
         progress.payloads_done(upto)
 
 
-def _record(progress: Round, part: Store, done: Outcome) -> None:
+def _record(progress: Round, part: Reads, done: Outcome) -> None:
     """Write down that a part was covered, if all of it was (rule S4)."""
     if not done.undone and not progress.has_done(part):
         covered = KeyRange(progress.first_undone(part), part.span.stop)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from janitor.sweep.context import matches, parse_or_none
 from tms_core.errors import ConfigurationError
-from tms_core.tables.base import MetadataTable, Store
+from tms_core.tables.base import MetadataReads, Reads
 from tms_core.topic import INT_MAX, TopicMetadata, encode_properties
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -66,17 +66,17 @@ def changed(topic: TopicMetadata, changes: tuple[WhatIf, ...]) -> TopicMetadata:
     return topic
 
 
-def supposed(store: Store, changes: tuple[WhatIf, ...]) -> Store:
+def supposed(store: Reads, changes: tuple[WhatIf, ...]) -> Reads:
     """A store that is only read, as if its metadata had been changed."""
     found = copy(store)
     found.metadata = SupposedMetadata(store.metadata, changes)
     return found
 
 
-class SupposedMetadata(MetadataTable):
+class SupposedMetadata(MetadataReads):
     """A metadata table as it would be; rows that do not parse are as they are."""
 
-    def __init__(self, table: MetadataTable, changes: tuple[WhatIf, ...]) -> None:
+    def __init__(self, table: MetadataReads, changes: tuple[WhatIf, ...]) -> None:
         self._table = table
         self._changes = changes
 
@@ -86,9 +86,6 @@ class SupposedMetadata(MetadataTable):
     def get(self, key: bytes) -> bytes | None:
         value = self._table.get(key)
         return None if value is None else self._supposed(key, value)
-
-    def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
-        raise NotImplementedError
 
     def _supposed(self, key: bytes, value: bytes) -> bytes:
         topic = parse_or_none(key, value)

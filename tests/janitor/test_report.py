@@ -170,6 +170,7 @@ def test_given_an_empty_report_when_written_as_json_then_every_name_is_there() -
                 "held": 0,
             },
         },
+        "deleted_bytes": 0,
         "boundary": None,
         "guards": [],
         "errors": [],

@@ -43,6 +43,8 @@ WHO = {
     ("POST", f"{TOPIC}/store"): PUBLISH,
     ("POST", f"{TOPIC}/rollback"): PUBLISH,
     ("POST", f"{TOPIC}/poll"): CONSUME,
+    ("POST", f"{TOPIC}/consumers/{{name}}/poll"): CONSUME,
+    ("POST", f"{TOPIC}/consumers/{{name}}/rollback"): CONSUME,
     ("GET", f"{TOPIC}/consumers"): CONSUME,
     ("GET", f"{TOPIC}/consumers/{{name}}"): CONSUME,
     ("PUT", f"{TOPIC}/consumers/{{name}}"): CONSUME,

@@ -19,7 +19,7 @@ from janitor.settings import load
 from janitor.spark.access import Access
 from janitor.spark.sweep.engine import Cut, Looking, cutter
 from janitor.spark.sweep.messages import TaskResult, TaskShare, TaskSpec
-from janitor.spark.sweep.ranged import RangedStore
+from janitor.spark.sweep.ranged import RangedReads
 from janitor.spark.sweep.task import StoreGround
 from janitor.state.base import State, StoreRecord
 from janitor.state.sqlite.state import SqliteState
@@ -31,7 +31,7 @@ from tests.spark.test_sweep import rows_of, told, without_bytes
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreBusy, StoreError, StoreUnavailable
 from tms_core.rowkey import PayloadKey
-from tms_core.tables.base import KeyRange, Store
+from tms_core.tables.base import KeyRange, Reads, Store
 from tms_core.tables.leveldb import clone as leveldb_clone
 from tms_core.tables.leveldb.clone import still
 from tms_core.tables.leveldb.store import LevelDBStore
@@ -53,8 +53,8 @@ def cut_at(cuts: Sequence[bytes]) -> Cut:
     edges = [b"", *sorted(set(cuts) - {b""})]
     pieces = [KeyRange(*pair) for pair in zip(edges, [*edges[1:], None], strict=True)]
 
-    def cut(whole: Store) -> list[tuple[TaskShare, Store]]:
-        return [(TaskShare(at, None, one, one), RangedStore(whole, [one], [one])) for at, one in enumerate(pieces)]
+    def cut(whole: Reads) -> list[tuple[TaskShare, Reads]]:
+        return [(TaskShare(at, None, one, one), RangedReads(whole, [one], [one])) for at, one in enumerate(pieces)]
 
     return cut
 

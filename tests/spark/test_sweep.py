@@ -20,7 +20,7 @@ from janitor.run.prepare import prepare, run_context
 from janitor.spark.source.options import SourceOptions
 from janitor.spark.sweep.engine import cutter
 from janitor.spark.sweep.messages import Run, TaskShare, TaskSpec, portable
-from janitor.spark.sweep.ranged import RangedStore
+from janitor.spark.sweep.ranged import RangedReads
 from janitor.spark.sweep.runner import SparkSender
 from janitor.spark.sweep.task import FollowedLease, perform
 from janitor.state.base import RunRecord, StoreRecord
@@ -33,7 +33,7 @@ from tests.spark.local import ALL, EndlessGround, LocalRig, PiecesGround, local_
 from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, Halted, LeaseLost, MemoryFailed, StoreError, StoreUnavailable
 from tms_core.rowkey import MessageKey
-from tms_core.tables.base import KeyRange, KeyTable, MessageValue, Store
+from tms_core.tables.base import KeyRange, KeyReads, MessageValue, Reads, Store
 from tms_core.tables.lease import Lease
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
@@ -55,7 +55,7 @@ def told(report: Report) -> dict[str, Any]:
     return {**{name: value for name, value in found.items() if name not in left_out}, "topics": topics}
 
 
-def rows_of(store: Store) -> tuple[Any, Any]:
+def rows_of(store: Reads) -> tuple[Any, Any]:
     return every(store.message.rows), every(store.payload.rows)
 
 
@@ -98,8 +98,8 @@ def test_given_a_random_store_when_planned_in_pieces_cut_anywhere_then_the_plan_
     edges = [b"", *sorted(set(cuts) - {b""})]
     pieces = [KeyRange(*pair) for pair in zip(edges, [*edges[1:], None], strict=True)]
 
-    def cut(whole: Store) -> list[tuple[TaskShare, Store]]:
-        return [(TaskShare(at, None, one, one), RangedStore(whole, [one], [one])) for at, one in enumerate(pieces)]
+    def cut(whole: Reads) -> list[tuple[TaskShare, Reads]]:
+        return [(TaskShare(at, None, one, one), RangedReads(whole, [one], [one])) for at, one in enumerate(pieces)]
 
     state, clock = SqliteState.in_memory(), ManualClock(scene.now_ms)
     state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
@@ -455,7 +455,7 @@ def test_given_a_leveldb_store_when_cut_then_its_shares_cover_it_once(place: Pat
         assert [key for _, part in shares for key in every_key(part.payload)] == every_key(cloned.payload)
 
 
-def every_key(table: KeyTable) -> list[bytes]:
+def every_key(table: KeyReads) -> list[bytes]:
     found: list[bytes] = []
     start: bytes | None = b""
     while start is not None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import plyvel
 import pytest
 
 from tests.builders import NOW_MS, WRITES, pointer, topic, watch
-from tms_core.errors import StoreError
-from tms_core.tables.base import UNREADABLE, MessageValue, Store, TxCell
+from tms_core.tables.base import UNREADABLE, MessageValue, Reads, Store, TxCell
 from tms_core.tables.leveldb.layout import FOLDERS
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
@@ -48,7 +48,7 @@ READ: dict[str, Callable[[Store], object]] = {
 
 @pytest.mark.parametrize("read", READ.values(), ids=READ)
 def test_given_a_store_then_its_face_shows_the_same_and_counts_the_same(
-    store: Store, read: Callable[[Store], object]
+    store: Store, read: Callable[[Reads], object]
 ) -> None:
     face = read_only(store)
     before = store.calls.copy()
@@ -82,12 +82,12 @@ def test_every_writing_operation_is_tried() -> None:
 
 
 @pytest.mark.parametrize("write", WRITE.values(), ids=WRITE)
-def test_given_a_face_when_written_to_then_it_refuses_and_nothing_is_asked_of_the_store(
-    store: Store, write: Callable[[Store], object]
+def test_given_a_face_when_written_to_then_it_has_nothing_that_writes_and_nothing_is_asked_of_the_store(
+    store: Store, write: Callable[[Any], object]
 ) -> None:
     asked: list[str] = []
     watch(store, before=lambda call: asked.append(call.name))
-    with pytest.raises(StoreError, match="cannot write"):
+    with pytest.raises(AttributeError):
         write(read_only(store))
     assert not set(asked) & set(WRITES)
 

@@ -25,7 +25,7 @@ from tms_core.rowkey import (
     generation_prefix,
     stop_key,
 )
-from tms_core.tables.base import Store
+from tms_core.tables.base import Reads
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicMetadata
 
@@ -60,7 +60,7 @@ class Lag(NamedTuple):
 
 
 def count(
-    store: Store,
+    store: Reads,
     expiries: Expiries | None,
     topic: TopicMetadata,
     positions: Collection[Position],
@@ -124,7 +124,7 @@ class _RangeCount:
     """The rows counted from some key to the end of a topic; grows towards its beginning."""
 
     def __init__(
-        self, store: Store, expiries: Expiries | None, topic: TopicMetadata, now_ms: int, most_rows: int | None
+        self, store: Reads, expiries: Expiries | None, topic: TopicMetadata, now_ms: int, most_rows: int | None
     ) -> None:
         self._store = store
         self._expiries = expiries

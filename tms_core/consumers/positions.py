@@ -31,7 +31,7 @@ from tms_core.rowkey import (
     time_prefix,
     topic_prefix,
 )
-from tms_core.tables.base import Store
+from tms_core.tables.base import Reads
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
 
@@ -150,7 +150,7 @@ class Floor:
         max_hold_seconds: how long after its ttl a message is held at most.
     """
 
-    def __init__(self, positions: Positions, store: Store, max_hold_seconds: int) -> None:
+    def __init__(self, positions: Positions, store: Reads, max_hold_seconds: int) -> None:
         self.positions = positions
         self._store = store
         self._max_hold_ms = max_hold_seconds * 1000
@@ -200,7 +200,7 @@ def cutoff_at(topic: TopicMetadata, now_ms: int, floor: Floor | None, from_ms: i
     return floor.cutoff(topic, due) if floor is not None and due.expires(from_ms) else due
 
 
-def unread_from(store: Store, topic: TopicMetadata, position: Position, cutoff: Cutoff) -> bytes:
+def unread_from(store: Reads, topic: TopicMetadata, position: Position, cutoff: Cutoff) -> bytes:
     """The first key that a message can have which a consumer has not read.
 
     Where a position lies inside the stored payloads of a transaction, that is the row that stands for them, as long as
@@ -220,7 +220,7 @@ def unread_from(store: Store, topic: TopicMetadata, position: Position, cutoff: 
     return max(key, time_prefix(topic.topic.prefix, topic.generation, first_ms))
 
 
-def _has_more(store: Store, topic: TopicMetadata, key: bytes, message: MessageId) -> bool:
+def _has_more(store: Reads, topic: TopicMetadata, key: bytes, message: MessageId) -> bool:
     """Whether a message with a payload of its own is followed by more of the same row."""
     if not message.in_payload_table:
         return False

@@ -29,7 +29,7 @@ from tms_core.errors import Unavailable
 MEMORY_BYTES = 256 << 20
 #: How long a request waits before clients that keep it waiting are cut off, in seconds: a client who reads or sends at
 #: all gets far within that.
-PATIENCE_SECONDS = 2.0
+WAIT_SECONDS = 2.0
 #: After how long a request is refused that nothing could make room for, in seconds.
 LONGEST_SECONDS = 30.0
 #: What part of the memory is for what may last: bodies, and answers that go on or have large messages.
@@ -52,12 +52,12 @@ class Memory:
 
     Args:
         limit_bytes: what they may take together.
-        patience_seconds: how long one may keep another waiting.
+        wait_seconds: how long one may keep another waiting.
     """
 
-    def __init__(self, limit_bytes: int = MEMORY_BYTES, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, limit_bytes: int = MEMORY_BYTES, wait_seconds: float = WAIT_SECONDS) -> None:
         self.limit_bytes = limit_bytes
-        self._patience_seconds = patience_seconds
+        self._wait_seconds = wait_seconds
         self._used_bytes = 0
         self._waiting: deque[_Waiter] = deque()
         #: When shares were last used, in that order.
@@ -109,8 +109,8 @@ class Memory:
     async def _wait(self, waiter: _Waiter) -> None:
         loop = asyncio.get_running_loop()
         while not waiter.granted.done():
-            await asyncio.wait({waiter.granted}, timeout=self._patience_seconds)
-            self._make_room(loop.time() - self._patience_seconds)
+            await asyncio.wait({waiter.granted}, timeout=self._wait_seconds)
+            self._make_room(loop.time() - self._wait_seconds)
             if not waiter.granted.done() and loop.time() - waiter.since >= LONGEST_SECONDS:
                 raise _no_room()
         waiter.granted.result()

@@ -75,16 +75,14 @@ class TxCell(NamedTuple):
     refers: bool
 
 
-class KeyTable(ABC):
-    """The part that message table and payload table share: keys, and deleting by key.
+class KeyReads(ABC):
+    """What can be read of a message or payload table without its values.
 
     Attributes:
-        weighs_compaction: whether :meth:`compact` itself judges what is worth it, and so is asked for few rows too.
         keys_per_call: how many keys can be read in the time that a call takes beside; 0: calls are next to nothing.
     """
 
     name: TableName
-    weighs_compaction = False
     keys_per_call = 0
 
     @abstractmethod
@@ -102,6 +100,20 @@ class KeyTable(ABC):
         return None
 
     @abstractmethod
+    def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
+        """About how many bytes the range takes on disk; 0 where the store cannot tell."""
+
+
+class KeyTable(KeyReads):
+    """The part that message table and payload table share: keys, and deleting by key.
+
+    Attributes:
+        weighs_compaction: whether :meth:`compact` itself judges what is worth it, and so is asked for few rows too.
+    """
+
+    weighs_compaction = False
+
+    @abstractmethod
     def delete(self, keys: Sequence[bytes]) -> None:
         """Delete rows; keys that are not there are no error. Durable after :meth:`sync`."""
 
@@ -110,16 +122,12 @@ class KeyTable(ABC):
         """Return when everything written so far survives a crash of the machine."""
 
     @abstractmethod
-    def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
-        """About how many bytes the range takes on disk; 0 where the store cannot tell."""
-
-    @abstractmethod
     def compact(self, start: bytes, stop: bytes) -> None:
         """Ask for the space of deleted rows in the range to be given back."""
 
 
-class MessageTable(KeyTable):
-    """The message table."""
+class MessageReads(KeyReads):
+    """What can be read of the message table."""
 
     def reserved(self, prefix: bytes) -> int:
         """Ids up to which new messages of a generation leave free, whatever rows there are; mostly 0.
@@ -149,6 +157,10 @@ class MessageTable(KeyTable):
                 store itself ends it.
         """
 
+
+class MessageTable(MessageReads, KeyTable):
+    """The message table."""
+
     @abstractmethod
     def invert(self, cells: Sequence[TxCell]) -> list[bool]:
         """Store the negated pointer in each row that still carries exactly ``cell.pointer`` (rule S6).
@@ -165,22 +177,26 @@ class MessageTable(KeyTable):
         """Write rows in one durable batch, as CDAP would."""
 
 
-class PayloadTable(KeyTable):
-    """The payload table."""
+class PayloadReads(KeyReads):
+    """What can be read of the payload table."""
 
     @abstractmethod
     def rows(
         self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
     ) -> Page[tuple[bytes, bytes]]:
-        """Whole rows; the arguments are those of :meth:`MessageTable.rows`."""
+        """Whole rows; the arguments are those of :meth:`MessageReads.rows`."""
+
+
+class PayloadTable(PayloadReads, KeyTable):
+    """The payload table."""
 
     @abstractmethod
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         """Write rows in one durable batch, as CDAP would."""
 
 
-class MetadataTable(ABC):
-    """The metadata table: a topic's key to its JSON. Small, so it is listed whole."""
+class MetadataReads(ABC):
+    """What can be read of the metadata table: a topic's key to its JSON. Small, so it is listed whole."""
 
     @abstractmethod
     def rows(self) -> list[tuple[bytes, bytes]]:
@@ -190,13 +206,17 @@ class MetadataTable(ABC):
     def get(self, key: bytes) -> bytes | None:
         """One row's value."""
 
+
+class MetadataTable(MetadataReads):
+    """The metadata table."""
+
     @abstractmethod
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
         """Write ``value`` if the row still holds ``expected`` (None: has no row). Durable on return."""
 
 
-class Store(ABC):
-    """Three tables that belong together.
+class Reads(ABC):
+    """What can be read of three tables that belong together; what only reads, as a plan does, is given no more (S5).
 
     Attributes:
         calls: how many operations were asked of the store, by name: ``keys``, ``cells``, ``delete`` and so on. A page
@@ -205,9 +225,9 @@ class Store(ABC):
     """
 
     span: KeyRange = ALL_KEYS
-    metadata: MetadataTable
-    message: MessageTable
-    payload: PayloadTable
+    metadata: MetadataReads
+    message: MessageReads
+    payload: PayloadReads
     calls: Counter[str]
 
     @property
@@ -215,7 +235,7 @@ class Store(ABC):
         """How many operations were asked for so far; ``calls`` without what is no operation."""
         return self.calls.total() - self.calls[UNREADABLE]
 
-    def parts(self) -> Sequence[Store]:
+    def parts(self) -> Sequence[Reads]:
         """The store cut in pieces that can be scanned side by side, each in key order; a whole store is its only one.
 
         A part shows the rows of its piece and shares everything else. To find rows wherever they are, ask the whole
@@ -231,7 +251,7 @@ class Store(ABC):
         """
         return ""
 
-    def apart(self) -> Store:
+    def apart(self) -> Self:
         """The same store with a count of operations of its own, where that costs nothing; closing it does nothing."""
         return self
 
@@ -275,3 +295,14 @@ class Store(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Store(Reads):
+    """Three tables that belong together, to be read and written."""
+
+    metadata: MetadataTable
+    message: MessageTable
+    payload: PayloadTable
+
+    def parts(self) -> Sequence[Store]:
+        return (self,)

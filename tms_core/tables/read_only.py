@@ -15,32 +15,32 @@ from typing import Any, Generic, TypeVar
 from tms_core.errors import StoreError
 from tms_core.tables.base import (
     UNREADABLE,
-    KeyTable,
-    MessageTable,
+    KeyReads,
+    MessageReads,
     MessageValue,
-    MetadataTable,
+    MetadataReads,
     Page,
-    PayloadTable,
-    Store,
+    PayloadReads,
+    Reads,
     TableName,
     TxCell,
 )
 
-K = TypeVar("K", bound=KeyTable)
+K = TypeVar("K", bound=KeyReads)
 
 
-def read_only(store: Store) -> Store:
+def read_only(store: Reads) -> Reads:
     """The store for reading only. Closing it does nothing: the caller that opened the store closes it."""
     return ReadOnlyStore(store)
 
 
-class ReadOnlyStore(Store):
+class ReadOnlyStore(Reads):
     """A store that can be read and not changed; :func:`read_only` makes one.
 
-    What would write raises :class:`StoreError`. Its ``calls`` are those made through it, and no others.
+    Nothing of it can write. Its ``calls`` are those made through it, and no others.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Reads) -> None:
         store = store.apart()
         self.calls = Counter()
         self._identity, self._obstacles = store.identity, store.obstacles
@@ -88,22 +88,13 @@ class _Face(Generic[K]):
     def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
         return self._table.estimate_bytes(start, stop)
 
-    def delete(self, keys: Sequence[bytes]) -> None:
-        raise _refused()
 
-    def sync(self) -> None:
-        raise _refused()
-
-    def compact(self, start: bytes, stop: bytes) -> None:
-        raise _refused()
-
-
-class ReadOnlyMessageTable(_Face[MessageTable], MessageTable):
+class ReadOnlyMessageTable(_Face[MessageReads], MessageReads):
     """The message table, to be read."""
 
     name: TableName = "message"
 
-    def __init__(self, table: MessageTable, calls: Counter[str], behind: Counter[str]) -> None:
+    def __init__(self, table: MessageReads, calls: Counter[str], behind: Counter[str]) -> None:
         super().__init__(table, calls)
         self._behind = behind
 
@@ -121,14 +112,8 @@ class ReadOnlyMessageTable(_Face[MessageTable], MessageTable):
             self._calls[UNREADABLE] += unreadable
         return page
 
-    def invert(self, cells: Sequence[TxCell]) -> list[bool]:
-        raise _refused()
 
-    def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
-        raise _refused()
-
-
-class ReadOnlyPayloadTable(_Face[PayloadTable], PayloadTable):
+class ReadOnlyPayloadTable(_Face[PayloadReads], PayloadReads):
     """The payload table, to be read."""
 
     name: TableName = "payload"
@@ -139,14 +124,11 @@ class ReadOnlyPayloadTable(_Face[PayloadTable], PayloadTable):
         self._calls["rows"] += 1
         return self._table.rows(start, stop, limit, most_bytes)
 
-    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        raise _refused()
 
-
-class ReadOnlyMetadataTable(MetadataTable):
+class ReadOnlyMetadataTable(MetadataReads):
     """The metadata table, to be read."""
 
-    def __init__(self, table: MetadataTable, calls: Counter[str]) -> None:
+    def __init__(self, table: MetadataReads, calls: Counter[str]) -> None:
         self._table = table
         self._calls = calls
 
@@ -158,9 +140,7 @@ class ReadOnlyMetadataTable(MetadataTable):
         self._calls["get"] += 1
         return self._table.get(key)
 
-    def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
-        raise _refused()
 
-
-def _refused() -> StoreError:
+def read_only_error() -> StoreError:
+    """The error for a run that was given a store for reading only."""
     return StoreError("A question to a store cannot write to it.", "What may write is janitor run and janitor apply.")

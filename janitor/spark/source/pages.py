@@ -17,7 +17,7 @@ import pyarrow as pa
 from janitor.spark.columns import Flags, Longs, Pointers
 from janitor.spark.source.parts import Piece
 from janitor.spark.source.wanted import Wanted
-from tms_core.tables.base import KeyRange, MessageTable, MessageValue, Page, PayloadTable
+from tms_core.tables.base import KeyRange, MessageReads, MessageValue, Page, PayloadReads
 from tms_core.tables.leveldb.store import LevelDBMessageReads, decode, pointer_of
 
 #: Rows of the first page and of the first after a leap, and of any: a leap is worth more than what it leaps over.
@@ -52,7 +52,7 @@ class Ask:
     payloads: bool = False
 
 
-def scan(table: MessageTable | PayloadTable, piece: Piece, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
+def scan(table: MessageReads | PayloadReads, piece: Piece, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
     """The rows of a piece, with leaps over what is not wanted; rows that are not wanted may be among them.
 
     Raises:
@@ -61,7 +61,7 @@ def scan(table: MessageTable | PayloadTable, piece: Piece, wanted: Wanted, ask: 
     return chain.from_iterable(_scan(table, reach, wanted, ask) for reach in piece.ranges)
 
 
-def _scan(table: MessageTable | PayloadTable, reach: KeyRange, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
+def _scan(table: MessageReads | PayloadReads, reach: KeyRange, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
     start: bytes | None = reach.start
     stop = reach.stop
     limit = FIRST_ROWS
@@ -76,12 +76,12 @@ def _scan(table: MessageTable | PayloadTable, reach: KeyRange, wanted: Wanted, a
 
 
 def _read(
-    table: MessageTable | PayloadTable, start: bytes, stop: bytes | None, limit: int, ask: Ask
+    table: MessageReads | PayloadReads, start: bytes, stop: bytes | None, limit: int, ask: Ask
 ) -> tuple[Rows, bytes | None]:
     if isinstance(table, LevelDBMessageReads):
         stored = table.columns(start, stop, limit)
         return _of_stored(stored.keys, stored.values, ask), stored.resume
-    if isinstance(table, MessageTable):
+    if isinstance(table, MessageReads):
         if not (ask.sizes or ask.payloads):
             return _of_cells(table, table.keys(start, stop, limit))
         found = table.rows(start, stop, limit)
@@ -118,7 +118,7 @@ def _of_stored(keys: list[bytes], values: list[bytes], ask: Ask) -> Rows:
     return Rows(keys, Pointers(value, transactional), sizes, payloads)
 
 
-def _of_cells(table: MessageTable, page: Page[bytes]) -> tuple[Rows, bytes | None]:
+def _of_cells(table: MessageReads, page: Page[bytes]) -> tuple[Rows, bytes | None]:
     """Message rows whose payloads are not sent."""
     pointers: dict[bytes, int] = {}
     start: bytes | None = page.items[0] if page.items else None

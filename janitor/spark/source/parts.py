@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from janitor.spark.source.wanted import Wanted
-from tms_core.tables.base import KeyRange, KeyTable, Store
+from tms_core.tables.base import KeyRange, KeyReads, Reads
 
 #: How many bytes, as they lie on disk, one piece has where no number of pieces is given.
 PIECE_BYTES = 16 << 20
@@ -62,7 +62,7 @@ class Piece(NamedTuple):
 NOTHING = Piece(None, ())
 
 
-def pieces(parts: Sequence[tuple[int | None, Store]], wanted: Wanted, number: int | None) -> list[Piece]:
+def pieces(parts: Sequence[tuple[int | None, Reads]], wanted: Wanted, number: int | None) -> list[Piece]:
     """What is to be read for some rows, in pieces.
 
     Args:
@@ -86,7 +86,7 @@ def pieces(parts: Sequence[tuple[int | None, Store]], wanted: Wanted, number: in
     return [Piece(salt, tuple(ranges), some) for salt, _ in tables for some in times]
 
 
-def cut_evenly(table: KeyTable, reach: KeyRange, number: int | None) -> list[KeyRange]:
+def cut_evenly(table: KeyReads, reach: KeyRange, number: int | None) -> list[KeyRange]:
     """Cut a range of a LevelDB table into pieces of about as many bytes.
 
     Args:
@@ -95,7 +95,7 @@ def cut_evenly(table: KeyTable, reach: KeyRange, number: int | None) -> list[Key
     return [one for some in between([reach], cut_keys(table, [reach], number)) for one in some]
 
 
-def cut_keys(table: KeyTable, stretches: Sequence[KeyRange], number: int | None) -> list[bytes]:
+def cut_keys(table: KeyReads, stretches: Sequence[KeyRange], number: int | None) -> list[bytes]:
     """Keys at which to cut a LevelDB table.
 
     Args:
@@ -150,7 +150,7 @@ class _Ruler:
         length: of all, in bytes on disk.
     """
 
-    def __init__(self, table: KeyTable, stretches: Sequence[KeyRange]) -> None:
+    def __init__(self, table: KeyReads, stretches: Sequence[KeyRange]) -> None:
         self._table = table
         self._stretches = stretches
         self._ends = list(accumulate(_size(table, *stretch) for stretch in stretches))
@@ -175,7 +175,7 @@ def _shown(key: bytes) -> str:
     return key[:32].hex()
 
 
-def _size(table: KeyTable, start: bytes, stop: bytes | None) -> int:
+def _size(table: KeyReads, start: bytes, stop: bytes | None) -> int:
     return table.estimate_bytes(start, stop)
 
 

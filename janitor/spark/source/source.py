@@ -32,7 +32,7 @@ from janitor.spark.stream.feed import Feed
 from janitor.spark.stream.stream import STREAM_SCHEMA, StreamReader
 from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError, MetadataError, StoreError
-from tms_core.tables.base import MetadataTable, Store
+from tms_core.tables.base import MetadataReads, Reads
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicMetadata
 
@@ -141,7 +141,7 @@ class RowReader(DataSourceReader):
         with _named(f"{self.wanted.table} rows of {piece}"), access.part(piece.salt) as part, beside() as expiries:
             yield from self.batches(part, piece, expiries)
 
-    def batches(self, part: Store, piece: Piece, expiries: Expiries | None) -> Iterator[Any]:
+    def batches(self, part: Reads, piece: Piece, expiries: Expiries | None) -> Iterator[Any]:
         """The rows of a piece, as Arrow batches.
 
         Args:
@@ -186,7 +186,7 @@ class MetadataReader(DataSourceReader):
                 dict(zip((field.name for field in METADATA_COLUMNS), zip(*found, strict=True), strict=True)),
             )
 
-    def _rows(self, table: MetadataTable) -> Iterator[tuple[Any, ...] | None]:
+    def _rows(self, table: MetadataReads) -> Iterator[tuple[Any, ...] | None]:
         for key, value in table.rows():
             text = value.decode("utf-8", "replace")
             try:

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEq
 from janitor.law.ranges import topic_stop
 from janitor.spark.columns import Columns, DataTable, Flags
 from tms_core.rowkey import LONG_MAX, NEGATIVE, MessageKey, generation_prefix, stop_key, time_prefix, topic_prefix
-from tms_core.tables.base import ALL_KEYS, KeyRange, KeyTable
+from tms_core.tables.base import ALL_KEYS, KeyRange, KeyReads
 from tms_core.topic import TopicId
 
 #: What ends the literal beginning of a shell pattern.
@@ -131,7 +131,7 @@ class Wanted:
             return time_prefix(prefix, parsed.generation, min(self.to_ms, LONG_MAX))
         return _generation_stop(prefix, parsed.generation)
 
-    def stretches(self, table: KeyTable) -> list[KeyRange]:
+    def stretches(self, table: KeyReads) -> list[KeyRange]:
         """Where wanted rows lie, more narrowly than :meth:`ranges`: found by seeking from each stretch to the next.
 
         Only to weigh what is to be read; rows that no stretch has are read all the same, if they are wanted.

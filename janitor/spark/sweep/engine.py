@@ -25,7 +25,7 @@ from janitor.run.engine import Engine
 from janitor.spark.access import Access
 from janitor.spark.source.parts import cut_evenly
 from janitor.spark.sweep.messages import Run, TaskResult, TaskShare, TaskSpec, portable
-from janitor.spark.sweep.ranged import NOTHING, RangedStore
+from janitor.spark.sweep.ranged import NOTHING, RangedReads, RangedStore
 from janitor.spark.sweep.runner import Sender
 from janitor.state.base import LedgerEntry, State
 from janitor.sweep.context import RunContext
@@ -35,14 +35,15 @@ from janitor.sweep.scan import Part
 from janitor.sweep.step import REPLANS, StepJob, ignore_reached, run_step
 from janitor.sweep.sweep import Divided, Runner
 from tms_core.errors import StoreUnavailable
-from tms_core.tables.base import ALL_KEYS, Store
+from tms_core.tables.base import ALL_KEYS, Reads, Store
 from tms_core.tables.hbase.store import HBasePart
 from tms_core.tables.lease import Lease, LeaseRecord
+from tms_core.tables.read_only import read_only_error
 
 logger = logging.getLogger(__name__)
 
 #: Cuts a store into shares, each with the part of the driver's own store that stands for it.
-Cut = Callable[[Store], list[tuple[TaskShare, Store]]]
+Cut = Callable[[Reads], list[tuple[TaskShare, Reads]]]
 #: Gives a sender whose tasks look at the store as it is now, as long as the block runs.
 Looking = Callable[[], AbstractContextManager[Sender]]
 
@@ -66,7 +67,7 @@ class Tasks:
     rows_per_second: float | None
 
     @contextmanager
-    def begin(self, run_id: str, mode: Mode, store: Store, context: RunContext) -> Iterator[Divided]:
+    def begin(self, run_id: str, mode: Mode, store: Reads, context: RunContext) -> Iterator[Divided]:
         shares = self.cut(store)
         run = self._run_of(run_id, len(shares)) if mode == "apply" else None
         yield Divided([part for _, part in shares], partial(self._do, [share for share, _ in shares], run))
@@ -156,17 +157,19 @@ class GuidedDriver:
     looking: Looking
 
     @contextmanager
-    def begin(self, run_id: str, mode: Mode, store: Store, context: RunContext) -> Iterator[Divided]:
+    def begin(self, run_id: str, mode: Mode, store: Reads, context: RunContext) -> Iterator[Divided]:
         if mode == "plan":
             with self.tasks.begin(run_id, mode, store, context) as divided:
                 yield divided
             return
+        if not isinstance(store, Store):
+            raise read_only_error()
         shares = [share for share, _ in self.tasks.cut(store)]
         with ExitStack() as needed:
-            yield Divided(store.parts(), _guided(shares, self.looking, needed))
+            yield Divided(store.parts(), _guided(store, shares, self.looking, needed))
 
 
-def _guided(shares: Sequence[TaskShare], looking: Looking, needed: ExitStack) -> Runner:
+def _guided(store: Store, shares: Sequence[TaskShare], looking: Looking, needed: ExitStack) -> Runner:
     """Does jobs where there is something to do."""
     senders: list[Sender] = []
 
@@ -184,7 +187,7 @@ def _guided(shares: Sequence[TaskShare], looking: Looking, needed: ExitStack) ->
         for result in senders[0].send(spec, [share.informed(job) for share in shares], part.act.alive):
             part.whole.calls.update(dict(result.calls))
             seen += result.received
-        yield 0, _done_where_found(job, seen)
+        yield 0, _done_where_found(store, job, seen)
 
     return run
 
@@ -197,7 +200,7 @@ def _needs_looking(job: StepJob) -> bool:
     return job.step == "payload" and store.payload.first(b"") is not None
 
 
-def _done_where_found(job: StepJob, seen: Outcome) -> Outcome:
+def _done_where_found(store: Store, job: StepJob, seen: Outcome) -> Outcome:
     """Do a job where tasks have found something.
 
     What is taken is counted by the driver, who takes it; what stays is counted by the tasks, who saw all of it.
@@ -205,7 +208,7 @@ def _done_where_found(job: StepJob, seen: Outcome) -> Outcome:
     found = sorted(seen.found)
     ranges = (found, []) if job.step == "invert" else ([], found)
     part = job.part
-    there = Part.of(RangedStore(part.store, *ranges), part.context, part.page_rows, part.act, whole=part.whole)
+    there = Part.of(RangedStore(store, *ranges), part.context, part.page_rows, part.act, whole=part.whole)
     outcome = run_step(replace(job, part=there, failed=job.failed | seen.failed.keys(), reached=ignore_reached))
     total = seen.staying()
     total.found = []
@@ -234,19 +237,19 @@ def cutter(access: Access, partitions: int | None) -> Cut:
         partitions: about how many shares of a LevelDB store; None: by its size.
     """
 
-    def cut(store: Store) -> list[tuple[TaskShare, Store]]:
+    def cut(store: Reads) -> list[tuple[TaskShare, Reads]]:
         if access.is_leveldb:
             messages, payloads = (cut_evenly(table, ALL_KEYS, partitions) for table in (store.message, store.payload))
             ranges = zip_longest(messages, payloads, fillvalue=NOTHING)
             return [
-                (TaskShare(at, None, *both), RangedStore(store, *([one] for one in both)))
+                (TaskShare(at, None, *both), RangedReads(store, *([one] for one in both)))
                 for at, both in enumerate(ranges)
             ]
         parts = [(part.salt, part) for part in store.parts() if isinstance(part, HBasePart)]
         if parts:
             return [(TaskShare(at, salt, ALL_KEYS, ALL_KEYS), part) for at, (salt, part) in enumerate(parts)]
         # A store's face for reading does not show its parts.
-        nothing = RangedStore(store, (), ())
+        nothing = RangedReads(store, (), ())
         with access.salted() as salted:
             return [(TaskShare(at, salt, ALL_KEYS, ALL_KEYS), nothing) for at, (salt, _) in enumerate(salted)]
 

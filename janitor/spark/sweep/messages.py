@@ -18,7 +18,7 @@ from janitor.sweep.outcome import Outcome
 from janitor.sweep.step import StepJob, StepName
 from tms_core import errors
 from tms_core.errors import Interrupted
-from tms_core.tables.base import KeyRange, MetadataTable
+from tms_core.tables.base import KeyRange, MetadataReads
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +122,13 @@ class TaskResult:
         return found
 
 
-class NoMetadata(MetadataTable):
+class NoMetadata(MetadataReads):
     """Stands for the metadata table on the way to a task, which has its own; it is never read."""
 
     def rows(self) -> list[tuple[bytes, bytes]]:
         raise NotImplementedError
 
     def get(self, key: bytes) -> bytes | None:
-        raise NotImplementedError
-
-    def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
         raise NotImplementedError
 
 

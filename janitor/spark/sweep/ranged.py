@@ -12,16 +12,32 @@ from functools import partial
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from tms_core.tables.base import KeyRange, KeyTable, MessageTable, MessageValue, Page, PayloadTable, Store, TxCell
+from tms_core.tables.base import (
+    KeyRange,
+    KeyReads,
+    KeyTable,
+    MessageReads,
+    MessageTable,
+    MessageValue,
+    Page,
+    PayloadReads,
+    PayloadTable,
+    Reads,
+    Store,
+    TxCell,
+)
 
-K = TypeVar("K", bound=KeyTable)
+K = TypeVar("K", bound=KeyReads)
+M = TypeVar("M", bound=MessageReads)
+P = TypeVar("P", bound=PayloadReads)
+W = TypeVar("W", bound=KeyTable)
 T = TypeVar("T")
 
 #: No key at all.
 NOTHING = KeyRange(b"\x00", b"\x00")
 
 
-class RangedStore(Store):
+class RangedReads(Reads):
     """Some rows of a store. Closing it does nothing: the whole store is closed.
 
     Args:
@@ -29,13 +45,13 @@ class RangedStore(Store):
         messages, payloads: which keys: ranges in their order, apart from one another.
     """
 
-    def __init__(self, store: Store, messages: Sequence[KeyRange], payloads: Sequence[KeyRange]) -> None:
+    def __init__(self, store: Reads, messages: Sequence[KeyRange], payloads: Sequence[KeyRange]) -> None:
         self._store = store
         self.calls = store.calls
         self.span = KeyRange(messages[0].start, messages[-1].stop) if messages else NOTHING
         self.metadata = store.metadata
-        self.message = RangedMessages(store.message, messages)
-        self.payload = RangedPayloads(store.payload, payloads)
+        self.message = RangedMessageReads(store.message, messages)
+        self.payload = RangedPayloadReads(store.payload, payloads)
 
     def identity(self) -> str:
         return self._store.identity()
@@ -50,12 +66,21 @@ class RangedStore(Store):
         """Nothing of its own is open."""
 
 
+class RangedStore(RangedReads, Store):
+    """Some rows of a store, to be written too; the arguments are those of :class:`RangedReads`."""
+
+    def __init__(self, store: Store, messages: Sequence[KeyRange], payloads: Sequence[KeyRange]) -> None:
+        super().__init__(store, messages, payloads)
+        self.metadata = store.metadata
+        self.message = RangedMessages(store.message, messages)
+        self.payload = RangedPayloads(store.payload, payloads)
+
+
 class _Ranged(Generic[K]):
     def __init__(self, table: K, reaches: Sequence[KeyRange]) -> None:
         self._table = table
         self._reaches = reaches
         self._starts = [reach.start for reach in reaches]
-        self.weighs_compaction = table.weighs_compaction
         self.keys_per_call = table.keys_per_call
 
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
@@ -63,15 +88,6 @@ class _Ranged(Generic[K]):
 
     def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
         return sum(self._table.estimate_bytes(*reach) for reach in self._within(start, stop))
-
-    def delete(self, keys: Sequence[bytes]) -> None:
-        self._table.delete(keys)
-
-    def sync(self) -> None:
-        self._table.sync()
-
-    def compact(self, start: bytes, stop: bytes) -> None:
-        self._table.compact(start, stop)
 
     def _page(
         self, read: Callable[[bytes, bytes | None, int], Page[T]], start: bytes, stop: bytes | None, limit: int
@@ -97,7 +113,22 @@ class _Ranged(Generic[K]):
                 yield KeyRange(first, last)
 
 
-class RangedMessages(_Ranged[MessageTable], MessageTable):
+class _Written(_Ranged[W]):
+    def __init__(self, table: W, reaches: Sequence[KeyRange]) -> None:
+        super().__init__(table, reaches)
+        self.weighs_compaction = table.weighs_compaction
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        self._table.delete(keys)
+
+    def sync(self) -> None:
+        self._table.sync()
+
+    def compact(self, start: bytes, stop: bytes) -> None:
+        self._table.compact(start, stop)
+
+
+class RangedMessageReads(_Ranged[M], MessageReads):
     """Some rows of a message table."""
 
     name = "message"
@@ -110,6 +141,10 @@ class RangedMessages(_Ranged[MessageTable], MessageTable):
     ) -> Page[tuple[bytes, MessageValue]]:
         return self._page(partial(self._table.rows, most_bytes=most_bytes), start, stop, limit)
 
+
+class RangedMessages(RangedMessageReads[MessageTable], _Written[MessageTable], MessageTable):
+    """Some rows of a message table, to be written too."""
+
     def invert(self, cells: Sequence[TxCell]) -> list[bool]:
         return self._table.invert(cells)
 
@@ -117,7 +152,7 @@ class RangedMessages(_Ranged[MessageTable], MessageTable):
         self._table.put(rows)
 
 
-class RangedPayloads(_Ranged[PayloadTable], PayloadTable):
+class RangedPayloadReads(_Ranged[P], PayloadReads):
     """Some rows of a payload table."""
 
     name = "payload"
@@ -126,6 +161,10 @@ class RangedPayloads(_Ranged[PayloadTable], PayloadTable):
         self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
     ) -> Page[tuple[bytes, bytes]]:
         return self._page(partial(self._table.rows, most_bytes=most_bytes), start, stop, limit)
+
+
+class RangedPayloads(RangedPayloadReads[PayloadTable], _Written[PayloadTable], PayloadTable):
+    """Some rows of a payload table, to be written too."""
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         self._table.put(rows)

@@ -19,7 +19,7 @@ from janitor.archive.writer import ParquetArchive
 from janitor.spark.access import Access
 from janitor.spark.session import plain_kind
 from janitor.spark.sweep.messages import Run, TaskResult, TaskShare, TaskSpec
-from janitor.spark.sweep.ranged import RangedStore
+from janitor.spark.sweep.ranged import RangedReads
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.sweep import permission
@@ -35,7 +35,7 @@ from janitor.sweep.step import StepJob, run_step
 from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import Interrupted, LeaseLost, StoreError
-from tms_core.tables.base import KeyRange, Store
+from tms_core.tables.base import KeyRange, Reads, Store
 from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.read_only import read_only
 
@@ -48,7 +48,7 @@ ATTEMPTS = 16
 class Ground(Protocol):
     """What a task stands on."""
 
-    def reading(self, share: TaskShare) -> AbstractContextManager[tuple[Store, Store]]:
+    def reading(self, share: TaskShare) -> AbstractContextManager[tuple[Reads, Reads]]:
         """A part and the whole of the store, with nothing that could write."""
         ...
 
@@ -71,10 +71,10 @@ class StoreGround:
     access: Access
 
     @contextmanager
-    def reading(self, share: TaskShare) -> Iterator[tuple[Store, Store]]:
+    def reading(self, share: TaskShare) -> Iterator[tuple[Reads, Reads]]:
         if self.access.is_leveldb:
             with self.access.reading() as store:
-                yield RangedStore(store, [share.messages], [share.payloads]), store
+                yield RangedReads(store, [share.messages], [share.payloads]), store
         else:
             with self.access.hbase() as store:
                 yield read_only(store.part(share.salt or 0)), read_only(store)
@@ -215,7 +215,7 @@ def _finish(part: Store, allowed: Permission, outcome: Outcome) -> None:
         outcome.errors.append(f"space was not given back: {error}")
 
 
-def _step(spec: TaskSpec, share: TaskShare, store: Store, whole: Store, act: Act) -> Outcome:
+def _step(spec: TaskSpec, share: TaskShare, store: Reads, whole: Reads, act: Act) -> Outcome:
     # What dataclasses replace they share, and a task changes its own.
     reread = set(spec.context.reread_topics)
     context = replace(spec.context, metadata=whole.metadata, reread_topics=reread)

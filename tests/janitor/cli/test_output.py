@@ -31,6 +31,7 @@ default:orders     1  message  expired            2   58 B  3 d     2 d     unti
 default:orders     1  message  invert             1   29 B  3 h     3 h     until adopted
 default:retired    1  message  old generation     1   30 B  1 h     1 h     until adopted
 rows: 2 expired, 1 of old generations would be deleted, 1 of invalid transactions would be inverted
+size: about 88 B of rows would be deleted
 next: janitor run --once --adopt --config janitor.yaml
 """
 
@@ -52,8 +53,26 @@ def test_given_a_run_then_it_reads_like_its_plan(site: Site) -> None:
     shown = plain(site.janitor("run --once --adopt").out)
     assert shown[2:5] == [line.rstrip() for line in expected[2:5]]
     assert shown[5] == expected[5]
-    assert shown[6].startswith(f"proven clean up to transaction {INVALID} (")
-    assert len(shown) == 7, "nothing is left to type"
+    assert shown[6] == "size: 88 B of rows deleted"
+    assert shown[7].startswith(f"proven clean up to transaction {INVALID} (")
+    assert len(shown) == 8, "nothing is left to type"
+
+
+def test_given_a_summary_then_each_topic_has_one_line_the_most_bytes_first_and_the_gain_is_told(site: Site) -> None:
+    lines = site.janitor("plan --summary").out.splitlines()
+    table = lines[1 : next(at for at, line in enumerate(lines) if line.startswith("rows:"))]
+    assert table[0].split() == ["topic", "bytes", "rows", "held"]
+    names = [line.split()[0] for line in table[1:]]
+    assert len(names) == len(set(names))
+    report = site.janitor("plan --format json").json
+    totals: dict[str, int] = {}
+    for entry in report["topics"]:
+        name = f"{entry['tms_namespace']}:{entry['topic']}"
+        totals[name] = totals.get(name, 0) + entry["bytes"]
+    assert names == sorted(totals, key=lambda name: (-totals[name], name))
+    freed = sum(entry["bytes"] for entry in report["topics"] if entry["rule"] != "invalid_transaction")
+    assert report["deleted_bytes"] == freed > 0
+    assert any(line.startswith("size: about ") and line.endswith("of rows would be deleted") for line in lines)
 
 
 def test_given_rows_kept_on_purpose_then_they_are_counted_by_reason(site: Site) -> None:

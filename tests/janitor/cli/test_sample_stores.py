@@ -22,7 +22,7 @@ janitor: {state: data/janitor}
 #: The fields that programs rely on: of a report, of each of its entries, and the reasons for keeping.
 REPORT = {
     *("id", "mode", "started_ms", "effective_now_ms", "snapshot", "topics", "totals", "boundary", "guards", "errors"),
-    *("store_calls", "duration_seconds", "phase_seconds", "thorough", "seeks_spared", "truncated"),
+    *("store_calls", "duration_seconds", "phase_seconds", "thorough", "seeks_spared", "truncated", "deleted_bytes"),
 }
 ENTRY = {
     *("tms_namespace", "topic", "generation", "table", "rule", "rows", "bytes", "bytes_exact", "oldest_ms"),

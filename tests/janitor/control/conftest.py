@@ -7,7 +7,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,17 +72,11 @@ class Desk:
     server: ControlServer | None = None
 
     def make_reader(self, observer: Observer, halted: Callable[[], bool]) -> Asks:
-        rig = janitor(
-            read_only(self.rig.store),
-            state=self.rig.state,
-            clock=self.rig.clock,
-            snapshots=self.rig.snapshots,
-            observer=observer,
-            halted=halted,
-        )
+        face = read_only(self.rig.store)
+        deps = replace(self.rig.engine.deps, store=face, observer=observer, halted=halted)
         if self.act is None:
-            return rig.engine
-        reader = Auditing(rig.engine.deps)
+            return Engine(deps)
+        reader = Auditing(deps)
         reader.act, reader.halted, reader.observer = self.act, halted, observer
         return reader
 

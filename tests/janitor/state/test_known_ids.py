@@ -1,4 +1,4 @@
-"""A million closed ids are read once and not at every pass, and never taken for what they no longer are."""
+"""A million closed ids are read once and not at every pass; which they are is in ``test_every_ids.py``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from janitor.state import KnownIds, OpenIdRecord, SqliteState, StoreRecord
-from tms_core.errors import StoreBusy, StoreError
+from janitor.state import KnownIds, OpenIdRecord, SqliteState
+from tms_core.errors import StoreBusy
 
 #: Later than every pass below, and a window that has ended for all of them.
 NOW_MS, WINDOW_MS = 100, 10
@@ -70,34 +70,12 @@ def test_given_closed_ids_that_stay_when_a_pass_saves_what_it_saw_then_they_are_
     assert state.readings == 1
 
 
-@pytest.mark.parametrize(
-    ("saved", "expected"),
-    [
-        (OpenIdRecord(5, 1, 30, 31), both(closed=[5, 7, 9])),
-        (OpenIdRecord(8, 1, 30, 31), both(OPEN, closed=[7, 8, 9])),
-        (OpenIdRecord(7, 1, 30), both(OPEN, OpenIdRecord(7, 1, 30), closed=[9])),
-    ],
-    ids=["closed", "new and closed", "open again"],
-)
-def test_given_closed_ids_that_were_read_when_others_are_saved_then_they_are_read_again(
-    state: Watched, saved: OpenIdRecord, expected: KnownIds
-) -> None:
-    known(state)
-    state.save_open_ids([saved])
-    assert known(state) == expected
-
-
 def test_given_closed_ids_that_were_read_when_some_are_forgotten_then_they_are_read_again(state: Watched) -> None:
     known(state)
     state.forget_closed_ids([5, 6, 7], 22)
     assert known(state) == both(OPEN, closed=[9]), "an open one is not forgotten for being old"
     state.forget_open_ids([9])
     assert known(state) == both(OPEN, closed=[])
-
-
-def test_given_closed_ids_when_forgotten_by_age_then_those_closed_at_the_moment_or_later_stay(state: Watched) -> None:
-    state.forget_closed_ids([7, 9], 21)
-    assert known(state) == both(OPEN, closed=[7, 9])
 
 
 def test_given_closed_ids_that_were_read_when_another_process_changes_them_then_they_are_read_again(
@@ -108,50 +86,6 @@ def test_given_closed_ids_that_were_read_when_another_process_changes_them_then_
         other.save_open_ids([OpenIdRecord(5, 1, 30, 31)])
     assert known(state) == both(closed=[5, 7, 9])
     assert state.readings == 2
-
-
-def test_given_closed_ids_when_another_store_is_saved_then_none_is_known(state: Watched) -> None:
-    state.save_store(StoreRecord("mark", "leveldb:/data"))
-    assert known(state) == both(OPEN, closed=[7, 9])
-    state.save_store(StoreRecord("another mark", "leveldb:/data"))
-    assert known(state) == both(closed=[])
-
-
-def test_given_a_transaction_that_closes_when_it_is_undone_then_what_was_read_inside_does_not_count(
-    state: Watched,
-) -> None:
-    def closes(pointer: int) -> None:
-        with state.transaction():
-            state.save_open_ids([OpenIdRecord(pointer, 1, 30, 31)])
-            assert list(known(state).closed) == sorted([pointer, 7, 9])
-            raise StoreError("the disk is full.")
-
-    known(state)
-    for pointer in (5, 8):
-        with pytest.raises(StoreError, match="disk is full"):
-            closes(pointer)
-        assert known(state) == both(OPEN, closed=[7, 9])
-
-
-def test_given_a_clock_set_back_or_a_longer_window_when_asked_then_what_is_not_closed_by_them_is_open_until_then(
-    state: Watched,
-) -> None:
-    late = OpenIdRecord(11_999_999, 1, 22, 23)
-    state.save_open_ids([late])
-    everything, without = both(OPEN, closed=[7, 9, late.pointer]), both(OPEN, late, closed=[7, 9])
-    for now_ms, window_ms, expected in ((22, 11, everything), (21, 11, without), (22, 12, without)):
-        assert state.known_ids(now_ms, window_ms) == expected
-    for now_ms, window_ms in ((20, 20), (20, 11), (100, 20)):
-        assert state.known_ids(now_ms, window_ms) == without, "not a moment before"
-    for now_ms, window_ms in ((19, 11), (20, 21)):
-        assert state.known_ids(now_ms, window_ms) == both(OPEN, CLOSED, OTHER, late, closed=[])
-    assert state.known_ids(22, 11) == everything
-
-
-def test_given_a_closing_time_without_a_search_when_asked_then_it_does_not_count(state: Watched) -> None:
-    never = OpenIdRecord(8, 1, None, 21)
-    state.save_open_ids([never])
-    assert known(state) == both(OPEN, never, closed=[7, 9])
 
 
 def test_given_an_id_that_is_closed_between_two_reads_when_asked_then_both_are_of_one_moment(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from janitor.state.base import State
-from janitor.state.sqlite.state import SqliteState
 from janitor.stats import consumer_lag as lag
 from janitor.stats.consumer_lag import NOTE, LagCount
 from janitor.sweep.rate_limit import Pacer
@@ -24,21 +23,6 @@ from tms_core.tables.side import Expiries, MemorySide
 from tms_core.topic import TopicMetadata
 
 READ_NONE = MessageId(0, 0)
-
-
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
-def state() -> State:
-    return SqliteState.in_memory()
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(NOW_MS, running_ms=DAY)
 
 
 @pytest.fixture

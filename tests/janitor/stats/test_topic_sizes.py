@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from janitor.state.base import State, TopicCount
-from janitor.state.sqlite.state import SqliteState
 from janitor.stats.scheduler import SAVE_EVERY_MS
 from janitor.stats.topic_sizes import PAGE_BYTES, Census
 from tests.builders import DAY, NOW_MS, SECOND, Call, topic, unknown_topic, watch, watch_state
@@ -24,21 +23,6 @@ MESSAGE_KEY = len("default:a:") + 4 + 8 + 2
 PAYLOAD_KEY = MESSAGE_KEY + 8
 
 ORDERS = TopicId.parse("default:orders")
-
-
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
-def state() -> State:
-    return SqliteState.in_memory()
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(NOW_MS, running_ms=DAY)
 
 
 def census(store: Store, state: State, clock: ManualClock, *, rate: int = 1_000_000, **options: Any) -> Census:

@@ -104,11 +104,11 @@ def on_hbase(
         clock=clock,
     )
     with closing(HBaseCell(pool, f"{hbase.namespace}:{HBASE_TABLE}".encode(), _LEASE_ROW, clock)) as cell:
-        standing = HaMember(store, side, cell, wanted, clock)
+        member = HaMember(store, side, cell, wanted, clock)
         try:
-            yield standing
+            yield member
         finally:
-            standing.stop()
+            member.stop()
 
 
 def _with_port(url: str, port: int) -> str:
