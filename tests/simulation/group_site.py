@@ -1,0 +1,386 @@
+"""Consumer groups under everything that can happen to them: the real service, manager and tables under one clock.
+
+A history is a row of steps that a seed draws. Whatever happens, these hold, and the check that fails names them:
+
+* **Q1** each committed message is in exactly one committed transaction of each group
+* **Q2** what a worker has published is visible exactly if its claim is done
+* **Q3** in order: what is committed one after the other is in the order of the ids
+* **Q4** everything is processed in the end
+* **Q5** taking ids off the invalid list, after the janitor has been there, changes nothing
+* **Q7** no id is given at or before one that a group has read or was given
+* **Q11** without an order: nothing is given out that is not committed
+* **Q12** what a deposed leader sends late changes nothing
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from tests.builders import DAY, HOUR, NOW_MS, SECOND
+from tms_core.clock import ManualClock
+from tms_core.consumers.claims import all_claims, free_void
+from tms_core.errors import StoreError, TmsError
+from tms_core.messaging.groups import GroupPoll, Order
+from tms_core.messaging.service import MessagingService
+from tms_core.rowkey import MessageId, generation_prefix
+from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import MemorySide
+from tms_core.topic import TopicId
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+from tms_core.transaction.model import Transaction, transaction_ms
+
+ORDERS, BILLS = TopicId("default", "orders"), TopicId("default", "bills")
+GROUPS = {"strict": Order.PARTITION, "shared": Order.NONE}
+LIFETIME_MS = HOUR
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class FaultySide(MemorySide):
+    """A side table whose next write is cut off: before it is done, behind it, or until later.
+
+    Attributes:
+        fault: ``before``, ``after`` or ``late``; empty: none.
+        late: writes that are still under way.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fault = ""
+        self.late: list[Callable[[], bool]] = []
+
+    def exchange(
+        self,
+        key: bytes,
+        expected: bytes | None,
+        value: bytes,
+        puts: Sequence[tuple[bytes, bytes]] = (),
+        deletes: Sequence[bytes] = (),
+    ) -> bool:
+        def write() -> bool:
+            return super(FaultySide, self).exchange(key, expected, value, puts, deletes)
+
+        fault, self.fault = self.fault, ""
+        if fault == "late":
+            self.late.append(write)
+        elif fault != "before":
+            done = write()
+            if not fault:
+                return done
+        if fault:
+            raise StoreError("the server died")
+        return True
+
+
+@dataclass
+class Worker:
+    """A batch that a worker has, and the ids of its messages."""
+
+    group: str
+    tx: Transaction
+    payloads: list[bytes]
+    ids: list[bytes]
+
+
+@dataclass
+class GroupSite:
+    """A server, its groups, producers and workers, and what must have come of it."""
+
+    random: Random
+    clock: ManualClock = field(default_factory=lambda: ManualClock(NOW_MS, running_ms=DAY))
+    side: FaultySide = field(default_factory=FaultySide)
+    reached: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.store = MemoryStore()
+        self.manager = TransactionManager(MemoryStorage(), self.clock)
+        self.service = self.serve()
+        self.service.create_topic(ORDERS, {"ttl": "864000000"})
+        self.service.create_topic(BILLS, {"ttl": "864000000"})
+        for group in GROUPS:
+            self.service.consumers.put(ORDERS, group, MessageId(0, 0))
+        self.producers: dict[int, tuple[Transaction, list[bytes]]] = {}
+        self.workers: list[Worker] = []
+        self.committed: set[bytes] = set()
+        self.done: dict[str, Counter[bytes]] = {group: Counter() for group in GROUPS}
+        self.last: bytes = b""
+        self.number = 0
+
+    def serve(self) -> MessagingService:
+        return MessagingService(
+            self.store,
+            self.clock,
+            side=self.side,
+            max_lifetime_seconds=LIFETIME_MS // 1000,
+            grace_seconds=LIFETIME_MS // 1000,
+            cache_bytes=self.random.choice((0, 1 << 20)),
+            transactions=self.manager,
+        )
+
+    def close(self) -> None:
+        self.service.close()
+        self.manager.close()
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def publish(self) -> None:
+        self.committed.update(self._published(None))
+
+    def produce(self) -> None:
+        """Publish in a transaction that stays open for a while."""
+        tx = self.manager.start_short(600)
+        self.producers[tx.transaction_id] = (tx, self._published(tx))
+
+    def decide(self) -> None:
+        """Commit what a producer has published, or take it back, or never hear of it again."""
+        if not self.producers:
+            return
+        pointer = self.random.choice(sorted(self.producers))
+        tx, payloads = self.producers.pop(pointer)
+        if self.random.random() < 0.6 and self._commit(tx):
+            self.committed.update(payloads)
+        elif self.random.random() < 0.5:
+            self.service.rollback(ORDERS, pointer)
+            self.manager.abort(tx)
+        else:
+            self.manager.invalidate(pointer)
+
+    def work(self) -> None:
+        """A worker polls; its answer may be lost, or the server may die while it writes the claim."""
+        group = self.random.choice(sorted(GROUPS))
+        tx = self.manager.start_short(self.random.choice((10, 60)))
+        self.side.fault = self.random.choice(("",) * 7 + ("before", "after", "late"))
+        try:
+            given = self.service.groups.poll(
+                ORDERS, group, GroupPoll(tx, self.random.randint(1, 4), order=GROUPS[group])
+            )
+        except TmsError:
+            self.reached["died"] += 1
+            self.manager.invalidate(tx.transaction_id)
+            self.restart()
+            return
+        finally:
+            self.side.fault = ""
+        payloads, ids = [one.payload for one in given.messages], [one.id for one in given.messages]
+        if not payloads:
+            self._give_back(Worker(group, tx, [], []))
+        elif self.random.random() < 0.1:
+            self.reached["answer lost"] += 1
+            self.manager.invalidate(tx.transaction_id)
+        else:
+            if not set(payloads) <= self.committed:
+                raise Violation(f"Q11: {group} was given {payloads}, of which not all is committed")
+            self.service.publish(BILLS, [group.encode() + b" " + one for one in payloads], pointer=tx.write_pointer)
+            self.workers.append(Worker(group, tx, payloads, ids))
+
+    def finish(self) -> None:
+        """A worker commits, rolls back, or is never heard of again; or it wakes up after its timeout."""
+        if not self.workers:
+            return
+        worker = self.workers.pop(self.random.randrange(len(self.workers)))
+        chance = self.random.random()
+        if chance < 0.6:
+            if self._commit(worker.tx):
+                self._count(worker)
+        elif chance < 0.85:
+            self._give_back(worker)
+        else:
+            self.reached["left"] += 1
+
+    def wait(self) -> None:
+        self.clock.advance(self.random.choice((1, SECOND, 11 * SECOND, 70 * SECOND)))
+        self.manager.expire()
+
+    def step_clock(self) -> None:
+        """The wall clock goes back by some seconds, mostly with a new start of the server."""
+        self.clock.step(-self.random.choice((2, 5)) * SECOND)
+        self.restart()
+
+    def restart(self) -> None:
+        self.service.close()
+        self.service = self.serve()
+
+    def arrive(self) -> None:
+        """A write arrives that a deposed leader had under way; its client has heard nothing, and gave up."""
+        while self.side.late:
+            self.reached["late"] += 1
+            self.side.late.pop()()
+
+    def sweep(self) -> None:
+        """All rows that every group has read are deleted."""
+        lowest = min(self.service.consumers.get(ORDERS, group).id for group in GROUPS)
+        keys = self.store.message.keys(ORDERS.prefix, ORDERS.prefix + b"\xff", 10_000).items
+        due = [key for key in keys if key[-10:] <= lowest.pack()[:10]]
+        self.store.message.delete(due)
+        self.reached["swept"] += len(due)
+
+    def truncate(self) -> None:
+        """The janitor frees void claims; then the ids leave the list whose transactions can write no more."""
+        invalid = self.manager.visibility()
+        free_void(self.side, invalid.is_invalid, lambda _: False)
+        closed = [one for one in invalid.invalid if transaction_ms(one) + 2 * LIFETIME_MS < self.clock.now_ms()]
+        self._negate(closed)
+        self.reached["truncated"] += len(closed)
+        self.manager.truncate_invalid(closed)
+
+    def rest(self) -> None:
+        """Two hours in which nothing happens: what is open times out, and ids are closed."""
+        self.clock.advance(2 * LIFETIME_MS + 1)
+        self.manager.expire()
+        self.producers.clear()
+        self.workers.clear()
+
+    def calm(self) -> None:
+        """All is processed and deleted; then the clock goes back, and the server starts again."""
+        self.rest()
+        self.publish()
+        self._process_all()
+        self.sweep()
+        self.step_clock()
+        self.publish()
+
+    # -- what must be true --------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        for group, done in self.done.items():
+            twice = [payload for payload, times in done.items() if times > 1]
+            if twice:
+                raise Violation(f"Q1: {group} has processed {twice} twice")
+        with_outputs = {group.encode() + b" " + one for group, done in self.done.items() for one in done}
+        visible = self._visible(BILLS)
+        if sorted(visible) != sorted(with_outputs):
+            raise Violation(f"Q2: {sorted(visible)} is visible, and {sorted(with_outputs)} was processed")
+
+    def drain(self) -> None:
+        """Everything is decided, and workers that do not fail do the rest."""
+        self.arrive()
+        self.rest()
+        self.truncate()
+        self._process_all()
+        for group in GROUPS:
+            if set(self.done[group]) != self.committed:
+                missing = sorted(self.committed - set(self.done[group]))
+                raise Violation(f"Q1, Q4: {group} was never given {missing}")
+        self.check()
+
+    def _process_all(self) -> None:
+        """Workers that do not fail do what there is to do."""
+        for group, order in GROUPS.items():
+            for _ in range(200):
+                tx = self.manager.start_short()
+                given = self.service.groups.poll(ORDERS, group, GroupPoll(tx, 3, order=order))
+                worker = Worker(group, tx, [one.payload for one in given.messages], [one.id for one in given.messages])
+                if not worker.payloads:
+                    break
+                bills = [group.encode() + b" " + one for one in worker.payloads]
+                self.service.publish(BILLS, bills, pointer=tx.write_pointer)
+                if not self._commit(tx):
+                    raise Violation("Q4: a worker alone cannot commit")
+                self._count(worker)
+
+    # -- how ----------------------------------------------------------------------------------------------------------
+
+    def _published(self, tx: Transaction | None) -> list[bytes]:
+        payloads = []
+        for _ in range(self.random.randint(1, 3)):
+            self.number += 1
+            payloads.append(b"%d" % self.number)
+        prefix = generation_prefix(ORDERS.prefix, 1)
+        read = max(
+            [self.service.consumers.get(ORDERS, group).id.pack()[:10] for group in GROUPS]
+            + [claim.last.pack()[:10] for _, _, claim in all_claims(self.side)]
+        )
+        known = set(self.store.message.keys(prefix, None, 10_000).items)
+        self.service.publish(ORDERS, payloads, pointer=None if tx is None else tx.write_pointer)
+        new = [key for key in self.store.message.keys(prefix, prefix + b"\x80", 10_000).items if key not in known]
+        if min(new)[-10:] <= read:
+            raise Violation("Q7: an id was given that a group takes for read")
+        return payloads
+
+    def _commit(self, tx: Transaction) -> bool:
+        try:
+            self.manager.commit(tx.transaction_id)
+        except TmsError:
+            self.reached["woke up too late"] += 1
+            return False
+        return True
+
+    def _count(self, worker: Worker) -> None:
+        self.done[worker.group].update(worker.payloads)
+        if GROUPS[worker.group] is Order.PARTITION:
+            if worker.ids[0] <= self.last:
+                raise Violation("Q3: what was committed later lies before")
+            self.last = worker.ids[-1]
+
+    def _give_back(self, worker: Worker) -> None:
+        """What the client does: take back claims and messages, then abort; what is not certain is invalidated."""
+        pointer = worker.tx.transaction_id
+        self.side.fault = self.random.choice(("",) * 5 + ("before", "after", "late")) if worker.payloads else ""
+        try:
+            self.service.groups.roll_back(ORDERS, worker.group, pointer)
+            self.service.rollback(BILLS, pointer)
+            self.manager.abort(worker.tx)
+        except TmsError:
+            self.manager.invalidate(pointer)
+            self.restart()
+        finally:
+            self.side.fault = ""
+
+    def _negate(self, pointers: Sequence[int]) -> None:
+        for pointer in pointers:
+            for topic in (ORDERS, BILLS):
+                self.service.rollback(topic, pointer)
+
+    def _visible(self, topic: TopicId) -> list[bytes]:
+        """What is visible of a topic, also behind what is not decided."""
+        reader = self.manager.visibility().dummy_transaction()
+        rows = self.store.message.rows(topic.prefix, topic.prefix + b"\xff", 10_000).items
+        found = [(value.pointer or 0, value.payload or b"") for _, value in rows]
+        return [payload for pointer, payload in found if pointer > 0 and reader.is_visible(pointer)]
+
+
+#: How often each step is drawn, against the others.
+WEIGHTS: dict[str, float] = {
+    "work": 12,
+    "finish": 9,
+    "publish": 4,
+    "produce": 2,
+    "decide": 3,
+    "wait": 3,
+    "arrive": 1,
+    "sweep": 1,
+    "step_clock": 0.7,
+    "restart": 0.7,
+    "truncate": 0.7,
+    "rest": 0.3,
+    "calm": 0.3,
+}
+
+
+def play(seed: int, steps: int = 60) -> Counter[str]:
+    """Play the history of a seed; returns what was reached.
+
+    Raises:
+        Violation: an invariant does not hold; its note has the steps that led there.
+    """
+    random = Random(seed)
+    site = GroupSite(random)
+    names: list[str] = []
+    try:
+        for name in random.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()), k=steps):
+            names.append(name)
+            getattr(site, name)()
+            site.check()
+        site.drain()
+    except Violation as violation:
+        violation.add_note(f"seed {seed}: {', '.join(names)}")
+        raise
+    finally:
+        site.close()
+    return site.reached

@@ -1,0 +1,138 @@
+"""The simulation of consumer groups: no history breaks an invariant, and each planted bug is found."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.simulation import group_site
+from tests.simulation.group_site import FaultySide, GroupSite, Violation, play
+from tms_core.consumers import claims
+from tms_core.consumers.claims import Truth
+from tms_core.consumers.positions import Positions
+from tms_core.messaging import groups, lines
+from tms_core.messaging.groups import Groups
+from tms_core.tables.side import MemorySide
+
+SEEDS = int(os.environ.get("TMS_TEST_SEEDS", "200")) // 4
+#: How many histories a planted bug has to be found in.
+ENOUGH = 60
+
+
+def test_given_histories_when_played_then_every_invariant_holds_and_everything_was_reached() -> None:
+    reached: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        reached += play(seed)
+    assert set(reached) == {"died", "answer lost", "left", "late", "swept", "truncated", "woke up too late"}
+
+
+# --- planted bugs ----------------------------------------------------------------------------------------------------
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+true_truth = claims.truth
+
+
+def counts_as(wrong: Truth) -> Plant:
+    """Open claims count as something else."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        def truth(pointer: int, reader: Any) -> Truth:
+            found = true_truth(pointer, reader)
+            return wrong if found is Truth.OPEN else found
+
+        monkeypatch.setattr(claims, "truth", truth)
+        monkeypatch.setattr(groups, "truth", truth)
+
+    return plant
+
+
+def written_behind_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    move = Positions.move
+    waiting: list[Callable[[], None]] = []
+
+    def later(self: Positions, *given: Any, **more: Any) -> None:
+        if given[1] is None:
+            # A group is registered.
+            move(self, *given, **more)
+            return
+        if waiting:
+            waiting.pop()()
+        waiting.append(lambda: move(self, *given, **more))
+
+    def lost(self: GroupSite) -> None:
+        waiting.clear()
+        restart(self)
+
+    restart = GroupSite.restart
+    monkeypatch.setattr(Positions, "move", later)
+    monkeypatch.setattr(GroupSite, "restart", lost)
+
+
+def second_claim_while_one_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Groups, "_held", lambda *_: None)
+
+
+def no_roll_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Groups, "roll_back", lambda *_: None)
+
+
+def side_rows_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_site, "free_void", lambda *_: 0)
+
+
+def positions_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "first_unread", lambda *_: 0)
+
+
+def undecided_inside_a_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "runs", lambda after, until, _: [(after, until)])
+
+
+def side_not_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exchange(self: MemorySide, key: bytes, _: Any, value: bytes, puts: Any = (), deletes: Any = ()) -> bool:
+        self.put([(key, value), *puts])
+        self.delete(deletes)
+        return True
+
+    monkeypatch.setattr(MemorySide, "exchange", exchange)
+
+
+BUGS: list[tuple[str, Plant]] = [
+    ("open counts as free", counts_as(Truth.VOID)),
+    ("open counts as done", counts_as(Truth.DONE)),
+    ("claim written behind the answer", written_behind_the_answer),
+    ("second claim while one is open", second_claim_while_one_is_open),
+    ("no roll back", no_roll_back),
+    ("side rows not looked at", side_rows_not_looked_at),
+    ("positions not asked", positions_not_asked),
+    ("undecided inside a claim", undecided_inside_a_claim),
+    ("side not fenced", side_not_fenced),
+]
+
+
+@pytest.mark.parametrize("plant", [pytest.param(plant, id=name) for name, plant in BUGS])
+def test_given_a_planted_bug_when_histories_are_played_then_one_of_them_finds_it(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+
+    def any_of_them() -> None:
+        for seed in range(ENOUGH):
+            play(seed)
+
+    with pytest.raises(Violation, match="Q"):
+        any_of_them()
+
+
+def test_given_a_side_table_that_is_cut_off_then_the_write_is_done_or_not_or_later() -> None:
+    side = FaultySide()
+    for fault, there in (("before", None), ("late", None), ("after", b"2")):
+        side.fault = fault
+        with pytest.raises(Exception, match="died"):
+            side.exchange(b"k", None, b"2")
+        assert side.get(b"k") == there
+    assert not side.late.pop()()
