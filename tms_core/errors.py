@@ -16,6 +16,9 @@
     │   ├── WriteRefused         the store takes no writes now, whatever is written: it is read-only, its log torn
     │   │   └── StoreFull        there is no room on the disk, or within the quota, to write
     │   └── StoreLayoutError     a store of a layout this version does not serve (CDAP 6)
+    ├── StateError               what the janitor remembers could not be opened, read or written
+    │   ├── StateBusy            another process is writing it
+    │   └── StateUnavailable     where it is kept does not answer now; the same call may succeed later
     ├── ArchiveError             rows could not be archived, or an archive cannot be read
     ├── MessagingError           a request for a topic or its messages could not be done
     │   ├── BadRequest           the request is wrong, whatever its sender may do; says what to write
@@ -43,8 +46,7 @@
     │   └── CannotSnapshot       the state could not be copied
     ├── Interrupted              a run was ended between two batches
     │   ├── Halted               it was asked to stop
-    │   ├── LeaseLost            another process has the lease now
-    │   └── MemoryFailed         what has to be remembered of it could not be
+    │   └── LeaseLost            another process has the lease now
     └── Refused                  the request was understood and is not safe to carry out
         ├── NotAdopted           first contact: this store has not been adopted yet
         ├── GuardTripped         a guard stopped the run before its first write
@@ -151,6 +153,18 @@ class StoreFull(WriteRefused):
 
 class StoreLayoutError(StoreError):
     """A LevelDB folder in a layout of CDAP 6, which is not served."""
+
+
+class StateError(TmsError):
+    """The janitor's state could not be opened, read or written; no store and no topic is the cause."""
+
+
+class StateBusy(StateError):
+    """Another process is writing the state, or has the lease under which it is written."""
+
+
+class StateUnavailable(StateError):
+    """Where the state is kept cannot be reached; whether a change was made may be unknown."""
 
 
 class ArchiveError(TmsError):
@@ -295,10 +309,6 @@ class Halted(Interrupted):
 
 class LeaseLost(Interrupted):
     """Another process has the lease now, so this one may not write (rule S12)."""
-
-
-class MemoryFailed(Interrupted):
-    """The state that must be read or written before the next batch could not be; no topic is the cause."""
 
 
 class Refused(TmsError):

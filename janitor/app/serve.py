@@ -29,7 +29,7 @@ from janitor.stats.consumer_lag import LagCount
 from janitor.stats.topic_sizes import Census
 from janitor.sweep.progress import Observer
 from tms_core.consumers.positions import Positions
-from tms_core.errors import LeaseHeld, StoreError, StoreUnavailable
+from tms_core.errors import LeaseHeld, StateUnavailable, StoreError, StoreUnavailable
 from tms_core.tables.base import Store
 from tms_core.tables.read_only import read_only
 from tms_core.tables.side import Expiries, SideTable
@@ -89,7 +89,7 @@ def serve(
                     ),
                     stop,
                 )
-        except (LeaseHeld, StoreUnavailable):
+        except (LeaseHeld, StoreUnavailable, StateUnavailable):
             if not stop.is_set():
                 raise
             logger.info("the janitor has stopped before it began")
@@ -105,13 +105,13 @@ def _begun(begin: Callable[[], Opened], stop: Event) -> Opened:
     """Open everything as soon as the store answers.
 
     Raises:
-        StoreUnavailable: it does not, and one is to end.
+        StoreUnavailable, StateUnavailable: it does not, and one is to end.
     """
     told = False
     while True:
         try:
             return begin()
-        except StoreUnavailable as error:
+        except (StoreUnavailable, StateUnavailable) as error:
             if not told:
                 logger.warning("%s The janitor tries again every %d s.", error.message, RETRY_SECONDS)
             told = True

@@ -34,7 +34,7 @@ from janitor.sweep.progress import Observer, ignore_progress
 from janitor.sweep.sweep import Threads
 from tms_core.clock import Clock, SystemClock
 from tms_core.consumers.positions import Floor, Positions
-from tms_core.errors import ConfigurationError, StoreBusy, StoreError
+from tms_core.errors import ConfigurationError, StateBusy, StateError, StoreBusy, StoreError
 from tms_core.logs.format import configure
 from tms_core.tables.base import Reads, Store
 from tms_core.tables.lease import Lease
@@ -172,7 +172,7 @@ class Session:
             holder = self.holder()
             if holder is not None:
                 holder.refresh_status()
-        except StoreError as error:
+        except (StoreError, StateError) as error:
             logger.warning("%s", error)
 
     @contextmanager
@@ -218,7 +218,7 @@ class Session:
             return holder
         try:
             return stack.enter_context(local())
-        except StoreBusy:
+        except (StoreBusy, StateBusy):
             # It may have come up in this very moment.
             holder = self.holder(observer)
             if holder is None:

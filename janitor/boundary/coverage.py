@@ -110,7 +110,7 @@ def go_on(state: State, run_id: str, now_ms: int, snapshot_ms: int) -> RoundProg
         snapshot_ms: its snapshot's timestamp.
 
     Raises:
-        StoreError: the state could not be read or written.
+        StateError: the state could not be read or written.
     """
     note = state.note(ROUND)
     if note is None or not 0 <= now_ms - note["began_ms"] < ROUND_MS:
@@ -129,7 +129,7 @@ def save_payloads(state: State, run_id: str, upto: bytes) -> None:
     """Remember up to which key the payloads of a store in one piece were gone through in this round.
 
     Raises:
-        StoreError: the state could not be read or written.
+        StateError: the state could not be read or written.
     """
     with state.transaction():
         note = state.note(ROUND)
@@ -160,7 +160,7 @@ def refutation(state: State) -> Refutation | None:
     """How the last claim was refuted; None once another one was made, or when none ever was.
 
     Raises:
-        StoreError: the state could not be read.
+        StateError: the state could not be read.
     """
     found = state.note(REFUTED)
     return None if found is None else Refutation(**found)
@@ -176,7 +176,7 @@ def refute(state: State, message: str, at_ms: int) -> None:
         at_ms: what time it is.
 
     Raises:
-        StoreError: the state could not be written.
+        StateError: the state could not be written.
     """
     with state.transaction():
         state.save_claim(None)

@@ -14,7 +14,7 @@ from janitor.cli.outcome import finish, show
 from janitor.run.engine import Engine
 from janitor.run.log import RunLog
 from janitor.status.collect import DAEMON_NOTE
-from tms_core.errors import StoreBusy, TmsError
+from tms_core.errors import StateBusy, StoreBusy, TmsError
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
             if not current.settings.janitor.apply:
                 return _only_plan(current, patterns)
             engine = stack.enter_context(current.writing(stack.enter_context(current.feedback()), waits=True))
-        except StoreBusy as error:
+        except (StoreBusy, StateBusy) as error:
             if not skip_if_locked:
                 raise
             click.echo(f"skipped: {error}", err=True)

@@ -22,7 +22,7 @@ from janitor.run.log import RunLog
 from janitor.state.base import State
 from janitor.sweep.context import matches
 from tms_core.clock import Clock
-from tms_core.errors import StoreBusy
+from tms_core.errors import StateBusy, StoreBusy
 from tms_core.tables.base import Reads
 from tms_core.tables.leveldb.clone import still
 from tms_core.transaction.source.source import SnapshotSource
@@ -155,7 +155,7 @@ def sweep(
             with on_spark.feedback() as feedback, on_spark.writing(feedback) as engine:
                 report = engine.run_once(adopt=adopt, patterns=patterns)
                 after_run(engine)
-        except StoreBusy as error:
+        except (StoreBusy, StateBusy) as error:
             if not skip_if_locked:
                 raise
             click.echo(f"skipped: {error}", err=True)

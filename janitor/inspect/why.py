@@ -50,7 +50,7 @@ def why(
         history_days: how long the state keeps its ledger.
 
     Raises:
-        StoreError: the store or the state could not be read.
+        StoreError, StateError: the store or the state could not be read.
     """
     strikes = state.strikes().get(topic)
     ask = _Question(store, state, context, topic, message_id, strikes.probe_ms if strikes else None)
@@ -74,7 +74,7 @@ def remembered(state: State, now_ms: int, history_days: int) -> LedgerReach:
     """How far back the state's ledger can be relied on.
 
     Raises:
-        StoreError: the state could not be read.
+        StateError: the state could not be read.
     """
     created_ms = state.created_ms()
     if created_ms is None:

@@ -14,7 +14,7 @@ def claim_in_force(deps: Deps, ready: Prepared) -> Claim | None:
     """The claim in force: not of another store, nor by a clock set back since, nor with a lifetime raised since.
 
     Raises:
-        StoreError: the state could not be read.
+        StateError: the state could not be read.
     """
     claim = deps.state.claim()
     if claim is None or ready.first_contact or ready.speaks_against(claim):
@@ -42,7 +42,7 @@ def audit(deps: Deps, ready: Prepared, heartbeat: Heartbeat) -> Audit:
     """Read every transactional row, and hold it against the claim.
 
     Raises:
-        StoreError: the store or the state could not be read.
+        StoreError, StateError: the store or the state could not be read.
     """
     usable, claim = ready.tx.usable, claim_in_force(deps, ready)
     known = deps.state.known_ids(ready.now.wall_ms, deps.terms.lifetime.window_end_ms(0))

@@ -98,7 +98,7 @@ def book(state: State, run_id: str, sums: Sums) -> None:
     """Have the counters show what a run has taken so far.
 
     Raises:
-        StoreError: the state could not be written.
+        StateError: the state could not be written.
     """
     amounts: Counter[CounterKey] = Counter()
     for (table, rule), (rows, size_bytes) in sums.items():

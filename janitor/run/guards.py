@@ -79,7 +79,7 @@ def check_clocks(state: State, now: ClockAnchor, allowance_ms: int) -> GuardNote
         now: read just before.
 
     Raises:
-        StoreError: the state could not be read.
+        StateError: the state could not be read.
     """
     elsewhere = check_elsewhere(state.clock_ms(), now, allowance_ms)
     return elsewhere or check_clock(state.anchor(), now, allowance_ms)
@@ -152,7 +152,7 @@ def check_lineage(state: State, store: Reads, record: StoreRecord) -> tuple[Stor
         The record from now on, and what there is to say.
 
     Raises:
-        StoreError: the store or the state could not be read or written.
+        StoreError, StateError: the store or the state could not be read or written.
     """
     reason = state.note(RESTORED)
     if reason is None and record.adopted_ms is not None:

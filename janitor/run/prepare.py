@@ -75,7 +75,7 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Prepared:
         at_ms: judge by another moment than the present; then the clock is not checked.
 
     Raises:
-        StoreError: the store or the state could not be read.
+        StoreError, StateError: the store or the state could not be read.
     """
     state, source, clock, terms = deps.state, deps.source, deps.clock, deps.terms
     allowance_ms = terms.lifetime.allowance_ms
@@ -122,7 +122,7 @@ def run_context(
         thorough, patterns, label, limits, lazy: as of :class:`~janitor.sweep.context.RunContext`.
 
     Raises:
-        StoreError: the state, or the positions of consumers, could not be read.
+        StateError: the state, or the positions of consumers, could not be read.
     """
     usable, terms, state = ready.tx.usable, deps.terms, deps.state
     since_ms = None

@@ -59,7 +59,7 @@ class Questions:
 
         Raises:
             ConfigurationError: what_if is no policy.
-            StoreError: the store or the state could not be read.
+            StoreError, StateError: the store or the state could not be read.
             Halted: the process is ending.
         """
         changes = WhatIf.parse(what_if)
@@ -91,7 +91,7 @@ class Questions:
         """Which rule will take a message, when, and what holds it; or which run has taken it.
 
         Raises:
-            StoreError: the store or the state could not be read.
+            StoreError, StateError: the store or the state could not be read.
         """
         ready = prepare(self.deps)
         label = Hold.FIRST_CONTACT if ready.first_contact else None
@@ -104,7 +104,7 @@ class Questions:
         """The claim last made, and what would hold one back that were made now.
 
         Raises:
-            StoreError: the store or the state could not be read.
+            StoreError, StateError: the store or the state could not be read.
         """
         ready, state, lifetime = prepare(self.deps), self.deps.state, self.deps.terms.lifetime
         claim = claims.claim_in_force(self.deps, ready)

@@ -46,7 +46,7 @@ class Runs:
             lazy: leave topics for later in which little has come due; for a daemon, which comes again soon.
 
         Raises:
-            StoreError: the store or the state failed as a whole.
+            StoreError, StateError: the store or the state failed as a whole.
         """
         with self.deps.turn:
             ready = self._adopted(prepare(self.deps), wanted=adopt)
@@ -59,7 +59,7 @@ class Runs:
 
         Raises:
             PlanRefused: what it rests on has moved; nothing was done.
-            StoreError: the store or the state failed as a whole.
+            StoreError, StateError: the store or the state failed as a whole.
         """
         with self.deps.turn:
             ready = prepare(self.deps)
@@ -111,7 +111,7 @@ class Runs:
             The ids of those runs.
 
         Raises:
-            StoreError: the state could not be read or written.
+            StateError: the state could not be read or written.
         """
         with self.deps.turn:
             return record.recover(self.deps)
@@ -136,7 +136,7 @@ class Runs:
         """Take the lease again after it was lost; returns whether this process holds it.
 
         Raises:
-            StoreError: the state could not be read or written.
+            StateError: the state could not be read or written.
         """
         lease = self.deps.lease
         with self.deps.turn:
@@ -162,7 +162,7 @@ class Runs:
         """Forget what was remembered and archived for long enough, unless a guard doubts what time it is.
 
         Raises:
-            StoreError: the state could not be written.
+            StateError: the state could not be written.
             ArchiveError: something archived could not be removed.
         """
         ready = prepare(self.deps)

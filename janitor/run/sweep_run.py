@@ -26,11 +26,11 @@ from janitor.sweep.booking import Booking
 from janitor.sweep.context import RunContext
 from janitor.sweep.executor import Sweep
 from janitor.sweep.ledger import Ledger
-from janitor.sweep.permission import Permission, asked_of_memory
+from janitor.sweep.permission import Permission
 from janitor.sweep.rate_limit import Pacer
 from janitor.sweep.sweep import sweep_store
 from tms_core.consumers.claims import ConsumerGroup, free_void
-from tms_core.errors import Interrupted, LeaseLost, MemoryFailed, StoreBusy, StoreError
+from tms_core.errors import Interrupted, LeaseLost, StateBusy, StateError, StoreError
 from tms_core.tables.base import KeyRange, Reads
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class SweepRun:
         """Do the run.
 
         Raises:
-            StoreError: the store or the state failed as a whole; what was done is in the ledger.
+            StoreError, StateError: the store or the state failed as a whole; what was done is in the ledger.
         """
         deps, current = self._deps, self._current
         record.begin(deps, current)
@@ -99,7 +99,12 @@ class SweepRun:
             clocks = guards.read_clocks(deps.clock)
             conclude.begin_run(current, deps.state, clocks, moves_frontiers=self._moves_frontiers)
         scope = passes.scope(deps, current, self._begin_round if current.proves else None)
-        current.add(sweep_store(scope, self._act()))
+        state_failed = None
+        try:
+            current.add(sweep_store(scope, self._act()))
+        except StateError as error:
+            # The store works, so what was done there is made durable all the same.
+            state_failed = error
         with passes.phase(deps, current, "sync"):
             # A run that took nothing and proves nothing has nothing that a crash may not take back.
             if current.outcome.deleted.slices or current.round is not None:
@@ -107,9 +112,9 @@ class SweepRun:
         if deps.expiries is not None:
             deps.expiries.forget(current.outcome.expired)
         self._free_void_claims()
-        if isinstance(current.halted, MemoryFailed):
+        if state_failed is not None:
             with self._as_its_holder():
-                raise current.halted.__cause__ or current.halted
+                raise state_failed
         if current.outcome.archive_error is not None:
             why = current.outcome.archive_error
             current.outcome.failures["message", "archive"] += 1
@@ -162,7 +167,7 @@ class SweepRun:
     def _begin_round(self, parts: Sequence[Reads]) -> Round:
         deps, current = self._deps, self._current
         self._saved_ms = deps.clock.running_ms()
-        with asked_of_memory(), self._as_its_holder(), deps.state.transaction():
+        with self._as_its_holder(), deps.state.transaction():
             deps.check_lease()
             begun = conclude.begin_round(current, deps.state, self._save_evidence)
         if rounds.is_whole(parts):
@@ -176,7 +181,7 @@ class SweepRun:
     def _save_evidence(self, covered: Sequence[KeyRange], untouchable: int | None) -> None:
         deps = self._deps
         self._sync()
-        with asked_of_memory(), self._as_its_holder():
+        with self._as_its_holder():
             # Not inside the state's transaction: other threads may be at work, which take the lease's lock first.
             deps.check_lease()
             conclude.save_evidence(self._current, deps.state, covered, untouchable)
@@ -185,7 +190,7 @@ class SweepRun:
     def _save_payloads(self, upto: bytes) -> None:
         deps = self._deps
         if self._is_due():
-            with asked_of_memory(), self._as_its_holder():
+            with self._as_its_holder():
                 deps.check_lease()
                 rounds.save_payloads(deps.state, self._current.id, upto)
             self._saved_ms = deps.clock.running_ms()
@@ -237,11 +242,11 @@ class SweepRun:
         """What the state refuses because another process writes it is the loss of the lease, where that is lost.
 
         Raises:
-            LeaseLost: instead of the state's ``StoreBusy``.
+            LeaseLost: instead of the state's ``StateBusy``.
         """
         try:
             yield
-        except StoreBusy:
+        except StateBusy:
             self._deps.check_lease()
             raise
 

@@ -132,7 +132,7 @@ def save(
         whole: whether the whole store was counted, so that there is something to be said of it.
 
     Raises:
-        StoreError: the state could not be written.
+        StateError: the state could not be written.
     """
     counted = {one.topic: one for one in found if living.get(one.topic) == one.generation}
     with state.transaction():

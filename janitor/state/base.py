@@ -62,7 +62,7 @@ __all__ = [
 class State(ABC):
     """What the janitor remembers of one store.
 
-    Every method raises ``StoreError`` when the state cannot be read or written, and ``StoreBusy`` when another
+    Every method raises ``StateError`` when the state cannot be read or written, and ``StateBusy`` when another
     process is writing it for longer than one is willing to wait.
     """
 
@@ -255,7 +255,7 @@ class State(ABC):
         finished: ending a run makes it obsolete in the same transaction, which adds the final amounts.
 
         Raises:
-            StoreError: it could not be written.
+            StateError: it could not be written.
         """
 
     @abstractmethod
@@ -287,7 +287,7 @@ class State(ABC):
         """Remember that a run has begun.
 
         Raises:
-            StoreError: there is a run of this id.
+            StateError: there is a run of this id.
         """
 
     @abstractmethod
@@ -295,7 +295,7 @@ class State(ABC):
         """Remember how a run ended; ``report`` is its report as JSON.
 
         Raises:
-            StoreError: no such run began.
+            StateError: no such run began.
         """
 
     @abstractmethod

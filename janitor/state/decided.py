@@ -24,7 +24,7 @@ def was_done(state: State, verb: str, text: str) -> bool:
     """Whether this was carried out before.
 
     Raises:
-        StoreError: the state could not be read.
+        StateError: the state could not be read.
     """
     return text in (state.note(NOTE) or {}).get(verb, [])
 
@@ -33,7 +33,7 @@ def note_done(state: State, verb: str, text: str) -> None:
     """Remember that it was carried out; call it in the transaction that does so.
 
     Raises:
-        StoreError: the state could not be written.
+        StateError: the state could not be written.
     """
     known = state.note(NOTE) or {}
     state.save_note(NOTE, {**known, verb: [*known.get(verb, []), text][-REMEMBERED:]})

@@ -1,9 +1,8 @@
 """How far each consumer is behind: counted in the background, exactly, within the budget of the other count.
 
 What counts is :mod:`tms_core.consumers.lag`'s to say; here it is said of all topics, again and again, and kept with its
-time for metrics and status. A count of many rows takes many *turns*: in each, every topic that is due or under way is
-read for one turn's worth of rows at most. So a consumer that is a billion messages behind does not keep the figures of
-those who are almost there from being fresh.
+time for metrics and status. Topics share the budget in turns (:mod:`janitor.stats.scheduler`), so a consumer that is a
+billion messages behind does not keep the figures of those who are almost there from being fresh.
 
 Nothing is written here but the note the figures are kept in: counting consumes nothing.
 """
@@ -11,18 +10,18 @@ Nothing is written here but the note the figures are kept in: counting consumes 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 from janitor.state.base import State
+from janitor.stats.scheduler import CountScheduler, Life
 from janitor.sweep.permission import never
 from janitor.sweep.rate_limit import Pacer
 from tms_core.clock import Clock
 from tms_core.consumers import lag
 from tms_core.consumers.lag import Counting, Lag
-from tms_core.consumers.positions import Floor, Positions
-from tms_core.errors import Halted, MetadataError, StoreError
+from tms_core.consumers.positions import Floor, Position, Positions
+from tms_core.errors import MetadataError, StoreError
 from tms_core.tables.base import Reads
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
@@ -32,21 +31,7 @@ NOTE = "consumers"
 #: Rows that are read for one topic before the next one has its turn.
 TURN_ROWS = 100_000
 
-#: A topic and the generation its consumers are of.
-Life = tuple[TopicId, int]
-
 _log = logging.getLogger(__name__)
-
-
-class _Turns(NamedTuple):
-    """A topic's count under way."""
-
-    topic: TopicMetadata
-    counting: Counting
-
-    @property
-    def life(self) -> Life:
-        return self.topic.topic, self.topic.generation
 
 
 class LagCount:
@@ -83,12 +68,10 @@ class LagCount:
         self._floor = floor
         self._state = state
         self._clock = clock
-        self._pacer = pacer
-        self._refresh_ms = refresh_seconds * 1000
-        self._halted = halted
-        self._under_way: deque[_Turns] = deque()
-        self._tried_ms: dict[Life, int] = {}
-        self._failing: set[Life] = set()
+        self._turns = CountScheduler(
+            self, clock, pacer, turn_rows=TURN_ROWS, refresh_seconds=refresh_seconds, halted=halted
+        )
+        self._present: dict[Life, tuple[TopicMetadata, Collection[Position]]] = {}
         self._saved: list[dict[str, Any]] = state.note(NOTE) or []
         self._figures: dict[Life, list[dict[str, Any]]] = {}
         for figures in self._saved:
@@ -103,32 +86,35 @@ class LagCount:
         Raises:
             StoreError: the metadata or the positions could not be read, or the figures not be saved.
         """
-        try:
-            self._collect()
-            while self._under_way:
-                for _ in range(len(self._under_way)):
-                    self._take_turn(self._under_way.popleft())
-                self._save()
-                self._collect()
-        except Halted:
-            return
-        finally:
-            self._save()
+        self._turns.step()
 
-    def _collect(self) -> None:
-        """Find out which topics have consumers, and begin with those that are due."""
+    def living(self) -> Sequence[Life]:
+        """Topics that have consumers; the figures of others are dropped."""
         topics = {(topic.topic, topic.generation): topic for topic in self._living()}
-        present = {topics[life]: found for life, found in self._positions.all().items() if life in topics}
-        self._under_way = deque(turns for turns in self._under_way if turns.topic in present)
-        lives = {(topic.topic, topic.generation) for topic in present}
-        self._tried_ms = {life: at_ms for life, at_ms in self._tried_ms.items() if life in lives}
-        self._figures = {life: figures for life, figures in self._figures.items() if life in lives}
-        busy = {turns.life for turns in self._under_way}
-        for topic, found in present.items():
-            counting = lag.count(self._store, self._expiries, topic, found, self._floor, self._clock.now_ms())
-            turns = _Turns(topic, counting)
-            if turns.life not in busy and self._is_due(turns.life):
-                self._under_way.append(turns)
+        self._present = {life: (topics[life], found) for life, found in self._positions.all().items() if life in topics}
+        self._figures = {life: figures for life, figures in self._figures.items() if life in self._present}
+        return list(self._present)
+
+    def begin(self, life: Life) -> Counting:
+        """A new count of a topic."""
+        topic, found = self._present[life]
+        return lag.count(self._store, self._expiries, topic, found, self._floor, self._clock.now_ms())
+
+    def finished(self, life: Life, found: list[Lag]) -> None:
+        """Keep the figures of a topic's consumers."""
+        topic, _ = self._present[life]
+        self._figures[life] = [_figures(topic, one, self._clock.now_ms()) for one in found]
+
+    def failed(self, life: Life, error: StoreError) -> None:
+        """Say once that a topic's consumers could not be counted."""
+        _log.warning("how far the consumers of %s are could not be counted: %s", life[0], error)
+
+    def save(self) -> None:
+        """Save the figures, if they are others than before."""
+        found = [figures for life in sorted(self._figures) for figures in self._figures[life]]
+        if found != self._saved:
+            self._state.save_note(NOTE, found)
+            self._saved = found
 
     def _living(self) -> list[TopicMetadata]:
         living = []
@@ -140,44 +126,6 @@ class LagCount:
             if not topic.deleted:
                 living.append(topic)
         return living
-
-    def _is_due(self, life: Life) -> bool:
-        tried_ms = self._tried_ms.get(life)
-        return tried_ms is None or self._clock.running_ms() - tried_ms >= self._refresh_ms
-
-    def _take_turn(self, turns: _Turns) -> None:
-        rows = 0
-        try:
-            while rows < TURN_ROWS:
-                if self._halted():
-                    raise Halted("the count was asked to stop.")
-                read = next(turns.counting)
-                # An empty page was a look into the store, too.
-                self._pacer.pay(max(read, 1))
-                rows += max(read, 1)
-        except StopIteration as end:
-            self._finished(turns, end.value)
-        except StoreError as error:
-            self._failed(turns, error)
-        else:
-            self._under_way.append(turns)
-
-    def _finished(self, turns: _Turns, lags: list[Lag]) -> None:
-        self._tried_ms[turns.life] = self._clock.running_ms()
-        self._failing.discard(turns.life)
-        self._figures[turns.life] = [_figures(turns.topic, found, self._clock.now_ms()) for found in lags]
-
-    def _failed(self, turns: _Turns, error: StoreError) -> None:
-        self._tried_ms[turns.life] = self._clock.running_ms()
-        if turns.life not in self._failing:
-            self._failing.add(turns.life)
-            _log.warning("how far the consumers of %s are could not be counted: %s", turns.topic.topic, error)
-
-    def _save(self) -> None:
-        found = [figures for life in sorted(self._figures) for figures in self._figures[life]]
-        if found != self._saved:
-            self._state.save_note(NOTE, found)
-            self._saved = found
 
 
 def _figures(topic: TopicMetadata, found: Lag, counted_ms: int) -> dict[str, Any]:

@@ -13,22 +13,18 @@ swept yet, rolled back or not committed yet. What a sweep would take is in the p
 Foreign keys (rule L0) and rows whose value cannot be read are left out. Exact means that every row was looked at, not
 that it was at one moment: what is published while a topic is counted may be in this count or in the next one.
 
-A topic is due again some time after its last count: those never counted first, then those counted longest ago. Rows
-are read in *turns*. A topic that is larger than a turn stays unfinished, and from then on turns alternate: one for an
-unfinished topic, one turn's worth of rows for topics that are due. So a huge topic costs the small ones half of the
-budget and never more, and ten thousand small ones cost a huge one no more than that. What is unfinished is kept as long
-as the process lives.
+Topics share the budget in turns (:mod:`janitor.stats.scheduler`): those never counted first, then those counted longest
+ago.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from janitor.state.base import State, TopicCount
-from janitor.state.topic_history import save_sizes
+from janitor.stats.scheduler import CountScheduler, Life
 from janitor.sweep.permission import never
 from janitor.sweep.rate_limit import Pacer
 from tms_core.clock import Clock
@@ -51,9 +47,6 @@ FIRST_PAGE_ROWS = 100
 PAGE_BYTES = 4 << 20
 #: How long a turn lasts, in seconds of the budget.
 TURN_SECONDS = 2
-#: How long finished counts wait to be saved together, in milliseconds: ten thousand topics are not as many commits.
-SAVE_EVERY_MS = 3_000
-
 #: What a write pointer counts for.
 POINTER_BYTES = 8
 
@@ -88,21 +81,18 @@ class Census:
         self._store = store
         self._state = state
         self._clock = clock
-        self._turn_rows = rows_per_second * TURN_SECONDS
-        self._refresh_ms = refresh_seconds * 1000
         self._halted = halted
         #: The budget, which others may share; ends a wait with ``Halted``.
         self.pacer = Pacer(rows_per_second, clock, self._stop_if_halted)
-        self._living: dict[TopicId, int] = {}
-        self._looked_ms = 0
-        self._due: deque[TopicId] = deque()
-        self._unfinished: deque[_Tally] = deque()
-        #: Rows read for topics that were due since an unfinished one had its turn.
-        self._ahead_rows = 0
-        self._tried_ms: dict[TopicId, int] = {}
-        self._failing: set[TopicId] = set()
+        self._turns = CountScheduler(
+            self,
+            clock,
+            self.pacer,
+            turn_rows=rows_per_second * TURN_SECONDS,
+            refresh_seconds=refresh_seconds,
+            halted=halted,
+        )
         self._found: dict[TopicId, TopicCount | None] = {}
-        self._saved_ms = 0
 
     def step(self) -> None:
         """Count what is due, until nothing is unfinished, or until halted; to be called now and then.
@@ -112,22 +102,12 @@ class Census:
         Raises:
             StoreError: the metadata could not be read, or counts could not be read or saved.
         """
-        try:
-            self._stop_if_halted()
-            self._collect()
-            while (tally := self._next()) is not None:
-                self._take_turn(tally)
-        except Halted:
-            return
-        finally:
-            self._save()
-        save_sizes(self._state, self._state.counts())
+        if not self._halted():
+            self._turns.step()
 
-    def _collect(self) -> None:
-        """Find out which topics there are, and which of them are due."""
-        self._looked_ms = self._clock.running_ms()
-        unreadable = set()
-        self._living = {}
+    def living(self) -> Sequence[Life]:
+        """Topics that are not deleted, those counted longest ago first; the counts of others are dropped."""
+        unreadable, living = set(), {}
         for key, value in self._store.metadata.rows():
             try:
                 metadata = TopicMetadata.parse(key, value)
@@ -135,67 +115,34 @@ class Census:
                 unreadable.add(TopicId.from_prefix(key))
                 continue
             if not metadata.deleted:
-                self._living[metadata.topic] = metadata.generation
+                living[metadata.topic] = metadata.generation
         counts: dict[TopicId, TopicCount | None] = {**self._state.counts(), **self._found}
-        self._found.update({topic: None for topic in counts if topic not in self._living and topic not in unreadable})
-        self._unfinished = deque(t for t in self._unfinished if self._living.get(t.topic) == t.generation)
-        self._tried_ms = {topic: at_ms for topic, at_ms in self._tried_ms.items() if topic in self._living}
-        busy = {tally.topic for tally in self._unfinished}
-        due = [topic for topic in self._living if topic not in busy and self._is_due(topic)]
-        self._due = deque(sorted(due, key=lambda topic: count.counted_ms if (count := counts.get(topic)) else -1))
+        self._found.update({topic: None for topic in counts if topic not in living and topic not in unreadable})
+        order = sorted(living, key=lambda topic: count.counted_ms if (count := counts.get(topic)) else -1)
+        return [(topic, living[topic]) for topic in order]
 
-    def _is_due(self, topic: TopicId) -> bool:
-        tried_ms = self._tried_ms.get(topic)
-        return tried_ms is None or self._looked_ms - tried_ms >= self._refresh_ms
+    def begin(self, life: Life) -> Generator[int, None, TopicCount]:
+        """A new count of a topic."""
+        tally = _Tally.begin(*life)
+        while not tally.done:
+            size_bytes = tally.size_bytes
+            rows = tally.read(self._store)
+            yield max(rows, (tally.size_bytes - size_bytes) // ROW_BYTES)
+        return tally.count(self._clock.now_ms())
 
-    def _next(self) -> _Tally | None:
-        """Whose turn it is."""
-        if self._unfinished and not self._due and self._clock.running_ms() - self._looked_ms >= self._refresh_ms:
-            self._collect()
-        if self._unfinished and (not self._due or self._ahead_rows >= self._turn_rows):
-            self._ahead_rows = 0
-            return self._unfinished.popleft()
-        if not self._due:
-            return None
-        topic = self._due.popleft()
-        return _Tally.begin(topic, self._living[topic])
+    def finished(self, life: Life, found: TopicCount) -> None:
+        """Keep a count."""
+        self._found[life[0]] = found
 
-    def _take_turn(self, tally: _Tally) -> None:
-        # At the back, where it stays when the count is halted: the next run goes on from there.
-        self._unfinished.append(tally)
-        fresh, before = not tally.rows, tally.rows
-        try:
-            while not tally.done and tally.rows - before < self._turn_rows:
-                # An empty page was a look into the store, too. It is in this wait that a word to stop is heard.
-                size_bytes = tally.size_bytes
-                rows = tally.read(self._store)
-                self.pacer.pay(max(rows, 1, (tally.size_bytes - size_bytes) // ROW_BYTES))
-        except StoreError as error:
-            self._unfinished.pop()
-            self._failed(tally.topic, error)
-            return
-        self._ahead_rows += tally.rows if fresh else 0
-        if tally.done:
-            self._finished(self._unfinished.pop())
+    def failed(self, life: Life, error: StoreError) -> None:
+        """Say once that a topic could not be counted."""
+        _log.warning("topic %s could not be counted, its figures stay as they were: %s", life[0], error)
 
-    def _finished(self, tally: _Tally) -> None:
-        self._tried_ms[tally.topic] = self._clock.running_ms()
-        self._failing.discard(tally.topic)
-        self._found[tally.topic] = tally.count(self._clock.now_ms())
-        if self._clock.running_ms() - self._saved_ms >= SAVE_EVERY_MS:
-            self._save()
-
-    def _failed(self, topic: TopicId, error: StoreError) -> None:
-        self._tried_ms[topic] = self._clock.running_ms()
-        if topic not in self._failing:
-            self._failing.add(topic)
-            _log.warning("topic %s could not be counted, its figures stay as they were: %s", topic, error)
-
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Save what was counted since."""
         if self._found:
             self._state.save_counts(self._found)
         self._found = {}
-        self._saved_ms = self._clock.running_ms()
 
     def _stop_if_halted(self) -> None:
         if self._halted():

@@ -95,7 +95,7 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
         live: what the daemon adds; None where none runs.
 
     Raises:
-        StoreError: the state cannot be read.
+        StateError: the state cannot be read.
     """
     clocks = guards.read_clocks(clock)
     record = state.store()

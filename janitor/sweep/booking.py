@@ -14,7 +14,7 @@ from janitor.law.policy import Rule
 from janitor.report import DataTable
 from janitor.sweep.outcome import Counted
 from tms_core.clock import Clock
-from tms_core.errors import StoreError
+from tms_core.errors import StateError
 
 #: How often it is written down, in milliseconds of running time.
 BOOK_MS = 1_000
@@ -29,7 +29,7 @@ class Booking:
     """The sums of one run; threads that sweep different parts of a store may share it.
 
     Args:
-        save: writes the sums down; raises ``StoreError``.
+        save: writes the sums down; raises ``StateError``.
         clock: paces it.
     """
 
@@ -52,7 +52,7 @@ class Booking:
             self._saved_ms = now_ms
             try:
                 self._save(self._sums)
-            except StoreError as error:
+            except StateError as error:
                 if not self._failed:
                     logger.warning("counters stand still until the run ends: %s", error)
                 self._failed = True

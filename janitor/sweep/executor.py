@@ -19,7 +19,7 @@ from janitor.sweep.context import TopicWork
 from janitor.sweep.findings import Batch, Due, Finding, Invalid, Read
 from janitor.sweep.ledger import Ledger
 from janitor.sweep.outcome import NOTHING_DONE, Counted, Done
-from janitor.sweep.permission import Permission, asked_of_memory
+from janitor.sweep.permission import Permission
 from janitor.sweep.progress import Observer, ignore_progress
 from janitor.sweep.rate_limit import Pacer
 from tms_core.errors import ArchiveError, StoreError
@@ -144,8 +144,7 @@ class Sweep:
             raise read_only_error()
         if not keys:
             return NOTHING_DONE
-        with asked_of_memory():
-            at_ms = self._ledger.announce(finding.work, finding.batch._replace(keys=keys))
+        at_ms = self._ledger.announce(finding.work, finding.batch._replace(keys=keys))
         try:
             table.delete(keys)
         except StoreError as error:

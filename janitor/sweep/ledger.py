@@ -43,7 +43,7 @@ class Ledger:
         """Called before a batch is deleted; returns what time it is.
 
         Raises:
-            StoreError: it could not be written down; nothing may be deleted then.
+            StateError: it could not be written down; nothing may be deleted then.
         """
         key, first, now_ms = LedgerKey.of(work, batch), batch.keys[0], self._clock.now_ms()
         with self._lock:

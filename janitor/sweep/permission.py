@@ -7,13 +7,12 @@ alive (rule S10): a run that hangs in a call stops showing it, its lease runs ou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 
 from janitor.state.base import Pause, State
 from tms_core.clock import Clock
-from tms_core.errors import Halted, MemoryFailed, StoreError
+from tms_core.errors import Halted
 from tms_core.tables.lease import Lease
 from tms_core.topic import TopicId
 
@@ -28,19 +27,6 @@ class Withheld(Exception):
 def never() -> bool:
     """This run is never asked to stop."""
     return False
-
-
-@contextmanager
-def asked_of_memory() -> Iterator[None]:
-    """What the memory cannot do ends the run; it is the fault of no topic, and a topic's errors are the store's.
-
-    Raises:
-        MemoryFailed: instead of the memory's ``StoreError``.
-    """
-    try:
-        yield
-    except StoreError as error:
-        raise MemoryFailed(error.message, error.hint) from error
 
 
 class Permission:
@@ -69,7 +55,7 @@ class Permission:
         """Called before every batch of a topic's rows.
 
         Raises:
-            Halted, LeaseLost, MemoryFailed: the run is over.
+            Halted, LeaseLost, StateError: the run is over.
             Withheld: the topic was paused.
         """
         if any(fnmatchcase(str(topic), pause.pattern) for pause in self._pauses()):
@@ -79,7 +65,7 @@ class Permission:
         """Called before what concerns the whole store, and not one topic's rows.
 
         Raises:
-            Halted, LeaseLost, MemoryFailed: the run is over.
+            Halted, LeaseLost, StateError: the run is over.
             Withheld: something was paused.
         """
         if self._pauses():
@@ -89,22 +75,20 @@ class Permission:
         """Called before and after every page, and in every wait.
 
         Raises:
-            Halted, LeaseLost, MemoryFailed: the run is over.
+            Halted, LeaseLost, StateError: the run is over.
         """
         self._stop_if_halted()
-        with asked_of_memory():
-            if self._lease is not None:
-                self._lease.renew_if_due()
-            self._beat()
+        if self._lease is not None:
+            self._lease.renew_if_due()
+        self._beat()
 
     def _pauses(self) -> list[Pause]:
         """What is paused, where the run may go on at all."""
         self._stop_if_halted()
-        with asked_of_memory():
-            if self._lease is not None:
-                self._lease.check()
-            self._beat()
-            return self._state.pauses()
+        if self._lease is not None:
+            self._lease.check()
+        self._beat()
+        return self._state.pauses()
 
     def _beat(self) -> None:
         """Say that the run is alive, and check whether it may be: one that only reads has to end with its lease too."""

@@ -13,7 +13,7 @@ from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.permission import HEARTBEAT_MS
 from tests.builders import HOUR, MINUTE, NOW_MS, Call, Topic, janitor, pointer, topic, watch, watch_state
 from tms_core.clock import ManualClock
-from tms_core.errors import LeaseHeld, StoreBusy, StoreError
+from tms_core.errors import LeaseHeld, StateBusy, StateError
 from tms_core.tables.base import Store
 from tms_core.tables.lease import WALL_ALLOWANCE_MS, Lease, LeaseRecord
 from tms_core.tables.leveldb.store import LevelDBStore
@@ -226,10 +226,10 @@ def test_given_a_memory_that_cannot_be_read_when_a_batch_is_to_be_written_then_i
     before = pair.orders.messages()
 
     def fail() -> bytes | None:
-        raise StoreError("the state cannot be read.")
+        raise StateError("the state cannot be read.")
 
     pair.cell.lease = fail  # type: ignore[method-assign]
-    with pytest.raises(StoreError, match="cannot be read"):
+    with pytest.raises(StateError, match="cannot be read"):
         pair.first.engine.run_once()
     assert pair.orders.messages() == before
     assert pair.first.state.runs(1)[0].result == "failed"
@@ -246,7 +246,7 @@ def test_given_a_memory_that_another_writes_at_the_end_when_the_lease_is_lost_th
     def refuse(asked: Call) -> None:
         if asked.name == f"state.{call}":
             pair.leases[1].acquire(sole=True)
-            raise StoreBusy("b is writing it.")
+            raise StateBusy("b is writing it.")
 
     watch_state(pair.first.state, before=refuse)
     report = pair.first.engine.run_once()
@@ -261,11 +261,11 @@ def test_given_a_memory_that_is_busy_when_the_lease_is_held_then_the_run_fails_b
 
     def refuse(asked: Call) -> None:
         if asked.name == f"state.{call}":
-            raise StoreBusy("somebody is writing it.")
+            raise StateBusy("somebody is writing it.")
 
     watch_state(pair.first.state, before=refuse)
     watch(pair.store, before=lambda _: pair.first.clock.advance(HEARTBEAT_MS))
-    with pytest.raises(StoreBusy, match="somebody is writing it"):
+    with pytest.raises(StateBusy, match="somebody is writing it"):
         pair.first.engine.run_once()
     assert pair.first.state.runs(1)[0].result == "failed"
 
@@ -277,7 +277,7 @@ def test_given_a_heartbeat_that_is_refused_when_the_lease_is_lost_then_that_is_w
     def refuse(asked: Call) -> None:
         if asked.name == "state.beat":
             pair.leases[1].acquire(sole=True)
-            raise StoreBusy("b is writing it.")
+            raise StateBusy("b is writing it.")
 
     watch_state(pair.first.state, before=refuse)
     watch(pair.store, before=lambda _: pair.first.clock.advance(HEARTBEAT_MS))

@@ -23,7 +23,7 @@ from tests.builders import (
     unknown_topic,
     visibility,
 )
-from tms_core.errors import SnapshotError, StoreError
+from tms_core.errors import SnapshotError, StateError
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.memory import MemoryStore
@@ -252,7 +252,7 @@ def test_given_a_clock_that_leaps_into_the_future_when_swept_then_no_row_goes(st
 
 def test_given_a_state_folder_that_cannot_be_made_when_opened_then_it_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match=r"Name a folder you may write in janitor\.state"):
+    with pytest.raises(StateError, match=r"Name a folder you may write in janitor\.state"):
         SqliteState(tmp_path / "file" / "state")
 
 
@@ -261,7 +261,7 @@ def test_given_a_state_file_that_is_damaged_when_opened_then_it_says_what_to_do_
     tmp_path: Path, content: bytes
 ) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
-    with pytest.raises(StoreError) as caught:
+    with pytest.raises(StateError) as caught:
         SqliteState(tmp_path)
     assert caught.value.hint
     assert (tmp_path / FILE_NAME).read_bytes() == content

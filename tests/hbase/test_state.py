@@ -36,7 +36,7 @@ from tests.hbase.server import HBaseServer
 from tests.janitor.state.entries import TOPIC, entry
 from tests.support import require_or_skip
 from tms_core.clock import ManualClock
-from tms_core.errors import StoreBusy, StoreError, StoreNotFound
+from tms_core.errors import StateBusy, StateError, StateUnavailable
 from tms_core.tables.hbase.thrift import ConnectionLost, ThriftConnection, ThriftTimeout
 from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
@@ -144,7 +144,7 @@ def test_given_a_transaction_when_another_changes_what_it_has_read_then_it_loses
             one.save_claim(Claim(one.frontiers()[TOPIC].cutoff_ms, 1, "run"))
             two.save_frontiers(frontier(2))
 
-    with pytest.raises(StoreBusy, match="changed by another process") as caught:
+    with pytest.raises(StateBusy, match="changed by another process") as caught:
         lose()
     assert caught.value.hint
     assert (two.claim(), two.counts(), two.ledger(9), two.frontiers()) == (None, {}, [], frontier(2))
@@ -200,7 +200,7 @@ def test_given_a_holder_that_lost_the_lease_when_it_writes_then_what_it_learnt_i
         lambda: end_of_run(one, "run", 2),
     ]
     for write in refused:
-        with pytest.raises(StoreBusy, match="b has the lease now"):
+        with pytest.raises(StateBusy, match="b has the lease now"):
             write()
     one.finish_run("run", 2, "halted", "{}")
     assert (two.claim(), two.frontiers(), two.open_ids(), two.ledger(1)) == (Claim(1, 1, "run"), {}, {}, [])
@@ -219,7 +219,7 @@ def test_given_a_transaction_when_its_lease_is_taken_over_inside_then_it_is_refu
             one.save_claim(Claim(2, 1, "run"))
             Lease(two, "b", 60, clock).acquire(sole=True)
 
-    with pytest.raises(StoreBusy, match="b has the lease now"):
+    with pytest.raises(StateBusy, match="b has the lease now"):
         late()
     assert two.claim() is None
 
@@ -315,7 +315,7 @@ def test_given_trouble_when_what_no_longer_counts_is_removed_then_it_is_written_
         )
 
     def full() -> None:
-        raise StoreError("the disk is full.")
+        raise StateError("the disk is full.")
 
     def after_the_root(name: str) -> None:
         if name == "checkAndPut":
@@ -341,7 +341,7 @@ def test_given_a_connection_that_breaks_and_many_who_write_meanwhile_then_it_say
         raise ConnectionLost("the connection broke.")
 
     calls[1] = once("checkAndPut", broken)
-    with pytest.raises(StoreError, match="others have written since"):
+    with pytest.raises(StateError, match="others have written since"):
         state.add_counters({ONE: 1})
     assert other.counters() == {ONE: 1}
 
@@ -355,7 +355,7 @@ def test_given_an_answer_that_does_not_come_then_nothing_is_repeated_and_what_fo
         raise ThriftTimeout("no answer.")
 
     calls[1] = once("checkAndPut", silent)
-    with pytest.raises(ThriftTimeout):
+    with pytest.raises(StateUnavailable):
         state.add_counters({ONE: 1})
     state.add_counters({ONE: 1})
     assert state.counters() == {ONE: 2}
@@ -365,7 +365,7 @@ def test_given_an_answer_that_does_not_come_then_nothing_is_repeated_and_what_fo
 
 
 def test_given_no_table_and_nobody_to_make_it_when_opened_then_the_command_is_named(hbase: HBaseServer) -> None:
-    with pytest.raises(StoreNotFound, match=r"no table nowhere:tms\.janitor") as caught:
+    with pytest.raises(StateError, match=r"no table nowhere:tms\.janitor") as caught:
         HBaseState([hbase.thrift], namespace="nowhere")
     assert "create 'nowhere:tms.janitor', {NAME => 'd'" in caught.value.hint
 
@@ -374,7 +374,7 @@ def test_given_a_newer_layout_or_a_foreign_root_when_opened_then_it_is_refused_a
     state = again()
     for there, said in ((b'{"layout":2}', "newer janitor"), (b"[]", "cannot be read"), (b"\xff", "cannot be read")):
         assert state._table.swap(b"root", state._table.get(b"root") or b"", there)[0]
-        with pytest.raises(StoreError, match=said):
+        with pytest.raises(StateError, match=said):
             again()
         assert state._table.get(b"root") == there
 

@@ -26,7 +26,7 @@ from janitor.state.hbase.table import JanitorTable
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, janitor, pointer, topic
 from tests.hbase.tables import Tables
 from tms_core.clock import ManualClock
-from tms_core.errors import LeaseHeld, StoreBusy
+from tms_core.errors import LeaseHeld, StateBusy
 from tms_core.tables.hbase.cells import HBaseMessageTable, HBaseTable
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.lease import Lease
@@ -137,7 +137,7 @@ class FirstJanitor:
         rig.engine.recover()
         try:
             ended = rig.engine.run_once().guards[-1].message
-        except StoreBusy as error:
+        except StateBusy as error:
             ended = error.message
         return {"after": self.written - (self.stopped_at or 0), "ended": ended}
 

@@ -31,7 +31,7 @@ from tests.janitor.law.test_differential import TERMS, FixedSource, Scene, scene
 from tests.salted import SaltedStore
 from tests.spark.local import ALL, EndlessGround, LocalRig, PiecesGround, local_rig, salted
 from tms_core.clock import ManualClock
-from tms_core.errors import ArchiveError, Halted, LeaseLost, MemoryFailed, StoreError, StoreUnavailable
+from tms_core.errors import ArchiveError, Halted, LeaseLost, StateError, StoreError, StoreUnavailable
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import KeyRange, KeyReads, MessageValue, Reads, Store
 from tms_core.tables.lease import Lease
@@ -285,7 +285,7 @@ def test_given_a_task_that_cannot_ask_the_memory_when_it_searches_then_the_run_e
         rig.sender.ground.state = closed if broken else rig.state
 
     rig.sender.before = forget
-    with pytest.raises((StoreError, MemoryFailed)):
+    with pytest.raises((StoreError, StateError)):
         rig.engine.run_once(adopt=True)
     assert [spec.step for spec, _ in rig.sender.sent][-1] == "invert", "it ends with this step"
     parts = {bytes([number]) for number in range(4)}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import click
 
-from tms_core.errors import ConfigurationError, StoreBusy, StoreLayoutError, TmsError
+from tms_core.errors import ConfigurationError, StateBusy, StoreBusy, StoreLayoutError, TmsError
 
 DONE, FAILED, USAGE, BUSY, INTERRUPTED = 0, 1, 2, 4, 130
 
@@ -17,6 +17,7 @@ CODES: tuple[tuple[type[TmsError], int], ...] = (
     (ConfigurationError, USAGE),
     (StoreLayoutError, USAGE),
     (StoreBusy, BUSY),
+    (StateBusy, BUSY),
 )
 
 

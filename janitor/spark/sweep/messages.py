@@ -17,7 +17,7 @@ from janitor.sweep.context import RunContext
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.step import StepJob, StepName
 from tms_core import errors
-from tms_core.errors import Interrupted
+from tms_core.errors import Interrupted, StateError
 from tms_core.tables.base import KeyRange, MetadataReads
 
 
@@ -101,7 +101,7 @@ class TaskResult:
     def of(cls, outcome: Outcome, calls: Counter[str]) -> TaskResult:
         """What is sent of an outcome: all but what is open."""
         ended = outcome.ended
-        interrupted = (type(ended).__name__, ended.message) if isinstance(ended, Interrupted) else None
+        interrupted = (type(ended).__name__, ended.message) if isinstance(ended, Interrupted | StateError) else None
         return cls(replace(outcome, deleted=DeletedRanges(), ended=None), sorted(calls.items()), interrupted)
 
     @property
@@ -110,7 +110,7 @@ class TaskResult:
         if self.interrupted is None:
             return self.outcome
         name, message = self.interrupted
-        ended: Interrupted = getattr(errors, name)(message)
+        ended: Interrupted | StateError = getattr(errors, name)(message)
         return replace(self.outcome, ended=ended)
 
     def pack(self) -> str:

@@ -34,7 +34,7 @@ from janitor.sweep.scan import Part
 from janitor.sweep.step import StepJob, run_step
 from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock, SystemClock
-from tms_core.errors import Interrupted, LeaseLost, StoreError
+from tms_core.errors import Interrupted, LeaseLost, StateError, StoreError
 from tms_core.tables.base import KeyRange, Reads, Store
 from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.read_only import read_only
@@ -222,6 +222,6 @@ def _step(spec: TaskSpec, share: TaskShare, store: Reads, whole: Reads, act: Act
     part = Part.of(store, context, spec.page_rows, act, whole=whole, replans=False)
     job = StepJob(spec.step, part, share.failed, share.since_ms, share.everything, refers=not spec.finds)
     outcome = run_step(job)
-    if outcome.ended is not None and not isinstance(outcome.ended, Interrupted):
+    if outcome.ended is not None and not isinstance(outcome.ended, Interrupted | StateError):
         raise outcome.ended
     return outcome

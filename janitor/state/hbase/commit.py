@@ -19,7 +19,7 @@ from threading import RLock
 from janitor.state.hbase.root import Root
 from janitor.state.hbase.table import JanitorTable
 from janitor.state.hbase.view import BLOCK, CLOSED, BlockGone, Changes, Committed, with_changes
-from tms_core.errors import StoreBusy, StoreError, StoreUnavailable
+from tms_core.errors import StateBusy, StateError, StateUnavailable
 from tms_core.tables.lease import LeaseRecord
 
 ROOT = b"root"
@@ -34,7 +34,7 @@ _RENEWED = (b"r", b"q")
 _AGAIN = "Nothing was changed; do it again."
 
 
-class LostRace(StoreBusy):
+class LostRace(StateBusy):
     """Another process has changed what a transaction read or changed."""
 
 
@@ -95,8 +95,8 @@ class Commits:
 
         Raises:
             LostRace: another process has changed what it read or changed; nothing is written.
-            StoreBusy: another process has the lease; nothing is written.
-            StoreError: HBase could not do it, or it is not known whether it did.
+            StateBusy: another process has the lease; nothing is written.
+            StateError: HBase could not do it, or it is not known whether it did.
         """
         if not changes.values and not changes.rows:
             return
@@ -119,9 +119,9 @@ class Commits:
                 base = self._rebased(base, changes)
             else:
                 raise crowded(self._table.name)
-        except StoreError:
+        except StateError:
             if not in_doubt:
-                with suppress(StoreError):
+                with suppress(StateError):
                     self._table.delete(key for key in history if not key.startswith(_RENEWED))
             raise
         for name in changes.values.keys() & root.blocks.keys():
@@ -139,12 +139,12 @@ class Commits:
 
         Raises:
             LostRace: they rest on what is different there.
-            StoreBusy: another process has the lease.
+            StateBusy: another process has the lease.
         """
         present = self.root()
         if self._is_fenced_off(present, changes):
             record = LeaseRecord.parse(present.lease)
-            raise StoreBusy(
+            raise StateBusy(
                 f"{self._table.name}: {record.holder if record and record.holder else 'no process'} has the lease now, "
                 "and what was learnt under the former one is not written.",
                 "The next holder goes on from there.",
@@ -157,7 +157,7 @@ class Commits:
         """Replace the root; returns whether it was.
 
         Raises:
-            StoreUnavailable: that cannot be told.
+            StateUnavailable: that cannot be told.
         """
         done, sure = self._table.swap(ROOT, base.packed, root.packed)
         if done or sure:
@@ -166,7 +166,7 @@ class Commits:
         if root.recent[-1] in present.recent:
             return True
         if present.version - base.version > len(present.recent):
-            raise StoreUnavailable(
+            raise StateUnavailable(
                 f"The connection to HBase broke while {self._table.name} was written, and others have written since.",
                 "See what is there before it is done again.",
             )
@@ -176,7 +176,7 @@ class Commits:
         """Delete what does not count any more. What is left where that fails does no harm, and the next one tries."""
         went = [*rows, *map(bytes.fromhex, base.named() - root.named())]
         tidy, self._tidy = self._tidy, False
-        with suppress(StoreError):
+        with suppress(StateError):
             if not tidy:
                 # What processes have left that died before they replaced the root; none can be of its version any more.
                 named, end = root.named(), BLOCK + (root.version + 1).to_bytes(8, "big")
@@ -190,6 +190,6 @@ def lost(where: str) -> LostRace:
     return LostRace(f"{where} was changed by another process at this moment.", _AGAIN)
 
 
-def crowded(where: str) -> StoreBusy:
+def crowded(where: str) -> StateBusy:
     """The error for a transaction that other processes overtook too often."""
-    return StoreBusy(f"{where} is being written by other processes all the time.", _AGAIN)
+    return StateBusy(f"{where} is being written by other processes all the time.", _AGAIN)

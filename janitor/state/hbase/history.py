@@ -18,7 +18,7 @@ from janitor.state.hbase.ledger import entry_of, entry_row
 from janitor.state.hbase.table import after, newest_first, oldest_first
 from janitor.state.hbase.transactions import HBaseTransactions
 from janitor.state.hbase.view import packed
-from tms_core.errors import StoreError
+from tms_core.errors import StateError
 
 #: Rows: a finished run by its id; by time; a heartbeat by run; an announcement; what a run has booked.
 RUN, RUN_BY_TIME, BEAT, INTENT, BOOKED = b"r", b"q", b"h", b"n", b"k"
@@ -47,7 +47,7 @@ class HBaseHistory(HBaseTransactions, State):
         def begin() -> None:
             number, going = self._going()
             if run.id in going or self._row(_run_key(run.id)) is not None:
-                raise StoreError(f"{self._where}: there is a run {run.id} already.")
+                raise StateError(f"{self._where}: there is a run {run.id} already.")
             if run.finished_ms is not None:
                 self._put_finished(run, number)
             else:
@@ -61,7 +61,7 @@ class HBaseHistory(HBaseTransactions, State):
             number, going = self._going()
             run, order = self._found(run_id, going)
             if run is None:
-                raise StoreError(f"{self._where}: no run {run_id} began here.")
+                raise StateError(f"{self._where}: no run {run_id} began here.")
             ended = RunRecord(run.id, run.mode, run.started_ms, finished_ms, result, report, run.heartbeat_ms)
             self._put_finished(ended, order)
             if going.pop(run_id, None) is not None:

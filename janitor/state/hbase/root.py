@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tms_core.errors import StoreError
+from tms_core.errors import StateError
 
 LAYOUT = 1
 #: Packed values up to this many bytes are in the root itself.
@@ -53,14 +53,14 @@ class Root:
             where: the table, for messages.
 
         Raises:
-            StoreError: it is not one of ours, or a newer janitor's.
+            StateError: it is not one of ours, or a newer janitor's.
         """
         if packed is None:
             return cls()
         try:
             found = json.loads(packed)
             if found["layout"] > LAYOUT:
-                raise StoreError(
+                raise StateError(
                     f"{where} was written by a newer janitor (layout {found['layout']}; this one knows {LAYOUT}).",
                     "Use that version.",
                 )
@@ -69,7 +69,7 @@ class Root:
             held = None if lease is None else lease.encode(errors="surrogateescape")
             return cls(found["version"], tuple(found["recent"]), held, found["values"], blocks, packed)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StoreError(
+            raise StateError(
                 f"The root of {where} cannot be read: {error!r}.",
                 "Another program has written into the table. Drop it, and the store is a first contact again.",
             ) from error

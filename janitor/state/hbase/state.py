@@ -26,7 +26,7 @@ from janitor.state.hbase.history import HBaseHistory
 from janitor.state.hbase.ids import HBaseIds
 from janitor.state.hbase.ledger import HBaseLedger
 from janitor.state.hbase.table import TABLE
-from tms_core.errors import StoreError
+from tms_core.errors import StateError
 from tms_core.topic import TopicId
 
 __all__ = ["TABLE", "HBaseState"]
@@ -78,7 +78,7 @@ class HBaseState(HBaseIds, HBaseLedger, HBaseHistory):
 
     def replace_evidence(self, evidence: Sequence[Evidence]) -> None:
         if len({interval.start for interval in evidence}) < len(evidence):
-            raise StoreError(f"{self._where} cannot hold this: two intervals of evidence have the same start.")
+            raise StateError(f"{self._where} cannot hold this: two intervals of evidence have the same start.")
         rows = [
             [
                 interval.start.hex(),

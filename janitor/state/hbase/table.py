@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 
 from tms_core.clock import Clock
-from tms_core.errors import StoreError, StoreNotFound
+from tms_core.errors import StateError, StateUnavailable, StoreError, StoreNotFound, StoreUnavailable
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import KEYS, ROWS, HBaseRows, batches
 from tms_core.tables.hbase.schema import FAMILY, JANITOR_TABLE, create_tables, janitor_table_spec
@@ -59,18 +59,19 @@ class JanitorTable:
             timeout_seconds: the longest that a call to a Thrift 2 server may take.
 
         Raises:
-            StoreNotFound: it is not there and cannot be made; the hint has the command that makes it.
-            StoreError: HBase could not be asked.
+            StateError: it is not there and cannot be made, and the hint has the command that makes it; or HBase could
+                not be asked.
         """
-        try:
-            self.get(b"")
-        except StoreNotFound:
-            if not thrift2:
-                self._create(self._create_plainly)
-                return
-            admin = HBasePool(thrift2, connections=1, timeout_seconds=timeout_seconds, service="HbaseAdmin")
-            with closing(admin):
-                self._create(lambda: create_tables(admin, [self._spec]))
+        with _border():
+            try:
+                self._rows.get(self._prefix or b"\x00")
+            except StoreNotFound:
+                if not thrift2:
+                    self._create(self._create_plainly)
+                    return
+                admin = HBasePool(thrift2, connections=1, timeout_seconds=timeout_seconds, service="HbaseAdmin")
+                with closing(admin):
+                    self._create(lambda: create_tables(admin, [self._spec]))
 
     def close(self) -> None:
         """From now on every call is an error."""
@@ -79,7 +80,8 @@ class JanitorTable:
     def get(self, key: bytes) -> bytes | None:
         """One value; None without one."""
         self._ensure_open()
-        value, _ = self._rows.get(self._prefix + key or b"\x00").get(COLUMN, (None, 0))
+        with _border():
+            value, _ = self._rows.get(self._prefix + key or b"\x00").get(COLUMN, (None, 0))
         return value
 
     def server_ms(self) -> int | None:
@@ -87,17 +89,19 @@ class JanitorTable:
         one does from a time when a server's clock was ahead."""
         self._ensure_open()
         row, token = self._prefix + _CLOCK, secrets.token_bytes(_TOKEN_BYTES)
-        self._rows.put([(row, {COLUMN: token})])
-        value, timestamp_ms = self._rows.get(row).get(COLUMN, (None, 0))
+        with _border():
+            self._rows.put([(row, {COLUMN: token})])
+            value, timestamp_ms = self._rows.get(row).get(COLUMN, (None, 0))
         return timestamp_ms if value == token else None
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """The values there are."""
         self._ensure_open()
         found = {}
-        for some in batches(keys, _BATCH_ROWS):
-            for row, cells in self._rows.get_many([self._prefix + key for key in some]):
-                found[row[len(self._prefix) :]] = cells[COLUMN][0]
+        with _border():
+            for some in batches(keys, _BATCH_ROWS):
+                for row, cells in self._rows.get_many([self._prefix + key for key in some]):
+                    found[row[len(self._prefix) :]] = cells[COLUMN][0]
         return found
 
     def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
@@ -106,7 +110,8 @@ class JanitorTable:
         at, end = self._prefix + start, self._prefix + stop
         ended = False
         while not ended:
-            rows, ended = self._rows.fetch(at, end, _PAGE_ROWS, KEYS if keys_only else ROWS)
+            with _border():
+                rows, ended = self._rows.fetch(at, end, _PAGE_ROWS, KEYS if keys_only else ROWS)
             for row in rows:
                 yield row.row[len(self._prefix) :], row.columns[COLUMN].value
             if rows:
@@ -129,7 +134,8 @@ class JanitorTable:
         """Delete rows; none of their keys may be put again."""
         for some in batches(keys, _BATCH_ROWS):
             self._ensure_open()
-            self._rows.mark([self._prefix + key for key in some], _TIMESTAMP)
+            with _border():
+                self._rows.mark([self._prefix + key for key in some], _TIMESTAMP)
 
     def swap(self, key: bytes, old: bytes, new: bytes) -> tuple[bool, bool]:
         """Replace a value if it is still the old one (empty: if there is none).
@@ -146,16 +152,18 @@ class JanitorTable:
             return self._rows.check_and_put(connection, self._prefix + key, COLUMN, old, new)
 
         self._ensure_open()
-        done = self._pool.run(work)
+        with _border():
+            done = self._pool.run(work)
         return done, asked == 1
 
     def _put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         self._ensure_open()
-        self._rows.put(((self._prefix + key, {COLUMN: value}) for key, value in rows), _TIMESTAMP)
+        with _border():
+            self._rows.put(((self._prefix + key, {COLUMN: value}) for key, value in rows), _TIMESTAMP)
 
     def _ensure_open(self) -> None:
         if self._closed:
-            raise StoreError(f"{self.name}: this state is closed.")
+            raise StateError(f"{self.name}: this state is closed.")
 
     def _create_plainly(self) -> None:
         with self._pool.connection() as connection:
@@ -167,15 +175,26 @@ class JanitorTable:
         except StoreError as error:
             try:
                 # Another process may have made it at this moment.
-                self.get(b"")
+                self._rows.get(self._prefix or b"\x00")
             except StoreError:
                 raise self._missing(error.message) from error
 
-    def _missing(self, reason: str) -> StoreNotFound:
-        return StoreNotFound(
+    def _missing(self, reason: str) -> StateError:
+        return StateError(
             f"There is no table {self.name}, where the janitor keeps its state, and it could not be made. {reason}",
             f"Make it in the HBase shell: {self._spec.shell_line()}",
         )
+
+
+@contextmanager
+def _border() -> Iterator[None]:
+    """Translates what HBase's tables raise into the state's errors."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise StateUnavailable(error.message, error.hint) from error
+    except StoreError as error:
+        raise StateError(error.message, error.hint) from error
 
 
 def oldest_first(number: int) -> bytes:

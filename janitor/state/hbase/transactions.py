@@ -17,7 +17,7 @@ from janitor.state.hbase.commit import ATTEMPTS, Commits, LostRace, crowded, los
 from janitor.state.hbase.table import JanitorTable
 from janitor.state.hbase.view import BlockGone, Changes, View, packed
 from tms_core.clock import Clock, SystemClock
-from tms_core.errors import StoreError
+from tms_core.errors import StateError
 from tms_core.tables.hbase.pool import HBasePool
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class HBaseTransactions:
 
     Raises:
         StoreNotFound: the table is not there and cannot be made.
-        StoreError: HBase cannot be asked, or what is there is not ours.
+        StateError: HBase cannot be asked, or what is there is not ours.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class HBaseTransactions:
         try:
             self._table.open(thrift2, timeout_seconds)
             self._commits.root()
-        except StoreError:
+        except StateError:
             self.pool.close()
             raise
 
@@ -173,7 +173,7 @@ class HBaseTransactions:
 
     def _changing(self) -> Changes:
         if self._changes is None:
-            raise StoreError(f"{self._where}: changes are made inside a transaction.")
+            raise StateError(f"{self._where}: changes are made inside a transaction.")
         return self._changes
 
     def _changed_rows(self) -> Mapping[bytes, bytes | None]:

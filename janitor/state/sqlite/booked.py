@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tms_core.errors import StoreError
+from tms_core.errors import StateError
 
 FILE_NAME = "booked.json"
 
@@ -32,7 +32,7 @@ class Booked:
         """Replace the value.
 
         Raises:
-            StoreError: it could not be written; the one before stays.
+            StateError: it could not be written; the one before stays.
         """
         if self._path is None:
             self._value = value
@@ -43,7 +43,7 @@ class Booked:
                 json.dump(value, file)
             new.replace(self._path)
         except OSError as error:
-            raise StoreError(
+            raise StateError(
                 f"{self._path} cannot be written: {error.strerror}.", "Check its rights and the space on its disk."
             ) from error
 
@@ -51,7 +51,7 @@ class Booked:
         """The value; None where there is none, or the file is not whole.
 
         Raises:
-            StoreError: the file could not be read.
+            StateError: the file could not be read.
         """
         if self._path is None:
             return self._value
@@ -60,4 +60,4 @@ class Booked:
         except (FileNotFoundError, ValueError):
             return None
         except OSError as error:
-            raise StoreError(f"{self._path} cannot be read: {error.strerror}.", "Check its rights.") from error
+            raise StateError(f"{self._path} cannot be read: {error.strerror}.", "Check its rights.") from error

@@ -18,7 +18,7 @@ from typing import Any, Self
 from janitor.state.sqlite import schema
 from janitor.state.sqlite.booked import Booked
 from janitor.state.sqlite.intents import Intents
-from tms_core.errors import StoreBusy, StoreError
+from tms_core.errors import StateBusy, StateError
 
 FILE_NAME = "state.sqlite3"
 #: How long to wait for another process that is writing, in seconds; a commit takes milliseconds.
@@ -37,8 +37,8 @@ class SqliteFile:
         busy_seconds: how long to wait for another process that is writing.
 
     Raises:
-        StoreError: the file is corrupt, another program's, a newer version's, or cannot be opened.
-        StoreBusy: another process is writing it all that time.
+        StateError: the file is corrupt, another program's, a newer version's, or cannot be opened.
+        StateBusy: another process is writing it all that time.
     """
 
     def __init__(self, folder: Path | None, *, busy_seconds: float = BUSY_SECONDS) -> None:
@@ -58,7 +58,7 @@ class SqliteFile:
             )
         try:
             self._open()
-        except StoreError:
+        except StateError:
             self._connection.close()
             raise
 
@@ -75,7 +75,7 @@ class SqliteFile:
     def transaction(self) -> Iterator[None]:
         with self._lock, self._border():
             if self._depth and not self._connection.in_transaction:
-                raise StoreError(f"{self._where}: the transaction was rolled back when something inside it failed.")
+                raise StateError(f"{self._where}: the transaction was rolled back when something inside it failed.")
             inner = self._depth > 0
             self._connection.execute("SAVEPOINT inner_part" if inner else "BEGIN IMMEDIATE")
             self._depth += 1
@@ -138,16 +138,16 @@ class SqliteFile:
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in _BUSY:
-                raise StoreBusy(
+                raise StateBusy(
                     f"{self._where} is being written by another process.", "Wait for it to end, then try again."
                 ) from error
             if code in _CORRUPT:
-                raise StoreError(
+                raise StateError(
                     f"{self._where} is corrupt: {error}.", f"Move its folder away: {schema.LOSS}"
                 ) from error
             if code == sqlite3.SQLITE_CONSTRAINT:
-                raise StoreError(f"{self._where} cannot hold this: {error}.") from error
-            raise StoreError(
+                raise StateError(f"{self._where} cannot hold this: {error}.") from error
+            raise StateError(
                 f"{self._where} cannot be used: {error}.", "Check the folder's rights and the space on its disk."
             ) from error
 
@@ -162,6 +162,6 @@ def _prepare(folder: Path) -> None:
         os.close(os.open(folder / FILE_NAME, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except OSError as error:
         if not (folder / FILE_NAME).is_file():
-            raise StoreError(
+            raise StateError(
                 f"the state folder {folder} cannot be made: {error}.", "Name a folder you may write in janitor.state."
             ) from error

@@ -12,7 +12,7 @@ from typing import Any
 
 from janitor.state.base import CounterKey, LedgerEntry, RunRecord, State, TopicCount
 from janitor.state.sqlite.file import SqliteFile
-from tms_core.errors import StoreError
+from tms_core.errors import StateError
 from tms_core.topic import TopicId
 
 _OF_ALL = "SELECT * FROM ledger ORDER BY number DESC"
@@ -46,7 +46,7 @@ class SqliteHistory(SqliteFile, State):
             [(finished_ms, result, report, run_id)],
         )
         if not changed:
-            raise StoreError(f"{self._where}: no run {run_id} began here.")
+            raise StateError(f"{self._where}: no run {run_id} began here.")
 
     def runs(self, limit: int, before_ms: int | None = None) -> list[RunRecord]:
         rows = self._rows(

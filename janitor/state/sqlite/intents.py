@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tms_core.errors import StoreError
+from tms_core.errors import StateError
 
 FILE_NAME = "intents.jsonl"
 
@@ -34,7 +34,7 @@ class Intents:
         """Add a row.
 
         Raises:
-            StoreError: it could not be written.
+            StateError: it could not be written.
         """
         line = json.dumps([{"hex": value.hex()} if isinstance(value, bytes) else value for value in row])
         if self._path is None:
@@ -50,7 +50,7 @@ class Intents:
             finally:
                 os.close(handle)
         except OSError as error:
-            raise StoreError(
+            raise StateError(
                 f"{self._path} cannot be written: {error.strerror}.", "Check its rights and the space on its disk."
             ) from error
 
@@ -58,7 +58,7 @@ class Intents:
         """All rows; a line that is no row, such as a last one cut short, is left out.
 
         Raises:
-            StoreError: the file could not be read.
+            StateError: the file could not be read.
         """
         rows = []
         for line in self._lines():
@@ -73,14 +73,14 @@ class Intents:
         """Remove all rows.
 
         Raises:
-            StoreError: the file could not be removed.
+            StateError: the file could not be removed.
         """
         self._rows.clear()
         if self._path is not None:
             try:
                 self._path.unlink(missing_ok=True)
             except OSError as error:
-                raise StoreError(
+                raise StateError(
                     f"{self._path} cannot be removed: {error.strerror}.", "Check the rights of its folder."
                 ) from error
 
@@ -92,4 +92,4 @@ class Intents:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise StoreError(f"{self._path} cannot be read: {error.strerror}.", "Check its rights.") from error
+            raise StateError(f"{self._path} cannot be read: {error.strerror}.", "Check its rights.") from error

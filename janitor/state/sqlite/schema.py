@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from tms_core.errors import StoreError
+from tms_core.errors import StateError
 
 #: What ``PRAGMA user_version`` says of a file of this layout.
 SCHEMA_VERSION = 2
@@ -87,21 +87,21 @@ def is_empty(connection: sqlite3.Connection, where: str) -> bool:
         where: the file, for messages.
 
     Raises:
-        StoreError: another program's database, or one of another layout.
+        StateError: another program's database, or one of another layout.
     """
     # In this order tables that another process makes between two of the readings are taken for a janitor's.
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     (number,) = connection.execute("PRAGMA user_version").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION_ID and (number or tables):
-        raise StoreError(f"{where} is another program's database.", "Name another folder in janitor.state.")
+        raise StateError(f"{where} is another program's database.", "Name another folder in janitor.state.")
     if number > SCHEMA_VERSION:
-        raise StoreError(
+        raise StateError(
             f"{where} was written by a newer janitor (layout {number}; this one knows {SCHEMA_VERSION}).",
             f"Use that version, or move the folder away: {LOSS}",
         )
     if number not in (0, SCHEMA_VERSION):
-        raise StoreError(
+        raise StateError(
             f"{where} has layout {number}, which no released janitor wrote (this one knows {SCHEMA_VERSION}).",
             f"Move the folder away: {LOSS}",
         )

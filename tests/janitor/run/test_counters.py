@@ -16,7 +16,7 @@ from janitor.law.policy import Rule
 from janitor.report import Report
 from janitor.state.base import EVERYTHING, CounterKey
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, unknown_topic, watch
-from tms_core.errors import GuardTripped, Halted, StoreError
+from tms_core.errors import GuardTripped, Halted, StateError, StoreError
 from tms_core.tables.memory import MemoryStore
 
 TTL_SECONDS = 3600
@@ -118,7 +118,7 @@ def test_given_a_state_that_cannot_book_when_swept_then_the_run_goes_on_and_its_
     rig = janitor(store, batch_rows=2)
 
     def full(*_: object) -> None:
-        raise StoreError("the disk is full.")
+        raise StateError("the disk is full.")
 
     monkeypatch.setattr(rig.state, "book", full)
     told: list[float] = []

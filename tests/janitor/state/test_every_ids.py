@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from janitor.state import KnownIds, OpenIdRecord, SqliteState, State, StoreRecord
 from tests.janitor.state.conftest import LastingMemories, Memories
 from tests.support import size
-from tms_core.errors import StoreError
+from tms_core.errors import StateError
 
 #: Later than every pass below, and a window that has ended for all of them.
 NOW_MS, WINDOW_MS = 100, 10
@@ -92,11 +92,11 @@ def test_given_a_transaction_that_closes_when_it_is_undone_then_what_was_read_in
         with state.transaction():
             state.save_open_ids([OpenIdRecord(pointer, 1, 30, 31)])
             assert list(known(state).closed) == sorted([pointer, 7, 9])
-            raise StoreError("the disk is full.")
+            raise StateError("the disk is full.")
 
     known(state)
     for pointer in (5, 8):
-        with pytest.raises(StoreError, match="disk is full"):
+        with pytest.raises(StateError, match="disk is full"):
             closes(pointer)
         assert known(state) == both(OPEN, closed=[7, 9])
 

@@ -12,7 +12,7 @@ from janitor.state import CounterKey, LedgerEntry, RunRecord, State, TopicCount
 from tests.janitor.state.conftest import Memories
 from tests.janitor.state.entries import TOPIC, entry
 from tests.support import size
-from tms_core.errors import StoreError
+from tms_core.errors import StateError
 from tms_core.topic import TopicId
 
 OTHER = TopicId("default", "other")
@@ -265,7 +265,7 @@ def test_given_the_end_of_a_run_when_its_last_part_fails_then_nothing_of_it_is_k
             end_of_run(state)
             state.finish_run("unknown", 2, "done", "{}")
 
-    with pytest.raises(StoreError, match="no run unknown began"):
+    with pytest.raises(StateError, match="no run unknown began"):
         failing()
     assert (state.ledger(9), state.counters(), state.counts(), state.note("note")) == ([], {}, {}, None)
     assert [run.id for run in state.unfinished_runs()] == ["run"]

@@ -27,14 +27,14 @@ from janitor.state import (
 from tests.janitor.state.conftest import LastingMemories, Memories
 from tests.janitor.state.entries import entry
 from tests.support import size
-from tms_core.errors import StoreError
+from tms_core.errors import StateError
 from tms_core.topic import TopicId
 
 TOPIC = TopicId("default", "orders")
 ANCHOR = ClockAnchor(1_000, 10, "boot")
 FRONTIER = FrontierRecord(1, 500, ANCHOR, 400)
 STORE = StoreRecord("mark", "leveldb:/data", 5, 6, 7)
-STRIKES = Strikes(3, 7, "StoreError: broken", 7, 99)
+STRIKES = Strikes(3, 7, "StateError: broken", 7, 99)
 
 longs = st.integers(-(2**63), 2**63 - 1)
 ints = st.integers(-(2**31), 2**31 - 1)
@@ -260,9 +260,9 @@ def test_given_old_runs_when_pruned_then_those_begun_at_the_moment_or_later_stay
 
 def test_given_a_run_that_began_when_it_begins_again_or_another_ends_then_that_is_refused(state: State) -> None:
     state.begin_run(RunRecord("one", "apply", 1))
-    with pytest.raises(StoreError):
+    with pytest.raises(StateError):
         state.begin_run(RunRecord("one", "apply", 2))
-    with pytest.raises(StoreError, match="no run two began"):
+    with pytest.raises(StateError, match="no run two began"):
         state.finish_run("two", 3, "done", "{}")
 
 
@@ -283,7 +283,7 @@ def test_given_a_transaction_when_it_raises_then_nothing_of_it_is_kept(state: St
 def test_given_an_inner_part_when_it_raises_then_only_that_part_is_undone(state: State) -> None:
     with state.transaction():
         state.save_claim(Claim(1, 2, "r"))
-        with pytest.raises(StoreError):
+        with pytest.raises(StateError):
             state.replace_evidence([Evidence(b"same", None, 1, 1, 1, "r")] * 2)
         state.save_last_thorough_ms(5)
     assert (state.claim(), state.evidence(), state.last_thorough_ms()) == (Claim(1, 2, "r"), [], 5)
@@ -336,5 +336,5 @@ def test_given_a_closed_state_when_used_then_that_is_an_error_of_ours(kind: Memo
     state = kind.new()
     state.close()
     state.close()
-    with pytest.raises(StoreError, match="closed"):
+    with pytest.raises(StateError, match="closed"):
         state.claim()

@@ -13,7 +13,7 @@ import pytest
 from janitor.state import SqliteState
 from janitor.state.sqlite.intents import FILE_NAME
 from tests.janitor.state.entries import entry
-from tms_core.errors import StoreError
+from tms_core.errors import StateError
 
 FIRST = entry(rows=None, oldest_ms=None, newest_ms=None, snapshot_timestamp_ms=None, start=b"\x00\xff", stop=b"\xff")
 SECOND = entry(at_ms=2, table="payload")
@@ -98,7 +98,7 @@ def test_given_a_file_that_cannot_be_written_then_the_error_names_it_and_the_nex
     with SqliteState(tmp_path) as state:
         (tmp_path / FILE_NAME).mkdir()
         for attempt in (lambda: state.intend(FIRST), state.intents, state.clear_intents):
-            with pytest.raises(StoreError) as caught:
+            with pytest.raises(StateError) as caught:
                 attempt()
             assert str(tmp_path / FILE_NAME) in caught.value.message
             assert caught.value.hint
@@ -111,7 +111,7 @@ def test_given_a_disk_that_takes_only_part_of_a_line_then_that_is_an_error(
     with SqliteState(tmp_path) as state:
         state.intend(SECOND)
         monkeypatch.setattr("janitor.state.sqlite.intents.os.write", lambda handle, data: write(handle, data[:9]))
-        with pytest.raises(StoreError, match="cannot be written"):
+        with pytest.raises(StateError, match="cannot be written"):
             state.intend(FIRST)
         monkeypatch.undo()
         assert state.intents() == [SECOND]

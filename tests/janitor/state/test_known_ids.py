@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from janitor.state import KnownIds, OpenIdRecord, SqliteState
-from tms_core.errors import StoreBusy
+from tms_core.errors import StateBusy
 
 #: Later than every pass below, and a window that has ended for all of them.
 NOW_MS, WINDOW_MS = 100, 10
@@ -95,7 +95,7 @@ def test_given_an_id_that_is_closed_between_two_reads_when_asked_then_both_are_o
         class Interrupted(SqliteState):
             def _read_closed(self) -> Any:
                 found = super()._read_closed()
-                with suppress(StoreBusy):
+                with suppress(StateBusy):
                     other.save_open_ids([OpenIdRecord(5, 1, 30, 31)])
                 return found
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from janitor.state import Claim, OpenIdRecord, RunRecord, SqliteState
-from tms_core.errors import StoreBusy, StoreError
+from tms_core.errors import StateBusy, StateError
 from tms_core.topic import TopicId
 
 TOPIC = TopicId("default", "orders")
@@ -45,11 +45,11 @@ def test_given_a_full_disk_when_the_failure_is_swallowed_inside_then_nothing_is_
         def end_of_run() -> None:
             with state.transaction():
                 state.save_claim(Claim(1, 2, "r"))
-                with pytest.raises(StoreError, match="full"):
+                with pytest.raises(StateError, match="full"):
                     state.begin_run(RunRecord("r", "apply", 1, report="x" * 1_000_000))
                 state.save_last_thorough_ms(5)
 
-        with pytest.raises(StoreError):
+        with pytest.raises(StateError):
             end_of_run()
         assert (state.claim(), state.last_thorough_ms(), state.runs(1)) == (None, None, [])
 
@@ -117,7 +117,7 @@ def test_given_another_process_inside_a_transaction_when_writing_then_it_is_busy
         one.save_claim(Claim(1, 1, "r"))
         with one.transaction():
             one.save_claim(Claim(2, 2, "s"))
-            with pytest.raises(StoreBusy, match="being written by another process"):
+            with pytest.raises(StateBusy, match="being written by another process"):
                 two.save_last_thorough_ms(1)
             assert two.claim() == Claim(1, 1, "r")
         two.save_last_thorough_ms(1)
@@ -129,7 +129,7 @@ def test_given_another_process_inside_a_transaction_when_entering_one_then_it_is
 ) -> None:
     with SqliteState(tmp_path) as one, SqliteState(tmp_path, busy_seconds=0) as two, one.transaction():
         entered = False
-        with pytest.raises(StoreBusy), two.transaction():
+        with pytest.raises(StateBusy), two.transaction():
             entered = True
         assert not entered
 
@@ -156,7 +156,7 @@ def test_given_a_state_when_opened_then_commits_are_synced_with_their_folder(tmp
 
 def test_given_a_file_that_is_no_database_when_opened_then_it_is_named_with_what_is_lost(tmp_path: Path) -> None:
     file_of(tmp_path).write_bytes(b"this is not a database, not at all" * 100)
-    with pytest.raises(StoreError) as caught:
+    with pytest.raises(StateError) as caught:
         SqliteState(tmp_path)
     assert str(file_of(tmp_path)) in str(caught.value)
     assert "corrupt" in str(caught.value)
@@ -172,7 +172,7 @@ def test_given_a_file_damaged_in_the_middle_when_read_then_it_is_corrupt(tmp_pat
     for page in range(len(data) // 8192 * 4096, len(data), 4096):
         data[page : page + 64] = b"\xff" * 64
     file_of(tmp_path).write_bytes(data)
-    with SqliteState(tmp_path) as state, pytest.raises(StoreError, match="corrupt"):
+    with SqliteState(tmp_path) as state, pytest.raises(StateError, match="corrupt"):
         state.open_ids()
 
 
@@ -181,7 +181,7 @@ def test_given_a_file_of_a_newer_layout_when_opened_then_it_is_refused_with_both
     with sqlite3.connect(file_of(tmp_path)) as connection:
         connection.execute("PRAGMA user_version = 3")
     connection.close()
-    with pytest.raises(StoreError, match=r"newer janitor \(layout 3; this one knows 2\)"):
+    with pytest.raises(StateError, match=r"newer janitor \(layout 3; this one knows 2\)"):
         SqliteState(tmp_path)
 
 
@@ -193,7 +193,7 @@ def test_given_a_file_of_a_layout_from_before_the_first_release_when_opened_then
         connection.execute("PRAGMA user_version = 1")
     connection.close()
     before = file_of(tmp_path).read_bytes()
-    with pytest.raises(StoreError, match=r"layout 1, which no released janitor wrote \(this one knows 2\)") as caught:
+    with pytest.raises(StateError, match=r"layout 1, which no released janitor wrote \(this one knows 2\)") as caught:
         SqliteState(tmp_path)
     assert "nothing is deleted until `janitor adopt`" in caught.value.hint
     assert file_of(tmp_path).read_bytes() == before
@@ -204,12 +204,12 @@ def test_given_another_programs_database_when_opened_then_nothing_is_written_int
         connection.execute("CREATE TABLE theirs (a)")
     connection.close()
     before = file_of(tmp_path).read_bytes()
-    with pytest.raises(StoreError, match="another program's database"):
+    with pytest.raises(StateError, match="another program's database"):
         SqliteState(tmp_path)
     assert file_of(tmp_path).read_bytes() == before
 
 
 def test_given_a_folder_that_cannot_be_made_when_opened_then_the_setting_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StoreError, match=r"janitor\.state"):
+    with pytest.raises(StateError, match=r"janitor\.state"):
         SqliteState(tmp_path / "file" / "state")

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from janitor.state.base import State, TopicCount
-from janitor.stats.topic_sizes import PAGE_BYTES, SAVE_EVERY_MS, Census
+from janitor.stats.scheduler import SAVE_EVERY_MS
+from janitor.stats.topic_sizes import PAGE_BYTES, Census
 from tests.builders import DAY, NOW_MS, SECOND, Call, topic, unknown_topic, watch, watch_state
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError

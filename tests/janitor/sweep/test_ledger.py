@@ -30,7 +30,7 @@ from tests.builders import (
     watch,
     watch_state,
 )
-from tms_core.errors import StoreError
+from tms_core.errors import StateError, StoreError
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix, time_prefix
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
@@ -252,11 +252,11 @@ def test_given_an_announcement_when_it_is_made_then_it_comes_as_far_as_the_delet
 def test_given_a_disk_that_is_full_when_a_topic_is_to_be_announced_then_nothing_of_it_goes(rig: Rig) -> None:
     def fail(call: Call) -> None:
         if call.name == "state.intend" and call.arguments[0].table == "message":
-            raise StoreError("No space left on device.")
+            raise StateError("No space left on device.")
 
     spy = Spy(rig.store)
     watch_state(rig.state, before=fail)
-    with pytest.raises(StoreError, match="No space left"):
+    with pytest.raises(StateError, match="No space left"):
         rig.engine.run_once()
     assert spy.taken == {}
     assert rig.state.runs(1)[0].result == "failed"

@@ -1,0 +1,166 @@
+"""Turns: how counts of many topics share one budget of rows, so that a huge one keeps no small one waiting.
+
+A count is a generator that yields what each page counts for, in rows, and returns what was found. A topic is due again
+some time after its last count. Rows are read in *turns*. A count that is longer than a turn stays unfinished, and from
+then on turns alternate: one for an unfinished count, one turn's worth of rows for topics that are due. So a huge topic
+costs the small ones half of the budget and never more, and ten thousand small ones cost a huge one no more than that.
+What is unfinished is kept as long as the process lives.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from janitor.sweep.rate_limit import Pacer
+from tms_core.clock import Clock
+from tms_core.errors import Halted, StoreError
+from tms_core.topic import TopicId
+
+T = TypeVar("T")
+
+#: A topic and the generation that is counted.
+Life = tuple[TopicId, int]
+#: How long finished counts wait to be saved together, in milliseconds: ten thousand topics are not as many commits.
+SAVE_EVERY_MS = 3_000
+
+
+class Counts(Protocol[T]):
+    """What is counted."""
+
+    def living(self) -> Sequence[Life]:
+        """The topics there are now, in the order in which they are to be counted."""
+        ...
+
+    def begin(self, life: Life) -> Generator[int, None, T]:
+        """A new count of one of them."""
+        ...
+
+    def finished(self, life: Life, found: T) -> None:
+        """A count has ended."""
+        ...
+
+    def failed(self, life: Life, error: StoreError) -> None:
+        """A count has failed, for the first time since it last ended."""
+        ...
+
+    def save(self) -> None:
+        """Keep what has ended since."""
+        ...
+
+
+class CountScheduler(Generic[T]):
+    """Takes turns at counts.
+
+    Args:
+        counts: what is counted.
+        clock: what turns are timed by.
+        pacer: the budget, which others may share.
+        turn_rows: how long a turn is, in rows.
+        refresh_seconds: how old a count may become before it is made again.
+        halted: whether the process is ending; asked before every page.
+    """
+
+    def __init__(
+        self,
+        counts: Counts[T],
+        clock: Clock,
+        pacer: Pacer,
+        *,
+        turn_rows: int,
+        refresh_seconds: int,
+        halted: Callable[[], bool],
+    ) -> None:
+        self._counts = counts
+        self._clock = clock
+        self._pacer = pacer
+        self._turn_rows = turn_rows
+        self._refresh_ms = refresh_seconds * 1000
+        self._halted = halted
+        self._looked_ms = self._saved_ms = 0
+        self._due: deque[Life] = deque()
+        self._unfinished: deque[tuple[Life, Generator[int, None, T]]] = deque()
+        #: Rows read for topics that were due since an unfinished one had its turn.
+        self._ahead_rows = 0
+        self._tried_ms: dict[Life, int] = {}
+        self._failing: set[Life] = set()
+
+    def step(self) -> None:
+        """Count what is due, until nothing is unfinished, or until halted; to be called now and then.
+
+        A topic that cannot be read is tried again when it is due again.
+
+        Raises:
+            StoreError: the topics could not be read, or counts could not be saved.
+        """
+        try:
+            self._look()
+            while self._take_turn():
+                pass
+        except Halted:
+            return
+        finally:
+            self._save()
+
+    def _look(self) -> None:
+        """Find out which topics there are, and which of them are due."""
+        self._looked_ms = self._clock.running_ms()
+        living = self._counts.living()
+        known = set(living)
+        self._unfinished = deque(one for one in self._unfinished if one[0] in known)
+        self._tried_ms = {life: at_ms for life, at_ms in self._tried_ms.items() if life in known}
+        busy = {life for life, _ in self._unfinished}
+        self._due = deque(life for life in living if life not in busy and self._is_due(life))
+
+    def _is_due(self, life: Life) -> bool:
+        tried_ms = self._tried_ms.get(life)
+        return tried_ms is None or self._looked_ms - tried_ms >= self._refresh_ms
+
+    def _take_turn(self) -> bool:
+        """Count for one turn; returns whether there was anything to count."""
+        if self._unfinished and not self._due and self._clock.running_ms() - self._looked_ms >= self._refresh_ms:
+            self._look()
+        if self._unfinished and (not self._due or self._ahead_rows >= self._turn_rows):
+            self._ahead_rows = 0
+            self._count(*self._unfinished.popleft())
+        elif self._due:
+            life = self._due.popleft()
+            self._ahead_rows += self._count(life, self._counts.begin(life))
+        else:
+            return False
+        return True
+
+    def _count(self, life: Life, counting: Generator[int, None, T]) -> int:
+        """Read for one turn; returns how many rows it was."""
+        # At the back, where it stays when the count is halted: the next step goes on from there.
+        self._unfinished.append((life, counting))
+        rows = 0
+        try:
+            while rows < self._turn_rows:
+                if self._halted():
+                    raise Halted("the count was asked to stop.")
+                # An empty page was a look into the store, too.
+                cost = max(next(counting), 1)
+                rows += cost
+                self._pacer.pay(cost)
+        except StopIteration as end:
+            self._ended(life)
+            self._failing.discard(life)
+            self._counts.finished(life, end.value)
+            if self._clock.running_ms() - self._saved_ms >= SAVE_EVERY_MS:
+                self._save()
+        except StoreError as error:
+            self._ended(life)
+            if life not in self._failing:
+                self._failing.add(life)
+                self._counts.failed(life, error)
+        return rows
+
+    def _ended(self, life: Life) -> None:
+        self._unfinished.pop()
+        self._tried_ms[life] = self._clock.running_ms()
+
+    def _save(self) -> None:
+        self._counts.save()
+        self._saved_ms = self._clock.running_ms()
