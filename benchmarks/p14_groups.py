@@ -1,0 +1,185 @@
+"""P14, P15 and P19: what working through a topic as a consumer group costs, through a real server.
+
+* **P14** read–process–write as a group, exactly once, beside the loop that there is without groups: a consumer whose
+  position is stored after each batch, which writes its bills outside transactions and may write some twice.
+* **P15** messages per second that are produced *and* consumed in transactions, by three producers and four consumers,
+  each a process of its own. Beside it: synced LevelDB batches of the same bytes, since disks differ.
+* **P19** from publish to the worker's loop while another transaction stays open in the topic, without an order.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import tempfile
+import threading
+import time
+from multiprocessing.queues import Queue
+from pathlib import Path
+from queue import SimpleQueue
+
+from benchmarks.figure import Figure, report
+from benchmarks.p4_publish import Bare
+from tests.hostile.attacks import milliseconds
+from tests.server.process import Serve, configure
+from tests.support import size
+from tms_core.client import Client
+
+BATCH, BYTES = 500, 1000
+#: Batches of a turn of P14, and turns.
+BATCHES, TURNS = size("TMS_BENCH_GROUP_BATCHES", 40), size("TMS_BENCH_TURNS", 5)
+#: Batches of each producer of P15.
+PRODUCED = size("TMS_BENCH_PRODUCED_BATCHES", 100)
+PRODUCERS, CONSUMERS = 3, 4
+LATE_MESSAGES = size("TMS_BENCH_LATE_MESSAGES", 100)
+#: Between two messages of P19: long enough for the worker to be idle again.
+_PAUSE_SECONDS = 0.1
+#: After so long without a message a worker of P15 ends, in seconds.
+_IDLE_SECONDS = 5
+
+_spawn = multiprocessing.get_context("spawn")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="p14-") as folder:
+        with Serve(configure(Path(folder))) as server:
+            address = (server.url, server.transactions)
+            read_process_write(address)
+            late(address)
+            rate = produce_and_consume(address)
+            server.end()
+        bare = Bare(Path(folder) / "bare").write(BATCH, BYTES, PRODUCED) * BATCH
+    details = {"bare_synced_writes_per_second": round(bare), "share_of_bare": round(rate / bare, 3)}
+    name = f"messages per second produced and consumed in transactions, {PRODUCERS} producers and {CONSUMERS} consumers"
+    report(Figure("P15", name, round(rate), at_least=20_000, details=details))
+
+
+def opened(address: tuple[str, str]) -> Client:
+    """A client of the server."""
+    return Client(address[0], transactions=address[1])
+
+
+def fill(client: Client, topic: str, batches: int) -> None:
+    """A topic with so many batches."""
+    client.create_topic(topic)
+    for _ in range(batches):
+        client.publish(topic, [b"x" * BYTES] * BATCH)
+
+
+# --- P14 -------------------------------------------------------------------------------------------------------------
+
+
+def read_process_write(address: tuple[str, str]) -> None:
+    rates: dict[str, list[float]] = {"group": [], "plain": []}
+    with opened(address) as client:
+        client.create_topic("default:bills")
+        for turn in range(TURNS):
+            topic = f"default:read{turn}"
+            fill(client, topic, BATCHES)
+            for name, loop in (("plain", at_least_once), ("group", exactly_once)):
+                began = time.perf_counter()
+                loop(client, topic)
+                rates[name].append(BATCHES * BATCH / (time.perf_counter() - began))
+    ratios = [group / plain for group, plain in zip(rates["group"], rates["plain"], strict=True)]
+    details = {name: round(statistics.median(found)) for name, found in rates.items()}
+    name = "read-process-write as a group ÷ at least once"
+    report(Figure("P14", name, round(statistics.median(ratios), 2), at_least=1.0, details=details))
+
+
+def at_least_once(client: Client, topic: str) -> None:
+    """Bills for all orders; after a crash some of them twice."""
+    messages, batch, done = client.consume(topic, consumer="plain"), [], 0
+    for message in messages:
+        batch.append(message.payload)
+        if len(batch) == BATCH:
+            client.publish("default:bills", batch)
+            messages.commit()
+            batch, done = [], done + BATCH
+            if done == BATCHES * BATCH:
+                messages.stop()
+
+
+def exactly_once(client: Client, topic: str) -> None:
+    """Bills for all orders, each once."""
+    done, work = 0, client.work(topic, "group", batch=BATCH)
+    for tx, batch in work:
+        tx.publish("default:bills", [order.payload for order in batch])
+        done += len(batch)
+        if done == BATCHES * BATCH:
+            work.stop()
+
+
+# --- P15 -------------------------------------------------------------------------------------------------------------
+
+
+def produce(address: tuple[str, str], topic: str, began: Queue[float]) -> None:
+    """A producer: each batch in a transaction; tells when it began."""
+    with opened(address) as client:
+        began.put(time.monotonic())
+        for _ in range(PRODUCED):
+            with client.transaction() as tx:
+                tx.publish(topic, [b"x" * BYTES] * BATCH)
+
+
+def consume(address: tuple[str, str], topic: str, done: Queue[tuple[float, int]]) -> None:
+    """A worker: tells when it had each batch, and how many messages."""
+    with opened(address) as client:
+        for _, batch in client.work(topic, "workers", batch=BATCH, order="none", idle_seconds=_IDLE_SECONDS):
+            done.put((time.monotonic(), len(batch)))
+
+
+def produce_and_consume(address: tuple[str, str]) -> float:
+    """Messages per second from the first publish until all are consumed."""
+    topic, all_of_them = "default:events", PRODUCERS * PRODUCED * BATCH
+    began: Queue[float] = _spawn.Queue()
+    done: Queue[tuple[float, int]] = _spawn.Queue()
+    with opened(address) as client:
+        client.create_topic(topic)
+    processes = [_spawn.Process(target=consume, args=(address, topic, done)) for _ in range(CONSUMERS)]
+    processes += [_spawn.Process(target=produce, args=(address, topic, began)) for _ in range(PRODUCERS)]
+    for process in processes:
+        process.start()
+    consumed, last = 0, 0.0
+    while consumed < all_of_them:
+        at, number = done.get(timeout=120)
+        consumed, last = consumed + number, max(last, at)
+    first = min(began.get(timeout=1) for _ in range(PRODUCERS))
+    for process in processes:
+        process.join()
+    return all_of_them / (last - first)
+
+
+# --- P19 -------------------------------------------------------------------------------------------------------------
+
+
+def late(address: tuple[str, str]) -> None:
+    topic, seen = "default:late", SimpleQueue[float]()
+    with opened(address) as client, opened(address) as publisher:
+        client.create_topic(topic)
+        work = client.work(topic, "workers", batch=BATCH, order="none")
+
+        def working() -> None:
+            for _ in work:
+                seen.put(time.monotonic())
+
+        with publisher.transaction(timeout_seconds=600) as undecided:
+            undecided.publish(topic, [b"undecided"])
+            worker = threading.Thread(target=working)
+            worker.start()
+            latencies = []
+            for _ in range(LATE_MESSAGES):
+                time.sleep(_PAUSE_SECONDS)
+                began = time.monotonic()
+                publisher.publish(topic, [b"next"])
+                latencies.append(seen.get(timeout=60) - began)
+            undecided.roll_back()
+        work.stop()
+        publisher.publish(topic, [b"last"])
+        worker.join()
+    details = {"messages": LATE_MESSAGES, "p50_ms": milliseconds(latencies, 50), "max_ms": milliseconds(latencies, 100)}
+    name = "from publish to a worker's loop with a transaction open, p99, ms"
+    report(Figure("P19", name, milliseconds(latencies, 99), at_most=50, details=details))
+
+
+if __name__ == "__main__":
+    main()
