@@ -17,6 +17,7 @@ from tms_core.tables.hbase.schema import SPLIT_POLICY, janitor_table_spec, table
 PAGE = (ROOT / "docs/hbase.md").read_text(encoding="utf-8")
 #: What raises something that only HBase's modules raise.
 KINDS = SPEAKING | {"ConnectionLost", "NotServed", "ScannerLost", "ThriftTimeout", "StoreNotFound", "StoreUnavailable"}
+KINDS |= {"StateBusy", "StateError", "StateUnavailable"}
 #: Says what a command cannot look at.
 COMMANDS = ROOT / "janitor/app/stores.py"
 

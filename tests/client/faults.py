@@ -79,17 +79,25 @@ class ToSite(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         self._url = httpx2.URL(site.url)
         self._blocking = httpx2.HTTPTransport(verify=False)
         self._looping = httpx2.AsyncHTTPTransport(verify=False)
+        self._closed = False
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        if self._closed:
+            # A request that was held up until then: the pool would open a connection again, which would stay open.
+            raise httpx2.ConnectError("closed")
         return self._blocking.handle_request(self._readdressed(request))
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if self._closed:
+            raise httpx2.ConnectError("closed")
         return await self._looping.handle_async_request(self._readdressed(request))
 
     def close(self) -> None:
+        self._closed = True
         self._blocking.close()
 
     async def aclose(self) -> None:
+        self._closed = True
         await self._looping.aclose()
 
     def _readdressed(self, request: httpx2.Request) -> httpx2.Request:

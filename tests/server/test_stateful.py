@@ -32,6 +32,7 @@ from tms_core.client import (
     Client,
     ConsumerNotFound,
     Message,
+    MessageId,
     TopicExists,
     TopicNotFound,
     Transaction,
@@ -42,6 +43,8 @@ from tms_core.clock import ManualClock
 from tms_core.errors import BadRequest
 
 NAMES = ("default:a", "default:a-b")
+#: The consumer group, and where it begins.
+GROUP, BEGINNING = "worker", MessageId(0, 0)
 TIMEOUT_SECONDS = 300
 PATIENCE_SECONDS = 60
 EMPTY = Transaction(0, 0, 0)
@@ -241,12 +244,12 @@ class History(RuleBasedStateMachine):
         tx = Tx(EMPTY, 0)
         with suppress(Undone), self.server.client.transaction() as together:
             reader = self.beside(together.transaction)
-            read += together.consume(reads, "worker")
+            read += together.consume(reads, GROUP)
             for name, given in payloads.items():
                 together.publish(name, given)
             if fails:
                 raise Undone
-        behind = self.topics[reads].positions.get("worker")
+        behind = self.topics[reads].positions.get(GROUP)
         self.topics[reads].check(read, reader, self.now_ms, behind=behind)
         if not fails:
             tx.fate = "committed"
@@ -254,7 +257,7 @@ class History(RuleBasedStateMachine):
             for name, given in payloads.items():
                 self.topics[name].add(given, self.now_ms, tx=tx)
             if read:
-                self.topics[reads].positions["worker"] = read[-1].id
+                self.topics[reads].positions[GROUP] = read[-1].id
 
     @rule(target=txs)
     def begin_to_write(self) -> Tx:
@@ -428,7 +431,15 @@ class History(RuleBasedStateMachine):
     def consumers_are_as_far_as_they_said(self) -> None:
         for name, topic in self.topics.items():
             found = {one.name: one for one in self.server.client.positions(name)}
-            assert {consumer: one.position for consumer, one in found.items()} == topic.positions
+            group, said = found.pop(GROUP, None), topic.positions.get(GROUP)
+            # A group's position is there from its first poll on, and goes on over what nobody will ever see.
+            assert group is not None or said is None
+            if group is not None:
+                assert said is None or group.position >= said
+                assert topic.passed_over(said or BEGINNING, group.position, self.now_ms) == []
+                assert group.lag_messages <= topic.unread(said or BEGINNING, self.now_ms)[1]
+            alone = {consumer: position for consumer, position in topic.positions.items() if consumer != GROUP}
+            assert {consumer: one.position for consumer, one in found.items()} == alone
             for one in found.values():
                 least, most = topic.unread(one.position, self.now_ms)
                 assert least <= one.lag_messages <= most

@@ -139,6 +139,18 @@ class Topic:
         ids = [message.id for message in read]
         assert all(one < other for one, other in pairwise(ids)), "ids do not increase"
 
+    def passed_over(self, after: MessageId, position: MessageId, now_ms: int) -> list[Sent]:
+        """The messages between two ids that a committed reader sees, or may see later."""
+        return [
+            sent
+            for sent in self.sent
+            if sent.id is not None
+            and _behind(sent, after)
+            and not _behind(sent, position)
+            and not (self._expired(sent, now_ms) or sent.was_expired or sent.taken_back)
+            and (sent.tx is None or sent.tx.fate in ("open", "committed"))
+        ]
+
     def unread(self, position: MessageId, now_ms: int) -> tuple[int, int]:
         """How many rows a consumer has not read: at least, and at most."""
         behind = [(sent, verdict) for sent, verdict in self.expected(None, now_ms) if _behind(sent, position)]

@@ -600,7 +600,7 @@ def test_given_no_such_topic_when_planned_then_the_error_names_it(at: Scene) -> 
 
 
 def test_given_no_server_when_planned_then_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "PATIENCE", SOON)
+    monkeypatch.setattr(feeds, "RETRIES", SOON)
     reader = StreamReader(Feed.parse(GIVEN))
     with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:1 cannot be reached: .* correct the URL"):
         reader.latestOffset(reader.initialOffset(), everything())
