@@ -83,13 +83,19 @@ class ToSite(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         if self._closed:
-            # A request that was held up until then: the pool would open a connection again, which would stay open.
-            raise httpx2.ConnectError("closed")
+            # A request that was held up until then: the pool would open a connection again, which nothing would close.
+            with httpx2.HTTPTransport(verify=False) as transport:
+                answer = transport.handle_request(self._readdressed(request))
+                answer.read()
+                return answer
         return self._blocking.handle_request(self._readdressed(request))
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if self._closed:
-            raise httpx2.ConnectError("closed")
+            async with httpx2.AsyncHTTPTransport(verify=False) as transport:
+                answer = await transport.handle_async_request(self._readdressed(request))
+                await answer.aread()
+                return answer
         return await self._looping.handle_async_request(self._readdressed(request))
 
     def close(self) -> None:
