@@ -34,7 +34,7 @@ def test_given_a_consumer_that_is_behind_when_served_with_the_janitor_then_it_fi
     config = tmp_path / "tms.yaml"
     config.write_text(SETTINGS, encoding="utf-8")
     with serving(config, {}, {}, janitor=False) as started, Client(_port(started.url)) as client:
-        orders = TopicClient(client, "orders").create(ttl="3")
+        orders = TopicClient(client, "orders").create(ttl="1")
         orders.publish("a", "b", "c")
         ids = [message["id"] for message in orders.post("poll").json]
         client.ask("PUT", f"{orders.path}/consumers/billing", json.dumps({"position": ids[0]}).encode())
