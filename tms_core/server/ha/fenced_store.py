@@ -18,7 +18,7 @@ from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, topic_prefix
 from tms_core.server.ha.leadership import Leadership, Term, not_leading, undecided
 from tms_core.server.ha.sealed_ids import FRAME_ROWS, Seals
 from tms_core.tables.base import KeyTable, MessageTable, MessageValue, Page, PayloadTable, Store, TableName, TxCell
-from tms_core.tables.side import SideTable
+from tms_core.tables.side import SideChange, SideTable
 
 K = TypeVar("K", bound=KeyTable)
 R = TypeVar("R")
@@ -198,7 +198,7 @@ class FencedPayloadTable(_Fenced[PayloadTable], PayloadTable):
 
 
 class FencedSide(SideTable):
-    """The side table, as a leader sees it: for positions and claims.
+    """The side table, as a leader sees it: for positions, claims and producers.
 
     What a deposed leader still sends changes nothing: a position is only written where the one that was read still is,
     and a claim of a poll that was not answered is void, because its client invalidates the transaction.
@@ -238,6 +238,10 @@ class FencedSide(SideTable):
     ) -> bool:
         with self._fence.changing():
             return self._side.exchange(key, expected, value, puts, deletes)
+
+    def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
+        with self._fence.changing():
+            return self._side.exchange_each(changes)
 
     def close(self) -> None:
         """Nothing was opened."""
