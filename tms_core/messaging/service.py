@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import Self
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from tms_core.clock import Clock, HonestClock
@@ -25,7 +25,7 @@ from tms_core.messaging.groups import Groups
 from tms_core.messaging.ids import position
 from tms_core.messaging.lines import Lines
 from tms_core.messaging.model import Ages, FetchRequest, Message, RollbackRange
-from tms_core.messaging.queue import WriterContext, WriteRequest
+from tms_core.messaging.queue import Queue, WriterContext, WriteRequest
 from tms_core.messaging.topics import TopicRegistry, count_ages
 from tms_core.messaging.visible import Delays, FirstReads
 from tms_core.messaging.work import Work
@@ -144,7 +144,7 @@ class MessagingService:
         """
         self._topics.update(topic, properties)
         # With a longer ttl, rows would be shown from the cache that the janitor took while it was shorter.
-        self._lines.forget(topic)
+        self._lines.forget(lambda key: key.startswith(topic.prefix))
 
     def topic(self, topic: TopicId) -> dict[str, str]:
         """All properties of a topic, its generation among them.
@@ -385,9 +385,25 @@ class MessagingService:
         Args:
             topic: which topic; None: all.
         """
-        self._lines.forget(topic)
-        if self._groups is not None:
+        self._lines.forget(_every if topic is None else lambda key: key.startswith(topic.prefix))
+        if self._groups is not None and topic is None:
             self._groups.forget()
+
+    def start_over(self, concerns: Callable[[bytes], bool]) -> bool:
+        """Forget what was read of some topics, because another process may have written to them until now.
+
+        Args:
+            concerns: tells of a key that begins with a topic's name whether it is one of them.
+
+        Returns:
+            False when something that was accepted before is still to be written: it has ids of that time.
+        """
+        self._lines.forget(concerns)
+        if self._groups is not None:
+            self._groups.forget(concerns)
+        with self._lock:
+            writers: list[Queue[Any]] = [*self._messages.values(), *self._payloads.values()]
+        return not any(writer.is_busy and concerns(writer.topic.prefix) for writer in writers)
 
     def close(self) -> None:
         """Accept no more, and return when all that was accepted is answered; closing twice is no error."""
@@ -426,6 +442,11 @@ class MessagingService:
             if writer is None:
                 writer = self._payloads[topic] = PayloadWriter(topic, self._context, self._store.payload)
             return writer
+
+
+def _every(_: bytes) -> bool:
+    """That all topics are meant."""
+    return True
 
 
 def _check_pointer(pointer: int | None) -> None:
