@@ -152,6 +152,10 @@ def _print_report(report: dict[str, Any]) -> None:
     kept = ", ".join(f"{rows:,} {_words(reason)}" for reason, rows in totals["kept"].items() if rows)
     if kept:
         out.print(f"kept on purpose: {kept}")
+    for item in report.get("held_before", {}).get("topics", ()):
+        rows = f"{item['rows']:,} rows of {item['tms_namespace']}:{item['topic']}"
+        why = f"{item['table']}, {_words(item['rule'])}, {_words(item['held'])}"
+        out.print(f"still held, as an earlier run counted: {rows} ({why})")
     for note in report["guards"]:
         out.print(render.styled(f"{note['guard']}: {note['message']}", "bold red" if note["tripped"] else "yellow"))
     for error in report["errors"]:
