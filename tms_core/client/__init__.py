@@ -47,7 +47,7 @@ from tms_core.errors import (
     Unauthorized,
     Unavailable,
 )
-from tms_core.messaging.model import RollbackRange
+from tms_core.messaging.model import Ages, RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import Transaction
@@ -55,6 +55,7 @@ from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable
 
 __all__ = [
+    "Ages",
     "AsyncClient",
     "AsyncConsumption",
     "AsyncGroupWork",

@@ -25,9 +25,9 @@ from tms_core.messaging.fetcher import Fetch, Shelf
 from tms_core.messaging.groups import Groups
 from tms_core.messaging.ids import position
 from tms_core.messaging.lines import Lines
-from tms_core.messaging.model import FetchRequest, Message, RollbackRange
+from tms_core.messaging.model import Ages, FetchRequest, Message, RollbackRange
 from tms_core.messaging.queue import WriterContext, WriteRequest
-from tms_core.messaging.topics import TopicRegistry
+from tms_core.messaging.topics import TopicRegistry, count_ages
 from tms_core.messaging.visible import Delays, FirstReads
 from tms_core.messaging.work import Work
 from tms_core.messaging.writer import MessageWriter, PayloadWriter, earlier_generations, roll_back
@@ -163,6 +163,16 @@ class MessagingService:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
         """
         return dict(self._topics.get(topic).properties)
+
+    def count_ages(self, topic: TopicId, older_than_seconds: int) -> Ages:
+        """How many messages live, and how many are older than so many seconds; at most 100,000 are counted.
+
+        Raises:
+            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
+        """
+        return count_ages(
+            self._store.message, self._topics.get(topic), older_than_seconds, self._context.clock.now_ms()
+        )
 
     def topics(self, namespace: str) -> list[str]:
         """The names of a namespace's topics, in key order.
