@@ -18,6 +18,7 @@ from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.iterators import AsyncConsumption, AsyncMessages, Consumption, Messages
 from tms_core.client.messages import Message
 from tms_core.client.participant import Participant
+from tms_core.client.site import Options
 from tms_core.client.sync import Client
 from tms_core.client.tracing import Attempt
 from tms_core.client.values import Buffer, Limits, Retry, Timeouts, WhenFull
@@ -83,6 +84,7 @@ __all__ = [
     "NotInProgress",
     "NotPublished",
     "OpenClaim",
+    "Options",
     "OutcomeUnknown",
     "Participant",
     "PostCommitFailed",
