@@ -2,7 +2,7 @@
 #
 #   make image                              with the base image below
 #   make image BASE_IMAGE=registry/python   with another one of Debian's that has Python, its venv module and no more
-#   make image ARCHIVE=1                    with Parquet too, for janitor.archive, 100 MB larger
+#   make image ARCHIVE=1                    with Parquet too, for janitor.archive, 160 MB larger
 #
 # Nothing of the base is in the image but what image/rootfs.py takes of it. Tags move: for an image that can be made again give
 # NAME:TAG@sha256:…, as `docker buildx imagetools inspect NAME:TAG` prints it; the image's label
