@@ -225,6 +225,12 @@ def last_of(begun: list[tuple[Begun, Outcome]], inherited: Former | None) -> For
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
+def is_of_producer(key: bytes) -> bool:
+    """Whether a key of the side table is that of a producer, or of a transaction that one has begun."""
+    prefix = topic_prefix(key[1:]) if key[:1] == _TRANSACTIONAL else None
+    return key[:1] == _PRODUCER or (prefix is not None and key[1 + len(prefix) + GENERATION_BYTES :][:1] == _BEGUN)
+
+
 def begun_by(side: SideTable, producer: Producer) -> list[tuple[bytes, Begun]]:
     """The transactions of a producer that are written down, each with its key, the oldest first.
 

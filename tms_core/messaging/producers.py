@@ -261,11 +261,17 @@ class Producers:
                         self._sending[who] = left
                 self._changed.notify_all()
 
-    def announce(self, requests: Sequence[tuple[Admitted, int | None, int, int]]) -> None:
+    def announce(self, requests: Sequence[tuple[Admitted, int | None, int, int]]) -> list[TmsError | None]:
         """Write down where the rows of requests will be, and whose transactions they belong to. Durable on return.
+
+        Then it is looked again whether their producers count: another server may lead a producer's home, and what an
+        instance that it registers from now on finds written down it ends.
 
         Args:
             requests: each with its write pointer, the position of its first row, and how many it has.
+
+        Returns:
+            For each why it is not to be written, or None.
 
         Raises:
             Unavailable: another process has changed a producer meanwhile; nothing is to be written.
@@ -278,6 +284,14 @@ class Producers:
             expected = None if admitted.former is None else admitted.former.pack()
             changes.append(SideChange(admitted.key, expected, value, puts, deletes))
         self._make(changes, [admitted.sent.name for admitted, *_ in requests])
+        found: list[TmsError | None] = []
+        for admitted, *_ in requests:
+            try:
+                self._require_newest(admitted.producer, admitted.sent.generation, again=True)
+                found.append(None)
+            except TmsError as error:
+                found.append(error)
+        return found
 
     def wrote(self, admitted: Admitted, first: int, number: int) -> None:
         """The rows of a request are there, so a repetition need not look."""
@@ -354,9 +368,12 @@ class Producers:
         value = self._rows.get(key := producer.begun_key(pointer))
         return value is not None and Begun.parse(key, value).void
 
-    def _require_newest(self, producer: Producer, generation: int) -> None:
-        raw = self._rows.get(producer.key)
+    def _require_newest(self, producer: Producer, generation: int, *, again: bool = False) -> None:
+        raw = self._rows.get(producer.key, again=again)
         known = None if raw is None else Registration.parse(raw)
+        if not again and (known is None or generation != known.generation):
+            self._require_newest(producer, generation, again=True)
+            return
         if known is None or known.instance == NO_INSTANCE:
             raise ProducerFenced(
                 f"Producer {producer.name} of {producer.home} is not known: it was idle too long, or deleted.",

@@ -99,6 +99,11 @@ class Queue(ABC, Generic[R]):
         self._busy = False
         self._lock = Lock()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are requests that are not answered yet."""
+        return self._busy
+
     def submit(self, request: WriteRequest[R]) -> Answer[R]:
         """Queue a request; its answer comes when a batch has it.
 
@@ -216,15 +221,24 @@ class Queue(ABC, Generic[R]):
         except TmsError as error:
             request.answer.set_exception(error)
 
-    def _announce_requests(self, written: Sequence[tuple[WriteRequest[R], int]]) -> None:
-        """Write down where the rows of producers' requests will be, before they are there."""
-        admitted = [
-            (request.admitted, request.pointer, first, len(request.messages) or 1)
-            for request, first in written
+    def _announce_requests(self, written: Sequence[WriteRequest[R]], firsts: Sequence[int]) -> bool:
+        """Write down where the rows of producers' requests will be, before they are there; answers those refused.
+
+        Returns:
+            Whether there are any of these.
+        """
+        asked = [
+            (request, (request.admitted, request.pointer, first, len(request.messages) or 1))
+            for request, first in zip(written, firsts, strict=True)
             if request.admitted is not None
         ]
-        if admitted and self._context.producers is not None:
-            self._context.producers.announce(admitted)
+        if not asked or self._context.producers is None:
+            return False
+        errors = self._context.producers.announce([one for _, one in asked])
+        for (request, _), error in zip(asked, errors, strict=True):
+            if error is not None:
+                request.answer.set_exception(error)
+        return any(errors)
 
     def _note_written(self, request: WriteRequest[R], first: int) -> None:
         if request.admitted is not None and self._context.producers is not None:

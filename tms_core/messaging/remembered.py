@@ -28,8 +28,12 @@ class RememberedRows:
         self._changes = 0
         self._lock = Lock()
 
-    def get(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes, *, again: bool = False) -> bytes | None:
         """A row's value; what was read while it was changed is not remembered.
+
+        Args:
+            key: the row's.
+            again: read it, remembered or not.
 
         Raises:
             StoreError: it could not be read.
@@ -38,15 +42,14 @@ class RememberedRows:
         if not 0 <= now_ms - self._since_ms < _KEPT_MS or len(self._rows) >= _ROWS:
             self.forget()
             self._since_ms = now_ms
-        try:
-            return self._rows[key]
-        except KeyError:
-            changes = self._changes
-            value = self._side.get(key)
-            with self._lock:
-                if changes == self._changes:
-                    self._rows[key] = value
-            return value
+        if key in self._rows and not again:
+            return self._rows.get(key)
+        changes = self._changes
+        value = self._side.get(key)
+        with self._lock:
+            if changes == self._changes:
+                self._rows[key] = value
+        return value
 
     def change(self, changes: Sequence[SideChange]) -> list[bool]:
         """Change rows as :meth:`SideTable.exchange_each` does."""

@@ -70,7 +70,9 @@ class MessageWriter(Queue[RollbackRange | None]):
             return
         line.ids.take(first, stop)
         try:
-            self._announce_requests([(request, run.first) for request, run in zip(written, runs, strict=True)])
+            if self._announce_requests(written, [run.first for run in runs]):
+                runs = [run for request, run in zip(written, runs, strict=True) if not request.answer.done()]
+                written = [request for request in written if not request.answer.done()]
             self._announce(line, runs)
             self._put(line.prefix, runs, [request.sent is not None for request in written])
             runs = [self._looked_at(line, request, run) for request, run in zip(written, runs, strict=True)]
@@ -178,7 +180,6 @@ class PayloadWriter(Queue[None]):
         self._table = table
 
     def _write(self, topic: TopicMetadata, now_ms: int, batch: Sequence[WriteRequest[None]]) -> None:
-        rows: list[tuple[bytes, bytes]] = []
         written: list[WriteRequest[None]] = []
         firsts: list[int] = []
         for request in batch:
@@ -187,10 +188,14 @@ class PayloadWriter(Queue[None]):
             first = ids.first(now_ms)
             if self._in_time(request, first):
                 ids.skip(first + len(request.messages))
-                rows += zip(self._keys_of(topic, request, first), request.messages, strict=True)
                 written.append(request)
                 firsts.append(first)
-        self._announce_requests(list(zip(written, firsts, strict=True)))
+        if self._announce_requests(written, firsts):
+            left = [one for one in zip(written, firsts, strict=True) if not one[0].answer.done()]
+            written, firsts = [request for request, _ in left], [first for _, first in left]
+        rows = [
+            row for request, first in zip(written, firsts, strict=True) for row in self._rows(topic, request, first)
+        ]
         self._put(rows)
         for request, first in zip(written, firsts, strict=True):
             if self._is_late(request):
@@ -211,6 +216,9 @@ class PayloadWriter(Queue[None]):
             with suppress(StoreError):
                 self._table.delete([key for key, _ in rows])
             raise
+
+    def _rows(self, topic: TopicMetadata, request: WriteRequest[None], first: int) -> Iterator[tuple[bytes, bytes]]:
+        return zip(self._keys_of(topic, request, first), request.messages, strict=True)
 
     def _keys_of(self, topic: TopicMetadata, request: WriteRequest[None], first: int) -> list[bytes]:
         prefix = pointer_prefix(topic.topic.prefix, topic.generation, cast(int, request.pointer))

@@ -93,7 +93,7 @@ class Rollback:
         with site.memory.share(abort_of(scope)) as share:
             written = await site.read(headers, receive, codec.read_rollback, share, limit=_ROLLBACK)
         sent = sent_by(site, scope, headers, numbered=False)
-        if sent is not None:
+        if sent is not None and sent.home == topic:
             # Before anything else, so that whatever comes late is refused.
             pointer = written if isinstance(written, int) else written.pointer
             await site.in_thread(site.service.producers.roll_back, sent, pointer)
