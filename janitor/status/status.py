@@ -152,6 +152,7 @@ class RunSummary:
     result: str
     expired: int = 0
     old_generation: int = 0
+    processed: int = 0
     invalid_transaction: int = 0
     held: int = 0
     duration_seconds: float = 0.0

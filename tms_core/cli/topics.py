@@ -11,7 +11,7 @@ from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.text import columns, duration
 from tms_core.cli.times import TtlType
 from tms_core.client import Client
-from tms_core.topic import TopicId
+from tms_core.topic import BY_TTL, CONSUMED, RETENTION, TopicId
 
 Command = Callable[..., None]
 
@@ -19,6 +19,11 @@ Command = Callable[..., None]
 def _changes(command: Command) -> Command:
     """The options that say what a topic shall be like."""
     for option in (
+        click.option(
+            "--retention",
+            type=click.Choice([BY_TTL, CONSUMED]),
+            help="consumed: its messages go once all its consumers have processed them, if not by their ttl before.",
+        ),
         click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="Any other; repeatable."),
         click.option("--ttl", type=TtlType(), help="How long its messages live: 7d, 1h30m, or seconds."),
     ):
@@ -38,7 +43,9 @@ def topic() -> None:
 @topic_argument
 @_changes
 @remote
-def create(options: Remote, topic: TopicId, ttl: int | None, properties: tuple[str, ...]) -> None:
+def create(
+    options: Remote, topic: TopicId, ttl: int | None, retention: str | None, properties: tuple[str, ...]
+) -> None:
     """Make a topic.
 
     Without --ttl its messages live as long as the server says (server.default_ttl_seconds).
@@ -47,9 +54,10 @@ def create(options: Remote, topic: TopicId, ttl: int | None, properties: tuple[s
     Examples:
       tms topic create default:orders
       tms topic create default:clicks --ttl 3d
+      tms topic create default:jobs --retention consumed
     """
     with options.client() as client:
-        client.create_topic(topic, ttl=ttl, properties=_properties(properties))
+        client.create_topic(topic, ttl=ttl, properties=_properties(properties, retention))
         _print(options, client.topic(topic).properties, topic)
 
 
@@ -98,7 +106,9 @@ def show(options: Remote, topic: TopicId, *, count: bool) -> None:
 @topic_argument
 @_changes
 @remote
-def update(options: Remote, topic: TopicId, ttl: int | None, properties: tuple[str, ...]) -> None:
+def update(
+    options: Remote, topic: TopicId, ttl: int | None, retention: str | None, properties: tuple[str, ...]
+) -> None:
     """Change a topic; what is not named stays as it is.
 
     A shorter ttl hides messages at once; the janitor deletes them once it may, see: janitor approve.
@@ -110,7 +120,7 @@ def update(options: Remote, topic: TopicId, ttl: int | None, properties: tuple[s
     with options.client() as client:
         # The server replaces all of them, as CDAP's does.
         kept = {name: value for name, value in client.topic(topic).properties.items() if name != "generation"}
-        client.update_topic(topic, ttl=ttl, properties={**kept, **_properties(properties)})
+        client.update_topic(topic, ttl=ttl, properties={**kept, **_properties(properties, retention)})
         _print(options, client.topic(topic).properties, topic)
 
 
@@ -133,8 +143,8 @@ def delete(options: Remote, topic: TopicId, *, yes: bool) -> None:
     options.print({"deleted": str(topic)}, lambda: [f"{topic} is deleted"])
 
 
-def _properties(given: tuple[str, ...]) -> dict[str, str]:
-    found = {}
+def _properties(given: tuple[str, ...], retention: str | None) -> dict[str, str]:
+    found = {} if retention is None else {RETENTION: retention}
     for one in given:
         name, equals, value = one.partition("=")
         if not (name and equals):
