@@ -17,7 +17,7 @@ from tms_core.consumers.retention import announced
 from tms_core.errors import StoreError
 from tms_core.messaging.groups import GroupPoll, Order
 from tms_core.messaging.model import FetchRequest
-from tms_core.messaging.service import MessagingService
+from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId, MessageKey
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import Expiries, MemorySide, SideTable
@@ -38,7 +38,11 @@ class House:
         self.manager = stack.enter_context(TransactionManager(MemoryStorage(), self.clock))
         self.service = stack.enter_context(
             MessagingService(
-                self.store, self.clock, side=self.side, max_lifetime_seconds=3600, transactions=self.manager
+                self.store,
+                self.clock,
+                ServiceOptions(max_lifetime_seconds=3600),
+                side=self.side,
+                transactions=self.manager,
             )
         )
         self.service.create_topic(ORDERS, CONSUMED)
@@ -205,7 +209,7 @@ def test_given_stored_payloads_then_they_go_with_their_message(house: House) -> 
 
 
 def _read(house: House) -> list[Any]:
-    return [one for page in house.service.fetch(ORDERS, FetchRequest(None)).pages() for one in page]
+    return [one for page in house.service.fetch(ORDERS, FetchRequest(None)) for one in page]
 
 
 def test_given_a_message_with_a_ttl_of_its_own_when_processed_then_its_note_is_forgotten_when_it_is_due(
