@@ -152,7 +152,6 @@ class RunSummary:
     result: str
     expired: int = 0
     old_generation: int = 0
-    processed: int = 0
     invalid_transaction: int = 0
     held: int = 0
     duration_seconds: float = 0.0
@@ -162,6 +161,7 @@ class RunSummary:
     error: str = ""
     stopped_by: Sequence[str] = ()
     deleted_bytes: int = 0
+    processed: int = 0
 
     @property
     def bad(self) -> bool:
