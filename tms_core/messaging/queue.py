@@ -21,6 +21,7 @@ from tms_core.messaging.lines import Lines
 from tms_core.messaging.topics import FORBIDDEN, REQUIRED, TRANSACTIONS, TopicRegistry
 from tms_core.messaging.work import Work
 from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.model import transaction_ms
 
 R = TypeVar("R")
@@ -61,6 +62,7 @@ class WriterContext(NamedTuple):
         clock: what time it is.
         max_lifetime_ms: how long after its begin a transaction may write.
         work: runs batches, and counts requests.
+        transactions: told of what is published in transactions; None: they are managed elsewhere.
     """
 
     topics: TopicRegistry
@@ -68,6 +70,7 @@ class WriterContext(NamedTuple):
     clock: HonestClock
     max_lifetime_ms: int
     work: Work
+    transactions: TransactionManager | None = None
 
 
 class Queue(ABC, Generic[R]):

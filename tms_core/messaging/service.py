@@ -106,7 +106,7 @@ class MessagingService:
         self._lines = Lines(store, honest, self._cache, self._expiries, kept, self._allowance_ms)
         self._work = work or Work()
         lifetime_ms = options.max_lifetime_seconds * 1000
-        self._context = WriterContext(self._topics, self._lines, honest, lifetime_ms, self._work)
+        self._context = WriterContext(self._topics, self._lines, honest, lifetime_ms, self._work, transactions)
         cached_ms = min(options.max_lifetime_seconds, options.grace_seconds) * 1000 // 2
         self._first_reads = FirstReads()
         self._shelf = Shelf(

@@ -77,6 +77,8 @@ class MessageWriter(Queue[RollbackRange | None]):
         finally:
             line.ids.release()
         for request, run in zip(written, runs, strict=True):
+            if run.pointer is not None and self._context.transactions is not None:
+                self._context.transactions.note_published(run.pointer, str(topic.topic), id_parts(run.first)[0])
             if run.pointer is not None and run.payloads is None:
                 self._context.lines.show(topic, run.pointer)
             request.answer.set_result(_rollback_range(run))

@@ -7,6 +7,8 @@ away; the answer is then dropped.
 
 from __future__ import annotations
 
+import time
+
 from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest
@@ -39,11 +41,11 @@ class Publish:
                 headers, receive, codec.read_publish, share, cost=codec.publish_cost
             )
             site.sizes.note(topic, messages, share.size)
-            ttl_seconds = _ttl(headers, ttl_seconds)
+            ttl_seconds, began = _ttl(headers, ttl_seconds), time.perf_counter()
             written = await outcome(
                 site.service.submit_publish(topic, messages, pointer=pointer, ttl_seconds=ttl_seconds)
             )
-        harmless(site.metrics.published.inc, len(messages))
+        harmless(site.metrics.published, topic, len(messages), time.perf_counter() - began)
         if written is None:
             await answer(send, 200)
         else:
@@ -72,7 +74,7 @@ class StorePayloads:
                 )
             site.sizes.note(topic, messages, share.size)
             await outcome(site.service.submit_store(topic, messages, pointer=pointer))
-        harmless(site.metrics.published.inc, len(messages))
+        harmless(site.metrics.published, topic, len(messages))
         await answer(send, 200)
 
 
