@@ -79,10 +79,8 @@ def test_each_alert_fires_and_keeps_quiet_as_its_cases_say(tmp_path: Path) -> No
 
 
 def test_with_the_figures_of_cronjobs_alerts_do_as_their_cases_say(tmp_path: Path) -> None:
-    assert try_cases(tmp_path, rules(thresholds("cronjob"), scope='job="j"', servers='job="j"'), CRONJOB_CASES) == (
-        0,
-        ANY,
-    )
+    document = rules(thresholds("cronjob"), scope='job="j"', servers='job="j"')
+    assert try_cases(tmp_path, document, CRONJOB_CASES) == (0, ANY)
 
 
 def test_each_alert_has_a_case_that_fires_it_and_one_that_keeps_it_quiet() -> None:
@@ -127,9 +125,8 @@ def test_every_expression_of_a_page_is_one_that_prometheus_reads(page: str, tmp_
 
 def test_every_threshold_is_used_and_every_place_of_one_has_its_figure() -> None:
     text = " ".join(f"{alert.expression} ${{{alert.wait}}}" for alert in ALERTS)
-    assert set(re.findall(r"\$\{(\w+)\}", text)) - {"scope", "servers", "now"} == {
-        threshold.name for threshold in THRESHOLDS
-    }
+    used = set(re.findall(r"\$\{(\w+)\}", text)) - {"scope", "servers", "now"}
+    assert used == {threshold.name for threshold in THRESHOLDS}
 
 
 def test_a_scope_is_in_every_selector() -> None:

@@ -186,7 +186,7 @@ def serving(
         )
         registry = CollectorRegistry()
         if member is not None:
-            registry.register(LeadershipMetrics(member.leadership))
+            registry.register(LeadershipMetrics(member.slots))
             if member.is_alone:
                 member.begin(service)
         _make_topics(settings.server.system_topics, service)

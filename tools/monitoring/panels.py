@@ -444,8 +444,9 @@ SERVER = (
     ),
 )
 
-SERVER_TOPICS = tuple(
-    Panel(
+
+def _busiest(title: str, metric: str) -> Panel:
+    return Panel(
         title,
         "timeseries",
         "cps",
@@ -455,11 +456,11 @@ SERVER_TOPICS = tuple(
             "{{tms_namespace}}:{{topic}}",
         ),
     )
-    for title, metric in (
-        ("Published by topic", "tms_topic_messages_published_total"),
-        ("Fetched by topic", "tms_topic_messages_fetched_total"),
-    )
-) + (
+
+
+SERVER_TOPICS = (
+    _busiest("Published by topic", "tms_topic_messages_published_total"),
+    _busiest("Fetched by topic", "tms_topic_messages_fetched_total"),
     Panel(
         "Slow publishes by topic",
         "timeseries",

@@ -1,8 +1,9 @@
 """The alerts: what people are told of, and when.
 
-Each alert is one expression over the metrics of ``docs/metrics.md``, with names in braces for what differs between
-sites: ``${scope}`` is which janitors it is about, ``${servers}`` which servers, too; the others are the thresholds below. A daemon that sweeps every
-minute has other figures than a CronJob that sweeps every night, and they differ in nothing else.
+Each alert is one expression over the metrics of ``docs/metrics.md`` and ``docs/rest.md``, with names in braces for what
+differs between sites: ``${scope}`` is which janitors it is about, ``${servers}`` which servers, too, the others are the
+thresholds below. A daemon that sweeps every minute has other figures than a CronJob that sweeps every night, and they
+differ in nothing else.
 
 Alerts are about releases (a namespace and a job), never about a pod, which may be gone by the time it is looked up.
 
