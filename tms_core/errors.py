@@ -26,7 +26,10 @@
     │   ├── TopicExists          there is a topic of that name already
     │   ├── ConsumerNotFound     no such consumer of the topic
     │   ├── ConsumerConflict     the consumer is there already, has open claims, or the claiming transaction has ended
-    │   ├── TransactionExpired   the transaction may not write any more
+    │   ├── ProducerNotFound     no such producer of the topic
+    │   ├── ProducerFenced       a newer instance of the producer is there; final for the older one
+    │   ├── TransactionExpired   the transaction is older than a transaction may be
+    │   ├── TransactionEnded     the transaction is not in progress, so it writes nothing
     │   ├── Unauthorized         the request's sender is not known: no token, or an unknown or expired one
     │   ├── Forbidden            the sender is known, and may not do that on this topic
     │   ├── Unanswered           a server's answer did not come, or makes no sense; what was asked may have been done
@@ -194,6 +197,20 @@ class ConsumerNotFound(MessagingError):
 class ConsumerConflict(MessagingError):
     """A consumer is not in the state that the request needs: it is there already, or has claims that are open; or the
     transaction in which it is to claim has ended. Nothing was done."""
+
+
+class ProducerNotFound(MessagingError):
+    """The topic is there, and has no producer of that name."""
+
+
+class ProducerFenced(MessagingError):
+    """A newer instance of the producer was registered, or the producer is not known any more; nothing was done.
+
+    It is final: whatever else this instance sends is refused, too."""
+
+
+class TransactionEnded(MessagingError):
+    """The transaction has ended, or never began, so nothing is written in it; what came too late is never visible."""
 
 
 class TransactionExpired(MessagingError):

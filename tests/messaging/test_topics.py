@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 
 from tests.builders import NOW_MS, Call, watch
+from tests.builders import topic as topic_of
 from tests.messaging.desk import Desk, P, named
 from tms_core.errors import BadRequest, MetadataError, TopicExists, TopicNotFound, Unavailable
 from tms_core.rowkey import MessageKey, PayloadKey
@@ -35,8 +36,14 @@ def test_given_properties_when_created_then_they_lie_over_the_defaults_and_are_e
     assert raw(desk, "other") == b'{"alpha":"x\\u003dy","generation":"1","ttl":"60","zeta":"a\\u003cb"}'
 
 
-@pytest.mark.parametrize("properties", [{"ttl": "0"}, {"ttl": "-1"}, {"ttl": "1.5"}, {"ttl": ""}, {"ttl": str(2**31)}])
-def test_given_a_ttl_that_is_none_when_created_or_updated_then_it_is_a_bad_request(
+@pytest.mark.parametrize(
+    "properties",
+    [
+        *({"ttl": ttl} for ttl in ("0", "-1", "1.5", "", str(2**31))),
+        *({"retention": retention} for retention in ("", "Consumed", "0")),
+    ],
+)
+def test_given_a_ttl_or_a_retention_that_is_none_when_created_or_updated_then_it_is_a_bad_request(
     desk: Desk, properties: dict[str, str]
 ) -> None:
     with pytest.raises(BadRequest):
@@ -256,3 +263,16 @@ def test_given_what_cdap_wrote_longer_when_used_then_it_is_read_changed_and_dele
     desk.service.update_topic(topic, {"ttl": "5"})
     desk.service.delete_topic(topic)
     assert desk.service.topics("default") == ["orders"]
+
+
+def test_given_messages_of_several_ages_then_a_shorter_ttl_is_told_what_it_hides(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = topic_of(desk.store, "default:orders", ttl_seconds=100)
+    for age in (150, 90, 60, 50, 10):
+        orders.plain(NOW_MS - age * 1000)
+    assert desk.service.count_ages(named("orders"), 60) == (4, 1, False)  # one is gone; one exactly as old lives
+    assert desk.service.count_ages(named("orders"), 5) == (4, 4, False)
+    monkeypatch.setattr("tms_core.messaging.topics._COUNTED_PAGE", 2)
+    monkeypatch.setattr("tms_core.messaging.topics._MOST_COUNTED", 2)
+    assert desk.service.count_ages(named("orders"), 20) == (2, 2, True)

@@ -32,6 +32,17 @@ def test_given_no_body_when_created_then_the_default_ttl_counts(client: Client) 
     assert client.ask("GET", f"{TOPICS}/plain").json == {"generation": "1", "ttl": "604800"}
 
 
+@pytest.mark.parametrize("given", ["", "?olderThanSeconds=0", "?olderThanSeconds=-1", "?olderThanSeconds=soon"])
+def test_given_an_age_that_is_none_then_400_with_what_to_give(topic: TopicClient, given: str) -> None:
+    answer = topic.client.ask("GET", f"{topic.path}/ages{given}")
+    assert (answer.status, "whole seconds" in answer.text) == (400, True)
+    assert topic.client.ask("GET", f"{topic.path}/ages?olderThanSeconds=1").json == {
+        "messages": 0,
+        "older": 0,
+        "atLeast": False,
+    }
+
+
 def test_given_a_topic_when_created_again_then_409_and_the_text_names_it(topic: TopicClient) -> None:
     answer = topic.client.ask("PUT", topic.path)
     assert (answer.status, answer.headers["content-type"]) == (409, "text/plain; charset=utf-8")
@@ -143,6 +154,10 @@ def test_given_work_when_metrics_are_asked_for_then_they_tell_of_it(topic: Topic
     grown = {name: value - before.get(name, 0) for name, value in after.items()}
     assert grown["tms_messages_published_total"] == 2
     assert grown["tms_messages_fetched_total"] == 2
+    own = f'{{tms_namespace="default",topic="{topic.path.rpartition("/")[2]}"}}'
+    assert grown[f"tms_topic_messages_published_total{own}"] == 2
+    assert grown[f"tms_topic_messages_fetched_total{own}"] == 2
+    assert grown[f"tms_topic_publish_duration_seconds_count{own}"] == 1
     assert grown["tms_cache_hits_total"] == 1
     assert grown["tms_cache_misses_total"] == 0
     assert grown["tms_publish_visible_seconds_count"] == 1
@@ -185,7 +200,7 @@ def test_the_document_names_every_route_with_its_methods(client: Client) -> None
             assert (answer.status != 405) == (method in known), (method, path)
             if method in known:
                 assert str(answer.status) in item[method.lower()]["responses"], (method, path)
-    assert len(paths) == 14
+    assert len(paths) == 15
     assert json.dumps(paths)
 
 
