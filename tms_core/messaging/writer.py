@@ -87,6 +87,8 @@ class MessageWriter(Queue[RollbackRange | None]):
             if run.pointer is not None and run.pointer < 0:
                 request.answer.set_exception(ended(request.pointer))
                 continue
+            if run.pointer is not None and self._context.transactions is not None:
+                self._context.transactions.note_published(run.pointer, str(topic.topic), id_parts(run.first)[0])
             if run.pointer is not None and run.payloads is None:
                 self._context.lines.show(topic, run.pointer)
             request.answer.set_result(_rollback_range(run))

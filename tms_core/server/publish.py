@@ -7,6 +7,8 @@ away; the answer is then dropped.
 
 from __future__ import annotations
 
+import time
+
 from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest
@@ -41,10 +43,11 @@ class Publish:
             )
             site.sizes.note(topic, messages, share.size)
             ttl_seconds, sent = _ttl(headers, ttl_seconds), sent_by(site, scope, headers)
+            began = time.perf_counter()
             written = await outcome(
                 site.service.submit_publish(topic, messages, pointer=pointer, ttl_seconds=ttl_seconds, sent=sent)
             )
-        harmless(site.metrics.published.inc, len(messages))
+        harmless(site.metrics.published, topic, len(messages), time.perf_counter() - began)
         if written is None:
             await answer(send, 200)
         else:
@@ -74,7 +77,7 @@ class StorePayloads:
             site.sizes.note(topic, messages, share.size)
             sent = sent_by(site, scope, headers)
             await outcome(site.service.submit_store(topic, messages, pointer=pointer, sent=sent))
-        harmless(site.metrics.published.inc, len(messages))
+        harmless(site.metrics.published, topic, len(messages))
         await answer(send, 200)
 
 

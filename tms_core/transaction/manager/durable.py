@@ -110,6 +110,12 @@ class DurableState:
         """The highest write pointer that was ever given out; takes no lock and reads no disk."""
         return self._state.write_pointer
 
+    def note_published(self, pointer: int, topic: str, publish_ms: int) -> None:
+        """Note where a transaction in progress has published first; takes no lock and writes nothing to the log."""
+        state = self._state
+        if pointer in state.in_progress:
+            state.published.setdefault(pointer, {}).setdefault(topic, publish_ms)
+
     @property
     def listed_ids(self) -> int:
         """How many ids a transaction that began now would carry; takes no lock and reads no disk."""
@@ -186,7 +192,7 @@ class DurableState:
             if self._closed or not self._failed:
                 return
             if self._ahead:
-                clients, deadlines = self._state.clients, self._state.deadlines
+                clients, deadlines, published = self._state.clients, self._state.deadlines, self._state.published
                 try:
                     self._state, newest_ms = self._recovered()
                 except FormatError as error:
@@ -195,6 +201,7 @@ class DurableState:
                 self._state.clients = {
                     pointer: client for pointer, client in clients.items() if pointer in self._state.in_progress
                 }
+                self._state.published = published
                 self._state.deadlines |= {
                     pointer: deadline for pointer, deadline in deadlines.items() if pointer in self._state.in_progress
                 }

@@ -337,6 +337,31 @@ class TransactionManager:
         with self._durable.deciding() as state:
             return dict(state.clients)
 
+    def note_published(self, pointer: int, topic: str, publish_ms: int) -> None:
+        """Note that a transaction in progress has published a message, which readers wait at until it has ended.
+
+        Args:
+            pointer: the transaction's, or that of one of its checkpoints.
+            publish_ms: the message's time; that of the first in each topic counts.
+        """
+        self._durable.note_published(pointer, topic, publish_ms)
+
+    def published(self) -> dict[int, dict[str, int]]:
+        """Where transactions in progress have published: by id the topics, with the first message's time.
+
+        Of those that were begun before the last restart, what :meth:`note_published` was told since.
+        """
+        found: dict[int, dict[str, int]] = {}
+        with self._durable.deciding() as state:
+            owners = {child: entry.write_pointer for entry in state.in_progress.values() for child in entry.checkpoints}
+            for pointer, topics in list(state.published.items()):
+                if pointer not in state.in_progress:
+                    continue
+                known = found.setdefault(owners.get(pointer, pointer), {})
+                for topic, publish_ms in list(topics.items()):
+                    known[topic] = min(publish_ms, known.get(topic, publish_ms))
+        return found
+
     # --- from time to time -------------------------------------------------------------------------------------------
 
     def expire(self) -> int:
