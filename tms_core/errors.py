@@ -276,7 +276,7 @@ class NotInProgress(TransactionError):
 
 
 class TransactionEnded(NotInProgress, MessagingError):
-    """The transaction has ended, or never began, so a server writes nothing in it; what came too late is never visible."""
+    """The transaction has ended, or never began, so nothing is written in it; what came late is not visible."""
 
 
 class Conflict(TransactionError):
