@@ -13,6 +13,7 @@ from tms_core.cli.completion import completion
 from tms_core.cli.consumers import consumer
 from tms_core.cli.create_tables import create_hbase_tables
 from tms_core.cli.messages import poll, publish
+from tms_core.cli.producers import producer
 from tms_core.cli.serve import serve
 from tms_core.cli.token import make_token
 from tms_core.cli.topics import topic
@@ -42,7 +43,7 @@ def cli() -> None:
     """
 
 
-for command in (serve, topic, publish, poll, consumer, tx, completion("tms")):
+for command in (serve, topic, publish, poll, consumer, producer, tx, completion("tms")):
     cli.add_command(command)
 
 
