@@ -187,6 +187,11 @@ class TopicExists(MessagingError):
     """A topic of that name exists already."""
 
 
+class PartitionsChanged(MessagingError):
+    """The topic has its messages in partitions, or is one that takes no more; nothing was done. The properties of the
+    whole topic say where messages go now."""
+
+
 class ConsumerNotFound(MessagingError):
     """The topic is there, and has no consumer of that name."""
 

@@ -19,6 +19,7 @@ Command = Callable[..., None]
 def _changes(command: Command) -> Command:
     """The options that say what a topic shall be like."""
     for option in (
+        click.option("--partitions", type=int, metavar="N", help="How many partitions its messages are spread over."),
         click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="Any other; repeatable."),
         click.option("--ttl", type=TtlType(), help="How long its messages live: 7d, 1h30m, or seconds."),
     ):
@@ -38,18 +39,23 @@ def topic() -> None:
 @topic_argument
 @_changes
 @remote
-def create(options: Remote, topic: TopicId, ttl: int | None, properties: tuple[str, ...]) -> None:
+def create(
+    options: Remote, topic: TopicId, ttl: int | None, properties: tuple[str, ...], partitions: int | None
+) -> None:
     """Make a topic.
 
     Without --ttl its messages live as long as the server says (server.default_ttl_seconds).
+    With --partitions its messages are in TOPIC-0, TOPIC-1 and so on, by their keys.
 
     \b
     Examples:
       tms topic create default:orders
       tms topic create default:clicks --ttl 3d
+      tms topic create default:visits --partitions 8
+      tms topic create default:views --property 'routes={"users": 2, "pages": 3}'
     """
     with options.client() as client:
-        client.create_topic(topic, ttl=ttl, properties=_properties(properties))
+        client.create_topic(topic, ttl=ttl, properties=_properties(properties, partitions))
         _print(options, client.topic(topic).properties, topic)
 
 
@@ -98,7 +104,9 @@ def show(options: Remote, topic: TopicId, *, count: bool) -> None:
 @topic_argument
 @_changes
 @remote
-def update(options: Remote, topic: TopicId, ttl: int | None, properties: tuple[str, ...]) -> None:
+def update(
+    options: Remote, topic: TopicId, ttl: int | None, properties: tuple[str, ...], partitions: int | None
+) -> None:
     """Change a topic; what is not named stays as it is.
 
     A shorter ttl hides messages at once; the janitor deletes them once it may, see: janitor approve.
@@ -110,7 +118,7 @@ def update(options: Remote, topic: TopicId, ttl: int | None, properties: tuple[s
     with options.client() as client:
         # The server replaces all of them, as CDAP's does.
         kept = {name: value for name, value in client.topic(topic).properties.items() if name != "generation"}
-        client.update_topic(topic, ttl=ttl, properties={**kept, **_properties(properties)})
+        client.update_topic(topic, ttl=ttl, properties={**kept, **_properties(properties, partitions)})
         _print(options, client.topic(topic).properties, topic)
 
 
@@ -133,8 +141,8 @@ def delete(options: Remote, topic: TopicId, *, yes: bool) -> None:
     options.print({"deleted": str(topic)}, lambda: [f"{topic} is deleted"])
 
 
-def _properties(given: tuple[str, ...]) -> dict[str, str]:
-    found = {}
+def _properties(given: tuple[str, ...], partitions: int | None) -> dict[str, str]:
+    found = {} if partitions is None else {"partitions": str(partitions)}
     for one in given:
         name, equals, value = one.partition("=")
         if not (name and equals):

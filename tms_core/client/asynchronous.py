@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Self, overload
 
 import httpx2
 
-from tms_core.client import calls
+from tms_core.client import calls, partitions
 from tms_core.client.background import BackgroundTask
 from tms_core.client.calls import Topic
 from tms_core.client.consuming import FAILED, IDLE, Consuming
@@ -22,6 +23,7 @@ from tms_core.client.core import Core
 from tms_core.client.http import AsyncPause, LoopWire, pause_in_loop
 from tms_core.client.iterators import AsyncConsumption, AsyncMessages
 from tms_core.client.messages import Start
+from tms_core.client.partitions import Key
 from tms_core.client.site import Endpoint, service_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
 from tms_core.client.token import Token
@@ -105,7 +107,13 @@ class AsyncClient(AsyncTopics):
 
     @overload
     async def publish(
-        self, topic: Topic, messages: Sequence[bytes], *, transaction: None = None, ttl: timedelta | int | None = None
+        self,
+        topic: Topic,
+        messages: Sequence[bytes],
+        *,
+        transaction: None = None,
+        ttl: timedelta | int | None = None,
+        key: Key | None = None,
     ) -> None: ...
 
     @overload
@@ -120,10 +128,13 @@ class AsyncClient(AsyncTopics):
         *,
         transaction: Transaction | None = None,
         ttl: timedelta | int | None = None,
+        key: Key | None = None,
     ) -> RollbackRange | None:
         """As :meth:`Client.publish`."""
         if transaction is None:
-            return await self._core.ask(calls.publish(topic, messages, ttl))
+            await partitions.publish(self._core, self._begin, topic, messages, ttl, key)
+            return None
+        partitions.without_key(key)
         return await self._core.ask(calls.publish_in(topic, messages, transaction.write_pointer, ttl))
 
     async def store(self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction) -> None:
@@ -218,11 +229,12 @@ class AsyncClient(AsyncTopics):
         """As :meth:`Client.work`; not awaited: ``async for tx, batch in client.work(…)``."""
         core, service, limits = self._core, self._transactions, self._limits
 
-        async def begin() -> ClientTransaction:
-            return await ClientTransaction.begin(core, service, limits, timeout_seconds, long=False)
-
         def context(begun: ClientTransaction) -> AsyncTransactionContext:
             return standing_for(AsyncTransactionContext(core, service, limits, timeout_seconds, long=False), begun)
 
+        begin = partial(self._begin, timeout_seconds)
         worker = Worker(core, begin, topic, group, WorkOptions(batch, order, max_deliveries, idle_seconds))
         return AsyncGroupWork(worker, context)
+
+    async def _begin(self, timeout_seconds: int | None = None) -> ClientTransaction:
+        return await ClientTransaction.begin(self._core, self._transactions, self._limits, timeout_seconds, long=False)

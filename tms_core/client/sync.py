@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import TracebackType
@@ -15,7 +16,7 @@ from typing import Self, overload
 
 import httpx2
 
-from tms_core.client import calls
+from tms_core.client import calls, partitions
 from tms_core.client.background import BackgroundThread
 from tms_core.client.calls import Topic
 from tms_core.client.consuming import FAILED, IDLE, Consuming
@@ -24,6 +25,7 @@ from tms_core.client.core import Core
 from tms_core.client.http import BlockingWire, Pause
 from tms_core.client.iterators import Consumption, Messages
 from tms_core.client.messages import Start
+from tms_core.client.partitions import Key
 from tms_core.client.site import Endpoint, service_at
 from tms_core.client.token import Token
 from tms_core.client.topics import Topics
@@ -134,7 +136,13 @@ class Client(Topics):
 
     @overload
     def publish(
-        self, topic: Topic, messages: Sequence[bytes], *, transaction: None = None, ttl: timedelta | int | None = None
+        self,
+        topic: Topic,
+        messages: Sequence[bytes],
+        *,
+        transaction: None = None,
+        ttl: timedelta | int | None = None,
+        key: Key | None = None,
     ) -> None: ...
 
     @overload
@@ -149,6 +157,7 @@ class Client(Topics):
         *,
         transaction: Transaction | None = None,
         ttl: timedelta | int | None = None,
+        key: Key | None = None,
     ) -> RollbackRange | None:
         """Publish messages in one request; when this returns they are on disk.
 
@@ -157,6 +166,9 @@ class Client(Topics):
             messages: the payloads, in order. None at all, in a transaction, publishes what it has stored.
             transaction: whose they are; :meth:`transaction` does all that belongs to it.
             ttl: how long these live, where that is shorter than the topic's ttl; whole seconds.
+            key: what they have in common: of a topic with partitions, messages with the same key go to the same one,
+                in order. Without a key partitions have their turn. Of a topic with routes, a key for each of them; its
+                copies are published in one transaction. Not together with ``transaction``.
 
         Returns:
             In a transaction, the rows that were written, as :meth:`rollback` takes them; else None.
@@ -169,7 +181,9 @@ class Client(Topics):
                 twice.
         """
         if transaction is None:
-            return run(self._core.ask(calls.publish(topic, messages, ttl)))
+            run(partitions.publish(self._core, self._begin, topic, messages, ttl, key))
+            return None
+        partitions.without_key(key)
         return run(self._core.ask(calls.publish_in(topic, messages, transaction.write_pointer, ttl)))
 
     def store(self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction) -> None:
@@ -359,7 +373,8 @@ class Client(Topics):
         is nothing, the server waits, and no transaction is begun.
 
         Args:
-            topic: whose messages.
+            topic: whose messages; one with partitions, of which each worker takes those that are free, first the one it
+                had last; or a pattern of several: ``default:orders-*``.
             group: the group's name; it begins at the beginning of the topic when it is not there yet.
             batch: the most messages in a transaction; the server gives about 4 MB at once.
             order: ``partition``: in the order of the topic, one batch at a time. ``none``: as a work queue, several
@@ -379,11 +394,12 @@ class Client(Topics):
         """
         core, service, limits = self._core, self._transactions, self._limits
 
-        async def begin() -> ClientTransaction:
-            return await ClientTransaction.begin(core, service, limits, timeout_seconds, long=False)
-
         def context(begun: ClientTransaction) -> TransactionContext:
             return standing_for(TransactionContext(core, service, limits, timeout_seconds, long=False), begun)
 
+        begin = partial(self._begin, timeout_seconds)
         worker = Worker(core, begin, topic, group, WorkOptions(batch, order, max_deliveries, idle_seconds))
         return GroupWork(worker, context)
+
+    async def _begin(self, timeout_seconds: int | None = None) -> ClientTransaction:
+        return await ClientTransaction.begin(self._core, self._transactions, self._limits, timeout_seconds, long=False)

@@ -24,6 +24,7 @@ from tms_core.client.calls import Topic, topic_id
 from tms_core.client.core import UNKNOWN, Core
 from tms_core.client.outbox import Outbox
 from tms_core.client.participant import ClaimedBatch, Failures, GroupClaims, Participant, done
+from tms_core.client.partitions import Key, Rotation
 from tms_core.client.values import Limits
 from tms_core.errors import Invalidated, NotInProgress, PostCommitFailed, TmsError, TransactionError
 from tms_core.topic import TopicId
@@ -85,10 +86,12 @@ class ClientTransaction:
             self._participants.append(participant)
             await done(participant.start_tx(self.transaction))
 
-    async def publish(self, topic: Topic, messages: Sequence[bytes], ttl: timedelta | int | None = None) -> None:
+    async def publish(
+        self, topic: Topic, messages: Sequence[bytes], ttl: timedelta | int | None = None, key: Key | None = None
+    ) -> None:
         """Have messages published when it commits."""
         with self._step():
-            await self._outbox.add(topic, messages, ttl)
+            await self._outbox.add(topic, messages, ttl, key)
 
     async def checkpoint(self) -> None:
         """Give it another write pointer, once all have written what they have."""
@@ -99,12 +102,24 @@ class ClientTransaction:
             for participant in self._participants:
                 await done(participant.update_tx(self.transaction))
 
-    async def claims(self, topic: Topic, name: str) -> GroupClaims:
+    async def next_batch(
+        self, rotation: Rotation, group: str, limit: int | None, order: str, max_deliveries: int | None = None
+    ) -> tuple[TopicId, GroupClaims, ClaimedBatch] | None:
+        """Claim the next messages of the first of some topics that has any."""
+        async for topic in rotation.round():
+            claims = await self.claims(topic, group, rotation.beside(topic))
+            batch = await self.claim(claims, limit, order, max_deliveries)
+            rotation.learn(topic, batch)
+            if batch.messages:
+                return topic, claims, batch
+        return None
+
+    async def claims(self, topic: Topic, name: str, beside: Sequence[TopicId] = ()) -> GroupClaims:
         """What it claims as one of a consumer group."""
         key = (topic_id(topic), name)
         found = self._claims.get(key)
         if found is None:
-            found = self._claims[key] = GroupClaims(self._core, topic, name)
+            found = self._claims[key] = GroupClaims(self._core, topic, name, beside)
             await self.register(found)
         return found
 

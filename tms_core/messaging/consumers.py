@@ -7,13 +7,14 @@ a lag changes no position.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from threading import Lock
 
 from tms_core.consumers import lag
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim, claims_of, former_claims, look
 from tms_core.consumers.lag import Lag
 from tms_core.consumers.positions import NAME, Position, Positions, cutoff_at
-from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound
+from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound, TopicNotFound
 from tms_core.messaging.fetcher import Shelf
 from tms_core.messaging.ids import position
 from tms_core.messaging.topics import TopicRegistry
@@ -80,7 +81,7 @@ class ConsumerRegistry:
         check_name(name)
         if message.publish_ms < 0 or message.payload_ms < 0:
             raise BadRequest(f"{message} is no message id: its times lie before 1970.", "Send one that a poll gave.")
-        metadata = self._topics.get(topic)
+        metadata = self._topics.read(topic)
         # One at a time, or a position could be written with a cut-off that another one has let go meanwhile.
         with self.lock(ConsumerGroup.of(metadata, name)), self._lock:
             now_ms = self._shelf.clock.now_ms()
@@ -94,6 +95,19 @@ class ConsumerRegistry:
                 self._side.delete(former_claims(self._side, metadata))
             after = Position(name, message, self._heard_ms(metadata, message, now_ms), since.ms)
             self._positions.move(metadata, former, after, deletes=claims)
+
+    def follow(self, former: Sequence[TopicId], topic: TopicId) -> None:
+        """Register the consumers of some topics at the beginning of another one, whose messages follow theirs.
+
+        Raises:
+            MetadataError, Unavailable, StoreError: as :meth:`put`.
+        """
+        names = set()
+        for one in former:
+            with suppress(TopicNotFound):
+                names |= {position.name for position in self._positions.of(self._topics.get(one))}
+        for name in sorted(names):
+            self.put(topic, name, MessageId(0, 0))
 
     def get(self, topic: TopicId, name: str) -> Position:
         """How far a consumer has read, what its group has done behind that included.

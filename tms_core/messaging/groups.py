@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -31,11 +32,13 @@ from tms_core.consumers.claims import (
     truth,
 )
 from tms_core.consumers.positions import Position
-from tms_core.errors import BadRequest, ConsumerConflict
+from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound, TopicNotFound
 from tms_core.messaging.consumers import ConsumerRegistry, check_name
+from tms_core.messaging.families import Families
 from tms_core.messaging.fetcher import Fetch, Shelf
 from tms_core.messaging.ids import id_parts, position
 from tms_core.messaging.model import FetchRequest, Message
+from tms_core.messaging.partitions import SEALED, layout_of
 from tms_core.messaging.topics import TopicRegistry
 from tms_core.rowkey import LONG_MAX, MessageId
 from tms_core.tables.side import SideTable
@@ -85,12 +88,21 @@ class Given(NamedTuple):
         held: the transaction whose open claim must be decided first; None: there is none.
         position: without messages, the id from which the next one may come, where nothing before it is undecided or
             claimed.
+        at_end: whether there is no message that was not given out, and none before is undecided or claimed by another
+            transaction.
+        sealed: whether the topic takes no more messages.
+        drained: whether it is sealed, and the group has read it all.
+        behind: the partition that the group must read to its end first; None: there is none.
     """
 
     messages: list[Message]
     deliveries: int = 0
     held: int | None = None
     position: MessageId | None = None
+    at_end: bool = False
+    sealed: bool = False
+    drained: bool = False
+    behind: TopicId | None = None
 
 
 class _Choice(NamedTuple):
@@ -106,6 +118,7 @@ class Groups:
 
     Args:
         topics: which topics there are.
+        families: which partitions are read before others.
         consumers: the groups' positions, and their locks.
         side: where claims are written down.
         shelf: where messages are read from.
@@ -116,6 +129,7 @@ class Groups:
     def __init__(
         self,
         topics: TopicRegistry,
+        families: Families,
         consumers: ConsumerRegistry,
         side: SideTable,
         shelf: Shelf,
@@ -123,12 +137,15 @@ class Groups:
         transactions: TransactionManager | None,
     ) -> None:
         self._topics = topics
+        self._families = families
         self._consumers = consumers
         self._side = side
         self._shelf = shelf
         self._max_lifetime_ms = max_lifetime_ms
         self._transactions = transactions
         self._merged: dict[ConsumerGroup, int] = {}
+        #: Groups that have read all partitions before a family, and the last transaction that they did it in.
+        self._past: dict[tuple[ConsumerGroup, TopicId], int] = {}
 
     def poll(self, topic: TopicId, name: str, request: GroupPoll) -> Given:
         """Claim messages for a transaction. The claim is durable on return.
@@ -151,6 +168,12 @@ class Groups:
         pointer = reader.transaction_id
         self._require_open(pointer)
         metadata = self._topics.get(topic)
+        layout = layout_of(topic, metadata.properties)
+        if layout is not None and not layout.has_own:
+            return Given([], at_end=True, sealed=True, drained=True)
+        behind = self._behind(metadata, name, request)
+        if behind is not None:
+            return Given([], behind=behind)
         group = ConsumerGroup.of(metadata, name)
         with self._consumers.lock(group):
             former = self._consumers.found(metadata, name)
@@ -171,7 +194,9 @@ class Groups:
             # It ended while the claim was on its way to the disk.
             self.roll_back(topic, name, pointer)
             raise _ended(pointer)
-        return found.given
+        sealed = layout is not None or SEALED in metadata.properties
+        drained = sealed and found.given.at_end and seen.own == LOWEST
+        return found.given._replace(sealed=sealed, drained=drained) if sealed else found.given
 
     def roll_back(self, topic: TopicId, name: str, pointer: int, after: MessageId | None = None) -> None:
         """Take back what a transaction has claimed, so that it is free at once. Durable on return.
@@ -208,6 +233,7 @@ class Groups:
     def forget(self) -> None:
         """Forget what was read, because another process may have written."""
         self._merged.clear()
+        self._past.clear()
 
     # -- what may be given out ----------------------------------------------------------------------------------------
 
@@ -227,9 +253,47 @@ class Groups:
                 self._merged.clear()
             self._merged[group] = merged
 
+    def _behind(self, metadata: TopicMetadata, name: str, request: GroupPoll) -> TopicId | None:
+        """The partition of an earlier family that a group in order has not read to its end, as the reader sees it."""
+        found = self._families.former(metadata) if request.order is Order.PARTITION else None
+        if found is None:
+            return None
+        whole, before = found
+        key, reader = (ConsumerGroup.of(whole, name), before[-1]), request.transaction
+        merged = self._past.get(key)
+        if merged is None:
+            merged, certain = 0, True
+            for part in before:
+                with suppress(TopicNotFound):
+                    end = self._end_of(self._topics.get(part), name, request)
+                    if end is None:
+                        return part
+                    merged, certain = max(merged, end[0]), certain and end[1]
+            if certain:
+                if len(self._past) >= _KNOWN_GROUPS:
+                    self._past.clear()
+                self._past[key] = merged
+        return before[-1] if merged and truth(merged, reader) is Truth.OPEN else None
+
+    def _end_of(self, metadata: TopicMetadata, name: str, request: GroupPoll) -> tuple[int, bool] | None:
+        """Whether a group has read a sealed partition to its end: the last transaction that did it, as far as is known,
+        and whether all of it is committed; None: it has not."""
+        group = ConsumerGroup.of(metadata, name)
+        with self._consumers.lock(group):
+            try:
+                base = self._consumers.found(metadata, name).id
+            except ConsumerNotFound:
+                base = MessageId(0, 0)
+            seen = look(base, [claim for _, claim in claims_of(self._side, group)], request.transaction)
+            self._remember(group, seen.merged)
+            if self._held(group, seen, request) is not None:
+                return None
+            found = self._read(metadata, seen, replace(request, limit=1))
+            return (self._merged.get(group, 0), seen.own == LOWEST) if found.given.at_end else None
+
     def _read(self, metadata: TopicMetadata, seen: Look, request: GroupPoll) -> _Choice:
         """Read the first messages that are free."""
-        base, position = seen.base, None
+        base, position, at_end = seen.base, None, False
         for segment in seen.segments:
             # A transaction reads forwards, so that what it has not handed on lies behind what it has.
             if rank(segment.after) < seen.own:
@@ -250,8 +314,8 @@ class Groups:
                 break
             # What another one has claimed may come free at any time, without a new message.
             if segment.until is None and fetch.is_at_end and not fetch.holes and seen.open is None:
-                position = fetch.position or _behind(segment.after)
-        return _Choice(Given([], position=position), [], base)
+                at_end, position = True, fetch.position or _behind(segment.after)
+        return _Choice(Given([], position=position, at_end=at_end), [], base)
 
     def _fetch(self, metadata: TopicMetadata, segment: Segment, request: GroupPoll) -> Fetch:
         asked = FetchRequest(

@@ -10,14 +10,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import Generic, NamedTuple, TypeVar
 
 from tms_core.clock import HonestClock
-from tms_core.errors import BadRequest, TransactionExpired
+from tms_core.errors import BadRequest, MessagingError, PartitionsChanged, TransactionExpired
 from tms_core.messaging.answer import Answer
 from tms_core.messaging.ids import milliseconds
 from tms_core.messaging.lines import Lines
+from tms_core.messaging.partitions import FAMILIES, PART_OF, SEALED
 from tms_core.messaging.topics import FORBIDDEN, REQUIRED, TRANSACTIONS, TopicRegistry
 from tms_core.messaging.work import Work
 from tms_core.topic import TopicId, TopicMetadata
@@ -99,6 +101,11 @@ class Queue(ABC, Generic[R]):
             self._context.work.run(self._run)
         return request.answer
 
+    def settle(self) -> None:
+        """Return when what was handed over before is written, or will not be."""
+        with suppress(MessagingError):
+            self.submit(WriteRequest((), None)).result()
+
     @abstractmethod
     def _write(self, topic: TopicMetadata, now_ms: int, batch: Sequence[WriteRequest[R]]) -> None:
         """Write a batch and answer it."""
@@ -108,6 +115,7 @@ class Queue(ABC, Generic[R]):
         batch = self._take()
         with _Owed(batch):
             topic = self._context.topics.get(self.topic)
+            _require_open(topic)
             if fitting := [request for request in batch if _fits(topic, request)]:
                 self._write(topic, self._context.clock.publish_ms(), fitting)
         self._context.work.done(len(batch), sum(request.size for request in batch))
@@ -150,7 +158,9 @@ class Queue(ABC, Generic[R]):
 def _fits(topic: TopicMetadata, request: WriteRequest[R]) -> bool:
     """Whether the topic takes what is (or is not) published in a transaction; answers if not."""
     wanted, pointer = topic.properties.get(TRANSACTIONS), request.pointer
-    if wanted == REQUIRED and pointer is None:
+    if pointer is None and not request.messages:
+        said = ("A message outside a transaction has a payload.", "Send at least one.")
+    elif wanted == REQUIRED and pointer is None:
         said = (f"Topic {topic.topic} takes messages in transactions only.", "Publish in a transaction.")
     elif wanted == FORBIDDEN and pointer is not None:
         said = (f"Topic {topic.topic} takes no messages in transactions.", "Publish outside of one.")
@@ -158,6 +168,15 @@ def _fits(topic: TopicMetadata, request: WriteRequest[R]) -> bool:
         return True
     request.answer.set_exception(BadRequest(*said))
     return False
+
+
+def _require_open(topic: TopicMetadata) -> None:
+    """See that a topic takes messages, and no partition of it does in its place."""
+    if FAMILIES in topic.properties or SEALED in topic.properties:
+        name = topic.topic if FAMILIES in topic.properties else topic.properties.get(PART_OF)
+        raise PartitionsChanged(
+            f"Topic {topic.topic} takes no messages itself.", f"Publish to a partition that {name} names now."
+        )
 
 
 class _Owed(Generic[R]):
