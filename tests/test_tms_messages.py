@@ -88,7 +88,8 @@ def test_given_a_new_name_when_a_topic_is_made_then_it_is_shown_listed_changed_a
     assert typed("topic", "list", "shop")[:2] == (0, "shop:orders\n")
     code, out, _ = typed("topic", "update", "shop:orders", "--ttl", "90m", "--format", "json")
     properties = {"generation": "1", "owner": "billing", "ttl": "5400"}
-    assert (code, json.loads(out)) == (0, {"topic": "shop:orders", "properties": properties})
+    hidden = {"messages": 0, "older": 0, "at_least": False}
+    assert (code, json.loads(out)) == (0, {"topic": "shop:orders", "properties": properties, "hidden": hidden})
     assert typed("topic", "show", "shop:orders")[1].startswith("shop:orders: messages live 1 h 30 min, generation")
     assert typed("topic", "delete", "shop:orders", "--yes")[:2] == (0, "shop:orders is deleted\n")
     assert typed("topic", "list", "shop", "--format", "json")[:2] == (0, "[]\n")
@@ -230,6 +231,29 @@ def test_given_a_ttl_when_published_then_it_is_that_of_these_messages(
         assert payloads(client, "default:orders") == [b"short", b"long"]
         clock.advance(1)
         assert payloads(client, "default:orders") == [b"long"]
+
+
+def test_given_a_shorter_ttl_then_it_is_said_at_once_what_it_hides_and_how_to_keep_it(
+    typed: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environ = {"TMS_STORAGE__KIND": "memory", "TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
+    clock = ManualClock(NOW_MS)
+    with serving(None, environ, {}, janitor=False, clock=clock) as started, Client(started.url) as client:
+        monkeypatch.setenv("TMS_URL", started.url)
+        client.create_topic("default:orders", ttl=604_800)
+        client.publish("default:orders", [b"one", b"two"])
+        clock.advance(61_000)
+        client.publish("default:orders", [b"three"])
+        code, out, err = typed("topic", "update", "default:orders", "--ttl", "1m")
+        assert (code, out.splitlines()[1:]) == (0, ["  2 of 3 messages are older than that, and not read any more"])
+        commands = re.findall(r": +((?:tms|janitor) .+)", err)
+        assert commands == [
+            "janitor topic default:orders",
+            "tms topic update default:orders --ttl 604800",
+            "janitor approve default:orders",
+        ]
+        assert typed(*commands[1].split()[1:])[1:] == ("default:orders: messages live 7 d, generation 1\n", "")
+        assert payloads(client, "default:orders") == [b"one", b"two", b"three"]
 
 
 def test_given_a_file_without_lines_when_it_fails_half_way_then_it_says_how_many_had_gone(

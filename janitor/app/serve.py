@@ -28,6 +28,7 @@ from janitor.state.base import State
 from janitor.stats.consumer_lag import LagCount
 from janitor.stats.topic_sizes import Census
 from janitor.sweep.progress import Observer
+from tms_core.consumers.lag import Readable
 from tms_core.consumers.positions import Positions
 from tms_core.errors import LeaseHeld, StateUnavailable, StoreError, StoreUnavailable
 from tms_core.tables.base import Store
@@ -202,10 +203,8 @@ def _assemble(
     jobs = [Job("count", COUNT_SECONDS, census.step)]
     if side is not None:
         lags = LagCount(
-            read_only(store),
+            Readable(read_only(store), Expiries(side), current.floor(store, side)),
             Positions(side),
-            Expiries(side),
-            current.floor(store, side),
             state,
             clock,
             census.pacer,

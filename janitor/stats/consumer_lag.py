@@ -19,11 +19,9 @@ from janitor.sweep.permission import never
 from janitor.sweep.rate_limit import Pacer
 from tms_core.clock import Clock
 from tms_core.consumers import lag
-from tms_core.consumers.lag import Counting, Lag
-from tms_core.consumers.positions import Floor, Position, Positions
+from tms_core.consumers.lag import Counting, Lag, Readable
+from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import MetadataError, StoreError
-from tms_core.tables.base import Reads
-from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
 
 #: The note that figures are kept in: a list of objects, one for each consumer.
@@ -38,10 +36,8 @@ class LagCount:
     """Counts what the consumers of one store have not read, again and again.
 
     Args:
-        store: is only read; a face that cannot write will do.
+        tables: what is counted; only read.
         positions: of all consumers.
-        expiries: messages with a ttl of their own.
-        floor: what holds unread messages; None: nothing does.
         state: where figures are kept.
         clock: what they are dated by.
         pacer: the budget, shared with everything else that counts.
@@ -51,10 +47,8 @@ class LagCount:
 
     def __init__(
         self,
-        store: Reads,
+        tables: Readable,
         positions: Positions,
-        expiries: Expiries,
-        floor: Floor | None,
         state: State,
         clock: Clock,
         pacer: Pacer,
@@ -62,10 +56,8 @@ class LagCount:
         refresh_seconds: int = 60,
         halted: Callable[[], bool] = never,
     ) -> None:
-        self._store = store
+        self._tables = tables
         self._positions = positions
-        self._expiries = expiries
-        self._floor = floor
         self._state = state
         self._clock = clock
         self._turns = CountScheduler(
@@ -98,7 +90,7 @@ class LagCount:
     def begin(self, life: Life) -> Counting:
         """A new count of a topic."""
         topic, found = self._present[life]
-        return lag.count(self._store, self._expiries, topic, found, self._floor, self._clock.now_ms())
+        return lag.count(self._tables, topic, found, self._clock.now_ms())
 
     def finished(self, life: Life, found: list[Lag]) -> None:
         """Keep the figures of a topic's consumers."""
@@ -118,7 +110,7 @@ class LagCount:
 
     def _living(self) -> list[TopicMetadata]:
         living = []
-        for key, value in self._store.metadata.rows():
+        for key, value in self._tables.store.metadata.rows():
             try:
                 topic = TopicMetadata.parse(key, value)
             except MetadataError:

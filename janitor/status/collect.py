@@ -160,7 +160,7 @@ def summary(run: RunRecord) -> RunSummary:
         finished_ms=run.finished_ms,
         result=run.result,
         **{str(rule): totals.get(str(rule), 0) for rule in Rule},
-        held=totals.get("kept", {}).get("held", 0),
+        held=totals.get("kept", {}).get("held", 0) + report.get("held_before", {}).get("rows", 0),
         deleted_bytes=report.get("deleted_bytes", 0),
         duration_seconds=report.get("duration_seconds", 0.0),
         phase_seconds=report.get("phase_seconds", {}),

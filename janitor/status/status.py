@@ -170,7 +170,13 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A run under way."""
+    """A run under way.
+
+    Attributes:
+        rows: how many were read.
+        done, expected: how many messages that are due were read, and about how many there were, as far as topics were
+            counted before; 0: that is not known.
+    """
 
     id: str
     started_ms: int
@@ -178,6 +184,8 @@ class Running:
     phase: str
     topic: str
     rows: int
+    done: int = 0
+    expected: int = 0
 
 
 @dataclass(frozen=True, slots=True)

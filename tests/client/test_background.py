@@ -481,13 +481,10 @@ def test_given_an_event_loop_and_a_server_that_hangs_when_closed_then_what_is_le
 
 PROGRAM = """
 import os, sys
-from tms_core.client import Buffer, Client, Timeouts
+from tms_core.client import Buffer, Client, Options, Timeouts
 
-client = Client(
-    sys.argv[1],
-    timeouts=Timeouts(answer_seconds=3600, close_seconds=float(sys.argv[2])),
-    buffer=Buffer(linger_seconds=0.3),
-)
+timeouts = Timeouts(answer_seconds=3600, close_seconds=float(sys.argv[2]))
+client = Client(sys.argv[1], options=Options(timeouts=timeouts, buffer=Buffer(linger_seconds=0.3)))
 client.publish_async("default:orders", [b"1"])
 """
 

@@ -20,6 +20,7 @@ from tms_core.client import (
     Client,
     ConfigurationError,
     Limits,
+    Options,
     OutcomeUnknown,
     ServiceUnavailable,
     Timeouts,
@@ -94,12 +95,15 @@ def free_port() -> int:
 
 
 def test_given_nobody_who_listens_when_asked_then_nothing_was_done() -> None:
-    with Client(url(free_port()), retry=SOON) as client, pytest.raises(Unavailable, match="cannot be reached"):
+    with (
+        Client(url(free_port()), options=Options(retry=SOON)) as client,
+        pytest.raises(Unavailable, match="cannot be reached"),
+    ):
         client.publish(TOPIC, [b"x"])
 
 
 def test_given_a_server_that_hangs_up_when_asked_then_nobody_knows() -> None:
-    with peer() as server, Client(url(server.port), retry=SOON) as client:
+    with peer() as server, Client(url(server.port), options=Options(retry=SOON)) as client:
         with pytest.raises(Unanswered, match="did not answer POST /v1/namespaces/default/topics/orders/publish"):
             client.publish(TOPIC, [b"x"])
         assert len(server.heard) == 1
@@ -107,7 +111,7 @@ def test_given_a_server_that_hangs_up_when_asked_then_nobody_knows() -> None:
 
 def test_given_a_server_that_says_nothing_when_time_is_over_then_nobody_knows() -> None:
     with peer(hangs=True) as server:
-        client = Client(url(server.port), retry=SOON, timeouts=Timeouts(answer_seconds=0.01))
+        client = Client(url(server.port), options=Options(retry=SOON, timeouts=Timeouts(answer_seconds=0.01)))
         with client, pytest.raises(Unanswered, match="in time"):
             client.publish(TOPIC, [b"x"])
 
@@ -122,14 +126,21 @@ def test_given_an_answer_that_is_cut_short_when_read_then_that_is_told() -> None
 
 
 def test_given_something_that_is_no_http_when_asked_then_nobody_knows() -> None:
-    with peer(b"hello\r\n\r\n") as server, Client(url(server.port), retry=SOON) as client, pytest.raises(Unanswered):
+    with (
+        peer(b"hello\r\n\r\n") as server,
+        Client(url(server.port), options=Options(retry=SOON)) as client,
+        pytest.raises(Unanswered),
+    ):
         client.topics()
 
 
 def test_given_all_connections_busy_when_another_is_wanted_for_too_long_then_nothing_was_done() -> None:
     busy = Limits(connections=1)
     impatient = Timeouts(free_connection_seconds=0.01)
-    with serving() as server, Client(url(server.port), limits=busy, timeouts=impatient, retry=SOON) as client:
+    with (
+        serving() as server,
+        Client(url(server.port), options=Options(limits=busy, timeouts=impatient, retry=SOON)) as client,
+    ):
         client.create_topic(TOPIC)
         client.publish(TOPIC, [bytes(100_000)] * 20)
         with client.poll(TOPIC) as messages:
@@ -142,11 +153,11 @@ def test_given_all_connections_busy_when_another_is_wanted_for_too_long_then_not
 
 def test_given_an_event_loop_when_the_same_goes_wrong_then_the_errors_are_the_same() -> None:
     async def main() -> None:
-        async with AsyncClient(url(free_port()), retry=SOON) as client:
+        async with AsyncClient(url(free_port()), options=Options(retry=SOON)) as client:
             with pytest.raises(Unavailable):
                 await client.publish(TOPIC, [b"x"])
         with peer() as server:
-            async with AsyncClient(url(server.port), retry=SOON) as client:
+            async with AsyncClient(url(server.port), options=Options(retry=SOON)) as client:
                 with pytest.raises(Unanswered):
                     await client.publish(TOPIC, [b"x"])
         item = b"\x02\x28" + bytes(20) + b"\x04hi"
@@ -162,7 +173,7 @@ def test_given_an_event_loop_when_the_same_goes_wrong_then_the_errors_are_the_sa
 
 def test_given_an_event_loop_when_a_pause_is_due_then_it_is_waited_for() -> None:
     async def main() -> None:
-        async with AsyncClient(url(free_port()), retry=SOON) as client:
+        async with AsyncClient(url(free_port()), options=Options(retry=SOON)) as client:
             with pytest.raises(Unavailable):
                 await client.topics()
 
@@ -171,12 +182,15 @@ def test_given_an_event_loop_when_a_pause_is_due_then_it_is_waited_for() -> None
 
 def test_given_no_transaction_service_when_one_begins_then_the_error_says_where_it_was_looked_for() -> None:
     address = f"127.0.0.1:{free_port()}"
-    with Client(transactions=address, retry=SOON) as client, pytest.raises(ServiceUnavailable, match=address):
+    with (
+        Client(transactions=address, options=Options(retry=SOON)) as client,
+        pytest.raises(ServiceUnavailable, match=address),
+    ):
         client.transaction().__enter__()
 
 
 def test_given_a_transaction_service_that_hangs_up_when_one_begins_then_nobody_knows() -> None:
-    with peer() as server, Client(transactions=f"127.0.0.1:{server.port}", retry=SOON) as client:
+    with peer() as server, Client(transactions=f"127.0.0.1:{server.port}", options=Options(retry=SOON)) as client:
         tx = client.transaction()
         with pytest.raises(OutcomeUnknown):
             tx.__enter__()
@@ -228,7 +242,10 @@ def test_given_a_proxy_in_the_environment_when_asked_then_it_is_not_used(monkeyp
 def test_given_a_context_for_tls_when_made_then_it_is_taken() -> None:
     context = ssl.create_default_context()
     port = free_port()
-    with Client(f"https://127.0.0.1:{port}", tls=context, retry=SOON) as client, pytest.raises(Unavailable):
+    with (
+        Client(f"https://127.0.0.1:{port}", options=Options(tls=context, retry=SOON)) as client,
+        pytest.raises(Unavailable),
+    ):
         client.topics()
 
 
@@ -243,7 +260,7 @@ def sent(heard: bytes) -> list[bytes]:
 
 def test_given_a_token_when_asked_then_it_goes_along_and_is_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    with peer(REFUSAL + b"!") as server, Client(url(server.port), token=SECRET, retry=SOON) as client:
+    with peer(REFUSAL + b"!") as server, Client(url(server.port), token=SECRET, options=Options(retry=SOON)) as client:
         with pytest.raises(Unauthorized) as caught:
             client.publish(TOPIC, [b"x"])
         assert sent(server.heard[0]) == [f"authorization: Bearer {SECRET}".encode()]

@@ -13,7 +13,7 @@ from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PATIENCE_SECONDS, Tables
 from tms_core.clock import ManualClock
 from tms_core.messaging.model import FetchRequest
-from tms_core.messaging.service import MessagingService
+from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.store import HBaseStore
@@ -45,7 +45,7 @@ def test_given_a_consumer_of_a_server_when_a_janitor_elsewhere_sweeps_then_both_
         pool = HBasePool([hbase.thrift], connections=2, timeout_seconds=PATIENCE_SECONDS)
         with (
             HBaseSide(pool, namespace, clock) as side,
-            MessagingService(store, clock, side=side, consumer_hold_seconds=7200) as service,
+            MessagingService(store, clock, ServiceOptions(consumer_hold_seconds=7200), side=side) as service,
         ):
             service.publish(orders.id, [b"%d" % number for number in range(20)])
             ids = [MessageId.parse(one.id) for page in service.fetch(orders.id, FetchRequest()) for one in page]

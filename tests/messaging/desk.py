@@ -10,14 +10,14 @@ Time stands still unless a test moves ``desk.clock``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from tests.builders import DAY, NOW_MS, pointer
 from tms_core.clock import ManualClock
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
-from tms_core.messaging.service import MessagingService
+from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import Store
 from tms_core.tables.leveldb.store import LevelDBStore
@@ -47,14 +47,20 @@ class Desk:
 
     def serve(self) -> MessagingService:
         """Another service over the same store."""
-        settings: dict[str, Any] = {
-            "default_ttl_seconds": 7 * 24 * HOUR_SECONDS,
-            "max_lifetime_seconds": HOUR_SECONDS,
-            "grace_seconds": HOUR_SECONDS,
-            "cache_bytes": 1 << 20,
-            "side": self.side,
+        figures = {
+            field.name: self.options[field.name] for field in fields(ServiceOptions) if field.name in self.options
         }
-        return MessagingService(self.store, self.clock, **settings | self.options)
+        options = replace(
+            ServiceOptions(
+                default_ttl_seconds=7 * 24 * HOUR_SECONDS,
+                max_lifetime_seconds=HOUR_SECONDS,
+                grace_seconds=HOUR_SECONDS,
+                cache_bytes=1 << 20,
+            ),
+            **figures,
+        )
+        more = {name: value for name, value in self.options.items() if name not in figures}
+        return MessagingService(self.store, self.clock, options, **{"side": self.side, **more})
 
     def restart(self, **options: Any) -> None:
         """Stop the service and start another one."""

@@ -18,7 +18,7 @@ from tms_core.clock import ManualClock
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim, claims_of
 from tms_core.messaging.groups import Given, GroupPoll, Order
 from tms_core.messaging.model import FetchRequest, RollbackRange
-from tms_core.messaging.service import MessagingService
+from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import Store
 from tms_core.tables.leveldb.store import LevelDBStore
@@ -47,10 +47,8 @@ class GroupDesk:
         return MessagingService(
             self.store,
             self.clock,
+            ServiceOptions(max_lifetime_seconds=HOUR_SECONDS, grace_seconds=HOUR_SECONDS, cache_bytes=1 << 20),
             side=self.side,
-            max_lifetime_seconds=HOUR_SECONDS,
-            grace_seconds=HOUR_SECONDS,
-            cache_bytes=1 << 20,
             transactions=self.manager,
         )
 

@@ -22,6 +22,8 @@ from tms_core.messaging.answer import Answer
 from tms_core.messaging.model import RollbackRange
 from tms_core.rowkey import LONG_MAX, MessageId, MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
 
 Answers = list[Answer[RollbackRange | None]]
 
@@ -399,16 +401,17 @@ def held_back(desk: Desk, submit: Callable[[], Answers]) -> Answers:
 
 
 def test_given_a_pointer_above_all_that_were_issued_when_published_or_stored_then_it_is_refused(desk: Desk) -> None:
-    issued = [P]
-    desk.restart(last_pointer=lambda: issued[0])
-    for made_up in (P + 1, 2**62, LONG_MAX):
+    manager = TransactionManager(MemoryStorage(), desk.clock)
+    desk.restart(transactions=manager)
+    issued = manager.start_long().write_pointer
+    for made_up in (issued + 1, 2**62, LONG_MAX):
         with pytest.raises(BadRequest, match=f"Write pointer {made_up} was not issued"):
             desk.service.publish(named("orders"), [b"a"], pointer=made_up)
         with pytest.raises(BadRequest, match=f"Write pointer {made_up} was not issued"):
             desk.service.store(named("orders"), [b"a"], pointer=made_up)
-    desk.service.publish(named("orders"), [b"b"], pointer=P)
-    issued[0] = P + 1
-    desk.service.publish(named("orders"), [b"c"], pointer=P + 1)
+    desk.service.publish(named("orders"), [b"b"], pointer=issued)
+    desk.service.publish(named("orders"), [b"c"], pointer=manager.start_long().write_pointer)
+    manager.close()
     assert desk.payloads("orders") == [b"b", b"c"]
 
 

@@ -19,7 +19,7 @@ from tms_core.errors import TopicNotFound, Unavailable
 from tms_core.messaging import lines
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
 from tms_core.messaging.queue import Queue
-from tms_core.messaging.service import MessagingService
+from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId, MessageKey
 from tms_core.tables.base import MessageValue, Page
 
@@ -31,7 +31,7 @@ def service(desk: Desk, request: pytest.FixtureRequest) -> MessagingService:
     """A service whose clock runs."""
     desk.service.close()
     cache_bytes = 1 << 16 if request.param == "cached" else 0
-    desk.service = MessagingService(desk.store, SystemClock(), cache_bytes=cache_bytes, side=desk.side)
+    desk.service = MessagingService(desk.store, SystemClock(), ServiceOptions(cache_bytes=cache_bytes), side=desk.side)
     return desk.service
 
 

@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 
 from tests.builders import NOW_MS, Call, watch
+from tests.builders import topic as topic_of
 from tests.messaging.desk import Desk, P, named
 from tms_core.errors import BadRequest, MetadataError, TopicExists, TopicNotFound, Unavailable
 from tms_core.rowkey import MessageKey, PayloadKey
@@ -256,3 +257,16 @@ def test_given_what_cdap_wrote_longer_when_used_then_it_is_read_changed_and_dele
     desk.service.update_topic(topic, {"ttl": "5"})
     desk.service.delete_topic(topic)
     assert desk.service.topics("default") == ["orders"]
+
+
+def test_given_messages_of_several_ages_then_a_shorter_ttl_is_told_what_it_hides(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = topic_of(desk.store, "default:orders", ttl_seconds=100)
+    for age in (150, 90, 60, 50, 10):
+        orders.plain(NOW_MS - age * 1000)
+    assert desk.service.count_ages(named("orders"), 60) == (4, 1, False)  # one is gone; one exactly as old lives
+    assert desk.service.count_ages(named("orders"), 5) == (4, 4, False)
+    monkeypatch.setattr("tms_core.messaging.topics._COUNTED_PAGE", 2)
+    monkeypatch.setattr("tms_core.messaging.topics._MOST_COUNTED", 2)
+    assert desk.service.count_ages(named("orders"), 20) == (2, 2, True)

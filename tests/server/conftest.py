@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.server.client import Client, TopicClient
 from tms_core.clock import Clock, SystemClock
-from tms_core.messaging.service import MessagingService
+from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.server.app import make_app
 from tms_core.server.auth.gate import Gate
 from tms_core.server.metrics import ServerMetrics
@@ -61,8 +61,8 @@ def serving(
     service = MessagingService(
         store,
         clock or SystemClock(),
+        ServiceOptions(cache_bytes=cache_bytes),
         side=MemorySide(),
-        cache_bytes=cache_bytes,
         work=turns,
         transactions=transactions,
     )

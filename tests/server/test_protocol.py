@@ -23,7 +23,7 @@ from tms_core.server.site import answer
 from tms_core.settings.models import TlsSettings
 from tms_core.web import listener as listener_module
 from tms_core.web import protocol
-from tms_core.web.listener import Listener
+from tms_core.web.listener import Listener, ListenerOptions
 from tms_core.web.protocol import bounded
 
 UPGRADE = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
@@ -68,7 +68,7 @@ class Echo:
 
 @contextmanager
 def listening(app: Echo, tls: TlsSettings | None = None, max_connections: int = 500) -> Iterator[int]:
-    listener = Listener(app, "127.0.0.1", 0, tls, max_connections=max_connections)
+    listener = Listener(app, "127.0.0.1", 0, tls, ListenerOptions(max_connections=max_connections))
     listener.start()
     try:
         yield listener.port

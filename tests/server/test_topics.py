@@ -32,6 +32,17 @@ def test_given_no_body_when_created_then_the_default_ttl_counts(client: Client) 
     assert client.ask("GET", f"{TOPICS}/plain").json == {"generation": "1", "ttl": "604800"}
 
 
+@pytest.mark.parametrize("given", ["", "?olderThanSeconds=0", "?olderThanSeconds=-1", "?olderThanSeconds=soon"])
+def test_given_an_age_that_is_none_then_400_with_what_to_give(topic: TopicClient, given: str) -> None:
+    answer = topic.client.ask("GET", f"{topic.path}/ages{given}")
+    assert (answer.status, "whole seconds" in answer.text) == (400, True)
+    assert topic.client.ask("GET", f"{topic.path}/ages?olderThanSeconds=1").json == {
+        "messages": 0,
+        "older": 0,
+        "atLeast": False,
+    }
+
+
 def test_given_a_topic_when_created_again_then_409_and_the_text_names_it(topic: TopicClient) -> None:
     answer = topic.client.ask("PUT", topic.path)
     assert (answer.status, answer.headers["content-type"]) == (409, "text/plain; charset=utf-8")
@@ -185,7 +196,7 @@ def test_the_document_names_every_route_with_its_methods(client: Client) -> None
             assert (answer.status != 405) == (method in known), (method, path)
             if method in known:
                 assert str(answer.status) in item[method.lower()]["responses"], (method, path)
-    assert len(paths) == 14
+    assert len(paths) == 15
     assert json.dumps(paths)
 
 

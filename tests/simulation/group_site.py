@@ -24,7 +24,7 @@ from tms_core.clock import ManualClock
 from tms_core.consumers.claims import all_claims, free_void
 from tms_core.errors import StoreError, TmsError
 from tms_core.messaging.groups import GroupPoll, Order
-from tms_core.messaging.service import MessagingService
+from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId, generation_prefix
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
@@ -116,10 +116,12 @@ class GroupSite:
         return MessagingService(
             self.store,
             self.clock,
+            ServiceOptions(
+                max_lifetime_seconds=LIFETIME_MS // 1000,
+                grace_seconds=LIFETIME_MS // 1000,
+                cache_bytes=self.random.choice((0, 1 << 20)),
+            ),
             side=self.side,
-            max_lifetime_seconds=LIFETIME_MS // 1000,
-            grace_seconds=LIFETIME_MS // 1000,
-            cache_bytes=self.random.choice((0, 1 << 20)),
             transactions=self.manager,
         )
 

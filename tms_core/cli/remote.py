@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from tms_core.cli.names import TopicType
-from tms_core.client import Client
+from tms_core.client import Client, Options
 from tms_core.errors import ConfigurationError
 from tms_core.settings.models import load
 from tms_core.transaction.rpc.client import TransactionClient
@@ -46,7 +46,7 @@ class Remote:
         return Client(
             self.server.split(",") if self.server else url,
             token_file=self.token_file,
-            tls=self._tls(),
+            options=Options(tls=self._tls()),
             transactions=TransactionClient.configured(settings.transactions),
         )
 

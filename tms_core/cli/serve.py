@@ -29,7 +29,7 @@ from tms_core.cli.signals import ending
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError, StoreError, TopicExists
 from tms_core.logs.format import LogFormat, configure
-from tms_core.messaging.service import MessagingService
+from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.server import companions, standby
 from tms_core.server.app import make_app
 from tms_core.server.auth.gate import Gate
@@ -62,7 +62,7 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, Storage
 from tms_core.transaction.rpc.line import read_token
 from tms_core.transaction.rpc.service import TransactionService
-from tms_core.web.listener import Listener
+from tms_core.web.listener import Listener, ListenerOptions
 
 #: How many polls read the store at once. Those of a store on this machine use its processor, and each of them has the
 #: event loop wait for its turn; those of HBase mostly wait for an answer.
@@ -184,7 +184,7 @@ def serving(
         )
         registry = CollectorRegistry()
         if member is not None:
-            registry.register(LeadershipMetrics(member.leadership))
+            registry.register(LeadershipMetrics(member.slots))
             if member.is_alone:
                 member.begin(service)
         _make_topics(settings.server.system_topics, service)
@@ -273,13 +273,14 @@ def _messaging(
     service = MessagingService(
         store,
         clock,
-        default_ttl_seconds=server.default_ttl_seconds,
-        max_lifetime_seconds=transactions.max_lifetime_seconds or ASSUMED_LIFETIME_SECONDS,
-        grace_seconds=transactions.grace_seconds,
-        cache_bytes=server.cache_mb << 20,
-        clock_allowance_seconds=server.clock_allowance_seconds,
-        consumer_hold_seconds=server.consumers.hold_seconds,
-        last_pointer=None if manager is None else lambda: manager.last_pointer,
+        ServiceOptions(
+            default_ttl_seconds=server.default_ttl_seconds,
+            max_lifetime_seconds=transactions.max_lifetime_seconds or ASSUMED_LIFETIME_SECONDS,
+            grace_seconds=transactions.grace_seconds,
+            cache_bytes=server.cache_mb << 20,
+            clock_allowance_seconds=server.clock_allowance_seconds,
+            consumer_hold_seconds=server.consumers.hold_seconds,
+        ),
         transactions=manager,
         **more,
     )
@@ -337,8 +338,7 @@ def _listen(
         wanted.host,
         wanted.port,
         wanted.tls,
-        max_connections=wanted.max_connections,
-        lives=forwarder is not None,
+        ListenerOptions(max_connections=wanted.max_connections, lifespan=forwarder is not None),
         ending=waiting.close,
     )
     listener.start()

@@ -10,8 +10,8 @@ import click
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.text import columns, duration
 from tms_core.cli.times import TtlType
-from tms_core.client import Client
-from tms_core.topic import TopicId
+from tms_core.client import Ages, Client
+from tms_core.topic import TopicId, parse_java_int
 
 Command = Callable[..., None]
 
@@ -109,17 +109,25 @@ def update(
 ) -> None:
     """Change a topic; what is not named stays as it is.
 
-    A shorter ttl hides messages at once; the janitor deletes them once it may, see: janitor approve.
+    A shorter ttl hides messages at once, and it is said how many. The janitor holds them for a while
+    (janitor.hold_seconds), in which the change can be undone, before it deletes them.
 
     \b
     Example:
       tms topic update default:orders --ttl 14d
     """
     with options.client() as client:
+        before = client.topic(topic)
         # The server replaces all of them, as CDAP's does.
-        kept = {name: value for name, value in client.topic(topic).properties.items() if name != "generation"}
-        client.update_topic(topic, ttl=ttl, properties={**kept, **_properties(properties, partitions)})
-        _print(options, client.topic(topic).properties, topic)
+        kept = {name: value for name, value in before.properties.items() if name != "generation"}
+        wanted = {**kept, **_properties(properties, partitions)}
+        shorter = ttl if ttl is not None else parse_java_int(wanted["ttl"])
+        # Counted before the change, after which those that it hides are not told from those that were hidden.
+        ages = client.ages(topic, shorter) if shorter is not None and 0 < shorter < before.ttl_seconds else None
+        client.update_topic(topic, ttl=ttl, properties=wanted)
+        _print(options, client.topic(topic).properties, topic, hidden=ages)
+    if ages is not None and ages.older and options.format == "table":
+        click.echo(_ways_out(topic, before.ttl_seconds), err=True)
 
 
 @topic.command("delete")
@@ -156,8 +164,27 @@ def _count(client: Client, topic: TopicId) -> int:
     return sum(1 for _ in client.poll(topic))
 
 
-def _print(options: Remote, properties: Mapping[str, str], topic: TopicId, messages: int | None = None) -> None:
+def _ways_out(topic: TopicId, ttl_seconds: int) -> str:
+    """What becomes of messages that a shorter ttl has hidden, and what decides that."""
+    return (
+        "The janitor holds them before it deletes them, for as long as janitor.hold_seconds says.\n"
+        f"To see until when:      janitor topic {topic}\n"
+        f"To keep them:           tms topic update {topic} --ttl {ttl_seconds}\n"
+        f"To let them go at once: janitor approve {topic}"
+    )
+
+
+def _print(
+    options: Remote,
+    properties: Mapping[str, str],
+    topic: TopicId,
+    messages: int | None = None,
+    *,
+    hidden: Ages | None = None,
+) -> None:
     value: dict[str, Any] = {"topic": str(topic), "properties": dict(properties)}
+    if hidden is not None:
+        value["hidden"] = hidden._asdict()
     if messages is not None:
         value["messages"] = messages
 
@@ -168,5 +195,9 @@ def _print(options: Remote, properties: Mapping[str, str], topic: TopicId, messa
             yield f"  {name} = {properties[name]}"
         if messages is not None:
             yield f"  {messages:,} messages"
+        if hidden is not None:
+            more = "at least " if hidden.at_least else ""
+            counts = f"{more}{hidden.older:,} of {more}{hidden.messages:,}"
+            yield f"  {counts} messages are older than that, and not read any more"
 
     options.print(value, lines)

@@ -18,6 +18,7 @@ from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.iterators import AsyncConsumption, AsyncMessages, Consumption, Messages
 from tms_core.client.messages import Message
 from tms_core.client.participant import Participant
+from tms_core.client.site import Options
 from tms_core.client.sync import Client
 from tms_core.client.tracing import Attempt
 from tms_core.client.values import Buffer, Limits, Retry, Timeouts, WhenFull
@@ -47,7 +48,7 @@ from tms_core.errors import (
     Unauthorized,
     Unavailable,
 )
-from tms_core.messaging.model import RollbackRange
+from tms_core.messaging.model import Ages, RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import Transaction
@@ -55,6 +56,7 @@ from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable
 
 __all__ = [
+    "Ages",
     "AsyncClient",
     "AsyncConsumption",
     "AsyncGroupWork",
@@ -83,6 +85,7 @@ __all__ = [
     "NotInProgress",
     "NotPublished",
     "OpenClaim",
+    "Options",
     "OutcomeUnknown",
     "Participant",
     "PartitionsChanged",

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import ssl
-import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Self, overload
 
 import httpx2
 
 from tms_core.client import calls, partitions
 from tms_core.client.background import BackgroundTask
-from tms_core.client.calls import Topic
-from tms_core.client.consuming import FAILED, IDLE, Consuming
+from tms_core.client.calls import Topic, topic_id
+from tms_core.client.consuming import FAILED, IDLE, Consuming, ReadPlan
 from tms_core.client.contexts import AsyncTransactionContext, standing_for
 from tms_core.client.core import Core
 from tms_core.client.http import AsyncPause, LoopWire, pause_in_loop
 from tms_core.client.iterators import AsyncConsumption, AsyncMessages
 from tms_core.client.messages import Start
 from tms_core.client.partitions import Key
-from tms_core.client.site import Endpoint, service_at
+from tms_core.client.site import Endpoint, Options, service_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
 from tms_core.client.token import Token
 from tms_core.client.topics import AsyncTopics
-from tms_core.client.tracing import Hook, no_hook
 from tms_core.client.transaction import ClientTransaction
-from tms_core.client.values import Buffer, Limits, Retry, Timeouts
+from tms_core.client.values import Retry
 from tms_core.client.waiting import PublishFigures, Told
 from tms_core.client.work import AsyncGroupWork, Worker, WorkOptions
 from tms_core.messaging.model import RollbackRange
@@ -60,24 +56,17 @@ class AsyncClient(AsyncTopics):
         token: str | Callable[[], str] | None = None,
         token_file: Path | str | None = None,
         transactions: str | TransactionClient = DEFAULT_TRANSACTIONS,
-        timeouts: Timeouts | None = None,
-        limits: Limits | None = None,
-        retry: Retry | None = None,
-        buffer: Buffer | None = None,
-        tls: ssl.SSLContext | None = None,
-        hook: Hook = no_hook,
+        options: Options | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
-        random: Random | None = None,
-        running: Callable[[], float] = time.monotonic,
         pause: AsyncPause = pause_in_loop,
     ) -> None:
-        timeouts = timeouts or Timeouts()
-        endpoint = Endpoint(url, Token(token, token_file), timeouts, limits or Limits(), tls, hook)
+        options = options or Options()
+        endpoint = Endpoint(url, Token(token, token_file), options)
         self._wire = LoopWire(endpoint, transport, pause)
-        self._core = Core(self._wire, retry or Retry(), random or Random(), running)  # noqa: S311 it spreads pauses
-        self._transactions = service_at(transactions, timeouts)
-        self._limits = endpoint.limits
-        self._background = BackgroundTask(self._core, buffer or Buffer(), endpoint.limits, timeouts.close_seconds)
+        self._core = Core(self._wire, options.retry, options.random, options.running)
+        self._transactions = service_at(transactions, options.timeouts)
+        self._limits = options.limits
+        self._background = BackgroundTask(self._core, options.buffer, options.limits, options.timeouts.close_seconds)
 
     def __repr__(self) -> str:
         return f"<AsyncClient {self._wire.endpoint}>"
@@ -174,14 +163,8 @@ class AsyncClient(AsyncTopics):
         return AsyncConsumption(
             Consuming(
                 self._core,
-                topic,
-                start,
-                inclusive=inclusive,
-                consumer=consumer,
-                service=service,
-                idle=idle,
-                failed=failed,
-                wait_seconds=wait_seconds,
+                ReadPlan(topic_id(topic), start, inclusive, consumer, idle, failed, wait_seconds),
+                service,
             )
         )
 

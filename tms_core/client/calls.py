@@ -42,7 +42,7 @@ from tms_core.errors import (
     Unauthorized,
     Unavailable,
 )
-from tms_core.messaging.model import RollbackRange
+from tms_core.messaging.model import Ages, RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import Transaction
@@ -147,6 +147,14 @@ def update_topic(topic: Topic, ttl: timedelta | int | None, properties: Mapping[
 def show_topic(topic: Topic) -> Call[TopicMetadata]:
     found = topic_id(topic)
     return Call("GET", _path(topic), lambda body: TopicMetadata.parse(found.prefix, body), again=True)
+
+
+def ages(topic: Topic, older_than: timedelta | int) -> Call[Ages]:
+    def read(body: bytes) -> Ages:
+        found = json.loads(body)
+        return Ages(found["messages"], found["older"], found["atLeast"])
+
+    return Call("GET", f"{_path(topic, 'ages')}?olderThanSeconds={seconds(older_than)}", read, again=True)
 
 
 def list_topics(namespace: str) -> Call[list[TopicId]]:

@@ -10,14 +10,15 @@ too little.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from tms_core.client import calls
-from tms_core.client.calls import Topic, topic_id
 from tms_core.client.core import NOT_DONE, UNKNOWN, Core, Reading
 from tms_core.client.messages import Message, Start
 from tms_core.client.values import Retry
 from tms_core.errors import ClientClosed, ConsumerNotFound, TmsError
 from tms_core.rowkey import MessageId
+from tms_core.topic import TopicId
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient
 
@@ -34,44 +35,49 @@ FAILED = Retry(first_seconds=0.1, longest_seconds=10)
 PASSING = (*NOT_DONE, *UNKNOWN)
 
 
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """What a consumer reads, and how.
+
+    Attributes:
+        topic: what it reads.
+        start, inclusive: where it begins, as of a poll.
+        consumer: under which name its position is stored; None: it is not. A stored one goes before ``start``.
+        idle, failed: the pauses.
+        wait_seconds: how long the server waits for a message; None: :data:`WAIT_SECONDS`.
+    """
+
+    topic: TopicId
+    start: Start
+    inclusive: bool
+    consumer: str | None
+    idle: Retry
+    failed: Retry
+    wait_seconds: int | None = None
+
+
 class Consuming:
     """One consumer of one topic.
 
     Args:
         core: who asks.
-        topic: what it reads.
-        start, inclusive: where it begins, as of a poll.
-        consumer: under which name its position is stored; None: it is not. A stored one goes before ``start``.
+        plan: what it reads.
         service: who says what is committed; None: everything is read, also what was rolled back or may still be.
-        idle, failed: the pauses.
-        wait_seconds: how long the server waits for a message; None: :data:`WAIT_SECONDS`.
 
     Raises:
         ClientClosed: the client is closed already.
     """
 
-    def __init__(
-        self,
-        core: Core,
-        topic: Topic,
-        start: Start,
-        *,
-        inclusive: bool,
-        consumer: str | None,
-        service: TransactionClient | None,
-        idle: Retry,
-        failed: Retry,
-        wait_seconds: int | None = None,
-    ) -> None:
+    def __init__(self, core: Core, plan: ReadPlan, service: TransactionClient | None) -> None:
         self._core = core
-        self._topic = topic_id(topic)
-        self._start = start
-        self._inclusive = inclusive
-        self._consumer = consumer
+        self._topic = plan.topic
+        self._start = plan.start
+        self._inclusive = plan.inclusive
+        self._consumer = plan.consumer
         self._service = service
-        self._idle = idle
-        self._failed = failed
-        self._wait_seconds = WAIT_SECONDS if wait_seconds is None else wait_seconds
+        self._idle = plan.idle
+        self._failed = plan.failed
+        self._wait_seconds = WAIT_SECONDS if plan.wait_seconds is None else plan.wait_seconds
         self._waited = False
         self._reading: Reading | None = None
         self._began = False

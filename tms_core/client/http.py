@@ -113,7 +113,7 @@ class BlockingWire:
         self._here().close()
 
     def _pool(self) -> httpx2.Client:
-        limits = library_limits(self.endpoint.limits)
+        limits = library_limits(self.endpoint.options.limits)
         return httpx2.Client(transport=self._transport, limits=limits, verify=self.endpoint.verify, trust_env=False)
 
     def _here(self) -> httpx2.Client:
@@ -168,14 +168,14 @@ class LoopWire:
 
     def __init__(self, endpoint: Endpoint, transport: httpx2.AsyncBaseTransport | None, pause: AsyncPause) -> None:
         self.endpoint = endpoint
-        limits = library_limits(endpoint.limits)
+        limits = library_limits(endpoint.options.limits)
         self._http = httpx2.AsyncClient(transport=transport, limits=limits, verify=endpoint.verify, trust_env=False)
         self._pause = pause
         self._closed = _LoopStop(pause)
         self._stops: WeakSet[_LoopStop] = WeakSet()
         self._loop: asyncio.AbstractEventLoop | None = None
         # Its threads begin when they are needed.
-        self._threads = ThreadPoolExecutor(endpoint.limits.connections, thread_name_prefix="tms-client")
+        self._threads = ThreadPoolExecutor(endpoint.options.limits.connections, thread_name_prefix="tms-client")
 
     def settle(self) -> None:
         """Belong to the running loop: connections and conditions cannot be waited for in another one.

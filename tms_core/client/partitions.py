@@ -89,8 +89,8 @@ async def read_layout(core: Core, topic: TopicId) -> Layout | None:
     """Read where a topic's messages are."""
     metadata = await core.ask(calls.show_topic(topic))
     core.layouts[topic] = layout = layout_of(topic, metadata.properties)
-    for name in () if layout is None else layout.routes:
-        await read_layout(core, layout.route(name))
+    for route in [] if layout is None else map(layout.route, layout.routes):
+        await read_layout(core, route)
     return layout
 
 

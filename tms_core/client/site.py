@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
+from random import Random
 from typing import Any
 
 import httpx2
@@ -20,7 +22,7 @@ import httpx2
 from tms_core.client.calls import Call
 from tms_core.client.token import Token
 from tms_core.client.tracing import Attempt, Hook, no_hook
-from tms_core.client.values import Limits, Timeouts
+from tms_core.client.values import Buffer, Limits, Retry, Timeouts
 from tms_core.client.wire import Stop
 from tms_core.errors import ClientClosed, ConfigurationError, Unanswered, Unavailable
 from tms_core.transaction.rpc.client import TransactionClient
@@ -31,15 +33,36 @@ _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, htt
 
 
 @dataclass(frozen=True)
+class Options:
+    """How a client works, as a value that can be printed and compared.
+
+    Attributes:
+        timeouts, limits, retry: how long to wait, how much to hold, how to try again.
+        buffer: where ``publish_async`` puts messages.
+        tls: how the server's certificate is checked; None: by the certificates that come with the HTTP library.
+        hook: what is done around each attempt to send a request (:mod:`tms_core.client.tracing`).
+        random: what makes pauses differ.
+        running: the running time in seconds.
+    """
+
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    limits: Limits = field(default_factory=Limits)
+    retry: Retry = field(default_factory=Retry)
+    buffer: Buffer = field(default_factory=Buffer)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    hook: Hook = field(default=no_hook, repr=False)
+    random: Random = field(default_factory=Random, repr=False, compare=False)
+    running: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
 class Endpoint:
     """Which server, and how to speak to it.
 
     Args:
         url: of the server, or of several that serve the same topics: another one is asked when one does not answer.
         token: who asks.
-        timeouts, limits: how long to wait, and how many connections.
-        tls: how the server's certificate is checked; None: as the system does.
-        hook: what is done around each attempt.
+        options: how the client works.
 
     Raises:
         ConfigurationError: the URL is none.
@@ -47,10 +70,7 @@ class Endpoint:
 
     url: str | Sequence[str]
     token: Token
-    timeouts: Timeouts
-    limits: Limits
-    tls: ssl.SSLContext | None = field(default=None, repr=False)
-    hook: Hook = field(default=no_hook, repr=False)
+    options: Options
     _urls: _Urls = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -64,8 +84,8 @@ class Endpoint:
     def verify(self) -> ssl.SSLContext | bool:
         """What the library is told of certificates. To read whom the system trusts takes 25 ms, so where no server has
         a certificate, that is left out, and none would be trusted."""
-        if self.tls is not None:
-            return self.tls
+        if self.options.tls is not None:
+            return self.options.tls
         secure = any(httpx2.URL(url).scheme == "https" for url in self._urls.all)
         return True if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
@@ -79,7 +99,7 @@ class Endpoint:
         url = self._urls.now
         attempt = Attempt(call.method, url + call.path)
         try:
-            with self.hook(attempt), self.border(call, stopped, url):
+            with self.options.hook(attempt), self.border(call, stopped, url):
                 yield attempt
         except (Unavailable, Unanswered):
             self._urls.leave(url)
@@ -100,7 +120,7 @@ class Endpoint:
         )
 
     def _waits(self, seconds: float | None) -> dict[str, Any]:
-        waits, most = self.timeouts, inf if seconds is None else seconds
+        waits, most = self.options.timeouts, inf if seconds is None else seconds
         timeout = httpx2.Timeout(
             connect=min(waits.connect_seconds, most),
             read=min(waits.answer_seconds, most),

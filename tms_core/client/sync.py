@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ssl
 import threading
-import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from random import Random
 from types import TracebackType
 from typing import Self, overload
 
@@ -18,20 +15,19 @@ import httpx2
 
 from tms_core.client import calls, partitions
 from tms_core.client.background import BackgroundThread
-from tms_core.client.calls import Topic
-from tms_core.client.consuming import FAILED, IDLE, Consuming
+from tms_core.client.calls import Topic, topic_id
+from tms_core.client.consuming import FAILED, IDLE, Consuming, ReadPlan
 from tms_core.client.contexts import TransactionContext, standing_for
 from tms_core.client.core import Core
 from tms_core.client.http import BlockingWire, Pause
 from tms_core.client.iterators import Consumption, Messages
 from tms_core.client.messages import Start
 from tms_core.client.partitions import Key
-from tms_core.client.site import Endpoint, service_at
+from tms_core.client.site import Endpoint, Options, service_at
 from tms_core.client.token import Token
 from tms_core.client.topics import Topics
-from tms_core.client.tracing import Hook, no_hook
 from tms_core.client.transaction import ClientTransaction
-from tms_core.client.values import Buffer, Limits, Retry, Timeouts
+from tms_core.client.values import Retry
 from tms_core.client.waiting import PublishFigures, Told
 from tms_core.client.wire import run
 from tms_core.client.work import GroupWork, Worker, WorkOptions
@@ -56,13 +52,8 @@ class Client(Topics):
         token: the bearer token, or what returns it; asked for each request.
         token_file: a file that holds it instead; read for each request.
         transactions: ``HOST:PORT`` of the transaction service, which is called when the first transaction begins.
-        timeouts, limits, retry: how long to wait, how much to hold, how to try again.
-        buffer: where :meth:`publish_async` puts messages.
-        tls: how the server's certificate is checked; None: by the certificates that come with the HTTP library.
-        hook: what is done around each attempt to send a request (:mod:`tms_core.client.tracing`).
+        options: how it works: timeouts, limits, repetition, the buffer, TLS, a hook.
         transport: how requests get there, instead of the network (:mod:`tms_core.client.testing`).
-        random: what makes pauses differ.
-        running: the running time in seconds.
         pause: how to wait: gets an event that ends the pause early, and seconds.
 
     Raises:
@@ -76,24 +67,17 @@ class Client(Topics):
         token: str | Callable[[], str] | None = None,
         token_file: Path | str | None = None,
         transactions: str | TransactionClient = DEFAULT_TRANSACTIONS,
-        timeouts: Timeouts | None = None,
-        limits: Limits | None = None,
-        retry: Retry | None = None,
-        buffer: Buffer | None = None,
-        tls: ssl.SSLContext | None = None,
-        hook: Hook = no_hook,
+        options: Options | None = None,
         transport: httpx2.BaseTransport | None = None,
-        random: Random | None = None,
-        running: Callable[[], float] = time.monotonic,
         pause: Pause = threading.Event.wait,
     ) -> None:
-        timeouts = timeouts or Timeouts()
-        endpoint = Endpoint(url, Token(token, token_file), timeouts, limits or Limits(), tls, hook)
+        options = options or Options()
+        endpoint = Endpoint(url, Token(token, token_file), options)
         self._wire = BlockingWire(endpoint, transport, pause)
-        self._core = Core(self._wire, retry or Retry(), random or Random(), running)  # noqa: S311 it spreads pauses
-        self._transactions = service_at(transactions, timeouts)
-        self._limits = endpoint.limits
-        self._background = BackgroundThread(self._core, buffer or Buffer(), endpoint.limits, timeouts.close_seconds)
+        self._core = Core(self._wire, options.retry, options.random, options.running)
+        self._transactions = service_at(transactions, options.timeouts)
+        self._limits = options.limits
+        self._background = BackgroundThread(self._core, options.buffer, options.limits, options.timeouts.close_seconds)
 
     def __repr__(self) -> str:
         return f"<Client {self._wire.endpoint}>"
@@ -271,14 +255,8 @@ class Client(Topics):
         return Consumption(
             Consuming(
                 self._core,
-                topic,
-                start,
-                inclusive=inclusive,
-                consumer=consumer,
-                service=service,
-                idle=idle,
-                failed=failed,
-                wait_seconds=wait_seconds,
+                ReadPlan(topic_id(topic), start, inclusive, consumer, idle, failed, wait_seconds),
+                service,
             )
         )
 

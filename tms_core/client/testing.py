@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from tms_core.client.asynchronous import AsyncClient
+from tms_core.client.site import Options
 from tms_core.client.sync import Client
 from tms_core.clock import Clock, SystemClock
 from tms_core.messaging.service import MessagingService
@@ -35,14 +36,15 @@ from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.rpc.calls import answer
 from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.line import result_of
-from tms_core.web.listener import Listener
+from tms_core.web.listener import Listener, ListenerOptions
 
 #: How many polls read the store at once.
 _THREADS = 4
+_OPTIONS = {field.name for field in fields(Options)}
 _MAX_REQUEST_BYTES = 10 << 20
 _JSON_POLL_LIMIT = 1000
 #: How long the end of the block waits for answers that no client reads, in seconds.
-_STOP_SECONDS = 1
+_LISTENER = ListenerOptions(stop_seconds=1)
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,17 @@ class InProcess:
 
     def client(self, **options: Any) -> Client:
         """A client of it; takes what ``Client`` takes besides."""
-        return Client(**{"url": self.url, "transactions": self.transactions(), **options})
+        return Client(**self._given(options))
 
     def async_client(self, **options: Any) -> AsyncClient:
         """An asynchronous client of it; takes what ``AsyncClient`` takes besides."""
-        return AsyncClient(**{"url": self.url, "transactions": self.transactions(), **options})
+        return AsyncClient(**self._given(options))
+
+    def _given(self, options: dict[str, Any]) -> dict[str, Any]:
+        """What a client is made with; the fields of ``Options`` may be given one by one."""
+        single = {name: options.pop(name) for name in _OPTIONS & options.keys()}
+        given = replace(options.pop("options", Options()), **single)
+        return {"url": self.url, "transactions": self.transactions(), "options": given, **options}
 
 
 @contextmanager
@@ -86,14 +94,12 @@ def in_process(*, clock: Clock | None = None, store: Store | None = None) -> Ite
     clock, store = clock or SystemClock(), store or MemoryStore()
     with (
         TransactionManager(MemoryStorage(), clock) as manager,
-        MessagingService(
-            store, clock, side=MemorySide(), last_pointer=lambda: manager.last_pointer, transactions=manager
-        ) as service,
+        MessagingService(store, clock, side=MemorySide(), transactions=manager) as service,
         ThreadPoolExecutor(_THREADS, thread_name_prefix="in-process") as threads,
     ):
         metrics = ServerMetrics(CollectorRegistry(), service)
         here = Site(service, threads, metrics, _MAX_REQUEST_BYTES, _JSON_POLL_LIMIT)
-        listener = Listener(make_app(here), "127.0.0.1", 0, stop_seconds=_STOP_SECONDS, ending=here.waiting.close)
+        listener = Listener(make_app(here), "127.0.0.1", 0, options=_LISTENER, ending=here.waiting.close)
         listener.start()
         try:
             yield InProcess(listener.url, service, store, manager, clock)

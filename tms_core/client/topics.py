@@ -9,6 +9,7 @@ from tms_core.client import calls
 from tms_core.client.calls import ConsumerPosition, OpenClaim, Topic
 from tms_core.client.core import Core
 from tms_core.client.wire import run
+from tms_core.messaging.model import Ages
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId, TopicMetadata
 
@@ -52,6 +53,15 @@ class Topics:
             TopicNotFound: there is none.
         """
         return run(self._core.ask(calls.show_topic(topic)))
+
+    def ages(self, topic: Topic, older_than: timedelta | int) -> Ages:
+        """How many messages live, and how many of them a ttl of ``older_than`` (whole seconds) would hide.
+
+        Raises:
+            TopicNotFound: there is none.
+            BadRequest: that is no ttl.
+        """
+        return run(self._core.ask(calls.ages(topic, older_than)))
 
     def topics(self, namespace: str = "default") -> list[TopicId]:
         """The topics of a namespace."""
@@ -130,6 +140,10 @@ class AsyncTopics:
     async def topic(self, topic: Topic) -> TopicMetadata:
         """As :meth:`Topics.topic`."""
         return await self._core.ask(calls.show_topic(topic))
+
+    async def ages(self, topic: Topic, older_than: timedelta | int) -> Ages:
+        """As :meth:`Topics.ages`."""
+        return await self._core.ask(calls.ages(topic, older_than))
 
     async def topics(self, namespace: str = "default") -> list[TopicId]:
         """As :meth:`Topics.topics`."""

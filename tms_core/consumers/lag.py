@@ -59,21 +59,31 @@ class Lag(NamedTuple):
         return 0.0 if self.oldest_ms is None else max(0, now_ms - self.oldest_ms) / 1000
 
 
+class Readable(NamedTuple):
+    """What tells which messages can be read.
+
+    Attributes:
+        store: the tables.
+        expiries: messages with a ttl of their own; None: there are none.
+        floor: what holds messages that a consumer has not read; None: nothing does.
+    """
+
+    store: Reads
+    expiries: Expiries | None
+    floor: Floor | None
+
+
 def count(
-    store: Reads,
-    expiries: Expiries | None,
+    tables: Readable,
     topic: TopicMetadata,
     positions: Collection[Position],
-    floor: Floor | None,
     now_ms: int,
     most_rows: int | None = None,
 ) -> Counting:
     """Count what a topic's consumers have not read.
 
     Args:
-        expiries: messages with a ttl of their own; None: there are none.
         positions: of all consumers of the topic.
-        floor: what holds for them what they have not read; None: nothing does.
         now_ms: the moment ttls are judged by.
         most_rows: how many rows to read for all of them together; None: as many as there are.
 
@@ -83,6 +93,7 @@ def count(
     Raises:
         StoreError: the tables could not be read.
     """
+    store, expiries, floor = tables
     due = gone = cutoff = Cutoff.at(now_ms, topic.ttl_seconds)
     if floor is not None:
         gone, cutoff = floor.lowest(due), floor.lowered(topic, due, positions)

@@ -7,14 +7,13 @@ a lag changes no position.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from threading import Lock
 
 from tms_core.consumers import lag
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim, claims_of, former_claims, look
 from tms_core.consumers.lag import Lag
 from tms_core.consumers.positions import NAME, Position, Positions, cutoff_at
-from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound, TopicNotFound
+from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound
 from tms_core.messaging.fetcher import Shelf
 from tms_core.messaging.ids import position
 from tms_core.messaging.topics import TopicRegistry
@@ -96,19 +95,6 @@ class ConsumerRegistry:
             after = Position(name, message, self._heard_ms(metadata, message, now_ms), since.ms)
             self._positions.move(metadata, former, after, deletes=claims)
 
-    def follow(self, former: Sequence[TopicId], topic: TopicId) -> None:
-        """Register the consumers of some topics at the beginning of another one, whose messages follow theirs.
-
-        Raises:
-            MetadataError, Unavailable, StoreError: as :meth:`put`.
-        """
-        names = set()
-        for one in former:
-            with suppress(TopicNotFound):
-                names |= {position.name for position in self._positions.of(self._topics.get(one))}
-        for name in sorted(names):
-            self.put(topic, name, MessageId(0, 0))
-
     def get(self, topic: TopicId, name: str) -> Position:
         """How far a consumer has read, what its group has done behind that included.
 
@@ -178,9 +164,8 @@ class ConsumerRegistry:
         """
         metadata, now_ms = self._topics.get(topic), self._shelf.clock.now_ms()
         positions = [self._moved_on(metadata, position) for position in self._positions.of(metadata)]
-        counting = lag.count(
-            self._shelf.store, self._shelf.expiries, metadata, positions, self._shelf.floor, now_ms, COUNTED_ROWS
-        )
+        tables = lag.Readable(self._shelf.store, self._shelf.expiries, self._shelf.floor)
+        counting = lag.count(tables, metadata, positions, now_ms, COUNTED_ROWS)
         return lag.finish(counting), now_ms
 
     def found(self, topic: TopicMetadata, name: str) -> Position:

@@ -5,9 +5,10 @@ new is there before the topic names it, and what goes, goes before it. A change 
 same request, and one that had begun to count is finished by whatever asks next.
 
 Another number of partitions, step by step: the new family is made, with the groups of the old one; the topic names it,
-from when on groups know of it; the old one is sealed, and what is being written to it is waited for; the topic notes
-that, and only from then on anything is published to the new one. So of one key nothing in the new family is older than
-what is in the old one.
+from when on groups know of it; the old one is sealed; the topic notes that, and only from then on anything is published
+to the new one. So of one key nothing in the new family is older than what is in the old one. That a group has read a
+sealed partition to its end is noted among the properties of the partition, by the server that leads it, so that the
+server of another partition need not read what it does not lead.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from contextlib import suppress
 from threading import RLock
 
 from tms_core.clock import HonestClock
+from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import BadRequest, TopicExists, TopicNotFound, Unavailable
-from tms_core.messaging.consumers import ConsumerRegistry
 from tms_core.messaging.lines import Lines
 from tms_core.messaging.partitions import (
+    DRAINED,
     FAMILIES,
     MOST_FAMILIES,
     PART_OF,
@@ -30,13 +32,15 @@ from tms_core.messaging.partitions import (
     Family,
     Layout,
     Wanted,
+    drained_by,
     layout_of,
     noted,
     routes_of,
     wanted,
+    with_drained,
 )
 from tms_core.messaging.topics import TopicRegistry, check_length
-from tms_core.rowkey import stop_key
+from tms_core.rowkey import MessageId, stop_key
 from tms_core.tables.base import Store
 from tms_core.topic import TopicId, TopicMetadata
 
@@ -51,8 +55,9 @@ class Families:
         store: where their messages are.
         lines: forget what they know of a topic that was changed.
         clock: what time it is.
-        consumers: the groups, which go on in another family; None: there is no place for them.
-        settle: returns when what is being written to a topic that takes no more is done.
+        positions: those of groups, which go on in another family, also where other servers lead that; None: there are
+            none.
+        settle: returns when what is being written to a topic is done.
     """
 
     def __init__(
@@ -61,14 +66,14 @@ class Families:
         store: Store,
         lines: Lines,
         clock: HonestClock,
-        consumers: ConsumerRegistry | None,
+        positions: Positions | None,
         settle: Callable[[TopicId], None],
     ) -> None:
         self._topics = topics
         self._store = store
         self._lines = lines
         self._clock = clock
-        self._consumers = consumers
+        self._positions = positions
         self._settle = settle
         self._newborn: dict[TopicId, TopicMetadata] = {}
         self._lock = RLock()
@@ -141,26 +146,37 @@ class Families:
                 row = self._finish(topic)
         return dict(row.properties)
 
-    def former(self, part: TopicMetadata) -> tuple[TopicMetadata, list[TopicId]] | None:
-        """The topic that a partition belongs to, and the partitions that a group in order reads before it.
-
-        None: there are none. They are sealed when this returns.
+    def before(self, part: TopicMetadata) -> list[TopicMetadata]:
+        """The partitions that a group in order reads to their ends before this one.
 
         Raises:
-            MetadataError, StoreError, Unavailable: as :meth:`update`.
+            MetadataError, StoreError: as :meth:`update`.
         """
-        name = part.properties.get(PART_OF)
-        if name is None:
-            return None
-        try:
-            whole = self._topics.get(TopicId(part.topic.namespace, name))
-        except TopicNotFound:
-            return None
-        layout = layout_of(whole.topic, whole.properties)
-        before = [] if layout is None else layout.before(part.topic)
-        if before and _is_changing(whole):
-            self._finish(whole.topic)
-        return (whole, before) if before else None
+        found = []
+        with suppress(TopicNotFound):
+            whole = self._topics.get(TopicId(part.topic.namespace, part.properties[PART_OF]))
+            layout = layout_of(whole.topic, whole.properties)
+            for topic in [] if layout is None else layout.before(part.topic):
+                with suppress(TopicNotFound):
+                    found.append(self._topics.get(topic))
+        return found
+
+    def settle(self, topic: TopicId) -> None:
+        """Return when what was being written to a topic is there, as far as this server writes to it."""
+        self._settle(topic)
+
+    def note_drained(self, part: TopicMetadata, group: str, pointer: int) -> None:
+        """Write down that a group has read a sealed partition to its end, for the servers that lead other partitions.
+
+        Args:
+            part: the partition.
+            group: the group's name.
+            pointer: the last transaction it did it in, as far as that is known; 0: it is not.
+        """
+        # Where the topic was changed meanwhile, the next poll writes it.
+        with suppress(Unavailable):
+            if drained_by(part.properties, group) is None:
+                self._topics.update(part.topic, with_drained(part.properties, group, pointer), former=part)
 
     def is_newborn(self, topic: TopicMetadata) -> bool:
         """Whether this process made the topic as it is, in its first life, and there was not a row of it.
@@ -183,8 +199,8 @@ class Families:
         else:
             after = layout._replace(families=(*kept, new))
             made = [(member, {**others, PART_OF: topic.topic}) for member in after.members(new)]
-        part_of = {name: row.properties[name] for name in (PART_OF,) if name in row.properties}
-        properties = {**others, **noted(after), **part_of}
+        own = {name: row.properties[name] for name in (PART_OF, DRAINED) if name in row.properties}
+        properties = {**others, **noted(after), **own}
         self._topics.check(properties)
         if len(after.families) > MOST_FAMILIES:
             raise BadRequest(
@@ -194,8 +210,7 @@ class Families:
         self._check_free(made)
         for member, given in made:
             self._make_anew(member, given)
-            if self._consumers is not None:
-                self._consumers.follow(layout.members(last), member)
+            self._register(member, layout.members(last))
         self._change_members(after, others)
         self._change(topic, properties)
         self._finish(topic)
@@ -203,13 +218,26 @@ class Families:
             for member in set(layout.members(family)) - {topic}:
                 self._delete_if_there(member)
 
+    def _register(self, member: TopicId, former: Iterable[TopicId]) -> None:
+        """Register all groups of the former partitions at the beginning of a new one, so that it is kept for them."""
+        if self._positions is None:
+            return
+        names = set()
+        for one in former:
+            with suppress(TopicNotFound):
+                names |= {position.name for position in self._positions.of(self._topics.get(one))}
+        for name in sorted(names):
+            position = Position(name, MessageId(0, 0), self._clock.now_ms(), 0)
+            self._positions.move(self._topics.get(member), None, position)
+
     def _change_members(self, layout: Layout, others: Mapping[str, str]) -> None:
         for family in layout.families:
             sealed = {} if family.sealed_ms is None else {SEALED: str(family.sealed_ms)}
             for member in set(layout.members(family)) - {layout.topic}:
                 properties = {**others, PART_OF: layout.topic.topic, **sealed}
                 try:
-                    self._change(member, properties)
+                    known = self._topics.get(member).properties
+                    self._change(member, properties | {name: known[name] for name in (DRAINED,) if name in known})
                 except TopicNotFound:
                     # Another program has deleted it.
                     self._make(member, properties)
@@ -249,7 +277,8 @@ class Families:
                 if family.sealed_ms is None:
                     self._seal(layout.members(family), topic, now_ms)
             sealed = (family._replace(sealed_ms=family.sealed_ms or now_ms) for family in former)
-            self._change(topic, {**row.properties, **noted(layout._replace(families=(*sealed, last)))})
+            properties = {**row.properties, **noted(layout._replace(families=(*sealed, last)))}
+            self._topics.update(topic, properties, former=row)
             return self._topics.get(topic)
 
     def _seal(self, members: Iterable[TopicId], topic: TopicId, now_ms: int) -> None:
@@ -257,7 +286,6 @@ class Families:
             with suppress(TopicNotFound):
                 if member != topic:
                     self._change(member, {**self._topics.get(member).properties, SEALED: str(now_ms)})
-                self._settle(member)
 
     def _check_free(self, made: Iterable[Made]) -> None:
         """See that topics can be made.
@@ -289,7 +317,10 @@ class Families:
         return None
 
     def _holds_rows(self, layout: Layout, family: Family) -> bool:
-        return any(self._has_rows(member) for member in layout.members(family))
+        with suppress(Unavailable):
+            return any(self._has_rows(member) for member in layout.members(family))
+        # Another server leads one of them.
+        return True
 
     # -- one topic ----------------------------------------------------------------------------------------------------
 
@@ -308,7 +339,7 @@ class Families:
     def _change(self, topic: TopicId, properties: Mapping[str, str]) -> None:
         self._topics.update(topic, properties)
         # With a longer ttl, rows would be shown from the cache that the janitor took while it was shorter.
-        self._lines.forget(topic)
+        self._lines.forget(lambda key: key.startswith(topic.prefix))
 
     def _delete(self, row: TopicMetadata) -> None:
         layout = layout_of(row.topic, row.properties)

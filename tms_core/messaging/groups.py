@@ -8,9 +8,8 @@ or kept right. One request of a group is served at a time.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
@@ -32,13 +31,13 @@ from tms_core.consumers.claims import (
     truth,
 )
 from tms_core.consumers.positions import Position
-from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound, TopicNotFound
+from tms_core.errors import BadRequest, ConsumerConflict
 from tms_core.messaging.consumers import ConsumerRegistry, check_name
 from tms_core.messaging.families import Families
 from tms_core.messaging.fetcher import Fetch, Shelf
 from tms_core.messaging.ids import id_parts, position
 from tms_core.messaging.model import FetchRequest, Message
-from tms_core.messaging.partitions import SEALED, layout_of
+from tms_core.messaging.partitions import PART_OF, SEALED, drained_by, layout_of
 from tms_core.messaging.topics import TopicRegistry
 from tms_core.rowkey import LONG_MAX, MessageId
 from tms_core.tables.side import SideTable
@@ -90,7 +89,7 @@ class Given(NamedTuple):
             claimed.
         at_end: whether there is no message that was not given out, and none before is undecided or claimed by another
             transaction.
-        sealed: whether the topic takes no more messages.
+        sealed: whether the topic takes no more messages; before that is said, all that was being written is there.
         drained: whether it is sealed, and the group has read it all.
         behind: the partition that the group must read to its end first; None: there is none.
     """
@@ -144,8 +143,8 @@ class Groups:
         self._max_lifetime_ms = max_lifetime_ms
         self._transactions = transactions
         self._merged: dict[ConsumerGroup, int] = {}
-        #: Groups that have read all partitions before a family, and the last transaction that they did it in.
-        self._past: dict[tuple[ConsumerGroup, TopicId], int] = {}
+        #: Groups of partitions that have read all before those: the last transaction that they did it in, and where.
+        self._past: dict[ConsumerGroup, tuple[int, TopicId]] = {}
 
     def poll(self, topic: TopicId, name: str, request: GroupPoll) -> Given:
         """Claim messages for a transaction. The claim is durable on return.
@@ -174,6 +173,9 @@ class Groups:
         behind = self._behind(metadata, name, request)
         if behind is not None:
             return Given([], behind=behind)
+        sealed = layout is not None or SEALED in metadata.properties
+        if sealed:
+            self._families.settle(topic)
         group = ConsumerGroup.of(metadata, name)
         with self._consumers.lock(group):
             former = self._consumers.found(metadata, name)
@@ -194,9 +196,10 @@ class Groups:
             # It ended while the claim was on its way to the disk.
             self.roll_back(topic, name, pointer)
             raise _ended(pointer)
-        sealed = layout is not None or SEALED in metadata.properties
         drained = sealed and found.given.at_end and seen.own == LOWEST
-        return found.given._replace(sealed=sealed, drained=drained) if sealed else found.given
+        if drained:
+            self._families.note_drained(metadata, name, self._merged.get(group, 0))
+        return found.given._replace(sealed=sealed, drained=drained)
 
     def roll_back(self, topic: TopicId, name: str, pointer: int, after: MessageId | None = None) -> None:
         """Take back what a transaction has claimed, so that it is free at once. Durable on return.
@@ -230,9 +233,13 @@ class Groups:
             seen = Look(former.id, None, 0, (), tuple(kept), tuple(free), LOWEST)
             self._write(metadata, former, rows, seen, _Choice(Given([]), [], former.id))
 
-    def forget(self) -> None:
-        """Forget what was read, because another process may have written."""
-        self._merged.clear()
+    def forget(self, concerns: Callable[[bytes], bool] = lambda _: True) -> None:
+        """Forget what was read of some topics, because another process may have written.
+
+        Args:
+            concerns: tells which, by the start of their keys.
+        """
+        self._merged = {group: at for group, at in self._merged.items() if not concerns(group.topic.prefix)}
         self._past.clear()
 
     # -- what may be given out ----------------------------------------------------------------------------------------
@@ -255,41 +262,23 @@ class Groups:
 
     def _behind(self, metadata: TopicMetadata, name: str, request: GroupPoll) -> TopicId | None:
         """The partition of an earlier family that a group in order has not read to its end, as the reader sees it."""
-        found = self._families.former(metadata) if request.order is Order.PARTITION else None
-        if found is None:
+        if request.order is Order.NONE or PART_OF not in metadata.properties:
             return None
-        whole, before = found
-        key, reader = (ConsumerGroup.of(whole, name), before[-1]), request.transaction
-        merged = self._past.get(key)
-        if merged is None:
-            merged, certain = 0, True
-            for part in before:
-                with suppress(TopicNotFound):
-                    end = self._end_of(self._topics.get(part), name, request)
-                    if end is None:
-                        return part
-                    merged, certain = max(merged, end[0]), certain and end[1]
-            if certain:
-                if len(self._past) >= _KNOWN_GROUPS:
-                    self._past.clear()
-                self._past[key] = merged
-        return before[-1] if merged and truth(merged, reader) is Truth.OPEN else None
-
-    def _end_of(self, metadata: TopicMetadata, name: str, request: GroupPoll) -> tuple[int, bool] | None:
-        """Whether a group has read a sealed partition to its end: the last transaction that did it, as far as is known,
-        and whether all of it is committed; None: it has not."""
         group = ConsumerGroup.of(metadata, name)
-        with self._consumers.lock(group):
-            try:
-                base = self._consumers.found(metadata, name).id
-            except ConsumerNotFound:
-                base = MessageId(0, 0)
-            seen = look(base, [claim for _, claim in claims_of(self._side, group)], request.transaction)
-            self._remember(group, seen.merged)
-            if self._held(group, seen, request) is not None:
+        last = self._past.get(group)
+        if last is None:
+            before = self._families.before(metadata)
+            found = [drained_by(part.properties, name) for part in before]
+            if None in found:
+                return before[found.index(None)].topic
+            last = max(((pointer or 0, part.topic) for pointer, part in zip(found, before, strict=True)), default=None)
+            if last is None:
                 return None
-            found = self._read(metadata, seen, replace(request, limit=1))
-            return (self._merged.get(group, 0), seen.own == LOWEST) if found.given.at_end else None
+            if len(self._past) >= _KNOWN_GROUPS:
+                self._past.clear()
+            self._past[group] = last
+        # What was done by a transaction that this one does not see must not be built upon in it.
+        return last[1] if truth(last[0], request.transaction) is Truth.OPEN else None
 
     def _read(self, metadata: TopicMetadata, seen: Look, request: GroupPoll) -> _Choice:
         """Read the first messages that are free."""

@@ -217,13 +217,17 @@ class Lines:
     def _stored_of(self, topic: TopicMetadata) -> _Stored:
         return self._stored.setdefault(generation_prefix(topic.topic.prefix, topic.generation), _Stored())
 
-    def forget(self, topic: TopicId | None = None) -> None:
-        """Read again before the next use, because another process may have written; None: all lines."""
+    def forget(self, concerns: Callable[[bytes], bool]) -> None:
+        """Read again before the next use, because another process may have written.
+
+        Args:
+            concerns: tells which lines, by the start of their keys.
+        """
         with self._lock:
-            for prefix in self._of(topic, self._places):
+            for prefix in filter(concerns, self._places):
                 self._places[prefix].wanted += 1
                 self._cache.drop(prefix)
-            for prefix in self._of(topic, self._stored):
+            for prefix in filter(concerns, self._stored):
                 self._stored[prefix].pointers.clear()
                 self._stored[prefix].hidden.clear()
             self._unknown = None
@@ -231,14 +235,11 @@ class Lines:
     def drop(self, topic: TopicId) -> None:
         """The topic was deleted; its next life has another generation."""
         with self._lock:
-            for prefix in self._of(topic, self._places):
+            for prefix in [one for one in self._places if one.startswith(topic.prefix)]:
                 del self._places[prefix]
                 self._cache.drop(prefix)
-            for prefix in self._of(topic, self._stored):
+            for prefix in [one for one in self._stored if one.startswith(topic.prefix)]:
                 del self._stored[prefix]
-
-    def _of(self, topic: TopicId | None, lines: dict[bytes, _Place] | dict[bytes, _Stored]) -> list[bytes]:
-        return [prefix for prefix in lines if topic is None or prefix.startswith(topic.prefix)]
 
     def _open(self, prefix: bytes, line: Line) -> Line:
         """Move a line behind the last row there is, and have the cache keep what comes from now on."""

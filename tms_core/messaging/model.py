@@ -75,3 +75,17 @@ class FetchRequest:
             raise BadRequest(f"A limit of {self.limit} messages is none.", "Give 1 or more.")
         if isinstance(self.start, int) and not 0 <= self.start <= LONG_MAX:
             raise BadRequest(f"{self.start} is no time.", "Give milliseconds since the epoch.")
+
+
+class Ages(NamedTuple):
+    """How old a topic's messages are.
+
+    Attributes:
+        messages: how many live now; what was rolled back or is not committed is among them.
+        older: how many of them are older than was asked.
+        at_least: whether not all were counted, so that either number may be larger.
+    """
+
+    messages: int
+    older: int
+    at_least: bool

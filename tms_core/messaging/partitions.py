@@ -23,9 +23,10 @@ from tms_core.topic import TopicId
 
 #: What a topic asks for: a number of partitions, or a JSON object of the names of routes and their numbers.
 PARTITIONS, ROUTES = "partitions", "routes"
-#: What the server notes: the families of a topic, oldest first; in a part, whose it is, and when it was sealed.
-FAMILIES, PART_OF, SEALED = "families", "part_of", "sealed"
-_OWN = (FAMILIES, PART_OF, SEALED)
+#: What the server notes: the families of a topic, oldest first; in a part, whose it is, when it was sealed, and which
+#: groups have read it to its end since, each with the transaction it did it in.
+FAMILIES, PART_OF, SEALED, DRAINED = "families", "part_of", "sealed", "drained"
+_OWN = (FAMILIES, PART_OF, SEALED, DRAINED)
 
 MOST_PARTITIONS = 1000
 MOST_ROUTES = 16
@@ -181,6 +182,18 @@ def noted(layout: Layout, routes: Mapping[str, int] | None = None) -> dict[str, 
 def routes_of(properties: Mapping[str, str]) -> dict[str, int]:
     """The routes of a topic and their numbers of partitions; none where it has none."""
     return _routes(properties[ROUTES]) if properties.get(FAMILIES) == ROUTES else {}
+
+
+def drained_by(properties: Mapping[str, str], group: str) -> int | None:
+    """The transaction in which a group has read a sealed partition to its end, 0 if that is not known; None: it has
+    not."""
+    groups = dict(one.split(":") for one in properties.get(DRAINED, "").split(" ") if ":" in one)
+    return int(groups[group]) if group in groups else None
+
+
+def with_drained(properties: Mapping[str, str], group: str, pointer: int) -> dict[str, str]:
+    """The properties of a partition that a group has read to its end."""
+    return {**properties, DRAINED: f"{properties.get(DRAINED, '')} {group}:{pointer}".strip()}
 
 
 def _routes(text: str) -> dict[str, int]:

@@ -87,6 +87,11 @@ class Queue(ABC, Generic[R]):
         self._busy = False
         self._lock = Lock()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are requests that are not answered yet."""
+        return self._busy
+
     def submit(self, request: WriteRequest[R]) -> Answer[R]:
         """Queue a request; its answer comes when a batch has it.
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from threading import Lock
-from typing import Self
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from tms_core.clock import Clock, HonestClock
@@ -24,9 +25,9 @@ from tms_core.messaging.fetcher import Fetch, Shelf
 from tms_core.messaging.groups import Groups
 from tms_core.messaging.ids import position
 from tms_core.messaging.lines import Lines
-from tms_core.messaging.model import FetchRequest, Message, RollbackRange
-from tms_core.messaging.queue import WriterContext, WriteRequest
-from tms_core.messaging.topics import TopicRegistry
+from tms_core.messaging.model import Ages, FetchRequest, Message, RollbackRange
+from tms_core.messaging.queue import Queue, WriterContext, WriteRequest
+from tms_core.messaging.topics import TopicRegistry, count_ages
 from tms_core.messaging.visible import Delays, FirstReads
 from tms_core.messaging.work import Work
 from tms_core.messaging.writer import MessageWriter, PayloadWriter, earlier_generations, roll_back
@@ -43,24 +44,38 @@ _MAX_SEQUENCE = 2**16 - 1
 _RECENT_WRITERS = 64
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """The figures of a messaging service.
+
+    Attributes:
+        default_ttl_seconds: the ttl of a topic that does not say.
+        max_lifetime_seconds: how long after its begin a transaction may write.
+        grace_seconds: how long after that it stays listed as invalid at least.
+        cache_bytes: how much of the newest rows is kept in memory; 0: nothing.
+        clock_allowance_seconds: how far the wall clock may get ahead of running time (rule S7).
+        consumer_hold_seconds: how long after its ttl a message lives that a consumer has not read; None: no longer.
+    """
+
+    default_ttl_seconds: int = 604_800
+    max_lifetime_seconds: int = 90_000
+    grace_seconds: int = 86_400
+    cache_bytes: int = 30 << 20
+    clock_allowance_seconds: int = 300
+    consumer_hold_seconds: int | None = None
+
+
 class MessagingService:
     """Topics and their messages.
 
     Args:
         store: the tables; stays the caller's, who closes it afterwards.
         clock: the machine's clocks.
-        default_ttl_seconds: the ttl of a topic that does not say.
-        max_lifetime_seconds: how long after its begin a transaction may write.
-        grace_seconds: how long after that it stays listed as invalid at least.
-        cache_bytes: how much of the newest rows is kept in memory; 0: nothing.
+        options: its figures.
         side: where messages with a ttl of their own are written down; None: there are none, and cannot be.
-        clock_allowance_seconds: how far the wall clock may get ahead of running time (rule S7).
-        consumer_hold_seconds: how long after its ttl a message lives that a consumer has not read; None: no longer.
         work: has batches written; closed with the service. None: by threads of its own.
-        last_pointer: tells the highest write pointer that was ever issued; None: transactions are managed elsewhere,
-            and any pointer is taken.
-        transactions: the manager in this process, which says whether a transaction that claims is in progress; None:
-            they are managed elsewhere, and the transaction that a client sends is believed.
+        transactions: the manager in this process, which says which pointers were issued and whether a transaction that
+            claims is in progress; None: they are managed elsewhere, and what a client sends is believed.
         fenced_side: ``side`` as the server that leads may use it, for positions and claims; None: there is no other.
     """
 
@@ -68,36 +83,31 @@ class MessagingService:
         self,
         store: Store,
         clock: Clock,
+        options: ServiceOptions | None = None,
         *,
-        default_ttl_seconds: int = 604_800,
-        max_lifetime_seconds: int = 90_000,
-        grace_seconds: int = 86_400,
-        cache_bytes: int = 30 << 20,
         side: SideTable | None = None,
-        clock_allowance_seconds: int = 300,
-        consumer_hold_seconds: int | None = None,
         work: Work | None = None,
-        last_pointer: Callable[[], int] | None = None,
         transactions: TransactionManager | None = None,
         fenced_side: SideTable | None = None,
     ) -> None:
-        self._last_pointer = last_pointer
-        self._allowance_ms = clock_allowance_seconds * 1000
+        options = options or ServiceOptions()
+        self._transactions = transactions
+        self._allowance_ms = options.clock_allowance_seconds * 1000
         self._store = store
-        self._topics = TopicRegistry(store.metadata, default_ttl_seconds)
+        self._topics = TopicRegistry(store.metadata, options.default_ttl_seconds)
         self._side = side
         self._expiries = Expiries(side) if side is not None else None
-        honest = HonestClock(clock, clock_allowance_seconds * 1000)
+        honest = HonestClock(clock, self._allowance_ms)
         kept = fenced_side or side
         floor = None
-        if kept is not None and consumer_hold_seconds is not None:
-            floor = Floor(Positions(kept), store, consumer_hold_seconds)
-        self._cache = MessageCache(cache_bytes)
+        if kept is not None and options.consumer_hold_seconds is not None:
+            floor = Floor(Positions(kept), store, options.consumer_hold_seconds)
+        self._cache = MessageCache(options.cache_bytes)
         self._lines = Lines(store, honest, self._cache, self._expiries, kept, self._allowance_ms)
         self._work = work or Work()
-        lifetime_ms = max_lifetime_seconds * 1000
+        lifetime_ms = options.max_lifetime_seconds * 1000
         self._context = WriterContext(self._topics, self._lines, honest, lifetime_ms, self._work)
-        cached_ms = min(max_lifetime_seconds, grace_seconds) * 1000 // 2
+        cached_ms = min(options.max_lifetime_seconds, options.grace_seconds) * 1000 // 2
         self._first_reads = FirstReads()
         self._shelf = Shelf(
             store, self._lines, self._cache, self._expiries, honest, cached_ms, self._first_reads, floor
@@ -105,7 +115,9 @@ class MessagingService:
         self._consumers = self._groups = None
         if kept is not None:
             self._consumers = ConsumerRegistry(self._topics, self._shelf, kept, self._allowance_ms, transactions)
-        self._families = Families(self._topics, store, self._lines, honest, self._consumers, self._settle)
+        # By the table itself: groups are registered also in new partitions that other servers lead.
+        positions = None if side is None else Positions(side)
+        self._families = Families(self._topics, store, self._lines, honest, positions, self._settle)
         if self._consumers is not None and kept is not None:
             self._groups = Groups(
                 self._topics, self._families, self._consumers, kept, self._shelf, lifetime_ms, transactions
@@ -150,6 +162,16 @@ class MessagingService:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
         """
         return self._families.shown(topic)
+
+    def count_ages(self, topic: TopicId, older_than_seconds: int) -> Ages:
+        """How many messages live, and how many are older than so many seconds; at most 100,000 are counted.
+
+        Raises:
+            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
+        """
+        return count_ages(
+            self._store.message, self._topics.get(topic), older_than_seconds, self._context.clock.now_ms()
+        )
 
     def topics(self, namespace: str) -> list[str]:
         """The names of a namespace's topics, in key order.
@@ -363,9 +385,25 @@ class MessagingService:
         Args:
             topic: which topic; None: all.
         """
-        self._lines.forget(topic)
-        if self._groups is not None:
+        self._lines.forget(_every if topic is None else lambda key: key.startswith(topic.prefix))
+        if self._groups is not None and topic is None:
             self._groups.forget()
+
+    def start_over(self, concerns: Callable[[bytes], bool]) -> bool:
+        """Forget what was read of some topics, because another process may have written to them until now.
+
+        Args:
+            concerns: tells of a key that begins with a topic's name whether it is one of them.
+
+        Returns:
+            False when something that was accepted before is still to be written: it has ids of that time.
+        """
+        self._lines.forget(concerns)
+        if self._groups is not None:
+            self._groups.forget(concerns)
+        with self._lock:
+            writers: list[Queue[Any]] = [*self._messages.values(), *self._payloads.values()]
+        return not any(writer.is_busy and concerns(writer.topic.prefix) for writer in writers)
 
     def close(self) -> None:
         """Accept no more, and return when all that was accepted is answered; closing twice is no error."""
@@ -382,7 +420,7 @@ class MessagingService:
     def _check_issued(self, pointer: int | None) -> None:
         """Refuse a pointer above all that were issued: readers in transactions would wait at its rows until it is."""
         _check_pointer(pointer)
-        if pointer is not None and self._last_pointer is not None and pointer > self._last_pointer():
+        if pointer is not None and self._transactions is not None and pointer > self._transactions.last_pointer:
             raise BadRequest(f"Write pointer {pointer} was not issued.", "Send the one the transaction has.")
 
     def _settle(self, topic: TopicId) -> None:
@@ -407,6 +445,11 @@ class MessagingService:
             if writer is None:
                 writer = self._payloads[topic] = PayloadWriter(topic, self._context, self._store.payload)
             return writer
+
+
+def _every(_: bytes) -> bool:
+    """That all topics are meant."""
+    return True
 
 
 def _check_pointer(pointer: int | None) -> None:

@@ -11,19 +11,24 @@ is gone at once. That is one read for each batch of messages and each fetch.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
 from tms_core.errors import BadRequest, MetadataError, PartitionsChanged, TopicExists, TopicNotFound, Unavailable
+from tms_core.messaging.model import Ages
 from tms_core.messaging.partitions import FAMILIES, layout_of
-from tms_core.tables.base import MetadataTable
+from tms_core.rowkey import NEGATIVE, Cutoff, generation_prefix, time_prefix
+from tms_core.tables.base import MessageReads, MetadataTable
 from tms_core.topic import INT_MAX, INT_MIN, NAME_BYTES, TopicId, TopicMetadata, encode_properties, parse_java_int
 
 #: How often a change is tried again because another one came in between.
 _ATTEMPTS = 20
 #: The most bytes that the properties of a topic may have as they are stored; each read of the topic reads them.
 PROPERTIES_BYTES = 64 << 10
+#: How many messages are counted at most, and how many keys a page has: a second's work, and no more memory than that.
+_MOST_COUNTED, _COUNTED_PAGE = 100_000, 4000
 _GENERATION, _TTL = "generation", "ttl"
 #: The property that says whether messages are published in transactions, and what it may be.
 TRANSACTIONS = "transactions"
@@ -109,8 +114,13 @@ class TopicRegistry:
                 return made
         raise _contended(topic)
 
-    def update(self, topic: TopicId, properties: Mapping[str, str]) -> None:
+    def update(self, topic: TopicId, properties: Mapping[str, str], *, former: TopicMetadata | None = None) -> None:
         """Replace all properties but the generation; what is left out is the default again, not what it was.
+
+        Args:
+            topic: whose.
+            properties: all of them.
+            former: the topic as it was read; None: whatever it is now.
 
         Raises:
             BadRequest: the name, a ttl or a generation that is none, or more of them than is kept.
@@ -121,6 +131,8 @@ class TopicRegistry:
         wanted = self._completed(properties)
         for _ in range(_ATTEMPTS):
             row = self._living(topic)
+            if former is not None and row.topic is not None and dict(row.topic.properties) != dict(former.properties):
+                raise _contended(topic)
             if self._write(topic, row, wanted, row.topic.generation if row.topic else 1):
                 return
         raise _contended(topic)
@@ -205,6 +217,27 @@ class TopicRegistry:
         """The topic as it is now; None: another writer came first."""
         value = encode_properties({**properties, _GENERATION: str(generation)})
         return self._parse(topic, value) if self._table.compare_and_set(topic.prefix, row.raw, value) else None
+
+
+def count_ages(table: MessageReads, topic: TopicMetadata, older_than_seconds: int, now_ms: int) -> Ages:
+    """Count by keys alone how many messages a shorter ttl would hide.
+
+    Raises:
+        StoreError: the table could not be read.
+    """
+    generation = generation_prefix(topic.topic.prefix, topic.generation)
+    resume: bytes | None = _from(topic, Cutoff.at(now_ms, topic.ttl_seconds))
+    newer, messages, older = _from(topic, Cutoff.at(now_ms, older_than_seconds)), 0, 0
+    while resume is not None and messages < _MOST_COUNTED:
+        page = table.keys(resume, generation + NEGATIVE, _COUNTED_PAGE)
+        messages += len(page.items)
+        older += bisect_left(page.items, newer)
+        resume = page.resume
+    return Ages(messages, older, resume is not None)
+
+
+def _from(topic: TopicMetadata, cutoff: Cutoff) -> bytes:
+    return time_prefix(topic.topic.prefix, topic.generation, cutoff.ms)
 
 
 @lru_cache(maxsize=4096)

@@ -141,6 +141,7 @@ def routes(site: Site) -> list[GuardedRoute]:
         ),
         GuardedRoute(f"{_TOPIC}/consumers", consumers.consumers, "consumers", {"GET": Need.CONSUME}),
         GuardedRoute(f"{_TOPIC}/properties", topics.properties, "properties", {"PUT": Need.ADMIN}),
+        GuardedRoute(f"{_TOPIC}/ages", topics.ages, "ages", {"GET": Need.ANY}),
         GuardedRoute("/ping", about.ping, "ping", {"GET": Need.NOTHING}),
         GuardedRoute("/metrics", about.metrics, "metrics", {"GET": Need.KNOWN}),
         GuardedRoute("/openapi.json", about.openapi, "openapi", {"GET": Need.KNOWN}),

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from tms_core.messaging.service import MessagingService
 from tms_core.messaging.visible import BOUNDS_MS
-from tms_core.server.ha.leadership import Leadership
+from tms_core.server.ha.slots import Slots
 
 #: From a publish that waits for no other to one that waits for a slow disk, in seconds.
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -89,13 +89,15 @@ class LeadershipMetrics(Collector):
     """Who leads of several servers, as this one sees it.
 
     Args:
-        leadership: knows.
+        slots: know.
     """
 
-    def __init__(self, leadership: Leadership) -> None:
-        self._leadership = leadership
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
 
     def collect(self) -> Iterator[Metric]:
-        leadership = self._leadership
-        yield GaugeMetricFamily("tms_server_is_leader", "1 in the server that leads.", int(leadership.leads))
-        yield GaugeMetricFamily("tms_server_term", "The number of the newest term of leading.", leadership.fence)
+        first = self._slots.leaderships[0]
+        yield GaugeMetricFamily("tms_server_is_leader", "1 in the server that leads slot 0.", int(first.leads))
+        yield GaugeMetricFamily("tms_server_slots", "Slots that this server leads.", self._slots.led)
+        terms = sum(leadership.fence for leadership in self._slots.leaderships)
+        yield GaugeMetricFamily("tms_server_term", "The number of the newest term, of all slots together.", terms)

@@ -92,6 +92,12 @@ _SCHEMAS: Document = {
         },
         waitSeconds={"type": "integer", "minimum": 0, "maximum": 60, "default": 0},
     ),
+    "Ages": _record(
+        ["messages", "older", "atLeast"],
+        messages={"type": "integer", "minimum": 0},
+        older={"type": "integer", "minimum": 0, "description": "How many of them are older than was asked."},
+        atLeast={"type": "boolean", "description": "Whether there are more than were counted."},
+    ),
     "Position": _record(["position"], position=_ID),
     "Consumer": _record(
         ["position"],
@@ -203,6 +209,12 @@ _GROUP_HEADERS: Document = {
     "X-TMS-Held": {"schema": {"type": "string"}, "description": "The transaction that must be decided first."},
     "X-TMS-Position": {"schema": _ID, "description": "From where the next message may come."},
 }
+_OLDER_THAN: Document = {
+    "name": "olderThanSeconds",
+    "in": "query",
+    "required": True,
+    "schema": {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
+}
 _BODY = [400, 413, 415]
 _TEXT: Document = {"description": "Text.", "content": {"text/plain": {}}}
 
@@ -224,6 +236,15 @@ def _topics() -> Document:
                 done=_answer("All properties, generation and ttl among them.", _is("Properties"), avro=False),
             ),
             "delete": _operation("Delete a topic; its messages are gone at once.", [400, 404, 500]),
+        },
+        "/{topic}/ages": {
+            "parameters": [_NAMESPACE, _TOPIC],
+            "get": _operation(
+                "How many messages live, and how many of them a shorter ttl would hide.",
+                [400, 404, 500],
+                done=_answer("At most 100,000 are counted.", _is("Ages"), avro=False),
+                parameters=[_OLDER_THAN],
+            ),
         },
         "/{topic}/properties": {
             "parameters": [_NAMESPACE, _TOPIC],

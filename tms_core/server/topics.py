@@ -5,10 +5,11 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from tms_core.errors import BadRequest
 from tms_core.server.body import BodyLimit
 from tms_core.server.json_text import read_properties
 from tms_core.server.site import Site, headers_of, named_topic, topic_of
-from tms_core.topic import TopicId
+from tms_core.topic import INT_MAX, TopicId, parse_java_int
 from tms_core.web.protocol import abort_of
 
 #: The largest body of properties: what they may have together, with each character written as six.
@@ -44,6 +45,15 @@ class TopicRoutes:
         else:
             return JSONResponse(await site.in_thread(site.service.topic, topic))
         return Response()
+
+    async def ages(self, request: Request) -> Response:
+        """``GET …/topics/{topic}/ages?olderThanSeconds=N``: what a shorter ttl would hide."""
+        given = parse_java_int(request.query_params.get("olderThanSeconds", ""))
+        if given is None or given <= 0:
+            raise BadRequest("olderThanSeconds is missing or no ttl.", f"Give whole seconds from 1 to {INT_MAX}.")
+        site = self._site
+        found = await site.in_poll_thread(site.service.count_ages, topic_of(request.scope), given)
+        return JSONResponse({"messages": found.messages, "older": found.older, "atLeast": found.at_least})
 
     async def properties(self, request: Request) -> Response:
         """``PUT …/topics/{topic}/properties``: replaces them all."""

@@ -227,8 +227,13 @@ class HBaseSide(SideTable):
             raise
 
     def get(self, key: bytes) -> bytes | None:
-        page = self.rows(key, key + b"\0", 1)
-        return page.items[0][1] if page.items else None
+        try:
+            value, _ = self._rows.get(key).get(_COLUMN, (None, 0))
+        except StoreNotFound:
+            if not self._may_be_missing:
+                raise
+            return None
+        return value
 
     def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -24,6 +25,21 @@ _IDLE_SECONDS = 75
 _STOP_SECONDS = 30
 
 
+@dataclass(frozen=True, slots=True)
+class ListenerOptions:
+    """The figures of an HTTP server.
+
+    Attributes:
+        max_connections: how many there may be at once.
+        stop_seconds: how long answers under way may take when it stops.
+        lifespan: whether the application wants to be told when its event loop begins and ends.
+    """
+
+    max_connections: int = _CONNECTIONS
+    stop_seconds: int = _STOP_SECONDS
+    lifespan: bool = False
+
+
 class Listener(ThreadedServer):
     """Serves an application until it is stopped.
 
@@ -31,9 +47,7 @@ class Listener(ThreadedServer):
         app: what is served.
         host, port: as of :class:`~tms_core.web.thread.ThreadedServer`.
         tls: certificate and key; None: plain HTTP.
-        stop_seconds: how long answers under way may take when it stops.
-        max_connections: how many there may be at once.
-        lives: whether the application wants to be told when its event loop begins and ends.
+        options: its figures.
         ending: called before it stops, so that what waits for something ends.
     """
 
@@ -43,25 +57,24 @@ class Listener(ThreadedServer):
         host: str,
         port: int,
         tls: TlsSettings | None = None,
-        stop_seconds: int = _STOP_SECONDS,
+        options: ListenerOptions | None = None,
         *,
-        max_connections: int = _CONNECTIONS,
-        lives: bool = False,
         ending: Callable[[], None] | None = None,
     ) -> None:
+        options = options or ListenerOptions()
         config = uvicorn.Config(
             app,
             interface="asgi3",
             loop="uvloop",
-            http=bounded(max_connections),
+            http=bounded(options.max_connections),
             ws="none",
-            lifespan="on" if lives else "off",
+            lifespan="on" if options.lifespan else "off",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=_IDLE_SECONDS,
-            timeout_graceful_shutdown=stop_seconds,
+            timeout_graceful_shutdown=options.stop_seconds,
             ssl_certfile=tls.certificate if tls else None,
             ssl_keyfile=str(tls.key) if tls else None,
         )

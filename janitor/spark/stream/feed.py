@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from janitor.spark.stream.offsets import EARLIEST, StreamPosition
-from tms_core.client import Client, ConfigurationError, Retry, TopicId, TransactionClient
+from tms_core.client import Client, ConfigurationError, Options, Retry, TopicId, TransactionClient
 from tms_core.client.messages import milliseconds, time_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS
 from tms_core.errors import TmsError
@@ -117,7 +117,9 @@ def connect(url: str, transactions: str | TransactionClient, token_file: str | N
         raise ConfigurationError(
             f"ca_file is {ca_file}, which cannot be read: {error}.", "Give the file of a certificate in PEM."
         ) from error
-    return Client(url.split(","), transactions=transactions, token_file=token_file, tls=tls, retry=RETRIES)
+    return Client(
+        url.split(","), transactions=transactions, token_file=token_file, options=Options(tls=tls, retry=RETRIES)
+    )
 
 
 def named(topic: str) -> TopicId:

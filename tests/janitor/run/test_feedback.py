@@ -25,7 +25,7 @@ from tests.builders import DAY, HOUR, NOW_MS, Rig, janitor
 from tms_core.clock import ManualClock
 from tms_core.errors import NoSnapshot, StoreError
 from tms_core.messaging.model import FetchRequest
-from tms_core.messaging.service import MessagingService
+from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.lease import Lease
@@ -122,7 +122,9 @@ def make_house(stack: ExitStack) -> Callable[[Store], House]:
         clock = ManualClock(NOW_MS, running_ms=DAY)
         stack.enter_context(store)
         manager = stack.enter_context(TransactionManager(MemoryStorage(), clock))
-        service = stack.enter_context(MessagingService(store, clock, max_lifetime_seconds=3600, grace_seconds=3600))
+        service = stack.enter_context(
+            MessagingService(store, clock, ServiceOptions(max_lifetime_seconds=3600, grace_seconds=3600))
+        )
         service.create_topic(ORDERS, {"ttl": str(365 * 86_400)})
         rig = janitor(store, clock=clock, snapshots=manager, hold_seconds=0)
         rig.engine.adopt()

@@ -15,7 +15,7 @@ from tms_core.clock import ManualClock
 from tms_core.consumers.claims import ConsumerGroup, claims_of
 from tms_core.errors import StoreError
 from tms_core.messaging.groups import GroupPoll
-from tms_core.messaging.service import MessagingService
+from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.transaction.manager.manager import TransactionManager
@@ -31,7 +31,11 @@ class GroupHouse:
         self.manager = stack.enter_context(TransactionManager(MemoryStorage(), self.clock))
         self.service = stack.enter_context(
             MessagingService(
-                self.store, self.clock, side=self.side, max_lifetime_seconds=3600, transactions=self.manager
+                self.store,
+                self.clock,
+                ServiceOptions(max_lifetime_seconds=3600),
+                side=self.side,
+                transactions=self.manager,
             )
         )
         self.service.create_topic(ORDERS, {"ttl": "8640000"})

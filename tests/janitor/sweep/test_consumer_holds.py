@@ -19,7 +19,7 @@ from tms_core.clock import ManualClock
 from tms_core.consumers.positions import Floor, Position, Positions
 from tms_core.errors import StoreError
 from tms_core.messaging.model import FetchRequest
-from tms_core.messaging.service import MessagingService
+from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import Cutoff, MessageId, MessageKey
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
@@ -242,7 +242,9 @@ def test_given_messages_with_a_ttl_of_their_own_when_their_topic_is_held_then_th
 def test_given_a_server_and_a_janitor_when_time_passes_then_what_is_shown_is_what_is_there(store: Store) -> None:
     clock, side = ManualClock(NOW_MS, running_ms=DAY), MemorySide()
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
-    with MessagingService(store, clock, side=side, cache_bytes=0, consumer_hold_seconds=HOLD_SECONDS) as service:
+    with MessagingService(
+        store, clock, ServiceOptions(cache_bytes=0, consumer_hold_seconds=HOLD_SECONDS), side=side
+    ) as service:
         rig = rig_of(store, Positions(side), clock=clock)
         rig.engine.run_once(adopt=True)
         for _ in range(6):
