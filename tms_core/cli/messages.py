@@ -73,7 +73,7 @@ def publish(
       tail -f access.log | tms publish default:clicks --ttl 1h
       tms publish default:images --binary < photo.png
       tms publish default:orders --transaction orders.txt
-      tms publish default:visits --key user-7 -m "/home" -m "/cart"
+      tms publish default:visits --key user-7 -m "cart" -m "pay"
     """
     if messages:
         batches: Iterable[list[bytes]] = [[message.encode() for message in messages]]

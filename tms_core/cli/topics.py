@@ -111,10 +111,12 @@ def update(
 
     A shorter ttl hides messages at once, and it is said how many. The janitor holds them for a while
     (janitor.hold_seconds), in which the change can be undone, before it deletes them.
+    Another number of partitions begins new ones; groups read the old ones to their ends first.
 
     \b
-    Example:
+    Examples:
       tms topic update default:orders --ttl 14d
+      tms topic update default:visits --partitions 12
     """
     with options.client() as client:
         before = client.topic(topic)

@@ -39,7 +39,7 @@ _CHANGING = Retry(first_seconds=0.02, longest_seconds=1, attempts=20)
 _LISTED_SECONDS = 5.0
 
 
-class Place(NamedTuple):
+class Destination(NamedTuple):
     """Where a message goes.
 
     Attributes:
@@ -67,7 +67,7 @@ def number_for(core: Core, key: Key | None) -> Number:
     return number_of(key)
 
 
-def places(core: Core, topic: TopicId, number: Number) -> list[Place]:
+def places(core: Core, topic: TopicId, number: Number) -> list[Destination]:
     """Where a message goes, as far as is known: a place, or one for each route.
 
     Raises:
@@ -82,7 +82,7 @@ def places(core: Core, topic: TopicId, number: Number) -> list[Place]:
         return [place for name in layout.routes for place in places(core, layout.route(name), by_route[name])]
     if isinstance(number, Mapping):
         raise BadRequest(f"Topic {topic} has no routes.", "Give one key.")
-    return [Place(topic, number, topic if layout is None else layout.place(number))]
+    return [Destination(topic, number, topic if layout is None else layout.place(number))]
 
 
 async def read_layout(core: Core, topic: TopicId) -> Layout | None:

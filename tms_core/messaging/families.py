@@ -31,7 +31,7 @@ from tms_core.messaging.partitions import (
     SEALED,
     Family,
     Layout,
-    Wanted,
+    PartitionsAsked,
     drained_by,
     layout_of,
     noted,
@@ -242,7 +242,7 @@ class Families:
                     # Another program has deleted it.
                     self._make(member, properties)
 
-    def _update_routes(self, row: TopicMetadata, asked: Wanted) -> None:
+    def _update_routes(self, row: TopicMetadata, asked: PartitionsAsked) -> None:
         topic, former = row.topic, routes_of(row.properties)
         if not former or asked.partitions is not None:
             raise BadRequest(f"Topic {topic} cannot have routes.", "They are given when it is made; make another one.")

@@ -114,7 +114,7 @@ class Layout(NamedTuple):
         return self.members(takes)[number % takes.partitions]
 
 
-class Wanted(NamedTuple):
+class PartitionsAsked(NamedTuple):
     """What the properties of a topic ask for.
 
     Attributes:
@@ -133,7 +133,7 @@ def number_of(key: bytes | str) -> int:
     return crc32(key.encode() if isinstance(key, str) else key)
 
 
-def wanted(properties: Mapping[str, str]) -> Wanted:
+def wanted(properties: Mapping[str, str]) -> PartitionsAsked:
     """Read what a client asks for.
 
     Raises:
@@ -143,7 +143,7 @@ def wanted(properties: Mapping[str, str]) -> Wanted:
     partitions, routes = properties.get(PARTITIONS), properties.get(ROUTES)
     if partitions is not None and routes is not None:
         raise BadRequest("A topic has partitions or routes.", "Give one of them: each route has its own partitions.")
-    return Wanted(
+    return PartitionsAsked(
         None if partitions is None else _number(partitions), None if routes is None else _routes(routes), others
     )
 
