@@ -17,7 +17,7 @@ from tms_core.client import calls
 from tms_core.client.calls import Topic, topic_id
 from tms_core.client.core import Core
 from tms_core.client.values import Retry
-from tms_core.errors import BadRequest, PartitionsChanged
+from tms_core.errors import BadRequest, PartitionsChanged, TopicNotFound
 from tms_core.messaging.partitions import Layout, layout_of, number_of
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
@@ -221,16 +221,17 @@ class Rotation:
         """The other partitions of the same topic, in which a group is registered with it."""
         return [one for one, whole in self._wholes.items() if whole == self.whole(topic) and one != topic]
 
-    @property
-    def is_several(self) -> bool:
-        """Whether one of the topics may be gone, and others are there."""
-        return self._pattern is not None or bool(self._wholes)
+    def lose(self, topic: TopicId) -> None:
+        """A topic is gone: what was read of the topics is read again.
 
-    def reset(self) -> None:
-        """Forget what was read; a topic is gone."""
-        self._listed = None
+        Raises:
+            TopicNotFound: there was no other.
+        """
+        if self._pattern is None and not self._wholes:
+            raise TopicNotFound(f"There is no topic {topic}.", "Create it first.")
         self._drained.clear()
-        self._stale = {top for top, layout in self._layouts.items() if layout is not None and top in self._tops}
+        self._listed = None
+        self._stale |= {top for top, layout in self._layouts.items() if layout is not None}
 
     async def _list(self) -> None:
         now = self._core.running()
@@ -242,7 +243,12 @@ class Rotation:
 
     async def _next(self) -> TopicId | None:
         for top in sorted(self._stale):
-            layout = self._layouts[top] = await read_layout(self._core, top)
+            try:
+                layout = self._layouts[top] = await read_layout(self._core, top)
+            except TopicNotFound:
+                if self._pattern is None:
+                    raise
+                self._tops, layout = [one for one in self._tops if one != top], None
             self._wholes |= {} if layout is None else dict.fromkeys([*layout.parts, top], top)
         self._stale.clear()
         order = [one for top in self._tops for one in self._order(top)]

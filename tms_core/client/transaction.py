@@ -26,7 +26,7 @@ from tms_core.client.outbox import Outbox
 from tms_core.client.participant import ClaimedBatch, Failures, GroupClaims, Participant, done
 from tms_core.client.partitions import Key, Rotation
 from tms_core.client.values import Limits
-from tms_core.errors import Invalidated, NotInProgress, PostCommitFailed, TmsError, TransactionError
+from tms_core.errors import Invalidated, NotInProgress, PostCommitFailed, TmsError, TopicNotFound, TransactionError
 from tms_core.topic import TopicId
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient
@@ -108,7 +108,13 @@ class ClientTransaction:
         """Claim the next messages of the first of some topics that has any."""
         async for topic in rotation.round():
             claims = await self.claims(topic, group, rotation.beside(topic))
-            batch = await self.claim(claims, limit, order, max_deliveries)
+            with self._step():
+                try:
+                    batch = await claims.claim(limit, order, max_deliveries)
+                except TopicNotFound:
+                    # Nothing was done, and others may be there in its place.
+                    rotation.lose(topic)
+                    continue
             rotation.learn(topic, batch)
             if batch.messages:
                 return topic, claims, batch
@@ -122,13 +128,6 @@ class ClientTransaction:
             found = self._claims[key] = GroupClaims(self._core, topic, name, beside)
             await self.register(found)
         return found
-
-    async def claim(
-        self, claims: GroupClaims, limit: int | None, order: str = "partition", max_deliveries: int | None = None
-    ) -> ClaimedBatch:
-        """Claim the next messages."""
-        with self._step():
-            return await claims.claim(limit, order, max_deliveries)
 
     def require_open(self) -> None:
         """See that it has not ended.

@@ -33,7 +33,6 @@ from tms_core.errors import (
     PartitionsChanged,
     TmsError,
     TopicExists,
-    TopicNotFound,
 )
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
@@ -119,12 +118,6 @@ class Worker:
                 return None
             except _COMES_AGAIN as error:
                 await self.give_back()
-                await self._wait(FAILED, error)
-            except TopicNotFound as error:
-                if not self._topics.is_several:
-                    raise
-                await self.give_back()
-                self._topics.reset()
                 await self._wait(FAILED, error)
             if found and self._current is not None:
                 self._paused = None
