@@ -27,7 +27,7 @@ from janitor.status.status import Running, RunSummary, Status
 from janitor.sweep.progress import MEASURED
 from tms_core.cli.outcome import DONE
 from tms_core.errors import StoreError, TmsError
-from tms_core.logs.printable import duration
+from tms_core.logs.printable import duration, printable
 from tms_core.tables.lease import LeaseRecord
 
 _STYLES = {"well": "bold green", "attention": "bold yellow", "down": "bold red"}
@@ -137,6 +137,10 @@ def lines(status: Status, health: Health, arguments: str = "") -> Iterator[Text]
     yield from _transactions(status)
     yield from _overdue(status)
     yield from _consumers(status)
+    for late in status.late[:_NAMED]:
+        what = f"transaction {late.transaction} of {printable(late.client) or 'an unknown client'}"
+        since = f"since {render.when(late.since_ms, status.now_ms)}"
+        yield render.line("readers wait", f"of {late.readers}", f"for {what}", since, late.command, style="yellow")
     yield from _statistics(status)
     for guard in status.guards:
         yield render.line(
@@ -184,6 +188,7 @@ def _runs(status: Status) -> Iterator[Text]:
 def _outcome(run: RunSummary) -> str:
     what = f"only a plan, {run.result}" if run.mode == "plan" else run.result
     figures = f"{run.expired:,} expired, {run.old_generation:,} of old generations"
+    figures += f", {run.processed:,} processed" if run.processed else ""
     return f"{what}: {run.error or f'{figures}, {run.invalid_transaction:,} inverted'}"
 
 

@@ -22,6 +22,7 @@ from tms_core.errors import StoreError, TmsError
 from tms_core.messaging import queue
 from tms_core.messaging.groups import Groups
 from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
 
 EVENTS, BILLS, GROUP = "default:events", "default:bills", "billing"
 SEEDS = 6
@@ -168,10 +169,10 @@ def cut_off(store: MemoryStore, after: int) -> Iterator[None]:
     """The server dies after so many writes of metadata."""
     write, left = store.metadata.compare_and_set, iter(range(after))
 
-    def dying(*given: object) -> bool:
+    def dying(key: bytes, expected: bytes | None, value: bytes) -> bool:
         if next(left, None) is None:
             raise StoreError("the server died")
-        return write(*given)  # type: ignore[arg-type]
+        return write(key, expected, value)
 
     store.metadata.compare_and_set = dying  # type: ignore[method-assign]
     try:
@@ -211,7 +212,7 @@ def not_drained_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def not_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "_require_open", lambda _: None)
+    monkeypatch.setattr(queue, "_require_open", lambda *_: None)
 
 
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +220,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions.Rotation, "_order", _newest)
 
 
-def _newest(rotation: partitions.Rotation, top: partitions.TopicId) -> list[partitions.TopicId]:
+def _newest(rotation: partitions.Rotation, top: TopicId) -> list[TopicId]:
     layout = rotation._layouts.get(top)
     return [top] if layout is None else layout.members(layout.families[-1])
 

@@ -115,7 +115,7 @@ def test_given_a_key_that_is_none_then_nothing_is_published(client: Client) -> N
         client.publish(EVENTS, [b"1"], key=7)  # type: ignore[call-overload]
     with client.transaction() as tx:
         with pytest.raises(BadRequest, match="no effect"):
-            client.publish(EVENTS, [b"1"], transaction=tx.transaction, key=b"7")
+            client.publish(EVENTS, [b"1"], transaction=tx.transaction, key=b"7")  # type: ignore[call-overload]
         with pytest.raises(PartitionsChanged):
             client.publish(EVENTS, [b"1"], transaction=tx.transaction)
     with pytest.raises(PartitionsChanged, match="events-0"):

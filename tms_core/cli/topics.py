@@ -11,7 +11,8 @@ from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.text import columns, duration
 from tms_core.cli.times import TtlType
 from tms_core.client import Ages, Client
-from tms_core.topic import TopicId, parse_java_int
+from tms_core.messaging.partitions import PARTITIONS
+from tms_core.topic import BY_TTL, CONSUMED, RETENTION, TopicId, parse_java_int
 
 Command = Callable[..., None]
 
@@ -20,6 +21,11 @@ def _changes(command: Command) -> Command:
     """The options that say what a topic shall be like."""
     for option in (
         click.option("--partitions", type=int, metavar="N", help="How many partitions its messages are spread over."),
+        click.option(
+            "--retention",
+            type=click.Choice([BY_TTL, CONSUMED]),
+            help="consumed: its messages go once all its consumers have processed them, if not by their ttl before.",
+        ),
         click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="Any other; repeatable."),
         click.option("--ttl", type=TtlType(), help="How long its messages live: 7d, 1h30m, or seconds."),
     ):
@@ -40,7 +46,12 @@ def topic() -> None:
 @_changes
 @remote
 def create(
-    options: Remote, topic: TopicId, ttl: int | None, properties: tuple[str, ...], partitions: int | None
+    options: Remote,
+    topic: TopicId,
+    ttl: int | None,
+    retention: str | None,
+    partitions: int | None,
+    properties: tuple[str, ...],
 ) -> None:
     """Make a topic.
 
@@ -51,11 +62,12 @@ def create(
     Examples:
       tms topic create default:orders
       tms topic create default:clicks --ttl 3d
+      tms topic create default:jobs --retention consumed
       tms topic create default:visits --partitions 8
       tms topic create default:views --property 'routes={"users": 2, "pages": 3}'
     """
     with options.client() as client:
-        client.create_topic(topic, ttl=ttl, properties=_properties(properties, partitions))
+        client.create_topic(topic, ttl=ttl, properties=_properties(properties, retention, partitions))
         _print(options, client.topic(topic).properties, topic)
 
 
@@ -105,7 +117,12 @@ def show(options: Remote, topic: TopicId, *, count: bool) -> None:
 @_changes
 @remote
 def update(
-    options: Remote, topic: TopicId, ttl: int | None, properties: tuple[str, ...], partitions: int | None
+    options: Remote,
+    topic: TopicId,
+    ttl: int | None,
+    retention: str | None,
+    partitions: int | None,
+    properties: tuple[str, ...],
 ) -> None:
     """Change a topic; what is not named stays as it is.
 
@@ -122,7 +139,7 @@ def update(
         before = client.topic(topic)
         # The server replaces all of them, as CDAP's does.
         kept = {name: value for name, value in before.properties.items() if name != "generation"}
-        wanted = {**kept, **_properties(properties, partitions)}
+        wanted = {**kept, **_properties(properties, retention, partitions)}
         shorter = ttl if ttl is not None else parse_java_int(wanted["ttl"])
         # Counted before the change, after which those that it hides are not told from those that were hidden.
         ages = client.ages(topic, shorter) if shorter is not None and 0 < shorter < before.ttl_seconds else None
@@ -151,8 +168,9 @@ def delete(options: Remote, topic: TopicId, *, yes: bool) -> None:
     options.print({"deleted": str(topic)}, lambda: [f"{topic} is deleted"])
 
 
-def _properties(given: tuple[str, ...], partitions: int | None) -> dict[str, str]:
-    found = {} if partitions is None else {"partitions": str(partitions)}
+def _properties(given: tuple[str, ...], retention: str | None, partitions: int | None) -> dict[str, str]:
+    found = {} if retention is None else {RETENTION: retention}
+    found |= {} if partitions is None else {PARTITIONS: str(partitions)}
     for one in given:
         name, equals, value = one.partition("=")
         if not (name and equals):

@@ -18,6 +18,8 @@ from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.iterators import AsyncConsumption, AsyncMessages, Consumption, Messages
 from tms_core.client.messages import Message
 from tms_core.client.participant import Participant
+from tms_core.client.producer import AsyncProducer, Producer
+from tms_core.client.producer_calls import FormerTransaction, ProducerState
 from tms_core.client.site import Options
 from tms_core.client.sync import Client
 from tms_core.client.tracing import Attempt
@@ -39,10 +41,13 @@ from tms_core.errors import (
     NotPublished,
     PartitionsChanged,
     PostCommitFailed,
+    ProducerFenced,
+    ProducerNotFound,
     ServerFailed,
     TmsError,
     TopicExists,
     TopicNotFound,
+    TransactionEnded,
     TransactionError,
     Unanswered,
     Unauthorized,
@@ -61,6 +66,7 @@ __all__ = [
     "AsyncConsumption",
     "AsyncGroupWork",
     "AsyncMessages",
+    "AsyncProducer",
     "AsyncTransactionContext",
     "Attempt",
     "BadRequest",
@@ -75,6 +81,7 @@ __all__ = [
     "ConsumerPosition",
     "Consumption",
     "Forbidden",
+    "FormerTransaction",
     "GroupWork",
     "Invalidated",
     "Limits",
@@ -90,6 +97,10 @@ __all__ = [
     "Participant",
     "PartitionsChanged",
     "PostCommitFailed",
+    "Producer",
+    "ProducerFenced",
+    "ProducerNotFound",
+    "ProducerState",
     "PublishFigures",
     "Retry",
     "RollbackRange",
@@ -104,6 +115,7 @@ __all__ = [
     "Transaction",
     "TransactionClient",
     "TransactionContext",
+    "TransactionEnded",
     "TransactionError",
     "Unanswered",
     "Unauthorized",

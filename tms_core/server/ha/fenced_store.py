@@ -14,12 +14,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Generic, TypeVar
 
 from tms_core.errors import StoreError, Unavailable
+from tms_core.messaging.producer_rows import is_of_producer
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, topic_prefix
 from tms_core.server.ha.leadership import Term, not_leading, undecided
 from tms_core.server.ha.sealed_ids import FRAME_ROWS, Seals
 from tms_core.server.ha.slots import Slots
 from tms_core.tables.base import KeyTable, MessageTable, MessageValue, Page, PayloadTable, Store, TableName, TxCell
-from tms_core.tables.side import SideTable
+from tms_core.tables.side import SideChange, SideTable
 
 K = TypeVar("K", bound=KeyTable)
 V = TypeVar("V")
@@ -204,7 +205,10 @@ class FencedPayloadTable(_Fenced[PayloadTable], PayloadTable):
 
 
 class FencedSide(SideTable):
-    """The side table, as a leader sees it: for positions and claims, each behind the lead of its topic.
+    """The side table, as a leader sees it: for positions, claims and producers, each behind the lead of its topic.
+
+    But which generation of a producer counts, and what it has begun, is read by the leaders of all topics that it
+    publishes to.
 
     What a deposed leader still sends changes nothing: a position is only written where the one that was read still is,
     and a claim of a poll that was not answered is void, because its client invalidates the transaction.
@@ -220,10 +224,14 @@ class FencedSide(SideTable):
         self._side = side
 
     def get(self, key: bytes) -> bytes | None:
+        if is_of_producer(key):
+            return self._side.get(key)
         with self._fence.reading(_about(key)):
             return self._side.get(key)
 
     def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+        if is_of_producer(start):
+            return self._side.rows(start, stop, limit)
         with self._fence.reading(_about(start)):
             return self._side.rows(start, stop, limit)
 
@@ -247,6 +255,11 @@ class FencedSide(SideTable):
     ) -> bool:
         with self._fence.changing(_about(key)):
             return self._side.exchange(key, expected, value, puts, deletes)
+
+    def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
+        # All are about one topic; what goes with them may be about the home of the producer.
+        with self._fence.changing(_about(changes[0].key)):
+            return self._side.exchange_each(changes)
 
     def close(self) -> None:
         """Nothing was opened."""
