@@ -29,7 +29,7 @@ CLASSES = [
     client.Participant,
 ]
 #: What only the client itself makes the others of.
-INNER = {"Core", "Call", "Consuming"}
+INNER = {"Core", "Call", "Consuming", "Feed"}
 
 
 def methods(kind: type) -> Iterator[tuple[str, typing.Any]]:
