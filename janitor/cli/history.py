@@ -21,8 +21,8 @@ from tms_core.logs.printable import duration
 
 RUNNING, LOST = "running", "lost"
 
-_COLUMNS = ("run", "began", "took", "mode", "result", "expired", "old gen", "inverted", "held", "")
-_FIGURES = (5, 6, 7, 8)
+_COLUMNS = ("run", "began", "took", "mode", "result", "expired", "old gen", "processed", "inverted", "held", "")
+_FIGURES = (5, 6, 7, 8, 9)
 
 
 @click.command("history")
@@ -149,7 +149,7 @@ def _print_report(report: dict[str, Any]) -> None:
     if omitted := report.get("topics_omitted"):
         out.print(f"and {omitted:,} smaller entries, which were not kept")
     totals = report["totals"]
-    out.print(", ".join(f"{totals[str(rule)]:,} {_words(rule)}" for rule in Rule))
+    out.print(", ".join(f"{totals.get(str(rule), 0):,} {_words(rule)}" for rule in Rule))
     kept = ", ".join(f"{rows:,} {_words(reason)}" for reason, rows in totals["kept"].items() if rows)
     if kept:
         out.print(f"kept on purpose: {kept}")

@@ -95,6 +95,8 @@ def policy(entry: LedgerEntry) -> str:
     """The policy that an entry was taken by, in words."""
     if entry.rule == Rule.EXPIRED:
         return f"ttl {duration(entry.ttl_seconds * 1000)}, cut-off {render.moment(entry.cutoff_ms)}"
+    if entry.rule == Rule.PROCESSED:
+        return "processed by all consumers"
     return f"generation {entry.metadata_generation}" if entry.rule == Rule.OLD_GENERATION else ""
 
 

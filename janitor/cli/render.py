@@ -17,7 +17,12 @@ from janitor.report import COUNTED_REASONS, Report
 from tms_core.logs import printable
 from tms_core.logs.printable import duration
 
-_RULES = {Rule.EXPIRED: "expired", Rule.OLD_GENERATION: "old generation", Rule.INVALID_TRANSACTION: "invert"}
+_RULES = {
+    Rule.EXPIRED: "expired",
+    Rule.OLD_GENERATION: "old generation",
+    Rule.PROCESSED: "processed",
+    Rule.INVALID_TRANSACTION: "invert",
+}
 _REASONS = {
     Reason.UNKNOWN_TOPIC: "of unknown topics",
     Reason.NEWER_GENERATION: "of newer generations",
@@ -195,6 +200,7 @@ def _totals(report: Report) -> Text:
     verb = _verb(report)
     parts = [
         f"{report.total(Rule.EXPIRED):,} expired",
+        *([f"{processed:,} processed"] if (processed := report.total(Rule.PROCESSED)) else []),
         f"{report.total(Rule.OLD_GENERATION):,} of old generations {verb}deleted",
         f"{report.total(Rule.INVALID_TRANSACTION):,} of invalid transactions {verb}inverted",
     ]

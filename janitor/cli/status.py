@@ -188,6 +188,7 @@ def _runs(status: Status) -> Iterator[Text]:
 def _outcome(run: RunSummary) -> str:
     what = f"only a plan, {run.result}" if run.mode == "plan" else run.result
     figures = f"{run.expired:,} expired, {run.old_generation:,} of old generations"
+    figures += f", {run.processed:,} processed" if run.processed else ""
     return f"{what}: {run.error or f'{figures}, {run.invalid_transaction:,} inverted'}"
 
 

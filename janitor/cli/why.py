@@ -100,7 +100,8 @@ def _metadata(answer: Why) -> str:
     if answer.generation is None or answer.ttl_seconds is None:
         return "which has no metadata"
     deleted = " (deleted)" if answer.generation < 0 else ""
-    return f"generation {answer.generation}{deleted}, ttl {duration(answer.ttl_seconds * 1000)}"
+    consumed = ", at most until all consumers have processed it" if answer.consumed else ""
+    return f"generation {answer.generation}{deleted}, ttl {duration(answer.ttl_seconds * 1000)}{consumed}"
 
 
 def _heading(found: Found) -> str:
@@ -112,7 +113,10 @@ def _fate(answer: Why, found: Found, arguments: str) -> str:
     fate = found.fate
     if fate.rule is None:
         return f"stays: {_KEPT[fate.reason] if fate.reason else ''}" + _hold(answer, fate, arguments)
-    due = "is due for its generation" if fate.due_ms is None else _due(fate, answer.now_ms)
+    if fate.rule is Rule.PROCESSED:
+        due = "has been processed by all consumers"
+    else:
+        due = "is due for its generation" if fate.due_ms is None else _due(fate, answer.now_ms)
     if fate.action == "delete":
         return f"{due}; the next run takes it"
     if fate.reason in _WAITING:

@@ -258,7 +258,7 @@ def _notes_on_aside(current: Pass, state: State) -> list[GuardNote]:
 
 
 def _notes_on_consumers(current: Pass) -> list[GuardNote]:
-    """For whom rows are held."""
+    """For whom rows are held, and which topics' consumers could not be read."""
     consumers, seconds = current.context.consumers, current.context.terms.consumer_hold_seconds
     waiting = sorted(consumers.waiting.items()) if consumers is not None else ()
     notes = [
@@ -271,4 +271,11 @@ def _notes_on_consumers(current: Pass) -> list[GuardNote]:
     ]
     if len(waiting) > NAMED_TOPICS:
         notes.append(GuardNote("consumer", False, f"and {len(waiting) - NAMED_TOPICS} topics more wait for consumers"))
+    unknown = current.context.processed.unknown if current.context.processed is not None else {}
+    notes += [
+        GuardNote(
+            "consumer", False, f"{topic} keeps what its consumers have processed, since they cannot be read: {why}"
+        )
+        for topic, why in sorted(unknown.items())[:NAMED_TOPICS]
+    ]
     return notes

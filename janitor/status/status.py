@@ -161,6 +161,7 @@ class RunSummary:
     error: str = ""
     stopped_by: Sequence[str] = ()
     deleted_bytes: int = 0
+    processed: int = 0
 
     @property
     def bad(self) -> bool:
