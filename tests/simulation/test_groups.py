@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from janitor.run import sweep_run
 from tests.simulation import group_site
 from tests.simulation.group_site import FaultySide, GroupSite, Violation, play
-from tms_core.consumers import claims
+from tms_core.consumers import claims, retention
 from tms_core.consumers.claims import Truth
 from tms_core.consumers.positions import Positions
 from tms_core.messaging import groups, lines
@@ -27,7 +28,7 @@ def test_given_histories_when_played_then_every_invariant_holds_and_everything_w
     reached: Counter[str] = Counter()
     for seed in range(SEEDS):
         reached += play(seed)
-    assert set(reached) == {"died", "answer lost", "left", "late", "swept", "truncated", "woke up too late"}
+    assert set(reached) == {"died", "answer lost", "left", "late", "swept", "a guest", "truncated", "woke up too late"}
 
 
 # --- planted bugs ----------------------------------------------------------------------------------------------------
@@ -81,7 +82,17 @@ def no_roll_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def side_rows_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_site, "free_void", lambda *_: 0)
+    for module in (group_site, sweep_run):
+        monkeypatch.setattr(module, "free_void", lambda *_: 0)
+
+
+def least_base_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    behind = retention._behind
+    monkeypatch.setattr(retention, "_behind", lambda base: behind(base) + 1)
+
+
+def announced_to_no_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "begin", lambda *given: given[-1])
 
 
 def positions_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +119,8 @@ BUGS: list[tuple[str, Plant]] = [
     ("second claim while one is open", second_claim_while_one_is_open),
     ("no roll back", no_roll_back),
     ("side rows not looked at", side_rows_not_looked_at),
+    ("least base off by one", least_base_off_by_one),
+    ("what may go is announced to no consumer", announced_to_no_consumer),
     ("positions not asked", positions_not_asked),
     ("undecided inside a claim", undecided_inside_a_claim),
     ("side not fenced", side_not_fenced),
