@@ -29,7 +29,6 @@
     │   ├── ProducerNotFound     no such producer of the topic
     │   ├── ProducerFenced       a newer instance of the producer is there; final for the older one
     │   ├── TransactionExpired   the transaction is older than a transaction may be
-    │   ├── TransactionEnded     the transaction is not in progress, so it writes nothing
     │   ├── Unauthorized         the request's sender is not known: no token, or an unknown or expired one
     │   ├── Forbidden            the sender is known, and may not do that on this topic
     │   ├── Unanswered           a server's answer did not come, or makes no sense; what was asked may have been done
@@ -41,6 +40,7 @@
     │       └── ClockJumped      the clock went ahead of the other clocks, so no message can be given a time
     ├── TransactionError         what a transaction manager refuses
     │   ├── NotInProgress        the transaction has ended, or never began
+    │   │   └── TransactionEnded a server writes nothing in it; a MessagingError, too
     │   ├── Conflict             another transaction has changed the same thing
     │   ├── Invalidated          the transaction was given up; nothing of it is visible, now or later
     │   ├── PostCommitFailed     the transaction is committed, and what was to follow failed
@@ -209,10 +209,6 @@ class ProducerFenced(MessagingError):
     It is final: whatever else this instance sends is refused, too."""
 
 
-class TransactionEnded(MessagingError):
-    """The transaction has ended, or never began, so nothing is written in it; what came too late is never visible."""
-
-
 class TransactionExpired(MessagingError):
     """The transaction is past its maximum lifetime, so what it wrote might never be cleaned."""
 
@@ -277,6 +273,10 @@ class TransactionError(TmsError):
 
 class NotInProgress(TransactionError):
     """The transaction is not in progress."""
+
+
+class TransactionEnded(NotInProgress, MessagingError):
+    """The transaction has ended, or never began, so nothing is written in it; what came late is not visible."""
 
 
 class Conflict(TransactionError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from copy import copy
 from datetime import timedelta
@@ -19,6 +20,7 @@ from tms_core.client.core import Core
 from tms_core.client.http import AsyncPause, LoopWire, pause_in_loop
 from tms_core.client.iterators import AsyncConsumption, AsyncMessages
 from tms_core.client.messages import Start
+from tms_core.client.producer import AsyncProducer, Instance
 from tms_core.client.site import Endpoint, Options, service_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
 from tms_core.client.token import Token
@@ -186,6 +188,11 @@ class AsyncClient(AsyncTopics):
     def transaction(self, *, timeout_seconds: int | None = None, long: bool = False) -> AsyncTransactionContext:
         """As :meth:`Client.transaction`: ``async with client.transaction() as tx:``."""
         return AsyncTransactionContext(self._core, self._transactions, self._limits, timeout_seconds, long=long)
+
+    def producer(self, topic: Topic, name: str) -> AsyncProducer:
+        """As :meth:`Client.producer`: ``async with client.producer(…) as producer:``."""
+        instance = Instance(self._core, self._transactions, topic, name, asyncio.Lock())
+        return AsyncProducer(instance, self._transactions, self._limits)
 
     def work(
         self,

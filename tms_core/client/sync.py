@@ -21,6 +21,7 @@ from tms_core.client.core import Core
 from tms_core.client.http import BlockingWire, Pause
 from tms_core.client.iterators import Consumption, Messages
 from tms_core.client.messages import Start
+from tms_core.client.producer import Producer
 from tms_core.client.site import Endpoint, Options, service_at
 from tms_core.client.token import Token
 from tms_core.client.topics import Topics
@@ -317,6 +318,23 @@ class Client(Topics):
             MessagingError: something could not be published, and it is rolled back.
         """
         return TransactionContext(self._core, self._transactions, self._limits, timeout_seconds, long=long)
+
+    def producer(self, topic: Topic, name: str) -> Producer:
+        """A producer by name: ``with client.producer("default:bills", "importer-7") as producer:``.
+
+        What it publishes is there once, also where requests have to be repeated. The block begins with a registration:
+        instances of the same producer that began before are refused from then on, and the transactions that they have
+        left open are given up. ``producer.former`` tells what became of the last one.
+
+        Args:
+            topic: the producer's own; it publishes to others, too.
+            name: the same for each start of the program; of programs that run side by side each has its own.
+
+        Raises:
+            BadRequest: that is no name.
+            TopicNotFound: there is no such topic, when the block begins.
+        """
+        return Producer.of(self._core, self._transactions, self._limits, topic, name)
 
     def work(
         self,
