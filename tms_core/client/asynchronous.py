@@ -14,7 +14,7 @@ import httpx2
 from tms_core.client import calls
 from tms_core.client.background import BackgroundTask
 from tms_core.client.calls import Topic, topic_id
-from tms_core.client.consuming import FAILED, IDLE, Consuming, ReadPlan
+from tms_core.client.consuming import FAILED, IDLE, ReadPlan
 from tms_core.client.contexts import AsyncTransactionContext, standing_for
 from tms_core.client.core import Core
 from tms_core.client.http import AsyncPause, LoopWire, pause_in_loop
@@ -28,7 +28,7 @@ from tms_core.client.topics import AsyncTopics
 from tms_core.client.transaction import ClientTransaction
 from tms_core.client.values import Retry
 from tms_core.client.waiting import PublishFigures, Told
-from tms_core.client.work import AsyncGroupWork, Worker, WorkOptions
+from tms_core.client.work import AsyncGroupWork, Worker, WorkOptions, beginning, reading
 from tms_core.messaging.model import RollbackRange
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient
@@ -144,20 +144,14 @@ class AsyncClient(AsyncTopics):
         start: Start = None,
         inclusive: bool = True,
         consumer: str | None = None,
-        committed: bool = False,
+        read: str = "uncommitted",
         idle: Retry = IDLE,
         failed: Retry = FAILED,
         wait_seconds: int | None = None,
     ) -> AsyncConsumption:
         """As :meth:`Client.consume`; not awaited: ``async for message in client.consume(…)``."""
-        service = self._transactions if committed else None
-        return AsyncConsumption(
-            Consuming(
-                self._core,
-                ReadPlan(topic_id(topic), start, inclusive, consumer, idle, failed, wait_seconds),
-                service,
-            )
-        )
+        plan = ReadPlan(topic_id(topic), start, inclusive, consumer, idle, failed, wait_seconds)
+        return AsyncConsumption(reading(self._core, plan, read, self._transactions, self._limits))
 
     # --- some time ---------------------------------------------------------------------------------------------------
 
@@ -207,9 +201,7 @@ class AsyncClient(AsyncTopics):
     ) -> AsyncGroupWork:
         """As :meth:`Client.work`; not awaited: ``async for tx, batch in client.work(…)``."""
         core, service, limits = self._core, self._transactions, self._limits
-
-        async def begin() -> ClientTransaction:
-            return await ClientTransaction.begin(core, service, limits, timeout_seconds, long=False)
+        begin = beginning(core, service, limits, timeout_seconds)
 
         def context(begun: ClientTransaction) -> AsyncTransactionContext:
             return standing_for(AsyncTransactionContext(core, service, limits, timeout_seconds, long=False), begun)
