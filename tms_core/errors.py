@@ -24,12 +24,12 @@
     │   ├── BadRequest           the request is wrong, whatever its sender may do; says what to write
     │   ├── TopicNotFound        no such topic, or a deleted one
     │   ├── TopicExists          there is a topic of that name already
+    │   ├── PartitionsChanged    the topic's messages go to other partitions now
     │   ├── ConsumerNotFound     no such consumer of the topic
     │   ├── ConsumerConflict     the consumer is there already, has open claims, or the claiming transaction has ended
     │   ├── ProducerNotFound     no such producer of the topic
     │   ├── ProducerFenced       a newer instance of the producer is there; final for the older one
     │   ├── TransactionExpired   the transaction is older than a transaction may be
-    │   ├── TransactionEnded     the transaction is not in progress, so it writes nothing
     │   ├── Unauthorized         the request's sender is not known: no token, or an unknown or expired one
     │   ├── Forbidden            the sender is known, and may not do that on this topic
     │   ├── Unanswered           a server's answer did not come, or makes no sense; what was asked may have been done
@@ -41,6 +41,7 @@
     │       └── ClockJumped      the clock went ahead of the other clocks, so no message can be given a time
     ├── TransactionError         what a transaction manager refuses
     │   ├── NotInProgress        the transaction has ended, or never began
+    │   │   └── TransactionEnded a server writes nothing in it; a MessagingError, too
     │   ├── Conflict             another transaction has changed the same thing
     │   ├── Invalidated          the transaction was given up; nothing of it is visible, now or later
     │   ├── PostCommitFailed     the transaction is committed, and what was to follow failed
@@ -190,6 +191,11 @@ class TopicExists(MessagingError):
     """A topic of that name exists already."""
 
 
+class PartitionsChanged(MessagingError):
+    """The topic has its messages in partitions, or is one that takes no more; nothing was done. The properties of the
+    whole topic say where messages go now."""
+
+
 class ConsumerNotFound(MessagingError):
     """The topic is there, and has no consumer of that name."""
 
@@ -207,10 +213,6 @@ class ProducerFenced(MessagingError):
     """A newer instance of the producer was registered, or the producer is not known any more; nothing was done.
 
     It is final: whatever else this instance sends is refused, too."""
-
-
-class TransactionEnded(MessagingError):
-    """The transaction has ended, or never began, so nothing is written in it; what came too late is never visible."""
 
 
 class TransactionExpired(MessagingError):
@@ -277,6 +279,10 @@ class TransactionError(TmsError):
 
 class NotInProgress(TransactionError):
     """The transaction is not in progress."""
+
+
+class TransactionEnded(NotInProgress, MessagingError):
+    """The transaction has ended, or never began, so nothing is written in it; what came late is not visible."""
 
 
 class Conflict(TransactionError):

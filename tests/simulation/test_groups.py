@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
+from janitor.run import sweep_run
 from tests.simulation import group_site
 from tests.simulation.group_site import FaultySide, GroupSite, Violation, play
-from tms_core.consumers import claims
+from tests.simulation.slot_site import SLOT_WEIGHTS, SlotSite
+from tms_core.consumers import claims, retention
 from tms_core.consumers.claims import Truth
 from tms_core.consumers.positions import Positions
 from tms_core.messaging import groups, lines
 from tms_core.messaging.groups import Groups
+from tms_core.messaging.service import MessagingService
 from tms_core.tables.side import MemorySide
 
 SEEDS = int(os.environ.get("TMS_TEST_SEEDS", "200")) // 4
@@ -27,7 +30,14 @@ def test_given_histories_when_played_then_every_invariant_holds_and_everything_w
     reached: Counter[str] = Counter()
     for seed in range(SEEDS):
         reached += play(seed)
-    assert set(reached) == {"died", "answer lost", "left", "late", "swept", "truncated", "woke up too late"}
+    assert set(reached) == {"died", "answer lost", "left", "late", "swept", "a guest", "truncated", "woke up too late"}
+
+
+def test_given_two_servers_that_share_topics_when_histories_are_played_then_every_invariant_holds() -> None:
+    reached: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        reached += play(seed, make=SlotSite, weights=SLOT_WEIGHTS)
+    assert {"died", "late", "swept", "a server died", "handed back"} <= set(reached)
 
 
 # --- planted bugs ----------------------------------------------------------------------------------------------------
@@ -81,7 +91,17 @@ def no_roll_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def side_rows_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_site, "free_void", lambda *_: 0)
+    for module in (group_site, sweep_run):
+        monkeypatch.setattr(module, "free_void", lambda *_: 0)
+
+
+def least_base_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    behind = retention._behind
+    monkeypatch.setattr(retention, "_behind", lambda base: behind(base) + 1)
+
+
+def announced_to_no_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "begin", lambda *given: given[-1])
 
 
 def positions_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +128,8 @@ BUGS: list[tuple[str, Plant]] = [
     ("second claim while one is open", second_claim_while_one_is_open),
     ("no roll back", no_roll_back),
     ("side rows not looked at", side_rows_not_looked_at),
+    ("least base off by one", least_base_off_by_one),
+    ("what may go is announced to no consumer", announced_to_no_consumer),
     ("positions not asked", positions_not_asked),
     ("undecided inside a claim", undecided_inside_a_claim),
     ("side not fenced", side_not_fenced),
@@ -123,6 +145,24 @@ def test_given_a_planted_bug_when_histories_are_played_then_one_of_them_finds_it
     def any_of_them() -> None:
         for seed in range(ENOUGH):
             play(seed)
+
+    with pytest.raises(Violation, match="Q"):
+        any_of_them()
+
+
+def nothing_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MessagingService, "start_over", lambda *_: True)
+
+
+@pytest.mark.parametrize("plant", [nothing_is_forgotten, side_not_fenced])
+def test_given_a_planted_bug_of_servers_that_share_topics_when_histories_are_played_then_one_of_them_finds_it(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+
+    def any_of_them() -> None:
+        for seed in range(2 * ENOUGH):
+            play(seed, make=SlotSite, weights=SLOT_WEIGHTS | {"swing": 3, "step_clock": 2})
 
     with pytest.raises(Violation, match="Q"):
         any_of_them()

@@ -18,6 +18,8 @@ from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.iterators import AsyncConsumption, AsyncMessages, Consumption, Messages
 from tms_core.client.messages import Message
 from tms_core.client.participant import Participant
+from tms_core.client.producer import AsyncProducer, Producer
+from tms_core.client.producer_calls import FormerTransaction, ProducerState
 from tms_core.client.site import Options
 from tms_core.client.sync import Client
 from tms_core.client.tracing import Attempt
@@ -37,11 +39,15 @@ from tms_core.errors import (
     MessagingError,
     NotInProgress,
     NotPublished,
+    PartitionsChanged,
     PostCommitFailed,
+    ProducerFenced,
+    ProducerNotFound,
     ServerFailed,
     TmsError,
     TopicExists,
     TopicNotFound,
+    TransactionEnded,
     TransactionError,
     Unanswered,
     Unauthorized,
@@ -60,6 +66,7 @@ __all__ = [
     "AsyncConsumption",
     "AsyncGroupWork",
     "AsyncMessages",
+    "AsyncProducer",
     "AsyncTransactionContext",
     "Attempt",
     "BadRequest",
@@ -74,6 +81,7 @@ __all__ = [
     "ConsumerPosition",
     "Consumption",
     "Forbidden",
+    "FormerTransaction",
     "GroupWork",
     "Invalidated",
     "Limits",
@@ -87,7 +95,12 @@ __all__ = [
     "Options",
     "OutcomeUnknown",
     "Participant",
+    "PartitionsChanged",
     "PostCommitFailed",
+    "Producer",
+    "ProducerFenced",
+    "ProducerNotFound",
+    "ProducerState",
     "PublishFigures",
     "Retry",
     "RollbackRange",
@@ -102,6 +115,7 @@ __all__ = [
     "Transaction",
     "TransactionClient",
     "TransactionContext",
+    "TransactionEnded",
     "TransactionError",
     "Unanswered",
     "Unauthorized",
