@@ -499,14 +499,16 @@ def test_given_a_producer_that_rolls_back_when_a_request_of_that_transaction_com
 def test_given_a_request_under_way_when_a_newer_instance_is_registered_then_that_waits_for_it(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tms_core.messaging.producers._WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("tms_core.messaging.in_flight._WAIT_SECONDS", 0.01)
     one, heir = Instance(desk), uuid4()
 
     def register() -> None:
         with pytest.raises(Unavailable, match="take long"):
             desk.service.producers.register(BILLS, "importer", heir)
         metadata = TopicMetadata(BILLS, 1, 3600)
-        with desk.service.producers.sending(metadata, [(Sent(BILLS, "importer", one.generation, 2), None, 1)]) as found:
+        with desk.service.producers.sending(
+            metadata, NOW_MS, [(Sent(BILLS, "importer", one.generation, 2), None, 1)]
+        ) as found:
             assert "under way" in str(found[0])
 
     meanwhile(desk, monkeypatch, register)

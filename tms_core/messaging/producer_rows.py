@@ -17,6 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
 
@@ -135,6 +136,9 @@ class Registration(NamedTuple):
         generation, instance, updated_ms, pointer = numbers
         former = None if outcome is None else Former(pointer, label, outcome)
         return cls(generation, UUID(bytes=instance), updated_ms, former, bool(settled))
+
+
+registration = lru_cache(maxsize=4096)(Registration.parse)
 
 
 class Begun(NamedTuple):
