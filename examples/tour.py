@@ -30,11 +30,11 @@ from janitor.app.embedded import Embedded
 from janitor.app.signals import ending
 from janitor.cli.main import execute
 from janitor.status.status import RunSummary, Status
-from tms_core.cli.serve import Started, serving
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreBusy, StoreError, TmsError
 from tms_core.logs.format import configure
 from tms_core.rowkey import MessageKey
+from tms_core.server.serving import Started, serving
 from tms_core.tables.base import MessageValue
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId, encode_properties

@@ -10,8 +10,8 @@ from typing import cast
 
 from janitor.app.embedded import Embedded
 from tests.server.client import Client, TopicClient
-from tms_core.cli.serve import serving
 from tms_core.clock import ManualClock, SystemClock
+from tms_core.server.serving import serving
 
 PATIENCE_SECONDS = 60
 SETTINGS = """
