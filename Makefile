@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup tools kubebox engine run demo hbase test lint bench generate image image-spark release-notes lock system-deps test-cluster clean
+.PHONY: help setup tools kubebox engine run demo hbase test lint bench generate image image-spark publisher chart publish release-notes lock system-deps test-cluster clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -73,9 +73,11 @@ lock: $(STAMP) ## resolve the dependencies of pyproject.toml anew into requireme
 	  --generate-hashes --no-annotate --custom-compile-command 'make lock' --quiet --output-file requirements.lock
 	echo hatchling | $(VENV)/bin/uv pip compile pyproject.toml - --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --constraint requirements.lock --custom-compile-command 'make lock' --quiet --output-file requirements-run.lock
-	$(VENV)/bin/uv pip compile pyproject.toml --extra archive --extra jwt --extra hdfs --universal \
+	$(VENV)/bin/uv pip compile pyproject.toml --extra jwt --extra hdfs --universal \
 	  --python-version 3.11 --generate-hashes --no-annotate --constraint requirements.lock \
 	  --custom-compile-command 'make lock' --quiet --output-file image/runtime.lock
+	echo pyarrow | $(VENV)/bin/uv pip compile - --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --constraint requirements.lock --custom-compile-command 'make lock' --quiet --output-file image/archive.lock
 	$(VENV)/bin/uv pip compile pyproject.toml --extra archive --extra jwt --extra hdfs --extra spark --universal \
 	  --python-version 3.11 --generate-hashes --no-annotate --constraint requirements.lock \
 	  --custom-compile-command 'make lock' --quiet --output-file image/spark.lock
@@ -97,6 +99,9 @@ tools: ## build helm (3 and 4), helm-unittest and kubeconform, some minutes, onc
 	$(call built,tests/chart/tools,tool,-X helm.sh/helm/v3/internal/version.version=$(HELM_VERSION))
 	$(call built,tests/chart/helm4,tool,,4)
 
+publisher: ## build cosign and crane, which sign and publish, 10 minutes, once for all clones (`make test-cluster` does it by itself)
+	$(call built,image/publisher,tool)
+
 K8S := k8s.io/component-base/version
 kubebox: ## build a Kubernetes node, in one program, for `make test-cluster`: 10 to 25 minutes and 3 GB of memory, once for all clones
 	$(call built,tests/cluster/kubebox,.,-X $(K8S).gitVersion=$(KUBERNETES_VERSION) -X $(K8S).gitMajor=1 \
@@ -109,23 +114,45 @@ dot := .
 ENGINE := docker$(dot)io containerd runc debootstrap libdevmapper1.02.1 containernetworking-plugins iptables conntrack \
   libxtables12 libnftnl11 libmnl0 libip4tc2 libip6tc2 libnfnetlink0 libnetfilter-conntrack3
 
-IMAGE ?= tms-janitor:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+VERSION ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+#: Not empty: with Parquet, for janitor.archive. The chart takes the image of this tag where an archive is kept.
+ARCHIVE ?=
+IMAGE ?= tms-janitor:$(VERSION)$(if $(ARCHIVE),-archive)
 SPARK_IMAGE ?= $(IMAGE)-spark
 BASE_IMAGE ?=
+#: Of what the image is made, and where that can be had; labels of the image.
+REVISION ?= $(shell git rev-parse HEAD 2>/dev/null)
+SOURCE ?=
 #: Further options of `docker build`, such as --platform.
 BUILD_OPTIONS ?=
 DOCKER_BUILD = DOCKER_BUILDKIT=1 docker build $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
+  --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) --build-arg SOURCE=$(SOURCE) \
   $(if $(PIP_CERT),--secret id=ca$(comma)src=$(PIP_CERT)) $(BUILD_OPTIONS)
 
-image: ## build the container image: make image IMAGE=NAME:TAG BASE_IMAGE=python:3.12-slim-bookworm
-	$(DOCKER_BUILD) --tag $(IMAGE) .
-	@mkdir -p build && docker run --rm --network none --entrypoint cat $(IMAGE) /opt/tms/sbom.cdx.json > build/sbom.cdx.json
+image: ## build the container image: make image IMAGE=NAME:TAG BASE_IMAGE=python:3.12-slim-bookworm ARCHIVE=1
+	$(DOCKER_BUILD) --build-arg ARCHIVE=$(ARCHIVE) --tag $(IMAGE) .
+	@mkdir -p build && made=$$(docker create $(IMAGE)) && docker cp $$made:/opt/tms/sbom.cdx.json build/sbom.cdx.json && docker rm $$made >/dev/null
 	@echo "what is in it: build/sbom.cdx.json"
 
 image-spark: ## build the image for Spark, of drivers and executors: make image-spark SPARK_IMAGE=NAME:TAG
 	$(DOCKER_BUILD) --file image/spark.Dockerfile --tag $(SPARK_IMAGE) .
 
 comma := ,
+
+#: Where images and chart are published, with the path under which they are put there; whose run it is that does so, and
+#: a private key of cosign's. Without a key it signs as the workflow it runs in.
+REGISTRY ?=
+BUILDER ?= $(SOURCE)
+INVOCATION ?= $(SOURCE)
+SIGN_KEY ?=
+
+chart: $(RUN_STAMP) ## package the chart as it is published, into build/: make chart VERSION=0.1.0 SOURCE=https://… REGISTRY=…
+	@[ -n "$(SOURCE)" ] && [ -n "$(REGISTRY)" ] || { echo "say SOURCE and REGISTRY" >&2; exit 1; }
+	@$(PY) -m charts.package build/chart $(VERSION) $(SOURCE) $(REGISTRY) && $(BIN)/helm package build/chart/tms-janitor --destination build
+
+publish: chart ## join, sign and publish the images of both architectures and the chart: make publish REGISTRY=… SOURCE=… SIGN_KEY=cosign.key
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PY) -m image.publish $(REGISTRY) $(VERSION) build/tms-janitor-$(VERSION).tgz \
+	  --builder $(BUILDER) --invocation $(INVOCATION) $(if $(SIGN_KEY),--key $(SIGN_KEY))
 
 release-notes: ## write what the changelog says of a version: make release-notes VERSION=0.1.0
 	@mkdir -p build
@@ -192,9 +219,10 @@ endif
 # A part that cannot be had here is skipped, and named at the end.
 # The programs are kept in the user's cache, the engine and its base image in .tools.
 test-cluster: $(STAMP) ## a real API server and a container engine, apart from `make test`; whole as root on Debian
-	@echo "test-cluster: building takes 10 to 25 minutes the first time, the tests 12 more"
+	@echo "test-cluster: building takes 20 to 35 minutes the first time, the tests 12 more"
 	@$(MAKE) --no-print-directory tools || echo "test-cluster: the chart's tools could not be built" >&2
 	@$(MAKE) --no-print-directory kubebox || echo "test-cluster: no API server, so what needs one is skipped" >&2
+	@$(MAKE) --no-print-directory publisher || echo "test-cluster: no cosign, so what needs it is skipped" >&2
 	@[ -n "$${DOCKER_HOST:-}" ] || $(MAKE) --no-print-directory engine || echo "test-cluster: no engine, so what needs one is skipped" >&2
 	TMS_TEST_CLUSTER=1 $(PY) -m pytest -rs --timeout 1800 tests/cluster $(PYTEST_ARGS)
 

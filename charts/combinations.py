@@ -46,6 +46,7 @@ _KEPT: Schema = {"pattern": r"^/var/lib/tms/[^./]"}
 _ADDRESS: Schema = {"pattern": r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"}
 _SWEEP: Schema = {"contains": {"const": "sweep"}}
 _SPARK_SWEEPS = _all(_is("spark.enabled", True), _holds("spark.command", _SWEEP))
+_SEVERAL: Schema = {"anyOf": [_holds("serverReplicas", {"minimum": 2}), _holds("server.leader.slots", {"minimum": 2})]}
 _ARCHIVES = _is("janitor.archive.enabled", True)
 
 #: What goes together: what is said when it does not, if, then.
@@ -82,7 +83,7 @@ COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
     ),
     (
         "Several servers share neither a store in a volume nor a manager's log.",
-        {"properties": {"serverReplicas": {"minimum": 2}}, "required": ["serverReplicas"]},
+        _SEVERAL,
         {"allOf": [_is("storage.kind", "hbase"), _is("transactions.source", "thrift", "none")]},
     ),
     (
@@ -154,7 +155,7 @@ COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
     ),
     (
         "Several servers reach each other by their pods' addresses, which no certificate names: end TLS before them.",
-        {"properties": {"serverReplicas": {"minimum": 2}}, "required": ["serverReplicas"]},
+        _SEVERAL,
         _never("server.tls", {"type": "object"}),
     ),
     (

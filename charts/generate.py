@@ -45,7 +45,7 @@ def _rules(*, open_ended: bool = False) -> str:
         document = rules()
     else:
         holes = {threshold.name: f"${{{threshold.name}}}" for threshold in THRESHOLDS}
-        document = rules(holes, scope="${scope}", runbook="${runbook}")
+        document = rules(holes, scope="${scope}", runbook="${runbook}", servers="${servers}")
     return yaml.safe_dump(document, sort_keys=False, width=10_000)
 
 

@@ -235,6 +235,7 @@ class Narrator:
             parts = (
                 (run.expired, "expired"),
                 (run.old_generation, "of old generations"),
+                (run.processed, "processed by all consumers"),
                 (run.invalid_transaction, "of invalid transactions, inverted"),
             )
             told = ", ".join(f"{number:,} {what}" for number, what in parts if number)

@@ -1,8 +1,12 @@
-"""What is in the image, as CycloneDX in JSON: the Python packages of its environment, and Debian's."""
+"""What is in an image, as CycloneDX in JSON: Python, the packages of its environment, and Debian's.
+
+``python sbom.py [STATUS]``: what dpkg says of packages, as the file of a whole system or a folder with a file for each.
+"""
 
 from __future__ import annotations
 
 import json
+import platform
 import re
 import sys
 from importlib import metadata
@@ -31,9 +35,10 @@ def python_packages() -> list[dict[str, Any]]:
 
 
 def debian_packages(status: Path = DPKG) -> list[dict[str, Any]]:
-    """The packages that dpkg knows; none where there is no dpkg."""
+    """The packages that dpkg knows, from a file or a folder of files; none where there is no dpkg."""
     found = []
-    for entry in status.read_text(encoding="utf-8").split("\n\n") if status.exists() else ():
+    files = sorted(status.iterdir()) if status.is_dir() else [status] if status.exists() else []
+    for entry in "\n\n".join(file.read_text(encoding="utf-8") for file in files).split("\n\n"):
         fields = dict(re.findall(r"^(Package|Version|Architecture|Status): (.+)$", entry, flags=re.MULTILINE))
         if fields.get("Status", "").endswith(" installed"):
             name, version, arch = fields["Package"], fields["Version"], fields["Architecture"]
@@ -42,9 +47,11 @@ def debian_packages(status: Path = DPKG) -> list[dict[str, Any]]:
     return found
 
 
-def document() -> dict[str, Any]:
+def document(status: Path = DPKG) -> dict[str, Any]:
     """The whole of it."""
     packages = python_packages()
+    version = platform.python_version()
+    python = {"type": "library", "name": "python", "version": version, "purl": f"pkg:generic/python@{version}"}
     [own] = [each for each in packages if each["name"] == "tms-janitor"]
     others = [each for each in packages if each is not own]
     return {
@@ -52,9 +59,9 @@ def document() -> dict[str, Any]:
         "specVersion": "1.5",
         "version": 1,
         "metadata": {"component": {**own, "type": "application"}},
-        "components": others + debian_packages(),
+        "components": [python, *others, *debian_packages(status)],
     }
 
 
 if __name__ == "__main__":
-    json.dump(document(), sys.stdout, indent=1)
+    json.dump(document(*map(Path, sys.argv[1:])), sys.stdout, indent=1)

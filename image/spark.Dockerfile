@@ -28,10 +28,6 @@ RUN mkdir /opt/data
 FROM ${BASE_IMAGE}
 ARG BASE_IMAGE
 ARG JAVA=openjdk-17-jre-headless
-LABEL org.opencontainers.image.title="tms-janitor-spark" \
-      org.opencontainers.image.description="Cleans CDAP's Transactional Messaging System from outside, on Spark" \
-      org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.base.name="${BASE_IMAGE}"
 # Java's installation links manuals, whose folder slim images lack. Hadoop asks who it is, and takes no number for an answer.
 RUN mkdir -p /usr/share/man/man1 && apt-get update -qq && apt-get install -qq -y --no-install-recommends ${JAVA} && rm -rf /var/lib/apt/lists/* \
     && rm -rf /usr/local/bin/pip* /usr/local/lib/python3*/ensurepip /usr/local/lib/python3*/site-packages/pip* \
@@ -47,3 +43,13 @@ STOPSIGNAL SIGTERM
 # A SIGTERM that comes before Python, or Java, has begun is kept until then, as in the image of the janitor.
 ENTRYPOINT ["/usr/bin/env", "--block-signal=TERM", "/opt/tms/bin/python", "/opt/tms/spark_start.py"]
 CMD ["--help"]
+ARG VERSION=
+ARG REVISION=
+ARG SOURCE=
+LABEL org.opencontainers.image.title="tms-janitor-spark" \
+      org.opencontainers.image.description="Cleans CDAP's Transactional Messaging System from outside, on Spark" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}" \
+      org.opencontainers.image.base.name="${BASE_IMAGE}"

@@ -192,6 +192,13 @@ class Report:
         return sorted(filled, key=lambda item: _order(item[0]))
 
 
+def held_before(held: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What was held in a run and counted by an earlier one, as its history has it: the topics with the most rows."""
+    held = sorted((item for item in held if item["held"]), key=lambda item: item["rows"], reverse=True)
+    rows = sum(item["rows"] for item in held)
+    return {"held_before": {"rows": rows, "topics": list(held[:HISTORY_ENTRIES])}} if held else {}
+
+
 def _order(key: EntryKey) -> tuple[str, str, int, str, str]:
     return (str(key.topic), key.table, key.generation, key.rule, key.held or "")
 

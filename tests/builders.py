@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import secrets
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -32,7 +32,7 @@ from janitor.sweep.context import Terms
 from janitor.sweep.sweep import Threads
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
-from tms_core.tables.base import MessageValue, Page, Reads, Store
+from tms_core.tables.base import MessageReads, MessageValue, Page, Reads, Store
 from tms_core.topic import TopicId, encode_properties
 from tms_core.transaction.model import TX_PER_MS, InProgress, InProgressType, VisibilityState
 from tms_core.transaction.source.source import Loaded
@@ -314,12 +314,16 @@ STATE_CALLS = tuple(f"state.{name}" for name in sorted(State.__abstractmethods__
 
 def watch(store: Reads, before: Watcher | None = None, after: Watcher | None = None) -> None:
     """Tell of every operation of a store from now on."""
-    _watch(store, READS + WRITES, before, after)
+    names = {name: name for name in READS + WRITES}
+    if type(store.message).search is not MessageReads.search:
+        # A search of its own does not ask for cells.
+        names["message.search"] = "message.cells"
+    _watch(store, names, before, after)
 
 
 def watch_state(state: State, before: Watcher | None = None, after: Watcher | None = None) -> None:
     """Tell of every operation of a state from now on, those that it asks of itself among them."""
-    _watch(_Named(state), STATE_CALLS, before, after)
+    _watch(_Named(state), {name: name for name in STATE_CALLS}, before, after)
 
 
 class _Named:
@@ -327,7 +331,7 @@ class _Named:
         self.state = state
 
 
-def _watch(owner: object, names: Iterable[str], before: Watcher | None, after: Watcher | None) -> None:
+def _watch(owner: object, names: Mapping[str, str], before: Watcher | None, after: Watcher | None) -> None:
     watching = [True]
 
     def tell(watcher: Watcher | None, call: Call) -> None:
@@ -348,12 +352,12 @@ def _watch(owner: object, names: Iterable[str], before: Watcher | None, after: W
 
         return asked
 
-    for name in names:
+    for name, told in names.items():
         table, _, operation = name.partition(".")
         part = getattr(owner, table)
         # What is for reading only has nothing that writes.
         if hasattr(part, operation):
-            setattr(part, operation, wrapped(name, getattr(part, operation)))
+            setattr(part, operation, wrapped(told, getattr(part, operation)))
 
 
 # --- reading all -----------------------------------------------------------------------------------------------------

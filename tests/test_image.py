@@ -1,20 +1,29 @@
-"""What the image is made of: pins that agree with the tests', a list of its contents, and nothing that needs a network.
+"""What the image is made of: pins that agree with the tests', a list of its contents, and its file system.
 
 The image itself is made and run by ``make test-cluster``.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import ssl
+import subprocess
+import sys
+import venv
+from importlib.metadata import distribution
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from image import sbom, spark_start
+from image import rootfs, sbom, spark_start
+from tests.support import require_or_skip, require_tool
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILES = [(ROOT / name).read_text(encoding="utf-8") for name in ("Dockerfile", "image/spark.Dockerfile")]
-LOCKS = ("runtime.lock", "build.lock", "spark.lock")
+LOCKS = ("runtime.lock", "archive.lock", "build.lock", "spark.lock")
 #: Needed to build images, and nowhere else.
 ONLY_BUILT_WITH = {"setuptools"}
 
@@ -44,22 +53,25 @@ def test_the_locks_name_no_index_no_address_and_no_place(name: str) -> None:
 
 def test_no_test_tool_gets_into_the_image() -> None:
     tools = {"pytest", "hypothesis", "mypy", "hatchling", *ONLY_BUILT_WITH}
-    assert not {*tools, "pyspark"} & set(pins(ROOT / "image/runtime.lock"))
+    assert not {*tools, "pyspark", "pyarrow", "kubernetes"} & set(pins(ROOT / "image/runtime.lock"))
+    assert set(pins(ROOT / "image/archive.lock")) == {"pyarrow"}
     assert not tools & set(pins(ROOT / "image/spark.lock"))
 
 
-@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=["janitor", "spark"])
-def test_an_image_runs_as_nobody_and_is_made_of_its_base_only(dockerfile: str) -> None:
-    last = dockerfile.rpartition("\nFROM ")[2]
+@pytest.mark.parametrize(("number", "stages"), [(0, ["${BASE_IMAGE}", "scratch"]), (1, ["${BASE_IMAGE}"] * 2)])
+def test_an_image_runs_as_nobody_is_made_of_its_base_only_and_says_of_what(number: int, stages: list[str]) -> None:
+    last = DOCKERFILES[number].rpartition("\nFROM ")[2]
     assert "USER 65532:65532" in last
-    assert set(re.findall(r"^FROM (\S+)", dockerfile, flags=re.MULTILINE)) == {"${BASE_IMAGE}"}
-    assert "# syntax" not in dockerfile
+    assert re.findall(r"^FROM (\S+)", DOCKERFILES[number], flags=re.MULTILINE) == stages
+    assert "# syntax" not in DOCKERFILES[number]
+    for name in ("VERSION", "REVISION", "SOURCE"):
+        assert f'org.opencontainers.image.{name.lower()}="${{{name}}}"' in last
 
 
-def test_the_janitors_last_stage_installs_nothing() -> None:
+def test_the_janitors_last_stage_runs_nothing() -> None:
     last = DOCKERFILES[0].rpartition("\nFROM ")[2]
     assert 'ENTRYPOINT ["janitor"]' in last
-    assert re.findall(r"^RUN (\S+)", last, flags=re.MULTILINE) == ["rm"]
+    assert "RUN" not in last
 
 
 def test_the_commands_of_the_images_keep_a_sigterm_until_they_can_hear_it() -> None:
@@ -67,6 +79,115 @@ def test_the_commands_of_the_images_keep_a_sigterm_until_they_can_hear_it() -> N
     blocked = "/usr/bin/env -S --block-signal=TERM /opt/tms/bin/python|' /opt/tms/bin/janitor /opt/tms/bin/tms"
     assert blocked in DOCKERFILES[0]
     assert 'ENTRYPOINT ["/usr/bin/env", "--block-signal=TERM", ' in DOCKERFILES[1]
+
+
+# --- its file system -------------------------------------------------------------------------------------------------
+
+
+class Tree(NamedTuple):
+    """A file system, and where in it the environment is."""
+
+    root: Path
+    environment: Path
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of the environment in it, which sees nothing else."""
+        inside = ["chroot", str(self.root), str(self.environment / "bin" / command[0]), *command[1:]]
+        if os.geteuid() != 0:
+            inside = [require_tool("unshare", "apt-get install util-linux"), "--map-root-user", *inside]
+        environ = {"PATH": os.environ["PATH"], "SSL_CERT_FILE": "/etc/ssl/certs/ca-certificates.crt"}
+        return subprocess.run(inside, env=environ, capture_output=True, text=True, check=False, timeout=120)
+
+    def files(self) -> list[Path]:
+        """Its files, links left out."""
+        return [path for path in self.root.rglob("*") if path.is_file() and not path.is_symlink()]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    """The image's file system, of this machine's Python and of what the image's lock names, as it is installed here."""
+    if sys.platform != "linux" or not shutil.which("ldd"):
+        require_or_skip("ldd is missing, with which the image finds its libraries: apt-get install libc-bin")
+    folder = tmp_path_factory.mktemp("image")
+    environment = folder / "env"
+    venv.create(environment, symlinks=True)
+    [packages] = environment.glob("lib/python3*/site-packages")
+    for name in {*pins(ROOT / "image/runtime.lock"), "tms-janitor"} - {"httpx2-jsfetch", "tzdata"}:
+        found = distribution(name)
+        for file in found.files or ():
+            if ".." not in file.parts:
+                (packages / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(str(found.locate_file(file)), packages / file)
+    for own in ("tms_core", "janitor"):
+        shutil.copytree(ROOT / own, packages / own)
+        command = environment / "bin" / own.removesuffix("_core")
+        begin = f"#!/usr/bin/env -S --block-signal=TERM {environment}/bin/python\n"
+        command.write_text(f"{begin}from {own}.cli.entry import main\nmain()\n", encoding="utf-8")
+        command.chmod(0o755)
+    (environment / "bin/uvicorn").touch()
+    rootfs.lay_out(environment, folder / "root")
+    tree = Tree(folder / "root", environment)
+    if "Operation not permitted" in (said := tree.run("python", "--version").stderr):
+        require_or_skip(f"no other root can be had here: {said}")
+    return tree
+
+
+def test_the_image_is_smaller_than_200_megabytes(tree: Tree) -> None:
+    assert sum(path.stat().st_size for path in tree.files()) < 200e6
+
+
+def test_there_is_no_shell_no_package_manager_and_no_perl_in_it(tree: Tree) -> None:
+    outside = [path for path in tree.files() if path.stat().st_mode & 0o111 and path.suffix not in (".py", ".so")]
+    names = {path.name for path in outside if ".so." not in path.name}
+    assert names == {"env", "janitor", "tms", Path(sys.executable).resolve().name}
+    packages = {path.name for path in (tree.root / "var/lib/dpkg/status.d").glob("*")}
+    assert not {"dash", "bash", "perl-base", "dpkg", "apt", "busybox"} & packages
+    assert tree.run("python", "-c", "import pip").returncode == 1
+
+
+def test_its_commands_start_and_find_all_they_need(tree: Tree) -> None:
+    for command in ("janitor", "tms"):
+        started = tree.run(command, "--version")
+        assert re.fullmatch(rf"{command}, version \d.*\n", started.stdout), started.stderr
+    needed = "import jwt, requests, sqlite3, zoneinfo, ssl, tms_core.tables.hbase.store, tms_core.tables.leveldb.store"
+    seen = "ssl.create_default_context().cert_store_stats()['x509_ca'], zoneinfo.ZoneInfo('Europe/Berlin')"
+    said = tree.run("python", "-c", f"{needed}; print({seen})")
+    authorities = ssl.create_default_context(cafile=rootfs.TAKEN[1]).cert_store_stats()["x509_ca"]
+    assert said.stdout == f"{authorities} Europe/Berlin\n", said.stderr
+
+
+def test_everything_in_it_is_compiled_since_nothing_can_be_written_where_it_runs(tree: Tree) -> None:
+    [entry] = tree.root.rglob("tms_core/cli/entry.py")
+    assert list((entry.parent / "__pycache__").glob("entry.*.pyc"))
+
+
+def test_it_says_which_of_debians_packages_it_has_something_of(tree: Tree) -> None:
+    if not sbom.DPKG.exists():
+        require_or_skip("this machine has no dpkg, so there are no packages to name; run the tests on Debian")
+    names = {package["name"] for package in sbom.debian_packages(tree.root / "var/lib/dpkg/status.d")}
+    assert {"libc6", "coreutils", "zlib1g"} <= names
+    assert (tree.root / "usr/share/doc/libc6/copyright").exists()
+
+
+def test_given_links_on_the_way_to_a_file_then_they_lead_there_too(tmp_path: Path) -> None:
+    system, root = tmp_path / "system", tmp_path / "root"
+    (system / "usr/lib").mkdir(parents=True)
+    (system / "usr/lib/libx.so.1.0").write_text("x")
+    (system / "usr/lib/libx.so.1").symlink_to("libx.so.1.0")
+    (system / "lib").symlink_to("usr/lib")
+    (system / "usr/bin").symlink_to(system / "usr/../lib")
+    rootfs.bring(system / "usr/bin/libx.so.1", root)
+    there = root / system.relative_to("/")
+    assert (there / "lib/libx.so.1").read_text() == "x"
+    assert (there / "usr/bin").readlink() == system / "usr/../lib"
+
+
+def test_given_a_library_that_is_missing_then_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "/a/b.so:\n\tlibx.so.1 => not found\n\tliby.so => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x00007f)\n"
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: subprocess.CompletedProcess([], 0, told))
+    with pytest.raises(SystemExit, match=r"not on this system: libx\.so\.1;"):
+        rootfs.libraries([Path("/a/b.so"), Path("/a/liby.so")])
+    assert rootfs.libraries([Path("/a/libx.so.1"), Path("/a/liby.so")]) == {Path("/lib/libc.so.6")}
 
 
 # --- what the image for Spark starts ---------------------------------------------------------------------------------
@@ -132,4 +253,6 @@ def test_the_list_of_contents_names_what_is_installed(tmp_path: Path) -> None:
     status.write_text("\n".join([entry.format("libc6", "installed"), entry.format("gone", "config-files")]))
     assert [package["purl"] for package in sbom.debian_packages(status)] == ["pkg:deb/debian/libc6@1-2?arch=amd64"]
     assert sbom.debian_packages(tmp_path / "none") == []
+    assert len(sbom.debian_packages(tmp_path)) == 1  # a folder with a file for each
+    assert any(each["purl"].startswith("pkg:generic/python@3.") for each in sbom.document()["components"])
     assert sbom.document()["metadata"]["component"]["name"] == "tms-janitor"

@@ -91,6 +91,8 @@ def test_given_a_new_name_when_a_topic_is_made_then_it_is_shown_listed_changed_a
     hidden = {"messages": 0, "older": 0, "at_least": False}
     assert (code, json.loads(out)) == (0, {"topic": "shop:orders", "properties": properties, "hidden": hidden})
     assert typed("topic", "show", "shop:orders")[1].startswith("shop:orders: messages live 1 h 30 min, generation")
+    assert "  retention = consumed\n" in typed("topic", "update", "shop:orders", "--retention", "consumed")[1]
+    assert "  retention = ttl\n" in typed("topic", "update", "shop:orders", "--retention", "ttl")[1]
     assert typed("topic", "delete", "shop:orders", "--yes")[:2] == (0, "shop:orders is deleted\n")
     assert typed("topic", "list", "shop", "--format", "json")[:2] == (0, "[]\n")
 
@@ -111,6 +113,7 @@ def test_given_an_answer_of_no_when_asked_whether_to_delete_then_the_topic_stays
         (["topic", "create", "default:x", "--ttl", "soon"], 2, "write 7d"),
         (["topic", "create", "default:x", "--ttl", "1500ms"], 2, "write 7d"),
         (["topic", "create", "default:x", "--property", "owner"], 2, "NAME=VALUE"),
+        (["topic", "create", "default:x", "--retention", "read"], 2, "consumed"),
         (["topic", "show", "default:nowhere"], 1, "nowhere"),
         (["topic", "delete", "default:nowhere"], 1, "nowhere"),
         (["topic", "update", "default:nowhere", "--ttl", "1d"], 1, "nowhere"),

@@ -63,16 +63,19 @@ def test_given_transactions_when_listed_then_it_says_who_holds_what_and_for_how_
 ) -> None:
     manager.checkpoint(manager.checkpoint(manager.start_long("import@host-7")))
     clock.advance(2 * 3_600_000 + 5 * 60_000)
-    manager.start_short(90, "me")
+    mine = manager.start_short(90, "me").transaction_id
+    for number in range(7):
+        manager.note_published(mine, f"default:t{number}", NOW_MS + number)
     clock.advance(100_000)
     manager.invalidate(manager.start_short().transaction_id)
     code, out, _ = typed("list")
     assert code == 0
+    blocked = "default:t0, default:t1, default:t2, default:t3, default:t4 and 2 more"
     assert out.splitlines() == [
         f"2 in progress, 1 invalid; read pointer {manager.visibility().read_pointer}",
-        "id                   type   client         held for    expires         checkpoints",
+        "id                   type   client         held for    expires         checkpoints  blocks",
         f"{BASE + 1}  long   import@host-7  2 h 6 min   in 21 h 53 min  2",
-        f"{BASE + 7_500_000_000_000}  short  me             1 min 40 s  10 s ago",
+        f"{BASE + 7_500_000_000_000}  short  me             1 min 40 s  10 s ago                     {blocked}",
     ]
 
 
@@ -80,6 +83,7 @@ def test_given_transactions_when_listed_as_json_then_ids_are_text(
     typed: Type, manager: TransactionManager, clock: ManualClock
 ) -> None:
     one = manager.checkpoint(manager.start_short(30, "me"))
+    manager.note_published(one.write_pointer, "default:orders", NOW_MS + 1)
     clock.advance(1_000)
     assert as_json(typed, "list") == {
         "now_ms": NOW_MS + 1_000,
@@ -94,6 +98,7 @@ def test_given_transactions_when_listed_as_json_then_ids_are_text(
                 "held_ms": 1_000,
                 "expires_in_ms": 29_000,
                 "checkpoints": [str(one.write_pointer)],
+                "topics": {"default:orders": NOW_MS + 1},
             }
         ],
     }

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from image import publish
+
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yaml"))
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
@@ -29,8 +31,9 @@ def steps(workflow: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def test_every_target_that_is_made_is_one(workflow: dict[str, Any]) -> None:
-    lines = [step["run"] for step in steps(workflow) if step.get("run", "").startswith(("make ", "sudo make "))]
-    named = {word for line in lines for word in line.partition("make ")[2].split() if "=" not in word}
+    lines = [line for step in steps(workflow) for line in step.get("run", "").splitlines()]
+    made = [match[1] for line in lines if (match := re.match(r" *(?:sudo )?make (.+)", line))]
+    named = {word for words in made for word in words.split() if "=" not in word}
     assert named
     assert named <= TARGETS
 
@@ -43,9 +46,22 @@ def test_every_action_is_pinned_by_its_commit(workflow: dict[str, Any]) -> None:
 
 def test_nothing_may_be_written_but_by_the_release(workflow: dict[str, Any]) -> None:
     assert workflow["permissions"] == {"contents": "read"}
-    writing = [name for name, job in workflow["jobs"].items() if "permissions" in job]
-    assert writing == (["release"] if workflow["name"] == "release" else [])
+    granted = {name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job}
+    image, release = {"contents": "read", "packages": "write"}, {"contents": "write", "packages": "write"}
+    own = {"image": image, "release": {**release, "id-token": "write"}}
+    assert granted == (own if workflow["name"] == "release" else {})
     assert all(job["timeout-minutes"] for job in workflow["jobs"].values())
+
+
+def test_what_is_published_for_each_architecture_was_made_on_a_machine_of_it() -> None:
+    [release] = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in WORKFLOWS if path.stem == "release"]
+    machines = release["jobs"]["image"]["strategy"]["matrix"]["include"]
+    assert {each["arch"]: each["machine"].endswith("-arm") for each in machines} == {"amd64": False, "arm64": True}
+    assert {each["arch"] for each in machines} == set(publish.ARCHITECTURES)
+    [made] = [step["run"] for step in release["jobs"]["image"]["steps"] if "make image" in step.get("run", "")]
+    assert 'tag="${GITHUB_REF_NAME#v}${archive:+-archive}-${{ matrix.arch }}"' in made
+    assert publish.TAGS == ("{version}", "{version}-archive")
+    assert release["jobs"]["release"]["needs"] == "image"
 
 
 def test_release_notes_are_what_the_changelog_says_of_the_version(tmp_path: Path) -> None:

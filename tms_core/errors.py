@@ -26,7 +26,9 @@
     │   ├── TopicExists          there is a topic of that name already
     │   ├── ConsumerNotFound     no such consumer of the topic
     │   ├── ConsumerConflict     the consumer is there already, has open claims, or the claiming transaction has ended
-    │   ├── TransactionExpired   the transaction may not write any more
+    │   ├── ProducerNotFound     no such producer of the topic
+    │   ├── ProducerFenced       a newer instance of the producer is there; final for the older one
+    │   ├── TransactionExpired   the transaction is older than a transaction may be
     │   ├── Unauthorized         the request's sender is not known: no token, or an unknown or expired one
     │   ├── Forbidden            the sender is known, and may not do that on this topic
     │   ├── Unanswered           a server's answer did not come, or makes no sense; what was asked may have been done
@@ -38,6 +40,7 @@
     │       └── ClockJumped      the clock went ahead of the other clocks, so no message can be given a time
     ├── TransactionError         what a transaction manager refuses
     │   ├── NotInProgress        the transaction has ended, or never began
+    │   │   └── TransactionEnded a server writes nothing in it; a MessagingError, too
     │   ├── Conflict             another transaction has changed the same thing
     │   ├── Invalidated          the transaction was given up; nothing of it is visible, now or later
     │   ├── PostCommitFailed     the transaction is committed, and what was to follow failed
@@ -196,6 +199,16 @@ class ConsumerConflict(MessagingError):
     transaction in which it is to claim has ended. Nothing was done."""
 
 
+class ProducerNotFound(MessagingError):
+    """The topic is there, and has no producer of that name."""
+
+
+class ProducerFenced(MessagingError):
+    """A newer instance of the producer was registered, or the producer is not known any more; nothing was done.
+
+    It is final: whatever else this instance sends is refused, too."""
+
+
 class TransactionExpired(MessagingError):
     """The transaction is past its maximum lifetime, so what it wrote might never be cleaned."""
 
@@ -260,6 +273,10 @@ class TransactionError(TmsError):
 
 class NotInProgress(TransactionError):
     """The transaction is not in progress."""
+
+
+class TransactionEnded(NotInProgress, MessagingError):
+    """The transaction has ended, or never began, so nothing is written in it; what came late is not visible."""
 
 
 class Conflict(TransactionError):

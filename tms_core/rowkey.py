@@ -169,6 +169,11 @@ def time_prefix(prefix: bytes, generation: int, time_ms: int) -> bytes:
     return generation_prefix(prefix, generation) + time_ms.to_bytes(8, "big")
 
 
+def position_prefix(prefix: bytes, generation: int, position: int) -> bytes:
+    """Start of the message rows of one generation at or after a position (``milliseconds * 65,536 + sequence``)."""
+    return generation_prefix(prefix, generation) + position.to_bytes(MESSAGE_TAIL_BYTES, "big")
+
+
 def pointer_prefix(prefix: bytes, generation: int, write_pointer: int) -> bytes:
     """Start of the payload rows of one transaction."""
     return generation_prefix(prefix, generation) + write_pointer.to_bytes(8, "big", signed=True)

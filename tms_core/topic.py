@@ -26,6 +26,10 @@ _LAST_CHAR = "\uffff"
 #: The longest name of a namespace or topic that is made here, in bytes. CDAP has no limit, and what it made is read.
 NAME_BYTES = 255
 
+#: The property that says when messages go besides their ttl, and what it may be.
+RETENTION = "retention"
+CONSUMED, BY_TTL = "consumed", "ttl"
+
 INT_MIN = -(2**31)
 INT_MAX = 2**31 - 1
 
@@ -122,6 +126,11 @@ class TopicMetadata:
     @property
     def deleted(self) -> bool:
         return self.generation < 0
+
+    @property
+    def consumed(self) -> bool:
+        """Whether messages go once all consumers have processed them (rule L7)."""
+        return self.properties.get(RETENTION) == CONSUMED and not self.deleted
 
     @property
     def old_below(self) -> int:

@@ -27,6 +27,7 @@ from janitor.app.stores import LevelDBPlace, Place
 from janitor.daemon.daemon import Daemon
 from janitor.run.deps import Deps, Truncator
 from janitor.state.base import State
+from janitor.stats.late import Transactions
 from tms_core.server.companions import Host
 from tms_core.tables.base import Reads, Store
 from tms_core.tables.leveldb.clone import remove_stale
@@ -129,6 +130,10 @@ class EmbeddedSession(Session):
 
     def source(self) -> SnapshotSource | None:
         return self._host.transactions or super().source()
+
+    def transactions(self) -> AbstractContextManager[Transactions | None]:
+        manager = self._host.transactions
+        return nullcontext(manager) if manager is not None else super().transactions()
 
     def truncator(self) -> AbstractContextManager[Truncator]:
         manager = self._host.transactions

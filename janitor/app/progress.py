@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from janitor.sweep.progress import Observer, ignore_progress
+from janitor.sweep.progress import EXPECTED, MEASURED, Observer, ignore_progress, left_ms, share
+from tms_core.logs.printable import duration
 from tms_core.topic import TopicId
 
 _EVERY_SECONDS = 0.1
@@ -23,6 +24,12 @@ _WHAT = {
     "read": "reading",
     "wait": "waiting for a run under way to end",
 }
+
+
+def in_words(done: int, expected: int, passed_ms: int) -> str:
+    """How much of what is due is done and how long the rest takes, behind a comma; empty where that is not known."""
+    part, left = share(done, expected), left_ms(done, expected, passed_ms)
+    return "" if part is None or left is None else f", {part:.0%} of what is due, about {duration(left)} left"
 
 
 @contextmanager
@@ -41,19 +48,25 @@ def progress(stream: TextIO) -> Iterator[Observer]:
 class _Line:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._rows = 0
-        self._next = time.monotonic() + _QUIET_SECONDS
+        self._rows = self._done = self._expected = 0
+        self._began = time.monotonic()
+        self._next = self._began + _QUIET_SECONDS
         self._shown = False
 
     def __call__(self, phase: str, topic: TopicId | None, rows: int) -> None:
-        self._rows += rows
         now = time.monotonic()
+        if phase == EXPECTED:
+            self._expected, self._done, self._began = rows, 0, now
+            return
+        self._rows += rows
+        self._done += rows if phase == MEASURED else 0
         if now < self._next:
             return
         self._next = now + _EVERY_SECONDS
         where = f" of {topic}" if topic else ""
         read = f", {self._rows:,} rows read" if self._rows else ""
-        self._stream.write(f"\r\x1b[K{_WHAT.get(phase, phase)}{where}{read}")
+        far = in_words(self._done, self._expected, round((now - self._began) * 1000)) if phase == MEASURED else ""
+        self._stream.write(f"\r\x1b[K{_WHAT.get(phase, phase)}{where}{read}{far}")
         self._stream.flush()
         self._shown = True
 

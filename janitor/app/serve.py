@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from threading import Event
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from janitor.run.questions import Questions
 from janitor.settings import config_digest
 from janitor.state.base import State
 from janitor.stats.consumer_lag import LagCount
+from janitor.stats.late import note_late
 from janitor.stats.topic_sizes import Census
 from janitor.sweep.progress import Observer
 from tms_core.consumers.lag import Readable
@@ -39,6 +41,8 @@ from tms_core.tables.side import Expiries, SideTable
 RETRY_SECONDS = 10.0
 #: How often the background count goes on where it was, in seconds.
 COUNT_SECONDS = 60
+#: How often the transaction manager is asked for late transactions, in seconds.
+LATE_SECONDS = 30
 
 #: Something that lives as long as the daemon, beside it; given the store, the daemon and the status page's address.
 Companion = Callable[[Store, Daemon, str], AbstractContextManager[object]]
@@ -201,6 +205,9 @@ def _assemble(
     trigger = cron(wanted.cron) if wanted.cron else every(wanted.every_seconds or 60)
     census = Census(read_only(store), state, clock, rows_per_second=wanted.stats_rows_per_second, halted=stop.is_set)
     jobs = [Job("count", COUNT_SECONDS, census.step)]
+    transactions = stack.enter_context(current.transactions())
+    if transactions is not None:
+        jobs.append(Job("late", LATE_SECONDS, partial(note_late, state, transactions, clock)))
     if side is not None:
         lags = LagCount(
             Readable(read_only(store), Expiries(side), current.floor(store, side)),

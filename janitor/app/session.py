@@ -28,6 +28,7 @@ from janitor.run.deps import Archive, Deps, Feedback, Truncator
 from janitor.run.engine import Engine
 from janitor.settings import LoadedSettings, Settings, config_digest, load
 from janitor.state.base import State
+from janitor.stats.late import Transactions
 from janitor.status.collect import Deployment
 from janitor.sweep.context import Terms
 from janitor.sweep.progress import Observer, ignore_progress
@@ -124,6 +125,12 @@ class Session:
             return
         with self.truncator() as manager:
             yield Feedback(manager, wanted.participants)
+
+    def transactions(self) -> AbstractContextManager[Transactions | None]:
+        """The transaction manager as it tells who is late; None where there is none to be asked."""
+        if self.settings.transactions.source != "thrift":
+            return nullcontext()
+        return TransactionClient.configured(self.settings.transactions)
 
     def truncator(self) -> AbstractContextManager[Truncator]:
         """The transaction manager, at its address.

@@ -96,7 +96,7 @@ def require_pyarrow() -> None:
     if find_spec("pyarrow") is None:
         raise ConfigurationError(
             "The archive needs pyarrow, which is not installed.",
-            "Install tms-janitor[archive], or set janitor.archive.enabled: false.",
+            "Install tms-janitor[archive], take the image tagged …-archive, or set janitor.archive.enabled: false.",
         )
 
 

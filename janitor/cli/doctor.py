@@ -17,6 +17,7 @@ from janitor.run import guards
 from janitor.state.base import RunRecord, StoreRecord
 from janitor.sweep import transactions as txstate
 from tms_core.errors import TmsError
+from tms_core.logs.printable import duration
 from tms_core.tables.hbase.described import NEEDED
 from tms_core.tables.leveldb.clone import clone
 from tms_core.tables.leveldb.layout import FOLDERS
@@ -148,7 +149,7 @@ def _clock(current: Session) -> Finding:
 def _lifetime(current: Session) -> Finding:
     terms = current.terms()
     if terms.lifetime_known:
-        return Finding("lifetime", "ok", f"transactions write for at most {render.duration(terms.lifetime.max_ms)}")
+        return Finding("lifetime", "ok", f"transactions write for at most {duration(terms.lifetime.max_ms)}")
     return Finding(
         "lifetime", "warn", "transactions.max_lifetime_seconds is not set: 90000 is assumed, and no boundary is claimed"
     )

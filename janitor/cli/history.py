@@ -17,11 +17,12 @@ from janitor.law.policy import Rule
 from janitor.state.base import RunRecord
 from janitor.status.collect import summary
 from tms_core.cli.times import Moment, SinceType
+from tms_core.logs.printable import duration
 
 RUNNING, LOST = "running", "lost"
 
-_COLUMNS = ("run", "began", "took", "mode", "result", "expired", "old gen", "inverted", "held", "")
-_FIGURES = (5, 6, 7, 8)
+_COLUMNS = ("run", "began", "took", "mode", "result", "expired", "old gen", "processed", "inverted", "held", "")
+_FIGURES = (5, 6, 7, 8, 9)
 
 
 @click.command("history")
@@ -92,7 +93,7 @@ def _run_json(current: Session, run: RunRecord) -> dict[str, Any]:
 def _cells(current: Session, run: RunRecord) -> list[str | Text]:
     short, state = summary(run), _status(current, run)
     figures = [f"{getattr(short, str(rule)):,}" for rule in Rule] + [f"{short.held:,}"]
-    took = render.duration(round(short.duration_seconds * 1000)) if short.result else ""
+    took = duration(round(short.duration_seconds * 1000)) if short.result else ""
     style = {"done": "", RUNNING: "green", "stopped": "bold red", "failed": "bold red", LOST: "bold red"}
     shown = render.styled(state, style.get(state, "yellow"))
     return [run.id, render.moment(run.started_ms), took, run.mode, shown, *figures, _note(run, state)]
@@ -137,7 +138,7 @@ def _print_report(report: dict[str, Any]) -> None:
     out = render.console()
     snapshot = report["snapshot"]
     source = f"snapshot {snapshot['source']}" if snapshot else "no transaction snapshot"
-    took = render.duration(round(report["duration_seconds"] * 1000))
+    took = duration(round(report["duration_seconds"] * 1000))
     thorough = "everything was looked at" if report["thorough"] else "only what was due was looked at"
     out.print(f"as of {render.moment(report['effective_now_ms'])}, {source}; took {took}, {thorough}")
     if report["topics"]:
@@ -148,10 +149,14 @@ def _print_report(report: dict[str, Any]) -> None:
     if omitted := report.get("topics_omitted"):
         out.print(f"and {omitted:,} smaller entries, which were not kept")
     totals = report["totals"]
-    out.print(", ".join(f"{totals[str(rule)]:,} {_words(rule)}" for rule in Rule))
+    out.print(", ".join(f"{totals.get(str(rule), 0):,} {_words(rule)}" for rule in Rule))
     kept = ", ".join(f"{rows:,} {_words(reason)}" for reason, rows in totals["kept"].items() if rows)
     if kept:
         out.print(f"kept on purpose: {kept}")
+    for item in report.get("held_before", {}).get("topics", ()):
+        rows = f"{item['rows']:,} rows of {item['tms_namespace']}:{item['topic']}"
+        why = f"{item['table']}, {_words(item['rule'])}, {_words(item['held'])}"
+        out.print(f"still held, as an earlier run counted: {rows} ({why})")
     for note in report["guards"]:
         out.print(render.styled(f"{note['guard']}: {note['message']}", "bold red" if note["tripped"] else "yellow"))
     for error in report["errors"]:

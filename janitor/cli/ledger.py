@@ -12,6 +12,7 @@ from janitor.cli.options import common_options, topic_patterns
 from janitor.cli.state import beginning, explain_beginning, open_state
 from janitor.law.policy import Rule
 from janitor.state.base import LedgerEntry
+from tms_core.logs.printable import duration
 from tms_core.rowkey import GENERATION_BYTES
 from tms_core.transaction.model import transaction_ms
 
@@ -93,7 +94,9 @@ def cells(entry: LedgerEntry) -> list[str]:
 def policy(entry: LedgerEntry) -> str:
     """The policy that an entry was taken by, in words."""
     if entry.rule == Rule.EXPIRED:
-        return f"ttl {render.duration(entry.ttl_seconds * 1000)}, cut-off {render.moment(entry.cutoff_ms)}"
+        return f"ttl {duration(entry.ttl_seconds * 1000)}, cut-off {render.moment(entry.cutoff_ms)}"
+    if entry.rule == Rule.PROCESSED:
+        return "processed by all consumers"
     return f"generation {entry.metadata_generation}" if entry.rule == Rule.OLD_GENERATION else ""
 
 

@@ -15,8 +15,14 @@ from rich.text import Text
 from janitor.law.policy import Hold, Reason, Rule
 from janitor.report import COUNTED_REASONS, Report
 from tms_core.logs import printable
+from tms_core.logs.printable import duration
 
-_RULES = {Rule.EXPIRED: "expired", Rule.OLD_GENERATION: "old generation", Rule.INVALID_TRANSACTION: "invert"}
+_RULES = {
+    Rule.EXPIRED: "expired",
+    Rule.OLD_GENERATION: "old generation",
+    Rule.PROCESSED: "processed",
+    Rule.INVALID_TRANSACTION: "invert",
+}
 _REASONS = {
     Reason.UNKNOWN_TOPIC: "of unknown topics",
     Reason.NEWER_GENERATION: "of newer generations",
@@ -133,27 +139,17 @@ def size(count: int) -> str:
     return f"{amount:.1f} TB"
 
 
-def duration(ms: int) -> str:
-    """How long, in the two largest units, or the largest alone where that is precise enough."""
-    seconds = abs(ms) // 1000
-    for unit, name, smaller, small in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= unit:
-            rest = seconds % unit // smaller
-            return f"{seconds // unit} {name}" + (f" {rest} {small}" if rest and seconds < 10 * unit else "")
-    return f"{seconds} s"
-
-
 def age(ms: int | None, report: Report) -> str:
     """How long before the report's moment; ``in`` for a time that is still to come."""
     if ms is None:
         return ""
     past_ms = report.effective_now_ms - ms
-    return duration(past_ms) if past_ms >= 0 else f"in {duration(past_ms)}"
+    return duration(past_ms, rough=True) if past_ms >= 0 else f"in {duration(past_ms, rough=True)}"
 
 
 def when(ms: int, now_ms: int) -> str:
     """A moment, and how far from now it is."""
-    away = duration(now_ms - ms)
+    away = duration(now_ms - ms, rough=True)
     return f"{moment(ms)} ({f'{away} ago' if ms <= now_ms else f'in {away}'})"
 
 
@@ -204,6 +200,7 @@ def _totals(report: Report) -> Text:
     verb = _verb(report)
     parts = [
         f"{report.total(Rule.EXPIRED):,} expired",
+        *([f"{processed:,} processed"] if (processed := report.total(Rule.PROCESSED)) else []),
         f"{report.total(Rule.OLD_GENERATION):,} of old generations {verb}deleted",
         f"{report.total(Rule.INVALID_TRANSACTION):,} of invalid transactions {verb}inverted",
     ]

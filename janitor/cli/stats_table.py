@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from janitor.cli import render
 from janitor.law.policy import Rule
+from tms_core.logs.printable import duration
 
 if TYPE_CHECKING:
     from janitor.spark.stats import GenerationStats
@@ -48,4 +49,4 @@ def show(found: list[GenerationStats], now_ms: int) -> None:
 
 
 def _age(ms: int | None, now_ms: int) -> str:
-    return "" if ms is None else render.duration(now_ms - ms)
+    return "" if ms is None else duration(now_ms - ms)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import click
 from rich.text import Text
 
+from janitor.app.progress import in_words
 from janitor.app.session import Session, session
 from janitor.cli import render
 from janitor.cli.hints import complete, is_renewed
@@ -23,8 +24,10 @@ from janitor.state.sqlite.state import SqliteState
 from janitor.status.collect import collect
 from janitor.status.health import Health, judge
 from janitor.status.status import Running, RunSummary, Status
+from janitor.sweep.progress import MEASURED
 from tms_core.cli.outcome import DONE
 from tms_core.errors import StoreError, TmsError
+from tms_core.logs.printable import duration, printable
 from tms_core.tables.lease import LeaseRecord
 
 _STYLES = {"well": "bold green", "attention": "bold yellow", "down": "bold red"}
@@ -134,6 +137,10 @@ def lines(status: Status, health: Health, arguments: str = "") -> Iterator[Text]
     yield from _transactions(status)
     yield from _overdue(status)
     yield from _consumers(status)
+    for late in status.late[:_NAMED]:
+        what = f"transaction {late.transaction} of {printable(late.client) or 'an unknown client'}"
+        since = f"since {render.when(late.since_ms, status.now_ms)}"
+        yield render.line("readers wait", f"of {late.readers}", f"for {what}", since, late.command, style="yellow")
     yield from _statistics(status)
     for guard in status.guards:
         yield render.line(
@@ -166,6 +173,8 @@ def _runs(status: Status) -> Iterator[Text]:
         where = f" of {under_way.topic}" if under_way.topic else ""
         began = f"run {under_way.id} of another process, begun {render.when(under_way.started_ms, status.now_ms)}"
         far = f"{under_way.phase}{where}, {under_way.rows:,} rows read"
+        if under_way.phase == MEASURED:
+            far += in_words(under_way.done, under_way.expected, under_way.heartbeat_ms - under_way.started_ms)
         yield render.line("under way", far if under_way.phase else began)
     if status.last_run is None:
         yield render.line("last run", "never" if under_way is None else "none has ended yet")
@@ -179,6 +188,7 @@ def _runs(status: Status) -> Iterator[Text]:
 def _outcome(run: RunSummary) -> str:
     what = f"only a plan, {run.result}" if run.mode == "plan" else run.result
     figures = f"{run.expired:,} expired, {run.old_generation:,} of old generations"
+    figures += f", {run.processed:,} processed" if run.processed else ""
     return f"{what}: {run.error or f'{figures}, {run.invalid_transaction:,} inverted'}"
 
 
@@ -224,7 +234,7 @@ def _consumers(status: Status) -> Iterator[Text]:
     behind = sorted((one for one in status.consumers if one.lag_messages), key=lambda one: -one.lag_messages)
     for one in behind[:_NAMED]:
         oldest = one.oldest_unread_ms
-        age = "" if oldest is None else f"the oldest {render.duration(status.now_ms - oldest)} old"
+        age = "" if oldest is None else f"the oldest {duration(status.now_ms - oldest)} old"
         lag = f"{one.lag_messages:,} messages behind"
         yield render.line("consumer", f"{one.consumer} of {one.tms_namespace}:{one.topic}", lag, age)
     if len(behind) > _NAMED:
@@ -233,6 +243,6 @@ def _consumers(status: Status) -> Iterator[Text]:
 
 def _overdue(status: Status) -> Iterator[Text]:
     for item in status.overdue:
-        oldest = "" if item.oldest_ms is None else f"the oldest {render.duration(status.now_ms - item.oldest_ms)} old"
+        oldest = "" if item.oldest_ms is None else f"the oldest {duration(status.now_ms - item.oldest_ms)} old"
         rows = f"{item.rows:,} rows of the {item.table} table were due in the last run and stayed"
         yield render.line("overdue", rows, item.rule.replace("_", " "), oldest)

@@ -16,6 +16,7 @@ from janitor.cli.state import open_state
 from janitor.status.collect import collect
 from janitor.status.past import topic_detail
 from tms_core.cli.names import TopicType
+from tms_core.logs.printable import duration
 from tms_core.topic import TopicId
 
 #: Blocks from an eighth to the whole.
@@ -54,7 +55,7 @@ def lines(current: Session, topic: TopicId, found: Mapping[str, Any]) -> Iterato
     now_ms, figures = found["now_ms"], found["figures"]
     deleted = ", deleted" if figures["generation"] < 0 else ""
     yield Text(f"{topic}", style="bold")
-    ttl = render.duration(figures["ttl_seconds"] * 1000)
+    ttl = duration(figures["ttl_seconds"] * 1000)
     yield render.line("ttl", f"{ttl}; generation {abs(figures['generation'])}{deleted}")
     yield from _size(figures, found["sizes"], now_ms)
     if found["next_due_ms"] is not None:
@@ -85,7 +86,7 @@ def lag(consumer: Mapping[str, Any], now_ms: int) -> str:
         return f"has read all, {render.when(consumer['updated_ms'], now_ms)}"
     behind = f"{consumer['lag_messages']:,} messages behind"
     if consumer["oldest_unread_ms"] is not None:
-        behind += f", the oldest {render.duration(now_ms - consumer['oldest_unread_ms'])} old"
+        behind += f", the oldest {duration(now_ms - consumer['oldest_unread_ms'])} old"
     lost = "; some may have expired before it read them" if consumer["expired"] else ""
     return f"{behind}; last read {render.when(consumer['updated_ms'], now_ms)}{lost}"
 
@@ -102,7 +103,7 @@ def _size(figures: Mapping[str, Any], sizes: Sequence[Mapping[str, Any]], now_ms
     if len(sizes) > 1:
         most = max(size["size_bytes"] for size in sizes) or 1
         curve = "".join(_BLOCKS[size["size_bytes"] * (len(_BLOCKS) - 1) // most] for size in sizes)
-        since = render.duration(now_ms - sizes[0]["counted_ms"])
+        since = duration(now_ms - sizes[0]["counted_ms"])
         yield render.line("over time", f"{curve} in the last {since}, at most {render.size(most)}")
 
 
@@ -124,5 +125,5 @@ def _held(held: Mapping[str, Any] | None, now_ms: int) -> Iterator[Text]:
 def _changed(change: Mapping[str, Any]) -> str:
     if change["generation"] != change["generation_before"]:
         return f"generation {change['generation_before']} → {change['generation']}"
-    before, after = (render.duration(change[name] * 1000) for name in ("ttl_before", "ttl_seconds"))
+    before, after = (duration(change[name] * 1000) for name in ("ttl_before", "ttl_seconds"))
     return f"ttl {before} → {after}"

@@ -17,6 +17,7 @@ from janitor.inspect.answer import Found, Missing, Trace, Why
 from janitor.inspect.fate import Fate
 from janitor.law.policy import Hold, Reason, Rule
 from tms_core.cli.names import MessageIdType, TopicType
+from tms_core.logs.printable import duration
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 
@@ -99,7 +100,8 @@ def _metadata(answer: Why) -> str:
     if answer.generation is None or answer.ttl_seconds is None:
         return "which has no metadata"
     deleted = " (deleted)" if answer.generation < 0 else ""
-    return f"generation {answer.generation}{deleted}, ttl {render.duration(answer.ttl_seconds * 1000)}"
+    consumed = ", at most until all consumers have processed it" if answer.consumed else ""
+    return f"generation {answer.generation}{deleted}, ttl {duration(answer.ttl_seconds * 1000)}{consumed}"
 
 
 def _heading(found: Found) -> str:
@@ -111,7 +113,10 @@ def _fate(answer: Why, found: Found, arguments: str) -> str:
     fate = found.fate
     if fate.rule is None:
         return f"stays: {_KEPT[fate.reason] if fate.reason else ''}" + _hold(answer, fate, arguments)
-    due = "is due for its generation" if fate.due_ms is None else _due(fate, answer.now_ms)
+    if fate.rule is Rule.PROCESSED:
+        due = "has been processed by all consumers"
+    else:
+        due = "is due for its generation" if fate.due_ms is None else _due(fate, answer.now_ms)
     if fate.action == "delete":
         return f"{due}; the next run takes it"
     if fate.reason in _WAITING:
@@ -127,7 +132,7 @@ def _due(fate: Fate, now_ms: int) -> str:
     """When the ttl is over, of a row that only time takes."""
     if fate.due_ms is None or fate.due_ms <= now_ms:
         return f"has expired {render.moment(fate.due_ms or 0)}"
-    return f"expires {render.moment(fate.due_ms)}, in {render.duration(fate.due_ms - now_ms)}"
+    return f"expires {render.moment(fate.due_ms)}, in {duration(fate.due_ms - now_ms)}"
 
 
 _KEPT = {

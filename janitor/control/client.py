@@ -27,7 +27,7 @@ from janitor.run.plan_file import PlanFile
 from janitor.run.questions import Planned
 from janitor.state.base import Claim
 from janitor.status.status import Status
-from janitor.sweep.progress import Observer, ignore_progress
+from janitor.sweep.progress import EXPECTED, Observer, ignore_progress
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
@@ -185,6 +185,8 @@ class Caller:
     def _observe(self, progress: Any) -> None:
         if isinstance(progress, Mapping) and isinstance(progress.get("phase"), str):
             topic = progress.get("topic")
+            if "expected" in progress:
+                self._observer(EXPECTED, None, int(progress["expected"]))
             self._observer(progress["phase"], TopicId.parse(topic) if topic else None, int(progress.get("rows", 0)))
 
 

@@ -34,6 +34,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from janitor.control import api, values
 from janitor.control.api import Behind
+from janitor.sweep.progress import EXPECTED
 from tms_core.errors import Halted, StoreBusy, StoreError, TmsError
 from tms_core.topic import TopicId
 from tms_core.web.protocol import Protocol, abort_of
@@ -281,6 +282,7 @@ class _RunningCall:
         self._lock = Lock()
         self._at: tuple[str, TopicId | None] | None = None
         self._rows = 0
+        self._expected: int | None = None
         self._next = 0.0
         self._answer: bytes | None = None
         self._limit: asyncio.TimerHandle | None = None
@@ -288,6 +290,9 @@ class _RunningCall:
     def observe(self, phase: str, topic: TopicId | None, rows: int) -> None:
         """An observer that tells the client, ten times a second at most."""
         with self._lock:
+            if phase == EXPECTED:
+                self._expected = rows
+                return
             self._at = phase, topic
             self._rows += rows
         now = time.monotonic()
@@ -326,8 +331,12 @@ class _RunningCall:
     def _progress(self) -> dict[str, Any]:
         with self._lock:
             at, rows = self._at, self._rows
+            expected, self._expected = self._expected, None
             self._at, self._rows = None, 0
-        return {} if at is None else {"phase": at[0], "topic": at[1] and str(at[1]), "rows": rows}
+        if at is None:
+            return {}
+        more = {} if expected is None else {"expected": expected}
+        return {"phase": at[0], "topic": at[1] and str(at[1]), "rows": rows, **more}
 
 
 class _Answer(StreamingResponse):

@@ -31,6 +31,7 @@ from janitor.state.base import State
 from janitor.status import collect
 from janitor.status.collect import Deployment, Live
 from janitor.status.status import Running, RunSummary, SnapshotFigures, Status
+from janitor.sweep.progress import EXPECTED, MEASURED
 from tms_core.clock import Clock
 from tms_core.errors import Halted, LeaseLost, TmsError
 from tms_core.topic import TopicId
@@ -90,13 +91,17 @@ class Watched:
     def __call__(self, phase: str, topic: TopicId | None, rows: int) -> None:
         with self._lock:
             self._seen_ms = self._clock.running_ms()
-            if self._running is not None:
+            run = self._running
+            if run is not None and phase == EXPECTED:
+                self._running = replace(run, expected=rows)
+            elif run is not None:
                 self._running = replace(
-                    self._running,
+                    run,
                     heartbeat_ms=self._clock.now_ms(),
                     phase=phase,
                     topic=str(topic) if topic else "",
-                    rows=self._running.rows + rows,
+                    rows=run.rows + rows,
+                    done=run.done + (rows if phase == MEASURED else 0),
                 )
 
     @contextmanager

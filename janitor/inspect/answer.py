@@ -107,6 +107,7 @@ class Why:
         found: rows that are there, each message row before its payload row.
         missing: rows that are not.
         resume: the patterns to resume that pause the topic.
+        consumed: whether rows go once all consumers have processed them (rule L7).
     """
 
     topic: TopicId
@@ -119,6 +120,7 @@ class Why:
     missing: tuple[Missing, ...]
     ledger_reach: LedgerReach
     resume: tuple[str, ...] = ()
+    consumed: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The answer as JSON values; keys and ids are in hex, write pointers are decimal strings."""
@@ -131,6 +133,7 @@ class Why:
             "now_ms": self.now_ms,
             "generation": self.generation,
             "ttl_seconds": self.ttl_seconds,
+            "consumed": self.consumed,
             "problem": self.problem or None,
             "found": [found.to_json() for found in self.found],
             "missing": [missing.to_json() for missing in self.missing],

@@ -73,6 +73,8 @@ def judge(
     if rule is None or work is None:
         return replace(fate, hold=stopped if fate.invert else None)
     due_ms = _due_ms(key, work)
+    if due_ms > context.now_ms and rule is Rule.EXPIRED and work.frontier.is_processed(key):
+        rule = Rule.PROCESSED
     fate = replace(fate, rule=rule, due_ms=due_ms if rule is Rule.EXPIRED else None)
     hold = stopped or (Hold.PROTECTED if work.frontier.hold is Hold.PROTECTED else None)
     if hold is not None:

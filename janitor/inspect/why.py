@@ -30,7 +30,7 @@ PAGE_ROWS = 2000
 
 _DAY_MS = 86_400_000
 #: Rules that delete.
-_TAKING = frozenset({Rule.EXPIRED, Rule.OLD_GENERATION})
+_TAKING = frozenset({Rule.EXPIRED, Rule.OLD_GENERATION, Rule.PROCESSED})
 
 
 def why(
@@ -67,6 +67,7 @@ def why(
         tuple(missing),
         remembered(state, now_ms, history_days),
         tuple(pattern for pattern in context.paused if matches(topic, (pattern,))),
+        work is not None and work.topic.consumed,
     )
 
 
@@ -166,7 +167,7 @@ class _Question:
             return False
         since_ms, lifetime = work.frontier.cutoff.ms, self.context.terms.lifetime
         windows = (
-            search_range(self.topic, key.generation, since_ms, [key], lifetime),
+            search_range(self.topic, key.generation, since_ms, [key], lifetime, work.frontier.processed_now),
             timeless_range(self.topic, key.generation),
         )
         return bool(find_referenced(self.store.message, windows, {key.write_pointer}, PAGE_ROWS, lambda: None))

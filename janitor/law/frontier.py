@@ -43,7 +43,7 @@ def stand_still(record: FrontierRecord | None, now: ClockAnchor) -> FrontierReco
 
 def approve(record: FrontierRecord, topic: TopicMetadata) -> FrontierRecord:
     """A record whose held jump, as it stands now, will be let go by the next run."""
-    return replace(record, approved=(topic.generation, topic.ttl_seconds))
+    return replace(record, approved=_target(topic))
 
 
 def advance(
@@ -66,13 +66,13 @@ def advance(
         now_ms: the moment rows are judged by, where it is not that of ``now``.
     """
     known = record or _unseen(now)
-    target = (topic.generation, topic.ttl_seconds)
+    target = _target(topic)
     opened = Frontier.open(now.wall_ms if now_ms is None else now_ms, topic)
     if not _jumps(record, topic, opened.due, now, allowance_ms) or known.approved == target:
         return opened, _applied(known, topic, opened.due, now)
     pending = known.pending
-    if pending is None or (pending.generation, pending.ttl_seconds) != target or _lies_ahead(pending.since, now):
-        pending = PendingJump(topic.generation, topic.ttl_seconds, now)
+    if pending is None or pending.target != target or _lies_ahead(pending.since, now):
+        pending = PendingJump(topic.generation, topic.ttl_seconds, now, topic.consumed)
     if elapsed_ms(pending.since, now) >= hold_seconds * 1000:
         return opened, _applied(known, topic, opened.due, now)
     cutoff_ms = min(opened.due.ms, known.cutoff_ms + elapsed_ms(known.at, now)) if record else 0
@@ -90,6 +90,8 @@ def _jumps(
 ) -> bool:
     if record is None:
         return True
+    if topic.consumed and not record.consumed:
+        return True
     if topic.old_below > first_kept_generation(record.generation):
         return True
     allowed_ms = record.cutoff_ms + elapsed_ms(record.at, now) + allowance_ms
@@ -101,4 +103,9 @@ def _unseen(now: ClockAnchor) -> FrontierRecord:
 
 
 def _applied(known: FrontierRecord, topic: TopicMetadata, due: Cutoff, now: ClockAnchor) -> FrontierRecord:
-    return replace(known, generation=topic.generation, cutoff_ms=due.ms, at=now, pending=None, approved=None)
+    applied = replace(known, generation=topic.generation, cutoff_ms=due.ms, at=now, consumed=topic.consumed)
+    return replace(applied, pending=None, approved=None)
+
+
+def _target(topic: TopicMetadata) -> tuple[int, int, bool]:
+    return topic.generation, topic.ttl_seconds, topic.consumed

@@ -1,6 +1,6 @@
 """The law: what may be deleted or inverted, and nothing else.
 
-``decide`` is the whole of rules L0 to L6 (``docs/law.md``) for one row. It does no I/O and knows no clock. Every engine
+``decide`` is the whole of rules L0 to L7 (``docs/law.md``) for one row. It does no I/O and knows no clock. Every engine
 that works on ranges instead of rows is proven equal to it by a differential test over random stores, so when the two
 disagree, this module is right.
 """
@@ -20,6 +20,7 @@ class Rule(StrEnum):
 
     EXPIRED = "expired"
     OLD_GENERATION = "old_generation"
+    PROCESSED = "processed"
     INVALID_TRANSACTION = "invalid_transaction"
 
 
@@ -70,6 +71,7 @@ class Frontier:
         cutoff: where this run may put it; never above ``due``.
         generation: the metadata generation this run may act on: rows it makes old may go. 0 makes none old.
         hold: why the run stops short, None when it goes as far as the law.
+        processed: the first position (``milliseconds * 65,536 + sequence``) that L7 leaves; 0: it takes nothing.
     """
 
     now_ms: int
@@ -77,6 +79,7 @@ class Frontier:
     cutoff: Cutoff
     generation: int
     hold: Hold | None = None
+    processed: int = 0
 
     @classmethod
     def open(cls, now_ms: int, topic: TopicMetadata) -> Frontier:
@@ -93,6 +96,20 @@ class Frontier:
     def old_below(self) -> int:
         """Rows of generations below this number may go as old."""
         return first_kept_generation(self.generation)
+
+    @property
+    def processed_now(self) -> int:
+        """What this run takes by L7: nothing of a topic in which anything is held."""
+        return self.processed if self.hold is None else 0
+
+    def is_processed(self, key: MessageKey | PayloadKey) -> bool:
+        """Whether all consumers have done with a row of the current generation (L7).
+
+        A payload is older than each message that refers to it, so it has to lie before the last millisecond.
+        """
+        if isinstance(key, MessageKey):
+            return key.publish_ms << 16 | key.sequence < self.processed
+        return key.write_ms < self.processed >> 16
 
 
 class Transactions(Protocol):
@@ -167,7 +184,7 @@ def decide(
 def _claim(
     key: MessageKey | PayloadKey, topic: TopicMetadata | None, frontier: Frontier | None, expires_ms: int | None
 ) -> tuple[Rule | None, Reason]:
-    """What L0 to L3 and L6 say when nothing is held."""
+    """What L0 to L3, L6 and L7 say when nothing is held."""
     if key.generation <= 0 or key.time_ms < 0:
         return None, Reason.FOREIGN
     if topic is None or frontier is None:
@@ -178,7 +195,7 @@ def _claim(
         return None, Reason.NEWER_GENERATION
     if frontier.due.expires(key.time_ms) or _past(expires_ms, frontier):
         return Rule.EXPIRED, Reason.LIVE
-    return None, Reason.LIVE
+    return (Rule.PROCESSED if frontier.is_processed(key) else None), Reason.LIVE
 
 
 def _within_reach(
@@ -191,7 +208,7 @@ def _within_reach(
         return False
     if frontier.cutoff.expires(key.time_ms):
         return True
-    return frontier.hold is None and _past(expires_ms, frontier)
+    return frontier.hold is None and (_past(expires_ms, frontier) or frontier.is_processed(key))
 
 
 def _old_either_way(key: MessageKey | PayloadKey, topic: TopicMetadata, frontier: Frontier) -> bool:

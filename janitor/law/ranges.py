@@ -12,7 +12,14 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from janitor.law.policy import Frontier, Rule
-from tms_core.rowkey import NEGATIVE, generation_prefix, pointer_prefix, stop_key, time_prefix
+from tms_core.rowkey import (
+    NEGATIVE,
+    generation_prefix,
+    pointer_prefix,
+    position_prefix,
+    stop_key,
+    time_prefix,
+)
 from tms_core.tables.base import KeyRange
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.model import TX_PER_MS
@@ -51,6 +58,8 @@ def message_spans(topic: TopicMetadata, frontier: Frontier) -> list[Span]:
         due = time_prefix(prefix, topic.generation, frontier.due.ms)
         spans.append(Span(start, cutoff, Rule.EXPIRED))
         spans.append(Span(cutoff, due, Rule.EXPIRED, held=True))
+        processed = position_prefix(prefix, topic.generation, frontier.processed)
+        spans.append(Span(due, processed, Rule.PROCESSED, held=frontier.hold is not None))
     return [span for span in spans if span.start < span.stop]
 
 
@@ -67,7 +76,7 @@ def payload_spans(topic: TopicMetadata, frontier: Frontier, newest_pointer: int 
     if held_generation is not None:
         spans.append(Span(*_generation(prefix, held_generation), Rule.OLD_GENERATION, by_row=True))
     spans += _held_generations(topic, frontier)
-    if not topic.deleted and frontier.due.ms > 0:
+    if not topic.deleted and (frontier.due.ms > 0 or frontier.processed):
         start, stop = _generation(prefix, topic.generation)
         if newest_pointer is not None:
             stop = pointer_prefix(prefix, topic.generation, newest_pointer)
@@ -80,7 +89,7 @@ def newest_expired_pointer(frontier: Frontier, allowance_ms: int) -> int | None:
 
     None when the number would not fit a pointer, so that there is no such bound.
     """
-    pointer = (frontier.due.ms + allowance_ms) * TX_PER_MS
+    pointer = (max(frontier.due.ms, frontier.processed >> 16) + allowance_ms) * TX_PER_MS
     return pointer if pointer < 2**63 else None
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
-from tms_core.rowkey import LONG_MAX, NEGATIVE, PayloadKey, generation_prefix, java_abs, time_prefix
+from tms_core.rowkey import LONG_MAX, NEGATIVE, PayloadKey, generation_prefix, java_abs, position_prefix, time_prefix
 from tms_core.tables.base import KeyRange, MessageReads
 from tms_core.topic import TopicId
 from tms_core.transaction.model import TX_PER_MS
@@ -61,19 +61,29 @@ def stays(_: bytes) -> bool:
 
 
 def search_range(
-    topic: TopicId, generation: int, since_ms: int, payloads: Iterable[PayloadKey], lifetime: Lifetime
+    topic: TopicId,
+    generation: int,
+    since_ms: int,
+    payloads: Iterable[PayloadKey],
+    lifetime: Lifetime,
+    processed: int = 0,
 ) -> KeyRange:
     """Where messages that refer to any of ``payloads`` can lie.
 
     Args:
         since_ms: messages published before this moment go in this run (the applied cut-off).
+        processed: so do those before this position (:attr:`~janitor.law.policy.Frontier.processed`).
     """
     end_ms = 0
     for payload in payloads:
         honest = lifetime.window_start_ms(payload.write_pointer) <= payload.write_ms
         honest = honest and payload.write_ms < lifetime.window_end_ms(payload.write_pointer)
         end_ms = max(end_ms, lifetime.window_end_ms(payload.write_pointer) if honest else LONG_MAX)
-    start = time_prefix(topic.prefix, generation, since_ms)
+    first, behind = (
+        time_prefix(topic.prefix, generation, since_ms),
+        position_prefix(topic.prefix, generation, processed),
+    )
+    start = max(first, behind)
     if end_ms >= LONG_MAX:
         return KeyRange(start, generation_prefix(topic.prefix, generation + 1))
     return KeyRange(start, max(start, time_prefix(topic.prefix, generation, end_ms)))

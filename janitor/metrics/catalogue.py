@@ -35,8 +35,8 @@ FAILURES = ("store", "moved")
 #: Operations a store counts (``Store.calls``).
 CALLS = ("cells", "compact", "delete", "get", "invert", "keys", "metadata", "put", "rows", "set", "sync")
 
-#: Rules by which rows go; the third one changes them.
-DELETING = (Rule.EXPIRED, Rule.OLD_GENERATION)
+#: Rules by which rows go; the other one changes them.
+DELETING = (Rule.EXPIRED, Rule.OLD_GENERATION, Rule.PROCESSED)
 
 PREFIX = "tms_janitor_"
 
@@ -102,7 +102,7 @@ GAUGES = (
     _gauge("prune_boundary_timestamp_seconds", "Transactions that began until then have no rows left to negate."),
     _gauge("clock_skew_seconds", "How far wall time is ahead of another clock.", source=CLOCKS),
     _gauge("statistics_timestamp_seconds", "When the whole store was last counted on Spark."),
-    _gauge("statistics_overdue_ratio", "Overdue rows among all rows, by that count.", rule=DELETING),
+    _gauge("statistics_overdue_ratio", "Overdue rows among all rows, by that count.", rule=DELETING[:2]),
     _gauge("orphan_payload_rows", "Payload rows that no message refers to, by that count."),
     _gauge("missing_payloads", "References to payloads of which there is no row, by that count."),
     _gauge(

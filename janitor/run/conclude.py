@@ -59,8 +59,8 @@ def _seen_jumps(context: RunContext, present: Mapping[TopicId, FrontierRecord]) 
             if jump is not None:
                 changed[topic] = work.record
         elif known.pending is not None and jump is None:
-            target = (known.pending.generation, known.pending.ttl_seconds)
-            if hold is Hold.PROTECTED or target != (work.topic.generation, work.topic.ttl_seconds):
+            wanted = (work.topic.generation, work.topic.ttl_seconds, work.topic.consumed)
+            if hold is Hold.PROTECTED or known.pending.target != wanted:
                 changed[topic] = replace(known, pending=None)
         elif known.pending != jump:
             changed[topic] = replace(known, pending=jump)

@@ -7,7 +7,7 @@ a restart. Notes are small facts that the status page and the metrics show betwe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from janitor.law.policy import Hold, Rule
@@ -32,28 +32,37 @@ def results(result: str, runs: int) -> dict[CounterKey, float]:
     return {CounterKey("sweeps_total", (("result", result),)): float(runs)}
 
 
-def save(state: State, current: Pass, report: Report, result: str, calls: Mapping[str, int]) -> None:
+def save(
+    state: State, current: Pass, report: Report, result: str, calls: Mapping[str, int]
+) -> Sequence[dict[str, Any]]:
     """Add a finished run to counters and notes; call it inside the state's transaction.
 
     Args:
         calls: store operations of the run, by name.
+
+    Returns:
+        What is due and held as an earlier run counted it, which this one did not do again.
     """
     state.add_counters({**results(result, 1), **_counters(current, report, calls)})
     state.save_note("snapshot", _snapshot(current))
     if current.mode == "plan":
         _save_plan(state, current, report)
     if current.mode == "plan" or current.ready.stopped or current.halted is not None:
-        return
+        return ()
     found = (work.topic for _, work in sorted(current.context.topics.items()))
     save_topics(state, found, current.ready.now.wall_ms)
     if result == "done":
         finished_ms = report.effective_now_ms
         state.save_note("success_ms", {"message": finished_ms, "payload": finished_ms})
     if current.context.limits is not None:
-        return  # a plan file says nothing of what else is due
+        return ()  # a plan file says nothing of what else is due
     if report.thorough and not current.context.patterns:
         state.save_note("kept", report.to_json()["totals"]["kept"])
-    state.save_note("overdue", _overdue(state.note("overdue") or [], current, report))
+    counted = [(key, entry) for key, entry in report.entries.items() if _is_overdue(key, entry)]
+    named = {(key.topic.namespace, key.topic.topic) for key, _ in counted}
+    known = _still_held(state.note("overdue") or [], current, named)
+    state.save_note("overdue", [*known, *(_overdue_item(key, entry) for key, entry in _most(counted))])
+    return known
 
 
 def _save_plan(state: State, current: Pass, report: Report) -> None:
@@ -132,18 +141,16 @@ def _snapshot(current: Pass) -> dict[str, Any]:
     }
 
 
-def _overdue(known: list[dict[str, Any]], current: Pass, report: Report) -> list[dict[str, Any]]:
-    """What is due and stayed: as this run counted it, or as an earlier one did where this one had no reason to."""
-    counted = [(key, entry) for key, entry in report.entries.items() if _is_overdue(key, entry)]
-    topics = {(key.topic.namespace, key.topic.topic) for key, _ in counted}
-    context = current.context
+def _still_held(
+    known: list[dict[str, Any]], current: Pass, counted: Collection[tuple[str, str]]
+) -> list[dict[str, Any]]:
+    """What is due and stayed as an earlier run counted it, where this one had no reason to."""
     unseen = {
         (work.topic.topic.namespace, work.topic.topic.topic)
-        for key, work in context.topics.items()
+        for key, work in current.context.topics.items()
         if not (work.counts_held and _was_seen(current, key))
     }
-    kept = [item for item in known if (item["tms_namespace"], item["topic"]) in unseen - topics]
-    return kept + [_overdue_item(key, entry) for key, entry in _most(counted)]
+    return [item for item in known if (item["tms_namespace"], item["topic"]) in unseen.difference(counted)]
 
 
 def _was_seen(current: Pass, key: bytes) -> bool:

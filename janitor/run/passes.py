@@ -15,10 +15,11 @@ from janitor.report import GuardNote, Mode, Report
 from janitor.run.claims import claim_in_force
 from janitor.run.deps import Deps
 from janitor.run.prepare import Prepared, run_context
-from janitor.state.base import State
-from janitor.sweep.context import RunContext
+from janitor.state.base import State, TopicCount
+from janitor.sweep.context import RunContext, TopicWork
 from janitor.sweep.executor import Preview
 from janitor.sweep.outcome import Outcome
+from janitor.sweep.progress import EXPECTED
 from janitor.sweep.sweep import Scope, sweep_store
 from tms_core.errors import Halted, Interrupted
 from tms_core.tables.base import UNREADABLE, Reads
@@ -108,6 +109,25 @@ def begin_plan(deps: Deps, ready: Prepared, patterns: tuple[str, ...], *, thorou
     return current
 
 
+def load_topics(deps: Deps, current: Pass) -> None:
+    """Read the topics, and tell the observer about how many of their messages are due, as far as they were counted."""
+    context, counts = current.context, deps.state.counts()
+    context.load_topics()
+    found = ((counts.get(work.topic.topic), work) for key, work in context.topics.items() if context.in_scope(key))
+    deps.observer(EXPECTED, None, sum(_expected_rows(count, work) for count, work in found if count is not None))
+
+
+def _expected_rows(count: TopicCount, work: TopicWork) -> int:
+    """About how many of a topic's messages are due: they lie evenly in the time from the oldest to the newest."""
+    frontier = work.frontier
+    cutoff = frontier.due if work.counts_held else frontier.cutoff
+    if count.oldest_ms is None or count.newest_ms is None or cutoff.ms <= count.oldest_ms:
+        return 0
+    if cutoff.ms > count.newest_ms:
+        return count.messages
+    return round(count.messages * (cutoff.ms - count.oldest_ms) / (count.newest_ms - count.oldest_ms))
+
+
 def plan(deps: Deps, current: Pass) -> Report:
     """Make the pass of a plan, which changes nothing.
 
@@ -115,7 +135,7 @@ def plan(deps: Deps, current: Pass) -> Report:
         StoreError: the store could not be read.
         Halted: the process is ending.
     """
-    current.context.load_topics()
+    load_topics(deps, current)
     current.add(sweep_store(scope(deps, current), Preview(partial(stop_if_halted, deps), deps.observer)))
     if current.halted is not None:
         raise current.halted
@@ -238,7 +258,7 @@ def _notes_on_aside(current: Pass, state: State) -> list[GuardNote]:
 
 
 def _notes_on_consumers(current: Pass) -> list[GuardNote]:
-    """For whom rows are held."""
+    """For whom rows are held, and which topics' consumers could not be read."""
     consumers, seconds = current.context.consumers, current.context.terms.consumer_hold_seconds
     waiting = sorted(consumers.waiting.items()) if consumers is not None else ()
     notes = [
@@ -251,4 +271,11 @@ def _notes_on_consumers(current: Pass) -> list[GuardNote]:
     ]
     if len(waiting) > NAMED_TOPICS:
         notes.append(GuardNote("consumer", False, f"and {len(waiting) - NAMED_TOPICS} topics more wait for consumers"))
+    unknown = current.context.processed.unknown if current.context.processed is not None else {}
+    notes += [
+        GuardNote(
+            "consumer", False, f"{topic} keeps what its consumers have processed, since they cannot be read: {why}"
+        )
+        for topic, why in sorted(unknown.items())[:NAMED_TOPICS]
+    ]
     return notes

@@ -20,6 +20,7 @@ from janitor.state.records import RESTORED
 from janitor.sweep import transactions as txstate
 from janitor.sweep.consumer_holds import ConsumerHolds
 from janitor.sweep.context import Limits, RunContext
+from janitor.sweep.processed import ProcessedRows
 from janitor.sweep.transactions import Observed, TransactionView, TxState
 from tms_core.tables.base import Reads
 
@@ -115,17 +116,22 @@ def run_context(
     label: Hold | None = None,
     limits: Limits | None = None,
     lazy: bool = False,
+    deletes: bool = False,
 ) -> RunContext:
     """What a pass judges by; the topics are yet to be read.
 
     Args:
         thorough, patterns, label, limits, lazy: as of :class:`~janitor.sweep.context.RunContext`.
+        deletes: whether it is a run's, and not a plan's.
 
     Raises:
         StateError: the state, or the positions of consumers, could not be read.
     """
     usable, terms, state = ready.tx.usable, deps.terms, deps.state
-    since_ms = None
+    since_ms = processed = None
+    if usable is not None and deps.side is not None:
+        announces = deletes and not ready.stopped
+        processed = ProcessedRows(deps.side, usable, terms.hold_seconds, announces)
     if usable is not None and len(usable.invalid):
         since_ms = 0 if thorough else txstate.search_since_ms(ready.ids.open_ids(), terms.lifetime)
     return RunContext(
@@ -144,6 +150,7 @@ def run_context(
         quarantined=quarantine.quarantined(state.strikes(), ready.now.wall_ms),
         lazy=lazy,
         consumers=ConsumerHolds(deps.floor) if deps.floor is not None else None,
+        processed=processed,
         newborn=deps.newborn,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from janitor.report import Report
+from janitor.report import Report, held_before
 from janitor.run import counters as figures
 from janitor.run.deps import Deps
 from janitor.run.passes import Pass, calls_made
@@ -33,10 +33,11 @@ def close(deps: Deps, current: Pass, result: str, history: dict[str, Any], repor
             return
         if report is None:
             figures.save_unreported(state, current, result)
+        if report is not None:
+            held = figures.save(state, current, report, result, calls_made(current, deps.store))
+            history = {**history, **held_before(held)}
         state.finish_run(current.id, deps.clock.now_ms(), result, json.dumps(history))
         state.add_ledger(_ledger_entries(deps, current))
-        if report is not None:
-            figures.save(state, current, report, result, calls_made(current, deps.store))
         if not current.ready.stopped:
             # A clock in doubt would forget what is not old.
             state.prune_runs(current.started_ms - deps.history_ms)

@@ -51,7 +51,9 @@ class Runs:
         with self.deps.turn:
             ready = self._adopted(prepare(self.deps), wanted=adopt)
             thorough = self._thorough_is_due(ready)
-            context = run_context(self.deps, ready, thorough=thorough, patterns=patterns, lazy=lazy and not thorough)
+            context = run_context(
+                self.deps, ready, thorough=thorough, patterns=patterns, lazy=lazy and not thorough, deletes=True
+            )
             return SweepRun(self.deps, ready, context, moves_frontiers=True).sweep()
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
@@ -69,7 +71,7 @@ class Runs:
             ready = self._adopted(ready, wanted=adopt)
             now = replace(ready.now, wall_ms=min(ready.now.wall_ms, wanted.effective_now_ms))
             ready = replace(ready, now=now)
-            context = run_context(self.deps, ready, thorough=True, limits=wanted.limits)
+            context = run_context(self.deps, ready, thorough=True, limits=wanted.limits, deletes=True)
             return SweepRun(self.deps, ready, context, moves_frontiers=False).sweep()
 
     def rehearse(self, *, patterns: tuple[str, ...] = ()) -> Report:

@@ -93,7 +93,7 @@ class SweepRun:
 
     def _sweep_store(self) -> None:
         deps, current = self._deps, self._current
-        current.context.load_topics()
+        passes.load_topics(deps, current)
         with self._as_its_holder(), deps.state.transaction():
             deps.check_lease()
             clocks = guards.read_clocks(deps.clock)

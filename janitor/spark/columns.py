@@ -166,11 +166,16 @@ class Policy:
         current = rows.generation == terms["generation"]
         claimed = ~foreign & (terms["known"] == 1)
         expired = claimed & ~old & current & ((rows.time_ms < terms["due"]) | past)
-        taken = (claimed & old) | expired
+        processed = rows.time_ms < terms["processed_ms"]
+        if table == "message":
+            same = rows.time_ms == terms["processed_ms"]
+            processed |= same & (rows.sequence < terms["processed_sequence"])
+        processed &= claimed & ~old & current & ~expired
+        taken = (claimed & old) | expired | processed
 
         old_either = rows.generation < np.minimum(terms["old_below"], terms["frontier_old_below"])
         live_or_held = current | (rows.generation == terms["frontier_generation"])
-        let_go = (rows.time_ms < terms["cutoff"]) | (past & (terms["open"] == 1))
+        let_go = (rows.time_ms < terms["cutoff"]) | ((past | processed) & (terms["open"] == 1))
         reached = old_either | (live_or_held & let_go)
 
         rule = np.full(len(foreign), _CODE[Reason.LIVE], dtype=np.int8)
@@ -179,6 +184,7 @@ class Policy:
         rule[foreign] = _CODE[Reason.FOREIGN]
         rule[claimed & old] = _CODE[Rule.OLD_GENERATION]
         rule[expired] = _CODE[Rule.EXPIRED]
+        rule[processed] = _CODE[Rule.PROCESSED]
         rule[taken & ~reached] = _CODE[Reason.HELD]
 
         going = taken & reached
@@ -230,6 +236,8 @@ _TERMS = (
     "frontier_generation",
     "frontier_old_below",
     "open",
+    "processed_ms",
+    "processed_sequence",
 )
 
 
@@ -247,6 +255,8 @@ def _terms_of(topic: TopicMetadata | None, frontier: Frontier | None) -> tuple[i
         frontier.generation,
         frontier.old_below,
         frontier.hold is None,
+        frontier.processed >> 16,
+        frontier.processed & 0xFFFF,
     )
 
 

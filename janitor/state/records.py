@@ -81,6 +81,12 @@ class PendingJump:
     generation: int
     ttl_seconds: int
     since: ClockAnchor
+    consumed: bool = False
+
+    @property
+    def target(self) -> tuple[int, int, bool]:
+        """What it wants to become: generation, ttl in seconds, and whether rows go once they are processed (L7)."""
+        return self.generation, self.ttl_seconds, self.consumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,8 @@ class FrontierRecord:
         at: when that was.
         first_seen_ms: when the topic was first met.
         pending: a held jump.
-        approved: generation and ttl in seconds of the jump that was approved.
+        approved: :attr:`PendingJump.target` of the jump that was approved.
+        consumed: whether rows that were processed went (rule L7).
     """
 
     generation: int
@@ -101,7 +108,8 @@ class FrontierRecord:
     at: ClockAnchor
     first_seen_ms: int
     pending: PendingJump | None = None
-    approved: tuple[int, int] | None = None
+    approved: tuple[int, int, bool] | None = None
+    consumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +195,7 @@ class LedgerEntry:
     """Rows of one topic, generation and table that one run took by one rule.
 
     Attributes:
-        rule: ``expired``, ``old_generation`` or ``invalid_transaction``.
+        rule: ``expired``, ``old_generation``, ``processed`` or ``invalid_transaction``.
         start: the first key that was taken.
         stop: just behind the last one. Rows between the two may have stayed: those the rule did not take.
         rows: how many; None when the run died and the number with it, and ``stop`` is then where it might have come to.

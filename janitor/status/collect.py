@@ -21,11 +21,13 @@ from janitor.run import guards
 from janitor.state.base import OpenIdRecord, RunRecord, State
 from janitor.state.topic_history import Change, changes
 from janitor.stats.consumer_lag import NOTE as CONSUMERS
+from janitor.stats.late import NOTE as LATE
 from janitor.status.status import (
     BoundaryFigures,
     ConsumerFigures,
     GuardFigures,
     HeldTopic,
+    LateTransaction,
     OpenTransaction,
     Overdue,
     Quarantined,
@@ -134,6 +136,7 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
         skew_seconds={} if ahead_ms is None else {"running_time": ahead_ms / 1000},
         topics=_topics(state, overdue),
         consumers=[ConsumerFigures(**figures) for figures in state.note(CONSUMERS) or ()],
+        late=[LateTransaction(**found) for found in state.note(LATE) or ()] if live else [],
         statistics=_statistics(state),
         counters=state.counters(),
     )
@@ -160,7 +163,7 @@ def summary(run: RunRecord) -> RunSummary:
         finished_ms=run.finished_ms,
         result=run.result,
         **{str(rule): totals.get(str(rule), 0) for rule in Rule},
-        held=totals.get("kept", {}).get("held", 0),
+        held=totals.get("kept", {}).get("held", 0) + report.get("held_before", {}).get("rows", 0),
         deleted_bytes=report.get("deleted_bytes", 0),
         duration_seconds=report.get("duration_seconds", 0.0),
         phase_seconds=report.get("phase_seconds", {}),

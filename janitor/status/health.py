@@ -22,6 +22,9 @@ _ADOPTION = "adoption"
 #: No alarm before so many runs are missed, nor before this time has passed; a large store takes its time.
 MISSED_RUNS, GRACE_MS = 3, 3_600_000
 
+#: How long readers wait for a transaction before a person has to check it, in milliseconds.
+LATE_MS = 600_000
+
 #: How many patterns are named before they become too many for a line.
 _NAMED = 3
 
@@ -90,6 +93,10 @@ def _attention(status: Status) -> Iterator[Reason]:
     if status.snapshot.problem not in ("", "not_configured"):
         problem = f"The transaction snapshot is unusable ({status.snapshot.problem})"
         yield Reason(f"{problem}: nothing is inverted, no boundary claimed.", "snapshot")
+    for late in status.late:
+        if status.now_ms - late.since_ms > LATE_MS:
+            yield Reason(f"Readers of {late.readers} wait for transaction {late.transaction}.", "late")
+            break
     yield from _topics("is held", "held", (held.topic for held in status.held if _waits(status, held.reason)))
     yield from _paused(status)
 

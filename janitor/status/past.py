@@ -59,6 +59,7 @@ class Step:
     bad: int = 0
     expired: int = 0
     old_generation: int = 0
+    processed: int = 0
     invalid_transaction: int = 0
 
     def add(self, other: Step) -> None:
@@ -67,6 +68,7 @@ class Step:
         self.bad += other.bad
         self.expired += other.expired
         self.old_generation += other.old_generation
+        self.processed += other.processed
         self.invalid_transaction += other.invalid_transaction
 
 
@@ -120,7 +122,7 @@ class RunHistory:
         found = list(_ended(state, max(self._counted_ms + 1, oldest_ms)))
         for run in reversed(found):
             at_ms = run.started_ms // _MINUTE_MS * _MINUTE_MS
-            taken = (run.expired, run.old_generation, run.invalid_transaction)
+            taken = (run.expired, run.old_generation, run.processed, run.invalid_transaction)
             self._steps[run.mode].setdefault(at_ms, Step(at_ms)).add(Step(at_ms, 1, int(run.bad), *taken))
             self._counted_ms = max(self._counted_ms, run.started_ms)
             if run.bad:

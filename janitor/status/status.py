@@ -161,6 +161,7 @@ class RunSummary:
     error: str = ""
     stopped_by: Sequence[str] = ()
     deleted_bytes: int = 0
+    processed: int = 0
 
     @property
     def bad(self) -> bool:
@@ -170,7 +171,13 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A run under way."""
+    """A run under way.
+
+    Attributes:
+        rows: how many were read.
+        done, expected: how many messages that are due were read, and about how many there were, as far as topics were
+            counted before; 0: that is not known.
+    """
 
     id: str
     started_ms: int
@@ -178,6 +185,8 @@ class Running:
     phase: str
     topic: str
     rows: int
+    done: int = 0
+    expected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +243,36 @@ class GuardFigures:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class LateTransaction:
+    """A transaction in progress at whose messages readers in transactions wait.
+
+    Attributes:
+        client: who holds it; empty where that is not known.
+        since_ms: when the first of its messages was published.
+        topics: where it has published.
+        more_topics: how many topics there are beside those.
+    """
+
+    transaction: str
+    client: str
+    since_ms: int
+    topics: Sequence[str]
+    more_topics: int = 0
+
+    @property
+    def command(self) -> str:
+        """What ends it; what it wrote is hidden for good."""
+        return f"tms tx invalidate {self.transaction}"
+
+    @property
+    def readers(self) -> str:
+        """Of which topics readers wait, in words."""
+        named = ", ".join(self.topics[:3])
+        more = len(self.topics[3:]) + self.more_topics
+        return f"{named} and {more} more" if more else named
+
+
 class Overdue(NamedTuple):
     """Rows of one table and rule that are due and still there."""
 
@@ -259,6 +298,7 @@ class Status:
         leader: whether this process has the lease.
         lease_holder: who has it; empty for none.
         skew_seconds: how far wall time is ahead, by the clock it was compared with.
+        late: transactions that readers have waited for longest first; known while a daemon runs that can ask.
         statistics: None before the store was ever counted on Spark.
         failing: jobs of the daemon that failed when they were last done, and why.
         counters: every counter since the state began, without the prefix.
@@ -292,6 +332,7 @@ class Status:
     skew_seconds: Mapping[str, float] = field(default_factory=dict)
     topics: Sequence[TopicFigures] = ()
     consumers: Sequence[ConsumerFigures] = ()
+    late: Sequence[LateTransaction] = ()
     statistics: StatisticsFigures | None = None
     failing: Mapping[str, str] = field(default_factory=dict)
     counters: Mapping[CounterKey, float] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from janitor.law.references import Lifetime
 from janitor.report import DataTable
 from janitor.state.base import ClockAnchor, FrontierRecord
 from janitor.sweep.consumer_holds import ConsumerHolds
+from janitor.sweep.processed import ProcessedRows
 from janitor.sweep.transactions import TransactionView
 from tms_core.errors import MetadataError
 from tms_core.tables.base import KeyRange, MetadataReads
@@ -107,6 +108,7 @@ class RunContext:
         quarantined: topics that are passed by, because they failed too often (rule S9).
         lazy: leave topics alone in which little has come due (``docs/design.md``, "Lazy passes").
         consumers: hold what they have not read; None: nothing is held for consumers.
+        processed: what all consumers have processed (rule L7); None: that is not known.
         newborn: whether a topic is known to have been made with nothing in it, and is still what it was made as.
     """
 
@@ -125,6 +127,7 @@ class RunContext:
     quarantined: Collection[TopicId] = ()
     lazy: bool = False
     consumers: ConsumerHolds | None = None
+    processed: ProcessedRows | None = None
     newborn: Callable[[TopicMetadata], bool] = none_is_new
     topics: dict[bytes, TopicWork] = field(default_factory=dict)
     unparsed: dict[bytes, str] = field(default_factory=dict)
@@ -174,7 +177,10 @@ class RunContext:
         frontier, record = self._frontier(topic)
         if self.consumers is not None:
             frontier = self.consumers.lower(topic, frontier)
-        waits = self.lazy and self._may_wait(topic, frontier)
+        has_more = False
+        if self.processed is not None and self.in_scope(key):
+            frontier, has_more = self.processed.extend(topic, frontier)
+        waits = self.lazy and not has_more and self._may_wait(topic, frontier)
         counts_held = not (self.lazy and self._is_old(topic, frontier, record))
         return TopicWork(topic, value, frontier, record, waits, counts_held)
 

@@ -7,7 +7,7 @@ also over topics without metadata, because a row stays a row of its transaction 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -16,7 +16,10 @@ from janitor.law.ranges import topic_stop
 from janitor.sweep.findings import Finding, Invalid, Reached, Read, Untouchable
 from janitor.sweep.scan import Event, Part, Visit, first, skip
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, MessageKey, generation_prefix, time_prefix
-from tms_core.tables.base import TxCell
+from tms_core.tables.base import Pointers, TxCell
+
+#: Pages whose cells are inverted as one batch at most, since each batch waits for the disk.
+PAGES_TOGETHER = 16
 
 
 class Covered(NamedTuple):
@@ -87,18 +90,26 @@ def _since(key: MessageKey, since_ms: int) -> bytes:
     return time_prefix(key.topic.prefix, key.generation, min(max(0, since_ms), LONG_MAX))
 
 
-def _cells(part: Part, candidates: Container[int], begin: bytes, stop: bytes | None) -> Iterator[Finding]:
+def _cells(part: Part, candidates: Pointers, begin: bytes, stop: bytes | None) -> Iterator[Finding]:
     is_invalid = part.context.transactions.is_invalid
     start: bytes | None = begin
+    found: list[TxCell] = []
+    pages = 0
     while start is not None and (stop is None or start < stop):
-        page = part.messages.cells(start, stop, part.page_rows)
-        found = [cell for cell in page.items if cell[1] in candidates and cell[1] > 0 and is_invalid(cell[1])]
-        if found:
+        page = part.messages.search(start, stop, part.page_rows, candidates)
+        new = [cell for cell in page.cells if is_invalid(cell[1])]
+        if found and (len(found) + len(new) > part.page_rows or pages >= PAGES_TOGETHER):
             yield from _judged(part, found)
-        yield Read("invert", None, len(page.items))
-        start = page.resume
-        if start is not None:
             yield Reached(start)
+            found = []
+        pages = pages + 1 if found else 1
+        found += new
+        yield Read("invert", None, page.read)
+        start = page.resume
+        if start is not None and not found:
+            yield Reached(start)
+    if found:
+        yield from _judged(part, found)
 
 
 def _judged(part: Part, cells: list[TxCell]) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from janitor.sweep.context import TopicWork
 from janitor.sweep.findings import Batch
 from janitor.sweep.outcome import LedgerKey, Taken, ledger_entry
 from tms_core.clock import Clock
-from tms_core.rowkey import LONG_MAX, generation_prefix, time_prefix
+from tms_core.rowkey import LONG_MAX, generation_prefix, position_prefix, time_prefix
 
 #: How many entries are remembered at most, whatever ``history_days`` says: about 250 MB.
 KEPT_ENTRIES = 1_000_000
@@ -64,4 +64,6 @@ def _furthest(work: TopicWork, batch: Batch) -> bytes:
     prefix = work.topic.topic.prefix
     if batch.table == "message" and batch.rule is Rule.EXPIRED:
         return time_prefix(prefix, batch.generation, min(work.frontier.cutoff.ms, LONG_MAX))
+    if batch.table == "message" and batch.rule is Rule.PROCESSED:
+        return position_prefix(prefix, batch.generation, work.frontier.processed)
     return generation_prefix(prefix, batch.generation + 1)

@@ -42,9 +42,15 @@ def _findings(whole: Part, prefix: bytes, some: Sequence[Expiry]) -> Iterator[Fi
     free: list[Expiry] = []
     held: list[Expiry] = []
     for expiry in some:
-        row = Row("message", MessageKey(*expiry[:4]))
-        decision = decide(row, work.topic, work.frontier, whole.context.transactions, False, expiry.expires_ms)
-        if work.topic.is_old(expiry.generation) or work.frontier.due.expires(expiry.publish_ms):
+        key = MessageKey(*expiry[:4])
+        decision = decide(
+            Row("message", key), work.topic, work.frontier, whole.context.transactions, False, expiry.expires_ms
+        )
+        if (
+            work.topic.is_old(expiry.generation)
+            or work.frontier.due.expires(expiry.publish_ms)
+            or work.frontier.is_processed(key)
+        ):
             # A range has taken it.
             if isinstance(decision, Delete) and not work.waits and whole.context.limits is None:
                 yield Gone([expiry])

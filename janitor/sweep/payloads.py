@@ -15,7 +15,7 @@ from janitor.law.references import find_referenced, search_range, timeless_range
 from janitor.sweep.context import TopicWork
 from janitor.sweep.findings import Batch, Finding, Kept, Reached, Read
 from janitor.sweep.scan import Event, Part, allowed, batches, due, topics
-from tms_core.rowkey import PayloadKey, generation_prefix
+from tms_core.rowkey import LONG_MAX, PayloadKey, generation_prefix
 
 #: Payload keys gathered before their messages are looked for; bounds memory, about 10 MB.
 CANDIDATES = 20_000
@@ -65,26 +65,37 @@ def _by_row(
         if not isinstance(item, Batch):
             yield item
             continue
-        free, held = _split_by_time(work, item)
-        if work.counts_held and held:
-            yield due(part, work, item._replace(keys=held), work.frontier.hold)
-        decided = _decided(part, free)
-        yield Kept(Reason.UNDECIDED, len(free) - len(decided), "payload")
-        candidates += decided
+        for rule, held, keys in _split_by_time(work, item):
+            if not held:
+                decided = _decided(part, keys)
+                yield Kept(Reason.UNDECIDED, len(keys) - len(decided), "payload")
+                candidates += decided
+            elif work.counts_held and keys:
+                yield due(part, work, item._replace(rule=rule, keys=keys), work.frontier.hold)
         if len(candidates) >= CANDIDATES or not refers:
             yield from _candidates(refers, part, work, span, candidates)
             candidates = []
     yield from _candidates(refers, part, work, span, candidates)
 
 
-def _split_by_time(work: TopicWork, batch: Batch) -> tuple[list[bytes], list[bytes]]:
-    """The keys that may go now, and those that are due by the law but held."""
-    cutoff = work.frontier.cutoff.ms.to_bytes(8, "big")
-    free = [key for key in batch.keys if key[-10:-2] < cutoff]
+def _split_by_time(work: TopicWork, batch: Batch) -> Iterator[tuple[Rule, bool, list[bytes]]]:
+    """The keys that are due, by rule, and whether they are held."""
+    frontier = work.frontier
+    cutoff, law = frontier.cutoff.ms, max(frontier.cutoff.ms, frontier.due.ms)
+    yield batch.rule, False, _between(batch.keys, 0, cutoff)
     if batch.rule is Rule.OLD_GENERATION:
-        return free, [key for key in batch.keys if key[-10:-2] >= cutoff]
-    law = work.frontier.due.ms.to_bytes(8, "big")
-    return free, [key for key in batch.keys if cutoff <= key[-10:-2] < law] if cutoff < law else []
+        yield batch.rule, True, _between(batch.keys, cutoff, LONG_MAX + 1)
+        return
+    yield batch.rule, True, _between(batch.keys, cutoff, law)
+    yield Rule.PROCESSED, frontier.hold is not None, _between(batch.keys, law, frontier.processed >> 16)
+
+
+def _between(keys: list[bytes], first_ms: int, stop_ms: int) -> list[bytes]:
+    """The keys of rows that were written in that time."""
+    if first_ms >= stop_ms:
+        return []
+    first, stop = first_ms.to_bytes(8, "big"), stop_ms.to_bytes(8, "big")
+    return [key for key in keys if first <= key[-10:-2] < stop]
 
 
 def _decided(part: Part, keys: list[bytes]) -> list[bytes]:
@@ -94,7 +105,7 @@ def _decided(part: Part, keys: list[bytes]) -> list[bytes]:
 
 
 def _candidates(refers: bool, part: Part, work: TopicWork, span: Span, keys: list[bytes]) -> Iterator[Finding]:
-    """Expired payload rows that no message refers to."""
+    """Payload rows that are due and that no message refers to."""
     if not keys:
         return
     generation = int.from_bytes(keys[0][-22:-18], "big")
@@ -103,8 +114,13 @@ def _candidates(refers: bool, part: Part, work: TopicWork, span: Span, keys: lis
         referenced = _referenced(part, work, generation, keys)
         free = [key for key in keys if _pointer(key) not in referenced]
         yield Kept(Reason.REFERENCED, len(keys) - len(free), "payload")
-    for first in range(0, len(free), part.page_rows):
-        yield due(part, work, Batch("payload", generation, span.rule, free[first : first + part.page_rows]), None)
+    rules = {span.rule: free}
+    if span.rule is Rule.EXPIRED:
+        law = work.frontier.due.ms
+        rules = {Rule.EXPIRED: _between(free, 0, law), Rule.PROCESSED: _between(free, law, LONG_MAX + 1)}
+    for rule, going in rules.items():
+        for first in range(0, len(going), part.page_rows):
+            yield due(part, work, Batch("payload", generation, rule, going[first : first + part.page_rows]), None)
 
 
 def _referenced(part: Part, work: TopicWork, generation: int, keys: list[bytes]) -> set[int]:
@@ -112,8 +128,8 @@ def _referenced(part: Part, work: TopicWork, generation: int, keys: list[bytes])
     # Under a plan's ranges, or after the topic was planned anew, messages may be there that its frontier lets go.
     exact = context.limits is None and topic.prefix not in context.reread_topics
     parsed = (parts for key in keys if (parts := PayloadKey.parse(key)) is not None)
-    since_ms = work.frontier.cutoff.ms if exact else 0
-    window = search_range(topic, generation, since_ms, parsed, context.terms.lifetime)
+    since_ms, processed = (work.frontier.cutoff.ms, work.frontier.processed_now) if exact else (0, 0)
+    window = search_range(topic, generation, since_ms, parsed, context.terms.lifetime, processed)
     return find_referenced(
         part.whole.message,
         (window, timeless_range(topic, generation)),

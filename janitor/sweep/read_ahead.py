@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Any
 
 from tms_core.errors import StoreError
-from tms_core.tables.base import KeyReads, MessageReads, Page, TxCell
+from tms_core.tables.base import KeyReads, MessageReads, Page, Pointers, Search, TxCell
 
 
 class Ahead:
@@ -159,6 +159,18 @@ class CellsAhead(Ahead):
         cells = self._cells or []
         found = _between(cells, start, stop, attrgetter("key"))
         return Page(cells[found.start : found.stop], None)
+
+    def search(self, start: bytes, stop: bytes | None, limit: int, pointers: Pointers) -> Search:
+        """As :meth:`MessageReads.search`, from what was read ahead where that is known.
+
+        Raises:
+            StoreError: as :meth:`MessageReads.search`.
+        """
+        if not self._holds(start):
+            return self._messages.search(start, stop, limit, pointers)
+        page = self.cells(start, stop, limit)
+        cells = [cell for cell in page.items if cell[1] in pointers.among and cell[1] > 0]
+        return Search(cells, len(page.items), page.resume)
 
     def _read_cells(self) -> list[TxCell]:
         cells: list[TxCell] = []

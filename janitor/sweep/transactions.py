@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -22,6 +22,7 @@ from janitor.report import SnapshotUsed
 from janitor.state.base import KnownIds, OpenIdRecord
 from tms_core.errors import NoSnapshot, SnapshotError
 from tms_core.logs.printable import duration
+from tms_core.tables.base import Pointers
 from tms_core.transaction.model import VisibilityState, transaction_ms
 from tms_core.transaction.source.source import SnapshotSource
 
@@ -133,12 +134,12 @@ class TransactionView:
     def is_invalid(self, pointer: int) -> bool:
         return self.snapshot is not None and self.snapshot.is_invalid(pointer)
 
-    def candidates(self) -> Container[int]:
+    def candidates(self) -> Pointers:
         """What tells quickly, for very many pointers, which of them may be invalid."""
-        ids = self.snapshot.invalid if self.snapshot is not None else ()
-        if not ids:
-            return ()
-        return frozenset(ids) if len(ids) <= MOST_IN_A_SET else range(max(1, ids[0]), ids[-1] + 1)
+        ids: Sequence[int] = self.snapshot.invalid if self.snapshot is not None else ()
+        if len(ids) <= MOST_IN_A_SET:
+            return Pointers.of(frozenset(ids))
+        return Pointers(range(max(1, ids[0]), ids[-1] + 1))
 
     def is_undecided(self, pointer: int) -> bool:
         if self.snapshot is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.chart.programs import program
-from tests.cluster.engine import Engine
+from tests.cluster.engine import SOURCE, Engine
 from tests.cluster.plane import ControlPlane
 from tests.hbase.conftest import hbase, hbase_tables
 from tests.support import require_tool
@@ -29,8 +29,15 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def image(engine: Engine) -> str:
     """The project's image, made from this tree."""
     tag = "localhost/tms-janitor:test"
-    engine.make("image", IMAGE=tag)
+    engine.make("image", IMAGE=tag, SOURCE=SOURCE)
     return tag
+
+
+@pytest.fixture(scope="session")
+def archive_image(engine: Engine, image: str) -> str:
+    """The project's image with Parquet, which the chart takes where an archive is kept."""
+    engine.make("image", IMAGE=f"{image}-archive", ARCHIVE="1", SOURCE=SOURCE)
+    return f"{image}-archive"
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,8 @@ from tests.support import require_or_skip, require_tool
 PACKAGES = ROOT / ".tools/engine"
 #: A base image with Python.
 BASE = ROOT / ".tools/base-image.tar"
+#: Where the images of the tests say they come from.
+SOURCE = "https://example.org/tms-janitor"
 #: What an image may take to be made, in seconds.
 BUILD_SECONDS = 1800
 #: Left out of the base image: what apt can fetch again, and what nobody reads in a container.

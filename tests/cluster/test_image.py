@@ -6,6 +6,7 @@ import json
 import os
 import re
 import stat
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from testcontainers.core.container import DockerContainer
 
 from tests.builders import DAY, HOUR, topic
-from tests.cluster.engine import Engine
+from tests.cluster.engine import SOURCE, Engine
 from tests.cluster.plane import PATIENCE_SECONDS, free_ports, until
 from tests.cluster.release import USER
 from tests.hbase.server import HBaseServer
@@ -59,14 +60,23 @@ def test_no_tools_are_left_with_which_something_could_be_built_or_installed(
     assert found.stdout == "[]\n", found.stderr
 
 
+def test_it_is_small_and_has_no_shell_and_its_labels_say_of_what_it_is_made(engine: Engine, image: str) -> None:
+    [about] = json.loads(engine.docker("image", "inspect", image))
+    assert about["Size"] < 200e6
+    labels = {name.rpartition(".")[2]: value for name, value in about["Config"]["Labels"].items()}
+    assert (labels["version"], labels["source"]) == (version("tms-janitor"), SOURCE)
+    assert re.fullmatch("[0-9a-f]{40}", labels["revision"])
+    for program in ("sh", "bash", "dash", "perl", "apt", "dpkg", "cat"):
+        assert "executable file not found" in engine.run(image, options=(f"--entrypoint={program}",)).stderr
+
+
 def test_it_says_what_is_in_it(engine: Engine, image: str) -> None:
-    found: dict[str, Any] = json.loads(
-        engine.run(image, "/opt/tms/sbom.cdx.json", options=("--entrypoint=cat",)).stdout
-    )
+    show = "print(open('/opt/tms/sbom.cdx.json').read())"
+    found: dict[str, Any] = json.loads(engine.run(image, "-c", show, options=("--entrypoint=python",)).stdout)
     assert (found["bomFormat"], found["metadata"]["component"]["name"]) == ("CycloneDX", "tms-janitor")
     names = {component["name"] for component in found["components"]}
-    assert {"plyvel", "starlette", "libc6"} <= names
-    assert "pytest" not in names
+    assert {"plyvel", "starlette", "libc6", "python"} <= names
+    assert not {"pytest", "pyarrow", "dash", "apt"} & names
 
 
 def test_the_image_for_spark_is_the_janitor_and_spark_by_nobody(engine: Engine, spark_image: str, data: Path) -> None:
@@ -79,10 +89,10 @@ def test_the_image_for_spark_is_the_janitor_and_spark_by_nobody(engine: Engine, 
     assert [one["overdue"]["expired"] for one in json.loads(counted.stdout)["topics"]] == [2]
 
 
-def test_every_extra_of_the_image_can_be_loaded(engine: Engine, image: str) -> None:
-    load = "import janitor.archive.parquet, jwt, requests, tms_core.tables.hbase"
-    loaded = engine.run(image, "-c", load, options=("--entrypoint=/opt/tms/bin/python",))
-    assert loaded.returncode == 0, loaded.stderr
+def test_every_extra_of_the_image_can_be_loaded(engine: Engine, image: str, archive_image: str) -> None:
+    for each, load in ((image, "jwt, requests, tms_core.tables.hbase"), (archive_image, "pyarrow.parquet, jwt")):
+        loaded = engine.run(each, "-c", f"import {load}", options=("--entrypoint=/opt/tms/bin/python",))
+        assert loaded.returncode == 0, loaded.stderr
 
 
 def test_given_a_store_in_a_volume_then_it_is_cleaned_by_nobody_without_any_rights(

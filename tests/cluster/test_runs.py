@@ -19,6 +19,7 @@ from tms_core.settings.models import HBaseSettings
 def saw(
     engine: Engine,
     image: str,
+    archive_image: str,
     spark_image: str,
     hbase: HBaseServer,
     hbase_tables: Tables,
@@ -26,7 +27,7 @@ def saw(
 ) -> dict[str, Any]:
     """What was seen of runs."""
     folder = tmp_path_factory.mktemp("runs")
-    images = engine.save(folder / "images.tar", image, spark_image)
+    images = engine.save(folder / "images.tar", image, archive_image, spark_image)
     namespace = hbase_tables.make(buckets=HBaseSettings().buckets)
     there = (hbase.address.host, hbase.address.thrift)
     with Relay(listen_at(folder / "hbase.sock"), lambda: socket.create_connection(there)):

@@ -160,6 +160,7 @@ def test_given_an_empty_report_when_written_as_json_then_every_name_is_there() -
         "totals": {
             "expired": 0,
             "old_generation": 0,
+            "processed": 0,
             "invalid_transaction": 0,
             "kept": {
                 "unknown_topic": 0,

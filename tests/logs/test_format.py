@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import logging.config
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,12 +67,19 @@ def test_given_a_format_then_auto_is_text_on_a_terminal_and_json_elsewhere(
 ) -> None:
     configure(kind, stream)
     logging.getLogger("janitor").info("done")
-    assert (stream.getvalue() == "INFO done\n") is as_text
+    assert stream.getvalue().endswith("INFO done\n") is as_text
     assert as_text or json.loads(stream.getvalue())["message"] == "done"
 
 
-def test_given_a_library_then_only_its_warnings_are_logged() -> None:
+def test_given_text_that_goes_into_a_file_then_each_line_begins_with_its_time() -> None:
     stream = io.StringIO()
+    configure("text", stream)
+    logging.getLogger("tms_core").info("opened")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO opened\n", stream.getvalue())
+
+
+def test_given_a_library_then_only_its_warnings_are_logged() -> None:
+    stream = Terminal()
     configure("text", stream)
     logging.getLogger("urllib3").info("connected")
     logging.getLogger("urllib3").warning("retrying")

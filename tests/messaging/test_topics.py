@@ -36,8 +36,14 @@ def test_given_properties_when_created_then_they_lie_over_the_defaults_and_are_e
     assert raw(desk, "other") == b'{"alpha":"x\\u003dy","generation":"1","ttl":"60","zeta":"a\\u003cb"}'
 
 
-@pytest.mark.parametrize("properties", [{"ttl": "0"}, {"ttl": "-1"}, {"ttl": "1.5"}, {"ttl": ""}, {"ttl": str(2**31)}])
-def test_given_a_ttl_that_is_none_when_created_or_updated_then_it_is_a_bad_request(
+@pytest.mark.parametrize(
+    "properties",
+    [
+        *({"ttl": ttl} for ttl in ("0", "-1", "1.5", "", str(2**31))),
+        *({"retention": retention} for retention in ("", "Consumed", "0")),
+    ],
+)
+def test_given_a_ttl_or_a_retention_that_is_none_when_created_or_updated_then_it_is_a_bad_request(
     desk: Desk, properties: dict[str, str]
 ) -> None:
     with pytest.raises(BadRequest):

@@ -16,6 +16,7 @@ import yaml
 from charts.generate import files
 from janitor.metrics.catalogue import CATALOGUE
 from tests.support import require_tool
+from tms_core.server.transaction_metrics import UNDECIDED
 from tools.monitoring.rules import ALERTS, THRESHOLDS, rules, thresholds
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,7 @@ CRONJOB_CASES = sorted(Path(__file__).parent.glob("cronjob_*.yaml"))
 NAMES = {
     "TmsJanitorDown", "TmsJanitorNotKeepingUp", "TmsOverdueBudgetBurn", "TmsSnapshotStale", "TmsInvalidListGrowing",
     "TmsBoundaryStuck", "TmsGuardTripped", "TmsTopicQuarantined", "TmsPausedTooLong", "TmsPlanOnlyLeftOn",
-    "TmsDeleteErrors", "TmsClockSkew", "TmsTopicGrowing", "TmsConsumerLagging",
+    "TmsDeleteErrors", "TmsClockSkew", "TmsTopicGrowing", "TmsConsumerLagging", "TmsReadersBlocked",
 }  # fmt: skip
 
 
@@ -67,18 +68,19 @@ def test_there_are_the_alerts_that_people_route_by_each_with_its_severity() -> N
 @pytest.mark.parametrize("mode", ["daemon", "cronjob"])
 def test_promtool_finds_nothing_wrong_with_the_rules(mode: Any, tmp_path: Path) -> None:
     file = tmp_path / "rules.yaml"
-    file.write_text(yaml.safe_dump(rules(thresholds(mode), scope='job="j"')), encoding="utf-8")
+    file.write_text(yaml.safe_dump(rules(thresholds(mode), scope='job="j"', servers='job="j"')), encoding="utf-8")
     checked = promtool("check", "rules", file)
     assert (checked.returncode, checked.stderr) == (0, "")
     assert f"{len(ALERTS)} rules found" in checked.stdout
 
 
 def test_each_alert_fires_and_keeps_quiet_as_its_cases_say(tmp_path: Path) -> None:
-    assert try_cases(tmp_path, rules(scope='job="j"')) == (0, ANY)
+    assert try_cases(tmp_path, rules(scope='job="j"', servers='job="j"')) == (0, ANY)
 
 
 def test_with_the_figures_of_cronjobs_alerts_do_as_their_cases_say(tmp_path: Path) -> None:
-    assert try_cases(tmp_path, rules(thresholds("cronjob"), scope='job="j"'), CRONJOB_CASES) == (0, ANY)
+    document = rules(thresholds("cronjob"), scope='job="j"', servers='job="j"')
+    assert try_cases(tmp_path, document, CRONJOB_CASES) == (0, ANY)
 
 
 def test_each_alert_has_a_case_that_fires_it_and_one_that_keeps_it_quiet() -> None:
@@ -100,6 +102,7 @@ def test_given_alerts_that_always_fire_or_never_do_then_cases_object_to_each(tmp
 
 def test_every_metric_and_label_value_in_the_rules_is_one_that_there_is() -> None:
     known = {definition.name: definition.label_values() for definition in CATALOGUE}
+    known[UNDECIDED] = {}
     for rule in of(rules()):
         for name, selector in re.findall(r"\b(tms_(?!namespace\b)\w+)(?:\{([^}]*)\})?", rule["expr"]):
             assert name in known, rule["alert"]
@@ -122,11 +125,12 @@ def test_every_expression_of_a_page_is_one_that_prometheus_reads(page: str, tmp_
 
 def test_every_threshold_is_used_and_every_place_of_one_has_its_figure() -> None:
     text = " ".join(f"{alert.expression} ${{{alert.wait}}}" for alert in ALERTS)
-    assert set(re.findall(r"\$\{(\w+)\}", text)) - {"scope", "now"} == {threshold.name for threshold in THRESHOLDS}
+    used = set(re.findall(r"\$\{(\w+)\}", text)) - {"scope", "servers", "now"}
+    assert used == {threshold.name for threshold in THRESHOLDS}
 
 
 def test_a_scope_is_in_every_selector() -> None:
-    for rule in of(rules(scope='job="j"')):
+    for rule in of(rules(scope='job="j"', servers='job="j"')):
         named = re.findall(r"\btms_(?!namespace\b)\w+", rule["expr"])
         assert rule["expr"].count('job="j"') == len(named), rule["alert"]
 

@@ -21,6 +21,7 @@ from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId, generation_prefix
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.sealed_ids import FRAME_ROWS, Seals
+from tms_core.server.ha.slots import Slots
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
@@ -50,16 +51,16 @@ class Server(Node):
     def __init__(self, site: Site, name: str) -> None:
         super().__init__(site.cell, name, site.clock)
         store = site.store
-        self.fenced = FencedStore(store, self.leadership, Seals(store.message, site.side, site.clock))
+        slots = Slots([self.leadership])
+        self.fenced = FencedStore(store, slots, Seals(store.message, site.side, site.clock))
         self.message = vars(self.fenced.message)["_table"] = Watched(store.message)
         self.payload = vars(self.fenced.payload)["_table"] = Watched(store.payload)
         self.side = Watched(site.side)
-        fenced_side = FencedSide(self.side, self.leadership)  # type: ignore[arg-type]  # it does what a table does
+        fenced_side = FencedSide(self.side, slots)  # type: ignore[arg-type]  # it does what a table does
         self.service = MessagingService(self.fenced, site.clock, side=site.side, fenced_side=fenced_side)
 
     def prepare(self) -> bool:
-        self.service.forget()
-        return self.service.queue_size == 0
+        return self.service.start_over(lambda _: True)
 
     def leads(self) -> None:
         """Take over from whoever leads, who is never heard of meanwhile."""

@@ -24,6 +24,7 @@ from tms_core.clock import ManualClock
 from tms_core.messaging.service import MessagingService
 from tms_core.server.app import make_app
 from tms_core.server.forward import Forwarder
+from tms_core.server.ha.slots import Slots
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.site import Site
 from tms_core.tables.memory import MemoryStore
@@ -46,7 +47,7 @@ class Following:
         self.metrics = ServerMetrics(CollectorRegistry(), self.service)
         threads = stack.enter_context(ThreadPoolExecutor(2))
         site = Site(self.service, threads, self.metrics, MAX_REQUEST_BYTES, JSON_POLL_LIMIT)
-        app = make_app(site, forwarder=Forwarder(self.own.leadership))
+        app = make_app(site, forwarder=Forwarder(Slots([self.own.leadership])))
         self.listener = Listener(app, "127.0.0.1", 0, options=ListenerOptions(stop_seconds=1, lifespan=True))
         self.listener.start()
         stack.callback(self.listener.stop)

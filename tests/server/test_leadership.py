@@ -14,6 +14,7 @@ from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, StoreError, StoreUnavailable, Unavailable
 from tms_core.server.ha.leadership import REACH_MS, Leadership, Term, Watch
+from tms_core.server.ha.slots import Slots
 from tms_core.server.metrics import LeadershipMetrics
 from tms_core.tables.lease import Lease
 
@@ -258,17 +259,40 @@ def test_given_a_write_that_failed_when_the_leader_ends_then_it_gives_back_only_
     assert (cell.record.holder == "") is given_back
 
 
-@pytest.mark.parametrize(("led_ms", "given_back"), [(REACH_MS - 1, False), (REACH_MS, True)])
-def test_given_a_former_leader_that_may_wake_when_the_next_one_ends_then_it_does_not_say_that_nothing_is_under_way(
-    node: Callable[[str], Node], cell: Cell, clock: ManualClock, led_ms: int, given_back: bool
+@pytest.mark.parametrize(("led_ms", "may_wake"), [(REACH_MS - 1, True), (REACH_MS, False)])
+def test_given_a_former_leader_that_may_wake_when_the_next_one_ends_then_the_one_after_it_knows_and_leads_at_once(
+    node: Callable[[str], Node], cell: Cell, clock: ManualClock, led_ms: int, may_wake: bool
 ) -> None:
-    first, second = node("a"), node("b")
+    first, second, third = node("a"), node("b"), node("c")
     first.step()
+    former = cell.record
     takes_over(second)
     clock.advance(led_ms)
     second.step()
     second.leadership.resign()
-    assert (cell.record.holder == "") is given_back
+    assert cell.record.holder == ""
+    for last in (third, node("d")):
+        assert last.step()
+        assert last.leadership.term().former == (former if may_wake else None)
+        last.leadership.resign()
+
+
+def test_given_a_write_under_way_when_the_lead_is_handed_back_then_it_ends_first_and_nothing_begins(
+    node: Callable[[str], Node], cell: Cell
+) -> None:
+    first = node("a")
+    first.step()
+    with first.leadership.writing() as term:
+        first.leadership.hand_back()
+        assert not first.step()
+        assert first.leadership.is_still(term)
+        first.leadership.confirm(term)
+        with pytest.raises(Unavailable), first.leadership.writing():
+            pass
+        assert cell.record.holder == "a"
+    assert not first.step()
+    assert cell.record.holder == ""
+    assert first.step(), "no other server wants it"
 
 
 # --- acknowledging ---------------------------------------------------------------------------------------------------
@@ -344,7 +368,7 @@ def test_given_a_dead_leader_when_a_server_stands_alone_then_it_waits_and_leads(
     clock = Busy(NOW_MS)
     Node(cell, "a", clock).step()
     second = Node(cell, "b", clock)
-    second.leadership.win(second.prepare)
+    second.leadership.win(second.step)
     assert second.leadership.leads
     assert clock.now_ms() - NOW_MS > (SECONDS + DELAY_SECONDS) * SECOND
 
@@ -355,7 +379,7 @@ def test_given_a_living_leader_when_a_server_stands_alone_then_it_is_refused(cel
     first.step()
     clock.happens = first.step
     with pytest.raises(LeaseHeld, match=r"a serves this store.*server\.leader\.advertise"):
-        second.leadership.win(second.prepare)
+        second.leadership.win(second.step)
     assert first.leadership.leads
 
 
@@ -371,7 +395,7 @@ def test_given_a_watch_when_it_runs_then_it_leads_and_when_it_stops_the_lease_is
         prepared.set()
         return True
 
-    watch = Watch(first.leadership, prepare)
+    watch = Watch(lambda: first.leadership.step(prepare), first.leadership.resign)
     assert prepared.wait(60)
     watch.stop()
     assert cell.record.holder == ""
@@ -382,7 +406,7 @@ def test_given_a_store_that_fails_when_a_watch_stops_then_it_says_that_others_ha
 ) -> None:
     first = node("a")
     first.step()
-    watch = Watch(first.leadership, first.prepare)
+    watch = Watch(first.step, first.leadership.resign)
 
     def fail(*_: object) -> bool:
         raise StoreError("HBase is away.")
@@ -399,7 +423,7 @@ def test_given_two_servers_when_scraped_then_one_leads_and_both_know_the_term(no
     second.step()
     for one, leads in ((first, 1.0), (second, 0.0)):
         registry = CollectorRegistry()
-        registry.register(LeadershipMetrics(one.leadership))
+        registry.register(LeadershipMetrics(Slots([one.leadership])))
         lines = generate_latest(registry).decode().splitlines()
         assert f"tms_server_is_leader {leads}" in lines
         assert "tms_server_term 1.0" in lines

@@ -213,29 +213,12 @@ class FakeHBase(MemoryStore):
         """They are."""
 
 
-class FakeCell:
-    """Stands for the cell in HBase that says who leads."""
-
-    def __init__(self, *_: object) -> None:
-        self.value: bytes | None = None
-
-    def lease(self) -> bytes | None:
-        return self.value
-
-    def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
-        self.value = value
-        return True
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 @pytest.fixture
 def hbase(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A settings file for an HBase that is not one."""
     monkeypatch.setattr(command, "HBaseStore", FakeHBase)
     monkeypatch.setattr(command, "HBaseSide", lambda *_, **__: MemorySide())
-    monkeypatch.setattr(standing, "HBaseCell", FakeCell)
+    monkeypatch.setattr(standing, "HBaseSide", lambda *_, **__: MemorySide())
     config = memory(tmp_path)
     config.write_text(config.read_text().replace("kind: memory", "kind: hbase") + "\n")
     return config

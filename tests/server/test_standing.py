@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from threading import Event
 
 import pytest
 
 from tests.builders import NOW_MS
-from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import ConfigurationError, LeaseHeld, StoreError
 from tms_core.messaging.service import MessagingService
@@ -16,6 +16,7 @@ from tms_core.server.companions import Companion
 from tms_core.server.ha.member import HaMember
 from tms_core.server.standby import Standby, started
 from tms_core.settings.models import LeaderSettings, load
+from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 
@@ -43,6 +44,9 @@ def test_given_several_servers_on_hbase_with_a_transaction_service_when_loaded_t
         ({"TMS_SERVER__LEADER__ADVERTISE": "10.0.0.1:11015"}, r"server\.leader\.advertise.*http://HOST:PORT"),
         ({"TMS_SERVER__LEADER__ADVERTISE": "http://10.0.0.1"}, r"server\.leader\.advertise.*HOST:PORT"),
         ({"TMS_SERVER__LEADER__SECONDS": "1"}, r"server\.leader\.seconds"),
+        ({"TMS_SERVER__LEADER__SLOTS": "65"}, r"server\.leader\.slots"),
+        ({"TMS_SERVER__LEADER__SLOTS": "2", "TMS_SERVER__LEADER__ADVERTISE": "null"}, r"slots.*advertise"),
+        ({"TMS_SERVER__LEADER__SLOTS": "2", "TMS_SERVER__LEADER__SERVERS": "3"}, r"servers.*2 slots"),
     ],
 )
 def test_given_several_servers_that_cannot_be_when_loaded_then_the_setting_is_named(
@@ -61,25 +65,28 @@ def test_given_several_servers_that_cannot_be_when_loaded_then_the_setting_is_na
     ],
 )
 def test_given_an_address_when_it_begins_then_the_others_find_it_there(advertise: str, address: str) -> None:
-    cell, led = Cell(), Event()
+    leases, led = MemorySide(), Event()
 
     class Service(MessagingService):
-        def forget(self, *_: object) -> None:
+        def start_over(self, concerns: Callable[[bytes], bool]) -> bool:
             led.set()
+            return super().start_over(concerns)
 
     store = MemoryStore()
-    standing = HaMember(store, MemorySide(), cell, LeaderSettings(advertise=advertise), SystemClock())
+    standing = HaMember(store, MemorySide(), leases, LeaderSettings(advertise=advertise), SystemClock())
     with Service(standing.store, ManualClock(NOW_MS)) as service:
         standing.begin(service, 4711)
         assert led.wait(PATIENCE_SECONDS)
         standing.stop()
-    assert (cell.record.address, cell.record.holder) == (address, "")
+    record = LeaseRecord.parse(leases.get(b"l"))
+    assert record is not None
+    assert (record.address, record.holder) == (address, "")
 
 
 def test_given_a_server_that_never_began_when_stopped_then_nothing_happens() -> None:
-    cell = Cell()
-    HaMember(MemoryStore(), MemorySide(), cell, LeaderSettings(), SystemClock()).stop()
-    assert cell.value is None
+    leases = MemorySide()
+    HaMember(MemoryStore(), MemorySide(), leases, LeaderSettings(), SystemClock()).stop()
+    assert leases.get(b"l") is None
 
 
 # --- a janitor that waits --------------------------------------------------------------------------------------------

@@ -154,6 +154,10 @@ def test_given_work_when_metrics_are_asked_for_then_they_tell_of_it(topic: Topic
     grown = {name: value - before.get(name, 0) for name, value in after.items()}
     assert grown["tms_messages_published_total"] == 2
     assert grown["tms_messages_fetched_total"] == 2
+    own = f'{{tms_namespace="default",topic="{topic.path.rpartition("/")[2]}"}}'
+    assert grown[f"tms_topic_messages_published_total{own}"] == 2
+    assert grown[f"tms_topic_messages_fetched_total{own}"] == 2
+    assert grown[f"tms_topic_publish_duration_seconds_count{own}"] == 1
     assert grown["tms_cache_hits_total"] == 1
     assert grown["tms_cache_misses_total"] == 0
     assert grown["tms_publish_visible_seconds_count"] == 1
@@ -196,7 +200,7 @@ def test_the_document_names_every_route_with_its_methods(client: Client) -> None
             assert (answer.status != 405) == (method in known), (method, path)
             if method in known:
                 assert str(answer.status) in item[method.lower()]["responses"], (method, path)
-    assert len(paths) == 15
+    assert len(paths) == 17
     assert json.dumps(paths)
 
 

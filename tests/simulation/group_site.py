@@ -15,7 +15,7 @@ A history is a row of steps that a seed draws. Whatever happens, these hold, and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -365,17 +365,22 @@ WEIGHTS: dict[str, float] = {
 }
 
 
-def play(seed: int, steps: int = 60) -> Counter[str]:
-    """Play the history of a seed; returns what was reached.
+def play(
+    seed: int,
+    steps: int = 60,
+    make: Callable[[Random], GroupSite] = GroupSite,
+    weights: Mapping[str, float] = WEIGHTS,
+) -> Counter[str]:
+    """Play the history of a seed on a site of that kind; returns what was reached.
 
     Raises:
         Violation: an invariant does not hold; its note has the steps that led there.
     """
     random = Random(seed)
-    site = GroupSite(random)
+    site = make(random)
     names: list[str] = []
     try:
-        for name in random.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()), k=steps):
+        for name in random.choices(tuple(weights), tuple(weights.values()), k=steps):
             names.append(name)
             getattr(site, name)()
             site.check()

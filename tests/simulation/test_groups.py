@@ -11,11 +11,13 @@ import pytest
 
 from tests.simulation import group_site
 from tests.simulation.group_site import FaultySide, GroupSite, Violation, play
+from tests.simulation.slot_site import SLOT_WEIGHTS, SlotSite
 from tms_core.consumers import claims
 from tms_core.consumers.claims import Truth
 from tms_core.consumers.positions import Positions
 from tms_core.messaging import groups, lines
 from tms_core.messaging.groups import Groups
+from tms_core.messaging.service import MessagingService
 from tms_core.tables.side import MemorySide
 
 SEEDS = int(os.environ.get("TMS_TEST_SEEDS", "200")) // 4
@@ -28,6 +30,13 @@ def test_given_histories_when_played_then_every_invariant_holds_and_everything_w
     for seed in range(SEEDS):
         reached += play(seed)
     assert set(reached) == {"died", "answer lost", "left", "late", "swept", "truncated", "woke up too late"}
+
+
+def test_given_two_servers_that_share_topics_when_histories_are_played_then_every_invariant_holds() -> None:
+    reached: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        reached += play(seed, make=SlotSite, weights=SLOT_WEIGHTS)
+    assert {"died", "late", "swept", "a server died", "handed back"} <= set(reached)
 
 
 # --- planted bugs ----------------------------------------------------------------------------------------------------
@@ -123,6 +132,24 @@ def test_given_a_planted_bug_when_histories_are_played_then_one_of_them_finds_it
     def any_of_them() -> None:
         for seed in range(ENOUGH):
             play(seed)
+
+    with pytest.raises(Violation, match="Q"):
+        any_of_them()
+
+
+def nothing_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MessagingService, "start_over", lambda *_: True)
+
+
+@pytest.mark.parametrize("plant", [nothing_is_forgotten, side_not_fenced])
+def test_given_a_planted_bug_of_servers_that_share_topics_when_histories_are_played_then_one_of_them_finds_it(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+
+    def any_of_them() -> None:
+        for seed in range(ENOUGH):
+            play(seed, make=SlotSite, weights=SLOT_WEIGHTS)
 
     with pytest.raises(Violation, match="Q"):
         any_of_them()

@@ -208,7 +208,18 @@ def test_given_the_rest_of_the_calls_then_each_does_what_it_says(
         client.truncateInvalidTxBefore(NOW_MS + 1)
     found = client.inProgressClients()
     assert (found.transactionIds, found.clientIds) == ([two.transactionId], ["unknown"])
+    manager.note_published(checkpoint.writePointer, "default:orders", NOW_MS + 2)
+    manager.note_published(two.transactionId, "default:orders", NOW_MS + 1)
+    manager.note_published(two.transactionId, "default:bills", NOW_MS + 3)
+    manager.note_published(7, "default:bills", NOW_MS)
+    topics = client.inProgressTopics()
+    told = zip(topics.transactionIds, topics.topics, topics.firstPublishMs, strict=True)
+    assert sorted(told) == [
+        (two.transactionId, "default:bills", NOW_MS + 3),
+        (two.transactionId, "default:orders", NOW_MS + 1),
+    ]
     client.abortTx(checkpoint)
+    assert not manager.published()
     assert manager.visibility().in_progress == ()
     assert client.truncateInvalidTx({7}).value is False
     assert client.truncateInvalidTx({one.transactionId}).value is True

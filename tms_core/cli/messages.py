@@ -232,7 +232,9 @@ def _messages(
 ) -> Iterator[Message]:
     if follow:
         # Until it is interrupted.
-        with client.consume(topic, start=start, inclusive=inclusive, committed=committed) as coming:
+        with client.consume(
+            topic, start=start, inclusive=inclusive, read="committed" if committed else "uncommitted"
+        ) as coming:
             yield from islice(coming, limit)
         return
     view = None

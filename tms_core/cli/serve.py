@@ -30,6 +30,7 @@ from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError, StoreError, TopicExists
 from tms_core.logs.format import LogFormat, configure
 from tms_core.messaging.service import MessagingService, ServiceOptions
+from tms_core.messaging.undecided import find_undecided
 from tms_core.server import companions, standby
 from tms_core.server.app import make_app
 from tms_core.server.auth.gate import Gate
@@ -40,6 +41,7 @@ from tms_core.server.ha.member import on_hbase
 from tms_core.server.memory import Memory
 from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
 from tms_core.server.site import PollLimit, Site
+from tms_core.server.transaction_metrics import TransactionMetrics
 from tms_core.server.turns import Turns
 from tms_core.server.waiting import Waiting
 from tms_core.settings.models import (
@@ -184,10 +186,13 @@ def serving(
         )
         registry = CollectorRegistry()
         if member is not None:
-            registry.register(LeadershipMetrics(member.leadership))
+            registry.register(LeadershipMetrics(member.slots))
             if member.is_alone:
                 member.begin(service)
         _make_topics(settings.server.system_topics, service)
+        if manager is not None:
+            find_undecided(store, manager, settings.server.clock_allowance_seconds * 1000)
+            registry.register(TransactionMetrics(manager, side, clock))
         started: dict[str, companions.Companion] = {}
         if janitor:
             host = companions.Host(config, environ, flags, store, opened.created, service, manager, registry, clock)

@@ -11,7 +11,7 @@ from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.text import columns, duration
 from tms_core.cli.times import TtlType
 from tms_core.client import Ages, Client
-from tms_core.topic import TopicId, parse_java_int
+from tms_core.topic import BY_TTL, CONSUMED, RETENTION, TopicId, parse_java_int
 
 Command = Callable[..., None]
 
@@ -19,6 +19,11 @@ Command = Callable[..., None]
 def _changes(command: Command) -> Command:
     """The options that say what a topic shall be like."""
     for option in (
+        click.option(
+            "--retention",
+            type=click.Choice([BY_TTL, CONSUMED]),
+            help="consumed: its messages go once all its consumers have processed them, if not by their ttl before.",
+        ),
         click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="Any other; repeatable."),
         click.option("--ttl", type=TtlType(), help="How long its messages live: 7d, 1h30m, or seconds."),
     ):
@@ -38,7 +43,9 @@ def topic() -> None:
 @topic_argument
 @_changes
 @remote
-def create(options: Remote, topic: TopicId, ttl: int | None, properties: tuple[str, ...]) -> None:
+def create(
+    options: Remote, topic: TopicId, ttl: int | None, retention: str | None, properties: tuple[str, ...]
+) -> None:
     """Make a topic.
 
     Without --ttl its messages live as long as the server says (server.default_ttl_seconds).
@@ -47,9 +54,10 @@ def create(options: Remote, topic: TopicId, ttl: int | None, properties: tuple[s
     Examples:
       tms topic create default:orders
       tms topic create default:clicks --ttl 3d
+      tms topic create default:jobs --retention consumed
     """
     with options.client() as client:
-        client.create_topic(topic, ttl=ttl, properties=_properties(properties))
+        client.create_topic(topic, ttl=ttl, properties=_properties(properties, retention))
         _print(options, client.topic(topic).properties, topic)
 
 
@@ -98,7 +106,9 @@ def show(options: Remote, topic: TopicId, *, count: bool) -> None:
 @topic_argument
 @_changes
 @remote
-def update(options: Remote, topic: TopicId, ttl: int | None, properties: tuple[str, ...]) -> None:
+def update(
+    options: Remote, topic: TopicId, ttl: int | None, retention: str | None, properties: tuple[str, ...]
+) -> None:
     """Change a topic; what is not named stays as it is.
 
     A shorter ttl hides messages at once, and it is said how many. The janitor holds them for a while
@@ -112,7 +122,7 @@ def update(options: Remote, topic: TopicId, ttl: int | None, properties: tuple[s
         before = client.topic(topic)
         # The server replaces all of them, as CDAP's does.
         kept = {name: value for name, value in before.properties.items() if name != "generation"}
-        wanted = {**kept, **_properties(properties)}
+        wanted = {**kept, **_properties(properties, retention)}
         shorter = ttl if ttl is not None else parse_java_int(wanted["ttl"])
         # Counted before the change, after which those that it hides are not told from those that were hidden.
         ages = client.ages(topic, shorter) if shorter is not None and 0 < shorter < before.ttl_seconds else None
@@ -141,8 +151,8 @@ def delete(options: Remote, topic: TopicId, *, yes: bool) -> None:
     options.print({"deleted": str(topic)}, lambda: [f"{topic} is deleted"])
 
 
-def _properties(given: tuple[str, ...]) -> dict[str, str]:
-    found = {}
+def _properties(given: tuple[str, ...], retention: str | None) -> dict[str, str]:
+    found = {} if retention is None else {RETENTION: retention}
     for one in given:
         name, equals, value = one.partition("=")
         if not (name and equals):

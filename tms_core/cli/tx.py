@@ -36,6 +36,9 @@ from tms_core.transaction.rpc.client import TransactionClient
 #: The longest a command waits for the service, in seconds.
 _TIMEOUT_SECONDS = 30
 
+#: How many of the topics that one transaction blocks are named.
+_NAMED_TOPICS = 5
+
 TransactionId = click.IntRange(0, 2**63 - 1)
 
 
@@ -94,19 +97,23 @@ def list_transactions(options: CommandOptions, *, invalid: bool) -> None:
       tms tx list --server tephra-1:15165 --format json
     """
     with options.client() as client:
-        state, clients = client.latest().snapshot, client.clients()
+        state, clients, published = client.latest().snapshot, client.clients(), client.published()
     if invalid:
         _print_invalid(options, state)
         return
-    held = [_held(entry, state, clients) for entry in _transactions(state)]
+    held = [
+        {**_held(entry, state, clients), "topics": published.get(entry.write_pointer, {})}
+        for entry in _transactions(state)
+    ]
 
     def lines() -> Iterator[str]:
         yield f"{len(held)} in progress, {len(state.invalid)} invalid; read pointer {state.read_pointer}"
         if held:
             rows = [
-                [one["id"], one["type"], printable(one["client"] or "?"), *_times(one), _count(one)] for one in held
+                [one["id"], one["type"], printable(one["client"] or "?"), *_times(one), _count(one), _blocked(one)]
+                for one in held
             ]
-            yield from columns([["id", "type", "client", "held for", "expires", "checkpoints"], *rows])
+            yield from columns([["id", "type", "client", "held for", "expires", "checkpoints", "blocks"], *rows])
 
     options.print({**_summary(state), "in_progress": held}, lines)
 
@@ -289,6 +296,13 @@ def _held(entry: InProgress, state: VisibilityState, clients: dict[int, str]) ->
 def _times(held: dict[str, Any]) -> tuple[str, str]:
     left_ms = held["expires_in_ms"]
     return duration(held["held_ms"]), f"in {duration(left_ms)}" if left_ms >= 0 else f"{duration(-left_ms)} ago"
+
+
+def _blocked(held: dict[str, Any]) -> str:
+    """Topics whose readers in transactions wait for it, the one that has waited longest first."""
+    topics = sorted(held["topics"], key=lambda name: (held["topics"][name], name))
+    more = f" and {len(topics) - _NAMED_TOPICS:,} more" if len(topics) > _NAMED_TOPICS else ""
+    return printable(", ".join(topics[:_NAMED_TOPICS])) + more
 
 
 def _count(held: dict[str, Any]) -> str:

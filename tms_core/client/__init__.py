@@ -18,6 +18,8 @@ from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.iterators import AsyncConsumption, AsyncMessages, Consumption, Messages
 from tms_core.client.messages import Message
 from tms_core.client.participant import Participant
+from tms_core.client.producer import AsyncProducer, Producer
+from tms_core.client.producer_calls import FormerTransaction, ProducerState
 from tms_core.client.site import Options
 from tms_core.client.sync import Client
 from tms_core.client.tracing import Attempt
@@ -38,10 +40,13 @@ from tms_core.errors import (
     NotInProgress,
     NotPublished,
     PostCommitFailed,
+    ProducerFenced,
+    ProducerNotFound,
     ServerFailed,
     TmsError,
     TopicExists,
     TopicNotFound,
+    TransactionEnded,
     TransactionError,
     Unanswered,
     Unauthorized,
@@ -60,6 +65,7 @@ __all__ = [
     "AsyncConsumption",
     "AsyncGroupWork",
     "AsyncMessages",
+    "AsyncProducer",
     "AsyncTransactionContext",
     "Attempt",
     "BadRequest",
@@ -74,6 +80,7 @@ __all__ = [
     "ConsumerPosition",
     "Consumption",
     "Forbidden",
+    "FormerTransaction",
     "GroupWork",
     "Invalidated",
     "Limits",
@@ -88,6 +95,10 @@ __all__ = [
     "OutcomeUnknown",
     "Participant",
     "PostCommitFailed",
+    "Producer",
+    "ProducerFenced",
+    "ProducerNotFound",
+    "ProducerState",
     "PublishFigures",
     "Retry",
     "RollbackRange",
@@ -102,6 +113,7 @@ __all__ = [
     "Transaction",
     "TransactionClient",
     "TransactionContext",
+    "TransactionEnded",
     "TransactionError",
     "Unanswered",
     "Unauthorized",

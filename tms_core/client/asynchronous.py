@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from copy import copy
 from datetime import timedelta
@@ -13,12 +14,13 @@ import httpx2
 from tms_core.client import calls
 from tms_core.client.background import BackgroundTask
 from tms_core.client.calls import Topic, topic_id
-from tms_core.client.consuming import FAILED, IDLE, Consuming, ReadPlan
+from tms_core.client.consuming import FAILED, IDLE, ReadPlan
 from tms_core.client.contexts import AsyncTransactionContext, standing_for
 from tms_core.client.core import Core
 from tms_core.client.http import AsyncPause, LoopWire, pause_in_loop
 from tms_core.client.iterators import AsyncConsumption, AsyncMessages
 from tms_core.client.messages import Start
+from tms_core.client.producer import AsyncProducer, Instance
 from tms_core.client.site import Endpoint, Options, service_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
 from tms_core.client.token import Token
@@ -26,7 +28,7 @@ from tms_core.client.topics import AsyncTopics
 from tms_core.client.transaction import ClientTransaction
 from tms_core.client.values import Retry
 from tms_core.client.waiting import PublishFigures, Told
-from tms_core.client.work import AsyncGroupWork, Worker, WorkOptions
+from tms_core.client.work import AsyncGroupWork, Worker, WorkOptions, beginning, reading
 from tms_core.messaging.model import RollbackRange
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient
@@ -142,20 +144,14 @@ class AsyncClient(AsyncTopics):
         start: Start = None,
         inclusive: bool = True,
         consumer: str | None = None,
-        committed: bool = False,
+        read: str = "uncommitted",
         idle: Retry = IDLE,
         failed: Retry = FAILED,
         wait_seconds: int | None = None,
     ) -> AsyncConsumption:
         """As :meth:`Client.consume`; not awaited: ``async for message in client.consume(…)``."""
-        service = self._transactions if committed else None
-        return AsyncConsumption(
-            Consuming(
-                self._core,
-                ReadPlan(topic_id(topic), start, inclusive, consumer, idle, failed, wait_seconds),
-                service,
-            )
-        )
+        plan = ReadPlan(topic_id(topic), start, inclusive, consumer, idle, failed, wait_seconds)
+        return AsyncConsumption(reading(self._core, plan, read, self._transactions, self._limits))
 
     # --- some time ---------------------------------------------------------------------------------------------------
 
@@ -187,6 +183,11 @@ class AsyncClient(AsyncTopics):
         """As :meth:`Client.transaction`: ``async with client.transaction() as tx:``."""
         return AsyncTransactionContext(self._core, self._transactions, self._limits, timeout_seconds, long=long)
 
+    def producer(self, topic: Topic, name: str) -> AsyncProducer:
+        """As :meth:`Client.producer`: ``async with client.producer(…) as producer:``."""
+        instance = Instance(self._core, self._transactions, topic, name, asyncio.Lock())
+        return AsyncProducer(instance, self._transactions, self._limits)
+
     def work(
         self,
         topic: Topic,
@@ -200,9 +201,7 @@ class AsyncClient(AsyncTopics):
     ) -> AsyncGroupWork:
         """As :meth:`Client.work`; not awaited: ``async for tx, batch in client.work(…)``."""
         core, service, limits = self._core, self._transactions, self._limits
-
-        async def begin() -> ClientTransaction:
-            return await ClientTransaction.begin(core, service, limits, timeout_seconds, long=False)
+        begin = beginning(core, service, limits, timeout_seconds)
 
         def context(begun: ClientTransaction) -> AsyncTransactionContext:
             return standing_for(AsyncTransactionContext(core, service, limits, timeout_seconds, long=False), begun)

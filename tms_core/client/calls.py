@@ -34,9 +34,11 @@ from tms_core.errors import (
     Forbidden,
     FormatError,
     MessagingError,
+    ProducerFenced,
     ServerFailed,
     TopicExists,
     TopicNotFound,
+    TransactionEnded,
     Unanswered,
     Unauthorized,
     Unavailable,
@@ -61,6 +63,8 @@ ORDER, MAX_DELIVERIES, DELIVERIES, HELD = "x-tms-order", "x-tms-max-deliveries",
 ORDERS = ("partition", "none")
 #: Has a consumer changed although claims are open.
 FORCE = "x-tms-force"
+#: Goes with 409: a newer instance of the producer counts (docs/rest.md, "Producers").
+FENCED = "x-tms-fenced"
 
 _OK = 200
 _MISSING = 404
@@ -83,6 +87,7 @@ class Call(Generic[T_co]):
         missing: what 404 means.
         conflict: what 409 means.
         headers: what is said beside the body.
+        writes: whether it writes messages, so that a producer numbers it.
     """
 
     method: str
@@ -94,6 +99,7 @@ class Call(Generic[T_co]):
     missing: type[MessagingError] = TopicNotFound
     conflict: type[MessagingError] = TopicExists
     headers: Mapping[str, str] = field(default_factory=dict)
+    writes: bool = False
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -133,16 +139,16 @@ def topic_id(topic: Topic) -> TopicId:
 
 
 def create_topic(topic: Topic, ttl: timedelta | int | None, properties: Mapping[str, str] | None) -> Call[None]:
-    return Call("PUT", _path(topic), _nothing, _properties(ttl, properties))
+    return Call("PUT", path_of(topic), nothing, _properties(ttl, properties))
 
 
 def update_topic(topic: Topic, ttl: timedelta | int | None, properties: Mapping[str, str] | None) -> Call[None]:
-    return Call("PUT", _path(topic, "properties"), _nothing, _properties(ttl, properties), again=True)
+    return Call("PUT", path_of(topic, "properties"), nothing, _properties(ttl, properties), again=True)
 
 
 def show_topic(topic: Topic) -> Call[TopicMetadata]:
     found = topic_id(topic)
-    return Call("GET", _path(topic), lambda body: TopicMetadata.parse(found.prefix, body), again=True)
+    return Call("GET", path_of(topic), lambda body: TopicMetadata.parse(found.prefix, body), again=True)
 
 
 def ages(topic: Topic, older_than: timedelta | int) -> Call[Ages]:
@@ -150,7 +156,7 @@ def ages(topic: Topic, older_than: timedelta | int) -> Call[Ages]:
         found = json.loads(body)
         return Ages(found["messages"], found["older"], found["atLeast"])
 
-    return Call("GET", f"{_path(topic, 'ages')}?olderThanSeconds={seconds(older_than)}", read, again=True)
+    return Call("GET", f"{path_of(topic, 'ages')}?olderThanSeconds={seconds(older_than)}", read, again=True)
 
 
 def list_topics(namespace: str) -> Call[list[TopicId]]:
@@ -163,37 +169,37 @@ def list_topics(namespace: str) -> Call[list[TopicId]]:
 
 
 def delete_topic(topic: Topic) -> Call[None]:
-    return Call("DELETE", _path(topic), _nothing)
+    return Call("DELETE", path_of(topic), nothing)
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
 def publish(topic: Topic, payloads: Sequence[bytes], ttl: timedelta | int | None) -> Call[None]:
-    path, given = _path(topic, "publish"), payloads_of(payloads)
+    path, given = path_of(topic, "publish"), payloads_of(payloads)
     if ttl is None:
-        return Call("POST", path, _nothing, encode_publish(None, given), AVRO)
-    return Call("POST", path, _nothing, encode_publish_json(None, given, seconds(ttl)))
+        return _writing(path, nothing, encode_publish(None, given), AVRO)
+    return _writing(path, nothing, encode_publish_json(None, given, seconds(ttl)))
 
 
 def publish_in(
     topic: Topic, payloads: Sequence[bytes], pointer: int, ttl: timedelta | int | None
 ) -> Call[RollbackRange]:
-    path, given = _path(topic, "publish"), payloads_of(payloads)
+    path, given = path_of(topic, "publish"), payloads_of(payloads)
     if ttl is None:
-        return Call("POST", path, decode_published, encode_publish(pointer, given), AVRO)
-    return Call("POST", path, decode_published_json, encode_publish_json(pointer, given, seconds(ttl)))
+        return _writing(path, decode_published, encode_publish(pointer, given), AVRO)
+    return _writing(path, decode_published_json, encode_publish_json(pointer, given, seconds(ttl)))
 
 
 def store(topic: Topic, payloads: Sequence[bytes], pointer: int) -> Call[None]:
-    return Call("POST", _path(topic, "store"), _nothing, encode_publish(pointer, payloads_of(payloads)), AVRO)
+    return _writing(path_of(topic, "store"), nothing, encode_publish(pointer, payloads_of(payloads)), AVRO)
 
 
 def rollback(topic: Topic, published: RollbackRange | int) -> Call[None]:
     if isinstance(published, int):
         body = json.dumps({"transactionWritePointer": str(published)}).encode()
-        return Call("POST", _path(topic, "rollback"), _nothing, body, again=True)
-    return Call("POST", _path(topic, "rollback"), _nothing, encode_rollback(published), AVRO, again=True)
+        return Call("POST", path_of(topic, "rollback"), nothing, body, again=True)
+    return Call("POST", path_of(topic, "rollback"), nothing, encode_rollback(published), AVRO, again=True)
 
 
 def poll(
@@ -207,7 +213,7 @@ def poll(
 ) -> Call[None]:
     body = encode_poll(start, limit, transaction, inclusive=inclusive)
     headers = {WAIT: str(wait_seconds)} if wait_seconds else {}
-    return Call("POST", _path(topic, "poll"), _nothing, body, AVRO, again=True, headers=headers)
+    return Call("POST", path_of(topic, "poll"), nothing, body, AVRO, again=True, headers=headers)
 
 
 #: Makes a request of a poll: behind which message, None for where it begins, and for how many.
@@ -288,7 +294,7 @@ def set_position(topic: Topic, consumer: str, at: MessageId, *, force: bool = Fa
     return Call(
         "PUT",
         _consumer(topic, consumer),
-        _nothing,
+        nothing,
         body,
         again=True,
         conflict=ConsumerConflict,
@@ -300,14 +306,14 @@ def register(topic: Topic, consumer: str) -> Call[None]:
     """Registers a consumer that has read nothing yet; ``ConsumerConflict`` where it is there already."""
     body = json.dumps({"position": str(MessageId(0, 0))}).encode()
     path, headers = _consumer(topic, consumer), {"if-none-match": "*"}
-    return Call("PUT", path, _nothing, body, again=True, conflict=ConsumerConflict, headers=headers)
+    return Call("PUT", path, nothing, body, again=True, conflict=ConsumerConflict, headers=headers)
 
 
 def delete_position(topic: Topic, consumer: str, *, force: bool = False) -> Call[None]:
     return Call(
         "DELETE",
         _consumer(topic, consumer),
-        _nothing,
+        nothing,
         missing=ConsumerNotFound,
         conflict=ConsumerConflict,
         headers={FORCE: "true"} if force else {},
@@ -323,22 +329,20 @@ def group_poll(
     headers = {ORDER: order} | ({} if max_deliveries is None else {MAX_DELIVERIES: str(max_deliveries)})
     body = encode_poll(None, limit, transaction, inclusive=True)
     path = f"{_consumer(topic, group)}/poll"
-    return Call(
-        "POST", path, _nothing, body, AVRO, missing=ConsumerNotFound, conflict=ConsumerConflict, headers=headers
-    )
+    return Call("POST", path, nothing, body, AVRO, missing=ConsumerNotFound, conflict=ConsumerConflict, headers=headers)
 
 
 def group_rollback(topic: Topic, group: str, pointer: int, after: MessageId | None = None) -> Call[None]:
     given = {"transactionWritePointer": str(pointer)} | ({} if after is None else {"after": str(after)})
     path, body = f"{_consumer(topic, group)}/rollback", json.dumps(given).encode()
-    return Call("POST", path, _nothing, body, again=True, missing=ConsumerNotFound, conflict=ConsumerConflict)
+    return Call("POST", path, nothing, body, again=True, missing=ConsumerNotFound, conflict=ConsumerConflict)
 
 
 def positions(topic: Topic) -> Call[list[ConsumerPosition]]:
     def read(body: bytes) -> list[ConsumerPosition]:
         return [_described(given) for given in _array(body)]
 
-    return Call("GET", _path(topic, "consumers"), read, again=True)
+    return Call("GET", path_of(topic, "consumers"), read, again=True)
 
 
 # --- what went wrong -------------------------------------------------------------------------------------------------
@@ -373,8 +377,11 @@ def check(call: Call[object], status: int, body: bytes, headers: Mapping[str, st
     """
     if status == _OK:
         return
+    if status == _CONFLICT and FENCED in headers:
+        kind: type[MessagingError] | None = ProducerFenced
+    else:
+        kind = {_MISSING: call.missing, _CONFLICT: call.conflict}.get(status) or _REFUSED.get(status)
     text = body[: 4 * _SHOWN_CHARS].decode(errors="replace").strip()[:_SHOWN_CHARS] or "it gave no reason."
-    kind = {_MISSING: call.missing, _CONFLICT: call.conflict}.get(status) or _REFUSED.get(status)
     if kind is Unavailable:
         raise Unavailable(text, retry_after_seconds=retry_after_seconds(headers))
     if kind is not None:
@@ -384,7 +391,12 @@ def check(call: Call[object], status: int, body: bytes, headers: Mapping[str, st
     raise ServerFailed(f"{call} failed with {status}: {text}", "Whether it was done is not known.")
 
 
-def _path(topic: Topic, verb: str = "") -> str:
+def _writing(path: str, read: Callable[[bytes], T_co], body: bytes, content_type: str = JSON) -> Call[T_co]:
+    return Call("POST", path, read, body, content_type, conflict=TransactionEnded, writes=True)
+
+
+def path_of(topic: Topic, verb: str = "") -> str:
+    """The path of a topic, or of something of it."""
     found = topic_id(topic)
     path = f"/v1/namespaces/{found.namespace}/topics/{found.topic}"
     return f"{path}/{verb}" if verb else path
@@ -393,7 +405,7 @@ def _path(topic: Topic, verb: str = "") -> str:
 def _consumer(topic: Topic, name: object) -> str:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise BadRequest(f"{name!r} cannot be a consumer.", "Use at most 255 letters, digits, '_' and '-'.")
-    return _path(topic, f"consumers/{name}")
+    return path_of(topic, f"consumers/{name}")
 
 
 def _properties(ttl: timedelta | int | None, properties: Mapping[str, str] | None) -> bytes:
@@ -431,5 +443,5 @@ def _claim(given: Mapping[str, Any]) -> OpenClaim:
     return OpenClaim(int(given["transaction"]), first, last, int(given["deliveries"]))
 
 
-def _nothing(_: bytes) -> None:
+def nothing(_: bytes) -> None:
     """The answer is empty."""

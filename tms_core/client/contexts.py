@@ -26,8 +26,16 @@ class _Context:
     """What is asked for when the block begins."""
 
     def __init__(
-        self, core: Core, service: TransactionClient, limits: Limits, timeout_seconds: int | None, *, long: bool
+        self,
+        core: Core,
+        service: TransactionClient,
+        limits: Limits,
+        timeout_seconds: int | None,
+        *,
+        long: bool,
+        participants: Sequence[Participant] = (),
     ) -> None:
+        self._participants = participants
         self._core = core
         self._service = service
         self._limits = limits
@@ -58,6 +66,8 @@ class _Context:
         self._begun = await ClientTransaction.begin(
             self._core, self._service, self._limits, self._timeout_seconds, long=self._long
         )
+        for participant in self._participants:
+            await self._begun.register(participant)
 
     async def _end(self, error: BaseException | None) -> None:
         if error is not None or self._work.cancelled:

@@ -86,12 +86,17 @@ class Core:
         """
         known = (*NOT_DONE, *UNKNOWN) if again else NOT_DONE
         ends = None if self._limit_seconds is None else self.running() + self._limit_seconds
+        unknown: TmsError | None = None
         for failures in count(1):
             try:
                 return await attempt(None if ends is None else max(_SHORTEST_SECONDS, ends - self.running()))
             except known as error:
                 seconds = self._retry.pause_seconds(failures, self.random, asked_seconds(error))
+                unknown = error if isinstance(error, UNKNOWN) else unknown
                 if not self._retry.again(failures) or (ends is not None and self.running() + seconds >= ends):
+                    if unknown is not None and unknown is not error:
+                        # This attempt did nothing, but one before may have.
+                        raise unknown from error
                     raise
                 logger.info("trying again in %.1f s: %s", seconds, error)
                 await self._stop.wait(seconds)

@@ -15,12 +15,13 @@ import httpx2
 from tms_core.client import calls
 from tms_core.client.background import BackgroundThread
 from tms_core.client.calls import Topic, topic_id
-from tms_core.client.consuming import FAILED, IDLE, Consuming, ReadPlan
+from tms_core.client.consuming import FAILED, IDLE, ReadPlan
 from tms_core.client.contexts import TransactionContext, standing_for
 from tms_core.client.core import Core
 from tms_core.client.http import BlockingWire, Pause
 from tms_core.client.iterators import Consumption, Messages
 from tms_core.client.messages import Start
+from tms_core.client.producer import Producer
 from tms_core.client.site import Endpoint, Options, service_at
 from tms_core.client.token import Token
 from tms_core.client.topics import Topics
@@ -28,7 +29,7 @@ from tms_core.client.transaction import ClientTransaction
 from tms_core.client.values import Retry
 from tms_core.client.waiting import PublishFigures, Told
 from tms_core.client.wire import run
-from tms_core.client.work import GroupWork, Worker, WorkOptions
+from tms_core.client.work import GroupWork, Worker, WorkOptions, beginning, reading
 from tms_core.messaging.model import RollbackRange
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient
@@ -209,7 +210,7 @@ class Client(Topics):
         start: Start = None,
         inclusive: bool = True,
         consumer: str | None = None,
-        committed: bool = False,
+        read: str = "uncommitted",
         idle: Retry = IDLE,
         failed: Retry = FAILED,
         wait_seconds: int | None = None,
@@ -225,8 +226,11 @@ class Client(Topics):
             consumer: a name under which the position is stored. It goes on behind the stored one, and stores how far
                 it came whenever the program asks for a message after a batch: a program that ends in between reads
                 some again (at least once).
-            committed: read only what is committed, and wait where something is not decided yet; needs the transaction
-                service. Otherwise everything is read, also what was rolled back or may still be.
+            read: what is read, in a word. ``uncommitted``: everything, also what was rolled back or may still be.
+                ``committed``: what is committed, in the order of the topic, so that all wait where one message is not
+                decided yet. ``unordered``: what is committed, without waiting, so that a message that is decided late
+                comes late; the consumer, which has to be named, is a consumer group then, with what that has done at
+                the server: neither ``start`` nor pauses are asked for. The last two need the transaction service.
             idle, failed: the pauses; how many attempts they name does not count.
             wait_seconds: how long the server waits before it answers that there is nothing, 60 at most; None: 5.
                 ``stop()`` called by another thread is noticed within that time.
@@ -237,14 +241,8 @@ class Client(Topics):
         Raises:
             TopicNotFound, BadRequest, Unauthorized, Forbidden: while iterating, since these do not pass by waiting.
         """
-        service = self._transactions if committed else None
-        return Consumption(
-            Consuming(
-                self._core,
-                ReadPlan(topic_id(topic), start, inclusive, consumer, idle, failed, wait_seconds),
-                service,
-            )
-        )
+        plan = ReadPlan(topic_id(topic), start, inclusive, consumer, idle, failed, wait_seconds)
+        return Consumption(reading(self._core, plan, read, self._transactions, self._limits))
 
     # --- some time ---------------------------------------------------------------------------------------------------
 
@@ -318,6 +316,23 @@ class Client(Topics):
         """
         return TransactionContext(self._core, self._transactions, self._limits, timeout_seconds, long=long)
 
+    def producer(self, topic: Topic, name: str) -> Producer:
+        """A producer by name: ``with client.producer("default:bills", "importer-7") as producer:``.
+
+        What it publishes is there once, also where requests have to be repeated. The block begins with a registration:
+        instances of the same producer that began before are refused from then on, and the transactions that they have
+        left open are given up. ``producer.former`` tells what became of the last one.
+
+        Args:
+            topic: the producer's own; it publishes to others, too.
+            name: the same for each start of the program; of programs that run side by side each has its own.
+
+        Raises:
+            BadRequest: that is no name.
+            TopicNotFound: there is no such topic, when the block begins.
+        """
+        return Producer.of(self._core, self._transactions, self._limits, topic, name)
+
     def work(
         self,
         topic: Topic,
@@ -356,9 +371,7 @@ class Client(Topics):
             TopicNotFound, Unauthorized, Forbidden: while iterating.
         """
         core, service, limits = self._core, self._transactions, self._limits
-
-        async def begin() -> ClientTransaction:
-            return await ClientTransaction.begin(core, service, limits, timeout_seconds, long=False)
+        begin = beginning(core, service, limits, timeout_seconds)
 
         def context(begun: ClientTransaction) -> TransactionContext:
             return standing_for(TransactionContext(core, service, limits, timeout_seconds, long=False), begun)

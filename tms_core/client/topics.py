@@ -1,13 +1,14 @@
-"""Requests about topics and consumers, which are answered at once. Each comes plain and awaited."""
+"""Requests about topics, consumers and producers, which are answered at once. Each comes plain and awaited."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
 
-from tms_core.client import calls
+from tms_core.client import calls, producer_calls
 from tms_core.client.calls import ConsumerPosition, OpenClaim, Topic
 from tms_core.client.core import Core
+from tms_core.client.producer_calls import ProducerState
 from tms_core.client.wire import run
 from tms_core.messaging.model import Ages
 from tms_core.rowkey import MessageId
@@ -119,6 +120,26 @@ class Topics:
         """The consumers of a topic by their names, and how far each is behind. Looking consumes nothing."""
         return run(self._core.ask(calls.positions(topic)))
 
+    def producers(self, topic: Topic) -> list[ProducerState]:
+        """The producers of a topic by their names."""
+        return run(self._core.ask(producer_calls.list_producers(topic)))
+
+    def producer_state(self, topic: Topic, name: str) -> ProducerState:
+        """A producer as the server knows it; it is not registered by this.
+
+        Raises:
+            ProducerNotFound: there is no such producer, or no such topic.
+        """
+        return run(self._core.ask(producer_calls.show(topic, name)))
+
+    def delete_producer(self, topic: Topic, name: str) -> None:
+        """Forget a producer; its instance is refused from then on, and what it has open is given up.
+
+        Raises:
+            ProducerNotFound: there is no such producer, or no such topic.
+        """
+        run(self._core.ask(producer_calls.delete(topic, name)))
+
 
 class AsyncTopics:
     """The same, to be awaited."""
@@ -172,3 +193,15 @@ class AsyncTopics:
     async def positions(self, topic: Topic) -> list[ConsumerPosition]:
         """As :meth:`Topics.positions`."""
         return await self._core.ask(calls.positions(topic))
+
+    async def producers(self, topic: Topic) -> list[ProducerState]:
+        """As :meth:`Topics.producers`."""
+        return await self._core.ask(producer_calls.list_producers(topic))
+
+    async def producer_state(self, topic: Topic, name: str) -> ProducerState:
+        """As :meth:`Topics.producer_state`."""
+        return await self._core.ask(producer_calls.show(topic, name))
+
+    async def delete_producer(self, topic: Topic, name: str) -> None:
+        """As :meth:`Topics.delete_producer`."""
+        await self._core.ask(producer_calls.delete(topic, name))

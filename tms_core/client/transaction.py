@@ -238,9 +238,7 @@ class ClientTransaction:
 
     async def _sees(self, pointer: int) -> bool:
         """Whether a transaction that begins now sees one that is not in progress any more."""
-        later = await self._call(self._service.start_short, again=True)
-        await self._call(self._service.abort, later)
-        return later.is_visible(pointer)
+        return await is_visible_now(self._core, self._service, pointer)
 
     async def _end(self) -> None:
         """Abort if all was taken back for certain, else invalidate."""
@@ -293,6 +291,13 @@ class ClientTransaction:
         except BaseException as error:
             self._doubtful |= isinstance(error, UNKNOWN) or not isinstance(error, TmsError)
             raise
+
+
+async def is_visible_now(core: Core, service: TransactionClient, pointer: int) -> bool:
+    """Whether a transaction that begins now sees what was written with a pointer."""
+    later = await core.repeat(lambda _: core.wire.blocking(service.start_short), again=True)
+    await core.repeat(lambda _: core.wire.blocking(service.abort, later), again=False)
+    return later.is_visible(pointer)
 
 
 @contextmanager

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 from tms_core.client import calls
 from tms_core.client.calls import Topic, topic_id
-from tms_core.client.consuming import FAILED, IDLE, PASSING, WAIT_SECONDS
+from tms_core.client.consuming import FAILED, IDLE, PASSING, WAIT_SECONDS, Consuming, Feed, ReadPlan
 from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.core import Core, Reading
 from tms_core.client.messages import Message
+from tms_core.client.participant import GroupClaims
 from tms_core.client.transaction import ClientTransaction
-from tms_core.client.values import Retry
+from tms_core.client.values import Limits, Retry
 from tms_core.client.wire import run
 from tms_core.errors import (
     BadRequest,
@@ -32,9 +33,15 @@ from tms_core.errors import (
     TopicExists,
 )
 from tms_core.rowkey import MessageId
+from tms_core.transaction.rpc.client import TransactionClient
 
 logger = logging.getLogger(__name__)
 
+#: What a reader may read, in a word.
+READS = ("uncommitted", "committed", "unordered")
+_, COMMITTED, UNORDERED = READS
+#: How many messages a reader that does not wait claims at once: so few that it is done with them in time.
+UNORDERED_BATCH = 100
 #: Nothing of the batch is visible, and it comes again.
 _COMES_AGAIN = (*PASSING, Conflict, ConsumerConflict, Invalidated, NotInProgress)
 
@@ -87,6 +94,8 @@ class Worker:
         self._group = group
         self._options = options
         self._current: ClientTransaction | None = None
+        self._claims: GroupClaims | None = None
+        self._given: list[MessageId] = []
         self._pauses = 0
         self._paused: Retry | None = None
         self._idle_since = core.running()
@@ -126,6 +135,22 @@ class Worker:
         except _COMES_AGAIN as error:
             logger.warning("a batch of %s could not be given back at once: %s", self._topic, error)
 
+    async def finish(self, done: MessageId | None, *, whole: bool) -> None:
+        """Commit the batch in hand up to a message, and give the rest back.
+
+        Args:
+            done: the last message that the program is done with; all is given back where it is not of this batch.
+            whole: do nothing unless this is the last message of the batch.
+        """
+        claims, given = self._claims, self._given
+        if self._current is None or claims is None or (whole and given[-1:] != [done]):
+            return
+        if done not in given:
+            await self.give_back()
+            return
+        claims.given = done
+        await self._finish()
+
     async def _finish(self) -> None:
         current, self._current = self._current, None
         if current is not None and current.cancelled:
@@ -148,6 +173,7 @@ class Worker:
                 await self._until_there_is_something(batch.position)
             return []
         claims.given = batch.messages[-1].id
+        self._claims, self._given = claims, [message.id for message in batch.messages]
         most = options.max_deliveries
         if most is not None and batch.deliveries > most and len(batch.messages) == 1:
             await self._bury(current, batch.messages[0])
@@ -192,6 +218,38 @@ class Worker:
         await self.stop.wait(seconds)
 
 
+class UnorderedReading:
+    """Reads what is committed as one of a consumer group, so that no message waits for one that is not decided.
+
+    A batch is done with when the next one is asked for; what the program does with a message is done at least once.
+
+    Args:
+        worker: claims the batches.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.stop = worker.stop
+
+    async def more(self, done: MessageId | None) -> list[Message]:
+        """The next messages; waits until there are some. None at all once it was stopped, or its client closed.
+
+        Raises:
+            MessagingError: what does not pass by waiting: no such topic, no right to it.
+        """
+        found = await self._worker.next()
+        return [] if found is None else found[1]
+
+    async def store(self, done: MessageId | None) -> None:
+        """Be done with the batch, if this is its last message; what is in hand otherwise stays claimed."""
+        await self._worker.finish(done, whole=True)
+
+    async def close(self, done: MessageId | None) -> None:
+        """End it and give back what the program is not done with; closing twice is no error."""
+        self.stop.set()
+        await self._worker.finish(done, whole=False)
+
+
 class GroupWork:
     """The batches of a consumer group, each with its transaction; see :meth:`tms_core.client.Client.work`.
 
@@ -233,3 +291,33 @@ class AsyncGroupWork:
     def stop(self) -> None:
         """As :meth:`GroupWork.stop`; called in the loop."""
         self._worker.stop.set()
+
+
+def beginning(
+    core: Core, service: TransactionClient, limits: Limits, timeout_seconds: int | None
+) -> Callable[[], Awaitable[ClientTransaction]]:
+    """Begins the transactions of a worker."""
+
+    async def begin() -> ClientTransaction:
+        return await ClientTransaction.begin(core, service, limits, timeout_seconds, long=False)
+
+    return begin
+
+
+def reading(core: Core, plan: ReadPlan, read: str, service: TransactionClient, limits: Limits) -> Feed:
+    """What reads a topic for ever.
+
+    Args:
+        read: ``uncommitted``, ``committed`` or ``unordered``; see :meth:`tms_core.client.Client.consume`.
+
+    Raises:
+        BadRequest: another word, or what does not go with it.
+    """
+    if read not in READS:
+        raise BadRequest(f"{read!r} is no way to read.", f"Give {', '.join(READS[:-1])} or {READS[-1]}.")
+    if read != UNORDERED:
+        return Consuming(core, plan, service if read == COMMITTED else None)
+    if plan.consumer is None or plan.start is not None:
+        raise BadRequest("Reading unordered goes on where a consumer group is.", "Name a consumer, and no start.")
+    options = WorkOptions(UNORDERED_BATCH, "none", None, None)
+    return UnorderedReading(Worker(core, beginning(core, service, limits, None), plan.topic, plan.consumer, options))

@@ -20,9 +20,8 @@ class JsonFormatter(logging.Formatter):
     """One JSON object: ``time`` (UTC), ``level``, ``logger``, ``message``, the record's ``fields``, ``error``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         entry = {
-            "time": f"{moment}.{int(record.msecs):03d}Z",
+            "time": _moment(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -33,15 +32,28 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(entry)
 
 
+class TextFormatter(logging.Formatter):
+    """A sentence behind its level, and behind its time (UTC) too."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{_moment(record)} {super().format(record)}"
+
+
+def _moment(record: logging.LogRecord) -> str:
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{moment}.{int(record.msecs):03d}Z"
+
+
 def configure(kind: LogFormat, stream: TextIO) -> None:
     """Send all logs to one stream.
 
     Args:
-        kind: ``auto`` is text on a terminal and JSON elsewhere.
+        kind: ``auto`` is text on a terminal and JSON elsewhere; text elsewhere begins with the time.
     """
     as_text = kind == "text" or (kind == "auto" and stream.isatty())
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s") if as_text else JsonFormatter())
+    text = logging.Formatter if stream.isatty() else TextFormatter
+    handler.setFormatter(text("%(levelname)s %(message)s") if as_text else JsonFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for name in OURS:
         logging.getLogger(name).setLevel(logging.INFO)

@@ -18,13 +18,19 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-def duration(milliseconds: int) -> str:
-    """A span of time in its two largest units: ``2 d 18 h``."""
-    parts, rest = [], max(0, milliseconds) // 1000
+def duration(milliseconds: int, *, rough: bool = False) -> str:
+    """A span of time, back or ahead, in its two largest units: ``2 d 18 h``.
+
+    Args:
+        rough: without the smaller one where there are ten or more of the larger.
+    """
+    parts, rest = [], abs(milliseconds) // 1000
     for unit, seconds in _UNITS:
         count, rest = divmod(rest, seconds)
         if count:
             parts.append(f"{count} {unit}")
+        if rough and count >= 10:
+            break
     return " ".join(parts[:2]) or "0 s"
 
 

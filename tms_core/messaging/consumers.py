@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from threading import Lock
 
-from tms_core.consumers import lag
+from tms_core.consumers import lag, retention
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim, claims_of, former_claims, look
 from tms_core.consumers.lag import Lag
 from tms_core.consumers.positions import NAME, Position, Positions, cutoff_at
@@ -61,7 +61,8 @@ class ConsumerRegistry:
     ) -> None:
         """Store how far a consumer has read; the first time, it is registered. Durable on return.
 
-        Claims that the consumer has are forgotten.
+        Claims that the consumer has are forgotten. What was let go because all others had processed it (rule L7) is
+        not given back: it begins behind that.
 
         Args:
             topic: the consumer's.
@@ -88,12 +89,16 @@ class ConsumerRegistry:
             if only_new and former is not None:
                 raise ConsumerConflict(f"Topic {topic} has a consumer {name} already.", "Use it as it is.")
             claims = self._let_go(metadata, name, force=force)
-            since = cutoff_at(metadata, now_ms, self._shelf.floor, message.publish_ms)
             if former is None:
                 self._positions.forget_former(metadata)
                 self._side.delete(former_claims(self._side, metadata))
-            after = Position(name, message, self._heard_ms(metadata, message, now_ms), since.ms)
-            self._positions.move(metadata, former, after, deletes=claims)
+            begin = None
+            # Looked at again behind the write: what is announced later, the janitor asks this consumer for first.
+            while begin != (begin := retention.begin(self._side, metadata, message)):
+                since = cutoff_at(metadata, now_ms, self._shelf.floor, begin.publish_ms)
+                after = Position(name, begin, self._heard_ms(metadata, begin, now_ms), since.ms)
+                self._positions.move(metadata, former, after, deletes=claims)
+                former = after
 
     def get(self, topic: TopicId, name: str) -> Position:
         """How far a consumer has read, what its group has done behind that included.

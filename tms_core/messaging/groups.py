@@ -8,7 +8,7 @@ or kept right. One request of a group is served at a time.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -205,9 +205,13 @@ class Groups:
             seen = Look(former.id, None, 0, (), tuple(kept), tuple(free), LOWEST)
             self._write(metadata, former, rows, seen, _Choice(Given([]), [], former.id))
 
-    def forget(self) -> None:
-        """Forget what was read, because another process may have written."""
-        self._merged.clear()
+    def forget(self, concerns: Callable[[bytes], bool] = lambda _: True) -> None:
+        """Forget what was read of some topics, because another process may have written.
+
+        Args:
+            concerns: tells which, by the start of their keys.
+        """
+        self._merged = {group: at for group, at in self._merged.items() if not concerns(group.topic.prefix)}
 
     # -- what may be given out ----------------------------------------------------------------------------------------
 

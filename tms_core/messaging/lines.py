@@ -1,9 +1,9 @@
 """The lines of ids that are in use: opened once, from what the store holds.
 
 A line belongs to a topic and a generation. It is opened by the first batch or fetch, behind the last row that is there,
-behind the last one that was announced with a ttl of its own, and behind all that a consumer has read. From then on this
-process gives out the ids, so it knows where the line ends without asking the store; that is why only one process may
-publish.
+behind the last one that was announced, with a ttl of its own or by a producer, and behind all that a consumer has read.
+From then on this process gives out the ids, so it knows where the line ends without asking the store; that is why only
+one process may publish.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tms_core.consumers.claims import first_unread
 from tms_core.logs.harmless import harmless
 from tms_core.messaging.cache import MessageCache
 from tms_core.messaging.ids import Ids, first_free, position, tail
+from tms_core.messaging.producer_rows import first_unannounced
 from tms_core.rowkey import generation_prefix, pointer_prefix, stop_key
 from tms_core.tables.base import Store
 from tms_core.tables.side import Expiries, SideTable
@@ -146,6 +147,9 @@ class Lines:
         """
         with self._lock:
             stored = self._stored_of(topic)
+        if not stored.pointers and self._consumers is not None:
+            prefix = generation_prefix(topic.topic.prefix, topic.generation)
+            stored.ids.skip(first_unannounced(self._consumers, prefix))
         if pointer not in stored.pointers:
             table, prefix = self._store.payload, pointer_prefix(topic.topic.prefix, topic.generation, pointer)
             # Most transactions are new, and one read tells so.
@@ -217,13 +221,17 @@ class Lines:
     def _stored_of(self, topic: TopicMetadata) -> _Stored:
         return self._stored.setdefault(generation_prefix(topic.topic.prefix, topic.generation), _Stored())
 
-    def forget(self, topic: TopicId | None = None) -> None:
-        """Read again before the next use, because another process may have written; None: all lines."""
+    def forget(self, concerns: Callable[[bytes], bool]) -> None:
+        """Read again before the next use, because another process may have written.
+
+        Args:
+            concerns: tells which lines, by the start of their keys.
+        """
         with self._lock:
-            for prefix in self._of(topic, self._places):
+            for prefix in filter(concerns, self._places):
                 self._places[prefix].wanted += 1
                 self._cache.drop(prefix)
-            for prefix in self._of(topic, self._stored):
+            for prefix in filter(concerns, self._stored):
                 self._stored[prefix].pointers.clear()
                 self._stored[prefix].hidden.clear()
             self._unknown = None
@@ -231,14 +239,11 @@ class Lines:
     def drop(self, topic: TopicId) -> None:
         """The topic was deleted; its next life has another generation."""
         with self._lock:
-            for prefix in self._of(topic, self._places):
+            for prefix in [one for one in self._places if one.startswith(topic.prefix)]:
                 del self._places[prefix]
                 self._cache.drop(prefix)
-            for prefix in self._of(topic, self._stored):
+            for prefix in [one for one in self._stored if one.startswith(topic.prefix)]:
                 del self._stored[prefix]
-
-    def _of(self, topic: TopicId | None, lines: dict[bytes, _Place] | dict[bytes, _Stored]) -> list[bytes]:
-        return [prefix for prefix in lines if topic is None or prefix.startswith(topic.prefix)]
 
     def _open(self, prefix: bytes, line: Line) -> Line:
         """Move a line behind the last row there is, and have the cache keep what comes from now on."""
@@ -247,7 +252,8 @@ class Lines:
         reserved = self._store.message.reserved(prefix)
         # What has been read may be deleted by now, and no id at or before it would ever be read.
         unread = 0 if self._consumers is None else first_unread(self._consumers, prefix)
-        line.ids.skip(max(announced, reserved, unread, first_free(self._store.message.keys, prefix, now_ms)))
+        requested = 0 if self._consumers is None else first_unannounced(self._consumers, prefix)
+        line.ids.skip(max(announced, reserved, unread, requested, first_free(self._store.message.keys, prefix, now_ms)))
         line.mortal = line.mortal or announced > 0
         line.unread = line.unread or line.ids.free
         self._cache.open(prefix, line.ids)

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from threading import Lock
 from typing import Generic, NamedTuple, TypeVar
 
 from tms_core.clock import HonestClock
-from tms_core.errors import BadRequest, TransactionExpired
+from tms_core.errors import BadRequest, MessagingError, TmsError, TransactionEnded, TransactionExpired
 from tms_core.messaging.answer import Answer
-from tms_core.messaging.ids import milliseconds
+from tms_core.messaging.ids import expires_ms, milliseconds, position
 from tms_core.messaging.lines import Lines
+from tms_core.messaging.producers import Admitted, Producers, Sent
 from tms_core.messaging.topics import FORBIDDEN, REQUIRED, TRANSACTIONS, TopicRegistry
 from tms_core.messaging.work import Work
+from tms_core.rowkey import Cutoff
 from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.model import transaction_ms
 
 R = TypeVar("R")
@@ -38,13 +42,19 @@ class WriteRequest(Generic[R]):
         messages: the payloads.
         pointer: of its transaction; None without one.
         ttl_ms: a ttl of their own; None without one.
+        sent: what it says of its producer; None: it has none.
         size: bytes of the payloads together.
+        admitted: what is known of its producer, while it is written.
         answer: done when it is durable, or will not be.
     """
 
-    __slots__ = ("answer", "messages", "pointer", "size", "ttl_ms")
+    __slots__ = ("admitted", "answer", "messages", "pointer", "sent", "size", "ttl_ms")
 
-    def __init__(self, messages: Sequence[bytes], pointer: int | None, ttl_ms: int | None = None) -> None:
+    def __init__(
+        self, messages: Sequence[bytes], pointer: int | None, ttl_ms: int | None = None, sent: Sent | None = None
+    ) -> None:
+        self.sent = sent
+        self.admitted: Admitted | None = None
         self.messages = tuple(messages)
         self.pointer = pointer
         self.ttl_ms = ttl_ms
@@ -61,6 +71,8 @@ class WriterContext(NamedTuple):
         clock: what time it is.
         max_lifetime_ms: how long after its begin a transaction may write.
         work: runs batches, and counts requests.
+        transactions: the manager in this process; None: transactions are managed elsewhere.
+        producers: know which requests count; None: there is no place to keep that.
     """
 
     topics: TopicRegistry
@@ -68,6 +80,8 @@ class WriterContext(NamedTuple):
     clock: HonestClock
     max_lifetime_ms: int
     work: Work
+    transactions: TransactionManager | None = None
+    producers: Producers | None = None
 
 
 class Queue(ABC, Generic[R]):
@@ -84,6 +98,11 @@ class Queue(ABC, Generic[R]):
         self._queue: deque[WriteRequest[R]] = deque()
         self._busy = False
         self._lock = Lock()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are requests that are not answered yet."""
+        return self._busy
 
     def submit(self, request: WriteRequest[R]) -> Answer[R]:
         """Queue a request; its answer comes when a batch has it.
@@ -109,7 +128,12 @@ class Queue(ABC, Generic[R]):
         with _Owed(batch):
             topic = self._context.topics.get(self.topic)
             if fitting := [request for request in batch if _fits(topic, request)]:
-                self._write(topic, self._context.clock.publish_ms(), fitting)
+                now_ms = self._context.clock.publish_ms()
+                if any(request.pointer is not None or request.sent is not None for request in fitting):
+                    with self._in_progress(fitting, now_ms) as open_, self._sent(topic, open_, now_ms) as counting:
+                        self._write(topic, now_ms, counting)
+                else:
+                    self._write(topic, now_ms, fitting)
         self._context.work.done(len(batch), sum(request.size for request in batch))
         with self._lock:
             more = self._busy = bool(self._queue)
@@ -126,6 +150,108 @@ class Queue(ABC, Generic[R]):
                 batch.append(request)
                 size += request.size + _ROW_BYTES * len(request.messages)
         return batch
+
+    @abstractmethod
+    def _is_written(self, topic: TopicMetadata, request: WriteRequest[R], first: int, number: int) -> bool:
+        """Whether all rows of a request are there, at these positions; some of them alone are taken back."""
+
+    @abstractmethod
+    def _answer_again(self, request: WriteRequest[R], first: int, number: int) -> None:
+        """Answer a request whose rows are there."""
+
+    @contextmanager
+    def _in_progress(self, batch: Sequence[WriteRequest[R]], now_ms: int) -> Iterator[list[WriteRequest[R]]]:
+        """The requests outside transactions, and of transactions that are in progress; answers the others.
+
+        A transaction that is aborted while the block runs becomes invalid instead, so that what is written in it then
+        is never seen, even if this process ends before it can look again.
+        """
+        manager = self._context.transactions
+        begun: list[int] = []
+        found: list[WriteRequest[R]] = []
+        try:
+            for request in batch:
+                if request.pointer is None or manager is None:
+                    found.append(request)
+                elif manager.begin_write(request.pointer):
+                    begun.append(request.pointer)
+                    found.append(request)
+                elif self._in_time(request, position(now_ms)):
+                    request.answer.set_exception(ended(request.pointer))
+            yield found
+        finally:
+            if manager is not None:
+                for pointer in begun:
+                    manager.end_write(pointer)
+
+    @contextmanager
+    def _sent(
+        self, topic: TopicMetadata, batch: Sequence[WriteRequest[R]], now_ms: int
+    ) -> Iterator[list[WriteRequest[R]]]:
+        """The requests without a producer, and those to be written of the others; answers what was written before."""
+        producers = self._context.producers
+        asked = [(request, request.sent) for request in batch if request.sent is not None]
+        if producers is None or not asked:
+            yield list(batch)
+            return
+        sent = [(sent, request.pointer, len(request.messages) or 1) for request, sent in asked]
+        with producers.sending(topic, sent) as found:
+            for (request, _), one in zip(asked, found, strict=True):
+                if isinstance(one, Admitted):
+                    request.admitted = one
+                    self._repeat(topic, request, one, now_ms)
+                else:
+                    request.answer.set_exception(one)
+            yield [request for request in batch if not request.answer.done()]
+
+    def _repeat(self, topic: TopicMetadata, request: WriteRequest[R], admitted: Admitted, now_ms: int) -> None:
+        """Answer a request that was written before."""
+        former = admitted.former
+        if former is None or not admitted.is_repeated:
+            return
+        try:
+            if admitted.written or self._is_written(topic, request, former.first, former.number):
+                self._answer_again(request, former.first, former.number)
+            elif _may_be_gone(topic, request, former.first, now_ms):
+                raise MessagingError(
+                    f"Whether request {admitted.sent.sequence} of producer {admitted.sent.name} was done is not known "
+                    "any more: its messages would have expired by now.",
+                    "See whether what was to follow from them is there.",
+                )
+        except TmsError as error:
+            request.answer.set_exception(error)
+
+    def _announce_requests(self, written: Sequence[WriteRequest[R]], firsts: Sequence[int]) -> bool:
+        """Write down where the rows of producers' requests will be, before they are there; answers those refused.
+
+        Returns:
+            Whether there are any of these.
+        """
+        asked = [
+            (request, (request.admitted, request.pointer, first, len(request.messages) or 1))
+            for request, first in zip(written, firsts, strict=True)
+            if request.admitted is not None
+        ]
+        if not asked or self._context.producers is None:
+            return False
+        errors = self._context.producers.announce([one for _, one in asked])
+        for (request, _), error in zip(asked, errors, strict=True):
+            if error is not None:
+                request.answer.set_exception(error)
+        return any(errors)
+
+    def _note_written(self, request: WriteRequest[R], first: int) -> None:
+        if request.admitted is not None and self._context.producers is not None:
+            self._context.producers.wrote(request.admitted, first, len(request.messages) or 1)
+
+    def _is_late(self, request: WriteRequest[R]) -> bool:
+        """Whether a request was written after the end of its transaction, or after that was rolled back."""
+        manager, producers, pointer = self._context.transactions, self._context.producers, request.pointer
+        if pointer is None:
+            return False
+        if manager is not None and not manager.is_in_progress(pointer):
+            return True
+        return request.admitted is not None and producers is not None and producers.is_void(request.admitted, pointer)
 
     def _in_time(self, request: WriteRequest[R], at: int) -> bool:
         """Whether the transaction may still write at that position; answers if not.
@@ -158,6 +284,18 @@ def _fits(topic: TopicMetadata, request: WriteRequest[R]) -> bool:
         return True
     request.answer.set_exception(BadRequest(*said))
     return False
+
+
+def ended(pointer: int | None) -> TransactionEnded:
+    """What a request is answered whose transaction has ended."""
+    return TransactionEnded(f"Transaction {pointer} is not in progress, so it writes nothing.", "Begin another one.")
+
+
+def _may_be_gone(topic: TopicMetadata, request: WriteRequest[R], first: int, now_ms: int) -> bool:
+    """Whether rows that were written at a position may have been deleted since."""
+    if request.ttl_ms is not None and expires_ms(first, request.ttl_ms) <= now_ms:
+        return True
+    return Cutoff.at(now_ms, topic.ttl_seconds).expires(milliseconds(first))
 
 
 class _Owed(Generic[R]):

@@ -8,11 +8,11 @@ that. A process that becomes the one calls :meth:`MessagingService.forget` first
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
-from typing import Self
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 from tms_core.clock import Clock, HonestClock
@@ -26,7 +26,8 @@ from tms_core.messaging.groups import Groups
 from tms_core.messaging.ids import position
 from tms_core.messaging.lines import Lines
 from tms_core.messaging.model import Ages, FetchRequest, Message, RollbackRange
-from tms_core.messaging.queue import WriterContext, WriteRequest
+from tms_core.messaging.producers import Producers, Sent
+from tms_core.messaging.queue import Queue, WriterContext, WriteRequest
 from tms_core.messaging.topics import TopicRegistry, count_ages
 from tms_core.messaging.visible import Delays, FirstReads
 from tms_core.messaging.work import Work
@@ -106,7 +107,12 @@ class MessagingService:
         self._lines = Lines(store, honest, self._cache, self._expiries, kept, self._allowance_ms)
         self._work = work or Work()
         lifetime_ms = options.max_lifetime_seconds * 1000
-        self._context = WriterContext(self._topics, self._lines, honest, lifetime_ms, self._work)
+        self._producers = None
+        if kept is not None:
+            self._producers = Producers(self._topics, kept, honest, lifetime_ms, transactions)
+        self._context = WriterContext(
+            self._topics, self._lines, honest, lifetime_ms, self._work, transactions, self._producers
+        )
         cached_ms = min(options.max_lifetime_seconds, options.grace_seconds) * 1000 // 2
         self._first_reads = FirstReads()
         self._shelf = Shelf(
@@ -154,7 +160,7 @@ class MessagingService:
         """
         self._topics.update(topic, properties)
         # With a longer ttl, rows would be shown from the cache that the janitor took while it was shorter.
-        self._lines.forget(topic)
+        self._lines.forget(lambda key: key.startswith(topic.prefix))
 
     def topic(self, topic: TopicId) -> dict[str, str]:
         """All properties of a topic, its generation among them.
@@ -214,13 +220,25 @@ class MessagingService:
     # -- publishing ---------------------------------------------------------------------------------------------------
 
     def publish(
-        self, topic: TopicId, messages: Sequence[bytes], *, pointer: int | None = None, ttl_seconds: int | None = None
+        self,
+        topic: TopicId,
+        messages: Sequence[bytes],
+        *,
+        pointer: int | None = None,
+        ttl_seconds: int | None = None,
+        sent: Sent | None = None,
     ) -> RollbackRange | None:
         """Publish, and return when it is durable: see :meth:`submit_publish`."""
-        return self.submit_publish(topic, messages, pointer=pointer, ttl_seconds=ttl_seconds).result()
+        return self.submit_publish(topic, messages, pointer=pointer, ttl_seconds=ttl_seconds, sent=sent).result()
 
     def submit_publish(
-        self, topic: TopicId, messages: Sequence[bytes], *, pointer: int | None = None, ttl_seconds: int | None = None
+        self,
+        topic: TopicId,
+        messages: Sequence[bytes],
+        *,
+        pointer: int | None = None,
+        ttl_seconds: int | None = None,
+        sent: Sent | None = None,
     ) -> Answer[RollbackRange | None]:
         """Publish without waiting.
 
@@ -230,11 +248,13 @@ class MessagingService:
                 transaction has stored.
             pointer: the transaction's write pointer; None: outside of one.
             ttl_seconds: how long these live, where that is shorter than the topic's ttl.
+            sent: what the request says of its producer; then it is done once, however often it is repeated.
 
         Returns:
             Done when the messages are durable: what to roll back, or None outside a transaction. Fails with
-            ``TopicNotFound``, ``TransactionExpired``, ``ClockJumped``, ``MetadataError`` (nothing was written) or
-            ``StoreError`` (what was written of a transaction is rolled back, if that can be done).
+            ``TopicNotFound``, ``TransactionExpired``, ``ClockJumped``, ``MetadataError``, ``ProducerFenced`` (nothing
+            was written), ``TransactionEnded`` (nothing that a reader in a transaction sees) or ``StoreError`` (what
+            was written of a transaction is rolled back, if that can be done).
 
         Raises:
             BadRequest: neither message nor transaction, a number that is none, or a pointer that was not issued.
@@ -248,19 +268,22 @@ class MessagingService:
         if ttl_seconds is not None and self._expiries is None:
             raise BadRequest("This server has nowhere to note a ttl of single messages.", "Leave it to the topic.")
         ttl_ms = None if ttl_seconds is None else ttl_seconds * 1000
-        return self._message_writer(topic).submit(WriteRequest(messages, pointer, ttl_ms))
+        return self._message_writer(topic).submit(WriteRequest(messages, pointer, ttl_ms, sent))
 
-    def store(self, topic: TopicId, messages: Sequence[bytes], *, pointer: int) -> None:
+    def store(self, topic: TopicId, messages: Sequence[bytes], *, pointer: int, sent: Sent | None = None) -> None:
         """Store payloads, and return when they are durable: see :meth:`submit_store`."""
-        self.submit_store(topic, messages, pointer=pointer).result()
+        self.submit_store(topic, messages, pointer=pointer, sent=sent).result()
 
-    def submit_store(self, topic: TopicId, messages: Sequence[bytes], *, pointer: int) -> Answer[None]:
+    def submit_store(
+        self, topic: TopicId, messages: Sequence[bytes], *, pointer: int, sent: Sent | None = None
+    ) -> Answer[None]:
         """Put payloads into the payload table, without waiting; an empty publish in the transaction publishes them.
 
         Args:
             topic: where to.
             messages: the payloads.
             pointer: the transaction's write pointer.
+            sent: as of :meth:`submit_publish`.
 
         Returns:
             Done when they are durable; fails as :meth:`submit_publish` does.
@@ -272,7 +295,7 @@ class MessagingService:
         if not messages:
             raise BadRequest("There is nothing to store.", "Send at least one payload.")
         self._check_issued(pointer)
-        return self._payload_writer(topic).submit(WriteRequest(messages, pointer))
+        return self._payload_writer(topic).submit(WriteRequest(messages, pointer, None, sent))
 
     def rollback(self, topic: TopicId, published: RollbackRange | int) -> None:
         """Take back what a publish wrote: readers in transactions do not see it any more.
@@ -352,6 +375,17 @@ class MessagingService:
         return self._consumers
 
     @property
+    def producers(self) -> Producers:
+        """Producers by name, of which the newest instance counts.
+
+        Raises:
+            BadRequest: there is no place to keep that.
+        """
+        if self._producers is None:
+            raise BadRequest("This server has nowhere to note what producers have sent.", "Publish without a producer.")
+        return self._producers
+
+    @property
     def groups(self) -> Groups:
         """Consumer groups, which claim what they read.
 
@@ -395,9 +429,29 @@ class MessagingService:
         Args:
             topic: which topic; None: all.
         """
-        self._lines.forget(topic)
-        if self._groups is not None:
+        self._lines.forget(_every if topic is None else lambda key: key.startswith(topic.prefix))
+        if self._groups is not None and topic is None:
             self._groups.forget()
+        if self._producers is not None:
+            self._producers.forget()
+
+    def start_over(self, concerns: Callable[[bytes], bool]) -> bool:
+        """Forget what was read of some topics, because another process may have written to them until now.
+
+        Args:
+            concerns: tells of a key that begins with a topic's name whether it is one of them.
+
+        Returns:
+            False when something that was accepted before is still to be written: it has ids of that time.
+        """
+        self._lines.forget(concerns)
+        if self._groups is not None:
+            self._groups.forget(concerns)
+        if self._producers is not None:
+            self._producers.forget()
+        with self._lock:
+            writers: list[Queue[Any]] = [*self._messages.values(), *self._payloads.values()]
+        return not any(writer.is_busy and concerns(writer.topic.prefix) for writer in writers)
 
     def close(self) -> None:
         """Accept no more, and return when all that was accepted is answered; closing twice is no error."""
@@ -436,6 +490,11 @@ class MessagingService:
             if writer is None:
                 writer = self._payloads[topic] = PayloadWriter(topic, self._context, self._store.payload)
             return writer
+
+
+def _every(_: bytes) -> bool:
+    """That all topics are meant."""
+    return True
 
 
 def _check_pointer(pointer: int | None) -> None:

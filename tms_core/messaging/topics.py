@@ -20,7 +20,18 @@ from tms_core.errors import BadRequest, MetadataError, TopicExists, TopicNotFoun
 from tms_core.messaging.model import Ages
 from tms_core.rowkey import NEGATIVE, Cutoff, generation_prefix, time_prefix
 from tms_core.tables.base import MessageReads, MetadataTable
-from tms_core.topic import INT_MAX, INT_MIN, NAME_BYTES, TopicId, TopicMetadata, encode_properties, parse_java_int
+from tms_core.topic import (
+    BY_TTL,
+    CONSUMED,
+    INT_MAX,
+    INT_MIN,
+    NAME_BYTES,
+    RETENTION,
+    TopicId,
+    TopicMetadata,
+    encode_properties,
+    parse_java_int,
+)
 
 #: How often a change is tried again because another one came in between.
 _ATTEMPTS = 20
@@ -173,6 +184,8 @@ class TopicRegistry:
                 f"transactions: {wanted[TRANSACTIONS]!r} is none of its values.",
                 "Write required, forbidden or optional.",
             )
+        if wanted.get(RETENTION, BY_TTL) not in (CONSUMED, BY_TTL):
+            raise BadRequest(f"retention: {wanted[RETENTION]!r} is none of its values.", "Write consumed or ttl.")
         size = len(encode_properties(wanted))
         if size > PROPERTIES_BYTES:
             raise BadRequest(

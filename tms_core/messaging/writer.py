@@ -9,24 +9,26 @@ published outside transactions. A client that does not know the outcome invalida
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import repeat
-from typing import cast
+from typing import TypeVar, cast
 
 from tms_core.errors import BadRequest, StoreError
 from tms_core.messaging.cache import CachedRun, MessageCache
 from tms_core.messaging.ids import expires_ms, id_parts, tail
 from tms_core.messaging.lines import Line
 from tms_core.messaging.model import RollbackRange
-from tms_core.messaging.queue import Queue, WriterContext, WriteRequest
+from tms_core.messaging.queue import Queue, WriterContext, WriteRequest, ended
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, generation_prefix, pointer_prefix
-from tms_core.tables.base import MessageTable, MessageValue, PayloadTable, TxCell
+from tms_core.tables.base import KeyTable, MessageTable, MessageValue, Page, PayloadTable, TxCell
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
 
-#: Cells read at once by a rollback.
+T = TypeVar("T")
+
+#: Keys or cells read at once.
 _CELLS = 1000
 #: Makes a row's value of pointer and payload; the constructor of a named tuple without its detour through Python.
 _value = partial(tuple.__new__, MessageValue)
@@ -68,8 +70,12 @@ class MessageWriter(Queue[RollbackRange | None]):
             return
         line.ids.take(first, stop)
         try:
+            if self._announce_requests(written, [run.first for run in runs]):
+                runs = [run for request, run in zip(written, runs, strict=True) if not request.answer.done()]
+                written = [request for request in written if not request.answer.done()]
             self._announce(line, runs)
-            self._put(line.prefix, runs)
+            self._put(line.prefix, runs, [request.sent is not None for request in written])
+            runs = [self._looked_at(line, request, run) for request, run in zip(written, runs, strict=True)]
             self._cache.add(line.prefix, runs)
         except BaseException:
             self._cache.forget(line.prefix, stop)
@@ -77,6 +83,12 @@ class MessageWriter(Queue[RollbackRange | None]):
         finally:
             line.ids.release()
         for request, run in zip(written, runs, strict=True):
+            self._note_written(request, run.first)
+            if run.pointer is not None and run.pointer < 0:
+                request.answer.set_exception(ended(request.pointer))
+                continue
+            if run.pointer is not None and self._context.transactions is not None:
+                self._context.transactions.note_published(run.pointer, str(topic.topic), id_parts(run.first)[0])
             if run.pointer is not None and run.payloads is None:
                 self._context.lines.show(topic, run.pointer)
             request.answer.set_result(_rollback_range(run))
@@ -110,7 +122,17 @@ class MessageWriter(Queue[RollbackRange | None]):
                 for at in range(run.first, run.stop)
             )
 
-    def _put(self, prefix: bytes, runs: Sequence[CachedRun]) -> None:
+    def _looked_at(self, line: Line, request: WriteRequest[RollbackRange | None], run: CachedRun) -> CachedRun:
+        """What was written of a request, negated if its transaction ended while it was on its way to the disk."""
+        if run.pointer is None or not self._is_late(request):
+            return run
+        # Where this fails it is not seen either: a transaction that is aborted meanwhile is invalid.
+        with suppress(StoreError):
+            self._table.invert(_cells(line.prefix, run))
+        return run._replace(pointer=-run.pointer)
+
+    def _put(self, prefix: bytes, runs: Sequence[CachedRun], numbered: Sequence[bool]) -> None:
+        """Write rows; where that fails, those are taken back that are in transactions or come again (``numbered``)."""
         rows: list[tuple[bytes, MessageValue]] = []
         for run in runs:
             payloads = (None,) if run.payloads is None else run.payloads
@@ -120,7 +142,32 @@ class MessageWriter(Queue[RollbackRange | None]):
         except StoreError:
             with suppress(StoreError):
                 self._table.invert([TxCell(key, p, payload is None) for key, (p, payload) in rows if p is not None])
+            for run, is_numbered in zip(runs, numbered, strict=True):
+                if is_numbered and run.pointer is None:
+                    with suppress(StoreError):
+                        self._table.delete(_keys(prefix, run))
             raise
+
+    def _is_written(
+        self, topic: TopicMetadata, request: WriteRequest[RollbackRange | None], first: int, number: int
+    ) -> bool:
+        prefix = generation_prefix(topic.topic.prefix, topic.generation)
+        run = CachedRun(first, request.pointer, request.messages or None, request.size)
+        keys = _keys(prefix, run)
+        if request.pointer is None:
+            found = _present(self._table, keys)
+            if 0 < len(found) < number:
+                self._table.delete(found)
+        else:
+            cells = _pages(self._table.cells, keys)
+            found = [cell.key for cell in cells if cell.pointer == request.pointer]
+            if 0 < len(found) < number:
+                self._table.invert([cell for cell in cells if cell.pointer == request.pointer])
+        return len(found) == number
+
+    def _answer_again(self, request: WriteRequest[RollbackRange | None], first: int, number: int) -> None:
+        run = CachedRun(first, request.pointer, request.messages or None, request.size)
+        request.answer.set_result(_rollback_range(run))
 
 
 class PayloadWriter(Queue[None]):
@@ -135,19 +182,30 @@ class PayloadWriter(Queue[None]):
         self._table = table
 
     def _write(self, topic: TopicMetadata, now_ms: int, batch: Sequence[WriteRequest[None]]) -> None:
-        rows: list[tuple[bytes, bytes]] = []
         written: list[WriteRequest[None]] = []
+        firsts: list[int] = []
         for request in batch:
             pointer = cast(int, request.pointer)
             ids = self._context.lines.payloads(topic, pointer)
             first = ids.first(now_ms)
             if self._in_time(request, first):
                 ids.skip(first + len(request.messages))
-                prefix = pointer_prefix(topic.topic.prefix, topic.generation, pointer)
-                rows += zip(_keys(prefix, CachedRun(first, None, request.messages, 0)), request.messages, strict=True)
                 written.append(request)
+                firsts.append(first)
+        if self._announce_requests(written, firsts):
+            left = [one for one in zip(written, firsts, strict=True) if not one[0].answer.done()]
+            written, firsts = [request for request, _ in left], [first for _, first in left]
+        rows = [
+            row for request, first in zip(written, firsts, strict=True) for row in self._rows(topic, request, first)
+        ]
         self._put(rows)
-        for request in written:
+        for request, first in zip(written, firsts, strict=True):
+            if self._is_late(request):
+                with suppress(StoreError):
+                    self._table.delete(self._keys_of(topic, request, first))
+                request.answer.set_exception(ended(request.pointer))
+                continue
+            self._note_written(request, first)
             self._context.lines.hide(topic, cast(int, request.pointer))
             request.answer.set_result(None)
 
@@ -160,6 +218,22 @@ class PayloadWriter(Queue[None]):
             with suppress(StoreError):
                 self._table.delete([key for key, _ in rows])
             raise
+
+    def _rows(self, topic: TopicMetadata, request: WriteRequest[None], first: int) -> Iterator[tuple[bytes, bytes]]:
+        return zip(self._keys_of(topic, request, first), request.messages, strict=True)
+
+    def _keys_of(self, topic: TopicMetadata, request: WriteRequest[None], first: int) -> list[bytes]:
+        prefix = pointer_prefix(topic.topic.prefix, topic.generation, cast(int, request.pointer))
+        return _keys(prefix, CachedRun(first, None, request.messages, 0))
+
+    def _is_written(self, topic: TopicMetadata, request: WriteRequest[None], first: int, number: int) -> bool:
+        found = _present(self._table, self._keys_of(topic, request, first))
+        if 0 < len(found) < number:
+            self._table.delete(found)
+        return len(found) == number
+
+    def _answer_again(self, request: WriteRequest[None], first: int, number: int) -> None:
+        request.answer.set_result(None)
 
 
 def roll_back(table: MessageTable, prefix: bytes, first: int, last: int, pointer: int) -> None:
@@ -191,6 +265,26 @@ def earlier_generations(table: MessageTable, topic: TopicMetadata) -> Iterator[b
         generation = int.from_bytes(key[len(prefix) : len(start)].ljust(GENERATION_BYTES, b"\0"), "big")
         yield generation_prefix(prefix, generation)
         start = generation_prefix(prefix, generation + 1)
+
+
+def _cells(prefix: bytes, run: CachedRun) -> list[TxCell]:
+    return [TxCell(key, cast(int, run.pointer), run.payloads is None) for key in _keys(prefix, run)]
+
+
+def _present(table: KeyTable, keys: Sequence[bytes]) -> list[bytes]:
+    """Those of some keys, which follow one another, that a table has."""
+    return _pages(table.keys, keys)
+
+
+def _pages(read: Callable[[bytes, bytes | None, int], Page[T]], keys: Sequence[bytes]) -> list[T]:
+    """What a table has between the first and the last of some keys."""
+    found: list[T] = []
+    start: bytes | None = keys[0]
+    while start is not None:
+        page = read(start, keys[-1] + b"\0", _CELLS)
+        found += page.items
+        start = page.resume
+    return found
 
 
 def _keys(prefix: bytes, run: CachedRun) -> list[bytes]:

@@ -24,10 +24,13 @@ from tms_core.errors import (
     ConsumerConflict,
     ConsumerNotFound,
     Forbidden,
+    ProducerFenced,
+    ProducerNotFound,
     StoreFull,
     TmsError,
     TopicExists,
     TopicNotFound,
+    TransactionEnded,
     TransactionExpired,
     Unauthorized,
     Unavailable,
@@ -42,6 +45,7 @@ from tms_core.server.guarded_routes import GuardedRoute, known_only
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.openapi import openapi
 from tms_core.server.poll import Poll
+from tms_core.server.producers import FENCED, ProducerRoutes
 from tms_core.server.publish import Publish, Rollback, StorePayloads
 from tms_core.server.site import Site, answer
 from tms_core.server.topics import TopicRoutes
@@ -57,7 +61,10 @@ _STATUS: dict[type[TmsError], int] = {
     Forbidden: 403,
     TopicNotFound: 404,
     ConsumerNotFound: 404,
+    ProducerNotFound: 404,
     ConsumerConflict: 409,
+    ProducerFenced: 409,
+    TransactionEnded: 409,
     TopicExists: 409,
     TransactionExpired: 500,
     StoreFull: 503,
@@ -116,7 +123,7 @@ def routed(routes: Sequence[Route], default: ASGIApp) -> ASGIApp:
 
 def routes(site: Site) -> list[GuardedRoute]:
     """All there is to ask for, and what that needs."""
-    topics, consumers, about = TopicRoutes(site), Consumers(site), _About(site)
+    topics, consumers, producers, about = TopicRoutes(site), Consumers(site), ProducerRoutes(site), _About(site)
     return [
         GuardedRoute(f"{_TOPIC}/publish", Publish(site), "publish", {"POST": Need.PUBLISH}),
         GuardedRoute(f"{_TOPIC}/poll", Poll(site), "poll", {"POST": Need.CONSUME}),
@@ -136,6 +143,13 @@ def routes(site: Site) -> list[GuardedRoute]:
             f"{_TOPIC}/consumers/{{name}}/rollback", RollBackGroup(site), "group_rollback", {"POST": Need.CONSUME}
         ),
         GuardedRoute(f"{_TOPIC}/consumers", consumers.consumers, "consumers", {"GET": Need.CONSUME}),
+        GuardedRoute(
+            f"{_TOPIC}/producers/{{name}}",
+            producers.producer,
+            "producer",
+            {"POST": Need.PUBLISH, "GET": Need.PUBLISH, "DELETE": Need.PUBLISH},
+        ),
+        GuardedRoute(f"{_TOPIC}/producers", producers.producers, "producers", {"GET": Need.PUBLISH}),
         GuardedRoute(f"{_TOPIC}/properties", topics.properties, "properties", {"PUT": Need.ADMIN}),
         GuardedRoute(f"{_TOPIC}/ages", topics.ages, "ages", {"GET": Need.ANY}),
         GuardedRoute("/ping", about.ping, "ping", {"GET": Need.NOTHING}),
@@ -217,6 +231,8 @@ async def _refuse(send: Send, error: TmsError | HTTPException) -> None:
     more = [_CHALLENGE] if isinstance(error, Unauthorized) else []
     if isinstance(error, (Unavailable, StoreFull)):
         more.append(_RETRY)
+    if isinstance(error, ProducerFenced):
+        more.append((FENCED, b"true"))
     await answer(send, status, str(error).encode("utf-8", "replace"), _TEXT, *more)
 
 

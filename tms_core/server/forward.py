@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tms_core.errors import Unanswered
 from tms_core.server.body import Disconnected
 from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
+from tms_core.server.ha.slots import Slots
 from tms_core.server.site import answer
 
 #: Marks a request that was passed on: it is never passed on again.
@@ -67,25 +68,26 @@ _ROUTE = Route("/{path:path}", _never, name="forwarded")
 
 
 class Forwarder:
-    """Passes requests on while this server does not lead.
+    """Passes requests on whose topic this server does not lead.
 
     Args:
-        leadership: knows who leads.
+        slots: know who leads what.
     """
 
-    def __init__(self, leadership: Leadership) -> None:
-        self._leadership = leadership
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
         self._transport: httpx2.AsyncHTTPTransport | None = None
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """An application that answers by itself while this server leads."""
+        """An application that answers by itself what this server leads."""
 
         async def forwarding(scope: Scope, receive: Receive, send: Send) -> None:
-            if self._leadership.leads or not scope["path"].startswith(_PATHS):
+            leadership = self._slots.of(_topic(scope["path"]))
+            if leadership.leads or not scope["path"].startswith(_PATHS):
                 await app(scope, receive, send)
             else:
                 scope["route"] = _ROUTE
-                await self._forward(scope, receive, send)
+                await self._forward(leadership, scope, receive, send)
 
         return forwarding
 
@@ -108,14 +110,14 @@ class Forwarder:
 
         return alive
 
-    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
-        leader = self._address()
+    async def _forward(self, leadership: Leadership, scope: Scope, receive: Receive, send: Send) -> None:
+        leader = _address(leadership)
         if not leader or self._transport is None or any(name == FORWARDED for name, _ in scope["headers"]):
             await _unavailable(send, "No server leads just now.")
             return
         passage = _Passage(scope, receive, send)
         passing = asyncio.ensure_future(passage.run(self._transport, leader))
-        gone, deposed = asyncio.ensure_future(passage.gone()), asyncio.ensure_future(self._deposed(leader))
+        gone, deposed = asyncio.ensure_future(passage.gone()), asyncio.ensure_future(_deposed(leadership, leader))
         try:
             await asyncio.wait({passing, gone, deposed}, return_when=asyncio.FIRST_COMPLETED)
             if passing.done():
@@ -128,14 +130,23 @@ class Forwarder:
         finally:
             await _end(passing, gone, deposed)
 
-    def _address(self) -> str:
-        leader = self._leadership.leader
-        return leader.address if leader is not None else ""
 
-    async def _deposed(self, leader: str) -> None:
-        """Return when another server leads."""
-        while self._address() == leader:
-            await asyncio.sleep(LOOK_SECONDS)
+def _topic(path: str) -> bytes:
+    """The start of the keys of the topic that a path names; nothing where it names none."""
+    # /v1/namespaces/{namespace}/topics/{topic}…
+    parts = path.split("/", 6)
+    return f"{parts[3]}:{parts[5]}:".encode("utf-8", "replace") if len(parts) > 5 else b""
+
+
+def _address(leadership: Leadership) -> str:
+    leader = leadership.leader
+    return leader.address if leader is not None else ""
+
+
+async def _deposed(leadership: Leadership, leader: str) -> None:
+    """Return when another server leads."""
+    while _address(leadership) == leader:
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 class _Passage:

@@ -52,7 +52,11 @@ class PollGroup:
             await share.take(_COPIES * (request.limit_bytes + largest))
             given = await site.in_poll_thread(site.service.groups.poll, topic, name, request)
             body = b"".join(codec.write_messages([given.messages] if given.messages else []))
-            harmless(site.metrics.fetched.inc, len(given.messages))
+            harmless(site.metrics.fetched, topic, len(given.messages))
+            if given.deliveries > 1:
+                harmless(site.metrics.redelivered.inc, len(given.messages))
+            if given.deliveries > (request.max_deliveries or INT_MAX):
+                harmless(site.metrics.dead_letters.inc, len(given.messages))
             await answer(send, 200, body, codec.content_type, *_described(given))
 
     def _request(self, headers: Headers, asked: FetchRequest) -> GroupPoll:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from tms_core.errors import BadRequest, FormatError
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
@@ -144,6 +145,15 @@ def read_position(body: bytes) -> MessageId:
     """How far a consumer has read: ``{"position": "40 hex digits"}``."""
     given = _object(body, {"position"})
     return _id("position", given.get("position"))
+
+
+def read_instance(body: bytes) -> UUID:
+    """Which instance of a producer is registered: ``{"instance": "a UUID"}``."""
+    given = _object(body, {"instance"}).get("instance")
+    try:
+        return UUID(given if isinstance(given, str) else "")
+    except ValueError as error:
+        raise BadRequest("instance: this is no UUID.", "Draw one at random, and keep it for this instance.") from error
 
 
 def _object(body: bytes, fields: set[str]) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """What the server counts, for Prometheus (``docs/rest.md``, "Metrics").
 
-Labels are few and bounded: routes and status codes, never topics, whose number is up to the clients.
+Labels are few and bounded: routes and status codes; and of topics, whose number is up to the clients, the first ones
+that are used, with all others as one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -14,10 +16,27 @@ from prometheus_client.registry import Collector
 
 from tms_core.messaging.service import MessagingService
 from tms_core.messaging.visible import BOUNDS_MS
-from tms_core.server.ha.leadership import Leadership
+from tms_core.server.ha.slots import Slots
+from tms_core.topic import TopicId
 
 #: From a publish that waits for no other to one that waits for a slow disk, in seconds.
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+#: The same for each topic, where a series more costs more.
+_TOPIC_BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5)
+#: How many topics have series of their own: the first that are used since the server started.
+MOST_TOPICS = 200
+#: Under this name stand all others. It can be a topic's, which is then one of them.
+_OTHER = TopicId("_other", "_other")
+
+
+class TopicMetrics(NamedTuple):
+    """The series of one topic."""
+
+    published: Counter
+    fetched: Counter
+    seconds: Histogram
 
 
 class ServerMetrics:
@@ -42,8 +61,27 @@ class ServerMetrics:
             registry=registry,
         )
         self._known: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
-        self.published = Counter("tms_messages_published", "Messages published or stored.", registry=registry)
-        self.fetched = Counter("tms_messages_fetched", "Messages sent to consumers.", registry=registry)
+        self._published = Counter("tms_messages_published", "Messages published or stored.", registry=registry)
+        self._fetched = Counter("tms_messages_fetched", "Messages sent to consumers.", registry=registry)
+        labels = ["tms_namespace", "topic"]
+        self._by_topic = TopicMetrics(
+            Counter("tms_topic_messages_published", "The same by topic.", labels, registry=registry),
+            Counter("tms_topic_messages_fetched", "The same by topic.", labels, registry=registry),
+            Histogram(
+                "tms_topic_publish_duration_seconds",
+                "From a publish's body read to its messages on disk, by topic.",
+                labels,
+                buckets=_TOPIC_BUCKETS,
+                registry=registry,
+            ),
+        )
+        self._topics: dict[TopicId, TopicMetrics] = {}
+        self.redelivered = Counter(
+            "tms_messages_redelivered", "Messages given to a consumer group once more.", registry=registry
+        )
+        self.dead_letters = Counter(
+            "tms_dead_letters", "Messages that were given out more often than they should be.", registry=registry
+        )
 
     def request(self, route: str, code: int, seconds: float) -> None:
         """Count one request."""
@@ -54,6 +92,34 @@ class ServerMetrics:
         requests, durations = known
         requests.inc()
         durations.observe(seconds)
+
+    def published(self, topic: TopicId, messages: int, seconds: float | None = None) -> None:
+        """Count messages that were published or stored.
+
+        Args:
+            seconds: how long the publish took; None: they were stored.
+        """
+        self._published.inc(messages)
+        series = self._of(topic)
+        series.published.inc(messages)
+        if seconds is not None:
+            series.seconds.observe(seconds)
+
+    def fetched(self, topic: TopicId, messages: int) -> None:
+        """Count messages that were sent to a consumer."""
+        self._fetched.inc(messages)
+        self._of(topic).fetched.inc(messages)
+
+    def _of(self, topic: TopicId) -> TopicMetrics:
+        """The series of a topic; once there are as many as may be, those of all others."""
+        found = self._topics.get(topic)
+        if found is None:
+            name = topic if len(self._topics) < MOST_TOPICS else _OTHER
+            made, labels = self._by_topic, (name.namespace, name.topic)
+            found = self._topics[name] = TopicMetrics(
+                made.published.labels(*labels), made.fetched.labels(*labels), made.seconds.labels(*labels)
+            )
+        return found
 
     def text(self, accept: str) -> tuple[bytes, str]:
         """Everything in the registry, as the ``Accept`` header wants it, and its content type."""
@@ -89,13 +155,15 @@ class LeadershipMetrics(Collector):
     """Who leads of several servers, as this one sees it.
 
     Args:
-        leadership: knows.
+        slots: know.
     """
 
-    def __init__(self, leadership: Leadership) -> None:
-        self._leadership = leadership
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
 
     def collect(self) -> Iterator[Metric]:
-        leadership = self._leadership
-        yield GaugeMetricFamily("tms_server_is_leader", "1 in the server that leads.", int(leadership.leads))
-        yield GaugeMetricFamily("tms_server_term", "The number of the newest term of leading.", leadership.fence)
+        first = self._slots.leaderships[0]
+        yield GaugeMetricFamily("tms_server_is_leader", "1 in the server that leads slot 0.", int(first.leads))
+        yield GaugeMetricFamily("tms_server_slots", "Slots that this server leads.", self._slots.led)
+        terms = sum(leadership.fence for leadership in self._slots.leaderships)
+        yield GaugeMetricFamily("tms_server_term", "The number of the newest term, of all slots together.", terms)

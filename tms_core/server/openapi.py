@@ -45,6 +45,17 @@ def _is(name: str) -> Document:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
+_PRODUCER_FIELDS: Document = {
+    "generation": {**_is("Long"), "description": "Of the instance that counts."},
+    "updatedMs": {**_is("Long"), "description": "When that was registered."},
+    "former": {**_or_null(_is("Former")), "description": "What became of the last transaction before it."},
+    "open": {
+        "type": "array",
+        "description": "Its transactions that are in progress.",
+        "items": _record(["transaction", "label"], transaction=_is("Long"), label={"type": "string"}),
+    },
+}
+
 _SCHEMAS: Document = {
     "Long": _LONG,
     "Payload": _PAYLOAD,
@@ -144,13 +155,31 @@ _SCHEMAS: Document = {
             expired={"type": "boolean", "description": "Whether messages may have expired before it has read them."},
         ),
     },
+    "Registration": _record(
+        ["instance"], instance={"type": "string", "format": "uuid", "description": "Drawn at random by each instance."}
+    ),
+    "Registered": _record(["generation", "former"], generation=_is("Long"), former=_or_null(_is("Former"))),
+    "Former": _record(
+        ["transaction", "label", "outcome"],
+        transaction=_is("Long"),
+        label={"type": "string", "description": "What the producer has called it."},
+        outcome={"enum": ["committed", "aborted", "pending"]},
+    ),
+    "Producer": _record(["generation", "updatedMs", "former", "open"], **_PRODUCER_FIELDS),
+    "Producers": {
+        "type": "array",
+        "items": _record(
+            ["name", "generation", "updatedMs", "former", "open"], name={"type": "string"}, **_PRODUCER_FIELDS
+        ),
+    },
     "ConsumeResponse": {"type": "array", "items": _record(["id", "payload"], id=_ID, payload=_is("Payload"))},
 }
 
 _CODES = {
     400: "The request is wrong; the text says how.",
-    404: "There is no such topic, or no such consumer of it.",
-    409: "There is such a topic or consumer already, claims are open, or the transaction has ended.",
+    404: "There is no such topic, or no such consumer or producer of it.",
+    409: "There is such a topic or consumer already, claims are open, the transaction has ended, or the producer is "
+    "fenced (X-TMS-Fenced).",
     413: "The body is larger than requests of its kind may be (server.max_request_mb, server.max_transaction_ids), or "
     "has more messages than that has room for.",
     415: "The body is compressed in a way that is not served.",
@@ -204,6 +233,12 @@ _MAX_DELIVERIES = _header_parameter(
     {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
     "How often a message is given out at most; the last time it comes alone.",
 )
+_PRODUCER_HEADERS = [
+    _header_parameter("X-TMS-Producer", {"type": "string"}, "The producer: namespace:topic/name."),
+    _header_parameter("X-TMS-Generation", {"type": "string", "pattern": "^[0-9]{1,19}$"}, "As it was registered."),
+    _header_parameter("X-TMS-Sequence", {"type": "string", "pattern": "^[0-9]{1,19}$"}, "The number of the request."),
+    _header_parameter("X-TMS-Label", {"type": "string"}, "What it calls the transaction, percent-encoded."),
+]
 _GROUP_HEADERS: Document = {
     "X-TMS-Deliveries": {"schema": {"type": "integer"}, "description": "How often these messages were given out."},
     "X-TMS-Held": {"schema": {"type": "string"}, "description": "The transaction that must be decided first."},
@@ -298,8 +333,34 @@ def _consumers() -> Document:
     }
 
 
+def _producers() -> Document:
+    body = {"required": True, "content": {"application/json": {"schema": _is("Registration")}}}
+    registered = _answer("Its generation, and what became of the former.", _is("Registered"), avro=False)
+    return {
+        "/{topic}/producers": {
+            "parameters": [_NAMESPACE, _TOPIC],
+            "get": _operation(
+                "The topic's producers.", [400, 404, 500], done=_answer("By name.", _is("Producers"), avro=False)
+            ),
+        },
+        "/{topic}/producers/{name}": {
+            "parameters": [_NAMESPACE, _TOPIC, _CONSUMER],
+            "post": _operation(
+                "Register an instance of a producer; older ones are fenced.",
+                [*_BODY, 404, 500, 503],
+                body=body,
+                done=registered,
+            ),
+            "get": _operation(
+                "A producer.", [400, 404, 500], done=_answer("What it has open, too.", _is("Producer"), avro=False)
+            ),
+            "delete": _operation("Forget a producer; its instance is fenced.", [400, 404, 500, 503]),
+        },
+    }
+
+
 def _messages() -> Document:
-    codes = [*_BODY, 404, 500, 503]
+    codes, poll_codes = [*_BODY, 404, 409, 500, 503], [*_BODY, 404, 500, 503]
     published = _answer("On disk. In a transaction: what rollback takes; else empty.", _is("PublishResponse"))
     calls = {
         "publish": ("Publish messages, or in a transaction what was stored.", "PublishRequest", published),
@@ -314,7 +375,13 @@ def _messages() -> Document:
     return {
         f"/{{topic}}/{name}": {
             "parameters": [_NAMESPACE, _TOPIC],
-            "post": _operation(summary, codes, body=_either(schema), done=done),
+            "post": _operation(
+                summary,
+                poll_codes if name == "poll" else codes,
+                body=_either(schema),
+                done=done,
+                **({} if name == "poll" else {"parameters": _PRODUCER_HEADERS}),
+            ),
         }
         for name, (summary, schema, done) in calls.items()
     }
@@ -340,7 +407,7 @@ def openapi(*, secured: bool = False) -> Document:
     Args:
         secured: whether the server asks who one is.
     """
-    parts = _topics() | _messages() | _consumers()
+    parts = _topics() | _messages() | _consumers() | _producers()
     routes = {f"/v1/namespaces/{{namespace}}/topics{path}": item for path, item in parts.items()}
     paths = routes | {
         "/ping": {"get": _operation("Whether the server answers.", [], done=_TEXT)},

@@ -242,7 +242,7 @@ class _Polling:
         for page in pages:
             if page:
                 self._found += len(page)
-                harmless(self._site.metrics.fetched.inc, len(page))
+                harmless(self._site.metrics.fetched, self._topic, len(page))
             yield page
 
 

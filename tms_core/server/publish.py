@@ -7,6 +7,8 @@ away; the answer is then dropped.
 
 from __future__ import annotations
 
+import time
+
 from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest
@@ -15,6 +17,7 @@ from tms_core.server.avro import AvroCodec
 from tms_core.server.body import BodyLimit, Headers
 from tms_core.server.codec import Codec
 from tms_core.server.json_text import JsonCodec
+from tms_core.server.producers import sent_by
 from tms_core.server.site import Site, answer, headers_of, json_name, outcome, topic_of
 from tms_core.web.protocol import abort_of
 
@@ -39,11 +42,12 @@ class Publish:
                 headers, receive, codec.read_publish, share, cost=codec.publish_cost
             )
             site.sizes.note(topic, messages, share.size)
-            ttl_seconds = _ttl(headers, ttl_seconds)
+            ttl_seconds, sent = _ttl(headers, ttl_seconds), sent_by(site, scope, headers)
+            began = time.perf_counter()
             written = await outcome(
-                site.service.submit_publish(topic, messages, pointer=pointer, ttl_seconds=ttl_seconds)
+                site.service.submit_publish(topic, messages, pointer=pointer, ttl_seconds=ttl_seconds, sent=sent)
             )
-        harmless(site.metrics.published.inc, len(messages))
+        harmless(site.metrics.published, topic, len(messages), time.perf_counter() - began)
         if written is None:
             await answer(send, 200)
         else:
@@ -71,8 +75,9 @@ class StorePayloads:
                     "Give the ttl with the publish that makes it visible.",
                 )
             site.sizes.note(topic, messages, share.size)
-            await outcome(site.service.submit_store(topic, messages, pointer=pointer))
-        harmless(site.metrics.published.inc, len(messages))
+            sent = sent_by(site, scope, headers)
+            await outcome(site.service.submit_store(topic, messages, pointer=pointer, sent=sent))
+        harmless(site.metrics.published, topic, len(messages))
         await answer(send, 200)
 
 
@@ -90,6 +95,11 @@ class Rollback:
         codec = self._json if json_name(headers.get(b"content-type", b"")) else self._avro
         with site.memory.share(abort_of(scope)) as share:
             written = await site.read(headers, receive, codec.read_rollback, share, limit=_ROLLBACK)
+        sent = sent_by(site, scope, headers, numbered=False)
+        if sent is not None and sent.home == topic:
+            # Before anything else, so that whatever comes late is refused.
+            pointer = written if isinstance(written, int) else written.pointer
+            await site.in_thread(site.service.producers.roll_back, sent, pointer)
         await site.in_thread(site.service.rollback, topic, written)
         await answer(send, 200)
 

@@ -358,6 +358,22 @@ class LeaderSettings(Section):
         unit="seconds",
         reason="CDAP's messaging.ha.fencing.delay.seconds",
     )
+    slots: Annotated[int, Strict(), Field(ge=1, le=64)] = setting(
+        1,
+        "into how many slots topics are divided, each with a leader of its own; all servers of a store have the same "
+        "number",
+        reason="one server leads everything, and the others stand by",
+    )
+    servers: Annotated[int, Strict(), Field(ge=1, le=64)] = setting(
+        1,
+        "how many servers share the slots: a slot belongs to the server whose ordinal is the slot's number modulo this",
+        reason="as many as there are",
+    )
+    ordinal: Annotated[int, Strict(), Field(ge=0, le=9999)] | None = setting(
+        None,
+        "which of the servers this is, from 0; null: the number at the end of its host's name (tms-server-2)",
+        reason="a StatefulSet's pods have it in their names",
+    )
 
 
 class PollLimitSettings(Section):
@@ -478,7 +494,14 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _one_transaction_manager(self) -> Self:
-        if self.server.leader.advertise is None:
+        leader = self.server.leader
+        if leader.slots > 1 and leader.advertise is None:
+            raise wrong("server.leader.slots", "several slots are for several servers; set server.leader.advertise too")
+        if leader.servers > leader.slots:
+            raise wrong(
+                "server.leader.servers", f"{leader.slots} slots are for at most as many servers; set more slots"
+            )
+        if leader.advertise is None:
             return self
         if self.storage.kind != "hbase":
             raise wrong(

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from itertools import chain
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 T = TypeVar("T")
@@ -73,6 +74,34 @@ class TxCell(NamedTuple):
     key: bytes
     pointer: int
     refers: bool
+
+
+class Pointers(NamedTuple):
+    """Write pointers above 0 that are searched for.
+
+    Attributes:
+        among: what holds them, and may hold others.
+        stored: how each may begin, as bytes in a store: big-endian, with and without the zeros at its end; None: they
+            are too many to keep them like that.
+    """
+
+    among: Container[int]
+    stored: frozenset[bytes] | None = None
+
+    @classmethod
+    def of(cls, pointers: frozenset[int]) -> Pointers:
+        """Few enough to be kept twice."""
+        packed = [pointer.to_bytes(8, "big") for pointer in pointers if pointer > 0]
+        cut_short = (raw[:size] for raw in packed if not raw[-1] for size in range(len(raw.rstrip(b"\x00")), 8))
+        return cls(pointers, frozenset(chain(packed, cut_short)))
+
+
+class Search(NamedTuple):
+    """What a search has found in a page; ``resume`` as of :class:`Page`, and ``read`` rows were looked at."""
+
+    cells: list[TxCell]
+    read: int
+    resume: bytes | None
 
 
 class KeyReads(ABC):
@@ -143,6 +172,12 @@ class MessageReads(KeyReads):
     @abstractmethod
     def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
         """Transactional rows only. ``limit`` bounds the rows read, not the rows returned."""
+
+    def search(self, start: bytes, stop: bytes | None, limit: int, pointers: Pointers) -> Search:
+        """Transactional rows with one of ``pointers``, or of what holds them. ``limit`` bounds the rows read."""
+        page = self.cells(start, stop, limit)
+        cells = [cell for cell in page.items if cell[1] in pointers.among and cell[1] > 0]
+        return Search(cells, len(page.items), page.resume)
 
     @abstractmethod
     def rows(

@@ -50,6 +50,7 @@ class LeaseRecord:
         renewed_ms: when that last was, by the holder's wall clock.
         seconds: how long it lasts without being renewed.
         address: where its holder is reached; empty where that is not needed, and then not kept.
+        former: of one that was given back, a holder before that may still have writes under way; None: there is none.
     """
 
     holder: str
@@ -58,19 +59,22 @@ class LeaseRecord:
     renewed_ms: int
     seconds: int
     address: str = ""
+    former: LeaseRecord | None = None
 
     @classmethod
     def parse(cls, value: bytes | None) -> LeaseRecord | None:
         """Read a cell; None where it is empty or cannot be read, so that the lease is free."""
         try:
-            return None if value is None else cls(**json.loads(value))
-        except (ValueError, TypeError):
+            fields = json.loads(value or b"null")
+            former = fields.pop("former", None)
+            return cls(**fields, former=None if former is None else cls(**former))
+        except (ValueError, TypeError, AttributeError):
             return None
 
     def pack(self) -> bytes:
-        fields = asdict(self)
-        if not self.address:
-            del fields["address"]
+        fields = {name: value for name, value in asdict(self).items() if value or name not in ("address", "former")}
+        if self.former is not None:
+            fields["former"] = json.loads(replace(self.former, former=None).pack())
         return json.dumps(fields, sort_keys=True).encode()
 
 
@@ -108,7 +112,7 @@ class Lease:
         self.seen: LeaseRecord | None = None
         self._mine: bytes | None = None
         self._renewed_at_ms = 0
-        self._watched: tuple[bytes, int] | None = None
+        self._watched: tuple[bytes | None, int] | None = None
         self._lock = RLock()
         self.fence = 0
 
@@ -127,20 +131,26 @@ class Lease:
             return 0
         return self._renewed_at_ms + self._seconds * 1000 - self._clock.running_ms()
 
-    def acquire(self, *, sole: bool = False) -> None:
+    def acquire(
+        self, *, sole: bool = False, patient: bool = False, read: Callable[[], bytes | None] | None = None
+    ) -> None:
         """Take the lease.
 
         Args:
             sole: the caller knows by other means, such as LevelDB's own lock, that no other holder can be alive.
+            patient: a free one is taken only after it was watched for its time, because others come first.
+            read: the cell as it was a moment ago, where all cells are read at once; None: it is read.
 
         Raises:
             LeaseHeld: another process has it; says which, and for how long at most.
         """
         with self._lock:
-            present = self._cell.lease()
+            present = self._cell.lease() if read is None else read()
             self.seen = record = LeaseRecord.parse(present)
             # A record in its own name is one whose writing was not answered.
             is_others = record is not None and record.holder not in ("", self._holder)
+            if patient and not is_others and not self._is_over(present, record):
+                raise LeaseHeld("The lease is free, and another process comes first.", "Wait.")
             if record is not None and is_others and not sole and not self._is_over(present, record):
                 raise LeaseHeld(
                     f"{record.holder} has the lease, renewed for the last time {self._age(record)}.",
@@ -204,13 +214,24 @@ class Lease:
                 self._mine, self.fence, self.seen = None, 0, record
             raise _lost(record)
 
-    def release(self) -> None:
-        """Give it back; without effect when it is not held any more."""
+    def release(self, former: LeaseRecord | None = None) -> None:
+        """Give it back; without effect when it is not held any more.
+
+        Args:
+            former: the next holder has to reckon with what this one may still have under way.
+        """
+        self.leave("", self._seconds, former)
+
+    def leave(self, holder: str, seconds: int, former: LeaseRecord | None = None) -> bool:
+        """Have another holder's name in it from now on; returns whether it was held until then."""
         with self._lock:
             mine = LeaseRecord.parse(self._mine)
-            if mine is not None:
-                self._cell.swap_lease(self._mine, replace(mine, holder="").pack())
-            self._mine, self.fence = None, 0
+            if mine is None:
+                return False
+            left = replace(mine, holder=holder, seconds=seconds, former=former)
+            done = self._cell.swap_lease(self._mine, left.pack())
+            self._mine, self.fence, self.seen = None, 0, left
+            return done
 
     def _beat(self) -> bool:
         """Write the next record behind the one that was last seen; returns whether that was still there."""
@@ -235,15 +256,15 @@ class Lease:
         """Whether only this holder can have written a record: another one, of the same name too, has another fence."""
         return record is not None and fence > 0 and (record.holder, record.fence) == (self._holder, fence)
 
-    def _is_over(self, present: bytes | None, record: LeaseRecord) -> bool:
-        """Whether its holder has let it expire."""
-        over_ms = record.seconds * 1000 + WALL_ALLOWANCE_MS
-        if self._wall_clocks and self._clock.now_ms() - record.renewed_ms > over_ms:
+    def _is_over(self, present: bytes | None, record: LeaseRecord | None) -> bool:
+        """Whether its holder has let it expire, or there has been none for as long."""
+        time_ms = (self._seconds if record is None else record.seconds) * 1000
+        if record and self._wall_clocks and self._clock.now_ms() - record.renewed_ms > time_ms + WALL_ALLOWANCE_MS:
             return True
         now_ms = self._clock.running_ms()
-        if present is not None and (self._watched is None or self._watched[0] != present):
+        if self._watched is None or self._watched[0] != present:
             self._watched = (present, now_ms)
-        return self._watched is not None and now_ms - self._watched[1] > record.seconds * 1000
+        return now_ms - self._watched[1] > time_ms
 
     def _age(self, record: LeaseRecord) -> str:
         return f"{max(0, self._clock.now_ms() - record.renewed_ms) // 1000} s ago"

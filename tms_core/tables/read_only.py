@@ -21,7 +21,9 @@ from tms_core.tables.base import (
     MetadataReads,
     Page,
     PayloadReads,
+    Pointers,
     Reads,
+    Search,
     TableName,
     TxCell,
 )
@@ -101,6 +103,10 @@ class ReadOnlyMessageTable(_Face[MessageReads], MessageReads):
     def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
         self._calls["cells"] += 1
         return self._table.cells(start, stop, limit)
+
+    def search(self, start: bytes, stop: bytes | None, limit: int, pointers: Pointers) -> Search:
+        self._calls["cells"] += 1
+        return self._table.search(start, stop, limit, pointers)
 
     def rows(
         self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None

@@ -41,6 +41,16 @@ _TIME_BYTES = 8
 HBASE_TABLE, _COLUMN, _NO_ROW = "tms.side", FAMILY + b":v", b"\0"
 
 
+class SideChange(NamedTuple):
+    """A change of rows that is made if one of them holds what was read, as of :meth:`SideTable.exchange`."""
+
+    key: bytes
+    expected: bytes | None
+    value: bytes
+    puts: Sequence[tuple[bytes, bytes]] = ()
+    deletes: Sequence[bytes] = ()
+
+
 class SideTable(ABC):
     """A small sorted table; threads may share it. What is written is durable on return, in one batch if it can be."""
 
@@ -81,6 +91,10 @@ class SideTable(ABC):
         Returns:
             False when the row holds something else; nothing was done.
         """
+
+    def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
+        """As :meth:`exchange` of each, in one write where it can be; returns for each whether it was done."""
+        return [self.exchange(*change) for change in changes]
 
     @abstractmethod
     def close(self) -> None:
@@ -188,6 +202,9 @@ class LevelDBSide(SideTable):
     ) -> bool:
         return self._database.exchange(key, expected, [(key, value), *puts], deletes)
 
+    def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
+        return self._database.exchange_each(changes)
+
     def close(self) -> None:
         self._database.close()
 
@@ -227,8 +244,13 @@ class HBaseSide(SideTable):
             raise
 
     def get(self, key: bytes) -> bytes | None:
-        page = self.rows(key, key + b"\0", 1)
-        return page.items[0][1] if page.items else None
+        try:
+            value, _ = self._rows.get(key).get(_COLUMN, (None, 0))
+        except StoreNotFound:
+            if not self._may_be_missing:
+                raise
+            return None
+        return value
 
     def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
         try:
@@ -259,6 +281,13 @@ class HBaseSide(SideTable):
         self.put(puts)
         self.delete(deletes)
         return True
+
+    def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
+        made = self._rows.replace(_COLUMN, [(change.key, change.expected or b"", change.value) for change in changes])
+        done = [change for change, is_made in zip(changes, made, strict=True) if is_made]
+        self.put([row for change in done for row in change.puts])
+        self.delete([key for change in done for key in change.deletes])
+        return made
 
     def close(self) -> None:
         self._pool.close()

@@ -269,3 +269,40 @@ def _pointers(entries: Iterable[InProgress]) -> Iterator[int]:
     for entry in entries:
         yield entry.write_pointer
         yield from entry.checkpoints
+
+
+@dataclass(frozen=True, slots=True)
+class LateTransaction:
+    """A transaction in progress at whose messages readers in transactions wait.
+
+    Attributes:
+        pointer: its id.
+        client: who holds it; empty where that is not known.
+        topics: where it has published, with the time of the first message there in milliseconds; in order.
+    """
+
+    pointer: int
+    client: str
+    topics: tuple[tuple[str, int], ...]
+
+    @property
+    def since_ms(self) -> int:
+        """When the first of its messages was published."""
+        return min(publish_ms for _, publish_ms in self.topics)
+
+
+def late_transactions(
+    published: Mapping[int, Mapping[str, int]], clients: Mapping[int, str], before_ms: int
+) -> list[LateTransaction]:
+    """Those that have published before a moment and are still in progress, those that did so first before the others.
+
+    Args:
+        published: where transactions in progress have published, as the transaction manager tells.
+        clients: who holds them.
+    """
+    found = [
+        LateTransaction(pointer, clients.get(pointer, ""), tuple(sorted(topics.items())))
+        for pointer, topics in published.items()
+        if topics and min(topics.values()) <= before_ms
+    ]
+    return sorted(found, key=lambda one: (one.since_ms, one.pointer))

@@ -46,6 +46,13 @@ struct TClients {
   2: list<string> clientIds
 }
 
+/* Not in Tephra: where transactions in progress have published, three lists of the same length. */
+struct TTopics {
+  1: list<i64> transactionIds,
+  2: list<string> topics,
+  3: list<i64> firstPublishMs
+}
+
 service TTransactionServer {
   TTransaction startLong(),
   TTransaction startShort(),
@@ -70,5 +77,6 @@ service TTransactionServer {
   i32 invalidTxSize(),
   TTransaction checkpoint(1: TTransaction tx) throws (1: TTransactionNotInProgressException e),
   void pruneNow(),
-  TClients inProgressClients()
+  TClients inProgressClients(),
+  TTopics inProgressTopics()
 }

@@ -444,6 +444,74 @@ SERVER = (
     ),
 )
 
+
+def _busiest(title: str, metric: str) -> Panel:
+    return Panel(
+        title,
+        "timeseries",
+        "cps",
+        "The ten topics with the most; topics beyond the first 200 are counted together as _other.",
+        _of(
+            f"topk(10, sum by (tms_namespace, topic) (rate({metric}{{${{servers}}}}[$__rate_interval])))",
+            "{{tms_namespace}}:{{topic}}",
+        ),
+    )
+
+
+SERVER_TOPICS = (
+    _busiest("Published by topic", "tms_topic_messages_published_total"),
+    _busiest("Fetched by topic", "tms_topic_messages_fetched_total"),
+    Panel(
+        "Slow publishes by topic",
+        "timeseries",
+        "s",
+        "99 of 100 publishes were on disk within this; the ten slowest topics.",
+        _of(
+            "topk(10, histogram_quantile(0.99, sum by (tms_namespace, topic, le)"
+            " (rate(tms_topic_publish_duration_seconds_bucket{${servers}}[$__rate_interval]))))",
+            "{{tms_namespace}}:{{topic}}",
+        ),
+    ),
+    Panel(
+        "Readers wait",
+        "timeseries",
+        "s",
+        "For how long readers in transactions have waited for one that is not decided.",
+        _of(
+            "time() - max by (tms_namespace, topic, transaction)"
+            " (tms_topic_first_undecided_timestamp_seconds{${servers}})",
+            "{{tms_namespace}}:{{topic}} {{transaction}}",
+        ),
+    ),
+    Panel(
+        "Claims of consumer groups",
+        "timeseries",
+        "short",
+        "How many are open.",
+        _of("max by (namespace, job) (tms_open_claims{${servers}})", JANITOR),
+    ),
+    Panel(
+        "Oldest open claim",
+        "timeseries",
+        "s",
+        "How long ago its transaction began.",
+        _of(
+            "time() - min by (namespace, job) (tms_oldest_open_claim_timestamp_seconds{${servers}})",
+            JANITOR,
+        ),
+    ),
+    Panel(
+        "Given out again, and given up",
+        "timeseries",
+        "cps",
+        "Messages that a consumer group got once more, and those that came more often than max_deliveries.",
+        (
+            Target("sum(rate(tms_messages_redelivered_total{${servers}}[$__rate_interval]))", "given out again"),
+            Target("sum(rate(tms_dead_letters_total{${servers}}[$__rate_interval]))", "dead letters"),
+        ),
+    ),
+)
+
 PROCESS = (
     Panel(
         "Memory",
@@ -475,5 +543,6 @@ ROWS = (
     Row("Transactions and clocks", TRANSACTIONS),
     Row("Queues and consumers", QUEUES),
     Row("Server", SERVER, folded=True),
+    Row("Server, by topic", SERVER_TOPICS, folded=True),
     Row("Process", PROCESS, folded=True),
 )

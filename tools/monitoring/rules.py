@@ -1,8 +1,9 @@
 """The alerts: what people are told of, and when.
 
-Each alert is one expression over the metrics of ``docs/metrics.md``, with names in braces for what differs between
-sites: ``${scope}`` is which janitors it is about, the others are the thresholds below. A daemon that sweeps every
-minute has other figures than a CronJob that sweeps every night, and they differ in nothing else.
+Each alert is one expression over the metrics of ``docs/metrics.md`` and ``docs/rest.md``, with names in braces for what
+differs between sites: ``${scope}`` is which janitors it is about, ``${servers}`` which servers, too, the others are the
+thresholds below. A daemon that sweeps every minute has other figures than a CronJob that sweeps every night, and they
+differ in nothing else.
 
 Alerts are about releases (a namespace and a job), never about a pod, which may be gone by the time it is looked up.
 
@@ -19,6 +20,8 @@ from typing import Any, Literal
 
 #: The janitors that alerts are about, unless it is set otherwise: those that are scraped under this name.
 SCOPE = 'job="tms-janitor"'
+#: Those, and the servers beside them, in which some of them run.
+SERVERS = 'job=~"tms-janitor(-server)?"'
 #: Where the guide with a section for each alert is read; forks and sites name their own.
 RUNBOOK = "https://tms-janitor.example/alerts.md"
 
@@ -61,6 +64,7 @@ THRESHOLDS = (
     Threshold(
         "lagSeconds", 3_600, 3_600, "seconds the oldest unread message may be old, where a consumer is that far behind"
     ),
+    Threshold("undecidedSeconds", 600, 600, "seconds that readers may wait for a transaction to be decided"),
     Threshold("forSeconds", 300, 300, "seconds most alerts wait before they fire"),
 )
 
@@ -245,6 +249,17 @@ ALERTS = (
         "{{ $labels.consumer }} is {{ $value }} messages behind in {{ $labels.tms_namespace }}:{{ $labels.topic }}",
         "It stands still or is too slow. Messages that expire before they are read are lost to it.",
     ),
+    Alert(
+        "TmsReadersBlocked",
+        "warning",
+        "time() - max by (namespace, job, tms_namespace, topic, transaction)"
+        " (tms_topic_first_undecided_timestamp_seconds{${servers}}) > ${undecidedSeconds}",
+        "now",
+        "Readers of {{ $labels.tms_namespace }}:{{ $labels.topic }} have waited {{ $value | humanizeDuration }} for"
+        " transaction {{ $labels.transaction }}",
+        "Readers in transactions go on when it has ended. Who holds it: tms tx list. To end it, and hide what it wrote:"
+        " tms tx invalidate {{ $labels.transaction }}",
+    ),
 )
 
 
@@ -253,15 +268,18 @@ def thresholds(mode: Literal["daemon", "cronjob"] = "daemon") -> dict[str, int]:
     return {threshold.name: getattr(threshold, mode) for threshold in THRESHOLDS}
 
 
-def rules(values: Mapping[str, int | str] | None = None, scope: str = SCOPE, runbook: str = RUNBOOK) -> dict[str, Any]:
+def rules(
+    values: Mapping[str, int | str] | None = None, scope: str = SCOPE, runbook: str = RUNBOOK, servers: str = SERVERS
+) -> dict[str, Any]:
     """The rules as Prometheus reads them.
 
     Args:
         values: what stands for each threshold; the figures of a daemon by default.
         scope: which janitors, as a selector has it.
+        servers: which janitors and servers.
         runbook: where ``docs/alerts.md`` is read.
     """
-    figures = {**(thresholds() if values is None else values), "scope": scope}
+    figures = {**(thresholds() if values is None else values), "scope": scope, "servers": servers}
     return {"groups": [{"name": "tms-janitor", "rules": [_rule(alert, figures, runbook) for alert in ALERTS]}]}
 
 

@@ -37,13 +37,14 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- merge $own (.labels | default dict) ($root.Values.commonLabels | default dict) | toYaml }}
 {{- end }}
 
+{{/* The image. One that keeps an archive has Parquet, which the tag says. */}}
 {{- define "tms.image" -}}
 {{- $name := .Values.image.repository }}
 {{- with .Values.global.imageRegistry | default .Values.image.registry }}{{ $name = printf "%s/%s" . $name }}{{ end }}
 {{- if .Values.image.digest }}
 {{- printf "%s@%s" $name .Values.image.digest }}
 {{- else }}
-{{- printf "%s:%s" $name (.Values.image.tag | default .Chart.AppVersion) }}
+{{- printf "%s:%s%s" $name (.Values.image.tag | default .Chart.AppVersion) (ternary "-archive" "" (dig "archive" "enabled" false .Values.janitor)) }}
 {{- end }}
 {{- end }}
 

@@ -134,4 +134,4 @@ class NoMetadata(MetadataReads):
 
 def portable(context: RunContext) -> RunContext:
     """What a pass knows, without what is open, or what only the choice of topics needs."""
-    return replace(context, metadata=NoMetadata(), records={}, consumers=None)
+    return replace(context, metadata=NoMetadata(), records={}, consumers=None, processed=None)

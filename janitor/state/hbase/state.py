@@ -175,13 +175,22 @@ def _anchor(anchor: ClockAnchor) -> list[Any]:
 
 def _frontier_row(record: FrontierRecord) -> list[Any]:
     pending = record.pending
-    waiting = pending and [pending.generation, pending.ttl_seconds, _anchor(pending.since)]
-    return [record.generation, record.cutoff_ms, _anchor(record.at), record.first_seen_ms, waiting, record.approved]
+    waiting = pending and [pending.generation, pending.ttl_seconds, _anchor(pending.since), pending.consumed]
+    return [
+        *(record.generation, record.cutoff_ms, _anchor(record.at), record.first_seen_ms, waiting, record.approved),
+        record.consumed,
+    ]
 
 
 def _frontier(
-    generation: int, cutoff_ms: int, at: list[Any], first_seen_ms: int, waiting: list[Any], approved: list[int]
+    generation: int,
+    cutoff_ms: int,
+    at: list[Any],
+    first_seen_ms: int,
+    waiting: list[Any],
+    approved: list[int],
+    consumed: bool = False,
 ) -> FrontierRecord:
-    pending = waiting and PendingJump(waiting[0], waiting[1], ClockAnchor(*waiting[2]))
-    jump = (approved[0], approved[1]) if approved else None
-    return FrontierRecord(generation, cutoff_ms, ClockAnchor(*at), first_seen_ms, pending or None, jump)
+    pending = waiting and PendingJump(waiting[0], waiting[1], ClockAnchor(*waiting[2]), *waiting[3:])
+    jump = (approved[0], approved[1], len(approved) > 2 and bool(approved[2])) if approved else None
+    return FrontierRecord(generation, cutoff_ms, ClockAnchor(*at), first_seen_ms, pending or None, jump, consumed)

@@ -91,7 +91,7 @@ class SqliteFile:
     def _open(self) -> None:
         with self._border():
             self._connection.execute("PRAGMA synchronous = EXTRA")
-            if schema.is_empty(self._connection, self._where):
+            if schema.is_behind(self._connection, self._where):
                 with self.transaction():
                     schema.make_tables(self._connection, self._where)
 

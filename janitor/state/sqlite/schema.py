@@ -10,7 +10,9 @@ import sqlite3
 from tms_core.errors import StateError
 
 #: What ``PRAGMA user_version`` says of a file of this layout.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+#: A layout without the last column of ``frontiers``, which is brought up to date.
+_WITHOUT_CONSUMED = 2
 #: What ``PRAGMA application_id`` says of a file of ours ("tmsj").
 APPLICATION_ID = 0x746D736A
 
@@ -20,6 +22,9 @@ LOSS = (
     "the store is then a first contact and nothing is deleted until `janitor adopt`."
 )
 
+#: Rule L7: 1: rows that were processed went, 2: the pending jump wants that, 4: it was approved.
+_CONSUMED = "consumed INTEGER NOT NULL DEFAULT 0"
+
 _TABLES = (
     """CREATE TABLE store (
         only_row INTEGER PRIMARY KEY CHECK (only_row = 1), mark TEXT NOT NULL, identity TEXT NOT NULL,
@@ -27,13 +32,13 @@ _TABLES = (
     """CREATE TABLE anchor (
         only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
         wall_ms INTEGER NOT NULL, running_ms INTEGER NOT NULL, boot_id TEXT NOT NULL)""",
-    """CREATE TABLE frontiers (
+    f"""CREATE TABLE frontiers (
         namespace TEXT NOT NULL, topic TEXT NOT NULL, generation INTEGER NOT NULL, cutoff_ms INTEGER NOT NULL,
         at_wall_ms INTEGER NOT NULL, at_running_ms INTEGER NOT NULL, at_boot_id TEXT NOT NULL,
         first_seen_ms INTEGER NOT NULL,
         pending_generation INTEGER, pending_ttl_seconds INTEGER,
         pending_wall_ms INTEGER, pending_running_ms INTEGER, pending_boot_id TEXT,
-        approved_generation INTEGER, approved_ttl_seconds INTEGER,
+        approved_generation INTEGER, approved_ttl_seconds INTEGER, {_CONSUMED},
         PRIMARY KEY (namespace, topic)) WITHOUT ROWID""",
     """CREATE TABLE open_ids (
         pointer INTEGER PRIMARY KEY, first_seen_ms INTEGER NOT NULL, scanned_ms INTEGER, closed_ms INTEGER)""",
@@ -80,8 +85,8 @@ _TABLES = (
 )
 
 
-def is_empty(connection: sqlite3.Connection, where: str) -> bool:
-    """Whether the open file has no tables yet; else it has those of this layout.
+def is_behind(connection: sqlite3.Connection, where: str) -> bool:
+    """Whether the open file has no tables yet, or those of the layout before; else it has those of this one.
 
     Args:
         where: the file, for messages.
@@ -100,19 +105,20 @@ def is_empty(connection: sqlite3.Connection, where: str) -> bool:
             f"{where} was written by a newer janitor (layout {number}; this one knows {SCHEMA_VERSION}).",
             f"Use that version, or move the folder away: {LOSS}",
         )
-    if number not in (0, SCHEMA_VERSION):
+    if number not in (0, _WITHOUT_CONSUMED, SCHEMA_VERSION):
         raise StateError(
             f"{where} has layout {number}, which no released janitor wrote (this one knows {SCHEMA_VERSION}).",
             f"Move the folder away: {LOSS}",
         )
-    return bool(number == 0)
+    return bool(number < SCHEMA_VERSION)
 
 
 def make_tables(connection: sqlite3.Connection, where: str) -> None:
-    """Make the tables if the file is still empty; call it inside a transaction."""
-    if not is_empty(connection, where):
+    """Make the tables, or bring them up to date, if they are still behind; call it inside a transaction."""
+    if not is_behind(connection, where):
         return
-    for statement in _TABLES:
+    (number,) = connection.execute("PRAGMA user_version").fetchone()
+    for statement in (f"ALTER TABLE frontiers ADD COLUMN {_CONSUMED}",) if number else _TABLES:
         connection.execute(statement)
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

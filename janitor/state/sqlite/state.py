@@ -76,7 +76,7 @@ class SqliteState(SqliteIds, SqliteHistory):
 
     def save_frontiers(self, records: Mapping[TopicId, FrontierRecord]) -> None:
         self._write(
-            "INSERT OR REPLACE INTO frontiers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO frontiers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (_frontier_row(topic, record) for topic, record in records.items()),
         )
 
@@ -169,17 +169,20 @@ def _frontier_row(topic: TopicId, record: FrontierRecord) -> tuple[object, ...]:
         *_anchor(record.at),
         record.first_seen_ms,
         *waiting,
-        *(record.approved or (None, None)),
+        *(record.approved or (None, None))[:2],
+        record.consumed
+        | (pending is not None and pending.consumed) << 1
+        | (record.approved is not None and record.approved[2]) << 2,
     )
 
 
 def _frontier(*columns: Any) -> FrontierRecord:
     generation, cutoff_ms, wall_ms, running_ms, boot_id, first_seen_ms, *rest = columns
-    pending_generation, pending_ttl_seconds, *since, approved_generation, approved_ttl_seconds = rest
+    pending_generation, pending_ttl_seconds, *since, approved_generation, approved_ttl_seconds, consumed = rest
     pending = approved = None
     if pending_generation is not None:
-        pending = PendingJump(pending_generation, pending_ttl_seconds, ClockAnchor(*since))
+        pending = PendingJump(pending_generation, pending_ttl_seconds, ClockAnchor(*since), bool(consumed & 2))
     if approved_generation is not None:
-        approved = (approved_generation, approved_ttl_seconds)
+        approved = (approved_generation, approved_ttl_seconds, bool(consumed & 4))
     at = ClockAnchor(wall_ms, running_ms, boot_id)
-    return FrontierRecord(generation, cutoff_ms, at, first_seen_ms, pending, approved)
+    return FrontierRecord(generation, cutoff_ms, at, first_seen_ms, pending, approved, bool(consumed & 1))

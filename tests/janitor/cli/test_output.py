@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 
 from janitor.app.progress import progress
 from janitor.cli import render
+from janitor.sweep.progress import EXPECTED
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
+from tms_core.logs.printable import duration
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
@@ -143,7 +145,7 @@ def test_given_brackets_in_a_path_and_in_a_pattern_then_they_are_shown_as_they_a
     ],
 )
 def test_given_a_duration_then_it_reads_like_this(ms: int, text: str) -> None:
-    assert render.duration(ms) == text
+    assert duration(ms, rough=True) == text
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,7 @@ def test_given_a_size_then_it_reads_like_this(count: int, text: str) -> None:
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_given_any_time_that_a_row_may_hold_then_it_can_be_shown(ms: int) -> None:
     assert render.moment(ms)
-    assert render.duration(ms)
+    assert duration(ms)
 
 
 def test_given_a_moment_then_it_is_in_utc() -> None:
@@ -350,6 +352,28 @@ def test_given_a_terminal_then_progress_is_one_line_told_rarely_and_gone_at_the_
     assert "\n" not in written
     assert 10 <= written.count("\r") <= 17, "ten times a second at most"
     assert written.endswith("\r\x1b[K")
+
+
+def test_given_how_much_is_due_then_a_terminal_shows_the_share_and_the_time_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("janitor.app.progress.time.monotonic", lambda: now)
+    stream = Terminal()
+    with progress(stream) as observer:
+        observer(EXPECTED, None, 10_000)
+        now = 60.0
+        observer("message", None, 2_500)
+        now = 61.0
+        observer("message", None, 20_000)
+        now = 62.0
+        observer("payload", None, 1)
+    lines = stream.getvalue().split("\r\x1b[K")
+    assert lines[1:-1] == [
+        "messages, 2,500 rows read, 25% of what is due, about 3 min left",
+        "messages, 22,500 rows read, 99% of what is due, about 0 s left",
+        "payloads, 22,501 rows read",
+    ]
 
 
 def test_given_work_that_is_done_at_once_then_a_terminal_shows_nothing() -> None:

@@ -82,7 +82,7 @@ def test_given_a_plan_when_read_by_a_program_then_it_has_the_promised_fields(cda
     report = cdap.janitor("plan --format json").json
     assert set(report) == REPORT
     assert {frozenset(entry) for entry in report["topics"]} == {frozenset(ENTRY)}
-    assert set(report["totals"]) == {"expired", "old_generation", "invalid_transaction", "kept"}
+    assert set(report["totals"]) == {"expired", "old_generation", "processed", "invalid_transaction", "kept"}
     assert set(report["totals"]["kept"]) == KEPT
     assert (report["mode"], report["effective_now_ms"]) == ("plan", NOW_MS)
     assert report["snapshot"] == {"timestamp_ms": NOW_MS - 1000, "source": f"snapshot.{NOW_MS - 1000}"}

@@ -114,6 +114,16 @@ def test_given_runs_then_each_is_a_line_with_what_it_did_newest_first(site: Site
     assert len(site.janitor("history --limit 1").out.splitlines()) == len(shown) - 1
 
 
+def test_given_a_hold_that_lasts_then_each_run_of_the_daemon_shows_it(site: Site, state: SqliteState) -> None:
+    site.janitor("run --once --adopt")
+    report = json.loads(state.runs(9)[0].report)
+    [taken, *_] = report["topics"]
+    held = {"rows": 1, "topics": [{**taken, "rows": 1, "held": "frontier"}]}
+    state.begin_run(RunRecord("later", "apply", NOW_MS + 1))
+    state.finish_run("later", NOW_MS + 2, "done", json.dumps({**report, "held_before": held}))
+    assert "still held, as an earlier run counted: 1 rows of" in site.janitor("history later").out
+
+
 def test_given_a_run_that_a_guard_stopped_or_that_failed_then_its_line_says_why(site: Site, state: SqliteState) -> None:
     site.janitor("run --once")
     assert "stopped" in site.janitor("history").out

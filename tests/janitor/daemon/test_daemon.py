@@ -15,14 +15,16 @@ from janitor.daemon.snapshot_refresh import Refreshed
 from janitor.daemon.trigger import every
 from janitor.metrics import Metrics
 from janitor.state.base import EVERYTHING, RunRecord
+from janitor.state.records import TopicCount
 from janitor.status.collect import Deployment
 from janitor.status.health import judge
-from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Rig, janitor, pointer, topic, watch
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Rig, janitor, pointer, topic, watch
 from tests.virtual import VirtualTime, virtual_time
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
 from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
 
 TTL_SECONDS = 60
 
@@ -86,6 +88,26 @@ def test_given_a_daemon_when_hours_pass_then_it_sweeps_every_minute_and_rows_go_
         assert site.results == ["done"]
         site.time.advance(120)
         assert (site.results, orders.times()) == (["done"] * 3, [])
+
+
+def test_given_topics_that_were_counted_when_a_sweep_is_under_way_then_it_is_known_how_much_is_left() -> None:
+    store, clock = MemoryStore(), ManualClock(NOW_MS, running_ms=DAY)
+    told: list[tuple[int, int]] = []
+    topic(store, "default:orders", ttl_seconds=3600).plain(*(NOW_MS - 2 * HOUR + n * MINUTE for n in range(90)))
+    watched = Watched(clock)
+    rig = janitor(store, clock=clock, observer=watched, batch_rows=20)
+    rig.state.save_counts(
+        {TopicId("default", "orders"): TopicCount(90, 900, NOW_MS - 2 * HOUR, NOW_MS - 30 * MINUTE, 0)}
+    )
+
+    def look(call: Call) -> None:
+        if call.name == "message.delete" and watched.running is not None:
+            told.append((watched.running.done, watched.running.expected))
+
+    watch(store, before=look)
+    with watched.run():
+        rig.engine.run_once(adopt=True)
+    assert told == [(20, 60), (40, 60), (60, 60)]
 
 
 def test_given_a_sweep_that_fails_when_time_passes_then_it_is_a_failed_run_and_the_next_one_comes() -> None:

@@ -14,7 +14,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -45,11 +45,13 @@ from janitor.sweep.transactions import TransactionView
 from tests.builders import Desk, every
 from tests.salted import SaltedStore
 from tms_core.clock import ManualClock
+from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import MetadataError
-from tms_core.rowkey import MessageKey, PayloadKey, java_abs
+from tms_core.rowkey import MessageId, MessageKey, PayloadKey, java_abs
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId, TopicMetadata, encode_properties
 from tms_core.transaction.model import InProgress, InProgressType, VisibilityState
 from tms_core.transaction.source.source import Loaded
@@ -81,6 +83,8 @@ class Scene:
     payloads: dict[bytes, bytes] = field(default_factory=dict)
     snapshot: VisibilityState | None = None
     records: dict[TopicId, FrontierRecord] = field(default_factory=dict)
+    #: How far consumers have read.
+    bases: dict[TopicId, list[MessageId]] = field(default_factory=dict)
 
     @property
     def now(self) -> ClockAnchor:
@@ -94,6 +98,25 @@ class Scene:
         if isinstance(store, LevelDBStore) and self.odd:
             store._databases["message"].put(self.odd.items())
 
+    def side(self) -> MemorySide:
+        side = MemorySide()
+        for topic, bases in self.bases.items():
+            parsed = TopicMetadata.parse(topic.prefix, self.metadata[topic.prefix])
+            for number, base in enumerate(bases):
+                Positions(side).put(parsed, Position(f"c{number}", base, 0, 0))
+        return side
+
+    def processed(self, topic: TopicMetadata, frontier: Frontier) -> int:
+        """The first position that L7 leaves, with nothing claimed."""
+        bases = self.bases.get(topic.topic, [])
+        if self.snapshot is None or not bases or topic.deleted or topic.properties.get("retention") != "consumed":
+            return 0
+        begun = [entry.write_pointer // 10**6 for entry in self.snapshot.in_progress]
+        oldest_ms = max(0, min(self.now_ms - 3_600_000, self.snapshot.timestamp_ms, *begun))
+        behind = [(one.publish_ms << 16) + one.sequence + (not one.payload_ms and one > (0, 0, 0, 0)) for one in bases]
+        found = min(oldest_ms << 16, *behind)
+        return found if found > frontier.due.ms << 16 else 0
+
     def topic(self, topic: TopicId) -> tuple[TopicMetadata, Frontier] | tuple[None, None]:
         try:
             parsed = TopicMetadata.parse(topic.prefix, self.metadata.get(topic.prefix, b""))
@@ -102,9 +125,10 @@ class Scene:
         record = self.records.get(topic)
         if TERMS.protects(topic):
             stand_still(record, self.now)
-            return parsed, Frontier.closed(self.now_ms, parsed, Hold.PROTECTED)
+            frontier = Frontier.closed(self.now_ms, parsed, Hold.PROTECTED)
+            return parsed, replace(frontier, processed=self.processed(parsed, frontier))
         frontier, _ = advance(record, parsed, self.now, hold_seconds=3600, allowance_ms=LIFETIME.allowance_ms)
-        return parsed, frontier
+        return parsed, replace(frontier, processed=self.processed(parsed, frontier))
 
 
 @st.composite
@@ -117,8 +141,11 @@ def scenes(draw: st.DrawFn) -> Scene:
         generation = draw(st.sampled_from(GENERATIONS)) * draw(st.sampled_from([1, 1, -1]))
         if draw(st.integers(0, 9)) == 0:
             generation = draw(st.sampled_from([0, INT_MIN]))
-        scene.metadata[name.prefix] = encode_properties({"generation": str(generation), "ttl": ttl})
+        retention = draw(st.sampled_from([{}, {"retention": "consumed"}]))
+        scene.metadata[name.prefix] = encode_properties({"generation": str(generation), "ttl": ttl, **retention})
         ttls[name] = int(ttl) if ttl in TTLS else 60
+        if ttl in TTLS and generation not in (0, INT_MIN):
+            scene.bases[name] = draw(st.lists(bases(now_ms, ttls[name]), max_size=2))
         if draw(st.booleans()):
             scene.records[name] = draw(records(scene, generation, ttls[name]))
     ttls[UNKNOWN] = 60
@@ -135,8 +162,16 @@ def records(draw: st.DrawFn, scene: Scene, generation: int, ttl_seconds: int) ->
     law_ms = max(0, scene.now_ms - ttl_seconds * 1000)
     cutoff_ms = max(0, law_ms - draw(st.sampled_from([0, 0, 1000, 299_999, 300_001, 10**9, -1000])))
     applied = draw(st.sampled_from([generation, generation, abs(generation), 0, 1, 2, -2, -1]))
-    approved = draw(st.sampled_from([None, None, (generation, ttl_seconds)]))
-    return FrontierRecord(max(applied, -INT_MAX), cutoff_ms, scene.now, scene.now_ms, None, approved)
+    approved = draw(st.sampled_from([None, None, (generation, ttl_seconds, False)]))
+    consumed = draw(st.sampled_from([True, True, False]))
+    return FrontierRecord(max(applied, -INT_MAX), cutoff_ms, scene.now, scene.now_ms, None, approved, consumed)
+
+
+@st.composite
+def bases(draw: st.DrawFn, now_ms: int, ttl_seconds: int) -> MessageId:
+    """Where a consumer may stand: at a row there may be, inside its payloads, or nowhere yet."""
+    ms = draw(st.sampled_from([ms for ms in _times(now_ms, ttl_seconds) if ms >= 0]))
+    return MessageId(ms, draw(st.sampled_from([0, 1, 32768, 65535])), draw(st.sampled_from([0, 0, 1])), 0)
 
 
 @st.composite
@@ -195,6 +230,7 @@ def mangled(draw: st.DrawFn, key: bytes) -> bytes:
 def _times(now_ms: int, ttl_seconds: int) -> list[int]:
     cutoff = now_ms - ttl_seconds * 1000
     near = [cutoff - 1, cutoff, cutoff + 1, cutoff - 300_001, cutoff + 1000, now_ms, now_ms + 1, 0, 1]
+    near += [now_ms - 3_600_000 + offset for offset in (-1000, -1, 0, 1)]
     return [max(LONG_MIN, min(LONG_MAX, time)) for time in [*near, *near, -1, LONG_MAX, LONG_MIN]]
 
 
@@ -233,7 +269,8 @@ def judge(scene: Scene) -> tuple[dict[bytes, Verdict], dict[bytes, Verdict], set
         topic, frontier = scene.topic(row.topic) if row else (None, None)
         found = references.get((row.topic, row.generation, row.write_pointer), []) if row else []
         if found and row and frontier:
-            window = search_range(row.topic, row.generation, frontier.cutoff.ms, [row], LIFETIME)
+            since_ms, processed = frontier.cutoff.ms, frontier.processed_now
+            window = search_range(row.topic, row.generation, since_ms, [row], LIFETIME, processed)
             windows = (window, timeless_range(row.topic, row.generation))
             inside = [ref for ref in found if any(window.holds(ref) for window in windows)]
             without = decide(Row("payload", row), topic, frontier, view, False, None)
@@ -271,6 +308,7 @@ def sweep(scene: Scene, store: Store, batch_rows: int, workers: int = 1) -> tupl
         token_hex=lambda n: "0" * n,
         batch_rows=batch_rows,
         workers=workers,
+        side=scene.side(),
     )
     with state:
         return engine.preview(), engine.run_once()
@@ -309,6 +347,7 @@ def check_figures(
     reasons = Counter(verdict.reason for verdict in verdicts if isinstance(verdict, Keep | Invert))
     if not either:
         assert report.total(Rule.EXPIRED) == deleted[Rule.EXPIRED]
+        assert report.total(Rule.PROCESSED) == deleted[Rule.PROCESSED]
         assert report.total(Rule.OLD_GENERATION) == deleted[Rule.OLD_GENERATION]
         assert report.kept.get(Reason.REFERENCED, 0) == reasons[Reason.REFERENCED]
     assert report.total(Rule.INVALID_TRANSACTION) == sum(isinstance(verdict, Invert) for verdict in verdicts)
@@ -351,9 +390,11 @@ def test_given_a_swept_store_when_swept_again_at_once_then_nothing_is_left_to_do
         state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
         state.save_frontiers(scene.records)
         source = FixedSource(scene.snapshot) if scene.snapshot else None
-        engine = Desk(store, state, source, ManualClock(scene.now_ms), TERMS, token_hex=lambda n: "0" * n)
+        engine = Desk(
+            store, state, source, ManualClock(scene.now_ms), TERMS, token_hex=lambda n: "0" * n, side=scene.side()
+        )
         again = engine.run_once()
-        assert [again.total(rule) for rule in Rule] == [0, 0, 0]
+        assert [again.total(rule) for rule in Rule] == [0] * len(Rule)
 
 
 @given(scenes(), st.integers(1, 7), st.integers(0, 10**9))
@@ -368,7 +409,9 @@ def test_given_a_plan_of_a_random_store_when_applied_later_then_exactly_what_it_
         state.save_frontiers(scene.records)
         clock = ManualClock(scene.now_ms)
         source = FixedSource(scene.snapshot) if scene.snapshot else None
-        engine = Desk(store, state, source, clock, TERMS, token_hex=lambda n: "0" * n, batch_rows=batch_rows)
+        engine = Desk(
+            store, state, source, clock, TERMS, token_hex=lambda n: "0" * n, batch_rows=batch_rows, side=scene.side()
+        )
         planned = engine.preview(out=Path(folder) / "plan.json")
         # More has come due by then, which is none of the plan's business.
         clock.advance(min(later_ms, 100_000))

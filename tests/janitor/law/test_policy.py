@@ -309,6 +309,55 @@ def test_l6_given_a_payload_with_a_ttl_of_its_own_when_it_is_needed_then_it_stay
     assert judge(payload(), referenced=True, expires_ms=NOW_MS) == REFERENCED
 
 
+# --- L7: processed by all consumers ----------------------------------------------------------------------------------
+
+
+PROCESSED = Delete(Rule.PROCESSED)
+#: All before the third row of this millisecond is processed.
+BEHIND_MS = DUE_MS + 10
+
+
+def done(topic: TopicMetadata, hold: Hold | None = None) -> Frontier:
+    return replace(Frontier.open(NOW_MS, topic), processed=BEHIND_MS << 16 | 2, hold=hold)
+
+
+@pytest.mark.parametrize(
+    ("time_ms", "sequence", "verdict"),
+    [
+        (BEHIND_MS, 1, PROCESSED),
+        (BEHIND_MS, 2, LIVE),
+        (BEHIND_MS - 1, 65535, PROCESSED),
+        (BEHIND_MS + 1, 0, LIVE),
+        (DUE_MS, 0, PROCESSED),
+        (DUE_MS - 1, 0, EXPIRED),
+    ],
+)
+def test_l7_given_a_message_when_all_consumers_have_processed_it_then_it_goes(
+    time_ms: int, sequence: int, verdict: Verdict
+) -> None:
+    row = Row("message", MessageKey(TOPIC, 1, time_ms, sequence))
+    assert judge(row, 1, done(metadata())) == verdict
+
+
+def test_l7_given_a_payload_then_it_goes_before_the_last_millisecond_if_nothing_needs_it() -> None:
+    assert judge(payload(BEHIND_MS - 1), 1, done(metadata())) == PROCESSED
+    assert judge(payload(BEHIND_MS), 1, done(metadata())) == LIVE
+    assert judge(payload(BEHIND_MS - 1), 1, done(metadata()), referenced=True) == REFERENCED
+    assert judge(payload(BEHIND_MS - 1), 1, done(metadata()), transactions=OPEN) == UNDECIDED
+
+
+@pytest.mark.parametrize("hold", list(Hold))
+def test_l7_given_any_hold_then_what_is_processed_is_held(hold: Hold) -> None:
+    assert judge(message(BEHIND_MS - 1), 1, done(metadata(), hold)) == HELD
+    assert judge(payload(BEHIND_MS - 1), 1, done(metadata(), hold)) == HELD
+    assert (done(metadata(), hold).processed_now, done(metadata()).processed_now) == (0, BEHIND_MS << 16 | 2)
+
+
+def test_l7_given_another_generation_then_it_says_nothing() -> None:
+    assert judge(message(BEHIND_MS - 1, 3), 2, done(metadata(2))) == NEWER
+    assert judge(message(BEHIND_MS - 1, 1), 2, done(metadata(2))) == OLD
+
+
 # --- S8: how far a run may go ----------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from janitor.law.policy import Rule
 from janitor.report import Report
 from janitor.state.base import EVERYTHING, CounterKey
+from janitor.status.collect import summary
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, unknown_topic, watch
 from tms_core.errors import GuardTripped, Halted, StateError, StoreError
 from tms_core.tables.memory import MemoryStore
@@ -350,8 +351,11 @@ def test_given_rows_that_are_held_when_another_run_has_no_reason_to_count_them_t
     topic(store, "default:other", ttl_seconds=60)
     held(rig)
     rig.clock.advance(MINUTE)
-    run(rig)
+    report = run(rig)
     assert overdue(rig) == {("default:a", "frontier"): 2}
+    [last] = rig.state.runs(1)
+    # A run that was halted has looked at nothing.
+    assert summary(last).held == (0 if report.guards else 2), "history shows a hold in each run that it lasts"
 
 
 def test_given_rows_that_are_held_when_a_plan_is_applied_then_they_are_still_noted(

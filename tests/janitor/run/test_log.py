@@ -36,7 +36,7 @@ def test_given_a_run_that_deleted_when_written_then_its_figures_and_its_snapshot
     report = report_of(NOW_MS - HOUR)
     RunLog().write(report)
     record = next(record for record in caplog.records if record.name == "janitor.run.log")
-    figures = "1 expired, 0 old_generation, 0 invalid_transaction, 0 held"
+    figures = "1 expired, 0 old_generation, 0 processed, 0 invalid_transaction, 0 held"
     assert record.getMessage() == f"run {report.id}: {figures}; snapshot snapshot.{NOW_MS}"
     assert vars(record)["fields"]["snapshot"] == f"snapshot.{NOW_MS}"
 

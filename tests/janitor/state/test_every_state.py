@@ -49,8 +49,9 @@ frontiers = st.builds(
     longs,
     anchors,
     longs,
-    st.none() | st.builds(PendingJump, ints, ints, anchors),
-    st.none() | st.tuples(ints, ints),
+    st.none() | st.builds(PendingJump, ints, ints, anchors, st.booleans()),
+    st.none() | st.tuples(ints, ints, st.booleans()),
+    st.booleans(),
 )
 open_ids = st.builds(OpenIdRecord, longs, longs, st.none() | longs, st.none() | longs)
 strikes = st.builds(Strikes, ints, longs, texts, st.none() | longs, st.none() | longs)
@@ -137,7 +138,7 @@ def test_given_a_memory_when_opened_again_then_everything_is_there(lasting: Last
 def test_given_frontiers_when_some_are_saved_then_those_of_other_topics_stay(state: State) -> None:
     other = TopicId("default", "other")
     state.save_frontiers({TOPIC: FRONTIER, other: FRONTIER})
-    moved = FrontierRecord(-2, 600, ANCHOR, 400, PendingJump(3, 60, ANCHOR), (3, 60))
+    moved = FrontierRecord(-2, 600, ANCHOR, 400, PendingJump(3, 60, ANCHOR), (3, 60, True))
     state.save_frontiers({TOPIC: moved})
     assert state.frontiers() == {TOPIC: moved, other: FRONTIER}
 

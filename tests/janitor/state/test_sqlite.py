@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from janitor.state import Claim, OpenIdRecord, RunRecord, SqliteState
+from janitor.state import Claim, ClockAnchor, FrontierRecord, OpenIdRecord, RunRecord, SqliteState
 from tms_core.errors import StateBusy, StateError
 from tms_core.topic import TopicId
 
@@ -179,10 +179,23 @@ def test_given_a_file_damaged_in_the_middle_when_read_then_it_is_corrupt(tmp_pat
 def test_given_a_file_of_a_newer_layout_when_opened_then_it_is_refused_with_both_numbers(tmp_path: Path) -> None:
     SqliteState(tmp_path).close()
     with sqlite3.connect(file_of(tmp_path)) as connection:
-        connection.execute("PRAGMA user_version = 3")
+        connection.execute("PRAGMA user_version = 4")
     connection.close()
-    with pytest.raises(StateError, match=r"newer janitor \(layout 3; this one knows 2\)"):
+    with pytest.raises(StateError, match=r"newer janitor \(layout 4; this one knows 3\)"):
         SqliteState(tmp_path)
+
+
+def test_given_a_file_of_the_layout_before_when_opened_then_it_is_brought_up_to_date(tmp_path: Path) -> None:
+    topic, record = TOPIC, FrontierRecord(1, 2, ClockAnchor(3, 4, "b"), 5)
+    with SqliteState(tmp_path) as state:
+        state.save_frontiers({topic: record})
+    with sqlite3.connect(file_of(tmp_path)) as connection:
+        connection.execute("ALTER TABLE frontiers DROP COLUMN consumed")
+        connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    for _ in range(2):
+        with SqliteState(tmp_path) as state:
+            assert state.frontiers() == {topic: record}
 
 
 def test_given_a_file_of_a_layout_from_before_the_first_release_when_opened_then_it_is_refused_and_left_as_it_is(
@@ -193,7 +206,7 @@ def test_given_a_file_of_a_layout_from_before_the_first_release_when_opened_then
         connection.execute("PRAGMA user_version = 1")
     connection.close()
     before = file_of(tmp_path).read_bytes()
-    with pytest.raises(StateError, match=r"layout 1, which no released janitor wrote \(this one knows 2\)") as caught:
+    with pytest.raises(StateError, match=r"layout 1, which no released janitor wrote \(this one knows 3\)") as caught:
         SqliteState(tmp_path)
     assert "nothing is deleted until `janitor adopt`" in caught.value.hint
     assert file_of(tmp_path).read_bytes() == before

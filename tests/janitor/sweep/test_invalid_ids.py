@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from janitor.law.policy import Rule
 from janitor.state import OpenIdRecord
+from janitor.sweep.inversions import PAGES_TOGETHER
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic
 from tms_core.tables.memory import MemoryStore
 
@@ -56,6 +58,19 @@ def test_given_a_closed_transaction_when_it_is_listed_for_a_year_then_it_stays_c
     rig.clock.advance(MINUTE)
     rig.engine.run_once()
     assert rig.state.open_ids()[OLD] == before
+
+
+def test_given_rows_of_an_invalid_transaction_over_many_pages_when_run_then_they_are_inverted_in_few_batches(
+    orders: Topic,
+) -> None:
+    rig = janitor(orders.store, batch_rows=4)
+    for number in range(PAGES_TOGETHER * 12):
+        orders.tx(OLD if number % 8 == 0 else OLD - 1, NOW_MS - HOUR + number)
+    rig.snapshots.invalid = [OLD]
+    before = orders.store.calls["invert"]
+    report = rig.engine.run_once(adopt=True)
+    assert report.total(Rule.INVALID_TRANSACTION) == PAGES_TOGETHER * 12 // 8
+    assert orders.store.calls["invert"] - before == PAGES_TOGETHER * 12 // 8 // 4
 
 
 def test_given_a_closed_transaction_that_has_left_the_list_when_a_row_of_it_is_found_then_the_audit_refutes_the_claim(

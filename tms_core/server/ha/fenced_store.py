@@ -1,4 +1,4 @@
-"""The store as the server that leads may use it: every call says first whether it still leads.
+"""The store as the server that leads may use it: every call says first whether it still leads the topic.
 
 Writes are acknowledged only after the lease was read again behind them, and rows that came late are not shown
 (:mod:`tms_core.server.ha.leadership` says why that is enough). The messaging service above knows nothing of all this: a
@@ -10,18 +10,20 @@ Topics are not fenced: each change of theirs compares what is there with what wa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Generic, TypeVar
 
 from tms_core.errors import StoreError, Unavailable
+from tms_core.messaging.producer_rows import is_of_producer
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, topic_prefix
-from tms_core.server.ha.leadership import Leadership, Term, not_leading, undecided
+from tms_core.server.ha.leadership import Term, not_leading, undecided
 from tms_core.server.ha.sealed_ids import FRAME_ROWS, Seals
+from tms_core.server.ha.slots import Slots
 from tms_core.tables.base import KeyTable, MessageTable, MessageValue, Page, PayloadTable, Store, TableName, TxCell
-from tms_core.tables.side import SideTable
+from tms_core.tables.side import SideChange, SideTable
 
 K = TypeVar("K", bound=KeyTable)
-R = TypeVar("R")
+V = TypeVar("V")
 
 
 class FencedStore(Store):
@@ -29,15 +31,15 @@ class FencedStore(Store):
 
     Args:
         store: the tables; stays the caller's.
-        leadership: knows who leads.
+        slots: know who leads.
         seals: know which rows are not shown.
     """
 
-    def __init__(self, store: Store, leadership: Leadership, seals: Seals) -> None:
+    def __init__(self, store: Store, slots: Slots, seals: Seals) -> None:
         self.calls = store.calls
         self.metadata = store.metadata
-        self.message = FencedMessageTable(store.message, leadership, seals)
-        self.payload = FencedPayloadTable(store.payload, leadership)
+        self.message = FencedMessageTable(store.message, slots, seals)
+        self.payload = FencedPayloadTable(store.payload, slots)
         self._store = store
 
     def identity(self) -> str:
@@ -55,51 +57,55 @@ class FencedStore(Store):
 
 
 class _Fence:
-    """What surrounds each read and each change.
+    """What surrounds each read and each change of rows of one topic.
 
     Args:
-        leadership: knows who leads.
+        slots: know who leads the topic.
     """
 
-    def __init__(self, leadership: Leadership) -> None:
-        self._leadership = leadership
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
 
     @contextmanager
-    def changing(self) -> Iterator[None]:
+    def changing(self, key: bytes) -> Iterator[None]:
         """A change of rows that are there, be it to take back what was put."""
-        try:
-            term = self._leadership.term()
-        except Unavailable as error:
-            raise undecided() from error
-        try:
-            yield
-        except StoreError:
-            self._leadership.doubt()
-            raise
-        self._leadership.confirm(term)
+        with ExitStack() as stack:
+            leadership = self._slots.of(key)
+            try:
+                term = stack.enter_context(leadership.writing())
+            except Unavailable as error:
+                raise undecided() from error
+            try:
+                yield
+            except StoreError:
+                leadership.doubt()
+                raise
+            leadership.confirm(term)
 
     @contextmanager
-    def reading(self) -> Iterator[Term]:
+    def reading(self, key: bytes) -> Iterator[Term]:
         """What was read counts only if this server led until it had it."""
-        term = self._leadership.term()
+        leadership = self._slots.of(key)
+        term = leadership.term()
         yield term
-        if not self._leadership.is_still(term):
+        if not leadership.is_still(term):
             raise not_leading()
 
 
 class _Fenced(Generic[K]):
     """What the message and the payload table let a leader do."""
 
-    def __init__(self, table: K, leadership: Leadership) -> None:
+    def __init__(self, table: K, slots: Slots) -> None:
         self._table = table
-        self._leadership = leadership
-        fence = _Fence(leadership)
+        self._slots = slots
+        fence = _Fence(slots)
         self._changing, self._reading = fence.changing, fence.reading
         self.keys_per_call = table.keys_per_call
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        with self._changing():
-            self._table.delete(keys)
+        for some in self._slots.divided(keys, lambda key: key):
+            with self._changing(some[0]):
+                self._table.delete(some)
 
     def sync(self) -> None:
         self._table.sync()
@@ -110,18 +116,19 @@ class _Fenced(Generic[K]):
     def compact(self, start: bytes, stop: bytes) -> None:
         self._table.compact(start, stop)
 
-    def _put(self, rows: Sequence[R], put: Callable[[Sequence[R]], None]) -> None:
-        """Write rows, piece by piece, and make sure behind the last one that all of them count."""
-        term = self._leadership.term()
-        try:
-            for first in range(0, len(rows), FRAME_ROWS):
-                if first and not self._leadership.is_still(term):
-                    raise undecided()
-                put(rows[first : first + FRAME_ROWS])
-        except StoreError:
-            self._leadership.doubt()
-            raise
-        self._leadership.confirm(term)
+    def _put(self, rows: Sequence[tuple[bytes, V]], put: Callable[[Sequence[tuple[bytes, V]]], None]) -> None:
+        """Write rows of one topic, piece by piece, and make sure behind the last one that all of them count."""
+        leadership = self._slots.of(rows[0][0] if rows else b"")
+        with leadership.writing() as term:
+            try:
+                for first in range(0, len(rows), FRAME_ROWS):
+                    if first and not leadership.is_still(term):
+                        raise undecided()
+                    put(rows[first : first + FRAME_ROWS])
+            except StoreError:
+                leadership.doubt()
+                raise
+            leadership.confirm(term)
 
 
 class FencedMessageTable(_Fenced[MessageTable], MessageTable):
@@ -129,16 +136,16 @@ class FencedMessageTable(_Fenced[MessageTable], MessageTable):
 
     name: TableName = "message"
 
-    def __init__(self, table: MessageTable, leadership: Leadership, seals: Seals) -> None:
-        super().__init__(table, leadership)
+    def __init__(self, table: MessageTable, slots: Slots, seals: Seals) -> None:
+        super().__init__(table, slots)
         self._seals = seals
 
     def reserved(self, prefix: bytes) -> int:
-        with self._reading() as term:
+        with self._reading(prefix) as term:
             return self._seals.gaps(term, prefix).end
 
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
-        with self._reading() as term:
+        with self._reading(start) as term:
             page = self._table.keys(start, stop, limit)
             hidden = self._hidden(term, start, page.items)
         return Page([key for key in page.items if key not in hidden], page.resume) if hidden else page
@@ -146,17 +153,17 @@ class FencedMessageTable(_Fenced[MessageTable], MessageTable):
     def rows(
         self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
     ) -> Page[tuple[bytes, MessageValue]]:
-        with self._reading() as term:
+        with self._reading(start) as term:
             page = self._table.rows(start, stop, limit, most_bytes)
             hidden = self._hidden(term, start, [key for key, _ in page.items])
         return Page([row for row in page.items if row[0] not in hidden], page.resume) if hidden else page
 
     def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
-        with self._reading():
+        with self._reading(start):
             return self._table.cells(start, stop, limit)
 
     def invert(self, cells: Sequence[TxCell]) -> list[bool]:
-        with self._changing():
+        with self._changing(cells[0].key if cells else b""):
             return self._table.invert(cells)
 
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
@@ -184,13 +191,13 @@ class FencedPayloadTable(_Fenced[PayloadTable], PayloadTable):
     name: TableName = "payload"
 
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
-        with self._reading():
+        with self._reading(start):
             return self._table.keys(start, stop, limit)
 
     def rows(
         self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
     ) -> Page[tuple[bytes, bytes]]:
-        with self._reading():
+        with self._reading(start):
             return self._table.rows(start, stop, limit, most_bytes)
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
@@ -198,35 +205,45 @@ class FencedPayloadTable(_Fenced[PayloadTable], PayloadTable):
 
 
 class FencedSide(SideTable):
-    """The side table, as a leader sees it: for positions and claims.
+    """The side table, as a leader sees it: for positions, claims and producers, each behind the lead of its topic.
+
+    But which generation of a producer counts, and what it has begun, is read by the leaders of all topics that it
+    publishes to.
 
     What a deposed leader still sends changes nothing: a position is only written where the one that was read still is,
     and a claim of a poll that was not answered is void, because its client invalidates the transaction.
 
     Args:
         side: the table; stays the caller's.
-        leadership: knows who leads.
+        slots: know who leads.
     """
 
-    def __init__(self, side: SideTable, leadership: Leadership) -> None:
-        self._fence = _Fence(leadership)
+    def __init__(self, side: SideTable, slots: Slots) -> None:
+        self._fence = _Fence(slots)
+        self._slots = slots
         self._side = side
 
     def get(self, key: bytes) -> bytes | None:
-        with self._fence.reading():
+        if is_of_producer(key):
+            return self._side.get(key)
+        with self._fence.reading(_about(key)):
             return self._side.get(key)
 
     def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
-        with self._fence.reading():
+        if is_of_producer(start):
+            return self._side.rows(start, stop, limit)
+        with self._fence.reading(_about(start)):
             return self._side.rows(start, stop, limit)
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        with self._fence.changing():
-            self._side.put(rows)
+        for some in self._slots.divided(rows, lambda row: _about(row[0])):
+            with self._fence.changing(_about(some[0][0])):
+                self._side.put(some)
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        with self._fence.changing():
-            self._side.delete(keys)
+        for some in self._slots.divided(keys, _about):
+            with self._fence.changing(_about(some[0])):
+                self._side.delete(some)
 
     def exchange(
         self,
@@ -236,11 +253,21 @@ class FencedSide(SideTable):
         puts: Sequence[tuple[bytes, bytes]] = (),
         deletes: Sequence[bytes] = (),
     ) -> bool:
-        with self._fence.changing():
+        with self._fence.changing(_about(key)):
             return self._side.exchange(key, expected, value, puts, deletes)
+
+    def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
+        # All are about one topic; what goes with them may be about the home of the producer.
+        with self._fence.changing(_about(changes[0].key)):
+            return self._side.exchange_each(changes)
 
     def close(self) -> None:
         """Nothing was opened."""
+
+
+def _about(key: bytes) -> bytes:
+    """The topic that a row of the side table is about: its key behind the byte that says what kind it is."""
+    return key[1:]
 
 
 def _generation(key: bytes) -> bytes | None:

@@ -1,5 +1,7 @@
 """Who leads: of several servers on one HBase one publishes and reads, and the others pass on to it what they are asked.
 
+Where topics are divided into slots, this is so for each slot by itself (:mod:`tms_core.server.ha.slots`).
+
 A lease says who (:mod:`tms_core.tables.lease`), in a cell of HBase that can be compared and set. The server that gets
 it waits for the *fencing delay* before it begins its **term**, as CDAP's servers do
 (``LeaderElectionMessagingService``). What is right does not rest on that wait, nor on clocks:
@@ -21,8 +23,9 @@ The trade: one read of HBase for each batch that is written.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from threading import Event, Thread
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Lock, Thread
 from typing import NamedTuple
 
 from tms_core.clock import Clock
@@ -65,6 +68,9 @@ class Leadership:
         self._clock = clock
         self._delay_ms = fencing_delay_seconds * 1000
         self._term: Term | None = None
+        self._ending = False
+        self._writes = 0
+        self._lock = Lock()
         self._began_ms = 0
         self._doubtful_until_ms = 0
         self._failure = ""
@@ -74,8 +80,12 @@ class Leadership:
     @property
     def leads(self) -> bool:
         """Whether this server leads now; cheap."""
-        term = self._term
-        return term is not None and term.fence == self._lease.fence and self._lease.left_ms > 0
+        return not self._ending and self._runs
+
+    @property
+    def holds(self) -> bool:
+        """Whether this server has the lease, when last looked."""
+        return self._lease.held
 
     @property
     def leader(self) -> LeaseRecord | None:
@@ -101,8 +111,24 @@ class Leadership:
         return term
 
     def is_still(self, term: Term) -> bool:
-        """Whether a term has not ended."""
-        return self._term is term and self.leads
+        """Whether a term has not ended; while the lead is handed back, it goes on for what has begun in it."""
+        return self._term is term and self._runs
+
+    @contextmanager
+    def writing(self) -> Iterator[Term]:
+        """Something is written in the term that runs; until it is done, the lead is not handed back.
+
+        Raises:
+            Unavailable: this server does not lead.
+        """
+        with self._lock:
+            term = self.term()
+            self._writes += 1
+        try:
+            yield term
+        finally:
+            with self._lock:
+                self._writes -= 1
 
     def confirm(self, term: Term) -> None:
         """Return if the term ran until now, whatever clocks say: what was written in it may be acknowledged.
@@ -126,19 +152,27 @@ class Leadership:
 
     # -- in its own thread --------------------------------------------------------------------------------------------
 
-    def step(self, prepare: Callable[[], bool]) -> None:
+    def step(
+        self, prepare: Callable[[], bool], *, patient: bool = False, read: Callable[[], bytes | None] | None = None
+    ) -> None:
         """Look who leads: renew the lease or try to get it, and begin or end a term.
 
         Args:
             prepare: called before a term begins; False: not yet.
+            patient, read: see :meth:`Lease.acquire`.
         """
         try:
             if self._lease.held:
                 self._lease.renew_if_due()
+                if self._ending:
+                    self._give_back()
             else:
                 self._end()
-                self._challenge()
+                self._lease.acquire(patient=patient, read=read)
+                self._won()
             self._failure = ""
+        except LeaseHeld:
+            pass
         except LeaseLost:
             self._end()
             seen = self._lease.seen
@@ -148,15 +182,23 @@ class Leadership:
         if self._term is None and self._may_begin():
             self._begin(prepare)
 
-    def win(self, prepare: Callable[[], bool]) -> None:
+    def hand_back(self) -> None:
+        """Begin nothing more. The step that finds nothing under way gives the lease back, and the term is over."""
+        with self._lock:
+            self._ending = self._lease.held
+
+    def win(self, look: Callable[[], object]) -> None:
         """Lead, or find out that another server does: for a server to which no other can pass anything on.
+
+        Args:
+            look: has :meth:`step` called.
 
         Raises:
             LeaseHeld: another server is alive and leads.
         """
         first: LeaseRecord | None = None
         while True:
-            self.step(prepare)
+            look()
             if self.leads:
                 return
             other = self.leader
@@ -176,17 +218,19 @@ class Leadership:
         Raises:
             StoreError: the store failed; it expires.
         """
-        term, now_ms = self._term, self._clock.running_ms()
+        self.hand_back()
+        self._give_back()
         self._end()
-        settled = term is not None and (term.former is None or now_ms - self._began_ms >= REACH_MS)
-        if settled and now_ms >= self._doubtful_until_ms:
-            self._lease.release()
 
-    def _challenge(self) -> None:
-        try:
-            self._lease.acquire()
-        except LeaseHeld:
+    def _give_back(self) -> None:
+        """Give the lease back, if nothing of ours is under way; what a former leader may have, the next one is told."""
+        if self._writes or not self._ending or self._clock.running_ms() < self._doubtful_until_ms:
             return
+        former = self._former() if self._clock.running_ms() - self._began_ms < REACH_MS else None
+        self._lease.release(former)
+        self._end()
+
+    def _won(self) -> None:
         former = self._lease.seen
         is_free = former is None or not former.holder
         self._began_ms = self._clock.running_ms() + (0 if is_free else self._delay_ms)
@@ -194,16 +238,26 @@ class Leadership:
             "this server has the lease, number %d, and leads %s", self._lease.fence, _when(is_free, self._delay_ms)
         )
 
+    def _former(self) -> LeaseRecord | None:
+        """Who led before the lease was taken, and may still have writes under way."""
+        seen = self._lease.seen
+        return seen.former if seen is not None and not seen.holder else seen
+
+    @property
+    def _runs(self) -> bool:
+        term = self._term
+        return term is not None and term.fence == self._lease.fence and self._lease.left_ms > 0
+
     def _may_begin(self) -> bool:
         return self._lease.held and self._lease.left_ms > 0 and self._clock.running_ms() >= self._began_ms
 
     def _begin(self, prepare: Callable[[], bool]) -> None:
-        former = self._lease.seen
+        former = self._former()
         if prepare():
-            self._term = Term(self._lease.fence, former if former is not None and former.holder else None)
+            self._term = Term(self._lease.fence, former)
 
     def _end(self) -> None:
-        self._term = None
+        self._term, self._ending = None, False
 
     def _complain(self, error: StoreError) -> None:
         if self._failure != error.message:
@@ -215,13 +269,13 @@ class Watch:
     """Has it looked who leads, again and again, in a thread of its own.
 
     Args:
-        leadership: what is looked after.
-        prepare: see :meth:`Leadership.step`.
+        look: looks.
+        resign: gives back what this server leads.
     """
 
-    def __init__(self, leadership: Leadership, prepare: Callable[[], bool]) -> None:
-        self._leadership = leadership
-        self._prepare = prepare
+    def __init__(self, look: Callable[[], object], resign: Callable[[], object]) -> None:
+        self._look = look
+        self._resign = resign
         self._stop = Event()
         self._thread = Thread(target=self._run, name="leadership")
         self._thread.start()
@@ -231,13 +285,13 @@ class Watch:
         self._stop.set()
         self._thread.join()
         try:
-            self._leadership.resign()
+            self._resign()
         except StoreError as error:
             logger.warning("the lease could not be given back, so the next server waits until it is over: %s", error)
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._leadership.step(self._prepare)
+            self._look()
             self._stop.wait(LOOK_SECONDS)
 
 

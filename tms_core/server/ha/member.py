@@ -7,28 +7,27 @@ one no other server could pass anything on to it, so it is the only one: it lead
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from urllib.parse import urlsplit
 
 from tms_core.clock import Clock
+from tms_core.errors import ConfigurationError
 from tms_core.messaging.service import MessagingService
 from tms_core.messaging.work import THREADS
 from tms_core.server.forward import Forwarder
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
-from tms_core.server.ha.leadership import Leadership, Watch
+from tms_core.server.ha.leadership import Watch
+from tms_core.server.ha.rota import Rota
 from tms_core.server.ha.sealed_ids import Seals
 from tms_core.settings.models import HBaseSettings, LeaderSettings
 from tms_core.tables.base import Store
-from tms_core.tables.hbase.cell import HBaseCell
 from tms_core.tables.hbase.pool import HBasePool
-from tms_core.tables.lease import Lease, LeaseCell
-from tms_core.tables.side import HBASE_TABLE, SideTable
-
-#: The row of the side table in which the lease is.
-_LEASE_ROW = b"l"
+from tms_core.tables.side import HBaseSide, SideTable
 
 
 class HaMember:
@@ -37,25 +36,29 @@ class HaMember:
     Args:
         store: the tables; stays the caller's.
         side: where gaps are written down; stays the caller's.
-        cell: where the lease is.
+        leases: the side table again, over connections of its own; stays the caller's.
         wanted: the settings.
         clock: the clocks of this machine.
 
     Attributes:
-        leadership: knows who leads.
+        slots: know who leads what.
         store: the tables as a leader may use them.
         side: the side table as a leader may use it, for positions and claims.
         forwarder: passes on what this server has not to answer.
+
+    Raises:
+        ConfigurationError: there are several slots, and it is not said which of the servers this is.
     """
 
-    def __init__(self, store: Store, side: SideTable, cell: LeaseCell, wanted: LeaderSettings, clock: Clock) -> None:
-        holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._lease = Lease(cell, holder, wanted.seconds, clock, wall_clocks=False)
+    def __init__(self, store: Store, side: SideTable, leases: SideTable, wanted: LeaderSettings, clock: Clock) -> None:
+        name = socket.gethostname()
+        holder = f"{name}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._rota = Rota(leases, holder, wanted, _ordinal(wanted, name), clock)
         self._advertise = wanted.advertise
-        self.leadership = Leadership(self._lease, clock, fencing_delay_seconds=wanted.fencing_delay_seconds)
-        self.store = FencedStore(store, self.leadership, Seals(store.message, side, clock))
-        self.side = FencedSide(side, self.leadership)
-        self.forwarder = Forwarder(self.leadership)
+        self.slots = self._rota.slots
+        self.store = FencedStore(store, self.slots, Seals(store.message, side, clock))
+        self.side = FencedSide(side, self.slots)
+        self.forwarder = Forwarder(self.slots)
         self._watch: Watch | None = None
 
     @property
@@ -74,16 +77,16 @@ class HaMember:
             LeaseHeld: it stands alone, and another server leads.
         """
 
-        def prepare() -> bool:
-            service.forget()
+        def prepare(slot: int) -> bool:
             # What was accepted in another term has ids of that one; it fails soon.
-            return service.queue_size == 0
+            return service.start_over(lambda key: self.slots.number(key) == slot)
 
+        look = partial(self._rota.look, prepare)
         if self._advertise is None:
-            self.leadership.win(prepare)
+            self.slots.leaderships[0].win(look)
         else:
-            self._lease.address = _with_port(self._advertise, port)
-        self._watch = Watch(self.leadership, prepare)
+            self._rota.at(_with_port(self._advertise, port))
+        self._watch = Watch(look, self._rota.resign)
 
     def stop(self) -> None:
         """Give the lead back; all that was accepted is answered by then."""
@@ -103,12 +106,25 @@ def on_hbase(
         timeout_seconds=min(hbase.timeout_seconds, max(1, wanted.seconds // 3)),
         clock=clock,
     )
-    with closing(HBaseCell(pool, f"{hbase.namespace}:{HBASE_TABLE}".encode(), _LEASE_ROW, clock)) as cell:
-        member = HaMember(store, side, cell, wanted, clock)
+    with HBaseSide(pool, hbase.namespace, clock) as leases:
+        member = HaMember(store, side, leases, wanted, clock)
         try:
             yield member
         finally:
             member.stop()
+
+
+def _ordinal(wanted: LeaderSettings, name: str) -> int:
+    """Which of the servers this is: as configured, or by the number at the end of its host's name."""
+    found = re.search(r"-(\d{1,4})$", name)
+    if wanted.slots == 1 or wanted.ordinal is not None:
+        return wanted.ordinal or 0
+    if found is None:
+        raise ConfigurationError(
+            f"The host name {name} does not end in a number, so which server this is remains open.",
+            "Set server.leader.ordinal, from 0, another number for each server.",
+        )
+    return int(found[1])
 
 
 def _with_port(url: str, port: int) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -43,6 +43,18 @@ class RowColumns(NamedTuple):
 
     keys: list[bytes]
     values: list[bytes]
+    resume: bytes | None
+
+
+class Matches(NamedTuple):
+    """The rows of a page that are asked for; ``resume`` as of :class:`~tms_core.tables.base.Page`.
+
+    Attributes:
+        read: how many rows were looked at.
+    """
+
+    rows: list[tuple[bytes, bytes]]
+    read: int
     resume: bytes | None
 
 
@@ -119,6 +131,29 @@ class Database:
                     return RowColumns(found[::2], found[1::2], None)
                 size += len(b"".join(found[before:]))
         return RowColumns(found[::2], found[1::2], found[-2] + b"\x00")
+
+    def matching(self, start: bytes, stop: bytes | None, limit: int, wanted: Container[bytes], place: slice) -> Matches:
+        """Of at most ``limit`` rows those whose value has one of some bytes at a place.
+
+        The others cost little more than LevelDB's own going from row to row.
+        """
+        matches: list[tuple[bytes, bytes]] = []
+        read, last = 0, start
+        with (
+            translated(self.folder),
+            self._handle as db,
+            db.iterator(start=start, stop=stop, fill_cache=False, verify_checksums=True) as rows,
+        ):
+            while read < limit:
+                # As a list first, because the library fills one fastest; of few, since their values may be large.
+                some = list(islice(rows, min(_MEASURED_ROWS, limit - read)))
+                matches += [row for row in some if row[1][place] in wanted]
+                read += len(some)
+                last = some[-1][0] + b"\x00" if some else last
+                if len(some) < _MEASURED_ROWS and read < limit:
+                    _check_end(db, last)
+                    return Matches(matches, read, None)
+        return Matches(matches, read, last)
 
     def all(self) -> list[tuple[bytes, bytes]]:
         """Every row; for the small metadata table."""
@@ -221,9 +256,9 @@ class WritableDatabase(Database):
         """
         written, puts = [], []
         with translated(self.folder), self._rewriting:
-            with self._handle as db:
+            with self._handle as db, db.raw_iterator(fill_cache=False, verify_checksums=True) as rows:
                 for key, change in changes:
-                    value = change(db.get(key, fill_cache=False, verify_checksums=True))
+                    value = change(_value(rows, key))
                     if value is not None:
                         puts.append((key, value))
                     written.append(value is not None)
@@ -240,6 +275,28 @@ class WritableDatabase(Database):
                 return False
             self._write(_Write(puts, deletes))
         return True
+
+    def exchange_each(
+        self,
+        changes: Sequence[tuple[bytes, bytes | None, bytes, Sequence[tuple[bytes, bytes]], Sequence[bytes]]],
+    ) -> list[bool]:
+        """Make each change whose row still holds what was read, all in one synced batch; returns which were made.
+
+        Args:
+            changes: the row, what it must hold (None: it is not there), what it holds then, and other rows to write and
+                to delete with it.
+        """
+        with self._rewriting:
+            made = [self.get(key) == expected for key, expected, *_ in changes]
+            puts: list[tuple[bytes, bytes]] = []
+            deletes: list[bytes] = []
+            for (key, _, value, more, gone), is_made in zip(changes, made, strict=True):
+                if is_made:
+                    puts += [(key, value), *more]
+                    deletes += gone
+            if puts:
+                self._write(_Write(puts, deletes))
+        return made
 
     def sync(self) -> None:
         """Sync every log there is.
@@ -321,6 +378,15 @@ class WritableDatabase(Database):
         if self._failed is not None:
             self._handle.reopen(self._failed)
             self._failed, self._unsynced = None, False
+
+
+def _value(rows: plyvel.RawIterator, key: bytes) -> bytes | None:
+    """The value of a row, which mostly is the one behind the row that was asked for last; None: there is none."""
+    if rows.valid():
+        rows.next()
+    if not rows.valid() or rows.key() != key:
+        rows.seek(key)
+    return rows.value() if rows.valid() and rows.key() == key else None
 
 
 def _check_end(db: plyvel.DB, at: bytes) -> None:

@@ -23,11 +23,14 @@ from typing import Any
 from tms_core.errors import StoreError
 from tms_core.tables.base import (
     UNREADABLE,
+    MessageReads,
     MessageTable,
     MessageValue,
     MetadataTable,
     Page,
     PayloadTable,
+    Pointers,
+    Search,
     Store,
     TableName,
     TxCell,
@@ -45,6 +48,7 @@ _PLAIN_TAG, _TX_TAG, _REFERENCE_TAG = bytes([_PLAIN]), bytes([_TRANSACTIONAL]), 
 _POINTER_BYTES = 8
 #: Tag and write pointer.
 _TX_BYTES = 1 + _POINTER_BYTES
+_POINTER = slice(1, _TX_BYTES)
 _TX_POINTER = struct.Struct(">q")
 #: A value from its two parts, without a call in between.
 _plain = partial(tuple.__new__, MessageValue)
@@ -166,22 +170,22 @@ class LevelDBKeys:
         return self._database.estimate_bytes(start, stop)
 
 
-class LevelDBMessageReads(LevelDBKeys):
+class LevelDBMessageReads(LevelDBKeys, MessageReads):
     """Reading the message table."""
 
     def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
         self._calls["cells"] += 1
         page = self._database.rows(start, stop, limit)
-        # A thorough pass looks at every row here, and most are plain, or transactional and whole.
-        new, pointer_in = tuple.__new__, _TX_POINTER.unpack_from
-        cells = [
-            new(TxCell, (key, pointer_in(value, 1)[0], False))
-            if value[:1] == _TX_TAG and len(value) >= _TX_BYTES
-            else new(TxCell, (key, pointer_of(value), value[0] != _TRANSACTIONAL))
-            for key, value in page.items
-            if value[:1] != _PLAIN_TAG and (len(value) >= _TX_BYTES or _is_transactional(value))
-        ]
-        return Page(cells, page.resume)
+        return Page(_cells(page.items), page.resume)
+
+    def search(self, start: bytes, stop: bytes | None, limit: int, pointers: Pointers) -> Search:
+        # A thorough pass looks at every row here.
+        if pointers.stored is None:
+            return super().search(start, stop, limit, pointers)
+        self._calls["cells"] += 1
+        found = self._database.matching(start, stop, limit, pointers.stored, _POINTER)
+        cells = [cell for cell in _cells(found.rows) if cell.pointer in pointers.among]
+        return Search(cells, found.read, found.resume)
 
     def rows(
         self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
@@ -328,6 +332,19 @@ def decode(raw: bytes) -> MessageValue | None:
 def pointer_of(raw: bytes) -> int:
     """The write pointer in a transactional row's value."""
     return int.from_bytes(raw[1:_TX_BYTES].ljust(_POINTER_BYTES, b"\x00"), "big", signed=True)
+
+
+def _cells(rows: Sequence[tuple[bytes, bytes]]) -> list[TxCell]:
+    """The transactional ones of some rows."""
+    # Most rows are plain, or transactional and whole.
+    new, pointer_in = tuple.__new__, _TX_POINTER.unpack_from
+    return [
+        new(TxCell, (key, pointer_in(value, 1)[0], False))
+        if value[:1] == _TX_TAG and len(value) >= _TX_BYTES
+        else new(TxCell, (key, pointer_of(value), value[0] != _TRANSACTIONAL))
+        for key, value in rows
+        if value[:1] != _PLAIN_TAG and (len(value) >= _TX_BYTES or _is_transactional(value))
+    ]
 
 
 def _is_transactional(raw: bytes) -> bool:

@@ -94,6 +94,12 @@ class DurableState:
         if refusal is not None:
             raise refusal
 
+    @contextmanager
+    def looking(self) -> Iterator[ManagerState]:
+        """The state, for one thread at a time, without waiting for the disk: for what decides nothing."""
+        with self._lock:
+            yield self._state
+
     def record(self, edit: Edit) -> None:
         """Apply an edit to the state and put it in the log; within :meth:`deciding`."""
         self.append(edit)
@@ -103,6 +109,12 @@ class DurableState:
     def last_pointer(self) -> int:
         """The highest write pointer that was ever given out; takes no lock and reads no disk."""
         return self._state.write_pointer
+
+    def note_published(self, pointer: int, topic: str, publish_ms: int) -> None:
+        """Note where a transaction in progress has published first; takes no lock and writes nothing to the log."""
+        state = self._state
+        if pointer in state.in_progress:
+            state.published.setdefault(pointer, {}).setdefault(topic, publish_ms)
 
     @property
     def listed_ids(self) -> int:
@@ -180,7 +192,7 @@ class DurableState:
             if self._closed or not self._failed:
                 return
             if self._ahead:
-                clients, deadlines = self._state.clients, self._state.deadlines
+                clients, deadlines, published = self._state.clients, self._state.deadlines, self._state.published
                 try:
                     self._state, newest_ms = self._recovered()
                 except FormatError as error:
@@ -189,6 +201,7 @@ class DurableState:
                 self._state.clients = {
                     pointer: client for pointer, client in clients.items() if pointer in self._state.in_progress
                 }
+                self._state.published = published
                 self._state.deadlines |= {
                     pointer: deadline for pointer, deadline in deadlines.items() if pointer in self._state.in_progress
                 }

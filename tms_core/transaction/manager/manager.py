@@ -8,6 +8,7 @@ it is never forgotten is the business of :mod:`~tms_core.transaction.manager.dur
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal, Self
@@ -88,6 +89,7 @@ class TransactionManager:
         self._long_timeout_ms = long_timeout_seconds * 1000
         self._limits = limits or ChangeLimits()
         self._durable = DurableState(storage, self._clock, self._long_timeout_ms)
+        self._writes: Counter[int] = Counter()
 
     def __enter__(self) -> Self:
         return self
@@ -179,14 +181,18 @@ class TransactionManager:
     def abort(self, transaction: Transaction) -> None:
         """End a transaction whose client has taken back what it wrote; a long one becomes invalid all the same.
 
-        Without effect on one that has ended otherwise, or never began.
+        So does one for which something is just being written (:meth:`begin_write`), since that cannot have been taken
+        back. Without effect on one that has ended otherwise, or never began.
 
         Args:
             transaction: with the checkpoints that were taken back too.
         """
         pointer = transaction.transaction_id
         with self._durable.deciding() as state:
-            if pointer in state.in_progress or pointer in state.invalid:
+            entry = state.in_progress.get(pointer)
+            if entry is not None and not self._writes.keys().isdisjoint((pointer, *entry.checkpoints)):
+                self._durable.record(Edit(pointer, EditState.INVALID))
+            elif entry is not None or pointer in state.invalid:
                 checkpoints = tuple(transaction.checkpoint_write_pointers)
                 self._durable.record(Edit(pointer, EditState.ABORTED, type=transaction.type, checkpoints=checkpoints))
 
@@ -226,6 +232,30 @@ class TransactionManager:
             if transaction_id in state.in_progress:
                 return "in progress"
             return "invalid" if transaction_id in state.invalid else "ended"
+
+    def begin_write(self, pointer: int) -> bool:
+        """Note that something is about to be written with a pointer, if that is in progress; takes no disk.
+
+        Returns:
+            Whether it is; then :meth:`end_write` is to follow.
+        """
+        with self._durable.looking() as state:
+            found = pointer in state.in_progress
+            if found:
+                self._writes[pointer] += 1
+            return found
+
+    def end_write(self, pointer: int) -> None:
+        """What was noted is written, or never will be."""
+        with self._durable.looking():
+            left = self._writes.pop(pointer) - 1
+            if left:
+                self._writes[pointer] = left
+
+    def is_in_progress(self, pointer: int) -> bool:
+        """Whether a pointer is in progress, a transaction's or a checkpoint's; takes no disk."""
+        with self._durable.looking() as state:
+            return pointer in state.in_progress
 
     # --- the invalid list --------------------------------------------------------------------------------------------
 
@@ -306,6 +336,31 @@ class TransactionManager:
         """The clients of the transactions in progress, by id; not of those begun before the last restart."""
         with self._durable.deciding() as state:
             return dict(state.clients)
+
+    def note_published(self, pointer: int, topic: str, publish_ms: int) -> None:
+        """Note that a transaction in progress has published a message, which readers wait at until it has ended.
+
+        Args:
+            pointer: the transaction's, or that of one of its checkpoints.
+            publish_ms: the message's time; that of the first in each topic counts.
+        """
+        self._durable.note_published(pointer, topic, publish_ms)
+
+    def published(self) -> dict[int, dict[str, int]]:
+        """Where transactions in progress have published: by id the topics, with the first message's time.
+
+        Of those that were begun before the last restart, what :meth:`note_published` was told since.
+        """
+        found: dict[int, dict[str, int]] = {}
+        with self._durable.deciding() as state:
+            owners = {child: entry.write_pointer for entry in state.in_progress.values() for child in entry.checkpoints}
+            for pointer, topics in list(state.published.items()):
+                if pointer not in state.in_progress:
+                    continue
+                known = found.setdefault(owners.get(pointer, pointer), {})
+                for topic, publish_ms in list(topics.items()):
+                    known[topic] = min(publish_ms, known.get(topic, publish_ms))
+        return found
 
     # --- from time to time -------------------------------------------------------------------------------------------
 

@@ -45,6 +45,8 @@ class ManagerState:
         write_pointer: the highest pointer issued so far; never goes down.
         in_progress: what is in progress by pointer, checkpoints included; ascending.
         clients: who holds what, by transaction id; not kept over a restart.
+        published: where transactions have published, by pointer: topics with the time of the first message, in
+            milliseconds; not kept over a restart.
         deadlines: after which running time, in milliseconds, what is in progress has timed out, by pointer.
         invalid: the invalid list.
         committing: change keys of those that asked to commit, by transaction id.
@@ -57,6 +59,7 @@ class ManagerState:
         self.write_pointer = visibility.write_pointer
         self.in_progress: dict[int, InProgress] = {}
         self.clients: dict[int, str] = {}
+        self.published: dict[int, dict[str, int]] = {}
         self.deadlines: dict[int, int] = {}
         self.invalid = InvalidList(visibility.invalid)
         self.committing = dict(snapshot.committing)
@@ -224,6 +227,7 @@ class ManagerState:
     def _forget(self, pointer: int) -> InProgress | None:
         self.committing.pop(pointer, None)
         self.clients.pop(pointer, None)
+        self.published.pop(pointer, None)
         self.deadlines.pop(pointer, None)
         return self.in_progress.pop(pointer, None)
 

@@ -158,6 +158,12 @@ def _clients(manager: TransactionManager, _: Fields) -> bytes:
     return wire.structure(0, wire.i64s(1, list(clients)), wire.strings(2, list(clients.values())))
 
 
+def _published(manager: TransactionManager, _: Fields) -> bytes:
+    rows = [(pointer, topic, ms) for pointer, topics in manager.published().items() for topic, ms in topics.items()]
+    pointers, topics, times = zip(*rows, strict=True) if rows else ((), (), ())
+    return wire.structure(0, wire.i64s(1, pointers), wire.strings(2, topics), wire.i64s(3, times))
+
+
 def _prune(_manager: TransactionManager, _: Fields) -> None:
     logger.info("a client asked to prune the invalid list; the janitor proves what may leave it (boundary.feedback)")
 
@@ -193,6 +199,7 @@ _CALLS: Mapping[str, _Call] = {
     "checkpoint": _Call(lambda manager, given: _result(manager.checkpoint(_transaction(given))), _IN_PROGRESS),
     "pruneNow": _Call(_prune),
     "inProgressClients": _Call(_clients),
+    "inProgressTopics": _Call(_published),
 }
 #: The names of the methods that are served.
 METHODS = frozenset(_CALLS)

@@ -179,6 +179,20 @@ class TransactionClient:
         names = (name.decode(errors="replace") for name in found.get(2, ()))
         return dict(zip(found.get(1, ()), names, strict=False))
 
+    def published(self) -> dict[int, dict[str, int]]:
+        """Where transactions in progress have published: by id the topics, with the time of the first message there.
+
+        Empty where the service does not know; Tephra's own does not.
+        """
+        try:
+            rows: Fields = self._call("inProgressTopics", kind=dict, again=True)
+        except MethodUnknown:
+            return {}
+        found: dict[int, dict[str, int]] = {}
+        for pointer, topic, ms in zip(rows.get(1, ()), rows.get(2, ()), rows.get(3, ()), strict=False):
+            found.setdefault(pointer, {})[topic.decode(errors="replace")] = ms
+        return found
+
     def latest(self) -> Loaded:
         """A snapshot of now, for those who expect a source.
 

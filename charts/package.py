@@ -1,0 +1,77 @@
+"""Lays out the chart as it is published: with where it comes from, the images it starts, and what has changed.
+
+``python -m charts.package FOLDER VERSION SOURCE REGISTRY``
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from charts.values import CHART
+
+CHANGELOG = CHART.parents[1] / "CHANGELOG.md"
+#: What the changelog's headings are to Artifact Hub.
+KINDS = ("added", "changed", "deprecated", "removed", "fixed", "security")
+
+
+def changes(changelog: str, version: str) -> list[dict[str, str]]:
+    """What the changelog says of a version, as Artifact Hub reads it: each point's kind and description."""
+    found: list[dict[str, str]] = []
+    _, _, behind = f"\n{changelog}".partition(f"\n## [{version}]")
+    for section in re.split(r"^### ", re.split(r"^## ", behind, flags=re.MULTILINE)[0], flags=re.MULTILINE)[1:]:
+        kind = section.partition("\n")[0].strip().lower()
+        kind = kind if kind in KINDS else "changed"
+        points = re.findall(r"^- (.+(?:\n  .+)*)", section, flags=re.MULTILINE)
+        found += ({"kind": kind, "description": re.sub(r"\s+", " ", point)} for point in points)
+    return found
+
+
+def described(chart: dict[str, Any], version: str, source: str, images: dict[str, str], news: Any) -> dict[str, Any]:
+    """A Chart.yaml that says more.
+
+    Args:
+        chart: as it stands in the tree.
+        source: the address of the repository.
+        images: each image that a release may start, by its name.
+        news: of :func:`changes`.
+    """
+    own = {
+        "artifacthub.io/changes": yaml.safe_dump(news, sort_keys=False, allow_unicode=True, width=10_000),
+        "artifacthub.io/images": yaml.safe_dump([{"name": n, "image": i} for n, i in images.items()], sort_keys=False),
+        "artifacthub.io/links": yaml.safe_dump([{"name": "source", "url": source}]),
+        "artifacthub.io/prerelease": str("-" in version).lower(),
+    }
+    return {
+        **chart,
+        "version": version,
+        "appVersion": version,
+        "home": source,
+        "sources": [source],
+        "annotations": {**chart["annotations"], **own},
+    }
+
+
+def stage(folder: Path, version: str, source: str, registry: str) -> Path:
+    """Copy the chart into ``folder``, with what :func:`described` adds, and the registry as its images' one."""
+    target = folder / CHART.name
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(CHART, target)
+    image = f"{registry}/tms-janitor:{version}"
+    images = {"janitor": image, "janitor-with-an-archive": f"{image}-archive"}
+    file, values = target / "Chart.yaml", target / "values.yaml"
+    news = changes(CHANGELOG.read_text(encoding="utf-8"), version)
+    chart = described(yaml.safe_load(file.read_text(encoding="utf-8")), version, source, images, news)
+    file.write_text(yaml.safe_dump(chart, sort_keys=False, allow_unicode=True, width=10_000), encoding="utf-8")
+    given = values.read_text(encoding="utf-8")
+    values.write_text(given.replace('\n  registry: ""\n', f'\n  registry: "{registry}"\n', 1), encoding="utf-8")
+    return target
+
+
+if __name__ == "__main__":
+    stage(Path(sys.argv[1]), *sys.argv[2:5])

@@ -1,0 +1,190 @@
+"""Producers of the client: once, whatever answer is lost; the newer instance counts; the former's last is known."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from tests.client.faults import Faults, When, faulty_client
+from tms_core.client import (
+    BadRequest,
+    Client,
+    FormerTransaction,
+    Invalidated,
+    Limits,
+    NotInProgress,
+    ProducerFenced,
+    ProducerNotFound,
+    TmsError,
+    TransactionEnded,
+    Unanswered,
+)
+from tms_core.client.testing import InProcess
+
+ORDERS, BILLS = "default:orders", "default:bills"
+
+
+#: What is published in a transaction goes to the server at once.
+SMALL = Limits(transaction_bytes=1)
+
+
+def committed(client: Client, topic: str = BILLS) -> list[bytes]:
+    with client.transaction() as tx:
+        return [message.payload for message in tx.poll(topic)]
+
+
+def last(client: Client) -> FormerTransaction | None:
+    """What became of the last transaction, as another instance is told."""
+    with client.producer(BILLS, "importer") as producer:
+        return producer.former
+
+
+def test_given_a_producer_when_another_one_comes_then_the_former_is_refused_for_good(client: Client) -> None:
+    with client.producer(BILLS, "importer") as one, client.producer(BILLS, "importer") as two:
+        assert two.generation > one.generation
+        two.publish([b"a"])
+        for _ in range(2):
+            with pytest.raises(ProducerFenced):
+                one.publish([b"b"])
+        with pytest.raises(ProducerFenced), one.transaction() as tx:
+            tx.publish(BILLS, [b"c"])
+        two.publish([b"d"], topic=ORDERS)
+    assert (committed(client), committed(client, ORDERS)) == ([b"a"], [b"d"])
+
+
+def test_given_a_producer_that_is_not_registered_or_has_no_name_then_that_is_said(client: Client) -> None:
+    with pytest.raises(NotInProgress, match="not registered"):
+        client.producer(BILLS, "importer").publish([b"a"])
+    with pytest.raises(BadRequest), client.producer(BILLS, "a/b"):
+        pass
+
+
+@pytest.mark.parametrize("end", ["commit", "roll back", "leave", "nothing sent"])
+def test_given_a_transaction_of_the_former_when_the_next_instance_begins_then_it_knows_what_became_of_it(
+    site: InProcess, client: Client, end: str
+) -> None:
+    limits = Limits() if end == "nothing sent" else SMALL
+    with site.client(limits=limits) as other, other.producer(BILLS, "importer") as producer:
+        context = producer.transaction("file 17 – ü")
+        tx = context.__enter__()
+        tx.publish(ORDERS, [b"aa"])
+        if end != "leave":
+            tx.roll_back() if end != "commit" else None
+            context.__exit__(None, None, None)
+        found = last(client)
+    if end == "nothing sent":
+        assert found is None
+    else:
+        outcome = "committed" if end == "commit" else "aborted"
+        assert found == FormerTransaction(tx.transaction.transaction_id, "file 17 – ü", outcome)
+    assert committed(client, ORDERS) == ([b"aa"] if end == "commit" else [])
+
+
+def test_given_a_server_that_manages_no_transactions_when_registered_then_the_client_finds_out(
+    site: InProcess, client: Client
+) -> None:
+    site.service.producers._transactions = None
+    for outcome in ("committed", "aborted"):
+        with site.client(limits=SMALL) as other, other.producer(BILLS, "importer") as producer:
+            context = producer.transaction(outcome)
+            tx = context.__enter__()
+            tx.publish(BILLS, [outcome.encode()])
+            if outcome == "committed":
+                context.__exit__(None, None, None)
+            assert last(client) == FormerTransaction(tx.transaction.transaction_id, outcome, outcome)
+    assert committed(client) == [b"committed"]
+
+
+@pytest.mark.parametrize("when", ["before", "after", "late"])
+@pytest.mark.parametrize("step", ["importer", "publish", "store", "commit"])
+def test_given_an_answer_that_is_lost_then_everything_is_there_once(
+    site: InProcess, faults: Faults, step: str, when: When
+) -> None:
+    faults.at(step, when, times=1)
+    with faulty_client(site, faults, limits=SMALL) as client:
+        with client.producer(BILLS, "importer") as producer:
+            producer.publish([b"1", b"2"])
+            for _ in range(2):
+                with suppress(Invalidated):
+                    with producer.transaction("x") as tx:
+                        tx.publish(BILLS, [b"3"])
+                        tx.publish(BILLS, [b"4"])
+                    break
+            for late in faults.late:
+                with suppress(TmsError):
+                    late()
+            assert committed(client) == [b"1", b"2", b"3", b"4"]
+        found = last(client)
+    assert found is not None
+    assert found.outcome == "committed"
+
+
+def test_given_a_request_that_is_never_answered_then_what_is_not_known_is_said_and_the_next_one_goes_on(
+    site: InProcess, faults: Faults
+) -> None:
+    with faulty_client(site, faults) as client, client.producer(BILLS, "importer") as producer:
+        faults.at("publish", "after")
+        with pytest.raises(Unanswered):
+            producer.publish([b"1"])
+        faults.heal()
+        producer.publish([b"2"])
+        assert committed(client) == [b"1", b"2"]
+
+
+def test_given_a_request_under_way_when_it_is_repeated_in_vain_then_it_is_not_taken_for_refused(
+    site: InProcess, faults: Faults
+) -> None:
+    def refuse(step: str) -> None:
+        if step == "publish" and faults.seen["publish"] > 1:
+            site.service.producers._busy = Everything()
+
+    faults.meanwhile = refuse
+    faults.at("publish", "before", times=1)
+    with (
+        faulty_client(site, faults) as client,
+        client.producer(BILLS, "importer") as producer,
+        pytest.raises(Unanswered),
+    ):
+        producer.publish([b"1"])
+
+
+class Everything(set[bytes]):
+    """Has all keys."""
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+def test_given_a_loop_then_a_producer_does_the_same_in_it(site: InProcess) -> None:
+    async def main() -> None:
+        async with site.async_client(limits=SMALL) as client, client.producer(BILLS, "importer") as producer:
+            await asyncio.gather(*(producer.publish([b"%d" % number]) for number in range(5)))
+            async with producer.transaction("x") as tx:
+                await tx.publish(ORDERS, [b"a"])
+            [state] = await client.producers(BILLS)
+            assert (state.name, state.generation, state.open) == ("importer", producer.generation, {})
+            assert await client.producer_state(BILLS, "importer") == state
+            async with client.producer(BILLS, "importer") as heir:
+                assert heir.former == FormerTransaction(tx.transaction.transaction_id, "x", "committed")
+            await client.delete_producer(BILLS, "importer")
+            with pytest.raises(ProducerFenced):
+                await producer.publish([b"late"])
+
+    asyncio.run(main())
+    with site.client() as client:
+        assert sorted(committed(client)) == [b"0", b"1", b"2", b"3", b"4"]
+        assert client.producers(BILLS) == []
+        for call in (client.producer_state, client.delete_producer):
+            with pytest.raises(ProducerNotFound):
+                call(BILLS, "importer")
+
+
+def test_given_a_transaction_that_has_ended_when_published_in_then_that_is_the_error(client: Client) -> None:
+    with client.transaction() as tx:
+        pass
+    with pytest.raises(TransactionEnded, match="not in progress"):
+        client.publish(BILLS, [b"late"], transaction=tx.transaction)
+    with pytest.raises(TransactionEnded):
+        client.store(BILLS, [b"late"], transaction=tx.transaction)

@@ -1,0 +1,171 @@
+"""What ``make publish`` puts into a registry, one on loopback, and what is done by those who take it from there."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx2
+import pytest
+import yaml
+
+from tests.chart.programs import program, run
+from tests.cluster.engine import SOURCE, Engine
+from tests.cluster.plane import ROOT, ControlPlane, free_ports, until
+
+VERSION = version("tms-janitor")
+APART = ("--insecure-ignore-tlog=true",)
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A registry, with a path in it."""
+    [port] = free_ports(1)
+    folder = tmp_path_factory.mktemp("registry")
+    serve = [
+        program("crane", "publisher"),
+        "registry",
+        "serve",
+        "--address",
+        f"127.0.0.1:{port}",
+        "--disk",
+        str(folder),
+    ]
+    process = subprocess.Popen(serve, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def answers() -> bool:
+        try:
+            return httpx2.get(f"http://127.0.0.1:{port}/v2/").status_code == 200
+        except httpx2.HTTPError:
+            return False
+
+    try:
+        until(answers, "the registry answers")
+        yield f"127.0.0.1:{port}/team"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+class Published(NamedTuple):
+    """What is in the registry, and how it is told to be genuine.
+
+    Attributes:
+        folder: has two pairs of keys, ``ours.*`` and ``theirs.*``.
+    """
+
+    registry: str
+    folder: Path
+
+    def tool(self, name: str, *words: object) -> subprocess.CompletedProcess[str]:
+        """A command of crane's or cosign's."""
+        environ = {**os.environ, "COSIGN_PASSWORD": "", "HOME": str(self.folder)}
+        command = [program(name, "publisher"), *map(str, words)]
+        return subprocess.run(command, env=environ, cwd=self.folder, capture_output=True, text=True, check=False)
+
+    def name(self, what: str = f"tms-janitor:{VERSION}") -> str:
+        """Something's name with its digest."""
+        found = self.tool("crane", "digest", f"{self.registry}/{what}")
+        assert found.returncode == 0, found.stderr
+        return f"{self.registry}/{what.partition(':')[0]}@{found.stdout.strip()}"
+
+    def verify(self, name: str, key: str = "ours") -> bool:
+        """Whether it is signed with a key."""
+        return self.tool("cosign", "verify", *APART, "--key", f"{key}.pub", name).returncode == 0
+
+    def statement(self, kind: str, name: str) -> dict[str, Any]:
+        """What is said of it, and signed."""
+        said = self.tool("cosign", "verify-attestation", *APART, "--key", "ours.pub", "--type", kind, name)
+        assert said.returncode == 0, said.stderr
+        found: dict[str, Any] = json.loads(base64.b64decode(json.loads(said.stdout.splitlines()[0])["payload"]))
+        return found
+
+
+@pytest.fixture(scope="module")
+def published(
+    engine: Engine, image: str, archive_image: str, registry: str, tmp_path_factory: pytest.TempPathFactory
+) -> Published:
+    """All of it, as the release's workflow publishes it, but for a key where the workflow signs as itself."""
+    found = Published(registry, tmp_path_factory.mktemp("keys"))
+    for key in ("ours", "theirs"):
+        made = found.tool("cosign", "generate-key-pair", "--output-key-prefix", key)
+        assert made.returncode == 0, made.stderr
+    for tag, local in ((VERSION, image), (f"{VERSION}-archive", archive_image)):
+        name = f"{registry}/tms-janitor:{tag}"
+        engine.docker("tag", local, f"{name}-amd64")
+        engine.docker("push", f"{name}-amd64")
+        # There is one machine here, so for the other architecture it is the same files.
+        other = ("--set-platform", "linux/arm64", "--tag", f"{name}-arm64")
+        assert found.tool("crane", "mutate", f"{name}-amd64", *other).returncode == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COSIGN_PASSWORD", "")
+        engine.make("publish", REGISTRY=registry, SOURCE=SOURCE, SIGN_KEY=str(found.folder / "ours.key"))
+    return found
+
+
+def test_the_image_is_pulled_by_its_digest_and_starts(engine: Engine, published: Published) -> None:
+    name = published.name()
+    engine.docker("pull", name)
+    assert engine.run(name, "--version").stdout == f"janitor, version {VERSION}\n"
+
+
+def test_the_image_is_there_for_each_architecture(published: Published) -> None:
+    index = json.loads(published.tool("crane", "manifest", published.name()).stdout)
+    platforms = [(each["platform"]["os"], each["platform"]["architecture"]) for each in index["manifests"]]
+    assert platforms == [("linux", "amd64"), ("linux", "arm64")]
+
+
+@pytest.mark.parametrize(
+    "what", [f"tms-janitor:{VERSION}", f"tms-janitor:{VERSION}-archive", f"charts/tms-janitor:{VERSION}"]
+)
+def test_it_is_signed_with_the_key_and_with_no_other(published: Published, what: str) -> None:
+    name = published.name(what)
+    assert published.verify(name)
+    assert not published.verify(name, "theirs")
+
+
+def test_each_architectures_image_is_signed_too_and_another_one_is_not(published: Published) -> None:
+    for each in ("amd64", "arm64"):
+        assert published.verify(published.name(f"tms-janitor:{VERSION}-{each}"))
+    other = (f"{published.registry}/tms-janitor:{VERSION}-amd64", "--label", "x=y", "--tag")
+    assert published.tool("crane", "mutate", *other, f"{published.registry}/tms-janitor:other").returncode == 0
+    assert not published.verify(published.name("tms-janitor:other"))
+
+
+@pytest.mark.parametrize("each", ["amd64", "arm64"])
+def test_its_contents_and_how_it_was_made_are_signed_statements(published: Published, each: str) -> None:
+    name = published.name(f"tms-janitor:{VERSION}-{each}")
+    contents = published.statement("cyclonedx", name)
+    assert contents["subject"][0]["digest"]["sha256"] == name.rpartition(":")[2]
+    assert {"libc6", "plyvel"} <= {component["name"] for component in contents["predicate"]["components"]}
+    made = published.statement("slsaprovenance1", name)["predicate"]
+    revision = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    [commit, _] = made["buildDefinition"]["resolvedDependencies"]
+    assert commit == {"uri": f"git+{SOURCE}", "digest": {"gitCommit": revision.strip()}}
+
+
+def test_the_chart_is_installed_from_the_registry_and_starts_the_image_there(
+    plane: ControlPlane, published: Published
+) -> None:
+    def helm(*words: str) -> str:
+        done = run("helm", *words, kubeconfig=plane.kubeconfig)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    address = f"oci://{published.registry}/charts/tms-janitor"
+    there = ("--plain-http", "--version", VERSION)
+    about = yaml.safe_load(helm("show", "chart", address, *there))
+    assert (about["home"], about["sources"]) == (SOURCE, [SOURCE])
+    helm("install", "fetched", address, *there, "--namespace", "apps", "--no-hooks")
+    [deployment] = plane.get(
+        "/apis/apps/v1/namespaces/apps/deployments?labelSelector=app.kubernetes.io%2Finstance%3Dfetched"
+    )["items"]
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"{published.registry}/tms-janitor:{VERSION}"
+    helm("uninstall", "fetched", "--namespace", "apps", "--no-hooks")

@@ -1,0 +1,150 @@
+"""A consumer group on a real HBase with two servers, which are stopped and killed at work: each event once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.hbase.tables import Tables
+from tests.hbase.test_two_servers import until
+from tests.server.client import PATIENCE_SECONDS, Client
+from tests.server.group_worker import BILLS, ORDERS
+from tests.server.process import Serve
+from tests.server.test_group_kill import IDLE_SECONDS, free_port, worker
+from tms_core import client as library
+from tms_core.clock import SystemClock
+from tms_core.errors import TmsError
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+from tms_core.transaction.rpc.service import TransactionService
+
+BATCH = 40
+
+
+class Servers:
+    """Two servers on the same tables, at ports that stay the same, and the transaction service that they share."""
+
+    def __init__(self, tables: Tables, folder: Path, transactions: str, slots: int) -> None:
+        self._folder, self.transactions, self._slots = folder, transactions, slots
+        self._hbase = {"thrift": [tables.server.thrift], "namespace": tables.make(), "buckets": 4}
+        self._ports = [free_port(), free_port()]
+        self.running: dict[int, Serve] = {}
+        self.published = 0
+
+    def start(self, ordinal: int) -> Serve:
+        leader = {
+            "advertise": "http://127.0.0.1:0",
+            "seconds": 3,
+            "fencing_delay_seconds": 1,
+            "slots": self._slots,
+            "servers": min(2, self._slots),
+            "ordinal": ordinal,
+        }
+        path = self._folder / f"{ordinal}.yaml"
+        path.write_text(
+            yaml.safe_dump(
+                {
+                    "storage": {"kind": "hbase", "hbase": self._hbase},
+                    "transactions": {"source": "thrift", "thrift": self.transactions},
+                    "server": {"port": self._ports[ordinal], "leader": leader},
+                }
+            )
+        )
+        self.running[ordinal] = server = Serve(path)
+        server.transactions = self.transactions
+        return server
+
+    def kill(self, ordinal: int) -> None:
+        server = self.running.pop(ordinal)
+        server.kill()
+        server.__exit__()
+
+    def leads(self, ordinal: int) -> int:
+        """How many slots a server leads."""
+        with Client(self.running[ordinal].port) as client:
+            for line in client.ask("GET", "/metrics").text.splitlines():
+                if line.startswith("tms_server_slots "):
+                    return int(float(line.split()[1]))
+        raise AssertionError("it does not say")
+
+    def settle(self) -> None:
+        """Return when each server leads its own slots, or one of them the only one."""
+        own = (self._slots + 1) // 2, self._slots // 2
+        either = {own, own[::-1]} if self._slots == 1 else {own}
+        until(lambda: (self.leads(0), self.leads(1)) in either)
+
+    def publish(self, ordinal: int) -> None:
+        """Publish a batch in a transaction; again in another one, until it is committed."""
+
+        def committed() -> bool:
+            payloads = [b"%d" % number for number in range(self.published, self.published + BATCH)]
+            with suppress(TmsError), self.client(ordinal) as client, client.transaction() as tx:
+                tx.publish(ORDERS, payloads)
+                return True
+            return False
+
+        until(committed)
+        self.published += BATCH
+
+    def client(self, ordinal: int) -> library.Client:
+        return library.Client(self.running[ordinal].url, transactions=self.transactions)
+
+
+@pytest.fixture
+def transactions() -> Iterator[str]:
+    """The transaction service that all servers share."""
+    with TransactionManager(MemoryStorage(), SystemClock()) as manager:
+        service = TransactionService(manager, "127.0.0.1", 0)
+        service.start()
+        yield service.address
+        service.stop()
+
+
+@contextmanager
+def working(servers: Servers) -> Iterator[None]:
+    """Workers of the group at both servers."""
+    with ExitStack() as stack:
+        for server in [*servers.running.values()] * 2:
+            process = stack.enter_context(worker(server))
+            stack.callback(process.kill)
+        yield
+
+
+@pytest.mark.parametrize("slots", [1, 5], ids=["one leader", "a leader for each slot"])
+def test_given_a_group_at_work_when_leaders_are_stopped_killed_and_back_then_each_event_is_in_the_output_once(
+    hbase_tables: Tables, tmp_path: Path, transactions: str, slots: int
+) -> None:
+    servers = Servers(hbase_tables, tmp_path, transactions, slots)
+    try:
+        for ordinal in (0, 1):
+            servers.start(ordinal)
+        servers.settle()
+        with servers.client(0) as client:
+            client.create_topic(ORDERS)
+            client.create_topic(BILLS)
+        with working(servers):
+            for victim in (0, 1):
+                other = 1 - victim
+                servers.publish(victim)
+                servers.running[victim].process.send_signal(signal.SIGSTOP)
+                servers.publish(other)
+                servers.running[victim].process.send_signal(signal.SIGCONT)
+                servers.publish(victim)
+                servers.kill(victim)
+                servers.publish(other)
+                servers.start(victim)
+                servers.settle()
+                servers.publish(victim)
+        last = worker(servers.running[0], str(IDLE_SECONDS))
+        assert last.wait(timeout=PATIENCE_SECONDS) == 0
+        with servers.client(1) as client, client.transaction() as tx:
+            found = [message.payload for message in tx.poll(BILLS)]
+        assert sorted(found, key=int) == [b"%d" % number for number in range(servers.published)]
+    finally:
+        for ordinal in list(servers.running):
+            servers.kill(ordinal)

@@ -1,0 +1,417 @@
+"""Rule L7: what all consumers of a topic have processed goes, and nothing that one of them has not read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from janitor.law.policy import Hold, Rule
+from janitor.report import Report
+from tests.builders import DAY, HOUR, NOW_MS, Rig, janitor, watch
+from tests.messaging.group_desk import GROUP, ORDERS, READ_NONE
+from tms_core.clock import ManualClock
+from tms_core.consumers.retention import announced
+from tms_core.errors import StoreError
+from tms_core.messaging.groups import GroupPoll, Order
+from tms_core.messaging.model import FetchRequest
+from tms_core.messaging.service import MessagingService, ServiceOptions
+from tms_core.rowkey import MessageId, MessageKey
+from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import Expiries, MemorySide, SideTable
+from tms_core.topic import TopicMetadata
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+from tms_core.transaction.model import Transaction
+
+CONSUMED = {"ttl": "8640000", "retention": "consumed"}
+
+
+class House:
+    """A server with a topic whose messages go once they are processed, and a janitor, at one clock."""
+
+    def __init__(self, stack: ExitStack, side: SideTable | None = None) -> None:
+        self.clock = ManualClock(NOW_MS, running_ms=DAY)
+        self.store, self.side = MemoryStore(), side or MemorySide()
+        self.manager = stack.enter_context(TransactionManager(MemoryStorage(), self.clock))
+        self.service = stack.enter_context(
+            MessagingService(
+                self.store,
+                self.clock,
+                ServiceOptions(max_lifetime_seconds=3600),
+                side=self.side,
+                transactions=self.manager,
+            )
+        )
+        self.service.create_topic(ORDERS, CONSUMED)
+        self.rig = self.made()
+        self.rig.engine.run_once(adopt=True)
+
+    def made(self, **options: Any) -> Rig:
+        expiries = Expiries(self.side)
+        return janitor(
+            self.store, clock=self.clock, snapshots=self.manager, side=self.side, expiries=expiries, **options
+        )
+
+    def register(self, name: str = GROUP, message: MessageId = READ_NONE) -> None:
+        self.service.consumers.put(ORDERS, name, message)
+
+    def publish(self, *payloads: bytes) -> None:
+        self.service.publish(ORDERS, list(payloads))
+        self.clock.advance(1)
+
+    def claim(self, name: str = GROUP, limit: int = 10) -> Transaction:
+        tx = self.manager.start_short()
+        self.service.groups.poll(ORDERS, name, GroupPoll(tx, limit, order=Order.NONE))
+        return tx
+
+    def process(self, name: str = GROUP, limit: int = 10) -> None:
+        self.manager.commit(self.claim(name, limit).transaction_id)
+
+    def sweep(self, after_ms: int = 2 * HOUR) -> Report:
+        self.clock.advance(after_ms)
+        return self.rig.engine.run_once()
+
+    def left(self) -> list[bytes]:
+        rows = self.store.message.rows(ORDERS.prefix, None, 1000).items
+        return [value.payload or b"stored" for _, value in rows]
+
+    def ids(self) -> list[MessageId]:
+        keys = [MessageKey.parse(key) for key in self.store.message.keys(ORDERS.prefix, None, 1000).items]
+        return [MessageId(key.publish_ms, key.sequence) for key in keys if key is not None]
+
+    def metadata(self) -> TopicMetadata:
+        return TopicMetadata.parse(ORDERS.prefix, self.store.metadata.get(ORDERS.prefix) or b"")
+
+
+@pytest.fixture
+def house() -> Iterator[House]:
+    with ExitStack() as stack:
+        yield House(stack)
+
+
+def test_given_a_group_that_is_idle_after_its_commit_then_what_it_has_processed_goes_and_the_next_stays(
+    house: House,
+) -> None:
+    house.register()
+    house.publish(b"a", b"b", b"c")
+    house.process(limit=2)
+    planned = house.rig.engine.preview()
+    assert planned.total(Rule.PROCESSED) == 0
+    house.clock.advance(2 * HOUR)
+    planned, report = house.rig.engine.preview(), house.sweep(0)
+    assert (planned.total(Rule.PROCESSED), report.total(Rule.PROCESSED)) == (2, 2)
+    assert house.left() == [b"c"]
+    [entry] = [entry for entry in house.rig.state.ledger(10) if entry.rule == "processed"]
+    assert (entry.rows, entry.table) == (2, "message")
+
+
+@pytest.mark.parametrize("end", ["open", "invalid", "rolled back"])
+def test_given_a_claim_that_is_not_done_then_its_messages_stay(house: House, end: str) -> None:
+    house.register()
+    house.publish(b"a")
+    house.clock.advance(2 * HOUR)
+    tx = house.claim()
+    if end == "invalid":
+        house.manager.invalidate(tx.transaction_id)
+    elif end == "rolled back":
+        house.service.groups.roll_back(ORDERS, GROUP, tx.transaction_id)
+        house.manager.abort(tx)
+    house.sweep(0)
+    assert house.left() == [b"a"]
+
+
+def test_given_claims_behind_a_gap_then_only_the_base_counts(house: House) -> None:
+    house.register()
+    house.publish(b"a", b"b", b"c")
+    first = house.claim(limit=1)
+    house.process(limit=1)
+    house.manager.invalidate(first.transaction_id)
+    house.sweep()
+    assert house.left() == [b"a", b"b", b"c"]
+
+
+def test_given_no_consumer_then_only_the_ttl_speaks(house: House) -> None:
+    house.publish(b"a")
+    house.sweep()
+    assert house.left() == [b"a"]
+    assert house.sweep(101 * DAY).total(Rule.EXPIRED) == 1
+
+
+def test_given_several_consumers_then_the_one_furthest_behind_counts_until_it_is_forgotten(house: House) -> None:
+    house.register()
+    house.register("slow")
+    house.publish(b"a")
+    house.publish(b"b")
+    house.process()
+    house.register("slow", house.ids()[0])
+    house.sweep()
+    assert house.left() == [b"b"]
+    house.service.consumers.delete(ORDERS, "slow")
+    house.sweep(0)
+    assert house.left() == []
+
+
+def test_given_a_row_that_is_not_older_than_the_hold_then_it_stays(house: House) -> None:
+    house.register()
+    house.publish(b"a")
+    house.process()
+    house.sweep(HOUR - 1)  # of which one millisecond has passed
+    assert house.left() == [b"a"]
+    house.sweep(1)
+    assert house.left() == []
+
+
+def test_given_a_transaction_in_progress_then_rows_of_its_time_stay(house: House) -> None:
+    house.register()
+    house.publish(b"before")
+    tx = house.manager.start_long("job")
+    house.publish(b"since")
+    house.process()
+    house.sweep()
+    assert house.left() == [b"since"]
+    house.manager.commit(tx.transaction_id)
+    house.sweep(0)
+    assert house.left() == []
+
+
+def test_given_no_usable_snapshot_then_nothing_goes(house: House) -> None:
+    house.register()
+    house.publish(b"a")
+    house.process()
+    house.clock.advance(2 * HOUR)
+    house.rig.restart(snapshots=_NoSnapshots()).engine.run_once()
+    assert house.left() == [b"a"]
+
+
+class _NoSnapshots:
+    def latest(self) -> Any:
+        raise OSError("none")
+
+
+def test_given_stored_payloads_then_they_go_with_their_message(house: House) -> None:
+    house.register()
+    for _ in range(2):
+        tx = house.manager.start_short()
+        house.service.store(ORDERS, [b"x", b"y"], pointer=tx.write_pointer)
+        house.clock.advance(1)
+        house.service.publish(ORDERS, [], pointer=tx.write_pointer)
+        house.manager.commit(tx.transaction_id)
+        house.clock.advance(1)
+    house.process(limit=3)
+    house.clock.advance(2 * HOUR)
+    planned, report = house.rig.engine.preview(), house.sweep(0)
+    assert planned.total(Rule.PROCESSED) == report.total(Rule.PROCESSED) == 3
+    assert len(house.store.payload.keys(b"", None, 10).items) == 2
+    assert [message.payload for message in _read(house)] == [b"x", b"y"]
+
+
+def _read(house: House) -> list[Any]:
+    return [one for page in house.service.fetch(ORDERS, FetchRequest(None)) for one in page]
+
+
+def test_given_a_message_with_a_ttl_of_its_own_when_processed_then_its_note_is_forgotten_when_it_is_due(
+    house: House,
+) -> None:
+    house.register()
+    house.service.publish(ORDERS, [b"short"], ttl_seconds=7 * 3600)
+    house.process()
+    assert house.sweep().total(Rule.PROCESSED) == 1
+    report = house.sweep(6 * HOUR)
+    assert (report.total(Rule.EXPIRED), report.total(Rule.PROCESSED)) == (0, 0)
+    assert house.side.rows(b"e", b"f", 10).items == []
+
+
+# -- guards ------------------------------------------------------------------------------------------------------------
+
+
+def test_s8_given_the_property_set_on_a_topic_in_use_then_what_it_lets_go_is_held_or_approved(house: House) -> None:
+    house.service.update_topic(ORDERS, {"ttl": "8640000"})
+    house.register()
+    house.publish(b"a")
+    house.process()
+    house.sweep()
+    house.service.update_topic(ORDERS, CONSUMED)
+    planned = house.rig.engine.preview()
+    [(key, entry)] = planned.sorted_entries()
+    assert (key.rule, key.held, entry.rows) == (Rule.PROCESSED, Hold.FRONTIER, 1)
+    assert house.sweep(0).held_rows() == 1
+    assert announced(house.side, house.metadata()) == 0
+    assert house.sweep(HOUR - 1).held_rows() == 1
+    assert house.left() == [b"a"]
+    assert house.rig.engine.approve((str(ORDERS),)) == [ORDERS]
+    house.sweep(0)
+    assert house.left() == []
+
+
+def test_s8_given_the_property_set_then_it_is_let_go_when_the_hold_is_over(house: House) -> None:
+    house.service.update_topic(ORDERS, {"ttl": "8640000"})
+    house.register()
+    house.publish(b"a")
+    house.process()
+    house.sweep()
+    house.service.update_topic(ORDERS, CONSUMED)
+    house.sweep(0)
+    house.sweep(HOUR)
+    assert house.left() == []
+
+
+def test_given_a_protected_or_paused_topic_then_nothing_goes_and_nothing_is_announced(house: House) -> None:
+    house.register()
+    house.publish(b"a")
+    house.process()
+    house.clock.advance(2 * HOUR)
+    house.rig.restart(protect=("default:*",)).engine.run_once()
+    house.rig.state.pause(str(ORDERS), house.clock.now_ms())
+    house.rig.engine.run_once()
+    assert (house.left(), announced(house.side, house.metadata())) == ([b"a"], 0)
+
+
+def test_given_a_plan_then_nothing_is_announced_and_applied_it_takes_what_it_showed(
+    house: House, tmp_path: Any
+) -> None:
+    house.register()
+    house.publish(b"a")
+    house.process()
+    house.clock.advance(2 * HOUR)
+    house.publish(b"b")
+    house.rig.engine.preview(out=tmp_path / "plan")
+    assert announced(house.side, house.metadata()) == 0
+    house.process()
+    house.clock.advance(2 * HOUR)
+    house.rig.engine.carry_out(tmp_path / "plan")
+    assert house.left() == [b"b"]
+
+
+def test_given_consumers_that_cannot_be_read_then_all_stays_and_it_is_said(house: House) -> None:
+    house.register()
+    house.publish(b"a")
+    house.process()
+    house.side.put([(b"c" + ORDERS.prefix + b"\0\0\0\1broken", b"?")])
+    report = house.sweep()
+    assert house.left() == [b"a"]
+    assert any("cannot be read" in note.message for note in report.guards)
+    assert not report.errors
+
+
+def test_given_a_topic_that_was_made_again_then_what_was_let_go_of_the_former_one_says_nothing(house: House) -> None:
+    house.register()
+    house.publish(b"a")
+    house.process()
+    house.sweep()
+    assert announced(house.side, house.metadata()) > 0
+    house.service.delete_topic(ORDERS)
+    house.service.create_topic(ORDERS, CONSUMED)
+    house.register()
+    assert announced(house.side, house.metadata()) == 0
+    assert house.service.consumers.get(ORDERS, GROUP).id == READ_NONE
+
+
+# -- trap f ------------------------------------------------------------------------------------------------------------
+
+
+class BusySide(MemorySide):
+    """A side table that tells of each operation before it is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: Any = None
+
+    def get(self, key: bytes) -> bytes | None:
+        self._tell()
+        return super().get(key)
+
+    def rows(self, *arguments: Any) -> Any:
+        self._tell()
+        return super().rows(*arguments)
+
+    def exchange(self, *arguments: Any, **options: Any) -> bool:
+        self._tell()
+        return super().exchange(*arguments, **options)
+
+    def _tell(self) -> None:
+        if self.told is not None:
+            self.told()
+
+
+def _swept_while(moment: int, former: bool) -> tuple[int, bool, list[bytes]]:
+    """Sweep while another consumer begins, or one goes back, before the operation with this number.
+
+    Returns:
+        How many operations there were, whether it began, and what it was not given though it was unread.
+    """
+    with ExitStack() as stack:
+        side = BusySide()
+        house = House(stack, side)
+        house.register()
+        house.publish(b"a")
+        house.publish(b"b")
+        house.publish(b"c")
+        house.process(limit=2)
+        ids = house.ids()
+        if former:
+            house.register("late", ids[1])
+        house.clock.advance(2 * HOUR)
+        done: list[MessageId] = []
+        count = 0
+
+        def tick(*_: object) -> None:
+            nonlocal count
+            count += 1
+            if count == moment:
+                side.told = None
+                house.register("late")
+                done.append(house.service.consumers.get(ORDERS, "late").id)
+                side.told = tick
+
+        side.told = tick
+        watch(house.store, before=tick)
+        house.rig.engine.run_once()
+        side.told = None
+        begun = done[0] if done else MessageId(2**62, 0)
+        there = house.ids()
+        return count, bool(done), [str(one).encode() for one in ids if one > begun and one not in there]
+
+
+@pytest.mark.parametrize("former", [False, True])
+def test_trap_f_given_a_consumer_that_registers_at_any_moment_of_a_pass_then_nothing_it_has_not_read_goes(
+    former: bool,
+) -> None:
+    total, _, _ = _swept_while(-1, former)
+    assert total > 10
+    for moment in range(1, total + 1):
+        _, began, lost = _swept_while(moment, former)
+        assert (began, lost) == (True, []), moment
+
+
+def test_trap_f_given_what_was_let_go_when_a_consumer_registers_or_goes_back_then_it_begins_behind_that(
+    house: House,
+) -> None:
+    house.register()
+    house.publish(b"a", b"b")
+    house.process()
+    last = house.ids()[-1]
+    house.sweep()
+    house.register("new")
+    house.register(GROUP, READ_NONE)
+    assert [house.service.consumers.get(ORDERS, name).id for name in ("new", GROUP)] == [last, last]
+
+
+def test_given_a_side_table_that_fails_while_it_is_announced_then_nothing_goes(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.register()
+    house.publish(b"a")
+    house.process()
+
+    def broken(*_: Any, **__: Any) -> bool:
+        raise StoreError("broken")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(house.side, "exchange", broken)
+        house.sweep()
+    assert house.left() == [b"a"]
+    house.sweep(0)
+    assert house.left() == []

@@ -1,0 +1,569 @@
+"""Producers: the newest instance counts, what is repeated is done once, what comes late is not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from tests.builders import DAY, HOUR, NOW_MS, SECOND
+from tests.messaging.desk import named
+from tests.messaging.group_desk import ORDERS, GroupDesk, opened
+from tms_core.errors import (
+    BadRequest,
+    MessagingError,
+    ProducerFenced,
+    ProducerNotFound,
+    StoreError,
+    TransactionEnded,
+    Unavailable,
+)
+from tms_core.messaging.model import FetchRequest
+from tms_core.messaging.producer_rows import Former, Outcome, tidy
+from tms_core.messaging.producers import Sent
+from tms_core.tables.base import MessageValue
+from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import MemorySide, SideChange
+from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.model import Transaction
+
+BILLS = named("bills")
+
+
+class Instance:
+    """One instance of a producer, which numbers its requests."""
+
+    def __init__(self, desk: GroupDesk, name: str = "importer") -> None:
+        self.desk, self.name, self.uuid, self.sequence = desk, name, uuid4(), 0
+        self.generation, self.former = self.register()
+
+    def register(self) -> tuple[int, Former | None]:
+        known = self.desk.service.producers.register(BILLS, self.name, self.uuid)
+        return known.generation, known.former
+
+    def sent(self, *, again: bool = False, label: str = "") -> Sent:
+        self.sequence += not again
+        return Sent(BILLS, self.name, self.generation, self.sequence, label)
+
+    def publish(
+        self, *messages: bytes, tx: Transaction | None = None, again: bool = False, label: str = "", **options: Any
+    ) -> object:
+        sent, pointer = self.sent(again=again, label=label), None if tx is None else tx.write_pointer
+        topic = options.pop("topic", BILLS)
+        return self.desk.service.publish(topic, messages, pointer=pointer, sent=sent, **options)
+
+    def store(self, *messages: bytes, tx: Transaction, again: bool = False) -> None:
+        self.desk.service.store(BILLS, messages, pointer=tx.write_pointer, sent=self.sent(again=again))
+
+    def roll_back(self, tx: Transaction) -> None:
+        self.desk.service.producers.roll_back(self.sent(again=True), tx.write_pointer)
+        self.desk.service.rollback(BILLS, tx.write_pointer)
+
+
+@pytest.fixture(params=["memory", "leveldb"])
+def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GroupDesk]:
+    with opened(request.param, tmp_path) as made:
+        made.service.create_topic(BILLS)
+        yield made
+
+
+def seen(desk: GroupDesk, topic: TopicId = BILLS) -> list[bytes]:
+    """What a transaction that begins now reads."""
+    reader = desk.begin()
+    found = [one.payload for page in desk.service.fetch(topic, FetchRequest(transaction=reader)) for one in page]
+    desk.manager.abort(reader)
+    return found
+
+
+def everything(desk: GroupDesk, topic: TopicId = BILLS) -> list[bytes]:
+    return [one.payload for page in desk.service.fetch(topic, FetchRequest()) for one in page]
+
+
+# --- instances -------------------------------------------------------------------------------------------------------
+
+
+def test_given_an_instance_when_it_asks_again_then_it_has_the_same_generation_and_another_one_a_higher(
+    desk: GroupDesk,
+) -> None:
+    one = Instance(desk)
+    assert one.former is None
+    desk.restart()
+    assert one.register() == (one.generation, None)
+    two = Instance(desk)
+    assert two.generation == one.generation + 1
+    with pytest.raises(ProducerFenced, match=f"generation {two.generation} now, and {one.generation} is fenced"):
+        one.publish(b"late")
+    desk.restart()
+    with pytest.raises(ProducerFenced):
+        one.publish(b"late")
+    two.publish(b"a")
+    assert everything(desk) == [b"a"]
+
+
+def test_given_two_first_starts_at_once_then_each_has_a_number_of_its_own_and_one_of_them_counts(
+    desk: GroupDesk,
+) -> None:
+    service, (first, second) = desk.service, (uuid4(), uuid4())
+    other = desk.serve()
+    one, two = service.producers.register(BILLS, "x", first), other.producers.register(BILLS, "x", second)
+    assert two.generation == one.generation + 1
+    service.forget()
+    with pytest.raises(ProducerFenced):
+        service.publish(BILLS, [b"a"], sent=Sent(BILLS, "x", one.generation, 1))
+    other.close()
+
+
+@pytest.mark.parametrize("end", ["commit", "roll back", "time out", "leave open", "abort alone"])
+def test_given_a_former_that_ended_somehow_when_the_next_is_registered_then_it_is_told_what_became_of_its_last(
+    desk: GroupDesk, end: str
+) -> None:
+    former, tx = Instance(desk), desk.begin()
+    former.publish(b"a", tx=tx, label="file 17 ü")
+    if end == "commit":
+        desk.commit(tx)
+    elif end == "roll back":
+        former.roll_back(tx)
+        desk.manager.abort(tx)
+    elif end == "time out":
+        desk.time_out(tx)
+    elif end == "abort alone":
+        desk.service.rollback(BILLS, tx.write_pointer)
+        desk.manager.invalidate(tx.transaction_id)
+    desk.restart()
+    heir = Instance(desk)
+    outcome = Outcome.COMMITTED if end == "commit" else Outcome.ABORTED
+    assert heir.former == Former(tx.write_pointer, "file 17 ü", outcome)
+    assert seen(desk) == ([b"a"] if end == "commit" else [])
+    # One that does nothing hands on what it was told.
+    assert Instance(desk).former == heir.former
+    if end == "leave open":
+        with pytest.raises(Exception, match="not in progress"):
+            desk.commit(tx)
+
+
+def test_given_several_transactions_then_the_last_one_is_told_and_decided_ones_are_not_kept(desk: GroupDesk) -> None:
+    one = Instance(desk)
+    for number in range(5):
+        tx = desk.begin()
+        one.publish(b"%d" % number, tx=tx, label=str(number))
+        assert [begun.label for begun in desk.service.producers.get(BILLS, "importer")[1]] == [str(number)]
+        desk.commit(tx)
+    heir = Instance(desk)
+    assert heir.former is not None
+    assert (heir.former.label, heir.former.outcome) == ("4", Outcome.COMMITTED)
+    assert desk.service.producers.get(BILLS, "importer")[1] == []
+
+
+def test_given_a_producer_when_listed_shown_and_deleted_then_its_instance_is_fenced(desk: GroupDesk) -> None:
+    one, tx = Instance(desk), desk.begin()
+    one.publish(b"a", tx=tx, label="x")
+    [(name, known, open_)] = desk.service.producers.of(BILLS)
+    assert (name, known.generation, [begun.pointer for begun in open_]) == (
+        "importer",
+        one.generation,
+        [tx.write_pointer],
+    )
+    desk.service.producers.delete(BILLS, "importer")
+    assert desk.service.producers.of(BILLS) == []
+    for call in (desk.service.producers.get, desk.service.producers.delete):
+        with pytest.raises(ProducerNotFound):
+            call(BILLS, "importer")
+    with pytest.raises(ProducerFenced, match="not known"):
+        one.publish(b"b")
+    with pytest.raises(Exception, match="not in progress"):
+        desk.commit(tx)
+    again = Instance(desk)
+    assert again.generation > one.generation + 1
+    assert again.former is None
+
+
+def test_given_what_is_no_producer_then_it_is_refused(desk: GroupDesk) -> None:
+    one = Instance(desk)
+    for sent in (Sent(BILLS, "a/b", 1, 1), Sent(BILLS, "importer", one.generation, 0)):
+        with pytest.raises(BadRequest):
+            desk.service.publish(BILLS, [b"a"], sent=sent)
+    with pytest.raises(BadRequest, match="1,000 bytes"):
+        one.publish(b"a", label="ü" * 501)
+    with pytest.raises(BadRequest):
+        desk.service.producers.register(BILLS, "x", UUID(int=0))
+    with pytest.raises(ProducerFenced):
+        desk.service.publish(BILLS, [b"a"], sent=Sent(BILLS, "none", 1, 1))
+    assert everything(desk) == []
+
+
+# --- repetition ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_given_a_request_when_repeated_then_it_is_there_once_and_answered_alike(
+    desk: GroupDesk, *, restarted: bool, inside: bool
+) -> None:
+    one, tx = Instance(desk), desk.begin() if inside else None
+    for number in range(3):
+        first = one.publish(b"%d" % number, b"x", tx=tx)
+        if restarted:
+            desk.restart()
+        assert one.publish(b"%d" % number, b"x", tx=tx, again=True) == first
+    if tx is not None:
+        desk.commit(tx)
+    assert seen(desk) == [b"0", b"x", b"1", b"x", b"2", b"x"]
+    one.sequence = 1
+    with pytest.raises(BadRequest, match="comes after its request 3"):
+        one.publish(b"old", again=True)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_given_payloads_that_are_stored_twice_then_they_are_published_once(desk: GroupDesk, *, restarted: bool) -> None:
+    one, tx = Instance(desk), desk.begin()
+    for batch in ((b"a", b"b"), (b"c",)):
+        one.store(*batch, tx=tx)
+        if restarted:
+            desk.restart()
+        one.store(*batch, tx=tx, again=True)
+    assert one.publish(tx=tx) == one.publish(tx=tx, again=True)
+    desk.commit(tx)
+    assert seen(desk) == [b"a", b"b", b"c"]
+
+
+def test_given_another_request_under_the_same_number_then_it_is_refused(desk: GroupDesk) -> None:
+    one = Instance(desk)
+    one.publish(b"a")
+    with pytest.raises(BadRequest, match="another one before"):
+        one.publish(b"b", b"c", again=True)
+
+
+def test_given_a_repetition_after_the_messages_may_have_expired_then_what_is_not_known_is_said(
+    desk: GroupDesk,
+) -> None:
+    desk.service.create_topic(named("short"), {"ttl": "60"})
+    one = Instance(desk)
+    one.publish(b"a", topic=named("short"))
+    one.publish(b"a", topic=named("short"), again=True)
+    desk.clock.advance(61 * SECOND)
+    one.publish(b"a", topic=named("short"), again=True)
+    desk.store.message.delete(desk.store.message.keys(b"", None, 10).items)
+    desk.restart()
+    with pytest.raises(MessagingError, match="not known any more"):
+        one.publish(b"a", topic=named("short"), again=True)
+
+
+def test_given_a_producer_in_one_topic_when_it_publishes_to_several_then_each_has_its_own_last_request(
+    desk: GroupDesk,
+) -> None:
+    one = Instance(desk)
+    one.publish(b"a")
+    one.publish(b"b", topic=ORDERS)
+    desk.restart()
+    one.publish(b"b", topic=ORDERS, again=True)
+    assert (everything(desk), everything(desk, ORDERS)) == ([b"a"], [b"b"])
+
+
+# --- a kill at every durable write -----------------------------------------------------------------------------------
+
+
+class Died(Exception):
+    """The process ended: nothing is taken back."""
+
+
+class Dies:
+    """Counts durable writes of store and side table, and has one of them fail, before or behind it.
+
+    Attributes:
+        at: which one, from 1; 0: none.
+        behind: whether it is done all the same.
+        error: how it fails.
+        writes: how many there were.
+    """
+
+    def __init__(self, at: int, error: type[Exception], *, behind: bool) -> None:
+        self.at, self.behind, self.error, self.writes = at, behind, error, 0
+
+    def write(self, do: Callable[[], Any]) -> Any:
+        self.writes += 1
+        if self.writes != self.at:
+            return do()
+        if self.behind:
+            do()
+        raise self.error("it died")
+
+
+def deadly(desk: GroupDesk, dies: Dies) -> None:
+    store: Any = desk.store
+    side: Any = desk.side
+    puts = {table: table.put for table in (store.message, store.payload)}
+    exchange = side.exchange
+
+    def each(changes: list[SideChange]) -> list[bool]:
+        return [dies.write(partial(exchange, *change)) for change in changes]
+
+    for table, put in puts.items():
+        table.put = lambda rows, put=put: dies.write(lambda: put(rows))
+    side.exchange = lambda *change, **more: dies.write(lambda: exchange(*change, **more))
+    side.exchange_each = each
+
+
+def story(desk: GroupDesk, call: Callable[[Callable[[], Any]], Any]) -> None:
+    """Publish without and in a transaction, store, and be followed by another instance."""
+    instance = uuid4()
+    registered = [call(lambda: desk.service.producers.register(BILLS, "importer", instance))]
+    number = 0
+
+    def send(do: Callable[[Sent], Any], label: str = "") -> None:
+        nonlocal number
+        number += 1
+        sent = Sent(BILLS, "importer", registered[0].generation, number, label)
+        call(lambda: do(sent))
+
+    send(lambda sent: desk.service.publish(BILLS, [b"1", b"2"], sent=sent))
+    tx = desk.begin(3000)
+    send(lambda sent: desk.service.publish(ORDERS, [b"3"], pointer=tx.write_pointer, sent=sent), "first")
+    send(lambda sent: desk.service.store(BILLS, [b"4", b"5"], pointer=tx.write_pointer, sent=sent))
+    send(lambda sent: desk.service.publish(BILLS, [], pointer=tx.write_pointer, sent=sent))
+    desk.commit(tx)
+    left = desk.begin(3000)
+    send(lambda sent: desk.service.publish(BILLS, [b"never"], pointer=left.write_pointer, sent=sent), "second")
+    late = Sent(BILLS, "importer", registered[0].generation, number + 1)
+    heir = uuid4()
+    known = call(lambda: desk.service.producers.register(BILLS, "importer", heir))
+    assert known.generation == registered[0].generation + 1
+    assert known.former == Former(left.write_pointer, "second", Outcome.ABORTED)
+    with pytest.raises(ProducerFenced):
+        call(lambda: desk.service.publish(BILLS, [b"late"], sent=late))
+    registered[0], number = known, 0
+    send(lambda sent: desk.service.publish(BILLS, [b"6"], sent=sent))
+
+
+def played(at: int, error: type[Exception], *, behind: bool) -> tuple[list[bytes], int]:
+    """What is there when one durable write fails, and how many there were."""
+    dies = Dies(at, error, behind=behind)
+    desk = GroupDesk(MemoryStore(), MemorySide())
+    desk.service.create_topic(BILLS)
+    deadly(desk, dies)
+
+    def call(do: Callable[[], Any]) -> Any:
+        try:
+            return do()
+        except (Died, StoreError):
+            if error is Died:
+                desk.restart()
+                # What another one publishes does not get the ids that were announced.
+                desk.publish(b"other")
+                desk.service.publish(BILLS, [b"other"])
+            return do()
+
+    try:
+        story(desk, call)
+        found = sorted(seen(desk) + seen(desk, ORDERS))
+        return [payload for payload in found if payload != b"other"], dies.writes
+    finally:
+        desk.close()
+
+
+@pytest.mark.parametrize("error", [Died, StoreError])
+def test_given_any_durable_write_that_fails_when_requests_are_repeated_then_each_was_done_once(
+    error: type[Exception],
+) -> None:
+    expected, writes = played(0, error, behind=False)
+    assert expected == [b"1", b"2", b"3", b"4", b"5", b"6"]
+    assert writes >= 14
+    for at in range(1, writes + 1):
+        for behind in (False, True):
+            assert played(at, error, behind=behind)[0] == expected, (at, behind)
+
+
+def test_given_rows_that_came_in_part_when_repeated_then_each_is_there_once(desk: GroupDesk) -> None:
+    one, tx = Instance(desk), desk.begin()
+    for inside in (None, tx):
+        one.publish(b"a", b"b", b"c", tx=inside)
+        [*_, key] = desk.store.message.keys(b"", None, 100).items
+        desk.store.message.delete([key])
+        desk.restart()
+        one.publish(b"a", b"b", b"c", tx=inside, again=True)
+    desk.commit(tx)
+    assert seen(desk) == [b"a", b"b", b"c"] * 2
+
+
+# --- what comes late -------------------------------------------------------------------------------------------------
+
+
+def meanwhile(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], table: str = "message"
+) -> None:
+    """Have something happen between the look before a write and the write, once."""
+    found = getattr(desk.store, table)
+    put = found.put
+
+    def late(rows: Any) -> None:
+        monkeypatch.setattr(found, "put", put)
+        act()
+        put(rows)
+
+    monkeypatch.setattr(found, "put", late)
+
+
+@pytest.mark.parametrize("end", ["commit", "abort", "invalidate"])
+def test_given_a_transaction_that_has_ended_when_something_is_written_then_it_is_refused(
+    desk: GroupDesk, end: str
+) -> None:
+    tx = desk.begin()
+    desk.manager.abort(tx) if end == "abort" else getattr(desk.manager, end)(tx.transaction_id)
+    with pytest.raises(TransactionEnded, match="not in progress"):
+        desk.service.publish(BILLS, [b"late"], pointer=tx.write_pointer)
+    with pytest.raises(TransactionEnded):
+        desk.service.store(BILLS, [b"late"], pointer=tx.write_pointer)
+    assert everything(desk) == []
+
+
+@pytest.mark.parametrize("end", ["commit", "abort", "invalidate"])
+@pytest.mark.parametrize("cached", [True, False])
+def test_given_a_transaction_that_ends_while_something_is_written_then_no_transaction_sees_that(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch, end: str, *, cached: bool
+) -> None:
+    tx = desk.begin()
+    desk.service.store(BILLS, [b"stored"], pointer=tx.write_pointer)
+    desk.service.publish(BILLS, [], pointer=tx.write_pointer)
+    if end == "abort":
+        desk.service.rollback(BILLS, tx.write_pointer)
+    for table, write in (("message", desk.service.publish), ("payload", desk.service.store)):
+        late = desk.begin() if table == "payload" else tx
+        act = {
+            "commit": lambda late=late: desk.commit(late),
+            "abort": lambda late=late: desk.manager.abort(late),
+            "invalidate": lambda late=late: desk.time_out(late),
+        }[end]
+        meanwhile(desk, monkeypatch, act, table)
+        with pytest.raises(TransactionEnded):
+            write(BILLS, [b"late"], pointer=late.write_pointer)
+    if not cached:
+        desk.restart()
+    assert seen(desk) == ([b"stored"] if end == "commit" else [])
+
+
+def test_given_a_transaction_that_is_aborted_and_a_server_that_dies_during_a_write_then_it_is_not_seen(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tx = desk.begin()
+    put = desk.store.message.put
+
+    def last(rows: list[tuple[bytes, MessageValue]]) -> None:
+        desk.manager.abort(tx)
+        put(rows)
+        raise Died
+
+    monkeypatch.setattr(desk.store.message, "put", last)
+    with pytest.raises(Died):
+        desk.service.publish(BILLS, [b"late"], pointer=tx.write_pointer)
+    desk.restart()
+    assert everything(desk) == [b"late"]
+    assert seen(desk) == []
+    assert desk.manager.status(tx.transaction_id) == "invalid"
+    # Afterwards an abort is an abort.
+    other = desk.begin()
+    desk.manager.abort(other)
+    assert desk.manager.status(other.transaction_id) == "ended"
+
+
+def test_given_a_producer_that_rolls_back_when_a_request_of_that_transaction_comes_then_it_is_not_seen(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, tx = Instance(desk), desk.begin()
+    one.publish(b"a", tx=tx)
+    meanwhile(desk, monkeypatch, lambda: one.roll_back(tx))
+    with pytest.raises(TransactionEnded):
+        one.publish(b"b", tx=tx)
+    one.roll_back(tx)
+    with pytest.raises(TransactionEnded, match="rolled back"):
+        one.publish(b"c", tx=tx)
+    desk.manager.abort(tx)
+    assert seen(desk) == []
+
+
+def test_given_a_request_under_way_when_a_newer_instance_is_registered_then_that_waits_for_it(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tms_core.messaging.producers._WAIT_SECONDS", 0.01)
+    one, heir = Instance(desk), uuid4()
+
+    def register() -> None:
+        with pytest.raises(Unavailable, match="take long"):
+            desk.service.producers.register(BILLS, "importer", heir)
+        metadata = TopicMetadata(BILLS, 1, 3600)
+        with desk.service.producers.sending(metadata, [(Sent(BILLS, "importer", one.generation, 2), None, 1)]) as found:
+            assert "under way" in str(found[0])
+
+    meanwhile(desk, monkeypatch, register)
+    one.sequence += 1
+    desk.service.publish(BILLS, [b"a"], sent=Sent(BILLS, "importer", one.generation, 1))
+    assert desk.service.producers.register(BILLS, "importer", heir).generation == one.generation + 1
+    with pytest.raises(ProducerFenced):
+        one.publish(b"b")
+    assert everything(desk) == [b"a"]
+
+
+# --- the janitor -----------------------------------------------------------------------------------------------------
+
+
+def clean(desk: GroupDesk, *, gone: bool = False) -> tuple[int, int]:
+    seen = desk.manager.visibility()
+    idle_before_ms = desk.clock.now_ms() - 7 * DAY
+    return tidy(desk.side, seen.is_invalid, seen.is_undecided, lambda *_: gone, idle_before_ms)
+
+
+def test_given_an_invalid_transaction_when_its_id_leaves_the_list_then_it_stays_aborted(desk: GroupDesk) -> None:
+    one, tx = Instance(desk), desk.begin()
+    one.publish(b"a", tx=tx)
+    desk.time_out(tx)
+    desk.service.rollback(BILLS, tx.write_pointer)
+    assert clean(desk) == (1, 0)
+    assert clean(desk) == (0, 0)
+    desk.manager.truncate_invalid([tx.transaction_id])
+    heir = Instance(desk)
+    assert heir.former is not None
+    assert heir.former.outcome is Outcome.ABORTED
+
+
+def test_given_a_producer_that_does_nothing_for_a_week_then_it_is_forgotten_unless_something_is_open(
+    desk: GroupDesk,
+) -> None:
+    idle, open_, busy = (Instance(desk, name) for name in ("idle", "open", "busy"))
+    idle.publish(b"a")
+    desk.clock.advance(6 * DAY)
+    tx = desk.manager.start_long()
+    open_.publish(b"b", tx=tx)
+    busy.publish(b"c")
+    desk.clock.advance(2 * DAY)
+    assert clean(desk) == (0, 1)
+    desk.clock.advance(5 * DAY + HOUR)
+    busy.publish(b"d")
+    assert clean(desk) == (0, 0)
+    assert [name for name, *_ in desk.service.producers.of(BILLS)] == ["busy", "open"]
+    with pytest.raises(ProducerFenced, match="idle too long"):
+        idle.publish(b"e")
+    assert Instance(desk, "idle").generation > idle.generation
+    desk.commit(tx)
+    assert clean(desk) == (0, 1)
+    assert clean(desk, gone=True) == (0, 0)
+    assert desk.side.rows(b"p", b"z", 10).items == []
+
+
+def test_given_a_topic_that_is_made_again_then_its_producers_begin_anew(desk: GroupDesk) -> None:
+    one = Instance(desk)
+    one.publish(b"a")
+    desk.service.delete_topic(BILLS)
+    desk.service.create_topic(BILLS)
+    with pytest.raises(ProducerFenced):
+        one.publish(b"b")
+    desk.clock.advance(1)
+    heir = Instance(desk)
+    assert heir.generation > one.generation
+    heir.publish(b"b")
+    assert everything(desk) == [b"b"]
+
+
+def test_given_the_moment_of_the_test_then_generations_begin_with_it(desk: GroupDesk) -> None:
+    assert Instance(desk).generation == NOW_MS

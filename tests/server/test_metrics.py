@@ -1,0 +1,110 @@
+"""What the server's metrics say of topics, transactions and claims, with no more series than there may be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.builders import NOW_MS
+from tms_core.clock import ManualClock
+from tms_core.messaging.groups import GroupPoll, Order
+from tms_core.messaging.service import MessagingService
+from tms_core.messaging.undecided import find_undecided
+from tms_core.rowkey import MessageId
+from tms_core.server.metrics import MOST_TOPICS, ServerMetrics
+from tms_core.server.transaction_metrics import LATE_SECONDS, MOST_SERIES, UNDECIDED, TransactionMetrics
+from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import MemorySide
+from tms_core.topic import TopicId
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+
+ORDERS = TopicId("default", "orders")
+
+
+class Server:
+    """A service and its transaction manager, at a clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.clock, self.store, self.side = ManualClock(NOW_MS), MemoryStore(), MemorySide()
+        self.manager = TransactionManager(MemoryStorage(), self.clock)
+        self.service = MessagingService(self.store, self.clock, side=self.side, transactions=self.manager)
+        self.service.create_topic(ORDERS)
+
+    def samples(self) -> dict[tuple[str, ...], float]:
+        """Each sample by its name and the values of its labels."""
+        collector = TransactionMetrics(self.manager, self.side, self.clock)
+        return {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in collector.collect()
+            for sample in family.samples
+        }
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.service.close()
+    server.manager.close()
+
+
+def test_given_a_transaction_that_has_published_then_it_has_a_series_once_it_is_late_and_until_it_has_ended(
+    server: Server,
+) -> None:
+    pointer = server.manager.start_long("import").transaction_id
+    server.service.publish(ORDERS, [b"one"], pointer=pointer)
+    assert server.samples() == {("tms_open_claims",): 0}
+    server.clock.advance(LATE_SECONDS * 1000)
+    assert server.samples()[UNDECIDED, "default", "orders", str(pointer)] == NOW_MS / 1000
+    server.manager.invalidate(pointer)
+    assert server.samples() == {("tms_open_claims",): 0}
+
+
+def test_given_very_many_late_transactions_then_there_are_no_more_series_than_may_be_the_oldest(server: Server) -> None:
+    pointers = []
+    for _ in range(MOST_SERIES + 5):
+        pointers.append(server.manager.start_long().transaction_id)
+        server.service.publish(ORDERS, [b"one"], pointer=pointers[-1])
+        server.clock.advance(1)
+    server.clock.advance(LATE_SECONDS * 1000)
+    shown = [name[-1] for name in server.samples() if name[0] == UNDECIDED]
+    assert shown == [str(pointer) for pointer in pointers[:MOST_SERIES]]
+
+
+def test_given_a_server_that_starts_anew_then_it_finds_where_transactions_in_progress_have_published(
+    server: Server,
+) -> None:
+    pointer = server.manager.start_long().transaction_id
+    server.clock.advance(5)
+    with MessagingService(server.store, server.clock) as before:
+        before.publish(ORDERS, [b"one", b"two"], pointer=pointer)
+        before.publish(ORDERS, [b"three"])
+    assert not server.manager.published()
+    find_undecided(server.store, server.manager, 1000)
+    assert server.manager.published() == {pointer: {str(ORDERS): NOW_MS + 5}}
+
+
+def test_given_claims_then_those_count_whose_transactions_are_in_progress(server: Server) -> None:
+    server.service.publish(ORDERS, [b"one", b"two"])
+    server.service.consumers.put(ORDERS, "billing", MessageId(0, 0))
+    first, second = server.manager.start_short(), server.manager.start_short()
+    for transaction in (first, second):
+        server.service.groups.poll(ORDERS, "billing", GroupPoll(transaction, 1, order=Order.NONE))
+    began = first.transaction_id // 1_000_000 / 1000
+    assert server.samples() == {("tms_open_claims",): 2, ("tms_oldest_open_claim_timestamp_seconds",): began}
+    server.manager.invalidate(first.transaction_id)
+    assert server.samples()["tms_open_claims",] == 1
+
+
+def test_given_more_topics_than_get_series_then_the_others_are_one(server: Server) -> None:
+    metrics = ServerMetrics(CollectorRegistry(), server.service)
+    for number in range(MOST_TOPICS + 5):
+        metrics.published(TopicId("default", f"t{number}"), 3, 0.001)
+    text = metrics.text("")[0].decode()
+    series = [line for line in text.splitlines() if line.startswith("tms_topic_messages_published_total{")]
+    assert len(series) == MOST_TOPICS + 1
+    assert series[-1].endswith(" 15.0")
+    assert "tms_messages_published_total 615.0" in text

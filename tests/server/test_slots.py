@@ -1,0 +1,347 @@
+"""Slots: which server leads which topics, how a slot is handed over and back, and on how many slots servers agree."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.builders import NOW_MS, SECOND
+from tests.server.test_fenced import Watched
+from tms_core.clock import ManualClock
+from tms_core.errors import StoreError, StoreUnavailable, Unavailable
+from tms_core.messaging.model import FetchRequest
+from tms_core.messaging.service import MessagingService
+from tms_core.rowkey import MessageId
+from tms_core.server.forward import _topic
+from tms_core.server.ha.fenced_store import FencedSide, FencedStore
+from tms_core.server.ha.leadership import REACH_MS
+from tms_core.server.ha.rota import Rota
+from tms_core.server.ha.sealed_ids import Seals
+from tms_core.server.ha.slots import slot_of
+from tms_core.settings.models import LeaderSettings
+from tms_core.tables.lease import LeaseRecord
+from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import MemorySide
+from tms_core.topic import TopicId
+
+SECONDS, DELAY_SECONDS, SLOTS = 15, 5, 4
+#: A topic of each slot.
+TOPICS = {slot_of(topic.prefix, SLOTS): topic for topic in (TopicId("default", f"t{number}") for number in range(40))}
+TOPIC = TOPICS[1]
+
+
+def wanted(slots: int = SLOTS, servers: int = 2) -> LeaderSettings:
+    return LeaderSettings(
+        advertise="http://here:1",
+        slots=slots,
+        servers=servers,
+        seconds=SECONDS,
+        fencing_delay_seconds=DELAY_SECONDS,
+    )
+
+
+class Server:
+    """One of several servers on the same tables."""
+
+    def __init__(self, site: Site, ordinal: int, settings: LeaderSettings) -> None:
+        self.site = site
+        holder = f"server {ordinal} of {len(site.servers)}"
+        self.rota = Rota(site.leases, holder, settings, ordinal, site.clock)
+        self.rota.at(f"http://{holder}")
+        self.slots = self.rota.slots
+        self.message = Watched(site.store.message)
+        fenced = FencedStore(site.store, self.slots, Seals(site.store.message, site.side, site.clock))
+        vars(fenced.message)["_table"] = self.message
+        self.service = MessagingService(
+            fenced, site.clock, side=site.side, fenced_side=FencedSide(site.side, self.slots)
+        )
+        site.servers.append(self)
+
+    def look(self) -> list[int]:
+        """Look who leads; returns the slots that this one leads."""
+        self.rota.look(lambda slot: self.service.start_over(lambda key: self.slots.number(key) == slot))
+        return self.led
+
+    @property
+    def led(self) -> list[int]:
+        return [slot for slot, leadership in enumerate(self.slots.leaderships) if leadership.leads]
+
+    def payloads(self, topic: TopicId) -> list[bytes]:
+        pages = self.service.fetch(topic, FetchRequest())
+        return [message.payload for page in pages for message in page]
+
+    def held_up(self, meanwhile: Callable[[], object]) -> None:
+        """While the next write is on its way, something happens."""
+        put = self.message.put
+
+        def late(rows: Sequence[Any]) -> None:
+            self.message.put = put
+            meanwhile()
+            put(rows)
+
+        self.message.put = late
+
+
+class Site:
+    """What servers share."""
+
+    def __init__(self) -> None:
+        self.store, self.side, self.leases = MemoryStore(), MemorySide(), MemorySide()
+        self.clock = ManualClock(NOW_MS, running_ms=60_000)
+        self.servers: list[Server] = []
+
+    def server(self, ordinal: int, settings: LeaderSettings | None = None) -> Server:
+        return Server(self, ordinal, settings or wanted())
+
+    def look(self, *servers: Server, seconds: int = 1) -> None:
+        """Let time pass, in which some servers look."""
+        for _ in range(seconds):
+            self.clock.advance(SECOND)
+            for server in servers:
+                server.look()
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    made = Site()
+    yield made
+    for server in made.servers:
+        server.service.close()
+
+
+@pytest.fixture
+def pair(site: Site) -> tuple[Server, Server]:
+    """Two servers that lead their slots, and a topic in each slot."""
+    one, other = site.server(0), site.server(1)
+    site.look(one, other, seconds=2)
+    for topic in TOPICS.values():
+        one.service.create_topic(topic)
+    return one, other
+
+
+TAKE_OVER = SECONDS + DELAY_SECONDS + 3
+
+
+# --- who leads what --------------------------------------------------------------------------------------------------
+
+
+def test_a_topic_s_slot_is_the_crc_32_of_its_name() -> None:
+    # The check value of CRC-32/ISO-HDLC.
+    assert slot_of(b"123456789:", 64) == 0xCBF43926 % 64
+
+
+@pytest.mark.parametrize(
+    ("path", "topic"),
+    [
+        ("/v1/namespaces/default/topics/orders", b"default:orders:"),
+        ("/v1/namespaces/default/topics/orders/consumers/billing/poll", b"default:orders:"),
+        ("/v1/namespaces/default/topics", b""),
+        ("/ping", b""),
+    ],
+)
+def test_given_a_path_when_asked_whose_it_is_then_its_topic_says(path: str, topic: bytes) -> None:
+    assert _topic(path) == topic
+
+
+def test_given_two_servers_when_they_look_then_each_leads_its_own_slots_and_answers_for_those_only(
+    pair: tuple[Server, Server],
+) -> None:
+    one, other = pair
+    assert (one.led, other.led) == ([0, 2], [1, 3])
+    for slot, topic in TOPICS.items():
+        leader, follower = (one, other) if slot in one.led else (other, one)
+        leader.service.publish(topic, [b"a"])
+        leader.service.consumers.put(topic, "billing", MessageId(0, 0))
+        assert leader.payloads(topic) == [b"a"]
+        found = follower.slots.leaderships[slot].leader
+        assert found is not None
+        assert found.address == f"http://{found.holder}" == f"http://server {slot % 2} of {slot % 2}"
+        for refused in (
+            partial(follower.service.publish, topic, [b"b"]),
+            partial(follower.payloads, topic),
+            partial(follower.service.consumers.get, topic, "billing"),
+        ):
+            with pytest.raises(Unavailable):
+                refused()
+
+
+def test_given_a_slot_that_is_free_when_another_server_looks_then_it_waits_as_long_as_a_lease_lasts(
+    site: Site,
+) -> None:
+    one = site.server(0)
+    site.look(one, seconds=SECONDS + 1)
+    assert one.led == [0, 2]
+    site.look(one, seconds=1)
+    assert one.led == [0, 1, 2, 3]
+
+
+def test_given_leases_that_cannot_be_read_at_once_when_looked_then_what_is_held_is_renewed(
+    site: Site, pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = pair
+
+    def fail(*_: object) -> None:
+        raise StoreError("HBase is away.")
+
+    monkeypatch.setattr(site.leases, "rows", fail)
+    with caplog.at_level(logging.WARNING):
+        site.look(one, other, seconds=2 * SECONDS)
+    assert (one.led, other.led) == ([0, 2], [1, 3])
+    assert caplog.text.count("HBase is away") == 2, "each server has said it once"
+
+
+# --- handed over and back --------------------------------------------------------------------------------------------
+
+
+def test_given_a_server_that_died_when_it_is_back_then_it_gets_its_slots_and_nothing_is_lost_or_there_twice(
+    site: Site, pair: tuple[Server, Server]
+) -> None:
+    one, other = pair
+    other.service.publish(TOPIC, [b"1"])
+    site.look(one, seconds=TAKE_OVER)
+    assert one.led == [0, 1, 2, 3]
+    one.service.publish(TOPIC, [b"2"])
+    again = site.server(1)
+    site.look(one, again, seconds=4)
+    assert (one.led, again.led) == ([0, 2], [1, 3])
+    again.service.publish(TOPIC, [b"3"])
+    assert again.payloads(TOPIC) == [b"1", b"2", b"3"]
+    with pytest.raises(Unavailable):
+        one.service.publish(TOPIC, [b"4"])
+
+
+def test_given_a_server_without_slots_of_its_own_when_another_dies_then_it_may_take_over_and_hands_back(
+    site: Site, pair: tuple[Server, Server]
+) -> None:
+    one, other = pair
+    third = site.server(2)
+    site.look(third, other, seconds=TAKE_OVER)
+    assert (third.led, other.led) in ([([0, 2], [1, 3]), ([], [0, 1, 2, 3]), ([0], [1, 2, 3])])
+    again = site.server(0)
+    site.look(third, other, again, seconds=4)
+    assert (third.led, other.led, again.led) == ([], [1, 3], [0, 2])
+    assert not one.led
+
+
+def test_given_a_write_under_way_when_its_slot_is_wanted_back_then_it_is_acknowledged_first(
+    site: Site, pair: tuple[Server, Server]
+) -> None:
+    one, _ = pair
+    site.look(one, seconds=TAKE_OVER)
+    again = site.server(1)
+
+    def meanwhile() -> None:
+        site.look(one, again, seconds=4)
+        assert (one.led, again.led) == ([0, 2], []) or (one.led, again.led) == ([0, 2], [3])
+        with pytest.raises(Unavailable):
+            one.payloads(TOPIC)
+
+    one.held_up(meanwhile)
+    one.service.publish(TOPIC, [b"1"])
+    site.look(one, again, seconds=3)
+    assert again.led == [1, 3]
+    again.service.publish(TOPIC, [b"2"])
+    assert again.payloads(TOPIC) == [b"1", b"2"]
+
+
+def test_given_a_deposed_leader_s_late_rows_when_its_slot_was_handed_on_meanwhile_then_they_are_never_seen(
+    site: Site, pair: tuple[Server, Server]
+) -> None:
+    one, other = pair
+    other.service.publish(TOPIC, [b"1"])
+    again = site.server(1)
+    seen: list[list[bytes]] = []
+
+    def meanwhile() -> None:
+        # The one between does not touch the topic, so it is the last one that has to know.
+        site.look(one, seconds=TAKE_OVER)
+        site.look(one, again, seconds=4)
+        assert again.led == [1, 3]
+        again.service.publish(TOPIC, [b"2"])
+        seen.append(again.payloads(TOPIC))
+
+    other.held_up(meanwhile)
+    with pytest.raises(StoreUnavailable):
+        other.service.publish(TOPIC, [b"late"])
+    assert len(site.store.message.keys(TOPIC.prefix, None, 10).items) == 3
+    assert seen == [[b"1", b"2"]] == [again.payloads(TOPIC)]
+
+
+def test_given_slots_that_are_led_when_the_server_ends_then_the_next_one_leads_them_at_once(
+    site: Site, pair: tuple[Server, Server]
+) -> None:
+    one, other = pair
+    other.rota.resign()
+    again = site.server(1)
+    site.look(one, again)
+    assert again.led == [1, 3]
+
+
+# --- on how many slots -----------------------------------------------------------------------------------------------
+
+
+def changed(site: Site, server: Server, seconds: int = 3) -> list[int]:
+    site.look(server, seconds=seconds)
+    return server.led
+
+
+@pytest.mark.parametrize(("former", "slots"), [(1, 4), (4, 1), (4, 2), (2, 8)])
+def test_given_servers_of_another_number_of_slots_when_they_have_ended_then_the_new_number_counts_and_not_before(
+    site: Site, former: int, slots: int
+) -> None:
+    old, new = site.server(0, wanted(former, 1)), site.server(0, wanted(slots, 1))
+    all_old, all_new = list(range(former)), list(range(slots))
+    site.look(old)
+    assert old.led == all_old
+    site.look(old, new, seconds=3 * SECONDS)
+    assert (old.led, new.led) == (all_old, [])
+    old.rota.resign()
+    assert changed(site, new) == all_new
+    site.look(old, new, seconds=3 * SECONDS)
+    assert (old.led, new.led) == ([], all_new)
+
+
+def test_given_a_server_that_was_killed_when_another_number_is_wanted_then_that_waits_until_nothing_is_under_way(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = site.server(0, wanted(1, 1)), site.server(0, wanted(4, 1))
+    site.look(old)
+    with caplog.at_level(logging.WARNING):
+        assert changed(site, new, 2 * SECONDS) == []
+    assert "has not ended in good order" in caplog.text
+    site.clock.advance(REACH_MS)
+    assert changed(site, new) == [0, 1, 2, 3]
+
+
+def test_given_a_change_that_was_not_finished_when_a_server_begins_then_it_does_not_lead_before_that_is_settled(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = site.server(0, wanted(4, 1))
+    site.look(old)
+    old.rota.resign()
+    dies, swap = site.server(0, wanted(2, 1)), site.leases.exchange
+    with monkeypatch.context() as patched:
+        written: list[bytes] = []
+
+        def fail_second(key: bytes, *rest: Any) -> bool:
+            if key == b"l":
+                written.append(key)
+                if len(written) == 2:
+                    raise StoreError("HBase is away.")
+            return swap(key, *rest)
+
+        patched.setattr(site.leases, "exchange", fail_second)
+        site.look(dies)
+    record = LeaseRecord.parse(site.leases.get(b"l"))
+    assert record is not None
+    assert record.holder.startswith("4 slots, to be 2 by")
+    other = site.server(0, wanted(4, 1))
+    site.look(old, other)
+    assert (old.led, other.led) == ([], [])
+    site.clock.advance(REACH_MS)
+    assert changed(site, other, 2 * SECONDS) == [0, 1, 2, 3]
+    assert changed(site, dies) == []

@@ -1,0 +1,142 @@
+"""Consumer groups on two servers that share the topics: each serves what it leads, and topics change hands.
+
+The histories are those of :mod:`tests.simulation.group_site`, and the same must hold. What is asked goes to the server
+that leads the topic; a server may die, so that the other one takes its slots, and come back, so that it gets them
+again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.builders import SECOND
+from tests.simulation.group_site import LIFETIME_MS, WEIGHTS, GroupSite
+from tms_core.messaging.service import MessagingService, ServiceOptions
+from tms_core.server.ha.fenced_store import FencedSide, FencedStore
+from tms_core.server.ha.rota import Rota
+from tms_core.server.ha.sealed_ids import Seals
+from tms_core.settings.models import LeaderSettings
+from tms_core.tables.side import MemorySide
+from tms_core.topic import TopicId
+
+#: With these the two topics belong to different servers.
+SLOTS, SERVERS = 5, 2
+SETTINGS = LeaderSettings(advertise="http://here:1", slots=SLOTS, servers=SERVERS, seconds=3, fencing_delay_seconds=1)
+#: After so many seconds all slots are led again, whatever has happened.
+_SETTLED = 12
+
+
+class SlotServer:
+    """One server: what it leads, and the service behind that."""
+
+    def __init__(self, site: SlotSite, ordinal: int, cache_bytes: int) -> None:
+        self.ordinal = ordinal
+        self.rota = Rota(site.leases, f"server {next(site.names)}", SETTINGS, ordinal, site.clock)
+        fenced = FencedStore(site.store, self.rota.slots, Seals(site.store.message, site.side, site.clock))
+        options = ServiceOptions(
+            max_lifetime_seconds=LIFETIME_MS // 1000, grace_seconds=LIFETIME_MS // 1000, cache_bytes=cache_bytes
+        )
+        self.service = MessagingService(
+            fenced,
+            site.clock,
+            options,
+            side=site.side,
+            transactions=site.manager,
+            fenced_side=FencedSide(site.side, self.rota.slots),
+        )
+
+    def look(self) -> None:
+        slots = self.rota.slots
+        self.rota.look(lambda slot: self.service.start_over(lambda key: slots.number(key) == slot))
+
+
+class Asked:
+    """What clients see of all servers: a question about a topic goes to the one that leads it."""
+
+    def __init__(self, site: SlotSite, part: str = "") -> None:
+        self._site = site
+        self._part = part
+        if not part:
+            self.consumers, self.groups = Asked(site, "consumers"), Asked(site, "groups")
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(topic: TopicId, *given: Any, **more: Any) -> Any:
+            service = self._site.leader(topic).service
+            return getattr(getattr(service, self._part) if self._part else service, name)(topic, *given, **more)
+
+        return ask
+
+    def close(self) -> None:
+        """The processes end, without a word."""
+        for server in self._site.servers:
+            server.service.close()
+        self._site.servers.clear()
+
+
+@dataclass
+class SlotSite(GroupSite):
+    """Two servers."""
+
+    leases: MemorySide = field(default_factory=MemorySide)
+    servers: list[SlotServer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.names = iter(range(10**9))
+        #: Which one dies in this history; the other one lives on between restarts.
+        self.victim = self.random.randrange(SERVERS)
+        super().__post_init__()
+
+    def serve(self) -> Any:
+        for ordinal in range(SERVERS):
+            self._start(ordinal)
+        return Asked(self)
+
+    def leader(self, topic: TopicId) -> SlotServer:
+        """The server that leads a topic, as soon as there is one."""
+        for _ in range(_SETTLED):
+            for server in self.servers:
+                if server.rota.slots.of(topic.prefix).leads:
+                    return server
+            self._settle(1)
+        raise AssertionError(f"no server leads {topic}")
+
+    def die(self) -> None:
+        """A server is gone; the other one takes its slots, sooner or later."""
+        if len(self.servers) == SERVERS:
+            gone = next(server for server in self.servers if server.ordinal == self.victim)
+            self.servers.remove(gone)
+            gone.service.close()
+            self.reached["a server died"] += 1
+            self._settle(self.random.choice((0, _SETTLED)))
+
+    def come_back(self) -> None:
+        """A server that was gone gets its slots back."""
+        for ordinal in {*range(SERVERS)} - {server.ordinal for server in self.servers}:
+            self._start(ordinal)
+            self._settle(self.random.choice((1, 3, _SETTLED)))
+            self.reached["handed back"] += 1
+
+    def swing(self) -> None:
+        """A slot goes to and fro between two servers, of which one lives all the time, and each is used."""
+        for _ in range(2):
+            self.die()
+            self._settle(_SETTLED)
+            self.publish()
+            self.work()
+            self.come_back()
+            self._settle(_SETTLED)
+            self.publish()
+            self.work()
+
+    def _start(self, ordinal: int) -> None:
+        self.servers.append(SlotServer(self, ordinal, self.random.choice((0, 1 << 20))))
+
+    def _settle(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.clock.advance(SECOND)
+            for server in self.servers:
+                server.look()
+
+
+SLOT_WEIGHTS = WEIGHTS | {"die": 1.5, "come_back": 2.5, "swing": 0.7}

@@ -1,0 +1,242 @@
+"""Producers: what they publish is there once, however often it is repeated, and of two instances the newer counts.
+
+Each request has a number, so it is sent again when it was not answered. One is under way at a time, since only the last
+one may be repeated. A refusal because a newer instance counts is final.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Self, TypeVar
+from uuid import uuid4
+
+from tms_core.client import calls, producer_calls
+from tms_core.client.calls import Call, Topic, topic_id
+from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
+from tms_core.client.core import Core
+from tms_core.client.participant import Participant
+from tms_core.client.producer_calls import FormerTransaction, Signature
+from tms_core.client.transaction import is_visible_now
+from tms_core.client.values import Limits
+from tms_core.client.wire import run
+from tms_core.errors import NotInProgress, ProducerFenced
+from tms_core.transaction.model import Transaction
+from tms_core.transaction.rpc.client import TransactionClient
+
+T = TypeVar("T")
+
+
+class Instance:
+    """One instance of a producer; both clients drive it.
+
+    Args:
+        core: who asks.
+        service: who says what became of the former's last transaction, where the server does not know.
+        home: the producer's topic.
+        name: its name.
+        lock: held while a request is under way.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        service: TransactionClient,
+        home: Topic,
+        name: str,
+        lock: AbstractAsyncContextManager[object],
+    ) -> None:
+        self.core = core
+        self.home = topic_id(home)
+        self.name = name
+        self.former: FormerTransaction | None = None
+        self._service = service
+        self._lock = lock
+        self._uuid = uuid4()
+        self._generation: int | None = None
+        self._sequence = 0
+        self._fenced: ProducerFenced | None = None
+
+    @property
+    def generation(self) -> int:
+        """As it was registered.
+
+        Raises:
+            NotInProgress: it was not.
+        """
+        if self._generation is None:
+            raise NotInProgress("The producer is not registered.", "Register it: with client.producer(…) as producer:")
+        return self._generation
+
+    async def register(self) -> None:
+        """Have it count from now on, and find out what became of the former's last transaction."""
+        call = producer_calls.register(self.home, self.name, self._uuid)
+        generation, former = await self.core.ask(call)
+        if former is not None and former.outcome == "pending":
+            former = replace(former, outcome=await self._decide(former.transaction))
+        self._generation, self.former = generation, former
+
+    async def send(self, call: Call[T], label: str) -> T:
+        """Send a request that is done once, however often it is sent.
+
+        Raises:
+            ProducerFenced: a newer instance counts.
+        """
+        async with self._lock:
+            if self._fenced is not None:
+                raise self._fenced
+            self._sequence += 1
+            signed = Signature(str(self.home), self.name, self.generation, self._sequence, label).on(call)
+            try:
+                return await self.core.ask(signed)
+            except ProducerFenced as error:
+                self._fenced = error
+                raise
+
+    async def roll_back(self, pointer: int) -> None:
+        """Tell that a transaction is rolled back, before it is aborted."""
+        signature = Signature(str(self.home), self.name, self.generation, None, "")
+        await self.core.ask(signature.on(calls.rollback(self.home, pointer)))
+
+    async def _decide(self, pointer: int) -> str:
+        """End a transaction whose outcome the server does not know, and tell that."""
+        service, blocking = self._service, self.core.wire.blocking
+        open_ = await self.core.repeat(lambda _: blocking(service.invalidate, pointer), again=True)
+        return "committed" if not open_ and await is_visible_now(self.core, service, pointer) else "aborted"
+
+
+class _Signing(Core):
+    """Sends what is written in a transaction as a producer's."""
+
+    def __init__(self, instance: Instance, label: str) -> None:
+        self.__dict__.update(instance.core.__dict__)
+        self._instance = instance
+        self._label = label
+
+    async def ask(self, call: Call[T]) -> T:
+        return await (self._instance.send(call, self._label) if call.writes else super().ask(call))
+
+
+class _Begun(Participant):
+    """Tells the server before an abort that a transaction is rolled back, so that it does not count as committed."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._instance = instance
+        self._pointer = 0
+
+    def start_tx(self, transaction: Transaction) -> None:
+        self._pointer = transaction.transaction_id
+
+    async def rollback_tx(self) -> None:
+        await self._instance.roll_back(self._pointer)
+
+
+class _ThreadLock(AbstractAsyncContextManager[None]):
+    """A lock for coroutines that never wait in a loop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    async def __aenter__(self) -> None:
+        self._lock.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+class _Producer:
+    """What both kinds have."""
+
+    def __init__(self, instance: Instance, service: TransactionClient, limits: Limits) -> None:
+        self._instance = instance
+        self._service = service
+        self._limits = limits
+
+    @property
+    def generation(self) -> int:
+        """The number of this instance; each new one has a higher one."""
+        return self._instance.generation
+
+    @property
+    def former(self) -> FormerTransaction | None:
+        """The last transaction of the instances before, and what became of it; None: there was none."""
+        return self._instance.former
+
+    def _publishing(self, messages: Sequence[bytes], topic: Topic | None, ttl: timedelta | int | None) -> Call[None]:
+        return calls.publish(self._instance.home if topic is None else topic, messages, ttl)
+
+
+class Producer(_Producer):
+    """A producer of a :class:`~tms_core.client.Client`; threads may share it. See :meth:`Client.producer`."""
+
+    @classmethod
+    def of(cls, core: Core, service: TransactionClient, limits: Limits, home: Topic, name: str) -> Self:
+        """A producer that is not registered yet."""
+        return cls(Instance(core, service, home, name, _ThreadLock()), service, limits)
+
+    def __enter__(self) -> Self:
+        run(self._instance.register())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is to be done: another instance may take over at any time."""
+
+    def publish(
+        self, messages: Sequence[bytes], *, topic: Topic | None = None, ttl: timedelta | int | None = None
+    ) -> None:
+        """Publish messages in one request; they are there once, however often it has to be repeated.
+
+        Args:
+            messages: the payloads, in order.
+            topic: where to; None: the producer's own topic.
+            ttl: how long these live, where that is shorter than the topic's ttl; whole seconds.
+
+        Raises:
+            ProducerFenced: a newer instance counts; this one is done with.
+            Unanswered: it was repeated in vain, and whether it is there is not known.
+            MessagingError: as :meth:`Client.publish`.
+        """
+        run(self._instance.send(self._publishing(messages, topic, ttl), ""))
+
+    def transaction(
+        self, label: str = "", *, timeout_seconds: int | None = None, long: bool = False
+    ) -> TransactionContext:
+        """A transaction as of :meth:`Client.transaction`, which the next instance is told of.
+
+        Args:
+            label: what it is called: which file it reads, say; at most 1,000 bytes.
+            timeout_seconds, long: as of ``Client.transaction``.
+        """
+        begun = _Begun(self._instance)
+        core = _Signing(self._instance, label)
+        return TransactionContext(core, self._service, self._limits, timeout_seconds, long=long, participants=[begun])
+
+
+class AsyncProducer(_Producer):
+    """As :class:`Producer`, for an event loop, whose tasks may share it."""
+
+    async def __aenter__(self) -> Self:
+        await self._instance.register()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing is to be done."""
+
+    async def publish(
+        self, messages: Sequence[bytes], *, topic: Topic | None = None, ttl: timedelta | int | None = None
+    ) -> None:
+        """As :meth:`Producer.publish`."""
+        await self._instance.send(self._publishing(messages, topic, ttl), "")
+
+    def transaction(
+        self, label: str = "", *, timeout_seconds: int | None = None, long: bool = False
+    ) -> AsyncTransactionContext:
+        """As :meth:`Producer.transaction`: ``async with producer.transaction() as tx:``."""
+        begun = _Begun(self._instance)
+        core = _Signing(self._instance, label)
+        return AsyncTransactionContext(
+            core, self._service, self._limits, timeout_seconds, long=long, participants=[begun]
+        )

@@ -1,0 +1,78 @@
+"""What all consumers of a topic have processed, so that none of them needs it any more (rule L7).
+
+The property ``retention: consumed`` lets messages go before their ttl is over. How far that may come is announced in a
+row of the side table before anything goes: ``r`` + topic + generation holds the first position that stays (10 bytes). A
+consumer is registered, or set back, at that position or behind it (:func:`begin`). So the one who deletes writes its
+row and then looks at the consumers; a consumer writes its row and then looks at what is announced. Whichever comes
+second sees the first, and what no consumer needed once after it was announced, none ever will.
+"""
+
+from __future__ import annotations
+
+from tms_core.consumers.claims import ConsumerGroup, claims_of, look, rank
+from tms_core.consumers.positions import Positions
+from tms_core.rowkey import MESSAGE_TAIL_BYTES, MessageId, generation_prefix
+from tms_core.tables.side import SideTable
+from tms_core.topic import TopicMetadata
+from tms_core.transaction.model import Transaction
+
+#: The first byte of keys.
+_ANNOUNCED = b"r"
+
+
+def processed(side: SideTable, topic: TopicMetadata, reader: Transaction) -> int:
+    """The first position (``milliseconds * 65,536 + sequence``) that a consumer has not processed; 0 without consumers.
+
+    What a group has claimed counts once its transaction is committed and nothing before it is missing, as in the
+    group's next poll.
+
+    Args:
+        side: where positions and claims are.
+        topic: whose consumers.
+        reader: what is known of transactions; from before the claims are read, since one that is taken back goes before
+            its transaction ends.
+
+    Raises:
+        StoreError, FormatError: they could not be read.
+    """
+    found = []
+    for position in Positions(side).of(topic):
+        claims = [claim for _, claim in claims_of(side, ConsumerGroup.of(topic, position.name))]
+        found.append(_behind(look(position.id, claims, reader).base))
+    return min(found, default=0)
+
+
+def announced(side: SideTable, topic: TopicMetadata) -> int:
+    """The first position that was not let go; 0 where nothing was."""
+    return int.from_bytes(side.get(_key(topic)) or b"", "big")
+
+
+def announce(side: SideTable, topic: TopicMetadata, upto: int) -> None:
+    """Say that what lies before a position may go; what was said before stands. Durable on return.
+
+    Raises:
+        StoreError: it could not be written.
+    """
+    key = _key(topic)
+    while True:
+        present = side.get(key)
+        if int.from_bytes(present or b"", "big") >= upto:
+            return
+        if side.exchange(key, present, upto.to_bytes(MESSAGE_TAIL_BYTES, "big")):
+            return
+
+
+def begin(side: SideTable, topic: TopicMetadata, message: MessageId) -> MessageId:
+    """The id behind which a consumer begins that wants to begin behind this one: what was let go is not its own."""
+    first = announced(side, topic)
+    return max(message, MessageId(first - 1 >> 16, first - 1 & 0xFFFF), key=rank) if first else message
+
+
+def _behind(base: MessageId) -> int:
+    """The first position behind what is processed; of a row with several payloads all must be."""
+    at = base.publish_ms << 16 | base.sequence
+    return at if base.in_payload_table or not at else at + 1
+
+
+def _key(topic: TopicMetadata) -> bytes:
+    return _ANNOUNCED + generation_prefix(topic.topic.prefix, topic.generation)

@@ -1,0 +1,376 @@
+"""Producers by name: the rows that say which instance counts, what it has begun, and what it sent last.
+
+A producer belongs to a topic, its *home*. Each instance of it that is registered gets a higher *generation*, and what
+an older one sends is refused from then on. All of it is in the side table (:mod:`tms_core.tables.side`):
+
+* ``w`` + home + generation of the home + name: the producer (:class:`Registration`);
+* ``t`` + home + generation of the home + ``p`` + name + 0 + write pointer: a transaction that it has begun
+  (:class:`Begun`). Like a claim it is true exactly if its transaction is, and what was rolled back is marked void;
+* ``q`` + topic + generation + home + 0 + name: its last request to that topic (:class:`Request`), whose ids no other
+  message gets.
+
+Here are the rows and the rules, without a clock and without waiting.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import NamedTuple
+from uuid import UUID
+
+from tms_core.errors import FormatError
+from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, generation_prefix, stop_key, topic_prefix
+from tms_core.tables.side import SideTable
+from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.model import transaction_ms
+
+_PRODUCER, _TRANSACTIONAL, _BEGUN, _REQUEST = b"w", b"t", b"p", b"q"
+_REGISTRATION = struct.Struct(">q16sqqBB")
+_POINTER, _BEGUN_VALUE = struct.Struct(">q"), struct.Struct(">qB")
+_REQUEST_VALUE = struct.Struct(f">qq{MESSAGE_TAIL_BYTES}sI")
+_PAGE_ROWS = 1000
+#: The instance of a producer that was forgotten.
+NO_INSTANCE = UUID(int=0)
+#: The most bytes that a label may have.
+LABEL_BYTES = 1000
+
+
+class Outcome(Enum):
+    """What became of a transaction."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    PENDING = "pending"
+
+
+_OUTCOMES = (None, Outcome.COMMITTED, Outcome.ABORTED, Outcome.PENDING)
+
+
+class Producer(NamedTuple):
+    """Names a producer: its home, the home's generation, and its name."""
+
+    home: TopicId
+    home_generation: int
+    name: str
+
+    @classmethod
+    def of(cls, home: TopicMetadata, name: str) -> Producer:
+        """A producer of a topic as it is now."""
+        return cls(home.topic, home.generation, name)
+
+    @property
+    def key(self) -> bytes:
+        """Of its registration."""
+        return _PRODUCER + generation_prefix(self.home.prefix, self.home_generation) + self.name.encode("ascii")
+
+    @property
+    def begun(self) -> bytes:
+        """The start of the keys of what it has begun."""
+        prefix = generation_prefix(self.home.prefix, self.home_generation)
+        return _TRANSACTIONAL + prefix + _BEGUN + self.name.encode("ascii") + b"\0"
+
+    def begun_key(self, pointer: int) -> bytes:
+        """Of a transaction that it has begun."""
+        return self.begun + _POINTER.pack(pointer)
+
+    def request_key(self, topic: TopicMetadata) -> bytes:
+        """Of its last request to a topic."""
+        prefix = generation_prefix(topic.topic.prefix, topic.generation)
+        return _REQUEST + prefix + self.home.prefix + b"\0" + self.name.encode("ascii")
+
+
+class Former(NamedTuple):
+    """The last transaction of the generations before.
+
+    Attributes:
+        transaction: its write pointer.
+        label: what its producer has called it.
+        outcome: what became of it.
+    """
+
+    transaction: int
+    label: str
+    outcome: Outcome
+
+
+class Registration(NamedTuple):
+    """A producer.
+
+    Attributes:
+        generation: of the instance that counts; begins at the time in milliseconds, so that no name has one twice.
+        instance: which one that is; all zeros: none, it was forgotten.
+        updated_ms: when it was registered.
+        former: what became of the one before; None: it has begun nothing.
+        settled: whether that has been found out.
+    """
+
+    generation: int
+    instance: UUID
+    updated_ms: int
+    former: Former | None
+    settled: bool
+
+    def pack(self) -> bytes:
+        """Its value."""
+        pointer, label, outcome = self.former or (0, "", None)
+        numbers = (self.generation, self.instance.bytes, self.updated_ms, pointer)
+        return _REGISTRATION.pack(*numbers, _OUTCOMES.index(outcome), self.settled) + label.encode()
+
+    @classmethod
+    def parse(cls, value: bytes) -> Registration:
+        """Read a value.
+
+        Raises:
+            FormatError: it is none.
+        """
+        try:
+            *numbers, number, settled = _REGISTRATION.unpack(value[: _REGISTRATION.size])
+            outcome, label = _OUTCOMES[number], value[_REGISTRATION.size :].decode()
+        except (struct.error, IndexError, UnicodeDecodeError) as error:
+            raise FormatError(f"a producer's row cannot be read: {error}") from error
+        generation, instance, updated_ms, pointer = numbers
+        former = None if outcome is None else Former(pointer, label, outcome)
+        return cls(generation, UUID(bytes=instance), updated_ms, former, bool(settled))
+
+
+class Begun(NamedTuple):
+    """A transaction that a producer has begun.
+
+    Attributes:
+        pointer: its write pointer.
+        generation: of the producer.
+        void: whether it was rolled back, or is invalid.
+        label: what its producer calls it.
+    """
+
+    pointer: int
+    generation: int
+    void: bool
+    label: str
+
+    def pack(self) -> bytes:
+        """Its value."""
+        return _BEGUN_VALUE.pack(self.generation, self.void) + self.label.encode()
+
+    @classmethod
+    def parse(cls, key: bytes, value: bytes) -> Begun:
+        """Read a row.
+
+        Raises:
+            FormatError: it is none.
+        """
+        try:
+            (pointer,) = _POINTER.unpack(key[-_POINTER.size :])
+            generation, void = _BEGUN_VALUE.unpack(value[: _BEGUN_VALUE.size])
+            return cls(pointer, generation, bool(void), value[_BEGUN_VALUE.size :].decode())
+        except (struct.error, UnicodeDecodeError) as error:
+            raise FormatError(f"a producer's transaction {key!r} cannot be read: {error}") from error
+
+
+class Request(NamedTuple):
+    """The last request of a producer to a topic, written down before its rows.
+
+    Attributes:
+        generation: of the producer.
+        sequence: its number.
+        first: the position of its first row: of the message table, or of the transaction's stored payloads.
+        number: how many rows it has.
+    """
+
+    generation: int
+    sequence: int
+    first: int
+    number: int
+
+    def pack(self) -> bytes:
+        """Its value."""
+        first = self.first.to_bytes(MESSAGE_TAIL_BYTES, "big")
+        return _REQUEST_VALUE.pack(self.generation, self.sequence, first, self.number)
+
+    @classmethod
+    def parse(cls, value: bytes) -> Request:
+        """Read a value.
+
+        Raises:
+            FormatError: it is none.
+        """
+        try:
+            generation, sequence, first, number = _REQUEST_VALUE.unpack(value)
+        except struct.error as error:
+            raise FormatError(f"a producer's last request has {len(value)} bytes, not {_REQUEST_VALUE.size}") from error
+        return cls(generation, sequence, int.from_bytes(first, "big"), number)
+
+
+# --- rules -----------------------------------------------------------------------------------------------------------
+
+
+def next_generation(known: Registration | None, now_ms: int) -> int:
+    """The generation of a new instance: one more, and of an unknown name the time in milliseconds.
+
+    So a name that was forgotten begins above all that it had before: an instance a millisecond would be too many.
+    """
+    return now_ms if known is None else known.generation + 1
+
+
+def last_of(begun: list[tuple[Begun, Outcome]], inherited: Former | None) -> Former | None:
+    """What a producer is told of its former: the newest transaction, or what the former was told itself."""
+    if not begun:
+        return inherited
+    last, outcome = max(begun, key=lambda found: (found[0].generation, found[0].pointer))
+    return Former(last.pointer, last.label, outcome)
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def is_of_producer(key: bytes) -> bool:
+    """Whether a key of the side table is that of a producer, or of a transaction that one has begun."""
+    prefix = topic_prefix(key[1:]) if key[:1] == _TRANSACTIONAL else None
+    return key[:1] == _PRODUCER or (prefix is not None and key[1 + len(prefix) + GENERATION_BYTES :][:1] == _BEGUN)
+
+
+def begun_by(side: SideTable, producer: Producer) -> list[tuple[bytes, Begun]]:
+    """The transactions of a producer that are written down, each with its key, the oldest first.
+
+    Raises:
+        FormatError: a row is damaged.
+        StoreError: the table could not be read.
+    """
+    return [(key, Begun.parse(key, value)) for key, value in _rows(side, producer.begun)]
+
+
+def producers_of(side: SideTable, home: TopicMetadata) -> list[tuple[Producer, Registration]]:
+    """The producers whose home a topic is, in the order of their names."""
+    found = ((_producer(key), Registration.parse(value)) for key, value in _rows(side, Producer.of(home, "").key))
+    return [(producer, one) for producer, one in found if producer is not None and one.instance != NO_INSTANCE]
+
+
+def requests_by(side: SideTable, producer: Producer) -> list[bytes]:
+    """The keys of a producer's last requests, of all topics."""
+    return [key for key, _ in _rows(side, _REQUEST) if _requested(key) == (producer.home, producer.name)]
+
+
+def first_unannounced(side: SideTable, prefix: bytes) -> int:
+    """The first position behind all that producers have requested of a generation of a topic.
+
+    Args:
+        side: where requests are.
+        prefix: the start of the generation's row keys.
+    """
+    found = (Request.parse(value) for _, value in _rows(side, _REQUEST + prefix))
+    return max((request.first + request.number for request in found), default=0)
+
+
+def tidy(
+    side: SideTable,
+    is_invalid: Callable[[int], bool],
+    is_undecided: Callable[[int], bool],
+    is_gone: Callable[[TopicId, int], bool],
+    idle_before_ms: int,
+) -> tuple[int, int]:
+    """Mark what invalid transactions have begun, and forget idle producers and those of topics that are gone.
+
+    The marks come before an id leaves the invalid list: from then on its transaction would count as committed.
+
+    Args:
+        side: where producers are.
+        is_invalid: whether a transaction is on the invalid list.
+        is_undecided: whether one may still be committed; its producer is not idle.
+        is_gone: whether a topic was deleted, or has another generation than this.
+        idle_before_ms: who has done nothing since is forgotten.
+
+    Returns:
+        How many transactions were marked, and how many producers were forgotten.
+
+    Raises:
+        FormatError: a row is damaged.
+        StoreError: the table could not be read or written.
+    """
+    producers = dict(_rows(side, _PRODUCER))
+    marked, begun, active = _tidy_begun(side, is_invalid, is_undecided, idle_before_ms)
+    homes: dict[tuple[TopicId | None, str], bytes] = {
+        (one.home, one.name): key for key in producers if (one := _producer(key)) is not None
+    }
+    requests: dict[bytes, list[bytes]] = {}
+    gone: list[bytes] = []
+    for key, value in _rows(side, _REQUEST):
+        home, topic = homes.get(_requested(key)), _producer(key)
+        if home is None or topic is None or is_gone(topic.home, topic.home_generation):
+            gone.append(key)
+        else:
+            active[home] = max(active.get(home, 0), Request.parse(value).first >> 16)
+            requests.setdefault(home, []).append(key)
+    forgotten = 0
+    for key, value in producers.items():
+        producer, known = _producer(key), Registration.parse(value)
+        rows = [*begun.pop(key, ()), *requests.get(key, ())]
+        if producer is None or is_gone(producer.home, producer.home_generation):
+            gone += [key, *rows]
+        elif max(known.updated_ms, active.get(key, 0)) >= idle_before_ms:
+            continue
+        elif known.instance == NO_INSTANCE:
+            gone.append(key)
+        else:
+            # The row itself goes with a later pass: its server may be about to change it.
+            forgotten += side.exchange(key, value, known._replace(instance=NO_INSTANCE).pack(), deletes=rows)
+    side.delete([*gone, *(key for keys in begun.values() for key in keys)])
+    return marked, forgotten
+
+
+def _tidy_begun(
+    side: SideTable,
+    is_invalid: Callable[[int], bool],
+    is_undecided: Callable[[int], bool],
+    idle_before_ms: int,
+) -> tuple[int, dict[bytes, list[bytes]], dict[bytes, int]]:
+    """Mark void transactions; returns how many, and by producer the keys of all, and when the last one began."""
+    marked = 0
+    keys: dict[bytes, list[bytes]] = {}
+    active: dict[bytes, int] = {}
+    for key, value in _rows(side, _TRANSACTIONAL):
+        producer = _beginner(key)
+        if producer is None:
+            continue
+        begun = Begun.parse(key, value)
+        if not begun.void and is_invalid(begun.pointer):
+            marked += side.exchange(key, value, begun._replace(void=True).pack())
+        is_open = not begun.void and is_undecided(begun.pointer)
+        active_ms = max(transaction_ms(begun.pointer), idle_before_ms if is_open else 0)
+        active[producer.key] = max(active.get(producer.key, 0), active_ms)
+        keys.setdefault(producer.key, []).append(key)
+    return marked, keys, active
+
+
+def _rows(side: SideTable, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    resume: bytes | None = prefix
+    while resume is not None:
+        page = side.rows(resume, stop_key(prefix), _PAGE_ROWS)
+        yield from page.items
+        resume = page.resume
+
+
+def _producer(key: bytes) -> Producer | None:
+    """The producer whose registration has this key."""
+    prefix = topic_prefix(key[1:])
+    home = None if prefix is None else TopicId.from_prefix(prefix)
+    if home is None or prefix is None:
+        return None
+    rest = key[1 + len(prefix) :]
+    name = rest[GENERATION_BYTES:].decode("ascii", "replace")
+    return Producer(home, int.from_bytes(rest[:GENERATION_BYTES], "big"), name)
+
+
+def _beginner(key: bytes) -> Producer | None:
+    """The producer that has begun the transaction with this key; None: it is another kind of row."""
+    found = _producer(key[: -_POINTER.size])
+    kind, name = (found.name[:1], found.name[1:-1]) if found else ("", "")
+    return found._replace(name=name) if found and kind == "p" and found.name.endswith("\0") else None
+
+
+def _requested(key: bytes) -> tuple[TopicId | None, str]:
+    """Home and name of the producer whose last request has this key."""
+    topic = topic_prefix(key[1:]) or b""
+    home, zero, name = key[1 + len(topic) + GENERATION_BYTES :].partition(b"\0")
+    return TopicId.from_prefix(home), name.decode("ascii", "replace") if zero else ""

@@ -1,0 +1,451 @@
+"""Producers: of two instances of one the newer counts, and a request that is repeated is done once.
+
+Registering an instance writes a higher generation down, waits for what older ones have under way, and gives up the
+transactions that they have left open. So once it is answered, nothing of an older generation becomes visible any more.
+
+Before the rows of a request are written, it is written down at which positions they will be. A repetition looks there:
+what is there is not written again. The same write notes the transaction, so that the next instance finds it.
+
+One request of a producer to a topic is under way at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Condition
+from typing import NamedTuple
+from uuid import UUID
+
+from tms_core.clock import HonestClock
+from tms_core.consumers.positions import NAME
+from tms_core.errors import (
+    BadRequest,
+    ProducerFenced,
+    ProducerNotFound,
+    TmsError,
+    TransactionEnded,
+    Unavailable,
+)
+from tms_core.messaging.producer_rows import (
+    LABEL_BYTES,
+    NO_INSTANCE,
+    Begun,
+    Outcome,
+    Producer,
+    Registration,
+    Request,
+    begun_by,
+    last_of,
+    next_generation,
+    producers_of,
+    requests_by,
+)
+from tms_core.messaging.remembered import RememberedRows
+from tms_core.messaging.topics import TopicRegistry
+from tms_core.rowkey import LONG_MAX
+from tms_core.tables.side import SideChange, SideTable
+from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.model import transaction_ms
+
+#: Of how many producers and topics it is remembered that the last request is there.
+_KNOWN_REQUESTS = 20_000
+#: How long a new instance waits for what older ones have under way, in seconds.
+_WAIT_SECONDS = 30
+
+
+class Sent(NamedTuple):
+    """What a request says of its producer.
+
+    Attributes:
+        home: the producer's topic.
+        name: its name.
+        generation: as it was registered.
+        sequence: the request's number, higher than that of any request before; the same when it is repeated.
+        label: what it calls the transaction.
+    """
+
+    home: TopicId
+    name: str
+    generation: int
+    sequence: int
+    label: str = ""
+
+
+class Admitted(NamedTuple):
+    """A request that its producer may send.
+
+    Attributes:
+        sent: what it says.
+        producer: who sends it.
+        key: of the producer's last request to the topic.
+        former: that request; None: there is none.
+        written: whether the rows of that are known to be there.
+    """
+
+    sent: Sent
+    producer: Producer
+    key: bytes
+    former: Request | None
+    written: bool
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether it is the last request once more."""
+        former = self.former
+        return former is not None and (former.generation, former.sequence) == (self.sent.generation, self.sent.sequence)
+
+
+class Producers:
+    """The producers of one store's topics; threads may share it.
+
+    Args:
+        topics: which topics there are.
+        side: where producers are written down.
+        clock: what time it is.
+        max_lifetime_ms: how long after its begin a transaction may write.
+        transactions: the manager in this process; None: transactions are managed elsewhere, and what became of one is
+            for the client to find out.
+    """
+
+    def __init__(
+        self,
+        topics: TopicRegistry,
+        side: SideTable,
+        clock: HonestClock,
+        max_lifetime_ms: int,
+        transactions: TransactionManager | None,
+    ) -> None:
+        self._topics = topics
+        self._side = side
+        self._clock = clock
+        self._max_lifetime_ms = max_lifetime_ms
+        self._transactions = transactions
+        self._rows = RememberedRows(side, clock)
+        #: The last requests whose rows are there.
+        self._written: dict[bytes, Request] = {}
+        self._busy: set[bytes] = set()
+        self._sending: Counter[tuple[Producer, int]] = Counter()
+        self._changed = Condition()
+
+    # -- producers ----------------------------------------------------------------------------------------------------
+
+    def register(self, home: TopicId, name: str, instance: UUID) -> Registration:
+        """Have an instance count from now on, and no older one. Durable on return; the same instance may ask again.
+
+        Args:
+            home: the producer's topic.
+            name: its name.
+            instance: a number of its own, drawn at random.
+
+        Returns:
+            Its generation, and what became of the last transaction before it.
+
+        Raises:
+            BadRequest: that is no name, or no number of an instance.
+            Unavailable: another one is being registered, or an older one's requests take too long; try again.
+            TopicNotFound, MetadataError, StoreError: there is no such topic, or its row is damaged; the store failed.
+        """
+        if instance == NO_INSTANCE:
+            raise BadRequest("An instance has a number other than 0.", "Draw one at random.")
+        producer = self._named(home, name)
+        with self._only(producer.key):
+            raw = self._side.get(producer.key)
+            known = None if raw is None else Registration.parse(raw)
+            if known is None or known.instance != instance:
+                now_ms = self._clock.now_ms()
+                former = None if known is None else known.former
+                made = Registration(next_generation(known, now_ms), instance, now_ms, former, settled=False)
+                self._change(producer.key, raw, made)
+                known = made
+            self._wait_for_older(producer, known.generation)
+            return known if known.settled else self._settle(producer, known)
+
+    def of(self, home: TopicId) -> list[tuple[str, Registration, list[Begun]]]:
+        """A topic's producers by their names, each with the transactions it has open.
+
+        Raises:
+            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`register`.
+        """
+        metadata = self._topics.get(home)
+        return [(one.name, known, self._open(one)) for one, known in producers_of(self._side, metadata)]
+
+    def get(self, home: TopicId, name: str) -> tuple[Registration, list[Begun]]:
+        """A producer, and the transactions it has open.
+
+        Raises:
+            ProducerNotFound: there is none of that name.
+            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`register`.
+        """
+        producer = self._named(home, name)
+        return self._known(producer)[1], self._open(producer)
+
+    def delete(self, home: TopicId, name: str) -> None:
+        """Forget a producer; what it has open is invalidated first, and its instance is refused from now on.
+
+        Raises:
+            ProducerNotFound, BadRequest, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`get`.
+        """
+        producer = self._named(home, name)
+        with self._only(producer.key):
+            raw, known = self._known(producer)
+            gone = known._replace(generation=known.generation + 1, instance=NO_INSTANCE, settled=False)
+            self._change(producer.key, raw, gone)
+            self._wait_for_older(producer, gone.generation)
+            settled = self._settle(producer, gone)
+            # The row stays until the janitor comes, so that no generation is given twice.
+            forgotten = settled._replace(former=None)
+            self._change(producer.key, settled.pack(), forgotten, requests_by(self._side, producer))
+
+    def roll_back(self, sent: Sent, pointer: int) -> None:
+        """Mark a transaction as rolled back, before what it has published is taken back. Durable on return.
+
+        It comes before the abort: an aborted transaction's pointer looks committed to readers.
+
+        Raises:
+            ProducerFenced: a newer instance counts.
+            BadRequest, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`register`; after the last one
+                the transaction must be invalidated.
+        """
+        producer = self._named(sent.home, sent.name)
+        self._require_newest(producer, sent.generation)
+        key = producer.begun_key(pointer)
+        value = self._side.get(key)
+        if value is None:
+            return
+        begun = Begun.parse(key, value)
+        if not begun.void:
+            self._make([SideChange(key, value, begun._replace(void=True).pack())], [sent.name])
+
+    def forget(self) -> None:
+        """Forget what was read, because another process may have written."""
+        self._rows.forget()
+        self._written.clear()
+
+    # -- what they send -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def sending(
+        self, topic: TopicMetadata, batch: Sequence[tuple[Sent, int | None, int]]
+    ) -> Iterator[list[Admitted | TmsError]]:
+        """Let requests of producers to one topic be written; newer instances wait until the block ends.
+
+        Args:
+            topic: where to.
+            batch: of each what it says of its producer, its write pointer, and how many rows it has.
+
+        Returns:
+            For each what is known of its producer, or why it is refused.
+        """
+        found: list[Admitted | TmsError] = []
+        held: list[tuple[bytes, tuple[Producer, int]]] = []
+        try:
+            for sent, pointer, number in batch:
+                try:
+                    producer = self._named(sent.home, sent.name)
+                    key = producer.request_key(topic)
+                    self._hold(key, producer, sent)
+                    held.append((key, (producer, sent.generation)))
+                    found.append(self._admit(sent, producer, key, pointer, number))
+                except TmsError as error:
+                    found.append(error)
+            yield found
+        finally:
+            with self._changed:
+                for key, who in held:
+                    self._busy.discard(key)
+                    left = self._sending.pop(who) - 1
+                    if left:
+                        self._sending[who] = left
+                self._changed.notify_all()
+
+    def announce(self, requests: Sequence[tuple[Admitted, int | None, int, int]]) -> list[TmsError | None]:
+        """Write down where the rows of requests will be, and whose transactions they belong to. Durable on return.
+
+        Then it is looked again whether their producers count: another server may lead a producer's home, and what an
+        instance that it registers from now on finds written down it ends.
+
+        Args:
+            requests: each with its write pointer, the position of its first row, and how many it has.
+
+        Returns:
+            For each why it is not to be written, or None.
+
+        Raises:
+            Unavailable: another process has changed a producer meanwhile; nothing is to be written.
+            StoreError: the store failed.
+        """
+        changes = []
+        for admitted, pointer, first, number in requests:
+            puts, deletes = self._noted(admitted, pointer)
+            value = Request(admitted.sent.generation, admitted.sent.sequence, first, number).pack()
+            expected = None if admitted.former is None else admitted.former.pack()
+            changes.append(SideChange(admitted.key, expected, value, puts, deletes))
+        self._make(changes, [admitted.sent.name for admitted, *_ in requests])
+        found: list[TmsError | None] = []
+        for admitted, *_ in requests:
+            try:
+                self._require_newest(admitted.producer, admitted.sent.generation, again=True)
+                found.append(None)
+            except TmsError as error:
+                found.append(error)
+        return found
+
+    def wrote(self, admitted: Admitted, first: int, number: int) -> None:
+        """The rows of a request are there, so a repetition need not look."""
+        if len(self._written) >= _KNOWN_REQUESTS:
+            self._written.clear()
+        self._written[admitted.key] = Request(admitted.sent.generation, admitted.sent.sequence, first, number)
+
+    def is_void(self, admitted: Admitted, pointer: int) -> bool:
+        """Whether a transaction was rolled back by its producer."""
+        return self._is_void(admitted.producer, pointer)
+
+    # -- how ----------------------------------------------------------------------------------------------------------
+
+    def _named(self, home: TopicId, name: str) -> Producer:
+        if not NAME.fullmatch(name):
+            raise BadRequest(f"{name!r} cannot be a producer.", "Use at most 255 letters, digits, '_' and '-'.")
+        return Producer.of(self._topics.get(home), name)
+
+    def _hold(self, key: bytes, producer: Producer, sent: Sent) -> None:
+        """Note that a request is under way, before it is looked whether its generation counts."""
+        with self._changed:
+            if key in self._busy:
+                raise Unavailable(f"A request of producer {sent.name} to this topic is under way.", "Try again.")
+            self._busy.add(key)
+            self._sending[producer, sent.generation] += 1
+
+    def _admit(self, sent: Sent, producer: Producer, key: bytes, pointer: int | None, number: int) -> Admitted:
+        """What is known of a producer that counts.
+
+        Raises:
+            ProducerFenced: a newer one counts, or none.
+            TransactionEnded: its transaction was rolled back.
+            BadRequest: a later request was done, or it is another one under the same number.
+        """
+        if not 0 < sent.sequence <= LONG_MAX or len(sent.label.encode()) > LABEL_BYTES:
+            raise BadRequest("A sequence number is at least 1, and a label has 1,000 bytes at most.", "Send others.")
+        self._require_newest(producer, sent.generation)
+        if pointer is not None and self._is_void(producer, pointer):
+            raise TransactionEnded(
+                f"Transaction {pointer} was rolled back, so it writes nothing.", "Begin another one."
+            )
+        raw = self._rows.get(key)
+        former = None if raw is None else Request.parse(raw)
+        found = Admitted(sent, producer, key, former, former is not None and self._written.get(key) == former)
+        if former is None or former.generation != sent.generation or former.sequence < sent.sequence:
+            return found
+        if not found.is_repeated:
+            raise BadRequest(
+                f"Request {sent.sequence} of producer {sent.name} comes after its request {former.sequence}.",
+                "Number requests upwards, and repeat only the last one.",
+            )
+        if former.number != number:
+            raise BadRequest(
+                f"Request {sent.sequence} of producer {sent.name} was another one before.",
+                "Repeat a request as it was.",
+            )
+        return found
+
+    def _noted(self, admitted: Admitted, pointer: int | None) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
+        """Rows to write and to delete so that a transaction is written down."""
+        if pointer is None or self._rows.get(key := admitted.producer.begun_key(pointer)) is not None:
+            return [], []
+        sent = admitted.sent
+        before = [row for row in begun_by(self._side, admitted.producer) if row[1].pointer < pointer]
+        row = (key, Begun(pointer, sent.generation, void=False, label=sent.label).pack())
+        return [row], [key for key, begun in before if self._is_decided(begun)]
+
+    def _is_decided(self, begun: Begun) -> bool:
+        if self._transactions is not None:
+            return begun.void or not self._transactions.is_in_progress(begun.pointer)
+        return begun.void or transaction_ms(begun.pointer) + self._max_lifetime_ms < self._clock.now_ms()
+
+    def _is_void(self, producer: Producer, pointer: int) -> bool:
+        value = self._rows.get(key := producer.begun_key(pointer))
+        return value is not None and Begun.parse(key, value).void
+
+    def _require_newest(self, producer: Producer, generation: int, *, again: bool = False) -> None:
+        raw = self._rows.get(producer.key, again=again)
+        known = None if raw is None else Registration.parse(raw)
+        if not again and (known is None or generation != known.generation):
+            self._require_newest(producer, generation, again=True)
+            return
+        if known is None or known.instance == NO_INSTANCE:
+            raise ProducerFenced(
+                f"Producer {producer.name} of {producer.home} is not known: it was idle too long, or deleted.",
+                "Register it again; this instance is done with.",
+            )
+        if generation != known.generation:
+            raise ProducerFenced(
+                f"Producer {producer.name} of {producer.home} has generation {known.generation} now, "
+                f"and {generation} is fenced.",
+                "Another instance has taken over; end this one.",
+            )
+
+    def _known(self, producer: Producer) -> tuple[bytes, Registration]:
+        raw = self._side.get(producer.key)
+        known = None if raw is None else Registration.parse(raw)
+        if raw is None or known is None or known.instance == NO_INSTANCE:
+            raise ProducerNotFound(f"Topic {producer.home} has no producer {producer.name}.", "See tms producer list.")
+        return raw, known
+
+    def _open(self, producer: Producer) -> list[Begun]:
+        return [begun for _, begun in begun_by(self._side, producer) if not self._is_decided(begun)]
+
+    @contextmanager
+    def _only(self, key: bytes) -> Iterator[None]:
+        """Be the only one that changes a registration."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: key not in self._busy, _WAIT_SECONDS):
+                raise Unavailable("Another instance of the producer is being registered.", "Try again.")
+            self._busy.add(key)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy.discard(key)
+                self._changed.notify_all()
+
+    def _change(self, key: bytes, raw: bytes | None, known: Registration, deletes: Sequence[bytes] = ()) -> None:
+        self._make([SideChange(key, raw, known.pack(), deletes=deletes)], ["of this name"])
+
+    def _make(self, changes: Sequence[SideChange], names: Sequence[str]) -> None:
+        """Change rows, each for a producer.
+
+        Raises:
+            Unavailable: one was changed by another process.
+        """
+        for name, is_made in zip(names, self._rows.change(changes), strict=True):
+            if not is_made:
+                raise Unavailable(f"Producer {name} was changed by another server meanwhile.", "Try again.")
+
+    def _wait_for_older(self, producer: Producer, generation: int) -> None:
+        """Return when nothing of older generations is under way; what comes from now on is refused."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._sends_older(producer, generation), _WAIT_SECONDS):
+                raise Unavailable(f"Requests of the former producer {producer.name} take long.", "Try again.")
+
+    def _sends_older(self, producer: Producer, generation: int) -> bool:
+        return any(who == producer and older < generation for who, older in self._sending)
+
+    def _settle(self, producer: Producer, known: Registration) -> Registration:
+        """End what older generations have open, and write down what became of the last of it."""
+        rows = [(key, begun) for key, begun in begun_by(self._side, producer) if begun.generation < known.generation]
+        outcomes = [(begun, self._outcome(begun)) for _, begun in rows]
+        settled = known._replace(former=last_of(outcomes, known.former), settled=True)
+        self._change(producer.key, known.pack(), settled, [key for key, _ in rows])
+        return settled
+
+    def _outcome(self, begun: Begun) -> Outcome:
+        manager = self._transactions
+        if begun.void:
+            return Outcome.ABORTED
+        if manager is None:
+            return Outcome.PENDING
+        if manager.invalidate(begun.pointer) or manager.status(begun.pointer) == "invalid":
+            return Outcome.ABORTED
+        return Outcome.COMMITTED

@@ -1,0 +1,73 @@
+"""Rows of the side table as they were read last, for the server that alone writes them; threads may share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Lock
+
+from tms_core.clock import HonestClock
+from tms_core.tables.side import SideChange, SideTable
+
+#: How many rows are remembered, and for how long: the janitor changes those of producers that were idle for days.
+_ROWS, _KEPT_MS = 20_000, 3_600_000
+
+
+class RememberedRows:
+    """Reads rows once, and changes them.
+
+    Args:
+        side: where they are.
+        clock: by which they are read again.
+    """
+
+    def __init__(self, side: SideTable, clock: HonestClock) -> None:
+        self._side = side
+        self._clock = clock
+        self._rows: dict[bytes, bytes | None] = {}
+        self._since_ms = 0
+        self._changes = 0
+        self._lock = Lock()
+
+    def get(self, key: bytes, *, again: bool = False) -> bytes | None:
+        """A row's value; what was read while it was changed is not remembered.
+
+        Args:
+            key: the row's.
+            again: read it, remembered or not.
+
+        Raises:
+            StoreError: it could not be read.
+        """
+        now_ms = self._clock.now_ms()
+        if not 0 <= now_ms - self._since_ms < _KEPT_MS or len(self._rows) >= _ROWS:
+            self.forget()
+            self._since_ms = now_ms
+        if key in self._rows and not again:
+            return self._rows.get(key)
+        changes = self._changes
+        value = self._side.get(key)
+        with self._lock:
+            if changes == self._changes:
+                self._rows[key] = value
+        return value
+
+    def change(self, changes: Sequence[SideChange]) -> list[bool]:
+        """Change rows as :meth:`SideTable.exchange_each` does."""
+        self._drop(changes)
+        try:
+            return self._side.exchange_each(changes)
+        finally:
+            self._drop(changes)
+
+    def forget(self) -> None:
+        """Forget what was read."""
+        with self._lock:
+            self._changes += 1
+            self._rows.clear()
+
+    def _drop(self, changes: Sequence[SideChange]) -> None:
+        with self._lock:
+            self._changes += 1
+            for change in changes:
+                for key in (change.key, *(key for key, _ in change.puts), *change.deletes):
+                    self._rows.pop(key, None)

@@ -1,0 +1,292 @@
+"""Which slots this server leads: those of its ordinal, and another server's while that one is not there.
+
+Slot *s* belongs to the server with ordinal *s* mod *servers*. A server takes its own slots as soon as they are free.
+Another server's it takes only when no server has held them for as long as a lease lasts, and hands them back once their
+own server is there: a server that lacks one of its slots writes a new value into its row among the leases each second,
+and who leads a slot of another one sees that. To hand back is to begin nothing more, to let end what has begun, and to
+give the lease back with a word on who may still have late writes under way; so no acknowledged message is lost or there
+twice, and clients are told to come again for a second or two.
+
+All leases are rows of the side table: ``l`` where there is one slot, else ``l`` + number of slots + slot. The servers
+of a store must agree on that number, or two would lead one topic. So ``l`` says what it is: a lease, or for ever "*n*
+slots". Another number is written there by a server that has taken all leases of the former number, and a server looks
+there between having taken a lease and leading by it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+
+from tms_core.clock import Clock
+from tms_core.errors import LeaseHeld, LeaseLost, StoreError
+from tms_core.logs.harmless import get_logger
+from tms_core.rowkey import stop_key
+from tms_core.server.ha.leadership import REACH_MS, Leadership
+from tms_core.server.ha.slots import Slots
+from tms_core.settings.models import LeaderSettings
+from tms_core.tables.lease import Lease, LeaseRecord
+from tms_core.tables.side import SideTable
+
+#: What keys of leases begin with.
+_LEASES = b"l"
+#: What follows in the key of a server that lacks a slot, behind the number of slots; above all slots.
+_LACKING = b"\xff"
+#: How long the word in ``l`` lasts, in seconds: longer than any server watches it.
+_FOR_EVER = 2**31 - 1
+_SAID = re.compile(r"(\d+) slots(, to be \d+ by .+)?")
+_ROWS = 1000
+
+logger = get_logger(__name__)
+
+
+class SideCell:
+    """A row of a side table as the cell of a lease.
+
+    Args:
+        side: the table.
+        row: the row's key.
+    """
+
+    def __init__(self, side: SideTable, row: bytes) -> None:
+        self._side = side
+        self.row = row
+
+    def lease(self) -> bytes | None:
+        return self._side.get(self.row)
+
+    def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
+        return self._side.exchange(self.row, expected, value)
+
+
+class Rota:
+    """One server's share of the slots. One thread calls :meth:`look`; any thread may ask :attr:`slots`.
+
+    Args:
+        side: where the leases are; stays the caller's.
+        holder: who this server is, for people; different for every process.
+        wanted: the settings.
+        ordinal: which of the servers this is, from 0; without meaning where there is one slot.
+        clock: whose running time counts.
+
+    Attributes:
+        slots: who leads each slot.
+    """
+
+    def __init__(self, side: SideTable, holder: str, wanted: LeaderSettings, ordinal: int, clock: Clock) -> None:
+        self._side = side
+        self._ordinal, self._wanted, self._clock = ordinal, wanted, clock
+        self._leases = [_lease(side, wanted.slots, slot, holder, wanted.seconds, clock) for slot in range(wanted.slots)]
+        self.slots = Slots(
+            [Leadership(lease, clock, fencing_delay_seconds=wanted.fencing_delay_seconds) for lease in self._leases]
+        )
+        self._agreement = Agreement(side, holder, wanted, clock)
+        self._agreed = False
+        self._failure = ""
+        self._lacking: dict[int, bytes | None] = {}
+        self._looks = 0
+
+    def at(self, address: str) -> None:
+        """The other servers reach this one there."""
+        for lease in self._leases:
+            lease.address = address
+
+    def look(self, prepare: Callable[[int], bool]) -> None:
+        """Look who leads each slot: renew leases or try to get them, begin and end terms, hand back.
+
+        Args:
+            prepare: called with a slot before a term of it begins; False: not yet.
+        """
+        try:
+            self._agreed = self._agreed or self._agreement.reached()
+            if self._agreed:
+                self._look(prepare)
+            self._failure = ""
+        except StoreError as error:
+            self._complain(error)
+
+    def resign(self) -> None:
+        """Give back what this server leads.
+
+        Raises:
+            StoreError: the store failed; what was not given back expires.
+        """
+        failure: StoreError | None = None
+        for leadership in self.slots.leaderships:
+            try:
+                leadership.resign()
+            except StoreError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    def _look(self, prepare: Callable[[int], bool]) -> None:
+        slots = self.slots.leaderships
+        if len(slots) == 1:
+            slots[0].step(partial(prepare, 0))
+            return
+        try:
+            start = _LEASES + bytes([len(slots)])
+            rows = dict(self._side.rows(start, stop_key(start), _ROWS).items)
+        except StoreError:
+            # What is held may be renewed all the same.
+            for slot, leadership in enumerate(slots):
+                if leadership.holds:
+                    leadership.step(partial(self._may_lead, prepare, slot))
+            raise
+        back = {ordinal for ordinal in range(self._wanted.servers) if self._is_back(ordinal, rows)}
+        for slot, leadership in enumerate(slots):
+            owner = slot % self._wanted.servers
+            leadership.step(
+                partial(self._may_lead, prepare, slot),
+                patient=owner != self._ordinal,
+                read=partial(rows.get, _row(len(slots), slot)),
+            )
+            if owner != self._ordinal and owner in back and leadership.holds:
+                leadership.hand_back()
+        self._say_what_is_lacking()
+
+    def _may_lead(self, prepare: Callable[[int], bool], slot: int) -> bool:
+        """Whether a term of a slot may begin: its lease is held, and the number of slots is still this one."""
+        try:
+            agreed = self._agreement.holds()
+        except StoreError as error:
+            self._complain(error)
+            return False
+        return agreed and prepare(slot)
+
+    def _is_back(self, ordinal: int, rows: dict[bytes, bytes]) -> bool:
+        """Whether a server has said since the last look that it lacks one of its slots."""
+        said = rows.get(_row(self._wanted.slots, ordinal, lacking=True))
+        former = self._lacking.get(ordinal, said)
+        self._lacking[ordinal] = said
+        return said != former
+
+    def _say_what_is_lacking(self) -> None:
+        own = self.slots.leaderships[self._ordinal :: self._wanted.servers]
+        if self._ordinal < self._wanted.servers and not all(leadership.holds for leadership in own):
+            self._looks += 1
+            value = b"%d %d" % (self._clock.now_ms(), self._looks)
+            self._side.put([(_row(self._wanted.slots, self._ordinal, lacking=True), value)])
+
+    def _complain(self, error: StoreError) -> None:
+        if self._failure != error.message:
+            logger.warning("which server leads cannot be found out: %s", error)
+        self._failure = error.message
+
+
+class Agreement:
+    """On how many slots there are.
+
+    Args:
+        side, holder, wanted, clock: as of :class:`Rota`.
+    """
+
+    def __init__(self, side: SideTable, holder: str, wanted: LeaderSettings, clock: Clock) -> None:
+        self._side = side
+        self._holder, self._wanted, self._clock = holder, wanted, clock
+        self._cell = SideCell(side, _LEASES)
+        self._former: dict[int, Lease] = {}
+        self._told = ""
+
+    def holds(self) -> bool:
+        """Whether the number of slots is the one that was configured, as of now."""
+        slots, changes = _said(self._cell.lease())
+        return (slots, changes) == (self._wanted.slots, False)
+
+    def reached(self) -> bool:
+        """Whether all servers have this number of slots from now on; False: ask again in a moment.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        value = self._cell.lease()
+        slots, changes = _said(value)
+        if (slots, changes) == (self._wanted.slots, False):
+            return True
+        if reason := self._hindrance(slots):
+            self._say(f"{self._wanted.slots} slots do not count yet: {reason}")
+            return False
+        try:
+            done = (
+                self._former[0].leave(f"{self._wanted.slots} slots", _FOR_EVER)
+                if slots == 1
+                else self._write(value, slots)
+            )
+        except LeaseLost:
+            return False
+        if done:
+            logger.info("the servers of this store share %d slots from now on", self._wanted.slots)
+        for lease in self._former.values():
+            lease.release()
+        self._former.clear()
+        return done
+
+    def _hindrance(self, slots: int) -> str | None:
+        """Take all leases of another number of slots; returns why that cannot be, or None."""
+        if len(self._former) != slots:
+            self._former = {
+                slot: _lease(self._side, slots, slot, self._holder, self._wanted.seconds, self._clock)
+                for slot in range(slots)
+            }
+        reasons = [reason for lease in self._former.values() if (reason := self._kept_by(lease, slots))]
+        return reasons[0] if reasons else None
+
+    def _kept_by(self, lease: Lease, slots: int) -> str | None:
+        try:
+            if lease.held:
+                lease.renew_if_due()
+            else:
+                lease.acquire()
+        except (LeaseHeld, LeaseLost):
+            return f"servers that share {slots} run. They wait until those have ended."
+        seen = lease.seen
+        left = None if seen is None else seen if seen.holder else seen.former
+        if left is None or left.renewed_ms + REACH_MS <= self._clock.now_ms():
+            return None
+        return (
+            f"{left.holder} has not ended in good order, and something of it may be under way. They wait "
+            f"{REACH_MS // 60_000} minutes, or a server with {slots} starts and ends."
+        )
+
+    def _write(self, value: bytes | None, slots: int) -> bool:
+        """Put the new number in the place of a former one, while all leases of that are held."""
+        record = LeaseRecord.parse(value)
+        if record is None:
+            return False
+        # Who takes a lease of the former number from here on sees that it must not lead by it.
+        change = _record(record, f"{slots} slots, to be {self._wanted.slots} by {self._holder}")
+        if not self._cell.swap_lease(value, change):
+            return False
+        for lease in self._former.values():
+            lease.confirm()
+        holder = "" if self._wanted.slots == 1 else f"{self._wanted.slots} slots"
+        return self._cell.swap_lease(change, _record(record, holder))
+
+    def _say(self, sentence: str) -> None:
+        if self._told != sentence:
+            logger.warning("%s", sentence)
+        self._told = sentence
+
+
+def _row(slots: int, number: int, *, lacking: bool = False) -> bytes:
+    """The key of a slot's lease; or of the server with that ordinal, where it says what it is lacking."""
+    if lacking:
+        return _LEASES + bytes([slots]) + _LACKING + number.to_bytes(2, "big")
+    return _LEASES if slots == 1 else _LEASES + bytes([slots, number])
+
+
+def _lease(side: SideTable, slots: int, slot: int, holder: str, seconds: int, clock: Clock) -> Lease:
+    return Lease(SideCell(side, _row(slots, slot)), holder, seconds, clock, wall_clocks=False)
+
+
+def _said(value: bytes | None) -> tuple[int, bool]:
+    """How many slots there are, and whether that is being changed."""
+    record = LeaseRecord.parse(value)
+    said = None if record is None else _SAID.fullmatch(record.holder)
+    return (1, False) if said is None else (int(said[1]), said[2] is not None)
+
+
+def _record(former: LeaseRecord, holder: str) -> bytes:
+    return LeaseRecord(holder, former.fence + 1, 0, former.renewed_ms, _FOR_EVER).pack()

@@ -1,0 +1,114 @@
+"""Producers: registered, looked at and forgotten; and what the headers of a request say of its producer."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
+
+from tms_core.errors import BadRequest
+from tms_core.messaging.producer_rows import Begun, Former, Registration
+from tms_core.messaging.producers import Sent
+from tms_core.server.auth.rules import Need
+from tms_core.server.body import BodyLimit, Headers
+from tms_core.server.json_text import read_instance
+from tms_core.server.site import Site, headers_of, named_topic, topic_of
+from tms_core.web.protocol import abort_of
+
+#: The producer of a request, ``namespace:topic/name``; the generation that registering it was answered; the request's
+#: number; and what it calls its transaction, percent-encoded.
+PRODUCER, GENERATION = b"x-tms-producer", b"x-tms-generation"
+SEQUENCE, LABEL = b"x-tms-sequence", b"x-tms-label"
+#: The header of a refusal that is final, because a newer instance of the producer counts.
+FENCED = b"x-tms-fenced"
+#: The largest body of a registration, which is the number of an instance.
+_INSTANCE = BodyLimit(16 << 10, "an instance is 32 digits")
+_DIGITS = 19
+
+
+class ProducerRoutes:
+    """The routes of producers."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    async def producers(self, request: Request) -> Response:
+        """``GET …/topics/{topic}/producers``."""
+        site, topic = self._site, topic_of(request.scope)
+        found = await site.in_thread(site.service.producers.of, topic)
+        return JSONResponse([{"name": name, **_described(known, open_)} for name, known, open_ in found])
+
+    async def producer(self, request: Request) -> Response:
+        """``POST``, ``GET`` and ``DELETE …/topics/{topic}/producers/{name}``."""
+        site, topic, name = self._site, topic_of(request.scope), request.path_params["name"]
+        producers = site.service.producers
+        if request.method == "POST":
+            with site.memory.share(abort_of(request.scope)) as share:
+                headers = headers_of(request.scope)
+                instance = await site.read(headers, request.receive, read_instance, share, limit=_INSTANCE)
+            known = await site.in_thread(producers.register, topic, name, instance)
+            return JSONResponse({"generation": str(known.generation), "former": _former(known.former)})
+        if request.method == "DELETE":
+            await site.in_thread(producers.delete, topic, name)
+            return Response()
+        return JSONResponse(_described(*await site.in_thread(producers.get, topic, name)))
+
+
+def sent_by(site: Site, scope: Scope, headers: Headers, *, numbered: bool = True) -> Sent | None:
+    """What a request says of its producer; None: it has none.
+
+    Args:
+        site: whose gate has to let its sender publish in the producer's topic.
+        scope, headers: of the request.
+        numbered: whether it has a number, as what is written once has.
+
+    Raises:
+        BadRequest: a header is missing or wrong.
+        Forbidden: its sender may not publish there.
+    """
+    named = headers.get(PRODUCER)
+    if named is None:
+        if any(name in headers for name in (GENERATION, SEQUENCE, LABEL)):
+            raise BadRequest("X-TMS-Producer: it is missing beside what else is said of a producer.", "Send it, too.")
+        return None
+    home, slash, name = named.decode("latin-1").partition("/")
+    namespace, colon, topic = home.partition(":")
+    if not (slash and colon and topic):
+        raise BadRequest("X-TMS-Producer: this is no producer.", "Send namespace:topic/name.")
+    found = named_topic(namespace, topic)
+    if site.gate is not None:
+        site.gate.require(scope["principal"], found, Need.PUBLISH)
+    sequence = _number(headers, SEQUENCE, "X-TMS-Sequence") if numbered else 0
+    return Sent(found, name, _number(headers, GENERATION, "X-TMS-Generation"), sequence, _label(headers))
+
+
+def _number(headers: Headers, name: bytes, shown: str) -> int:
+    given = headers.get(name, b"")
+    if not given.isdigit() or len(given) > _DIGITS:
+        raise BadRequest(f"{shown}: this is no number.", "A producer's request has a generation and a number.")
+    return int(given)
+
+
+def _label(headers: Headers) -> str:
+    try:
+        return unquote_to_bytes(headers.get(LABEL, b"")).decode()
+    except UnicodeDecodeError as error:
+        raise BadRequest("X-TMS-Label: this is no UTF-8.", "Percent-encode the label's UTF-8.") from error
+
+
+def _former(former: Former | None) -> dict[str, str] | None:
+    if former is None:
+        return None
+    return {"transaction": str(former.transaction), "label": former.label, "outcome": former.outcome.value}
+
+
+def _described(known: Registration, open_: list[Begun]) -> dict[str, Any]:
+    return {
+        "generation": str(known.generation),
+        "updatedMs": str(known.updated_ms),
+        "former": _former(known.former),
+        "open": [{"transaction": str(begun.pointer), "label": begun.label} for begun in open_],
+    }
