@@ -111,7 +111,8 @@ class SweepRun:
                 self._sync()
         if deps.expiries is not None:
             deps.expiries.forget(current.outcome.expired)
-        self._free_void_claims()
+        if current.round is None:
+            self._free_void_claims()
         if state_failed is not None:
             with self._as_its_holder():
                 raise state_failed
@@ -127,7 +128,10 @@ class SweepRun:
             self._feed_back()
 
     def _free_void_claims(self) -> None:
-        """Free what invalid transactions have claimed, before their ids may leave the invalid list (rule S4)."""
+        """Free what invalid transactions have claimed, before their ids may leave the invalid list (rule S4).
+
+        A pass that proves something does so before it writes down the first thing, so its evidence is of claims, too.
+        """
         deps, current = self._deps, self._current
         usable, topics = current.ready.tx.usable, current.context.topics
         if deps.side is None or usable is None or not self._moves_frontiers or current.halted is not None:
@@ -166,6 +170,7 @@ class SweepRun:
 
     def _begin_round(self, parts: Sequence[Reads]) -> Round:
         deps, current = self._deps, self._current
+        self._free_void_claims()
         self._saved_ms = deps.clock.running_ms()
         with self._as_its_holder(), deps.state.transaction():
             deps.check_lease()

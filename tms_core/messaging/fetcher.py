@@ -26,6 +26,7 @@ from tms_core.messaging.cache import CachedRun, MessageCache
 from tms_core.messaging.ids import POSITIONS, SEQUENCE_BITS, expires_ms, position, tail
 from tms_core.messaging.lines import Lines
 from tms_core.messaging.model import FetchRequest, Message
+from tms_core.messaging.partitions import FAMILIES, SEALED
 from tms_core.messaging.visible import FirstReads
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, Cutoff, MessageId, java_abs, pointer_prefix, stop_key
 from tms_core.tables.base import MessageValue, Store
@@ -124,6 +125,11 @@ class Fetch:
     def is_at_end(self) -> bool:
         """Whether all that there was has been read; not so where something cannot be decided yet."""
         return self._at >= self._end and not self._undecided
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the topic takes no more messages, because other partitions do."""
+        return SEALED in self._topic.properties or FAMILIES in self._topic.properties
 
     @property
     def has_more(self) -> bool:

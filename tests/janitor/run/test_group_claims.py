@@ -20,6 +20,7 @@ from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
+from tms_core.transaction.model import TX_PER_MS
 
 
 class GroupHouse:
@@ -102,6 +103,9 @@ def test_trap_b_given_claims_that_cannot_be_freed_then_no_id_leaves_the_list(
             house.clock.advance(DAY)
             with pytest.raises(StoreError):
                 house.rig.engine.run_once()
+            # What was proven on the way would outlive the run.
+            evidence = house.rig.state.evidence()
+            assert all(interval.started_ms <= pointer // TX_PER_MS for interval in evidence)
     assert house.invalid() == [pointer]
     house.pass_days()
     assert (house.invalid(), house.claims()) == ([], [(0, 1)])
