@@ -20,6 +20,7 @@ from uuid import UUID
 
 from tms_core.clock import HonestClock
 from tms_core.consumers.positions import NAME
+from tms_core.consumers.retention import announced
 from tms_core.errors import (
     BadRequest,
     ProducerFenced,
@@ -311,6 +312,10 @@ class Producers:
             TmsError: what it names is not there, or the store failed.
         """
         self._require_newest(self._named(sent.home, sent.name), sent.generation)
+
+    def is_processed(self, topic: TopicMetadata, at: int) -> bool:
+        """Whether rows up to a position may be gone because all consumers have processed them (rule L7)."""
+        return topic.consumed and at < announced(self._side, topic)
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
