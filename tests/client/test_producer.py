@@ -58,11 +58,14 @@ def test_given_a_newer_instance_when_the_former_sends_in_its_transaction_then_it
     site: InProcess,
 ) -> None:
     with site.client(limits=SMALL) as client:
-        with client.producer(BILLS, "importer") as one, suppress(ProducerFenced), one.transaction() as tx:
-            tx.publish(BILLS, [b"sent"])
-            client.producer(BILLS, "importer").__enter__()
-            with pytest.raises(ProducerFenced):
-                tx.publish(BILLS, [b"late"])
+        tx = client.producer(BILLS, "importer").__enter__().transaction().__enter__()
+        tx.publish(BILLS, [b"sent"])
+        client.producer(BILLS, "importer").__enter__()
+        with pytest.raises(ProducerFenced):
+            tx.publish(BILLS, [b"late"])
+        tx.roll_back()
+        with suppress(ProducerFenced):
+            tx.__exit__(None, None, None)
         assert committed(client) == []
 
 
