@@ -186,6 +186,8 @@ class Rotation:
         self._drained: set[TopicId] = set()
         self._stale: set[TopicId] = set()
         self._last: TopicId | None = None
+        # Consumers that begin together begin at different partitions.
+        self._start = core.random.random()
         self._blocked: set[TopicId] = set()
         self.positions: dict[TopicId, MessageId | None] = {}
 
@@ -252,9 +254,9 @@ class Rotation:
             self._wholes |= {} if layout is None else dict.fromkeys([*layout.parts, top], top)
         self._stale.clear()
         order = [one for top in self._tops for one in self._order(top)]
-        if self._last in order:
+        if len(order) > 1:
             # Those before it come at the end; a partition that others wait for is before them all.
-            at = order.index(self._last)
+            at = order.index(self._last) if self._last in order else int(self._start * len(order))
             order = [one for one in order[:at] if self._is_sealed(one)] + order[at:] + order[:at]
         free = (one for one in order if self.whole(one) not in self._blocked or self._is_sealed(one))
         return next((one for one in free if one not in self.positions and one not in self._drained), None)
