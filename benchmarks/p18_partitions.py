@@ -25,9 +25,9 @@ from tms_core.client import Client
 from tms_core.client.participant import ClaimedBatch, GroupClaims
 
 PARTITIONS = CONSUMERS = 16
-BATCH, BYTES = 100, 1000
+BATCH, BYTES = 50, 1000
 #: Batches in each partition, and turns.
-BATCHES, TURNS = size("TMS_BENCH_PARTITION_BATCHES", 40), size("TMS_BENCH_TURNS", 3)
+BATCHES, TURNS = size("TMS_BENCH_PARTITION_BATCHES", 120), size("TMS_BENCH_TURNS", 3)
 CORES = os.cpu_count() or 1
 #: After so long without a message a consumer ends, in seconds.
 _IDLE_SECONDS = 4

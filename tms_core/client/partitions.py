@@ -173,7 +173,9 @@ class Rotation:
         topic: one topic, with or without partitions; or a pattern of several: ``default:orders-*``.
 
     Attributes:
-        positions: of the topics that were asked in this round, where the next message may come from.
+        positions: of the topics that were asked since the last messages, where the next one may come from; None: that
+            is not known.
+        is_complete: whether that are all of them.
     """
 
     def __init__(self, core: Core, topic: Topic) -> None:
@@ -190,22 +192,33 @@ class Rotation:
         self._start = core.random.random()
         self._blocked: set[TopicId] = set()
         self.positions: dict[TopicId, MessageId | None] = {}
+        self.is_complete = True
 
-    async def round(self) -> AsyncIterator[TopicId]:
-        """The topics to ask, each once; what came of one is told to :meth:`learn` before the next."""
-        self.positions = {}
-        self._blocked.clear()
+    async def round(self, most: int | None = None) -> AsyncIterator[TopicId]:
+        """The topics to ask, each once; what came of one is told to :meth:`learn` before the next.
+
+        Args:
+            most: how many; the next round goes on behind them. None: all.
+        """
+        if self.is_complete or most is None:
+            self.positions = {}
+            self._blocked.clear()
+        self.is_complete = False
         await self._list()
-        while (topic := await self._next()) is not None:
+        for _ in count() if most is None else range(most):
+            topic = await self._next()
+            if topic is None:
+                break
             self.positions[topic] = None
             yield topic
+        self.is_complete = most is None or await self._next() is None
 
     def learn(self, topic: TopicId, batch: ClaimedBatch) -> None:
         """Take in what a topic has answered."""
         whole = self.whole(topic)
         self.positions[topic] = batch.position
         if batch.messages:
-            self._last = topic
+            self._last, self.is_complete = topic, True
         if batch.drained:
             self._drained.add(topic)
             self.positions.pop(topic)
