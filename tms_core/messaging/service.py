@@ -25,7 +25,7 @@ from tms_core.messaging.fetcher import Fetch, Shelf
 from tms_core.messaging.groups import Groups
 from tms_core.messaging.ids import position
 from tms_core.messaging.lines import Lines
-from tms_core.messaging.model import Ages, FetchRequest, Message, RollbackRange
+from tms_core.messaging.model import Ages, FetchRequest, Messages, RollbackRange
 from tms_core.messaging.producers import Producers, Sent
 from tms_core.messaging.queue import Queue, WriterContext, WriteRequest
 from tms_core.messaging.topics import TopicRegistry, count_ages
@@ -116,7 +116,7 @@ class MessagingService:
         cached_ms = min(options.max_lifetime_seconds, options.grace_seconds) * 1000 // 2
         self._first_reads = FirstReads()
         self._shelf = Shelf(
-            store, self._lines, self._cache, self._expiries, honest, cached_ms, self._first_reads, floor
+            store, self._lines, self._cache, self._expiries, honest, cached_ms, self._first_reads, floor, lifetime_ms
         )
         self._consumers = self._groups = None
         if kept is not None:
@@ -329,7 +329,7 @@ class MessagingService:
 
     # -- consuming ----------------------------------------------------------------------------------------------------
 
-    def fetch(self, topic: TopicId, request: FetchRequest) -> Iterator[list[Message]]:
+    def fetch(self, topic: TopicId, request: FetchRequest) -> Iterator[Messages]:
         """Read messages in order.
 
         Args:
