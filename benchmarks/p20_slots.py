@@ -2,7 +2,7 @@
 
 One server of 16 slots, then two that share them, on one HBase behind a line on which each answer takes 20 ms: so what a
 server waits for is the limit, and not this machine's processors, which all processes share. Publishers each have a
-topic, publish a batch and read it back.
+topic, publish some messages and read them back.
 
 The model beside it needs two rates, measured without that line:
 
@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from threading import Barrier
 from typing import NamedTuple
 
 import yaml
@@ -46,10 +45,10 @@ from tms_core.transaction.rpc.client import TransactionClient
 
 SLOTS, DELAY_SECONDS = 16, 0.02
 #: Each has a topic, so each slot has some, and each server has more to do than it does at once.
-PUBLISHERS = 32
-#: Of each server to HBase: few, so that two servers that wait leave processors for HBase and all others here.
-CONNECTIONS = 2
-SECONDS = size("TMS_BENCH_SLOT_SECONDS", 15)
+PUBLISHERS = 16
+#: Of each server to HBase: one, so that two servers that wait leave processors for HBase and all others here.
+CONNECTIONS = 1
+SECONDS, TURNS = size("TMS_BENCH_SLOT_SECONDS", 5), size("TMS_BENCH_TURNS", 5)
 FEW = 20
 #: Of the model.
 BATCH, BYTES = 500, 1000
@@ -80,14 +79,14 @@ def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="p20-") as folder, hbase_server() as running, Tables(running) as tables:
         with Proxy(running.thrift) as slow:
             slow.conduct = lambda _: Conduct(delay_seconds=DELAY_SECONDS)
-            rates = [many(servers, slow.address, tables.make(), Path(folder)) for servers in (1, 2)]
+            one, two = rates(slow.address, tables, Path(folder))
         # Its transaction service, with a log on this machine's disk, is what all servers share.
         with Serve(configure(Path(folder))) as shared:
             service = shared.transactions
             measured = Measured(node_rate(running.thrift, tables.make(), Path(folder), service), tx_rate(service))
-    details = {"one": round(rates[0]), "two": round(rates[1]), "delay_ms": DELAY_SECONDS * 1000, "slots": SLOTS}
+    details = {"one": round(one), "two": round(two), "delay_ms": DELAY_SECONDS * 1000, "slots": SLOTS}
     name = "messages per second published and read: two servers ÷ one, on one HBase"
-    figures = [Figure("P20", name, round(rates[1] / rates[0], 2), at_least=1.8, details=details)]
+    figures = [Figure("P20", name, round(two / one, 2), at_least=1.8, details=details)]
     bars = {10: 100_000}
     for nodes in NODES:
         name = f"events per second on {nodes} nodes, by the model"
@@ -102,42 +101,63 @@ def main(arguments: list[str]) -> None:
 # --- servers that wait for their store -------------------------------------------------------------------------------
 
 
-def many(servers: int, thrift: str, namespace: str, folder: Path) -> float:
-    """Messages per second that are published and read back."""
+def rates(thrift: str, tables: Tables, folder: Path) -> list[float]:
+    """Messages per second that one server and that two publish and read back, each the best of some turns.
+
+    The two sites take turns, and of each the best one counts: other programs on this machine can only take away.
+    """
+    with ExitStack() as stack:
+        sites = [stack.enter_context(site(thrift, tables.make(), folder, servers)) for servers in (1, 2)]
+        found = [[turn() for turn in sites] for _ in range(TURNS)]
+    return [max(each) for each in zip(*found, strict=True)]
+
+
+@contextmanager
+def site(thrift: str, namespace: str, folder: Path, servers: int) -> Iterator[Callable[[], float]]:
+    """So many servers, and publishers that are at work for one turn when what is yielded is called."""
     hbase: dict[str, object] = {"thrift": [thrift], "namespace": namespace, "buckets": 4, "connections": CONNECTIONS}
     with ExitStack() as stack:
         running = [stack.enter_context(serve(folder, hbase, ordinal, servers)) for ordinal in range(servers)]
-        until(lambda: sum(slots_led(server) for server in running) == SLOTS)
         until(lambda: {slots_led(server) for server in running} == {SLOTS // servers})
-        ready = Barrier(PUBLISHERS)
-        with ThreadPoolExecutor(PUBLISHERS) as threads:
-            ports = [running[number % servers].port for number in range(PUBLISHERS)]
-            done = threads.map(lambda number: publish_and_read(ports[number], number, ready), range(PUBLISHERS))
-            return sum(done) / SECONDS
+        threads = stack.enter_context(ThreadPoolExecutor(PUBLISHERS))
+        clients = [stack.enter_context(Client(running[at % servers].port)) for at in range(PUBLISHERS)]
+        publishers = list(threads.map(Publisher, clients, range(PUBLISHERS)))
+
+        def turn() -> float:
+            return sum(threads.map(Publisher.work, publishers)) / SECONDS
+
+        yield turn
 
 
-def publish_and_read(port: int, number: int, ready: Barrier) -> int:
-    """Messages that one client has published and read back in the time that is measured."""
-    with Client(port) as client:
-        topic = TopicClient(client, f"t{number}")
+class Publisher:
+    """Publishes messages to a topic of its own and reads them back.
+
+    Args:
+        client: its connection.
+        number: its topic's.
+    """
+
+    def __init__(self, client: Client, number: int) -> None:
+        self._topic = TopicClient(client, f"t{number}")
+        self._start: dict[str, object] = {}
         # A server may not know yet who leads the topic.
-        until(lambda: client.ask("PUT", topic.path, b"{}").status == 200)
-        start = turn(topic, {})
-        ready.wait()
+        until(lambda: client.ask("PUT", self._topic.path, b"{}").status == 200)
+        self._publish()
+
+    def work(self) -> int:
+        """How many messages it has published and read back in a turn."""
         done, ends = 0, time.monotonic() + SECONDS
         while time.monotonic() < ends:
-            start = turn(topic, start)
-            done += FEW
-    return done
+            done += self._publish()
+        return done
 
-
-def turn(topic: TopicClient, start: dict[str, object]) -> dict[str, object]:
-    """Publish some messages and read them; returns from where on the next ones are read."""
-    topic.publish(*["x" * 100] * FEW)
-    found = topic.post("poll", start).json
-    if len(found) != FEW:
-        raise RuntimeError(f"{len(found)} messages were read, of {FEW}")
-    return {"startFrom": {"id": found[-1]["id"]}, "inclusive": False}
+    def _publish(self) -> int:
+        self._topic.publish(*["x" * 100] * FEW)
+        found = self._topic.post("poll", self._start).json
+        if len(found) != FEW:
+            raise RuntimeError(f"{len(found)} messages were read, of {FEW}")
+        self._start = {"startFrom": {"id": found[-1]["id"]}, "inclusive": False}
+        return FEW
 
 
 @contextmanager
@@ -204,7 +224,7 @@ def node_rate(thrift: str, namespace: str, folder: Path, transactions: str) -> i
 
 def tx_rate(address: str) -> int:
     """Transactions begun and committed per second."""
-    ends = time.monotonic() + SECONDS
+    ends = time.monotonic() + TURNS * SECONDS
 
     def transact(_: int) -> int:
         done = 0
@@ -217,7 +237,7 @@ def tx_rate(address: str) -> int:
         return done
 
     with ThreadPoolExecutor(TX_CLIENTS) as threads:
-        return round(sum(threads.map(transact, range(TX_CLIENTS))) / SECONDS)
+        return round(sum(threads.map(transact, range(TX_CLIENTS))) / (TURNS * SECONDS))
 
 
 # --- the page --------------------------------------------------------------------------------------------------------
