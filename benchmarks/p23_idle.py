@@ -1,6 +1,6 @@
 """P23: what an idle consumer of committed messages costs behind many rows it may not see, and how soon it has the next.
 
-A real server and the client's own ``consume(committed=True)``, behind 500,000 rows of an invalid transaction. First
+A real server and the client's own ``consume(read="committed")``, behind 500,000 rows of an invalid transaction. First
 nothing happens, and the processor time of the server is taken; then a message is published now and then, outside
 transactions, and the time until the consumer has it counts, from before the publish to the consumer's loop.
 """
@@ -41,7 +41,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="p23-") as folder, Serve(configure(Path(folder))) as server:
         attacks.prepare(server, invisible=ROWS)
         with Client(server.url, transactions=server.transactions) as client:
-            messages = client.consume(_TOPIC, committed=True)
+            messages = client.consume(_TOPIC, read="committed")
 
             def consume() -> None:
                 for _ in messages:

@@ -301,7 +301,7 @@ def test_given_transactions_when_consumed_committed_then_only_what_is_committed_
     client.publish(ORDERS, [b"open"], transaction=open_one.transaction)
     client.publish(ORDERS, [b"plain"])
     happenings = Happenings(nothing, lambda: open_one.__exit__(None, None, None))
-    with site.client(pause=happenings) as reader, reader.consume(ORDERS, committed=True) as messages:
+    with site.client(pause=happenings) as reader, reader.consume(ORDERS, read="committed") as messages:
         assert take(messages, 2) == [b"open", b"plain"]
 
 
@@ -311,7 +311,7 @@ def test_given_a_transaction_service_that_is_away_when_it_is_back_then_it_goes_o
     client.publish(ORDERS, [b"1"])
     faults.at("start", "before")
     happenings = Happenings(nothing, faults.heal)
-    with faulty_client(site, faults, pause=happenings) as reader, reader.consume(ORDERS, committed=True) as messages:
+    with faulty_client(site, faults, pause=happenings) as reader, reader.consume(ORDERS, read="committed") as messages:
         assert take(messages, 1) == [b"1"]
     assert len(site.manager.visibility().in_progress) == 0
 
@@ -332,7 +332,7 @@ def test_given_an_event_loop_when_consumed_then_it_waits_goes_on_after_errors_an
 
     async def main() -> None:
         async with faulty_async_client(site, faults, pause=happenings.wait) as reader:
-            async with reader.consume(ORDERS, consumer="billing", committed=True) as messages:
+            async with reader.consume(ORDERS, consumer="billing", read="committed") as messages:
                 assert await take_async(messages, 1) == [b"1"]
                 faults.at("poll", "before")
                 happenings.pauses.clear()
@@ -432,7 +432,7 @@ def test_given_messages_that_are_not_for_it_when_it_polls_again_then_it_does_not
     asked, happenings = Asked(site), Happenings(nothing, lambda: client.publish(ORDERS, [b"1"]))
     with (
         site.client(transport=asked, pause=happenings) as reader,
-        reader.consume(ORDERS, committed=True) as messages,
+        reader.consume(ORDERS, read="committed") as messages,
     ):
         assert take(messages, 1) == [b"1"]
     starts = [body[2:12] for body, _ in asked.polls]

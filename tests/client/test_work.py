@@ -317,3 +317,41 @@ def test_given_300_orders_and_three_copies_side_by_side_of_which_one_crashes_the
     assert len(crashed) == 1
     assert sorted(committed(client)) == sorted(b"bill of %d" % number for number in range(300))
     assert client.claims(ORDERS, "billing") == []
+
+
+# --- reading without waiting -----------------------------------------------------------------------------------------
+
+
+def test_given_a_message_that_is_not_decided_when_read_unordered_then_the_others_come_and_it_comes_late_and_once(
+    site: InProcess, client: Client
+) -> None:
+    with client.transaction() as undecided:
+        client.publish(ORDERS, [b"late"], transaction=undecided.transaction)
+        client.publish(ORDERS, [b"1", b"2"])
+        with client.consume(ORDERS, consumer="printer", read="unordered") as messages:
+            assert [next(messages).payload, next(messages).payload] == [b"1", b"2"]
+            messages.commit()
+    with client.consume(ORDERS, consumer="printer", read="unordered") as messages:
+        assert next(messages).payload == b"late"
+        messages.commit()
+        messages.stop()
+        assert not list(messages)
+    assert not client.claims(ORDERS, "printer")
+    assert client.position(ORDERS, "printer") != START
+    assert not site.manager.visibility().in_progress
+
+
+def test_given_a_reader_that_ends_in_a_batch_when_read_unordered_then_only_the_rest_comes_again(client: Client) -> None:
+    client.publish(ORDERS, [b"1", b"2", b"3"])
+    with client.consume(ORDERS, consumer="printer", read="unordered") as messages:
+        assert [next(messages).payload, next(messages).payload] == [b"1", b"2"]
+    with client.consume(ORDERS, consumer="printer", read="unordered") as messages:
+        assert next(messages).payload == b"2", "it was not said that it is done with"
+
+
+@pytest.mark.parametrize(
+    "options", [{"read": "dirty"}, {"read": "unordered"}, {"read": "unordered", "consumer": "x", "start": START}]
+)
+def test_given_a_way_to_read_that_is_none_then_it_says_what_to_give(client: Client, options: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest):
+        client.consume(ORDERS, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,16 @@ class Release:
         made = self.node.kubectl("-n", "apps", "create", "job", "--from", f"cronjob/{cronjob}", job)
         assert made.returncode == 0, made.stderr
 
-    def outcome(self, job: str) -> dict[str, Any]:
-        """How a run ends, once it has: ``type``, ``reason``, and the exit code of each of its pods."""
+    def outcome(self, job: str, meanwhile: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """How a run ends, once it has: ``type``, ``reason``, and the exit code of each of its pods.
+
+        Args:
+            meanwhile: done again and again until then.
+        """
         found: list[dict[str, Any]] = []
 
         def ended() -> bool:
+            meanwhile()
             conditions = self.node.get(f"{JOBS}/{job}").get("status", {}).get("conditions", ())
             found[:] = [each for each in conditions if each["type"] in ("Complete", "Failed")]
             return bool(found)

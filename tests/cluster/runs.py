@@ -83,7 +83,8 @@ class Runs(Release):
             lease = Lease(memory, "somebody else", 3600, SystemClock())
             lease.acquire()
             self.begin(self.name, "second")
-            self.saw["another holder"] = self.outcome("second")
+            # One that is alive renews it; the lease of one that is not would be waited out.
+            self.saw["another holder"] = self.outcome("second", lease.renew)
             lease.release()
         self.saw["left by those"] = self.left()
 

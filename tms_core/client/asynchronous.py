@@ -11,15 +11,16 @@ from typing import Self, overload
 
 import httpx2
 
-from tms_core.client import calls
+from tms_core.client import calls, partitions
 from tms_core.client.background import BackgroundTask
 from tms_core.client.calls import Topic, topic_id
-from tms_core.client.consuming import FAILED, IDLE, Consuming, ReadPlan
+from tms_core.client.consuming import FAILED, IDLE, ReadPlan
 from tms_core.client.contexts import AsyncTransactionContext, standing_for
 from tms_core.client.core import Core
 from tms_core.client.http import AsyncPause, LoopWire, pause_in_loop
 from tms_core.client.iterators import AsyncConsumption, AsyncMessages
 from tms_core.client.messages import Start
+from tms_core.client.partitions import Key
 from tms_core.client.producer import AsyncProducer, Instance
 from tms_core.client.site import Endpoint, Options, service_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
@@ -28,7 +29,7 @@ from tms_core.client.topics import AsyncTopics
 from tms_core.client.transaction import ClientTransaction
 from tms_core.client.values import Retry
 from tms_core.client.waiting import PublishFigures, Told
-from tms_core.client.work import AsyncGroupWork, Worker, WorkOptions
+from tms_core.client.work import AsyncGroupWork, Worker, WorkOptions, beginning, reading
 from tms_core.messaging.model import RollbackRange
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient
@@ -96,7 +97,13 @@ class AsyncClient(AsyncTopics):
 
     @overload
     async def publish(
-        self, topic: Topic, messages: Sequence[bytes], *, transaction: None = None, ttl: timedelta | int | None = None
+        self,
+        topic: Topic,
+        messages: Sequence[bytes],
+        *,
+        transaction: None = None,
+        ttl: timedelta | int | None = None,
+        key: Key | None = None,
     ) -> None: ...
 
     @overload
@@ -111,10 +118,15 @@ class AsyncClient(AsyncTopics):
         *,
         transaction: Transaction | None = None,
         ttl: timedelta | int | None = None,
+        key: Key | None = None,
     ) -> RollbackRange | None:
         """As :meth:`Client.publish`."""
         if transaction is None:
-            return await self._core.ask(calls.publish(topic, messages, ttl))
+            await partitions.publish(
+                self._core, beginning(self._core, self._transactions, self._limits), topic, messages, ttl, key
+            )
+            return None
+        partitions.without_key(key)
         return await self._core.ask(calls.publish_in(topic, messages, transaction.write_pointer, ttl))
 
     async def store(self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction) -> None:
@@ -144,20 +156,14 @@ class AsyncClient(AsyncTopics):
         start: Start = None,
         inclusive: bool = True,
         consumer: str | None = None,
-        committed: bool = False,
+        read: str = "uncommitted",
         idle: Retry = IDLE,
         failed: Retry = FAILED,
         wait_seconds: int | None = None,
     ) -> AsyncConsumption:
         """As :meth:`Client.consume`; not awaited: ``async for message in client.consume(…)``."""
-        service = self._transactions if committed else None
-        return AsyncConsumption(
-            Consuming(
-                self._core,
-                ReadPlan(topic_id(topic), start, inclusive, consumer, idle, failed, wait_seconds),
-                service,
-            )
-        )
+        plan = ReadPlan(topic_id(topic), start, inclusive, consumer, idle, failed, wait_seconds)
+        return AsyncConsumption(reading(self._core, plan, read, self._transactions, self._limits))
 
     # --- some time ---------------------------------------------------------------------------------------------------
 
@@ -207,9 +213,7 @@ class AsyncClient(AsyncTopics):
     ) -> AsyncGroupWork:
         """As :meth:`Client.work`; not awaited: ``async for tx, batch in client.work(…)``."""
         core, service, limits = self._core, self._transactions, self._limits
-
-        async def begin() -> ClientTransaction:
-            return await ClientTransaction.begin(core, service, limits, timeout_seconds, long=False)
+        begin = beginning(core, service, limits, timeout_seconds)
 
         def context(begun: ClientTransaction) -> AsyncTransactionContext:
             return standing_for(AsyncTransactionContext(core, service, limits, timeout_seconds, long=False), begun)

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Protocol
 
 from tms_core.client import calls
 from tms_core.client.core import NOT_DONE, UNKNOWN, Core, Reading
 from tms_core.client.messages import Message, Start
 from tms_core.client.values import Retry
+from tms_core.client.wire import Stop
 from tms_core.errors import ClientClosed, ConsumerNotFound, TmsError
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
@@ -54,6 +56,24 @@ class ReadPlan:
     idle: Retry
     failed: Retry
     wait_seconds: int | None = None
+
+
+class Feed(Protocol):
+    """What gives a program the messages of a topic for ever, some at a time."""
+
+    stop: Stop
+
+    async def more(self, done: MessageId | None) -> list[Message]:
+        """The next messages; waits until there are some. None at all once it was stopped."""
+        ...
+
+    async def store(self, done: MessageId | None) -> None:
+        """Note up to which message the program is done."""
+        ...
+
+    async def close(self, done: MessageId | None) -> None:
+        """End it, and note that; closing twice is no error."""
+        ...
 
 
 class Consuming:

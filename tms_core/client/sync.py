@@ -12,15 +12,16 @@ from typing import Self, overload
 
 import httpx2
 
-from tms_core.client import calls
+from tms_core.client import calls, partitions
 from tms_core.client.background import BackgroundThread
 from tms_core.client.calls import Topic, topic_id
-from tms_core.client.consuming import FAILED, IDLE, Consuming, ReadPlan
+from tms_core.client.consuming import FAILED, IDLE, ReadPlan
 from tms_core.client.contexts import TransactionContext, standing_for
 from tms_core.client.core import Core
 from tms_core.client.http import BlockingWire, Pause
 from tms_core.client.iterators import Consumption, Messages
 from tms_core.client.messages import Start
+from tms_core.client.partitions import Key
 from tms_core.client.producer import Producer
 from tms_core.client.site import Endpoint, Options, service_at
 from tms_core.client.token import Token
@@ -29,7 +30,7 @@ from tms_core.client.transaction import ClientTransaction
 from tms_core.client.values import Retry
 from tms_core.client.waiting import PublishFigures, Told
 from tms_core.client.wire import run
-from tms_core.client.work import GroupWork, Worker, WorkOptions
+from tms_core.client.work import GroupWork, Worker, WorkOptions, beginning, reading
 from tms_core.messaging.model import RollbackRange
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient
@@ -119,7 +120,13 @@ class Client(Topics):
 
     @overload
     def publish(
-        self, topic: Topic, messages: Sequence[bytes], *, transaction: None = None, ttl: timedelta | int | None = None
+        self,
+        topic: Topic,
+        messages: Sequence[bytes],
+        *,
+        transaction: None = None,
+        ttl: timedelta | int | None = None,
+        key: Key | None = None,
     ) -> None: ...
 
     @overload
@@ -134,6 +141,7 @@ class Client(Topics):
         *,
         transaction: Transaction | None = None,
         ttl: timedelta | int | None = None,
+        key: Key | None = None,
     ) -> RollbackRange | None:
         """Publish messages in one request; when this returns they are on disk.
 
@@ -142,6 +150,9 @@ class Client(Topics):
             messages: the payloads, in order. None at all, in a transaction, publishes what it has stored.
             transaction: whose they are; :meth:`transaction` does all that belongs to it.
             ttl: how long these live, where that is shorter than the topic's ttl; whole seconds.
+            key: what they have in common: of a topic with partitions, messages with the same key go to the same one,
+                in order. Without a key partitions have their turn. Of a topic with routes, a key for each of them; its
+                copies are published in one transaction. Not together with ``transaction``.
 
         Returns:
             In a transaction, the rows that were written, as :meth:`rollback` takes them; else None.
@@ -154,7 +165,13 @@ class Client(Topics):
                 twice.
         """
         if transaction is None:
-            return run(self._core.ask(calls.publish(topic, messages, ttl)))
+            run(
+                partitions.publish(
+                    self._core, beginning(self._core, self._transactions, self._limits), topic, messages, ttl, key
+                )
+            )
+            return None
+        partitions.without_key(key)
         return run(self._core.ask(calls.publish_in(topic, messages, transaction.write_pointer, ttl)))
 
     def store(self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction) -> None:
@@ -210,7 +227,7 @@ class Client(Topics):
         start: Start = None,
         inclusive: bool = True,
         consumer: str | None = None,
-        committed: bool = False,
+        read: str = "uncommitted",
         idle: Retry = IDLE,
         failed: Retry = FAILED,
         wait_seconds: int | None = None,
@@ -226,8 +243,11 @@ class Client(Topics):
             consumer: a name under which the position is stored. It goes on behind the stored one, and stores how far
                 it came whenever the program asks for a message after a batch: a program that ends in between reads
                 some again (at least once).
-            committed: read only what is committed, and wait where something is not decided yet; needs the transaction
-                service. Otherwise everything is read, also what was rolled back or may still be.
+            read: what is read, in a word. ``uncommitted``: everything, also what was rolled back or may still be.
+                ``committed``: what is committed, in the order of the topic, so that all wait where one message is not
+                decided yet. ``unordered``: what is committed, without waiting, so that a message that is decided late
+                comes late; the consumer, which has to be named, is a consumer group then, with what that has done at
+                the server: neither ``start`` nor pauses are asked for. The last two need the transaction service.
             idle, failed: the pauses; how many attempts they name does not count.
             wait_seconds: how long the server waits before it answers that there is nothing, 60 at most; None: 5.
                 ``stop()`` called by another thread is noticed within that time.
@@ -238,14 +258,8 @@ class Client(Topics):
         Raises:
             TopicNotFound, BadRequest, Unauthorized, Forbidden: while iterating, since these do not pass by waiting.
         """
-        service = self._transactions if committed else None
-        return Consumption(
-            Consuming(
-                self._core,
-                ReadPlan(topic_id(topic), start, inclusive, consumer, idle, failed, wait_seconds),
-                service,
-            )
-        )
+        plan = ReadPlan(topic_id(topic), start, inclusive, consumer, idle, failed, wait_seconds)
+        return Consumption(reading(self._core, plan, read, self._transactions, self._limits))
 
     # --- some time ---------------------------------------------------------------------------------------------------
 
@@ -355,7 +369,8 @@ class Client(Topics):
         is nothing, the server waits, and no transaction is begun.
 
         Args:
-            topic: whose messages.
+            topic: whose messages; one with partitions, of which each worker takes those that are free, first the one it
+                had last; or a pattern of several: ``default:orders-*``.
             group: the group's name; it begins at the beginning of the topic when it is not there yet.
             batch: the most messages in a transaction; the server gives about 4 MB at once.
             order: ``partition``: in the order of the topic, one batch at a time. ``none``: as a work queue, several
@@ -374,9 +389,7 @@ class Client(Topics):
             TopicNotFound, Unauthorized, Forbidden: while iterating.
         """
         core, service, limits = self._core, self._transactions, self._limits
-
-        async def begin() -> ClientTransaction:
-            return await ClientTransaction.begin(core, service, limits, timeout_seconds, long=False)
+        begin = beginning(core, service, limits, timeout_seconds)
 
         def context(begun: ClientTransaction) -> TransactionContext:
             return standing_for(TransactionContext(core, service, limits, timeout_seconds, long=False), begun)

@@ -8,18 +8,21 @@ batch rolled back, and its messages come again.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import cycle
 
 from tms_core.client import calls
-from tms_core.client.calls import Topic, topic_id
-from tms_core.client.consuming import FAILED, IDLE, PASSING, WAIT_SECONDS
+from tms_core.client.calls import Topic
+from tms_core.client.consuming import FAILED, IDLE, PASSING, WAIT_SECONDS, Consuming, Feed, ReadPlan
 from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.core import Core, Reading
 from tms_core.client.messages import Message
+from tms_core.client.participant import GroupClaims
+from tms_core.client.partitions import Rotation
 from tms_core.client.transaction import ClientTransaction
-from tms_core.client.values import Retry
+from tms_core.client.values import Limits, Retry
 from tms_core.client.wire import run
 from tms_core.errors import (
     BadRequest,
@@ -28,15 +31,25 @@ from tms_core.errors import (
     ConsumerConflict,
     Invalidated,
     NotInProgress,
+    PartitionsChanged,
     TmsError,
     TopicExists,
 )
 from tms_core.rowkey import MessageId
+from tms_core.topic import TopicId
+from tms_core.transaction.rpc.client import TransactionClient
 
 logger = logging.getLogger(__name__)
 
+#: What a reader may read, in a word.
+READS = ("uncommitted", "committed", "unordered")
+_, COMMITTED, UNORDERED = READS
+#: How many messages a reader that does not wait claims at once: so few that it is done with them in time.
+UNORDERED_BATCH = 100
 #: Nothing of the batch is visible, and it comes again.
-_COMES_AGAIN = (*PASSING, Conflict, ConsumerConflict, Invalidated, NotInProgress)
+_COMES_AGAIN = (*PASSING, Conflict, ConsumerConflict, Invalidated, NotInProgress, PartitionsChanged)
+#: How long the server waits for a message of one topic of several before the next has its turn.
+_WAIT_IN_TURN_SECONDS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +96,13 @@ class Worker:
     ) -> None:
         self._core = core
         self._begin = begin
-        self._topic = topic_id(topic)
+        self._topics = Rotation(core, topic)
+        self._topic = topic
         self._group = group
         self._options = options
         self._current: ClientTransaction | None = None
+        self._claims: GroupClaims | None = None
+        self._given: list[MessageId] = []
         self._pauses = 0
         self._paused: Retry | None = None
         self._idle_since = core.running()
@@ -126,6 +142,22 @@ class Worker:
         except _COMES_AGAIN as error:
             logger.warning("a batch of %s could not be given back at once: %s", self._topic, error)
 
+    async def finish(self, done: MessageId | None, *, whole: bool) -> None:
+        """Commit the batch in hand up to a message, and give the rest back.
+
+        Args:
+            done: the last message that the program is done with; all is given back where it is not of this batch.
+            whole: do nothing unless this is the last message of the batch.
+        """
+        claims, given = self._claims, self._given
+        if self._current is None or claims is None or (whole and given[-1:] != [done]):
+            return
+        if done not in given:
+            await self.give_back()
+            return
+        claims.given = done
+        await self._finish()
+
     async def _finish(self) -> None:
         current, self._current = self._current, None
         if current is not None and current.cancelled:
@@ -138,44 +170,55 @@ class Worker:
         """The next batch; none where there is nothing, after a wait."""
         options = self._options
         self._current = current = await self._begin()
-        claims = await current.claims(self._topic, self._group)
-        batch = await current.claim(claims, options.batch, options.order, options.max_deliveries)
-        if not batch.messages:
+        most = options.max_deliveries
+        found = await current.next_batch(self._topics, self._group, options.batch, options.order, most)
+        if found is None:
             await self.give_back()
-            if batch.position is None:
+            places = {topic: place for topic, place in self._topics.positions.items() if place is not None}
+            if not places or len(places) < len(self._topics.positions):
                 await self._wait(IDLE, None)
             else:
-                await self._until_there_is_something(batch.position)
+                await self._until_there_is_something(places)
             return []
+        topic, claims, batch = found
         claims.given = batch.messages[-1].id
-        most = options.max_deliveries
+        self._claims, self._given = claims, [message.id for message in batch.messages]
         if most is not None and batch.deliveries > most and len(batch.messages) == 1:
-            await self._bury(current, batch.messages[0])
+            await self._bury(current, self._topics.whole(topic), batch.messages[0])
             return []
         return batch.messages
 
-    async def _bury(self, current: ClientTransaction, message: Message) -> None:
+    async def _bury(self, current: ClientTransaction, topic: TopicId, message: Message) -> None:
         """Publish a message that could not be processed to where such messages are kept, in the same transaction."""
-        dead = f"{self._topic}-dead"
+        dead = f"{topic}-dead"
         with suppress(TopicExists):
             await self._core.ask(calls.create_topic(dead, None, None))
-        logger.warning("message %s of %s could not be processed; it is in %s", message.id, self._topic, dead)
+        logger.warning("message %s of %s could not be processed; it is in %s", message.id, topic, dead)
         await current.publish(dead, [message.payload])
 
-    async def _until_there_is_something(self, position: MessageId) -> None:
-        """Wait at the server, without a transaction, until a message may have come."""
-        wait_seconds = WAIT_SECONDS
+    async def _until_there_is_something(self, places: Mapping[TopicId, MessageId]) -> None:
+        """Wait at the server, without a transaction, until a message may have come to one of some topics.
+
+        One request waits for one topic, so of several each is waited for in turn, and the others are looked at.
+        """
+        wait_seconds = WAIT_SECONDS if len(places) == 1 else _WAIT_IN_TURN_SECONDS
         if self._options.idle_seconds is not None:
             wait_seconds = min(wait_seconds, int(self._options.idle_seconds))
-        call = calls.poll(self._topic, position, 1, None, inclusive=True, wait_seconds=wait_seconds)
-        while not self.stop.is_set() and not self._is_over():
-            reading = Reading(await self._core.wire.open(call))
-            try:
-                if await reading.more():
+        for topic in cycle(places):
+            waited = False
+            for one, seconds in {topic: wait_seconds, **dict.fromkeys(places.keys() - {topic}, 0)}.items():
+                if self.stop.is_set() or self._is_over():
                     return
-            finally:
-                await reading.close()
-            if not reading.waited:
+                call = calls.poll(one, places[one], 1, None, inclusive=True, wait_seconds=seconds)
+                reading = Reading(await self._core.wire.open(call))
+                try:
+                    # A topic that takes no more has others behind it.
+                    if reading.text(calls.SEALED) is not None or await reading.more():
+                        return
+                finally:
+                    await reading.close()
+                waited |= reading.waited
+            if not waited:
                 await self._wait(IDLE, None)
 
     def _is_over(self) -> bool:
@@ -190,6 +233,38 @@ class Worker:
         if error is not None:
             logger.warning("a batch of %s for %s comes again in %.1f s: %s", self._topic, self._group, seconds, error)
         await self.stop.wait(seconds)
+
+
+class UnorderedReading:
+    """Reads what is committed as one of a consumer group, so that no message waits for one that is not decided.
+
+    A batch is done with when the next one is asked for; what the program does with a message is done at least once.
+
+    Args:
+        worker: claims the batches.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.stop = worker.stop
+
+    async def more(self, done: MessageId | None) -> list[Message]:
+        """The next messages; waits until there are some. None at all once it was stopped, or its client closed.
+
+        Raises:
+            MessagingError: what does not pass by waiting: no such topic, no right to it.
+        """
+        found = await self._worker.next()
+        return [] if found is None else found[1]
+
+    async def store(self, done: MessageId | None) -> None:
+        """Be done with the batch, if this is its last message; what is in hand otherwise stays claimed."""
+        await self._worker.finish(done, whole=True)
+
+    async def close(self, done: MessageId | None) -> None:
+        """End it and give back what the program is not done with; closing twice is no error."""
+        self.stop.set()
+        await self._worker.finish(done, whole=False)
 
 
 class GroupWork:
@@ -233,3 +308,33 @@ class AsyncGroupWork:
     def stop(self) -> None:
         """As :meth:`GroupWork.stop`; called in the loop."""
         self._worker.stop.set()
+
+
+def beginning(
+    core: Core, service: TransactionClient, limits: Limits, timeout_seconds: int | None = None
+) -> Callable[[], Awaitable[ClientTransaction]]:
+    """Begins transactions."""
+
+    async def begin() -> ClientTransaction:
+        return await ClientTransaction.begin(core, service, limits, timeout_seconds, long=False)
+
+    return begin
+
+
+def reading(core: Core, plan: ReadPlan, read: str, service: TransactionClient, limits: Limits) -> Feed:
+    """What reads a topic for ever.
+
+    Args:
+        read: ``uncommitted``, ``committed`` or ``unordered``; see :meth:`tms_core.client.Client.consume`.
+
+    Raises:
+        BadRequest: another word, or what does not go with it.
+    """
+    if read not in READS:
+        raise BadRequest(f"{read!r} is no way to read.", f"Give {', '.join(READS[:-1])} or {READS[-1]}.")
+    if read != UNORDERED:
+        return Consuming(core, plan, service if read == COMMITTED else None)
+    if plan.consumer is None or plan.start is not None:
+        raise BadRequest("Reading unordered goes on where a consumer group is.", "Name a consumer, and no start.")
+    options = WorkOptions(UNORDERED_BATCH, "none", None, None)
+    return UnorderedReading(Worker(core, beginning(core, service, limits, None), plan.topic, plan.consumer, options))

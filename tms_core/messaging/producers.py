@@ -20,6 +20,7 @@ from uuid import UUID
 
 from tms_core.clock import HonestClock
 from tms_core.consumers.positions import NAME
+from tms_core.consumers.retention import announced
 from tms_core.errors import (
     BadRequest,
     ProducerFenced,
@@ -302,6 +303,10 @@ class Producers:
     def is_void(self, admitted: Admitted, pointer: int) -> bool:
         """Whether a transaction was rolled back by its producer."""
         return self._is_void(admitted.producer, pointer)
+
+    def is_processed(self, topic: TopicMetadata, at: int) -> bool:
+        """Whether rows up to a position may be gone because all consumers have processed them (rule L7)."""
+        return topic.consumed and at < announced(self._side, topic)
 
     # -- how ----------------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from tms_core.errors import BadRequest, MetadataError, TopicExists, TopicNotFound, Unavailable
+from tms_core.errors import BadRequest, MetadataError, PartitionsChanged, TopicExists, TopicNotFound, Unavailable
 from tms_core.messaging.model import Ages
+from tms_core.messaging.partitions import FAMILIES, layout_of
 from tms_core.rowkey import NEGATIVE, Cutoff, generation_prefix, time_prefix
 from tms_core.tables.base import MessageReads, MetadataTable
 from tms_core.topic import (
@@ -86,6 +87,20 @@ class TopicRegistry:
             raise TopicNotFound(f"There is no topic {topic}.", "Create it first.")
         return found
 
+    def read(self, topic: TopicId) -> TopicMetadata:
+        """A living topic that has messages of its own.
+
+        Raises:
+            PartitionsChanged: they are in its partitions.
+            BadRequest, TopicNotFound, MetadataError: as :meth:`get`.
+        """
+        found = self.get(topic)
+        layout = layout_of(topic, found.properties) if FAMILIES in found.properties else None
+        if layout is not None and not layout.has_own:
+            first, *_ = layout.parts
+            raise PartitionsChanged(f"Topic {topic} has its messages in {first} and others.", "Name one of those.")
+        return found
+
     def create(self, topic: TopicId, properties: Mapping[str, str]) -> TopicMetadata:
         """Make a topic, again if it was deleted (``HBaseMetadataTable.createTopic``); returns it.
 
@@ -96,7 +111,7 @@ class TopicRegistry:
             Unavailable: others keep changing it.
         """
         wanted = self._completed(properties)
-        _check_length(topic)
+        check_length(topic)
         for _ in range(_ATTEMPTS):
             row = self._row(topic)
             if row.lives:
@@ -110,8 +125,13 @@ class TopicRegistry:
                 return made
         raise _contended(topic)
 
-    def update(self, topic: TopicId, properties: Mapping[str, str]) -> None:
+    def update(self, topic: TopicId, properties: Mapping[str, str], *, former: TopicMetadata | None = None) -> None:
         """Replace all properties but the generation; what is left out is the default again, not what it was.
+
+        Args:
+            topic: whose.
+            properties: all of them.
+            former: the topic as it was read; None: whatever it is now.
 
         Raises:
             BadRequest: the name, a ttl or a generation that is none, or more of them than is kept.
@@ -122,6 +142,8 @@ class TopicRegistry:
         wanted = self._completed(properties)
         for _ in range(_ATTEMPTS):
             row = self._living(topic)
+            if former is not None and row.topic is not None and dict(row.topic.properties) != dict(former.properties):
+                raise _contended(topic)
             if self._write(topic, row, wanted, row.topic.generation if row.topic else 1):
                 return
         raise _contended(topic)
@@ -137,6 +159,14 @@ class TopicRegistry:
             if row.topic and self._write(topic, row, row.topic.properties, -row.topic.generation):
                 return
         raise _contended(topic)
+
+    def check(self, properties: Mapping[str, str]) -> None:
+        """Check that a topic can have these properties.
+
+        Raises:
+            BadRequest: it cannot.
+        """
+        self._completed(properties)
 
     def all(self, namespace: str | None = None) -> list[TopicId]:
         """The living topics of a namespace, or of all, in key order; rows that do not parse are left out."""
@@ -236,7 +266,12 @@ def _prefix(topic: TopicId) -> bytes:
     return prefix
 
 
-def _check_length(topic: TopicId) -> None:
+def check_length(topic: TopicId) -> None:
+    """Check that a topic can be made with this name.
+
+    Raises:
+        BadRequest: a part of it is too long.
+    """
     for kind, name in (("namespace", topic.namespace), ("topic", topic.topic)):
         if len(name) > NAME_BYTES:
             raise BadRequest(

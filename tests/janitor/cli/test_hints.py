@@ -8,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 
 import janitor
-from janitor.cli.hints import complete
 from janitor.cli.main import cli
+from janitor.cli.options import complete
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import DAY, topic
 from tests.janitor.cli.conftest import Outcome, Site
@@ -120,4 +121,4 @@ def test_the_commands_that_errors_and_guards_name_are_verbs_and_are_completed() 
     assert texts
     for text in texts:
         for verb in re.findall(r"[:;,] janitor ([a-z]+)", text):
-            assert verb in cli.commands, text
+            assert verb in cli.list_commands(click.Context(cli)), text

@@ -17,6 +17,7 @@ from janitor.status.status import (
     BoundaryFigures,
     GuardFigures,
     HeldTopic,
+    LateTransaction,
     OpenTransaction,
     Overdue,
     Quarantined,
@@ -206,6 +207,11 @@ def wrong(now_ms: int) -> Status:
         boundary=BoundaryFigures(obstacles=("no complete pass has covered the message table yet", HOSTILE)),
         statistics=StatisticsFigures(now_ms, overdue={"expired": 0, "old_generation": 0}, missing=3),
         skew_seconds={HOSTILE: 7_200.0},
+        late=(
+            LateTransaction(
+                "1699990000000000001", f"import@{HOSTILE}", now_ms - 2 * HOUR, (hostile, "default:audit"), 3
+            ),
+        ),
         topics=(
             TopicFigures(
                 "default",

@@ -172,7 +172,7 @@ def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(
     reasons = page.texts("#reasons a")
     assert reasons[0].startswith("The clock guard stopped")
     targets = page.run("[...document.querySelectorAll('#reasons a')].map(link => document.querySelector(link.hash).id)")
-    assert targets == ["guards", "run", "aside", "snapshot", "held", "aside"]
+    assert targets == ["guards", "run", "aside", "snapshot", "late", "held", "aside"]
     for part, words in {
         "#facts": ["Plans only", "nothing is deleted", "× failed", "None planned", "Held elsewhere", "3 h ago"],
         "#run": ["the disk is full: no space left on device", "default:audit: no space left on device"],
@@ -181,6 +181,7 @@ def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(
         "#overdue": [
             "111,013 message rows expired, 8,100 payload rows of old generations and 3 message rows to invert"
         ],
+        "#late": ["default:audit, 3 more", "for transaction 1699990000000000001 of import@", "tms tx invalidate 16999"],
         "#snapshot": ["Snapshot stale. it is older than twice its interval"],
         "#boundary": ["Nothing is claimed yet.", "no complete pass has covered the message table yet"],
         "#guards": ["× clock tripped: the clock is 7200 s ahead", "! identity warns:"],

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from janitor.cli.status import lines
 from janitor.state.base import EVERYTHING, RunRecord
+from janitor.stats.late import LATE_MS, MOST_TOPICS, note_late
 from janitor.status.collect import DAEMON_NOTE, SILENT_MS, Deployment, Live, collect, summary
+from janitor.status.health import judge
 from janitor.status.status import Status
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Rig, janitor, pointer, topic
 from tms_core.clock import ManualClock
@@ -150,3 +153,29 @@ def test_given_a_daemon_that_is_gone_when_looked_at_then_it_is_missed_at_once() 
     rig.engine.run_once(adopt=True)
     rig.state.save_note(DAEMON_NOTE, {"started_ms": NOW_MS})
     assert seen(rig).process == "down"
+
+
+def test_given_late_transactions_then_a_daemon_shows_them_with_their_topics_and_what_ends_them() -> None:
+    class Manager:
+        def published(self) -> dict[int, dict[str, int]]:
+            topics = {f"default:t{number}": NOW_MS - 20 * MINUTE for number in range(MOST_TOPICS + 3)}
+            return {18: {"default:new": NOW_MS - LATE_MS + 1}, 17: topics}
+
+        def clients(self) -> dict[int, str]:
+            return {17: "import@host-7"}
+
+    rig = janitor(MemoryStore())
+    note_late(rig.state, Manager(), rig.clock)
+    assert seen(rig).late == [], "without a daemon it is not known any more"
+    status = seen(rig, live=Live(NOW_MS, NOW_MS))
+    [late] = status.late
+    assert (late.transaction, late.client, late.since_ms) == ("17", "import@host-7", NOW_MS - 20 * MINUTE)
+    assert (len(late.topics), late.more_topics, late.command) == (MOST_TOPICS, 3, "tms tx invalidate 17")
+    assert late.readers.endswith(f" and {MOST_TOPICS} more")
+    health = judge(status)
+    [said] = [reason.text for reason in health.reasons if reason.about == "late"]
+    assert said.startswith("Readers of default:t0, ")
+    assert said.endswith("wait for transaction 17.")
+    shown = "\n".join(map(str, lines(status, health)))
+    assert "for transaction 17 of import@host-7" in shown
+    assert "tms tx invalidate 17" in shown
