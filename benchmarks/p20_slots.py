@@ -120,8 +120,8 @@ def site(thrift: str, namespace: str, folder: Path, servers: int) -> Iterator[Ca
         running = [stack.enter_context(serve(folder, hbase, ordinal, servers)) for ordinal in range(servers)]
         until(lambda: {slots_led(server) for server in running} == {SLOTS // servers})
         threads = stack.enter_context(ThreadPoolExecutor(PUBLISHERS))
-        clients = [stack.enter_context(Client(running[at % servers].port)) for at in range(PUBLISHERS)]
-        publishers = list(threads.map(Publisher, clients, range(PUBLISHERS)))
+        ports = [running[at % servers].port for at in range(PUBLISHERS)]
+        publishers = list(threads.map(Publisher, ports, range(PUBLISHERS)))
 
         def turn() -> float:
             return sum(threads.map(Publisher.work, publishers)) / SECONDS
@@ -133,27 +133,32 @@ class Publisher:
     """Publishes messages to a topic of its own and reads them back.
 
     Args:
-        client: its connection.
+        port: the server's that it asks.
         number: its topic's.
     """
 
-    def __init__(self, client: Client, number: int) -> None:
-        self._topic = TopicClient(client, f"t{number}")
+    def __init__(self, port: int, number: int) -> None:
+        self._port = port
+        self._name = f"t{number}"
         self._start: dict[str, object] = {}
-        # A server may not know yet who leads the topic.
-        until(lambda: client.ask("PUT", self._topic.path, b"{}").status == 200)
-        self._publish()
+        with Client(port) as client:
+            topic = TopicClient(client, self._name)
+            # A server may not know yet who leads the topic.
+            until(lambda: client.ask("PUT", topic.path, b"{}").status == 200)
+            self._publish(topic)
 
     def work(self) -> int:
         """How many messages it has published and read back in a turn."""
         done, ends = 0, time.monotonic() + SECONDS
-        while time.monotonic() < ends:
-            done += self._publish()
+        with Client(self._port) as client:
+            topic = TopicClient(client, self._name)
+            while time.monotonic() < ends:
+                done += self._publish(topic)
         return done
 
-    def _publish(self) -> int:
-        self._topic.publish(*["x" * 100] * FEW)
-        found = self._topic.post("poll", self._start).json
+    def _publish(self, topic: TopicClient) -> int:
+        topic.publish(*["x" * 100] * FEW)
+        found = topic.post("poll", self._start).json
         if len(found) != FEW:
             raise RuntimeError(f"{len(found)} messages were read, of {FEW}")
         self._start = {"startFrom": {"id": found[-1]["id"]}, "inclusive": False}
