@@ -283,6 +283,19 @@ def test_given_slots_that_are_led_when_the_server_ends_then_the_next_one_leads_t
     assert again.led == [1, 3]
 
 
+def test_given_a_ttl_that_another_server_has_changed_then_the_leader_shows_nothing_that_went_meanwhile(
+    site: Site, pair: tuple[Server, Server]
+) -> None:
+    one, other = pair
+    other.service.publish(TOPIC, [b"1"])
+    assert other.payloads(TOPIC) == [b"1"]
+    one.service.update_topic(TOPIC, {"ttl": "10"})
+    site.look(one, other, seconds=20)
+    site.store.message.delete(site.store.message.keys(TOPIC.prefix, None, 10).items)
+    one.service.update_topic(TOPIC, {"ttl": "600"})
+    assert other.payloads(TOPIC) == []
+
+
 # --- producers -------------------------------------------------------------------------------------------------------
 
 
