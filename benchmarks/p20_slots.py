@@ -228,21 +228,19 @@ def node_rate(thrift: str, namespace: str, folder: Path, transactions: str) -> i
 
 
 def tx_rate(address: str) -> int:
-    """Transactions begun and committed per second."""
-    ends = time.monotonic() + TURNS * SECONDS
+    """Transactions begun and committed per second, in the best of some turns."""
 
-    def transact(_: int) -> int:
-        done = 0
-        with TransactionClient(address) as client:
-            while time.monotonic() < ends:
-                tx = client.start_short(30)
-                client.can_commit(tx.transaction_id, [])
-                client.commit(tx.transaction_id)
-                done += 1
+    def transact(client: TransactionClient) -> int:
+        done, ends = 0, time.monotonic() + SECONDS
+        while time.monotonic() < ends:
+            tx = client.start_short(30)
+            client.can_commit(tx.transaction_id, [])
+            client.commit(tx.transaction_id)
+            done += 1
         return done
 
-    with ThreadPoolExecutor(TX_CLIENTS) as threads:
-        return round(sum(threads.map(transact, range(TX_CLIENTS))) / (TURNS * SECONDS))
+    with ThreadPoolExecutor(TX_CLIENTS) as threads, TransactionClient(address) as client:
+        return round(max(sum(threads.map(transact, [client] * TX_CLIENTS)) for _ in range(TURNS)) / SECONDS)
 
 
 # --- the page --------------------------------------------------------------------------------------------------------
