@@ -16,11 +16,11 @@ from click.shell_completion import shell_complete
 
 from tests.builders import NOW_MS
 from tms_core.cli.main import cli, execute
-from tms_core.cli.serve import Started, serving
 from tms_core.client import Client, NotInProgress, ProducerFenced
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageId
 from tms_core.server.auth.tokens import new_token, token_line
+from tms_core.server.serving import Started, serving
 from tms_core.topic import TopicId
 
 Type = Callable[..., tuple[int, str, str]]

@@ -121,7 +121,7 @@ class MessagingService:
         cached_ms = min(options.max_lifetime_seconds, options.grace_seconds) * 1000 // 2
         self._first_reads = FirstReads()
         self._shelf = Shelf(
-            store, self._lines, self._cache, self._expiries, honest, cached_ms, self._first_reads, floor
+            store, self._lines, self._cache, self._expiries, honest, cached_ms, self._first_reads, floor, lifetime_ms
         )
         self._consumers = self._groups = None
         if kept is not None:

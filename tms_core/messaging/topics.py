@@ -24,10 +24,12 @@ from tms_core.tables.base import MessageReads, MetadataTable
 from tms_core.topic import (
     BY_TTL,
     CONSUMED,
+    HOLD,
     INT_MAX,
     INT_MIN,
     NAME_BYTES,
     RETENTION,
+    TRANSACTION,
     TopicId,
     TopicMetadata,
     encode_properties,
@@ -222,6 +224,8 @@ class TopicRegistry:
             )
         if wanted.get(RETENTION, BY_TTL) not in (CONSUMED, BY_TTL):
             raise BadRequest(f"retention: {wanted[RETENTION]!r} is none of its values.", "Write consumed or ttl.")
+        if wanted.get(HOLD, TRANSACTION) != TRANSACTION:
+            raise BadRequest(f"hold: {wanted[HOLD]!r} is none of its values.", "Write transaction, or leave it out.")
         size = len(encode_properties(wanted))
         if size > PROPERTIES_BYTES:
             raise BadRequest(
