@@ -28,12 +28,13 @@ import click
 from examples.demo import ROOT, SAMPLE, unpack
 from janitor.app.embedded import Embedded
 from janitor.app.signals import ending
+from janitor.cli.main import execute
 from janitor.status.status import RunSummary, Status
-from tms_core.cli.serve import Started, serving
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreBusy, StoreError, TmsError
 from tms_core.logs.format import configure
 from tms_core.rowkey import MessageKey
+from tms_core.server.serving import Started, serving
 from tms_core.tables.base import MessageValue
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId, encode_properties
@@ -97,6 +98,9 @@ def main(folder: Path = ROOT / "data" / "run", clock: Clock | None = None, *, an
     settings.write_text(SETTINGS.format(**ports), encoding="utf-8")
     configure("text" if sys.stderr.isatty() else "auto", sys.stderr)
     shown = f"--config {settings.relative_to(Path.cwd()) if settings.is_relative_to(Path.cwd()) else settings}"
+    # What is adopted before the first sweep is never refused, so that there is no error to be explained.
+    if execute(["adopt", "--config", str(settings)], clock):
+        return 1
     try:
         with serving(settings, os.environ, {}, clock=clock) as started:
             _visit(started, shown)
@@ -121,8 +125,6 @@ def _visit(started: Started, arguments: str) -> None:
     _say(f"Its status page: {janitor.url}")
     stop, narrator = Event(), Narrator(_say)
     with ending(stop.set, hangup=janitor.daemon.sweep_now), Customers(started, _say) as customers:
-        # With the customers' topics: those that are met later are held for a while.
-        janitor.daemon.adopt()
         janitor.daemon.sweep_now()
         for step in count():
             if stop.wait(STEP_SECONDS):

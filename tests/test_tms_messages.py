@@ -16,11 +16,11 @@ from click.shell_completion import shell_complete
 
 from tests.builders import NOW_MS
 from tms_core.cli.main import cli, execute
-from tms_core.cli.serve import Started, serving
-from tms_core.client import Client, NotInProgress
+from tms_core.client import Client, NotInProgress, ProducerFenced
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageId
 from tms_core.server.auth.tokens import new_token, token_line
+from tms_core.server.serving import Started, serving
 from tms_core.topic import TopicId
 
 Type = Callable[..., tuple[int, str, str]]
@@ -400,6 +400,42 @@ def test_given_follow_when_messages_are_published_then_they_are_printed_as_they_
         patch.setattr(sys, "stdout", screen)
         assert execute(["poll", topic, "--follow", "--limit", "3"]) == 0
     assert [line.split()[-1] for line in screen.getvalue().splitlines()] == ["one", "more", "more"]
+
+
+# --- producers -------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_producer_when_listed_shown_fenced_and_deleted_then_its_instance_is_refused(
+    typed: Type, topic: str, client: Client
+) -> None:
+    assert typed("producer", "list", topic)[1] == f"no topic of {topic} has a producer\n"
+    assert typed("producer", "fence", topic, "importer")[0] == 1
+    with client.producer(topic, "importer") as producer:
+        with producer.transaction("file 17") as tx:
+            tx.publish(topic, [b"a"])
+        left = producer.transaction("file 18").__enter__()
+        left.publish(topic, [b"b" * 5_000_000])
+        pointer, generation = str(left.transaction.transaction_id), producer.generation
+        code, out, _ = typed("producer", "list", topic)
+        assert (code, out.splitlines()[1].split()[:3]) == (0, [topic, "importer", str(generation)])
+        [shown] = json.loads(typed("producer", "list", topic, "--format", "json")[1])
+        assert shown == json.loads(typed("producer", "show", topic, "importer", "--format", "json")[1])
+        assert (shown["former"], shown["open"]) == (None, {pointer: "file 18"})
+        assert pointer in typed("producer", "show", topic, "importer")[1]
+
+        code, out, _ = typed("producer", "fence", topic, "importer")
+        assert code == 0
+        assert out == (
+            f"instances of importer before generation {generation + 1} are refused; "
+            f"the last transaction: {pointer} (file 18) aborted\n"
+        )
+        with pytest.raises(ProducerFenced):
+            producer.publish([b"late"])
+    assert "(file 18) aborted" in typed("producer", "show", topic, "importer")[1]
+    assert typed("producer", "delete", topic, "importer")[:2] == (0, f"importer is no producer of {topic} any more\n")
+    assert typed("producer", "show", topic, "importer")[0] == 1
+    with client.transaction() as tx:
+        assert [message.payload for message in tx.poll(topic)] == [b"a"]
 
 
 # --- consumers -------------------------------------------------------------------------------------------------------

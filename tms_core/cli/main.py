@@ -17,6 +17,9 @@ _COMMANDS = {
         "tms_core.cli.consumers:consumer", "See how far behind consumers are; set where they go on."
     ),
     "poll": LazyCommand("tms_core.cli.messages:poll", "Print the messages of a topic."),
+    "producer": LazyCommand(
+        "tms_core.cli.producers:producer", "See who publishes under a name; fence an instance that hangs."
+    ),
     "publish": LazyCommand("tms_core.cli.messages:publish", "Publish messages."),
     "serve": LazyCommand("tms_core.cli.serve:serve", "Serve messages and transactions until a signal ends it."),
     "topic": LazyCommand("tms_core.cli.topics:topic", "Make, look at, change and delete topics."),

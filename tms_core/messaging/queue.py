@@ -193,12 +193,21 @@ class Queue(ABC, Generic[R]):
                     begun.append(request.pointer)
                     found.append(request)
                 elif self._in_time(request, position(now_ms)):
-                    request.answer.set_exception(ended(request.pointer))
+                    request.answer.set_exception(self._refusal(request))
             yield found
         finally:
             if manager is not None:
                 for pointer in begun:
                     manager.end_write(pointer)
+
+    def _refusal(self, request: WriteRequest[R]) -> TmsError:
+        """Why a request of a transaction that has ended is refused: for good where a newer instance ended it."""
+        if request.sent is not None and self._context.producers is not None:
+            try:
+                self._context.producers.require_newest(request.sent)
+            except TmsError as error:
+                return error
+        return ended(request.pointer)
 
     @contextmanager
     def _sent(
@@ -228,7 +237,7 @@ class Queue(ABC, Generic[R]):
         try:
             if admitted.written or self._is_written(topic, request, former.first, former.number):
                 self._answer_again(request, former.first, former.number)
-            elif _may_be_gone(topic, request, former.first, now_ms):
+            elif self._may_be_gone(topic, request, former.first, now_ms):
                 raise MessagingError(
                     f"Whether request {admitted.sent.sequence} of producer {admitted.sent.name} was done is not known "
                     "any more: its messages would have expired by now.",
@@ -236,6 +245,14 @@ class Queue(ABC, Generic[R]):
                 )
         except TmsError as error:
             request.answer.set_exception(error)
+
+    def _may_be_gone(self, topic: TopicMetadata, request: WriteRequest[R], first: int, now_ms: int) -> bool:
+        """Whether rows that were written at a position may have been deleted since (rules L3, L6 and L7)."""
+        if request.ttl_ms is not None and expires_ms(first, request.ttl_ms) <= now_ms:
+            return True
+        if self._context.producers is not None and self._context.producers.is_processed(topic, first):
+            return True
+        return Cutoff.at(now_ms, topic.ttl_seconds).expires(milliseconds(first))
 
     def _announce_requests(self, written: Sequence[WriteRequest[R]], firsts: Sequence[int]) -> bool:
         """Write down where the rows of producers' requests will be, before they are there; answers those refused.
@@ -318,13 +335,6 @@ def _require_open(topic: TopicMetadata, requests: Sequence[object]) -> None:
 def ended(pointer: int | None) -> TransactionEnded:
     """What a request is answered whose transaction has ended."""
     return TransactionEnded(f"Transaction {pointer} is not in progress, so it writes nothing.", "Begin another one.")
-
-
-def _may_be_gone(topic: TopicMetadata, request: WriteRequest[R], first: int, now_ms: int) -> bool:
-    """Whether rows that were written at a position may have been deleted since."""
-    if request.ttl_ms is not None and expires_ms(first, request.ttl_ms) <= now_ms:
-        return True
-    return Cutoff.at(now_ms, topic.ttl_seconds).expires(milliseconds(first))
 
 
 class _Owed(Generic[R]):

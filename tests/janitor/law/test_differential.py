@@ -47,7 +47,7 @@ from tests.salted import SaltedStore
 from tms_core.clock import ManualClock
 from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import MetadataError
-from tms_core.rowkey import MessageId, MessageKey, PayloadKey, java_abs
+from tms_core.rowkey import Cutoff, MessageId, MessageKey, PayloadKey, java_abs
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
@@ -126,8 +126,14 @@ class Scene:
         if TERMS.protects(topic):
             stand_still(record, self.now)
             frontier = Frontier.closed(self.now_ms, parsed, Hold.PROTECTED)
-            return parsed, replace(frontier, processed=self.processed(parsed, frontier))
-        frontier, _ = advance(record, parsed, self.now, hold_seconds=3600, allowance_ms=LIFETIME.allowance_ms)
+        else:
+            frontier, _ = advance(record, parsed, self.now, hold_seconds=3600, allowance_ms=LIFETIME.allowance_ms)
+        if parsed.properties.get("hold") == "transaction" and not parsed.deleted:
+            # Nothing is known from before; no transaction lasts longer.
+            decided_ms = max(0, self.now_ms - LIFETIME.max_ms - LIFETIME.allowance_ms - 300_000)
+            frontier = replace(frontier, decided_ms=decided_ms)
+            if decided_ms < frontier.cutoff.ms:
+                frontier = replace(frontier, cutoff=Cutoff(decided_ms), hold=frontier.hold or Hold.TRANSACTION)
         return parsed, replace(frontier, processed=self.processed(parsed, frontier))
 
 
@@ -142,6 +148,7 @@ def scenes(draw: st.DrawFn) -> Scene:
         if draw(st.integers(0, 9)) == 0:
             generation = draw(st.sampled_from([0, INT_MIN]))
         retention = draw(st.sampled_from([{}, {"retention": "consumed"}]))
+        retention |= draw(st.sampled_from([{}, {}, {"hold": "transaction"}]))
         scene.metadata[name.prefix] = encode_properties({"generation": str(generation), "ttl": ttl, **retention})
         ttls[name] = int(ttl) if ttl in TTLS else 60
         if ttl in TTLS and generation not in (0, INT_MIN):
