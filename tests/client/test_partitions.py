@@ -141,6 +141,17 @@ def test_given_partitions_that_others_hold_then_a_consumer_takes_those_that_are_
     assert consumed(client, order=order) == [b"3"]
 
 
+def test_given_many_partitions_of_which_all_but_one_are_held_then_a_worker_finds_that_one(client: Client) -> None:
+    with_partitions(client, 10)
+    for number in range(10):
+        client.publish(EVENTS, [b"%d" % number])
+    with client.transaction() as tx:
+        held = {message.payload for message in tx.consume(EVENTS, GROUP, limit=9)}
+        found = [batch[0].payload for _, batch in client.work(EVENTS, GROUP, idle_seconds=1)]
+    assert len(held) == 9
+    assert {*found, *held} == {b"%d" % number for number in range(10)}
+
+
 def test_given_a_consumer_then_it_begins_with_the_partition_that_it_had_last(client: Client) -> None:
     with_partitions(client, 3)
     client.publish(EVENTS, [b"a"], key=b"k")
