@@ -173,7 +173,9 @@ class Rotation:
         topic: one topic, with or without partitions; or a pattern of several: ``default:orders-*``.
 
     Attributes:
-        positions: of the topics that were asked in this round, where the next message may come from.
+        positions: of the topics that were asked since the last messages, where the next one may come from; None: that
+            is not known.
+        is_complete: whether that are all of them.
     """
 
     def __init__(self, core: Core, topic: Topic) -> None:
@@ -186,24 +188,37 @@ class Rotation:
         self._drained: set[TopicId] = set()
         self._stale: set[TopicId] = set()
         self._last: TopicId | None = None
+        # Consumers that begin together begin at different partitions.
+        self._start = core.random.random()
         self._blocked: set[TopicId] = set()
         self.positions: dict[TopicId, MessageId | None] = {}
+        self.is_complete = True
 
-    async def round(self) -> AsyncIterator[TopicId]:
-        """The topics to ask, each once; what came of one is told to :meth:`learn` before the next."""
-        self.positions = {}
-        self._blocked.clear()
+    async def round(self, most: int | None = None) -> AsyncIterator[TopicId]:
+        """The topics to ask, each once; what came of one is told to :meth:`learn` before the next.
+
+        Args:
+            most: how many; the next round goes on behind them. None: all.
+        """
+        if self.is_complete or most is None:
+            self.positions = {}
+            self._blocked.clear()
+        self.is_complete = False
         await self._list()
-        while (topic := await self._next()) is not None:
+        for _ in count() if most is None else range(most):
+            topic = await self._next()
+            if topic is None:
+                break
             self.positions[topic] = None
             yield topic
+        self.is_complete = most is None or await self._next() is None
 
     def learn(self, topic: TopicId, batch: ClaimedBatch) -> None:
         """Take in what a topic has answered."""
         whole = self.whole(topic)
         self.positions[topic] = batch.position
         if batch.messages:
-            self._last = topic
+            self._last, self.is_complete = topic, True
         if batch.drained:
             self._drained.add(topic)
             self.positions.pop(topic)
@@ -252,9 +267,9 @@ class Rotation:
             self._wholes |= {} if layout is None else dict.fromkeys([*layout.parts, top], top)
         self._stale.clear()
         order = [one for top in self._tops for one in self._order(top)]
-        if self._last in order:
+        if len(order) > 1:
             # Those before it come at the end; a partition that others wait for is before them all.
-            at = order.index(self._last)
+            at = order.index(self._last) if self._last in order else int(self._start * len(order))
             order = [one for one in order[:at] if self._is_sealed(one)] + order[at:] + order[:at]
         free = (one for one in order if self.whole(one) not in self._blocked or self._is_sealed(one))
         return next((one for one in free if one not in self.positions and one not in self._drained), None)

@@ -103,10 +103,16 @@ class ClientTransaction:
                 await done(participant.update_tx(self.transaction))
 
     async def next_batch(
-        self, rotation: Rotation, group: str, limit: int | None, order: str, max_deliveries: int | None = None
+        self,
+        rotation: Rotation,
+        group: str,
+        limit: int | None,
+        order: str,
+        max_deliveries: int | None = None,
+        most: int | None = None,
     ) -> tuple[TopicId, GroupClaims, ClaimedBatch] | None:
-        """Claim the next messages of the first of some topics that has any."""
-        async for topic in rotation.round():
+        """Claim the next messages of the first of some topics that has any; ``most`` of them are asked."""
+        async for topic in rotation.round(most):
             claims = await self.claims(topic, group, rotation.beside(topic))
             with self._step():
                 try:

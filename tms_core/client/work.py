@@ -15,7 +15,7 @@ from itertools import cycle
 
 from tms_core.client import calls
 from tms_core.client.calls import Topic
-from tms_core.client.consuming import FAILED, IDLE, PASSING, WAIT_SECONDS, Consuming, Feed, ReadPlan
+from tms_core.client.consuming import FAILED, IDLE, PASSING, WAIT_SECONDS, Consuming, MessageBatches, ReadPlan
 from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.core import Core, Reading
 from tms_core.client.messages import Message
@@ -48,6 +48,8 @@ _, COMMITTED, UNORDERED = READS
 UNORDERED_BATCH = 100
 #: Nothing of the batch is visible, and it comes again.
 _COMES_AGAIN = (*PASSING, Conflict, ConsumerConflict, Invalidated, NotInProgress, PartitionsChanged)
+#: How many of several topics are asked in a row. Others hold those that have messages, mostly, so that it pays to wait.
+_ASKED_TOGETHER = 4
 #: How long the server waits for a message of one topic of several before the next has its turn.
 _WAIT_IN_TURN_SECONDS = 1
 
@@ -171,11 +173,11 @@ class Worker:
         options = self._options
         self._current = current = await self._begin()
         most = options.max_deliveries
-        found = await current.next_batch(self._topics, self._group, options.batch, options.order, most)
+        found = await current.next_batch(self._topics, self._group, options.batch, options.order, most, _ASKED_TOGETHER)
         if found is None:
             await self.give_back()
             places = {topic: place for topic, place in self._topics.positions.items() if place is not None}
-            if not places or len(places) < len(self._topics.positions):
+            if not places or len(places) < len(self._topics.positions) or not self._topics.is_complete:
                 await self._wait(IDLE, None)
             else:
                 await self._until_there_is_something(places)
@@ -321,7 +323,7 @@ def beginning(
     return begin
 
 
-def reading(core: Core, plan: ReadPlan, read: str, service: TransactionClient, limits: Limits) -> Feed:
+def reading(core: Core, plan: ReadPlan, read: str, service: TransactionClient, limits: Limits) -> MessageBatches:
     """What reads a topic for ever.
 
     Args:

@@ -95,7 +95,7 @@ class ConsumerRegistry:
             begin = None
             # Looked at again behind the write: what is announced later, the janitor asks this consumer for first.
             while begin != (begin := retention.begin(self._side, metadata, message)):
-                since = cutoff_at(metadata, now_ms, self._shelf.floor, begin.publish_ms)
+                since = cutoff_at(metadata, now_ms, self._shelf.floor, begin.publish_ms, self._shelf.lifetime_ms)
                 after = Position(name, begin, self._heard_ms(metadata, begin, now_ms), since.ms)
                 self._positions.move(metadata, former, after, deletes=claims)
                 former = after

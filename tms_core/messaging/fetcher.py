@@ -62,6 +62,7 @@ class Shelf(NamedTuple):
         cached_ms: how old rows may be that a reader in a transaction takes from the cache.
         first_reads: notes when messages are first read.
         floor: what makes messages live on after their topic's ttl; None: nothing does.
+        lifetime_ms: how long after its begin a transaction may write.
     """
 
     store: Store
@@ -72,6 +73,7 @@ class Shelf(NamedTuple):
     cached_ms: int
     first_reads: FirstReads
     floor: Floor | None = None
+    lifetime_ms: int = 0
 
 
 class Fetch:
@@ -96,7 +98,7 @@ class Fetch:
         self._transaction = request.transaction
         self._left = request.limit
         self._left_bytes = request.limit_bytes
-        cutoff = cutoff_at(topic, shelf.clock.now_ms(), shelf.floor, _from_ms(request))
+        cutoff = cutoff_at(topic, shelf.clock.now_ms(), shelf.floor, _from_ms(request), shelf.lifetime_ms)
         self._at, self._inside = _start(request, cutoff)
         self._end = self._behind = self._line.ids.end
         self._undecided = False
@@ -253,7 +255,7 @@ class Fetch:
         """The first position of a run that no ttl of its own has taken; they come due in order."""
         first = run.first
         if run.ttl_ms is not None:
-            now_ms = self._shelf.clock.now_ms()
+            now_ms = self._expiring_ms()
             while first < run.stop and expires_ms(first, run.ttl_ms) <= now_ms:
                 first += 1
         return first
@@ -350,13 +352,17 @@ class Fetch:
     def _gone(self, keys: list[bytes]) -> frozenset[bytes]:
         """Those of some rows, in key order, that a ttl of their own has taken."""
         expiries, start = self._shelf.expiries, keys[0] if keys else None
-        now_ms = self._shelf.clock.now_ms()
+        now_ms = self._expiring_ms()
         gone: set[bytes] = set()
         while expiries is not None and start is not None:
             page = expiries.between(start, keys[-1] + b"\0", MAX_PAGE_ROWS)
             gone.update(key for key, moment_ms in page.items if moment_ms <= now_ms)
             start = page.resume
         return frozenset(gone)
+
+    def _expiring_ms(self) -> int:
+        """The moment by which ttls of messages' own are judged."""
+        return self._shelf.clock.now_ms() - (self._shelf.lifetime_ms if self._topic.holds_transactions else 0)
 
     def _limited(self, messages: Messages) -> Messages:
         """As many as are still wanted."""

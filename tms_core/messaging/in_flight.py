@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from threading import Condition
 
 from tms_core.errors import Unavailable
-from tms_core.messaging.producer_rows import Producer
+from tms_core.messaging.producer_rows import ProducerName
 
 #: How long a new instance waits for what older ones have under way, in seconds.
 _WAIT_SECONDS = 30
@@ -19,10 +19,10 @@ class InFlight:
 
     def __init__(self) -> None:
         self._busy: set[bytes] = set()
-        self._generations: Counter[tuple[Producer, int]] = Counter()
+        self._generations: Counter[tuple[ProducerName, int]] = Counter()
         self._changed = Condition()
 
-    def begin(self, key: bytes, producer: Producer, generation: int) -> None:
+    def begin(self, key: bytes, producer: ProducerName, generation: int) -> None:
         """A request is under way, whether its generation counts or not.
 
         Raises:
@@ -34,7 +34,7 @@ class InFlight:
             self._busy.add(key)
             self._generations[producer, generation] += 1
 
-    def end(self, key: bytes, producer: Producer, generation: int) -> None:
+    def end(self, key: bytes, producer: ProducerName, generation: int) -> None:
         """It is written, or never will be."""
         with self._changed:
             self._busy.discard(key)
@@ -57,7 +57,7 @@ class InFlight:
                 self._busy.discard(key)
                 self._changed.notify_all()
 
-    def wait_for_older(self, producer: Producer, generation: int) -> None:
+    def wait_for_older(self, producer: ProducerName, generation: int) -> None:
         """Return when nothing of generations before this one is under way; what comes from now on is refused."""
 
         def is_over() -> bool:

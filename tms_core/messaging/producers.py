@@ -23,10 +23,10 @@ from tms_core.messaging.producer_rows import (
     LABEL_BYTES,
     NO_INSTANCE,
     Begun,
-    Outcome,
-    Producer,
+    ProducerName,
     Registration,
     Request,
+    TransactionOutcome,
     begun_by,
     last_of,
     next_generation,
@@ -76,7 +76,7 @@ class Admitted(NamedTuple):
     """
 
     sent: Sent
-    producer: Producer
+    producer: ProducerName
     key: bytes
     former: Request | None
     written: bool
@@ -226,7 +226,7 @@ class Producers:
         """
         self._rows.forget_old(now_ms)
         found: list[Admitted | TmsError] = []
-        held: list[tuple[bytes, Producer, int]] = []
+        held: list[tuple[bytes, ProducerName, int]] = []
         try:
             for sent, pointer, number in batch:
                 try:
@@ -273,10 +273,19 @@ class Producers:
             self._written.clear()
         self._written[admitted.key] = Request(admitted.sent.generation, admitted.sent.sequence, first, number)
 
-    def is_void(self, producer: Producer, pointer: int) -> bool:
+    def is_void(self, producer: ProducerName, pointer: int) -> bool:
         """Whether a transaction was rolled back by its producer."""
         value = self._rows.get(key := producer.begun_key(pointer))
         return value is not None and Begun.parse(key, value).void
+
+    def require_newest(self, sent: Sent) -> None:
+        """Return if the instance counts that sends a request.
+
+        Raises:
+            ProducerFenced: it does not.
+            TmsError: what it names is not there, or the store failed.
+        """
+        self._require_newest(self._named(sent.home, sent.name), sent.generation)
 
     def is_processed(self, topic: TopicMetadata, at: int) -> bool:
         """Whether rows up to a position may be gone because all consumers have processed them (rule L7)."""
@@ -284,19 +293,25 @@ class Producers:
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
-    def _named(self, home: TopicId, name: str) -> Producer:
+    def _named(self, home: TopicId, name: str) -> ProducerName:
         if not NAME.fullmatch(name):
             raise BadRequest(f"{name!r} cannot be a producer.", "Use at most 255 letters, digits, '_' and '-'.")
-        return Producer.of(self._topics.get(home), name)
+        return ProducerName.of(self._topics.get(home), name)
 
-    def _admit(self, sent: Sent, producer: Producer, key: bytes, pointer: int | None, number: int) -> Admitted:
+    def _admit(self, sent: Sent, producer: ProducerName, key: bytes, pointer: int | None, number: int) -> Admitted:
         """What is known of a producer that counts.
 
         Raises:
             ProducerFenced: a newer one counts, or none.
             TransactionEnded: its transaction was rolled back.
-            BadRequest: a later request was done, or it is another one under the same number.
+            BadRequest: a later request was done, or it is another one under the same number; or another server may lead
+                the topic than the one that registers the producer's instances, which waits for what is under way here.
         """
+        if not self._side.have_one_leader(producer.key, key):
+            raise BadRequest(
+                f"Producer {sent.name} of {sent.home} cannot publish to this topic: they are of different slots.",
+                "Register a producer at this topic, or set server.leader.slots to 1.",
+            )
         if not 0 < sent.sequence <= LONG_MAX or len(sent.label.encode()) > LABEL_BYTES:
             raise BadRequest("A sequence number is at least 1, and a label has 1,000 bytes at most.", "Send others.")
         self._require_newest(producer, sent.generation)
@@ -335,12 +350,12 @@ class Producers:
             return begun.void or not self._transactions.is_in_progress(begun.pointer)
         return begun.void or transaction_ms(begun.pointer) + self._max_lifetime_ms < self._clock.now_ms()
 
-    def _require_newest(self, producer: Producer, generation: int) -> None:
+    def _require_newest(self, producer: ProducerName, generation: int) -> None:
         # What is remembered is enough to let a request pass, since it is looked at again behind its announcement.
         if self._refusal(producer, generation, again=False) and (error := self._refusal(producer, generation)):
             raise error
 
-    def _refusal(self, producer: Producer, generation: int, *, again: bool = True) -> ProducerFenced | None:
+    def _refusal(self, producer: ProducerName, generation: int, *, again: bool = True) -> ProducerFenced | None:
         """Why an instance does not count, or None; ``again``: by what stands in the table now."""
         raw = self._rows.get(producer.key, again=again)
         known = None if raw is None else registration(raw)
@@ -357,14 +372,14 @@ class Producers:
             "Another instance has taken over; end this one.",
         )
 
-    def _known(self, producer: Producer) -> tuple[bytes, Registration]:
+    def _known(self, producer: ProducerName) -> tuple[bytes, Registration]:
         raw = self._side.get(producer.key)
         known = None if raw is None else registration(raw)
         if raw is None or known is None or known.instance == NO_INSTANCE:
             raise ProducerNotFound(f"Topic {producer.home} has no producer {producer.name}.", "See tms producer list.")
         return raw, known
 
-    def _open(self, producer: Producer) -> list[Begun]:
+    def _open(self, producer: ProducerName) -> list[Begun]:
         return [begun for _, begun in begun_by(self._side, producer) if not self._is_decided(begun)]
 
     def _change(self, key: bytes, raw: bytes | None, known: Registration, deletes: Sequence[bytes] = ()) -> None:
@@ -380,7 +395,7 @@ class Producers:
             if not is_made:
                 raise Unavailable(f"Producer {name} was changed by another server meanwhile.", "Try again.")
 
-    def _settle(self, producer: Producer, known: Registration) -> Registration:
+    def _settle(self, producer: ProducerName, known: Registration) -> Registration:
         """End what older generations have open, and write down what became of the last of it."""
         rows = [(key, begun) for key, begun in begun_by(self._side, producer) if begun.generation < known.generation]
         outcomes = [(begun, self._outcome(begun)) for _, begun in rows]
@@ -388,12 +403,12 @@ class Producers:
         self._change(producer.key, known.pack(), settled, [key for key, _ in rows])
         return settled
 
-    def _outcome(self, begun: Begun) -> Outcome:
+    def _outcome(self, begun: Begun) -> TransactionOutcome:
         manager = self._transactions
         if begun.void:
-            return Outcome.ABORTED
+            return TransactionOutcome.ABORTED
         if manager is None:
-            return Outcome.PENDING
+            return TransactionOutcome.PENDING
         if manager.invalidate(begun.pointer) or manager.status(begun.pointer) == "invalid":
-            return Outcome.ABORTED
-        return Outcome.COMMITTED
+            return TransactionOutcome.ABORTED
+        return TransactionOutcome.COMMITTED

@@ -95,7 +95,12 @@ class MessagingService:
         self._transactions = transactions
         self._allowance_ms = options.clock_allowance_seconds * 1000
         self._store = store
-        self._topics = TopicRegistry(store.metadata, options.default_ttl_seconds)
+        # With a longer ttl, rows would be shown from the cache that the janitor took while it was shorter.
+        self._topics = TopicRegistry(
+            store.metadata,
+            options.default_ttl_seconds,
+            lambda topic: self._lines.forget(lambda key: key.startswith(topic.prefix)),
+        )
         self._side = side
         self._expiries = Expiries(side) if side is not None else None
         honest = HonestClock(clock, self._allowance_ms)
@@ -116,7 +121,7 @@ class MessagingService:
         cached_ms = min(options.max_lifetime_seconds, options.grace_seconds) * 1000 // 2
         self._first_reads = FirstReads()
         self._shelf = Shelf(
-            store, self._lines, self._cache, self._expiries, honest, cached_ms, self._first_reads, floor
+            store, self._lines, self._cache, self._expiries, honest, cached_ms, self._first_reads, floor, lifetime_ms
         )
         self._consumers = self._groups = None
         if kept is not None:

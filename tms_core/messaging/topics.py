@@ -12,7 +12,7 @@ is gone at once. That is one read for each batch of messages and each fetch.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -24,10 +24,12 @@ from tms_core.tables.base import MessageReads, MetadataTable
 from tms_core.topic import (
     BY_TTL,
     CONSUMED,
+    HOLD,
     INT_MAX,
     INT_MIN,
     NAME_BYTES,
     RETENTION,
+    TRANSACTION,
     TopicId,
     TopicMetadata,
     encode_properties,
@@ -63,10 +65,14 @@ class TopicRegistry:
     Args:
         table: the metadata table.
         default_ttl_seconds: the ttl of a topic that does not say.
+        changed: called with a topic that another process has changed since it was read here.
     """
 
-    def __init__(self, table: MetadataTable, default_ttl_seconds: int) -> None:
+    def __init__(
+        self, table: MetadataTable, default_ttl_seconds: int, changed: Callable[[TopicId], object] | None = None
+    ) -> None:
         self._table = table
+        self._changed = changed
         self._defaults = {_TTL: str(default_ttl_seconds)}
         self._parsed: dict[TopicId, tuple[bytes, TopicMetadata]] = {}
 
@@ -83,6 +89,8 @@ class TopicRegistry:
             found: TopicMetadata | None = known[1]
         else:
             found = None if raw is None else self._parse(topic, raw)
+            if known is not None and self._changed is not None:
+                self._changed(topic)
         if found is None or found.deleted:
             raise TopicNotFound(f"There is no topic {topic}.", "Create it first.")
         return found
@@ -216,6 +224,8 @@ class TopicRegistry:
             )
         if wanted.get(RETENTION, BY_TTL) not in (CONSUMED, BY_TTL):
             raise BadRequest(f"retention: {wanted[RETENTION]!r} is none of its values.", "Write consumed or ttl.")
+        if wanted.get(HOLD, TRANSACTION) != TRANSACTION:
+            raise BadRequest(f"hold: {wanted[HOLD]!r} is none of its values.", "Write transaction, or leave it out.")
         size = len(encode_properties(wanted))
         if size > PROPERTIES_BYTES:
             raise BadRequest(
