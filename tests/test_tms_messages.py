@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,20 @@ def test_given_a_new_name_when_a_topic_is_made_then_it_is_shown_listed_changed_a
     assert "  retention = ttl\n" in typed("topic", "update", "shop:orders", "--retention", "ttl")[1]
     assert typed("topic", "delete", "shop:orders", "--yes")[:2] == (0, "shop:orders is deleted\n")
     assert typed("topic", "list", "shop", "--format", "json")[:2] == (0, "[]\n")
+
+
+def test_given_partitions_when_messages_are_published_with_a_key_then_they_are_in_one_of_them(
+    typed: Type, client: Client
+) -> None:
+    assert "partitions = 2" in typed("topic", "create", "keyed:visits", "--partitions", "2")[1]
+    typed("publish", "keyed:visits", "--key", "user-7", "-m", "1", "-m", "2")
+    at = zlib.crc32(b"user-7") % 2
+    assert payloads(client, f"keyed:visits-{at}") == [b"1", b"2"]
+    assert "1:2:" in typed("topic", "update", "keyed:visits", "--partitions", "3")[1]
+    typed("publish", "keyed:visits", "--transaction", "--key", "user-7", "-m", "3")
+    assert payloads(client, f"keyed:visits-f2-{zlib.crc32(b'user-7') % 3}") == [b"3"]
+    typed("topic", "delete", "keyed:visits", "--yes")
+    assert client.topics("keyed") == []
 
 
 def test_given_an_answer_of_no_when_asked_whether_to_delete_then_the_topic_stays(

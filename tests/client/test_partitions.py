@@ -86,6 +86,18 @@ def test_given_messages_published_in_the_background_then_they_are_in_partitions(
     assert sorted(payloads(client, f"{EVENTS}-0") + payloads(client, f"{EVENTS}-1")) == [b"1", b"2"]
 
 
+def test_given_a_producer_then_what_it_publishes_is_in_partitions_once(client: Client) -> None:
+    with_partitions(client, 2)
+    with client.producer(BILLS, "importer") as producer:
+        producer.publish([b"1"], topic=EVENTS, key=b"k")
+        change(client, 3)
+        producer.publish([b"2"], topic=EVENTS, key=b"k")
+        with producer.transaction() as tx:
+            tx.publish(EVENTS, [b"3"], key=b"k")
+    assert consumed(client) == [b"1"]
+    assert consumed(client) == [b"2", b"3"]
+
+
 def test_given_routes_then_each_has_a_copy_by_its_own_key_or_none_has(client: Client) -> None:
     client.create_topic(EVENTS, properties={"routes": '{"users": 2, "pages": 3}'})
     key = {"users": b"ada", "pages": b"/cart"}

@@ -54,6 +54,21 @@ def test_given_a_producer_when_another_one_comes_then_the_former_is_refused_for_
     assert (committed(client), committed(client, ORDERS)) == ([b"a"], [b"d"])
 
 
+def test_given_a_newer_instance_when_the_former_sends_in_its_transaction_then_it_is_fenced_and_not_only_late(
+    site: InProcess,
+) -> None:
+    with site.client(limits=SMALL) as client:
+        tx = client.producer(BILLS, "importer").__enter__().transaction().__enter__()
+        tx.publish(BILLS, [b"sent"])
+        client.producer(BILLS, "importer").__enter__()
+        with pytest.raises(ProducerFenced):
+            tx.publish(BILLS, [b"late"])
+        tx.roll_back()
+        with suppress(ProducerFenced):
+            tx.__exit__(None, None, None)
+        assert committed(client) == []
+
+
 def test_given_a_producer_that_is_not_registered_or_has_no_name_then_that_is_said(client: Client) -> None:
     with pytest.raises(NotInProgress, match="not registered"):
         client.producer(BILLS, "importer").publish([b"a"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -13,6 +14,7 @@ from tms_core.clock import ManualClock
 from tms_core.errors import BadRequest, MetadataError, PartitionsChanged, StoreError, TmsError, TopicExists
 from tms_core.messaging.groups import GroupPoll
 from tms_core.messaging.partitions import MOST_FAMILIES, Family, Layout, drained_by, layout_of, number_of
+from tms_core.messaging.producers import Sent
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId
 from tms_core.tables.memory import MemoryStore
@@ -272,6 +274,23 @@ def test_given_another_number_then_the_old_partitions_take_nothing_and_a_group_i
     service.manager.commit(other.held)  # type: ignore[attr-defined]
     assert polled(service, "orders-1").drained
     assert [one.payload for one in polled(service, "orders-f2-0").messages] == [b"new"]
+
+
+def test_given_a_request_of_a_producer_that_was_written_when_its_partition_is_sealed_then_a_repetition_is_answered(
+    service: MessagingService,
+) -> None:
+    service.create_topic(ORDERS, {"partitions": "1"})
+    service.create_topic(named("bills"))
+    known = service.producers.register(named("bills"), "importer", UUID(int=1))
+    first, second = (Sent(named("bills"), "importer", known.generation, number, "") for number in (1, 2))
+    service.publish(named("orders-0"), [b"1"], sent=first)
+    service.update_topic(ORDERS, {"partitions": "2"})
+    service.publish(named("orders-0"), [b"1"], sent=first)
+    with pytest.raises(PartitionsChanged):
+        service.publish(named("orders-0"), [b"2"], sent=second)
+    service.publish(named("orders-f2-0"), [b"2"], sent=second._replace(sequence=3))
+    service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
+    assert [one.payload for one in polled(service, "orders-0").messages] == [b"1"]
 
 
 def test_given_families_whose_messages_are_gone_when_the_number_changes_again_then_they_are_deleted(

@@ -15,7 +15,7 @@ from itertools import cycle
 
 from tms_core.client import calls
 from tms_core.client.calls import Topic
-from tms_core.client.consuming import FAILED, IDLE, PASSING, WAIT_SECONDS, Consuming, Feed, ReadPlan
+from tms_core.client.consuming import FAILED, IDLE, PASSING, WAIT_SECONDS, Consuming, MessageBatches, ReadPlan
 from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.core import Core, Reading
 from tms_core.client.messages import Message
@@ -323,7 +323,7 @@ def beginning(
     return begin
 
 
-def reading(core: Core, plan: ReadPlan, read: str, service: TransactionClient, limits: Limits) -> Feed:
+def reading(core: Core, plan: ReadPlan, read: str, service: TransactionClient, limits: Limits) -> MessageBatches:
     """What reads a topic for ever.
 
     Args:

@@ -304,6 +304,15 @@ class Producers:
         """Whether a transaction was rolled back by its producer."""
         return self._is_void(admitted.producer, pointer)
 
+    def require_newest(self, sent: Sent) -> None:
+        """Return if the instance counts that sends a request.
+
+        Raises:
+            ProducerFenced: it does not.
+            TmsError: what it names is not there, or the store failed.
+        """
+        self._require_newest(self._named(sent.home, sent.name), sent.generation)
+
     def is_processed(self, topic: TopicMetadata, at: int) -> bool:
         """Whether rows up to a position may be gone because all consumers have processed them (rule L7)."""
         return topic.consumed and at < announced(self._side, topic)

@@ -193,12 +193,21 @@ class Queue(ABC, Generic[R]):
                     begun.append(request.pointer)
                     found.append(request)
                 elif self._in_time(request, position(now_ms)):
-                    request.answer.set_exception(ended(request.pointer))
+                    request.answer.set_exception(self._refusal(request))
             yield found
         finally:
             if manager is not None:
                 for pointer in begun:
                     manager.end_write(pointer)
+
+    def _refusal(self, request: WriteRequest[R]) -> TmsError:
+        """Why a request of a transaction that has ended is refused: for good where a newer instance ended it."""
+        if request.sent is not None and self._context.producers is not None:
+            try:
+                self._context.producers.require_newest(request.sent)
+            except TmsError as error:
+                return error
+        return ended(request.pointer)
 
     @contextmanager
     def _sent(
