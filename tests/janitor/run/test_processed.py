@@ -14,7 +14,7 @@ from janitor.report import Report
 from tests.builders import DAY, HOUR, NOW_MS, Rig, janitor, watch
 from tests.messaging.group_desk import GROUP, ORDERS, READ_NONE
 from tms_core.clock import ManualClock
-from tms_core.consumers.retention import announced
+from tms_core.consumers.retention import announce, announced
 from tms_core.errors import StoreError
 from tms_core.messaging.groups import GroupPoll, Order
 from tms_core.messaging.model import FetchRequest
@@ -434,3 +434,19 @@ def test_given_a_processed_message_when_asked_why_then_the_rule_is_named_and_whe
     house.sweep(0)
     [missing] = house.rig.engine.why(ORDERS, first).missing
     assert [(trace.entry.rule, trace.certain) for trace in missing.taken] == [("processed", True)]
+
+
+def test_given_two_janitors_that_announce_then_the_further_one_counts(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, exchange = house.metadata(), house.side.exchange
+
+    def beaten(*given: Any) -> bool:
+        monkeypatch.setattr(house.side, "exchange", exchange)
+        announce(house.side, topic, 7)
+        return exchange(*given)
+
+    monkeypatch.setattr(house.side, "exchange", beaten)
+    announce(house.side, topic, 9)
+    announce(house.side, topic, 8)
+    assert announced(house.side, topic) == 9
