@@ -122,7 +122,7 @@ class Batch:
             self.task = partial(_attempt, sent, at, part)
             answers = [self.task() for _ in range(self._attempts)]
             # Tasks end in any order.
-            self._found[:0] = [tuple(row.values()) for row in answers[-1]]
+            self._found[:0] = [(row["at"], row["pointer"]) for row in answers[-1]]
         return self
 
     def collect(self) -> list[tuple[int, int]]:
